@@ -1,0 +1,70 @@
+"""The device an engine plans for: a frozen record, no CUDA calls.
+
+``graphfuse.runtime.device`` fills one in from the driver; ``for_arch`` gives the
+published figures of an architecture so that plans and kernels can be made for a
+chip that is not there.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """One processor that plans are made for.
+
+    kind: "cuda" or "cpu". ordinal: CUDA device number (0 for the CPU).
+    compute_capability: (major, minor); (0, 0) for the CPU. Sizes are in bytes:
+    l2_bytes, shared_memory_per_block (opt-in limit), shared_memory_per_sm.
+    """
+
+    kind: str
+    ordinal: int = 0
+    name: str = ""
+    compute_capability: tuple[int, int] = (0, 0)
+    sm_count: int = 0
+    threads_per_sm: int = 0
+    registers_per_sm: int = 0
+    shared_memory_per_block: int = 0
+    shared_memory_per_sm: int = 0
+    l2_bytes: int = 0
+
+    @property
+    def sm(self) -> int:
+        """Compute capability as one number: (9, 0) is 90, (12, 0) is 120."""
+        major, minor = self.compute_capability
+        return major * 10 + minor
+
+    @property
+    def arch(self) -> str:
+        """The name NVRTC takes, with the suffix that unlocks the chip's own instructions."""
+        return f"sm_{self.sm}{ARCH_SUFFIX.get(self.sm, '')}"
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.ordinal}"
+
+
+CPU = Device("cpu", name="CPU")
+
+# Chips whose arch-specific ("a") instructions the kernels use; others compile plain.
+ARCH_SUFFIX = {90: "a", 100: "a", 103: "a", 120: "a"}
+
+# Published figures (CUDA C++ programming guide, table of compute capabilities; SM and L2
+# counts of the largest data-centre or workstation part).
+_ARCHES = {
+    "sm_80": Device("cuda", 0, "A100", (8, 0), 108, 2048, 65536, 163 << 10, 164 << 10, 40 << 20),
+    "sm_86": Device("cuda", 0, "A40", (8, 6), 84, 1536, 65536, 99 << 10, 100 << 10, 6 << 20),
+    "sm_89": Device("cuda", 0, "L40S", (8, 9), 142, 1536, 65536, 99 << 10, 100 << 10, 96 << 20),
+    "sm_90a": Device("cuda", 0, "H200", (9, 0), 132, 2048, 65536, 227 << 10, 228 << 10, 60 << 20),
+    "sm_100a": Device("cuda", 0, "B200", (10, 0), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20),
+    "sm_103a": Device("cuda", 0, "B300", (10, 3), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20),
+    "sm_120": Device("cuda", 0, "RTX PRO 6000", (12, 0), 188, 1536, 65536, 99 << 10, 100 << 10, 128 << 20),
+}
+ARCHES = tuple(_ARCHES)
+
+
+def for_arch(arch: str) -> Device:
+    """The record of a chip by architecture name, for planning without one."""
+    try:
+        return _ARCHES[arch]
+    except KeyError:
+        raise ValueError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}") from None

@@ -1,0 +1,96 @@
+"""The data types of tensors, with cuDNN's names, and the facts about each.
+
+Leaf module: pure data, loads neither torch nor CUDA.
+"""
+
+import enum
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TypeFacts:
+    """What the rest of the library needs to know about one data type.
+
+    bits: size of one element. torch / numpy: the name in that library (numpy
+    names beyond numpy's own are those of ml_dtypes). ctype: the element type in
+    generated CUDA C++. max: largest finite value (None for integers).
+    """
+
+    bits: int
+    torch: str
+    numpy: str
+    ctype: str
+    max: float | None = None
+
+
+class data_type(enum.Enum):  # noqa: N801 - cuDNN's spelling
+    """Element type of a tensor (names of ``cudnn.data_type``)."""
+
+    NOT_SET = "not_set"
+    FLOAT = "float"
+    DOUBLE = "double"
+    HALF = "half"
+    BFLOAT16 = "bfloat16"
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
+    FP8_E8M0 = "fp8_e8m0"
+    FP4_E2M1 = "fp4_e2m1"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    INT32 = "int32"
+    INT64 = "int64"
+    BOOLEAN = "boolean"
+
+    @property
+    def facts(self) -> TypeFacts:
+        """Size, names and range; ``ValueError`` for NOT_SET."""
+        try:
+            return FACTS[self]
+        except KeyError:
+            raise ValueError(f"data_type.{self.name} has no element size: set a data type first") from None
+
+    @property
+    def bits(self) -> int:
+        return self.facts.bits
+
+    @property
+    def is_float(self) -> bool:
+        return self in FACTS and self.facts.max is not None
+
+    def nbytes(self, elements: int) -> int:
+        """Bytes that `elements` consecutive elements take (two FP4 elements share a byte)."""
+        return -(-elements * self.bits // 8)
+
+    def __repr__(self) -> str:
+        return f"data_type.{self.name}"
+
+
+FACTS: dict[data_type, TypeFacts] = {
+    data_type.FLOAT: TypeFacts(32, "float32", "float32", "float", 3.4028234663852886e38),
+    data_type.DOUBLE: TypeFacts(64, "float64", "float64", "double", 1.7976931348623157e308),
+    data_type.HALF: TypeFacts(16, "float16", "float16", "gf::half", 65504.0),
+    data_type.BFLOAT16: TypeFacts(16, "bfloat16", "bfloat16", "gf::bf16", 3.3895313892515355e38),
+    data_type.FP8_E4M3: TypeFacts(8, "float8_e4m3fn", "float8_e4m3fn", "gf::e4m3", 448.0),
+    data_type.FP8_E5M2: TypeFacts(8, "float8_e5m2", "float8_e5m2", "gf::e5m2", 57344.0),
+    data_type.FP8_E8M0: TypeFacts(8, "float8_e8m0fnu", "float8_e8m0fnu", "gf::e8m0", 2.0**127),
+    data_type.FP4_E2M1: TypeFacts(4, "float4_e2m1fn_x2", "float4_e2m1fn", "gf::e2m1", 6.0),
+    data_type.INT8: TypeFacts(8, "int8", "int8", "signed char"),
+    data_type.UINT8: TypeFacts(8, "uint8", "uint8", "unsigned char"),
+    data_type.INT32: TypeFacts(32, "int32", "int32", "int"),
+    data_type.INT64: TypeFacts(64, "int64", "int64", "long long"),
+    data_type.BOOLEAN: TypeFacts(8, "bool", "bool", "bool"),
+}
+
+BY_TORCH_NAME = {facts.torch: dtype for dtype, facts in FACTS.items()}
+BY_NUMPY_NAME = {facts.numpy: dtype for dtype, facts in FACTS.items()}
+
+
+def from_foreign(value: object) -> data_type:
+    """The data type for a ``data_type``, a torch or numpy dtype, or the name of one."""
+    if isinstance(value, data_type):
+        return value
+    name = str(getattr(value, "name", value)).removeprefix("torch.")
+    found = BY_TORCH_NAME.get(name) or BY_NUMPY_NAME.get(name)
+    if found is None:
+        raise TypeError(f"{value!r} is not a data type graphfuse knows; accepted: {', '.join(BY_TORCH_NAME)}")
+    return found

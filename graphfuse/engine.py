@@ -1,0 +1,163 @@
+"""What an engine is, and the records it exchanges with planning.
+
+An engine serves one class of facts. It judges (`why_not`), proposes knobs, and turns
+facts and knobs into something to run: a CUDA C++ kernel (`KernelEngine`) or a Python
+function (`HostEngine`). It never compiles, launches or looks at other engines.
+"""
+
+import abc
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from graphfuse.device import Device
+from graphfuse.enums import heur_mode
+from graphfuse.ir import TensorId
+
+FactsT = TypeVar("FactsT")
+KnobsT = TypeVar("KnobsT")
+
+
+@dataclass(frozen=True)
+class No:
+    """Why an engine declines: falsy, so `if engine.why_not(...)` is not the way to ask -
+    compare with None."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True)
+class NoKnobs:
+    """The knobs of an engine that has none."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Kernel argument: the address of a tensor (of the variant pack or the workspace)."""
+
+    tensor: TensorId
+
+
+@dataclass(frozen=True)
+class HostScalar:
+    """Kernel argument: a by-value tensor's number, as float32."""
+
+    tensor: TensorId
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Kernel argument: an address in the launch's own part of the workspace."""
+
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Kernel argument known when planning. ctype: "pointer", "int32", "int64" or "float32"."""
+
+    ctype: str
+    value: float | int
+
+
+Argument = Address | HostScalar | Scratch | Constant
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is started. grid 0 means there is nothing to do and nothing is launched.
+
+    grid: CTAs. block: threads a CTA. cluster: CTAs a cluster. shared_bytes: dynamic
+    shared memory a CTA. scratch_bytes: workspace the launch needs for itself, 256-byte
+    aligned. arguments: in the order of the kernel's parameters.
+    """
+
+    grid: int
+    block: int
+    arguments: tuple[Argument, ...]
+    cluster: int = 1
+    shared_bytes: int = 0
+    scratch_bytes: int = 0
+
+
+class Buffers(Protocol):
+    """What a running step sees: where the tensors of the graph are in this execute."""
+
+    def address(self, tensor: TensorId) -> int: ...
+
+    def scalar(self, tensor: TensorId) -> float: ...
+
+
+class Engine(abc.ABC, Generic[FactsT, KnobsT]):
+    """Base of all engines. Class attributes:
+
+    name: what users see and deselect by. facts: the facts class it serves.
+    knobs: its frozen dataclass of knobs. modes: the heuristic modes that ask it.
+    """
+
+    name: ClassVar[str]
+    facts: ClassVar[type]
+    knobs: ClassVar[type] = NoKnobs
+    modes: ClassVar[frozenset[heur_mode]]
+
+    @abc.abstractmethod
+    def why_not(self, facts: FactsT, device: Device) -> No | None:
+        """The first reason against, naming the tensor and the limit; None if it can."""
+
+    def propose(self, facts: FactsT, device: Device, mode: heur_mode) -> Sequence[KnobsT]:
+        """Knobs to try, best first; at least one. Never compiles."""
+        return (self.knobs(),)
+
+    def illegal(self, facts: FactsT, knobs: KnobsT, device: Device) -> No | None:
+        """Why these knobs cannot be used, for knobs that a user chose."""
+        return None
+
+    def notes(self, facts: FactsT, knobs: KnobsT, device: Device) -> tuple[str, ...]:
+        """Numerical notes of the plan: rounding, software conversions, and the like."""
+        return ()
+
+
+class KernelEngine(Engine[FactsT, KnobsT]):
+    """An engine whose work is one generated CUDA C++ kernel."""
+
+    entry: ClassVar[str]
+    """Name of the extern "C" kernel in the source."""
+
+    @abc.abstractmethod
+    def source(self, facts: FactsT, knobs: KnobsT) -> str:
+        """The complete translation unit. Pure; never depends on the number of rows."""
+
+    @abc.abstractmethod
+    def launch(self, facts: FactsT, knobs: KnobsT) -> Launch:
+        """Grid, block and arguments."""
+
+
+class HostEngine(Engine[FactsT, KnobsT]):
+    """An engine that runs from Python."""
+
+    @abc.abstractmethod
+    def run(self, facts: FactsT, knobs: KnobsT, device: Device, buffers: Buffers, stream: int) -> None:
+        """Do the work on `stream` (an address; 0 on the CPU)."""
+
+
+def knobs_to_dict(knobs: object) -> dict[str, object]:
+    """Knobs as the mapping that users see and give back."""
+    return asdict(knobs)
+
+
+def knobs_from_dict(engine: Engine, values: dict[str, object]) -> object:
+    """The engine's knobs from a mapping; ValueError names an unknown or missing knob."""
+    known = {f.name for f in fields(engine.knobs)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(f"engine {engine.name!r} has no knob {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
+    try:
+        return engine.knobs(**values)
+    except TypeError as error:
+        raise ValueError(f"engine {engine.name!r}: {error}") from None

@@ -1,0 +1,27 @@
+"""The enumerations of the public API, with cuDNN's names."""
+
+import enum
+
+
+class heur_mode(enum.Enum):  # noqa: N801 - cuDNN's spelling
+    """Which engines are asked for plans, and how they are ranked."""
+
+    OPENSOURCE = "opensource"  # generated kernels only
+    A = "a"  # generated kernels first, then what runs the rest
+    B = "b"  # as A, with each engine's wider knob space
+    FALLBACK = "fallback"  # the reference engine
+
+
+class build_plan_policy(enum.Enum):  # noqa: N801
+    """HEURISTICS_CHOICE builds the first plan that works, ALL builds every plan."""
+
+    HEURISTICS_CHOICE = "heuristics_choice"
+    ALL = "all"
+
+
+class norm_forward_phase(enum.Enum):  # noqa: N801
+    """INFERENCE writes the normalized tensor; TRAINING also the inverse RMS of each row."""
+
+    NOT_SET = "not_set"
+    INFERENCE = "inference"
+    TRAINING = "training"

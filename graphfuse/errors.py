@@ -1,0 +1,41 @@
+"""The exceptions users meet. Each message names the node or tensor, what was given and what is accepted."""
+
+
+class GraphfuseError(Exception):
+    """Base of every exception graphfuse raises on purpose."""
+
+
+class GraphNotSupportedError(GraphfuseError, NotImplementedError):
+    """No engine can run the graph; the message lists each candidate with its reason."""
+
+
+class GraphValidationError(GraphfuseError, ValueError):
+    """The graph is not well formed (shape, stride, attribute, missing property)."""
+
+
+class GraphStateError(GraphfuseError, RuntimeError):
+    """A step was called before the one it depends on (execute before build, for example)."""
+
+
+class VariantPackError(GraphfuseError, ValueError):
+    """A value given to execute does not fit the tensor it is bound to."""
+
+
+class VariantPackTypeError(VariantPackError, TypeError):
+    """A value given to execute has the wrong data type or is not a buffer at all."""
+
+
+class WorkspaceError(VariantPackError):
+    """The workspace is missing, too small, misaligned or on another device."""
+
+
+class DeviceError(GraphfuseError, RuntimeError):
+    """The requested device is not there, or the driver reported an error."""
+
+
+class ToolkitNotFoundError(GraphfuseError, RuntimeError):
+    """NVRTC or a header it needs was not found; the message lists what was tried."""
+
+
+class KernelCompileError(GraphfuseError, RuntimeError):
+    """NVRTC refused generated source: a bug in an engine. Carries the log and the source."""

@@ -1,0 +1,61 @@
+"""How a float32 value becomes each storage type, as torch code: the reference semantics.
+
+Round to nearest, ties to even, everywhere. FP8 and FP4 saturate at their largest
+finite value (infinities too); NaN stays NaN where the type has one. Functions get
+the torch module as `t`, so that importing this loads nothing.
+"""
+
+from graphfuse.dtypes import data_type
+
+_SATURATING = (data_type.FP8_E4M3, data_type.FP8_E5M2)
+
+
+def encode(t, values, dtype: data_type):
+    """`values` (float tensor) in storage form: a tensor of `dtype`, or, for FP4_E2M1, uint8
+    with two elements a byte along the last axis (whose extent must be even), the even one
+    in the low nibble."""
+    if dtype is data_type.FP4_E2M1:
+        codes = _e2m1_codes(t, values)
+        return codes[..., 0::2] | (codes[..., 1::2] << 4)
+    if dtype in _SATURATING:
+        limit = dtype.facts.max
+        values = values.clamp(-limit, limit)
+    return values.to(getattr(t, dtype.facts.torch))
+
+
+def decode(t, stored, dtype: data_type, compute):
+    """The inverse of `encode`: a tensor of the torch dtype `compute`."""
+    if dtype is data_type.FP4_E2M1:
+        codes = t.stack((stored & 15, stored >> 4), dim=-1).flatten(-2)
+        return _E2M1.as_tensor(t, stored.device, compute)[codes.long()]
+    return stored.to(compute)
+
+
+def round_to(t, values, dtype: data_type):
+    """`values` rounded to what `dtype` can hold, still in their own float type."""
+    if dtype is data_type.FP4_E2M1:
+        return _E2M1.as_tensor(t, values.device, values.dtype)[_e2m1_codes(t, values).long()]
+    return encode(t, values, dtype).to(values.dtype)
+
+
+class _E2M1:
+    """The sixteen values of FP4 E2M1 (OCP Microscaling Formats v1.0, section 5.3.3)."""
+
+    MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    # A magnitude rounds up to code k+1 beyond the midpoint of k and k+1, and at the
+    # midpoint when k is odd (ties to even).
+    MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+
+    @classmethod
+    def as_tensor(cls, t, device, dtype):
+        return t.tensor(cls.MAGNITUDES + tuple(-m for m in cls.MAGNITUDES), device=device, dtype=dtype)
+
+
+def _e2m1_codes(t, values):
+    magnitude = values.abs()
+    code = t.zeros(values.shape, dtype=t.uint8, device=values.device)
+    for k, midpoint in enumerate(_E2M1.MIDPOINTS):
+        code += (magnitude >= midpoint) if k % 2 else (magnitude > midpoint)
+    code |= t.signbit(values).to(t.uint8) << 3
+    # NaN has no code: it becomes +6, as the conversion instruction does.
+    return t.where(values.isnan(), t.full_like(code, 7), code)
