@@ -1,0 +1,1 @@
+"""graphfuse: a cuDNN-frontend-style graph fusion engine."""

@@ -1,0 +1,1 @@
+"""Access to CUDA: devices, NVRTC, the kernel cache, launches and buffers."""
