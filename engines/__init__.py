@@ -1,1 +1,5 @@
-"""First-party engines."""
+"""First-party engines, in order of preference."""
+
+from graphfuse.engines.reference import ReferenceEngine
+
+ALL = (ReferenceEngine(),)

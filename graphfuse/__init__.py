@@ -1,1 +1,73 @@
-"""graphfuse: a cuDNN-frontend-style graph fusion engine."""
+"""graphfuse: a cuDNN-frontend-style graph fusion engine.
+
+Build an op graph with ``pygraph``, ``build`` it, ``execute`` it. Importing this loads
+neither torch nor CUDA; names beyond the plain data come in when first used.
+"""
+
+from graphfuse.dtypes import data_type
+from graphfuse.enums import build_plan_policy, heur_mode, norm_forward_phase
+from graphfuse.errors import (
+    DeviceError,
+    GraphfuseError,
+    GraphNotSupportedError,
+    GraphStateError,
+    GraphTypeError,
+    GraphValidationError,
+    KernelCompileError,
+    PluginError,
+    ToolkitNotFoundError,
+    VariantPackError,
+    VariantPackTypeError,
+    WorkspaceError,
+)
+
+__version__ = "0.1.0"
+
+cudnnGraphNotSupportedError = GraphNotSupportedError  # noqa: N816 - cuDNN's spelling
+
+_LAZY = {
+    "pygraph": "graphfuse.graph",
+    "Tensor": "graphfuse.tensor",
+    "Handle": "graphfuse.runtime.handle",
+    "create_handle": "graphfuse.runtime.handle",
+    "destroy_handle": "graphfuse.runtime.handle",
+    "set_stream": "graphfuse.runtime.handle",
+    "get_stream": "graphfuse.runtime.handle",
+    "fused_rmsnorm_silu": "graphfuse.functional",
+}
+
+__all__ = [
+    "DeviceError",
+    "GraphNotSupportedError",
+    "GraphStateError",
+    "GraphTypeError",
+    "GraphValidationError",
+    "GraphfuseError",
+    "Handle",
+    "KernelCompileError",
+    "PluginError",
+    "Tensor",
+    "ToolkitNotFoundError",
+    "VariantPackError",
+    "VariantPackTypeError",
+    "WorkspaceError",
+    "build_plan_policy",
+    "create_handle",
+    "cudnnGraphNotSupportedError",
+    "data_type",
+    "destroy_handle",
+    "fused_rmsnorm_silu",
+    "get_stream",
+    "heur_mode",
+    "norm_forward_phase",
+    "pygraph",
+    "set_stream",
+]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'graphfuse' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

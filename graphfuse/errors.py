@@ -13,6 +13,10 @@ class GraphValidationError(GraphfuseError, ValueError):
     """The graph is not well formed (shape, stride, attribute, missing property)."""
 
 
+class GraphTypeError(GraphValidationError, TypeError):
+    """An argument of a graph method has the wrong Python type."""
+
+
 class GraphStateError(GraphfuseError, RuntimeError):
     """A step was called before the one it depends on (execute before build, for example)."""
 
@@ -39,3 +43,7 @@ class ToolkitNotFoundError(GraphfuseError, RuntimeError):
 
 class KernelCompileError(GraphfuseError, RuntimeError):
     """NVRTC refused generated source: a bug in an engine. Carries the log and the source."""
+
+
+class PluginError(GraphfuseError, RuntimeError):
+    """An installed package offers a pattern or engine that cannot be used."""

@@ -46,7 +46,7 @@ class Op:
     GraphValidationError with a message that the caller prefixes with the node.
     reference(t, inputs by port, attributes) -> outputs by port, on float tensors
     broadcast as torch does. cuda: for pointwise ops, a C++ expression of float
-    with {port} and {attribute} slots.
+    with {port} and {attribute} slots. absent(attributes): output ports not written.
     """
 
     name: str
@@ -57,15 +57,11 @@ class Op:
     reference: Callable[..., Mapping[str, object]]
     attributes: tuple[Attribute, ...] = ()
     cuda: str | None = None
+    absent: Callable[[Mapping[str, object]], frozenset[str]] = lambda attributes: frozenset()
 
     @property
     def pointwise(self) -> bool:
         return self.cuda is not None
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Keyword names of the graph method: input ports, then attributes."""
-        return tuple(p.name for p in self.inputs) + tuple(a.name for a in self.attributes)
 
 
 def _broadcast(shapes: Mapping[str, Shape], _: Mapping[str, object]) -> dict[str, Shape]:
@@ -94,6 +90,8 @@ def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Mapping[str, object
         raise GraphValidationError(
             f"scale must have the rank of input {list(x)} with each extent 1 or input's, got {list(scale)}"
         )
+    if any(e == 0 for e, s in zip(x, scale, strict=True) if s != 1):
+        raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
     if "bias" in shapes and shapes["bias"] != scale:
         raise GraphValidationError(f"bias must have scale's shape {list(scale)}, got {list(shapes['bias'])}")
     if any(e != 1 for e in shapes["epsilon"]):
@@ -105,6 +103,11 @@ def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Mapping[str, object
         axes = _rmsnorm_axes(x, scale)
         out["inv_variance"] = tuple(1 if axis in axes else e for axis, e in enumerate(x))
     return out
+
+
+def _rmsnorm_absent(attributes: Mapping[str, object]) -> frozenset[str]:
+    training = attributes["norm_forward_phase"] is norm_forward_phase.TRAINING
+    return frozenset() if training else frozenset({"inv_variance"})
 
 
 def _rmsnorm(t, x, a) -> dict[str, object]:
@@ -122,7 +125,7 @@ BLOCK_FORMATS = {16: (data_type.FP4_E2M1, data_type.FP8_E4M3)}
 """Block size -> (element type, scale type) that block_scale_quantize makes."""
 
 
-def _quantize_axis(shape: Shape, attributes: Mapping[str, object]) -> int:
+def quantize_axis(shape: Shape, attributes: Mapping[str, object]) -> int:
     """The axis blocks run along: the one asked for, else the last that is not 1."""
     axis = attributes["axis"]
     if axis is None:
@@ -139,7 +142,7 @@ def _quantize_shapes(shapes: Mapping[str, Shape], attributes: Mapping[str, objec
         raise GraphValidationError(f"block_size {block} is not supported; accepted: {sorted(BLOCK_FORMATS)}")
     if attributes["transpose"]:
         raise GraphValidationError("transpose=True is not supported; accepted: False")
-    axis = _quantize_axis(x, attributes)
+    axis = quantize_axis(x, attributes)
     if x[axis] % block:
         raise GraphValidationError(
             f"extent {x[axis]} of axis {axis} must be a multiple of block_size {block} (input {list(x)})"
@@ -150,7 +153,7 @@ def _quantize_shapes(shapes: Mapping[str, Shape], attributes: Mapping[str, objec
 def _quantize(t, x, a) -> dict[str, object]:
     values, block = x["input"], a["block_size"]
     element, scale_type = BLOCK_FORMATS[block]
-    axis = _quantize_axis(values.shape, a)
+    axis = quantize_axis(values.shape, a)
     blocks = values.unflatten(axis, (-1, block))
     amax = blocks.abs().amax(dim=axis + 1)
     # The scale is used as stored, so that a reader multiplying by it gets what was meant.
@@ -193,6 +196,7 @@ _TABLE = (
         attributes=(
             Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),
         ),
+        absent=_rmsnorm_absent,
     ),
     Op(
         "block_scale_quantize",

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 from graphfuse.dtypes import data_type
-from graphfuse.ir import TensorId
+from graphfuse.engine import No
+from graphfuse.ir import Tensor, TensorId
+from graphfuse.match import Match, Pattern, PatternGraph
+from graphfuse.ops import quantize_axis
 from graphfuse.pointwise import Program, Scalar
 
 
@@ -51,3 +54,82 @@ class RmsNormFacts:
     inverse_rms: View | None = None
     block_scale: View | None = None
     block_size: int = 0
+
+
+def template(g: PatternGraph):
+    y, inverse_rms = norm(g)
+    return {"output": g.tail(y, ends=("block_scale_quantize",)), "inverse_rms": inverse_rms}
+
+
+def norm(g: PatternGraph):
+    """The normalization that every pattern of this family starts with."""
+    return g.rmsnorm(
+        input=g.capture("input"),
+        scale=g.capture("scale"),
+        epsilon=g.capture("epsilon"),
+        bias=g.capture("bias", optional=True),
+    )
+
+
+def facts(match: Match) -> RmsNormFacts | No:
+    """What the match computes, as rows x columns; No if a tensor cannot be seen that way."""
+    graph, end = match.graph, match.end
+    tensors = {name: graph.tensors[t] for name, t in match.tensors.items()}
+    x, scale = tensors["input"], tensors["scale"]
+    columns = tuple(axis for axis, extent in enumerate(scale.dim) if extent != 1)
+    extent = 1
+    for axis in columns:
+        extent *= x.dim[axis]
+    if end is not None:
+        axis = quantize_axis(x.dim, dict(end.attributes))
+        if axis not in columns[-1:]:
+            return No(f"{end} quantizes along axis {axis}, not along the last normalized axis of {list(columns)}")
+        tensors["output"] = graph.tensors[end.output("Y")]
+        tensors["block_scale"] = graph.tensors[end.output("scale")]
+    epsilon = tensors.pop("epsilon")
+    views = {name: view(tensor, columns) for name, tensor in tensors.items()}
+    for found in views.values():
+        if isinstance(found, No):
+            return found
+    norm = match.node("rmsnorm")
+    return RmsNormFacts(
+        node=norm.name,
+        rows=x.elements // extent if extent else 0,
+        columns=extent,
+        input=views["input"],
+        weight=views["scale"],
+        bias=views.get("bias"),
+        epsilon=Scalar(epsilon.id, epsilon.name, epsilon.dtype, epsilon.by_value),
+        epilogue=match.program(norm.output("Y")),
+        output=views["output"],
+        inverse_rms=views.get("inverse_rms"),
+        block_scale=views.get("block_scale"),
+        block_size=end.attribute("block_size") if end else 0,
+    )
+
+
+def view(tensor: Tensor, columns: tuple[int, ...]) -> View | No:
+    """`tensor` as rows x columns, the axes in `columns` being the columns."""
+    axes = range(len(tensor.dim))
+    rows = merge((tensor.dim[a], tensor.stride[a]) for a in axes if a not in columns)
+    packed = merge((tensor.dim[a], tensor.stride[a]) for a in columns)
+    if len(packed) > 1:
+        return No(f"{tensor}: the normalized axes {list(columns)} are not one run of elements with one stride")
+    return View(tensor.id, tensor.name, tensor.dtype, rows, packed[0][1] if packed else 1, tensor.alignment)
+
+
+def merge(axes) -> tuple[tuple[int, int], ...]:
+    """(extent, stride) pairs, outermost first, with neighbours joined where one stride serves
+    both and extents of 1 left out."""
+    merged: list[tuple[int, int]] = []
+    for extent, stride in axes:
+        if extent == 1:
+            continue
+        if merged and merged[-1][1] == extent * stride:
+            merged[-1] = (merged[-1][0] * extent, stride)
+        else:
+            merged.append((extent, stride))
+    return tuple(merged)
+
+
+PATTERN = Pattern("rmsnorm", template, facts)

@@ -1,0 +1,107 @@
+"""Any graph, by the op table's reference semantics in torch: mode FALLBACK, and what runs without a GPU."""
+
+import ctypes
+
+from graphfuse import rounding
+from graphfuse.device import Device
+from graphfuse.dtypes import data_type
+from graphfuse.engine import Buffers, HostEngine, No, NoKnobs
+from graphfuse.enums import heur_mode
+from graphfuse.ir import Subgraph, Tensor
+
+
+class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
+    """Runs node by node in each node's compute type, on the CPU or the GPU.
+
+    Values between nodes are not rounded; inputs are read and outputs rounded once, by
+    ``graphfuse.rounding``.
+    """
+
+    name = "reference"
+    facts = Subgraph
+    modes = frozenset({heur_mode.A, heur_mode.B, heur_mode.FALLBACK})
+
+    def why_not(self, facts: Subgraph, device: Device) -> No | None:
+        return None
+
+    def notes(self, facts: Subgraph, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
+        return ("reference: torch operations one by one, values between nodes kept in the compute type",)
+
+    def run(self, facts: Subgraph, knobs: NoKnobs, device: Device, buffers: Buffers, stream: int) -> None:
+        import torch
+
+        with _on(torch, device, stream):
+            values: dict[int, object] = {}
+            for node in facts.nodes:
+                compute = getattr(torch, node.compute.facts.torch)
+                for _, t in node.inputs:
+                    if t not in values:
+                        values[t] = _load(torch, facts.graph.tensors[t], device, buffers, compute)
+                inputs = {port: values[t].to(compute) for port, t in node.inputs}
+                results = node.op.reference(torch, inputs, dict(node.attributes))
+                values.update({t: results[port] for port, t in node.outputs})
+            for t in facts.outputs:
+                _store(torch, facts.graph.tensors[t], device, buffers, values[t])
+
+
+def _on(torch, device: Device, stream: int):
+    if device.kind == "cpu":
+        return torch.device("cpu")
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device.ordinal))
+
+
+def _load(torch, t: Tensor, device: Device, buffers: Buffers, compute):
+    if t.by_value:
+        return torch.full(t.dim, buffers.scalar(t.id), dtype=compute, device=str(device))
+    return rounding.decode(torch, _view(torch, t, device, buffers), t.dtype, compute)
+
+
+def _store(torch, t: Tensor, device: Device, buffers: Buffers, values) -> None:
+    packed = _packed_axis(t)
+    if packed is None:
+        _view(torch, t, device, buffers).copy_(rounding.encode(torch, values, t.dtype))
+        return
+    # The packed axis goes last, where encode packs, and the view's axes are moved to match.
+    codes = rounding.encode(torch, values.movedim(packed, -1), t.dtype)
+    _view(torch, t, device, buffers).copy_(codes)
+
+
+def _packed_axis(t: Tensor) -> int | None:
+    """The axis along which two elements share a byte; None for types of whole bytes."""
+    if t.dtype is not data_type.FP4_E2M1:
+        return None
+    return next(axis for axis, (e, s) in enumerate(zip(t.dim, t.stride, strict=True)) if e > 1 and s == 1)
+
+
+def _view(torch, t: Tensor, device: Device, buffers: Buffers):
+    """A torch tensor over the bytes of `t`: of its dtype, or, for FP4, uint8 with the packed axis last and halved."""
+    dim, stride, dtype = t.dim, t.stride, getattr(torch, t.dtype.facts.torch, None)
+    axis = _packed_axis(t)
+    if axis is not None:
+        order = [a for a in range(len(dim)) if a != axis]
+        dim = (*(dim[a] for a in order), dim[axis] // 2)
+        stride = (*(stride[a] // 2 for a in order), 1)
+        dtype = torch.uint8
+    if 0 in dim:
+        return torch.empty(dim, dtype=dtype, device=str(device))
+    raw = _bytes(torch, buffers.address(t.id), t.nbytes, device)
+    return raw.view(dtype).as_strided(dim, stride)
+
+
+def _bytes(torch, address: int, size: int, device: Device):
+    if device.kind == "cpu":
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+    return torch.as_tensor(_CudaBytes(address, size), device=str(device))
+
+
+class _CudaBytes:
+    """Device memory that torch wraps without copying."""
+
+    def __init__(self, address: int, size: int):
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+        }

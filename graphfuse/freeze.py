@@ -1,0 +1,131 @@
+"""From the user's graph to the frozen IR: shapes, strides and data types inferred, everything checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graphfuse import ir, verify
+from graphfuse.dtypes import data_type
+from graphfuse.errors import GraphValidationError
+from graphfuse.ops import Port
+from graphfuse.tensor import Tensor
+
+if TYPE_CHECKING:
+    from graphfuse.graph import NodeRecord, pygraph
+
+COMPUTE_TYPES = (data_type.FLOAT, data_type.DOUBLE)
+
+
+def freeze(graph: pygraph) -> ir.Graph:
+    """The IR of `graph`. Writes inferred dim, stride and data type back to the user's tensors."""
+    if not graph.nodes:
+        raise GraphValidationError(f"graph {graph.name!r} has no nodes")
+    for t in graph.tensors:
+        t.clear_inferred()
+    written = {id(t) for node in graph.nodes for t in node.outputs.values()}
+    for t in graph.tensors:
+        if id(t) not in written:
+            _infer_data_type(graph, t, None)
+    for node in graph.nodes:
+        _infer(graph, node)
+    absent = {id(node.outputs[port]) for node in graph.nodes for port in node.op.absent(node.attributes)}
+    kept = [t for t in graph.tensors if id(t) not in absent]
+    ids = {id(t): i for i, t in enumerate(kept)}
+    tensors = tuple(_freeze_tensor(i, t) for i, t in enumerate(kept))
+    nodes = tuple(_freeze_node(node, ids) for node in graph.nodes)
+    frozen = ir.Graph(graph.name, tensors, nodes)
+    verify.check_ir(frozen)
+    _check_live(frozen)
+    return frozen
+
+
+def _infer(graph: pygraph, node: NodeRecord) -> None:
+    where = f"node {node.name!r} ({node.op.name})"
+    if node.compute not in COMPUTE_TYPES:
+        raise GraphValidationError(
+            f"{where}: compute data type is {node.compute.name}; accepted: {', '.join(c.name for c in COMPUTE_TYPES)}"
+        )
+    shapes = {port: tuple(t.get_dim()) for port, t in node.inputs.items()}
+    try:
+        inferred = node.op.infer(shapes, node.attributes)
+    except GraphValidationError as error:
+        raise GraphValidationError(f"{where}: {error}") from None
+    ports = {p.name: p for p in node.op.outputs}
+    for port, t in node.outputs.items():
+        if port in node.op.absent(node.attributes):
+            if not t.get_is_virtual():
+                raise GraphValidationError(f"{where}: {port} is marked as output, but with {_given(node)} the node does not write it")
+            continue
+        shape = tuple(inferred[port])
+        if not t.get_dim():
+            t.inferred_dim = shape
+        elif tuple(t.get_dim()) != shape:
+            raise GraphValidationError(f"{where}: {port} has dim {t.get_dim()}, but the node makes {list(shape)}")
+        if not t.get_stride():
+            t.inferred_stride = _stride_like(shape, next(iter(node.inputs.values())))
+        _infer_data_type(graph, t, ports[port])
+
+
+def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
+    """Packed, with the axes in the source's order of strides (so NHWC stays NHWC)."""
+    from graphfuse.graph import packed_stride
+
+    if len(source.get_dim()) != len(dim):
+        return packed_stride(dim)
+    strides = source.get_stride()
+    # Extents of 1 say nothing about the order: keep them where they stand among equals.
+    order = sorted(range(len(dim)), key=lambda axis: (-strides[axis] if dim[axis] != 1 else 0, axis))
+    return packed_stride(dim, order)
+
+
+def _infer_data_type(graph: pygraph, t: Tensor, port: Port | None) -> None:
+    if t.get_data_type() is not data_type.NOT_SET:
+        return
+    if port is not None and port.dtype is not None:
+        t.inferred_data_type = port.dtype
+    else:
+        t.inferred_data_type = graph.intermediate_data_type if t.get_is_virtual() else graph.io_data_type
+    if t.get_data_type() is data_type.NOT_SET:
+        which = "intermediate_data_type" if t.get_is_virtual() else "io_data_type"
+        raise GraphValidationError(
+            f"tensor {t.get_name()!r} has no data type: call set_data_type, or give the graph an {which}"
+        )
+
+
+def _freeze_tensor(number: int, t: Tensor) -> ir.Tensor:
+    return ir.Tensor(
+        id=number,
+        uid=t.get_uid(),
+        name=t.get_name(),
+        dtype=t.get_data_type(),
+        dim=tuple(t.get_dim()),
+        stride=tuple(t.get_stride()),
+        virtual=t.get_is_virtual(),
+        by_value=t.get_is_pass_by_value(),
+        value=t.value,
+        alignment=t.get_byte_alignment(),
+    )
+
+
+def _freeze_node(node: NodeRecord, ids: dict[int, int]) -> ir.Node:
+    absent = node.op.absent(node.attributes)
+    return ir.Node(
+        name=node.name,
+        op_name=node.op.name,
+        inputs=tuple((port, ids[id(t)]) for port, t in node.inputs.items()),
+        outputs=tuple((port, ids[id(t)]) for port, t in node.outputs.items() if port not in absent),
+        attributes=tuple(node.attributes.items()),
+        compute=node.compute,
+    )
+
+
+def _given(node: NodeRecord) -> str:
+    return ", ".join(f"{name}={value}" for name, value in node.attributes.items())
+
+
+def _check_live(graph: ir.Graph) -> None:
+    if not graph.outputs:
+        raise GraphValidationError(f"graph {graph.name!r} has no output: call set_output(True) on what it should write")
+    for node in graph.nodes:
+        if all(graph.tensors[t].virtual and t not in graph.consumers for _, t in node.outputs):
+            raise GraphValidationError(f"{node}: nothing reads its result; call set_output(True) on it or leave it out")

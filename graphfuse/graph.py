@@ -1,0 +1,356 @@
+"""The graph a user builds, plans and executes: cuDNN frontend's ``pygraph`` in names and order of steps.
+
+    build_operation_graph -> create_execution_plans -> check_support -> build_plans -> execute
+
+This file records what the user says and keeps the order of steps; the work is done
+by ``freeze`` (inference), ``plan`` (matching and ranking) and ``runtime`` (execution).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphfuse import dtypes, vocabulary
+from graphfuse.dtypes import data_type
+from graphfuse.enums import build_plan_policy, heur_mode
+from graphfuse.errors import GraphNotSupportedError, GraphStateError, GraphTypeError, GraphValidationError
+from graphfuse.ops import Op
+from graphfuse.tensor import Tensor
+
+if TYPE_CHECKING:
+    from graphfuse import ir
+    from graphfuse.planner import Planner
+    from graphfuse.runtime.handle import Handle
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A node as the user made it."""
+
+    name: str
+    op: Op
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    attributes: Mapping[str, object]
+    compute: data_type
+
+
+def _add_node(graph: pygraph, op: Op, given: dict[str, object], compute_data_type, name: str):
+    return graph._add(op, given, compute_data_type, name)
+
+
+@vocabulary.methods(_add_node, {"compute_data_type": data_type.NOT_SET, "name": ""})
+class pygraph:  # noqa: N801 - cuDNN's spelling
+    """A graph of tensors and operations.
+
+    io_data_type: of tensors that are given or output and set none of their own.
+    intermediate_data_type: likewise of virtual tensors. compute_data_type: what nodes
+    compute in (FLOAT or DOUBLE). handle: device and stream to plan and run on; without
+    one, the device current when ``build_operation_graph`` is called.
+    """
+
+    def __init__(
+        self,
+        name: str = "graph",
+        io_data_type=data_type.NOT_SET,
+        intermediate_data_type=data_type.NOT_SET,
+        compute_data_type=data_type.FLOAT,
+        handle: Handle | None = None,
+    ):
+        self.name = name
+        self.handle = handle
+        self.io_data_type = dtypes.from_foreign(io_data_type)
+        self.intermediate_data_type = dtypes.from_foreign(intermediate_data_type)
+        self.compute_data_type = dtypes.from_foreign(compute_data_type)
+        self.tensors: list[Tensor] = []
+        self.nodes: list[NodeRecord] = []
+        self._uids: dict[int, Tensor] = {}
+        self._claimed: set[int] = set()
+        self._forget()
+
+    # Building the graph
+
+    def tensor(
+        self,
+        dim: Sequence[int],
+        stride: Sequence[int] | None = None,
+        data_type: object = data_type.NOT_SET,
+        is_virtual: bool = False,
+        is_pass_by_value: bool = False,
+        ragged_offset: None = None,
+        reordering_type: None = None,
+        name: str = "",
+        uid: int | None = None,
+        *,
+        byte_alignment: int = 16,
+    ) -> Tensor:
+        """A tensor that execute gets a value for. dim and stride in elements; stride defaults to row-major.
+
+        byte_alignment: what every address bound to it is a multiple of.
+        """
+        if ragged_offset is not None or reordering_type is not None:
+            raise GraphNotSupportedError(
+                f"tensor {name!r}: ragged_offset and reordering_type are not supported; leave them None"
+            )
+        t = self._new_tensor(name or f"tensor_{len(self.tensors)}").set_dim(dim)
+        t.set_stride(packed_stride(t.get_dim()) if stride is None else stride)
+        t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
+        t.set_byte_alignment(byte_alignment)
+        return t if uid is None else t.set_uid(uid)
+
+    def tensor_like(self, template: object, name: str = "", is_virtual: bool = False) -> Tensor:
+        """A tensor with the shape, strides, data type and alignment of `template`.
+
+        template: a graph tensor, a torch tensor, or any array with DLPack or an array
+        interface. A one-element array on the CPU becomes a pass-by-value scalar.
+        """
+        if isinstance(template, Tensor):
+            return self.tensor(
+                template.get_dim(),
+                template.get_stride() or None,
+                template.get_data_type(),
+                is_virtual,
+                template.get_is_pass_by_value(),
+                name=name,
+                byte_alignment=template.get_byte_alignment(),
+            )
+        from graphfuse.runtime import buffers
+
+        found = buffers.describe(template)
+        if found.dim is None:
+            raise GraphTypeError(f"tensor_like: {template!r} has no shape; give a tensor or an array")
+        scalar = found.device == "cpu" and all(extent == 1 for extent in found.dim)
+        alignment = 1 << 8 if not found.address else found.address & -found.address
+        return self.tensor(
+            found.dim or (1,),
+            found.stride or (1,),
+            found.dtype,
+            is_virtual,
+            scalar,
+            name=name,
+            byte_alignment=min(16, alignment),
+        )
+
+    def tensor_scalar(self, value: float, scalar_type: object = data_type.FLOAT, name: str = "") -> Tensor:
+        """A constant: a one-element tensor passed by value whose number is fixed in the graph."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise GraphTypeError(f"tensor_scalar: value must be an int or float, got {value!r}")
+        t = self.tensor([1], [1], scalar_type, is_pass_by_value=True, name=name)
+        t.value = float(value)
+        return t
+
+    def _new_tensor(self, name: str) -> Tensor:
+        uid = len(self.tensors) + 1
+        while uid in self._uids:
+            uid += 1
+        t = Tensor(uid, name, self._forget, self._claim_uid)
+        self._uids[uid] = t
+        self.tensors.append(t)
+        self._forget()
+        return t
+
+    def _claim_uid(self, tensor: Tensor, uid: int) -> None:
+        if isinstance(uid, bool) or not isinstance(uid, int) or uid < 0:
+            raise GraphTypeError(f"tensor {tensor.get_name()!r}: uid must be an int >= 0, got {uid!r}")
+        holder = self._uids.get(uid)
+        if holder is tensor:
+            self._claimed.add(uid)
+            return
+        if holder is not None and uid in self._claimed:
+            raise GraphValidationError(
+                f"tensor {tensor.get_name()!r}: uid {uid} belongs to tensor {holder.get_name()!r}; uids must differ"
+            )
+        del self._uids[tensor.get_uid()]
+        if holder is not None:
+            # The number was only ours to give out: its holder moves to a free one.
+            free = max(self._uids) + 1
+            holder._uid = free
+            self._uids[free] = holder
+        self._uids[uid] = tensor
+        self._claimed.add(uid)
+
+    def _add(self, op: Op, given: dict[str, object], compute_data_type, name: str):
+        name = name or f"{op.name}.{sum(node.op is op for node in self.nodes)}"
+        where = f"node {name!r} ({op.name})"
+        if any(node.name == name for node in self.nodes):
+            raise GraphValidationError(f"{where}: another node has this name; node names must differ")
+        attributes = {}
+        for a in op.attributes:
+            value = given.get(a.name, a.default)
+            if not isinstance(value, a.types) or (isinstance(value, bool) and bool not in a.types):
+                accepted = " or ".join(t.__name__ for t in a.types)
+                raise GraphTypeError(f"{where}: {a.name} must be {accepted}, got {value!r}")
+            attributes[a.name] = float(value) if a.types == (float, int) else value
+        inputs = {}
+        for port in op.inputs:
+            value = given.get(port.name)
+            if value is None and port.optional:
+                continue
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                value = self._constant(value, f"{name}::{port.name}", given.values())
+            if not isinstance(value, Tensor):
+                raise GraphTypeError(f"{where}: {port.name} must be a tensor of this graph or a number, got {value!r}")
+            if self._uids.get(value.get_uid()) is not value:
+                raise GraphValidationError(f"{where}: {port.name} ({value.get_name()!r}) belongs to another graph")
+            inputs[port.name] = value
+        compute = dtypes.from_foreign(compute_data_type)
+        compute = self.compute_data_type if compute is data_type.NOT_SET else compute
+        outputs = {p.name: self._new_tensor(f"{name}::{p.name}") for p in op.outputs}
+        self.nodes.append(NodeRecord(name, op, inputs, outputs, attributes, compute))
+        self._forget()
+        made = self._visible_outputs(self.nodes[-1])
+        return made[0] if len(op.outputs) == 1 else made
+
+    def _constant(self, value: float, name: str, siblings) -> Tensor:
+        rank = max((len(t.get_dim()) for t in siblings if isinstance(t, Tensor)), default=0) or 1
+        return self.tensor_scalar(value, name=name).set_dim([1] * rank).set_stride([1] * rank)
+
+    def _visible_outputs(self, node: NodeRecord) -> list[Tensor | None]:
+        absent = node.op.absent(node.attributes)
+        return [None if port in absent else t for port, t in node.outputs.items()]
+
+    # The steps, in cuDNN's order
+
+    def validate(self) -> None:
+        """Infer what was not set and check the whole graph; GraphValidationError says what is wrong."""
+        from graphfuse.freeze import freeze
+
+        self._ir = freeze(self)
+
+    def build_operation_graph(self, *, patterns=(), engines=()) -> None:
+        """Match patterns. patterns, engines: extra objects, or names to restrict to, for this graph."""
+        from graphfuse.planner import Planner
+
+        self._planner = Planner(self._need(self._ir, "validate"), self.handle, tuple(patterns), tuple(engines))
+
+    def create_execution_plans(self, heuristics: Sequence[heur_mode] = (heur_mode.A,)) -> None:
+        """Rank plans for each heuristic mode in turn; GraphNotSupportedError lists every engine's reason if none."""
+        modes = _modes(heuristics)
+        self._need(self._planner, "build_operation_graph").create(modes)
+
+    def check_support(self) -> None:
+        """GraphNotSupportedError if no plan is left after deselection."""
+        self._need(self._planner, "build_operation_graph").check_support()
+
+    def build_plans(self, policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE) -> None:
+        """Compile the first plan (HEURISTICS_CHOICE) or all of them (ALL) and select the first."""
+        if not isinstance(policy, build_plan_policy):
+            raise GraphTypeError(f"build_plans: policy must be a build_plan_policy, got {policy!r}")
+        self._need(self._planner, "build_operation_graph").build(policy)
+
+    def build(self, heuristics: Sequence[heur_mode] = (heur_mode.A,), *, patterns=(), engines=()) -> None:
+        """All steps from validate to build_plans."""
+        self.validate()
+        self.build_operation_graph(patterns=patterns, engines=engines)
+        self.create_execution_plans(heuristics)
+        self.check_support()
+        self.build_plans()
+
+    # Plans
+
+    def get_execution_plan_count(self) -> int:
+        """Number of plans, deselected ones included."""
+        return len(self._need(self._planner, "create_execution_plans").plans)
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        return self._plan(index).name
+
+    def get_engine_and_knobs_at_index(self, index: int) -> tuple[object, object]:
+        """(engine name, knob dict), as ``create_execution_plan`` takes them; tuples of both for several regions."""
+        return self._plan(index).engine_and_knobs
+
+    def get_numerical_notes_at_index(self, index: int) -> tuple[str, ...]:
+        """How the plan rounds, converts and sums, in words."""
+        return self._plan(index).notes
+
+    def create_execution_plan(self, engine: object, knobs: object = None) -> int:
+        """Append the plan that `engine` (a name) and `knobs` (a dict) name; its index is returned."""
+        return self._need(self._planner, "build_operation_graph").append(engine, knobs)
+
+    def build_plan_at_index(self, index: int) -> None:
+        """Compile one plan and select it."""
+        self._need(self._planner, "create_execution_plans").build_at(index)
+
+    def deselect_engines(self, engine_names: Sequence[str]) -> pygraph:
+        """Bar plans that use an engine with one of these names."""
+        if isinstance(engine_names, str):
+            raise GraphTypeError(f"deselect_engines: give a list of names, got {engine_names!r}")
+        self._need(self._planner, "create_execution_plans").bar_engines(tuple(engine_names))
+        return self
+
+    def deselect_workspace_greater_than(self, workspace_limit: int) -> pygraph:
+        """Bar plans that need more than `workspace_limit` bytes."""
+        self._need(self._planner, "create_execution_plans").bar_workspace(workspace_limit)
+        return self
+
+    def get_workspace_size(self) -> int:
+        """Bytes of workspace that execute needs; 0 means None may be given."""
+        return self._need(self._planner, "build_plans").selected().workspace_bytes
+
+    def get_workspace_size_plan_at_index(self, index: int) -> int:
+        return self._plan(index).workspace_bytes
+
+    def execute(self, variant_pack: Mapping, workspace: object = None, handle: Handle | None = None) -> None:
+        """Run the selected plan, asynchronously on the handle's stream (or torch's current one).
+
+        variant_pack: {tensor, uid or name: torch tensor, array or address} for every
+        non-virtual tensor. workspace: a buffer of ``get_workspace_size()`` bytes.
+        """
+        planner = self._need(self._planner, "build")
+        planner.execute(planner.selected(), variant_pack, workspace, handle)
+
+    def execute_plan_at_index(
+        self, variant_pack: Mapping, workspace: object = None, index: int = 0, handle: Handle | None = None
+    ) -> None:
+        """Run one built plan without selecting it."""
+        planner = self._need(self._planner, "build_plans")
+        planner.execute(planner.built(index), variant_pack, workspace, handle)
+
+    # Looking at it
+
+    def key(self) -> str:
+        """A digest of the computation: names and the order of nodes do not matter."""
+        return self._need(self._ir, "validate").key()
+
+    def explain(self) -> str:
+        """Which patterns matched which nodes, which engines declined and why, what was chosen and why."""
+        from graphfuse.explain import explain
+
+        return explain(self._need(self._planner, "build_operation_graph"))
+
+    def __str__(self) -> str:
+        from graphfuse.printing import to_python
+
+        return to_python(self)
+
+    def _plan(self, index: int):
+        return self._need(self._planner, "create_execution_plans").at(index)
+
+    def _need(self, value, step: str):
+        if value is None:
+            raise GraphStateError(
+                f"graph {self.name!r}: call {step}() first (changing the graph or a tensor undoes the steps done before)"
+            )
+        return value
+
+    def _forget(self) -> None:
+        self._ir: ir.Graph | None = None
+        self._planner: Planner | None = None
+
+
+def packed_stride(dim: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Strides without gaps; order lists the axes outermost first (default: as they come)."""
+    stride, step = [1] * len(dim), 1
+    for axis in reversed(order if order is not None else range(len(dim))):
+        stride[axis] = step
+        step *= max(dim[axis], 1)
+    return tuple(stride)
+
+
+def _modes(heuristics: object) -> tuple[heur_mode, ...]:
+    modes = tuple(heuristics) if isinstance(heuristics, list | tuple) else (heuristics,)
+    if not modes or not all(isinstance(m, heur_mode) for m in modes):
+        raise GraphTypeError(f"heuristics must be a list of heur_mode, got {heuristics!r}")
+    return modes

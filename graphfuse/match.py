@@ -1,0 +1,272 @@
+"""Patterns: small graphs in the user's own vocabulary, found in a frozen graph by structure alone.
+
+    def template(g):
+        y, inverse_rms = g.rmsnorm(g.capture("input"), g.capture("scale"), g.capture("epsilon"))
+        return {"output": g.tail(g.swish(y)), "inverse_rms": inverse_rms}
+
+    PATTERN = Pattern("my_norm", template, facts=lambda match: MyFacts(...))
+
+Names and the order of nodes never matter; the operands of add and mul may be swapped.
+An attribute that the template leaves out may have any value, an input port that it
+leaves out must be absent. A tensor made inside a match is never dropped: unless the
+template returns it under a name, it must be virtual and read inside the match only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from graphfuse import vocabulary
+from graphfuse.engine import No
+from graphfuse.ir import Graph, Node, Subgraph, TensorId
+from graphfuse.ops import Op
+from graphfuse.pointwise import Chain, Program, Scalar, Step
+
+COMMUTATIVE = frozenset({"add", "mul"})
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """Any tensor, remembered as `name`; an optional one may be absent. The same object matches one tensor."""
+
+    name: str
+    optional: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class NodeTemplate:
+    op: Op
+    inputs: Mapping[str, "Symbol"]
+    attributes: Mapping[str, object]
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """An output port of a template node."""
+
+    node: NodeTemplate
+    port: str
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """The longest chain of pointwise nodes that follows `source` by single consumers, each
+    with one-element tensors as its other operands, and then a node of one of `ends`, if it is there."""
+
+    source: Made
+    ends: tuple[str, ...] = ()
+
+
+Symbol = Capture | Made | Tail
+
+
+def _add_template(graph: "PatternGraph", op: Op, given: dict[str, object]):
+    ports = {p.name for p in op.inputs}
+    inputs = {k: v for k, v in given.items() if k in ports and v is not None}
+    for port, symbol in inputs.items():
+        if not isinstance(symbol, Capture | Made):
+            raise TypeError(f"pattern node {op.name}: {port} must be a capture or another node's output, got {symbol!r}")
+    node = NodeTemplate(op, inputs, {k: v for k, v in given.items() if k not in ports})
+    made = [Made(node, p.name) for p in op.outputs]
+    return made[0] if len(made) == 1 else made
+
+
+@vocabulary.methods(_add_template, {})
+class PatternGraph:
+    """What a template is written with: the op methods of ``pygraph``, `capture` and `tail`."""
+
+    def capture(self, name: str, optional: bool = False) -> Capture:
+        return Capture(name, optional)
+
+    def tail(self, source: Made, ends: tuple[str, ...] = ()) -> Tail:
+        return Tail(source, ends)
+
+
+@dataclass(frozen=True)
+class Match:
+    """One place where a pattern fits.
+
+    tensors: captures and named outputs; an absent optional capture or an unused named
+    output is missing. end: the node that closed the tail, if any.
+    """
+
+    subgraph: Subgraph
+    tensors: Mapping[str, TensorId]
+    end: Node | None = None
+
+    @property
+    def graph(self) -> Graph:
+        return self.subgraph.graph
+
+    def node(self, op_name: str) -> Node:
+        """The first node of this op in the match."""
+        return next(node for node in self.subgraph.nodes if node.op_name == op_name)
+
+    def program(self, start: TensorId) -> Program:
+        """The pointwise nodes of the match as a program whose value 0 is the tensor `start`."""
+        values = {start: 0}
+        steps: list[Step] = []
+        for node in self.subgraph.nodes:
+            if not node.op.pointwise:
+                continue
+            operands = tuple((port, self._operand(t, values)) for port, t in node.inputs)
+            steps.append(Step(node.op_name, operands, node.attributes))
+            values[node.output("output")] = len(steps)
+        return Program(tuple(steps))
+
+    def _operand(self, t: TensorId, values: Mapping[TensorId, int]) -> Chain | Scalar:
+        if t in values:
+            return Chain(values[t])
+        tensor = self.graph.tensors[t]
+        return Scalar(t, tensor.name, tensor.dtype, tensor.by_value)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A named template and the function that turns a match into frozen facts (or says No)."""
+
+    name: str
+    template: Callable[[PatternGraph], Mapping[str, Symbol]]
+    facts: Callable[[Match], object]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A match of a pattern with its facts: what engines are asked about."""
+
+    pattern: str
+    subgraph: Subgraph
+    facts: object
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A match that the pattern's facts function could not describe."""
+
+    pattern: str
+    subgraph: Subgraph
+    why: No
+
+
+def find(pattern: Pattern, graph: Graph) -> Iterator[Region | Declined]:
+    """Every place where `pattern` fits, in node order."""
+    outputs = pattern.template(PatternGraph())
+    roots = [s for s in outputs.values() if isinstance(s, Tail)] or [
+        s for s in outputs.values() if isinstance(s, Made)
+    ]
+    if not roots:
+        raise TypeError(f"pattern {pattern.name!r}: the template must return at least one node output or tail by name")
+    root = roots[0]
+    anchor = root.source.node if isinstance(root, Tail) else root.node
+    for index in range(len(graph.nodes)):
+        for found in _match_node(graph, anchor, index, _Found({}, {}, {})):
+            match = _complete(graph, outputs, found)
+            if match is not None:
+                facts = pattern.facts(match)
+                kind = Declined if isinstance(facts, No) else Region
+                yield kind(pattern.name, match.subgraph, facts)
+                break
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A partial assignment of template parts to graph parts."""
+
+    nodes: Mapping[NodeTemplate, int]
+    tensors: Mapping[Capture, TensorId]
+    names: Mapping[str, TensorId]
+
+
+def _match_node(graph: Graph, template: NodeTemplate, index: int, found: _Found) -> Iterator[_Found]:
+    node = graph.nodes[index]
+    if template in found.nodes:
+        if found.nodes[template] == index:
+            yield found
+        return
+    if node.op is not template.op or index in found.nodes.values():
+        return
+    given = dict(node.attributes)
+    if any(given[name] != value for name, value in template.attributes.items()):
+        return
+    start = _Found({**found.nodes, template: index}, found.tensors, found.names)
+    wanted = list(template.inputs.items())
+    for ports in _port_orders(template.op, [port for port, _ in wanted]):
+        actual = [(symbol, node.input(port)) for port, (_, symbol) in zip(ports, wanted, strict=True)]
+        extra = {port for port, _ in node.inputs} - set(ports)
+        if not extra:
+            yield from _match_inputs(graph, actual, start)
+
+
+def _port_orders(op: Op, ports: list[str]) -> list[list[str]]:
+    if op.name in COMMUTATIVE and len(ports) == 2:
+        return [ports, ports[::-1]]
+    return [ports]
+
+
+def _match_inputs(graph: Graph, wanted: list[tuple[Symbol, TensorId | None]], found: _Found) -> Iterator[_Found]:
+    if not wanted:
+        yield found
+        return
+    (symbol, tensor), rest = wanted[0], wanted[1:]
+    for extended in _match_tensor(graph, symbol, tensor, found):
+        yield from _match_inputs(graph, rest, extended)
+
+
+def _match_tensor(graph: Graph, symbol: Symbol, tensor: TensorId | None, found: _Found) -> Iterator[_Found]:
+    if isinstance(symbol, Capture):
+        if tensor is None:
+            if symbol.optional:
+                yield found
+        elif found.tensors.get(symbol, tensor) == tensor:
+            names = {**found.names, symbol.name: tensor}
+            yield _Found(found.nodes, {**found.tensors, symbol: tensor}, names)
+        return
+    made_by = graph.producer.get(tensor)
+    if made_by is not None and graph.nodes[made_by].output(symbol.port) == tensor:
+        yield from _match_node(graph, symbol.node, made_by, found)
+
+
+def _complete(graph: Graph, outputs: Mapping[str, Symbol], found: _Found) -> Match | None:
+    """The Match for an assignment, or None if a tensor would be dropped."""
+    inside, end = set(found.nodes.values()), None
+    tensors = dict(found.names)
+    for name, symbol in outputs.items():
+        made = symbol.source if isinstance(symbol, Tail) else symbol
+        t = graph.nodes[found.nodes[made.node]].output(made.port)
+        if isinstance(symbol, Tail):
+            tensors[name], end, taken = _follow(graph, t, symbol.ends, inside)
+            inside |= taken
+        elif t is not None and (not graph.tensors[t].virtual or t in graph.consumers):
+            tensors[name] = t
+    subgraph = Subgraph(graph, tuple(sorted(inside)))
+    kept = set(tensors.values()) | {t for _, t in (end.outputs if end else ())}
+    if any(t not in kept for t in subgraph.outputs):
+        return None
+    return Match(subgraph, tensors, end)
+
+
+def _follow(
+    graph: Graph, start: TensorId, ends: tuple[str, ...], inside: set[int]
+) -> tuple[TensorId, Node | None, set[int]]:
+    """Walk a tail from the tensor `start`: (last tensor of the chain, closing node, node indices)."""
+    taken: set[int] = set()
+    current = start
+    while graph.tensors[current].virtual:
+        readers = set(graph.consumers.get(current, ()))
+        if len(readers) != 1 or not readers.isdisjoint(inside | taken):
+            break
+        index = readers.pop()
+        node = graph.nodes[index]
+        if node.op_name in ends:
+            return current, node, taken | {index}
+        if not node.op.pointwise or not _belongs(graph, node, current, inside | taken):
+            break
+        taken.add(index)
+        current = node.output("output")
+    return current, None, taken
+
+
+def _belongs(graph: Graph, node: Node, chain: TensorId, inside: set[int]) -> bool:
+    """Whether every operand beside the chain is one element made outside, and the shape stays."""
+    others = [t for _, t in node.inputs if t != chain]
+    same_shape = graph.tensors[node.output("output")].dim == graph.tensors[chain].dim
+    return same_shape and all(graph.tensors[t].elements == 1 and graph.producer.get(t) not in inside for t in others)

@@ -1,0 +1,280 @@
+"""From a lowered graph to ranked plans: pure functions, nothing is compiled here.
+
+`propose` is the whole way: find every match, ask every engine, choose regions, rank.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from graphfuse import match, verify
+from graphfuse.device import Device
+from graphfuse.engine import Engine, KernelEngine, Launch, No, knobs_to_dict
+from graphfuse.enums import heur_mode
+from graphfuse.errors import GraphNotSupportedError
+from graphfuse.ir import Graph, Subgraph, TensorId
+from graphfuse.match import Declined, Region
+from graphfuse.plugins import Registry
+
+ALIGNMENT = 256
+"""Bytes that a workspace, and everything placed in it by planning, is aligned to."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one engine said about one region in one mode; why is None if it can run it."""
+
+    region: Region
+    engine: str
+    why: No | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One region with the engine and knobs that run it."""
+
+    region: Region
+    engine: Engine
+    knobs: object
+
+    @property
+    def facts(self) -> object:
+        return facts_for(self.engine, self.region)
+
+    @cached_property
+    def launch(self) -> Launch | None:
+        """The kernel launch; None for an engine that runs from Python."""
+        return self.engine.launch(self.facts, self.knobs) if isinstance(self.engine, KernelEngine) else None
+
+    @property
+    def name(self) -> str:
+        knobs = ", ".join(f"{k}={v}" for k, v in sorted(knobs_to_dict(self.knobs).items()))
+        return f"{self.engine.name}[{knobs}]" if knobs else self.engine.name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Parts in the order they run. placed: tensor id -> byte offset in the workspace.
+    scratch: byte offset of each part's own scratch memory."""
+
+    parts: tuple[Part, ...]
+    placed: Mapping[TensorId, int] = field(repr=False)
+    scratch: tuple[int, ...]
+    workspace_bytes: int
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return " + ".join(part.name for part in self.parts)
+
+    @property
+    def engine_and_knobs(self) -> tuple[object, object]:
+        names = tuple(part.engine.name for part in self.parts)
+        knobs = tuple(knobs_to_dict(part.knobs) for part in self.parts)
+        return (names[0], knobs[0]) if len(self.parts) == 1 else (names, knobs)
+
+    @cached_property
+    def in_place(self) -> frozenset[tuple[TensorId, TensorId]]:
+        """(input, output) tensors that may be the same memory: the engine can, and no other part reads the input."""
+        pairs = ((p, pair) for p in self.parts for pair in p.engine.in_place(p.facts, p.knobs))
+        return frozenset(
+            pair
+            for part, pair in pairs
+            if not any(pair[0] in other.region.subgraph.inputs for other in self.parts if other is not part)
+        )
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What one heuristic mode came to: its plans, and every answer on the way."""
+
+    mode: heur_mode
+    plans: tuple[Plan, ...]
+    verdicts: tuple[Verdict, ...]
+    uncovered: tuple[str, ...]
+
+
+def matches(graph: Graph, registry: Registry) -> tuple[tuple[Region, ...], tuple[Declined, ...]]:
+    """Every match of every pattern, those covering most nodes first, and those without facts."""
+    found = [m for pattern in registry.patterns for m in match.find(pattern, graph)]
+    regions = sorted((m for m in found if isinstance(m, Region)), key=lambda r: -len(r.subgraph.node_ids))
+    return tuple(regions), tuple(m for m in found if isinstance(m, Declined))
+
+
+def propose(
+    graph: Graph, regions: Sequence[Region], engines: Sequence[Engine], device: Device, mode: heur_mode
+) -> Proposal:
+    """Plans of one mode, best first.
+
+    Matched regions go to the engines of their facts; what is left goes to engines that
+    run any subgraph. Alternatives differ from the best plan in one region.
+    """
+    asked = [e for e in engines if mode in e.modes]
+    verdicts: list[Verdict] = []
+    chosen: list[tuple[Region, list[Part]]] = []
+    special = [e for e in asked if e.facts is not Subgraph]
+    general = [e for e in asked if e.facts is Subgraph]
+    for region in regions:
+        taken = [r.subgraph for r, _ in chosen]
+        if not _disjoint(region.subgraph, taken) or schedule(graph, [*taken, region.subgraph]) is None:
+            continue
+        options = list(_ask(region, special, device, mode, verdicts))
+        if options:
+            chosen.append((region, options + list(_ask(region, general, device, mode, verdicts))))
+    order = schedule(graph, [r.subgraph for r, _ in chosen])
+    fused = {r.subgraph: options for r, options in chosen}
+    table: list[list[Part]] = []
+    uncovered: list[str] = []
+    for subgraph in _merge_rest(graph, order, set(fused)):
+        options = fused.get(subgraph)
+        if options is None:
+            rest = Region("", subgraph, subgraph)
+            options = list(_ask(rest, general, device, mode, verdicts))
+            if not options:
+                uncovered += [str(node) for node in subgraph.nodes]
+        table.append(options)
+    plans = () if uncovered else tuple(_alternatives(graph, table, device))
+    return Proposal(mode, plans, tuple(dict.fromkeys(verdicts)), tuple(uncovered))
+
+
+def facts_for(engine: Engine, region: Region) -> object | None:
+    """What `engine` looks at in `region`: the pattern's facts, or the bare subgraph; None if it serves neither."""
+    if isinstance(region.facts, engine.facts):
+        return region.facts
+    return region.subgraph if engine.facts is Subgraph else None
+
+
+def _ask(
+    region: Region, engines: Sequence[Engine], device: Device, mode: heur_mode, verdicts: list[Verdict]
+) -> Iterator[Part]:
+    for engine in engines:
+        facts = facts_for(engine, region)
+        if facts is None:
+            continue
+        why = engine.why_not(facts, device)
+        verdicts.append(Verdict(region, engine.name, why))
+        if why is None:
+            for knobs in engine.propose(facts, device, mode):
+                yield Part(region, engine, knobs)
+
+
+def _disjoint(subgraph: Subgraph, others: Sequence[Subgraph]) -> bool:
+    return all(set(subgraph.node_ids).isdisjoint(other.node_ids) for other in others)
+
+
+def schedule(graph: Graph, regions: Sequence[Subgraph]) -> tuple[Subgraph, ...] | None:
+    """`regions` and a subgraph for each node outside them, in an order in which each comes after
+    what it needs; None if two regions need each other."""
+    inside = {i for region in regions for i in region.node_ids}
+    singles = [Subgraph(graph, (i,)) for i in range(len(graph.nodes)) if i not in inside]
+    waiting = sorted([*regions, *singles], key=lambda s: s.node_ids[0])
+    done: set[int] = set()
+    order: list[Subgraph] = []
+    while waiting:
+        ready = [s for s in waiting if all(graph.producer.get(t, None) in done | {None} for t in s.inputs)]
+        if not ready:
+            return None
+        order.append(ready[0])
+        done.update(ready[0].node_ids)
+        waiting.remove(ready[0])
+    return tuple(order)
+
+
+def _merge_rest(graph: Graph, order: Sequence[Subgraph], fused: set[Subgraph]) -> Iterator[Subgraph]:
+    """`order` with neighbouring subgraphs that no pattern took joined into one."""
+    run: list[int] = []
+    for subgraph in order:
+        if subgraph not in fused:
+            run += subgraph.node_ids
+            continue
+        if run:
+            yield Subgraph(graph, tuple(sorted(run)))
+            run = []
+        yield subgraph
+    if run:
+        yield Subgraph(graph, tuple(sorted(run)))
+
+
+def _alternatives(graph: Graph, table: Sequence[Sequence[Part]], device: Device) -> Iterator[Plan]:
+    best = [options[0] for options in table]
+    yield assemble(graph, best, device)
+    for i, options in enumerate(table):
+        for part in options[1:]:
+            yield assemble(graph, [*best[:i], part, *best[i + 1 :]], device)
+
+
+def assemble(graph: Graph, parts: Sequence[Part], device: Device) -> Plan:
+    """The plan that runs `parts` in order: checked, with its workspace laid out."""
+    verify.check_partition(graph, [part.region.subgraph for part in parts])
+    placed, scratch, total = _layout(graph, parts)
+    notes = dict.fromkeys(n for part in parts for n in part.engine.notes(part.facts, part.knobs, device))
+    return Plan(tuple(parts), placed, scratch, total, tuple(notes))
+
+
+def named(
+    graph: Graph, regions: Sequence[Region], engines: Sequence[Engine], device: Device, knobs: Sequence[object]
+) -> Plan:
+    """The plan that uses exactly `engines` with `knobs`, one pair per part in running order."""
+    unique = list(dict.fromkeys(engines))
+    for mode in heur_mode:
+        plans = propose(graph, regions, [e for e in unique if mode in e.modes], device, mode).plans
+        parts = plans[0].parts if plans else ()
+        if [p.engine for p in parts] == list(engines):
+            chosen = [Part(p.region, p.engine, k) for p, k in zip(parts, knobs, strict=True)]
+            for part in chosen:
+                no = part.engine.illegal(part.facts, part.knobs, device)
+                if no is not None:
+                    raise GraphNotSupportedError(f"engine {part.engine.name!r} cannot use {part.knobs}: {no}")
+            return assemble(graph, chosen, device)
+    proposals = [propose(graph, regions, unique, device, mode) for mode in heur_mode]
+    reasons = "\n".join(dict.fromkeys(line for p in proposals for line in refusals(p)))
+    names = ", ".join(e.name for e in engines)
+    raise GraphNotSupportedError(f"engines ({names}) do not cover graph {graph.name!r} in this order:\n{reasons}")
+
+
+def refusals(proposal: Proposal) -> list[str]:
+    """Each engine's reason against, and the nodes that nothing took, a line each."""
+    lines = [
+        f"  {v.engine}: {v.why} [{_what(v.region)}]" for v in proposal.verdicts if v.why is not None
+    ]
+    if proposal.uncovered:
+        lines.append(f"  no engine of mode {proposal.mode.name} takes {', '.join(proposal.uncovered)}")
+    return lines
+
+
+def _what(region: Region) -> str:
+    nodes = ", ".join(node.name for node in region.subgraph.nodes)
+    return f"pattern {region.pattern}: {nodes}" if region.pattern else nodes
+
+
+def _layout(graph: Graph, parts: Sequence[Part]) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
+    """Where tensors between parts and the parts' scratch memory lie, first fit by lifetime."""
+    placed = {t.id: t.workspace for t in graph.tensors if t.workspace is not None and t.id in graph.producer}
+    floor = max((graph.tensors[t].nbytes + at for t, at in placed.items()), default=0)
+    where = {i: n for n, part in enumerate(parts) for i in part.region.subgraph.node_ids}
+    wanted: list[tuple[int, int, int, TensorId | None]] = []  # first part, last part, bytes, tensor or scratch
+    for n, part in enumerate(parts):
+        for t in part.region.subgraph.outputs:
+            if graph.tensors[t].virtual:
+                last = max(where[i] for i in graph.consumers[t])
+                wanted.append((n, last, graph.tensors[t].nbytes, t))
+        if part.launch is not None and part.launch.scratch_bytes:
+            wanted.append((n, n, part.launch.scratch_bytes, None))
+    scratch, used, total = [0] * len(parts), [], floor
+    for first, last, size, tensor in wanted:
+        at = _round_up(floor)
+        for low, high, _, _ in sorted(u for u in used if u[2] <= last and first <= u[3]):
+            if at + size <= low:
+                break
+            at = max(at, _round_up(high))
+        used.append((at, at + size, first, last))
+        total = max(total, at + size)
+        if tensor is None:
+            scratch[first] = at
+        else:
+            placed[tensor] = at
+    return placed, tuple(scratch), total
+
+
+def _round_up(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,169 @@
+"""One graph's plans: proposing, barring, compiling and running them. `pygraph` keeps one."""
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from graphfuse import plan, plugins
+from graphfuse.engine import Buffers, Engine, KernelEngine, knobs_from_dict
+from graphfuse.enums import build_plan_policy, heur_mode
+from graphfuse.errors import (
+    DeviceError,
+    GraphNotSupportedError,
+    GraphStateError,
+    GraphTypeError,
+    GraphValidationError,
+)
+from graphfuse.ir import Graph
+from graphfuse.lower import lower
+from graphfuse.plan import Part, Plan, Proposal
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A plan with its kernels loaded: one callable per part, called with buffers, scratch address and stream."""
+
+    plan: Plan
+    runs: tuple[Callable[[Buffers, int, int], None], ...]
+
+
+class Planner:
+    """Plans of one lowered graph on one device."""
+
+    def __init__(self, graph: Graph, handle, patterns: Sequence[object], engines: Sequence[object]):
+        from graphfuse.runtime import device
+
+        self.graph = lower(graph)
+        self.handle = handle
+        self.device = handle.device if handle is not None else device.get()
+        self.registry = plugins.registry(patterns, engines)
+        self.regions, self.declined = plan.matches(self.graph, self.registry)
+        self.proposals: list[Proposal] = []
+        self.plans: list[Plan] = []
+        self.chosen: int | None = None
+        self._barred_engines: set[str] = set()
+        self._workspace_limit: int | None = None
+        self._executables: dict[int, Executable] = {}
+        self._lock = threading.Lock()
+
+    def create(self, modes: Sequence[heur_mode]) -> None:
+        """Plans of every mode, in the order of the modes and without repeats."""
+        self.proposals = [plan.propose(self.graph, self.regions, self.registry.engines, self.device, m) for m in modes]
+        for proposal in self.proposals:
+            known = {p.name for p in self.plans}
+            self.plans += [p for p in proposal.plans if p.name not in known]
+        if not self.plans:
+            raise GraphNotSupportedError(self._no_plan("no engine can run it"))
+
+    def append(self, engine: object, knobs: object) -> int:
+        names = (engine,) if isinstance(engine, str) else engine
+        values = (knobs or {},) if isinstance(engine, str) else knobs
+        if not isinstance(names, tuple | list) or not isinstance(values, tuple | list) or len(names) != len(values):
+            raise GraphTypeError(
+                f"create_execution_plan: give an engine name and a dict of knobs, or tuples of both; got {engine!r}, {knobs!r}"
+            )
+        engines = [self._engine(name) for name in names]
+        chosen = [knobs_from_dict(e, dict(v)) for e, v in zip(engines, values, strict=True)]
+        self.plans.append(plan.named(self.graph, self.regions, engines, self.device, chosen))
+        return len(self.plans) - 1
+
+    def _engine(self, name: object) -> Engine:
+        for engine in self.registry.engines:
+            if engine.name == name:
+                return engine
+        names = ", ".join(e.name for e in self.registry.engines)
+        raise GraphValidationError(f"no engine is named {name!r}; there are: {names}")
+
+    def at(self, index: int) -> Plan:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise GraphTypeError(f"a plan index must be an int, got {index!r}")
+        if not 0 <= index < len(self.plans):
+            raise GraphValidationError(f"plan index {index} is out of range; there are {len(self.plans)} plans")
+        return self.plans[index]
+
+    def bar_engines(self, names: tuple[str, ...]) -> None:
+        self._barred_engines.update(names)
+
+    def bar_workspace(self, limit: int) -> None:
+        self._workspace_limit = limit
+
+    def barred(self, p: Plan) -> str | None:
+        """Why a plan may not be used, or None."""
+        for part in p.parts:
+            if part.engine.name in self._barred_engines:
+                return f"engine {part.engine.name!r} is deselected"
+        if self._workspace_limit is not None and p.workspace_bytes > self._workspace_limit:
+            return f"it needs {p.workspace_bytes} bytes of workspace, more than the limit of {self._workspace_limit}"
+        return None
+
+    def check_support(self) -> None:
+        if not self.plans:
+            raise GraphStateError(f"graph {self.graph.name!r}: call create_execution_plans() first")
+        if all(self.barred(p) for p in self.plans):
+            raise GraphNotSupportedError(self._no_plan("every plan is deselected"))
+
+    def build(self, policy: build_plan_policy) -> None:
+        self.check_support()
+        usable = [i for i, p in enumerate(self.plans) if not self.barred(p)]
+        for i in usable if policy is build_plan_policy.ALL else usable[:1]:
+            self._build(i)
+        self.chosen = usable[0]
+
+    def build_at(self, index: int) -> None:
+        reason = self.barred(self.at(index))
+        if reason:
+            raise GraphNotSupportedError(f"plan {index} ({self.plans[index].name}): {reason}")
+        self._build(index)
+        self.chosen = index
+
+    def selected(self) -> Plan:
+        if self.chosen is None:
+            raise GraphStateError(f"graph {self.graph.name!r}: call build_plans() or build() first")
+        return self.plans[self.chosen]
+
+    def built(self, index: int) -> Plan:
+        if index not in self._executables:
+            raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
+        return self.plans[index]
+
+    def _build(self, index: int) -> None:
+        with self._lock:
+            if index not in self._executables:
+                p = self.plans[index]
+                self._executables[index] = Executable(p, tuple(self._runner(part) for part in p.parts))
+
+    def _runner(self, part: Part) -> Callable[[Buffers, int, int], None]:
+        if not isinstance(part.engine, KernelEngine):
+            return lambda buffers, scratch, stream: part.engine.run(
+                part.facts, part.knobs, self.device, buffers, stream
+            )
+        from graphfuse.runtime import cache, launch
+
+        name = f"{part.engine.name}.cu"
+        cubin = cache.cubin(part.engine.source(part.facts, part.knobs), self.device.arch, name)
+        kernel = launch.load(cubin, part.engine.entry, self.device)
+        return functools.partial(kernel.run, part.launch)
+
+    def execute(self, p: Plan, variant_pack: Mapping, workspace: object, handle) -> None:
+        from graphfuse.runtime import handle as handles
+        from graphfuse.runtime import variant_pack as packs
+
+        handle = handle if handle is not None else self.handle
+        if handle is not None and handle.device != self.device:
+            raise DeviceError(f"graph {self.graph.name!r} is planned for {self.device}, the handle is for {handle.device}")
+        stream = handles.current_stream(self.device) if handle is None else handles.get_stream(handle)
+        executable = self._executables[self.plans.index(p)]
+        buffers = packs.bind(
+            self.graph, variant_pack, workspace, p.workspace_bytes, self.device, p.in_place, p.placed
+        )
+        for run, scratch in zip(executable.runs, p.scratch, strict=True):
+            run(buffers, buffers.workspace + scratch, stream)
+
+    def _no_plan(self, what: str) -> str:
+        lines = [f"graph {self.graph.name!r} on {self.device}: {what}"]
+        for proposal in self.proposals:
+            lines += [f" mode {proposal.mode.name}:"] + plan.refusals(proposal)
+        lines += [f"  pattern {d.pattern}: {d.why}" for d in self.declined]
+        lines += [f"  plan {p.name}: {self.barred(p)}" for p in self.plans]
+        return "\n".join(lines)

@@ -1,0 +1,48 @@
+"""Graph methods made from the op table, shared by the user's graph and by pattern templates."""
+
+import inspect
+from collections.abc import Callable, Mapping
+
+from graphfuse.ops import OPS, Op
+
+
+def methods(call: Callable[..., object], trailing: Mapping[str, object]) -> Callable[[type], type]:
+    """Class decorator: one method per op, `call(self, op, ports and attributes given, **trailing)`.
+
+    trailing: extra keyword parameters of every method with their defaults.
+    """
+
+    def decorate(cls: type) -> type:
+        for op in OPS.values():
+            setattr(cls, op.name, _method(op, call, trailing))
+        return cls
+
+    return decorate
+
+
+def _method(op: Op, call: Callable[..., object], trailing: Mapping[str, object]) -> Callable[..., object]:
+    keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ports = [p for p in op.inputs if not p.optional]
+    optional = [p for p in op.inputs if p.optional]
+    required = [a for a in op.attributes if a.required]
+    rest = [a for a in op.attributes if not a.required]
+    parameters = [
+        *(inspect.Parameter(p.name, keyword) for p in ports),
+        *(inspect.Parameter(p.name, keyword, default=None) for p in optional),
+        *(inspect.Parameter(a.name, keyword, default=a.default) for a in (*required, *rest)),
+        *(inspect.Parameter(name, keyword, default=default) for name, default in trailing.items()),
+    ]
+    signature = inspect.Signature([inspect.Parameter("self", keyword), *parameters])
+
+    def method(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        given = dict(bound.arguments)
+        self = given.pop("self")
+        extra = {name: given.pop(name, default) for name, default in trailing.items()}
+        return call(self, op, given, **extra)
+
+    method.__name__ = op.name
+    method.__qualname__ = f"pygraph.{op.name}"
+    method.__doc__ = op.doc
+    method.__signature__ = signature
+    return method
