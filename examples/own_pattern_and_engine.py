@@ -1,0 +1,86 @@
+"""A pattern and an engine of one's own: add -> relu as one generated kernel, given to `build`.
+
+An installed package offers the same objects through the entry points
+``graphfuse.patterns`` and ``graphfuse.engines`` instead.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+import graphfuse
+from graphfuse import data_type, heur_mode
+from graphfuse.device import Device
+from graphfuse.engine import Address, Constant, KernelEngine, Launch, No, NoKnobs
+from graphfuse.ir import Tensor
+from graphfuse.match import Match, Pattern, PatternGraph
+
+
+@dataclass(frozen=True)
+class AddReluFacts:
+    """All the engine looks at."""
+
+    a: Tensor
+    b: Tensor
+    output: Tensor
+
+
+def template(g: PatternGraph):
+    return {"output": g.relu(g.add(g.capture("a"), g.capture("b")), negative_slope=0.0, lower_clip=0.0)}
+
+
+def facts(match: Match) -> AddReluFacts:
+    return AddReluFacts(**{name: match.graph.tensors[t] for name, t in match.tensors.items()})
+
+
+class AddRelu(KernelEngine[AddReluFacts, NoKnobs]):
+    """Same-shaped, packed float32 tensors, one thread an element."""
+
+    name = "add_relu"
+    facts = AddReluFacts
+    modes = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
+    entry = "add_relu"
+
+    def why_not(self, facts: AddReluFacts, device: Device) -> No | None:
+        if device.kind != "cuda":
+            return No(f"it needs a CUDA device; planning is for {device}")
+        for t in (facts.a, facts.b, facts.output):
+            if t.dtype is not data_type.FLOAT:
+                return No(f"{t}: data type must be FLOAT")
+            if t.dim != facts.output.dim or t.span != t.elements:
+                return No(f"{t}: must be packed and of the output's shape {list(facts.output.dim)}")
+        return None
+
+    def source(self, facts: AddReluFacts, knobs: NoKnobs) -> str:
+        return """
+extern "C" __global__ void add_relu(const float* a, const float* b, float* out, long long n) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < n) { float v = a[i] + b[i]; out[i] = v > 0.f ? v : (v != v ? v : 0.f); }
+}
+"""
+
+    def launch(self, facts: AddReluFacts, knobs: NoKnobs) -> Launch:
+        n = facts.output.elements
+        arguments = (Address(facts.a.id), Address(facts.b.id), Address(facts.output.id), Constant("int64", n))
+        return Launch(grid=-(-n // 256), block=256, arguments=arguments)
+
+
+PATTERN, ENGINE = Pattern("add_relu", template, facts), AddRelu()
+
+
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a, b = torch.randn(2, 1000, 64, device=device)
+    out = torch.empty_like(a)
+    graph = graphfuse.pygraph(io_data_type=data_type.FLOAT, intermediate_data_type=data_type.FLOAT)
+    A, B = graph.tensor_like(a, "a"), graph.tensor_like(b, "b")
+    OUT = graph.relu(graph.add(A, B)).set_output()
+    graph.build([heur_mode.OPENSOURCE, heur_mode.FALLBACK], patterns=[PATTERN], engines=[ENGINE])
+    graph.execute({A: a, B: b, OUT: out})
+    print(graph.explain())
+    if not torch.equal(out, torch.relu(a + b)):
+        raise SystemExit("the result is wrong")
+
+
+if __name__ == "__main__":
+    main()
