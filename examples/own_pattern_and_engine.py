@@ -26,7 +26,8 @@ class AddReluFacts:
 
 
 def template(g: PatternGraph):
-    return {"output": g.relu(g.add(g.capture("a"), g.capture("b")), negative_slope=0.0, lower_clip=0.0)}
+    total = g.add(g.capture("a"), g.capture("b"))
+    return {"output": g.relu(total, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf"))}
 
 
 def facts(match: Match) -> AddReluFacts:

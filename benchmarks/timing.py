@@ -1,0 +1,56 @@
+"""How kernels are timed: CUDA-graph replay over rotating buffers, so that the L2 is cold.
+
+Each call works on the next of k buffer sets that together exceed 256 MB (at most 64
+sets). The calls, at least 8, are captured into one CUDA graph, which is replayed for
+some milliseconds between two events. Outputs are allocated before, inputs are random.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+COLD_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Time:
+    """Microseconds of one call: median, smallest and largest of the repeats."""
+
+    median: float
+    low: float
+    high: float
+
+
+def buffer_sets(bytes_per_call: int, most: int = 64) -> int:
+    """How many buffer sets keep the L2 cold."""
+    return max(1, min(most, -(-COLD_BYTES // max(bytes_per_call, 1))))
+
+
+def measure(calls: Sequence[Callable[[], object]], repeats: int = 7, least_us: float = 4000.0) -> Time:
+    """Time of one call, each of `calls` being the same work on another buffer set."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+    torch.cuda.synchronize()
+    count = max(len(calls), 8)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for i in range(count):
+            calls[i % len(calls)]()
+    replays = max(1, min(200, int(least_us / max(_replay(graph, 1), 1e-3))))
+    times = [_replay(graph, replays) / (replays * count) for _ in range(repeats)]
+    return Time(statistics.median(times), min(times), max(times))
+
+
+def _replay(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(replays):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
