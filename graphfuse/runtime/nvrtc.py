@@ -1,6 +1,5 @@
 """From CUDA C++ source to a cubin. Needs NVRTC, but no device."""
 
-import contextlib
 import re
 
 from graphfuse.errors import KernelCompileError
@@ -38,15 +37,19 @@ def compile(source: str, arch: str, name: str) -> bytes:
     elif kit.bundled:
         headers["use_bundled_headers"] = True
     try:
-        with contextlib.closing(Program(source, "c++", ProgramOptions(name=name, arch=arch, **OPTIONS, **headers))) as p:
-            return bytes(p.compile("cubin").code)
+        program = Program(source, "c++", ProgramOptions(name=name, arch=arch, **OPTIONS, **headers))
+        return bytes(program.compile("cubin").code)
     except Exception as error:  # cuda.core's classes and NVRTC's own; whichever, no cubin came out
-        failure = KernelCompileError(
-            f"NVRTC {kit.version} did not compile {name!r} for {arch}:\n"
-            f"{str(error).strip()}\n\nsource:\n{_excerpt(source, str(error))}"
-        )
-        failure.log, failure.source = str(error), source
-        raise failure from None  # `error` holds cuda.core's program in its frames
+        log = str(error).strip()
+    # Out here `error` is gone: it holds the program in its frames, and cuda.core complains
+    # on standard error when the garbage collector has to free one.
+    raise _failure(f"NVRTC {kit.version} did not compile {name!r} for {arch}", source, log)
+
+
+def _failure(what: str, source: str, log: str) -> KernelCompileError:
+    failure = KernelCompileError(f"{what}:\n{log}\n\nsource:\n{_excerpt(source, log)}")
+    failure.log, failure.source = log, source
+    return failure
 
 
 def _excerpt(source: str, log: str) -> str:
