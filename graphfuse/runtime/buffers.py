@@ -1,0 +1,210 @@
+"""What a value of the variant pack says about itself, whichever library it comes from.
+
+Reads attributes only: nothing is copied, synchronized or dereferenced, and no library
+is imported that the value does not come from already. As with cuDNN's raw pointers,
+the caller sees to it that the data is ready on the stream of execution.
+"""
+
+import functools
+import math
+import numbers
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graphfuse.dtypes import data_type, from_foreign
+from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.runtime import device as devices
+
+ACCEPTED = "a torch tensor, a numpy array, an object with __cuda_array_interface__ or __dlpack__, an address"
+
+# DLDeviceType of the DLPack header -> where the memory is (pinned is host, managed is device memory).
+_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that was given to execute; None is what an address alone does not tell.
+
+    dim, stride: in storage elements, which for packed FP4 are bytes of two values.
+    device: "cpu" or "cuda:N". nbytes: from the first byte to past the last.
+    """
+
+    address: int
+    dtype: data_type | None = None
+    dim: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
+    device: str | None = None
+    nbytes: int | None = None
+    read_only: bool = False
+
+
+def describe(value: object) -> Buffer:
+    """The buffer behind a value; None is the null address. Raises VariantPackTypeError for what is none."""
+    for library, kind, reader in _BY_TYPE:
+        module = sys.modules.get(library)
+        if module is not None and isinstance(value, getattr(module, kind)):
+            return reader(value)
+    if value is None:
+        return Buffer(0)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Buffer(value)
+    for attribute, reader in _BY_PROTOCOL:
+        if hasattr(value, attribute):
+            return reader(value)
+    raise VariantPackTypeError(f"{type(value).__name__} is not a buffer; accepted: {ACCEPTED}")
+
+
+def number(value: object) -> float:
+    """The number behind a value given for a tensor passed by value.
+
+    value: a Python or numpy number, or an array of one element in host memory. Raises
+    VariantPackTypeError for anything else - device memory too: reading it would make
+    the host wait for the device - and VariantPackError for more than one element or a
+    number that float32, in which kernels get it, cannot hold.
+    """
+    if not isinstance(value, numbers.Real):
+        value = _one_element(value)
+    try:
+        found = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise VariantPackTypeError(f"{value!r} is not a real number") from None
+    if math.isfinite(found) and abs(found) >= _FLOAT32_OVERFLOW:
+        raise VariantPackError(f"{found!r} is beyond the range of float32, in which by-value tensors are passed")
+    return found
+
+
+# Halfway between the largest float32 and the next power of two: from here on rounding gives infinity.
+_FLOAT32_OVERFLOW = 2.0**128 - 2.0**103
+
+
+def _one_element(value: object) -> object:
+    accepted = "accepted: a Python or numpy number, or a one-element array in host memory"
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            raise VariantPackTypeError(
+                f"a tensor on {value.device} would have to be waited for; pass value.item() or a CPU tensor; {accepted}"
+            )
+        count = value.numel()
+    elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        count = value.size
+    elif hasattr(value, "__cuda_array_interface__"):
+        raise VariantPackTypeError(f"{type(value).__name__} is device memory, which would have to be waited for; {accepted}")
+    else:
+        raise VariantPackTypeError(f"{type(value).__name__} is not a number; {accepted}")
+    if count != 1:
+        raise VariantPackError(f"an array of {count} elements is not one number; {accepted}")
+    return value.item()
+
+
+def _torch(value) -> Buffer:
+    torch = sys.modules["torch"]
+    if value.layout is not torch.strided:
+        raise VariantPackTypeError(f"a tensor of layout {value.layout} is not a buffer; accepted: torch.strided")
+    if value.is_neg():
+        raise VariantPackTypeError("a lazily negated tensor does not hold its values; pass tensor.resolve_neg()")
+    dtype = _dtype(value.dtype)
+    try:
+        address = value.data_ptr()
+    except RuntimeError as error:  # fake and other tensors without memory
+        raise VariantPackTypeError(f"a tensor without memory: {str(error).splitlines()[0]}") from None
+    dim = tuple(value.shape)
+    stride = value.stride()
+    return Buffer(address, dtype, dim, stride, _name(value.device), _nbytes(dim, stride, value.element_size()))
+
+
+def _numpy(value) -> Buffer:
+    if not value.dtype.isnative:
+        raise VariantPackTypeError(f"numpy dtype {value.dtype} has the other byte order; pass array.astype(native)")
+    stride = _elements(value.strides, value.itemsize)
+    address, read_only = value.__array_interface__["data"]
+    nbytes = _nbytes(value.shape, stride, value.itemsize)
+    return Buffer(address, _numpy_dtype(value.dtype), value.shape, stride, "cpu", nbytes, read_only)
+
+
+def _cuda_array_interface(value) -> Buffer:
+    import numpy
+
+    face = value.__cuda_array_interface__
+    dtype = numpy.dtype(face["typestr"])
+    if not dtype.isnative:
+        raise VariantPackTypeError(f"typestr {face['typestr']!r} has the other byte order")
+    if face.get("mask") is not None:
+        raise VariantPackTypeError("a masked array is not a buffer")
+    dim = tuple(face["shape"])
+    strides = face.get("strides")
+    stride = packed(dim) if strides is None else _elements(strides, dtype.itemsize)
+    address, read_only = face["data"]
+    address = address or 0
+    place = devices.pointer_device(address)
+    return Buffer(address, _numpy_dtype(dtype), dim, stride, place, _nbytes(dim, stride, dtype.itemsize), read_only)
+
+
+def _dlpack(value) -> Buffer:
+    from cuda.core.utils import StridedMemoryView
+
+    kind, ordinal = value.__dlpack_device__()
+    where = _DLPACK_DEVICES.get(int(kind))
+    if where is None:
+        raise VariantPackTypeError(f"memory of DLPack device type {int(kind)} is neither the host's nor a CUDA device's")
+    try:
+        view = StridedMemoryView.from_dlpack(value, stream_ptr=-1)
+        dtype, itemsize = _numpy_dtype(view.dtype), view.dtype.itemsize
+    except VariantPackTypeError:
+        raise
+    except Exception as error:  # exporters raise what they like; cuda.core refuses the 4 and 8 bit float types
+        raise VariantPackTypeError(f"DLPack export of {type(value).__name__} failed ({error}); a uint8 view may do") from None
+    dim = tuple(view.shape)
+    stride = packed(dim) if view.strides is None else tuple(view.strides)
+    device = "cpu" if where == "cpu" else f"cuda:{ordinal}"
+    return Buffer(view.ptr, dtype, dim, stride, device, _nbytes(dim, stride, itemsize), bool(view.readonly))
+
+
+_BY_TYPE: tuple[tuple[str, str, Callable[[object], Buffer]], ...] = (
+    ("torch", "Tensor", _torch),
+    ("numpy", "ndarray", _numpy),
+)
+_BY_PROTOCOL: tuple[tuple[str, Callable[[object], Buffer]], ...] = (
+    ("__cuda_array_interface__", _cuda_array_interface),
+    ("__dlpack__", _dlpack),
+)
+
+
+_name = functools.cache(str)  # of a torch.device, of which there are few
+
+
+@functools.cache
+def _dtype(foreign: object) -> data_type:
+    try:
+        return from_foreign(foreign)
+    except TypeError as error:
+        raise VariantPackTypeError(str(error)) from None
+
+
+def _numpy_dtype(dtype) -> data_type:
+    found = _dtype(dtype)
+    if found.bits < 8:
+        raise VariantPackTypeError(f"numpy dtype {dtype} keeps one value a byte; pass two values a byte as uint8")
+    return found
+
+
+def _elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    if any(s % itemsize for s in strides):
+        raise VariantPackTypeError(f"byte strides {list(strides)} are no multiple of the element's {itemsize} bytes")
+    return tuple(s // itemsize for s in strides)
+
+
+def packed(dim: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a dense array, last axis fastest."""
+    stride, step = [], 1
+    for extent in reversed(dim):
+        stride.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(stride))
+
+
+def _nbytes(dim: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> int:
+    if 0 in dim:
+        return 0
+    return itemsize * (1 + sum((e - 1) * abs(s) for e, s in zip(dim, stride, strict=True)))

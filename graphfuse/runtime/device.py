@@ -1,0 +1,142 @@
+"""The devices of this machine: fills ``graphfuse.device.Device`` from the CUDA driver."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+
+from graphfuse import settings
+from graphfuse.device import CPU, Device
+from graphfuse.errors import DeviceError
+
+# Field of Device -> CU_DEVICE_ATTRIBUTE_*.
+_ATTRIBUTES = {
+    "sm_count": "MULTIPROCESSOR_COUNT",
+    "threads_per_sm": "MAX_THREADS_PER_MULTIPROCESSOR",
+    "registers_per_sm": "MAX_REGISTERS_PER_MULTIPROCESSOR",
+    "shared_memory_per_block": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "shared_memory_per_sm": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+    "l2_bytes": "L2_CACHE_SIZE",
+}
+_contexts: dict[int, object] = {}
+_lock = threading.Lock()
+
+
+@functools.cache
+def count() -> int:
+    """How many CUDA devices there are; 0 without a driver. Never raises."""
+    try:
+        from cuda.bindings import driver
+
+        (error,) = driver.cuInit(0)
+        if error:
+            return 0
+        error, number = driver.cuDeviceGetCount()
+        return 0 if error else number
+    except (RuntimeError, ImportError, OSError):  # what cuda.bindings raises where there is no libcuda
+        return 0
+
+
+def get(spec: str | int | None = None) -> Device:
+    """The record of a device.
+
+    spec: "cpu", "cuda" (the current one of this thread), "cuda:N", N, or an object that
+    prints so (a torch.device). None takes GRAPHFUSE_DEVICE, else the CUDA device that is
+    current on this thread, else the CPU. Raises ValueError for another spelling and
+    DeviceError for a device that is not there.
+    """
+    if spec is None:
+        spec = settings.device()
+        if spec is None:
+            return _record(_current()) if count() else CPU
+    match = settings.DEVICE.fullmatch(f"cuda:{spec}" if type(spec) is int else str(spec))
+    if match is None:
+        raise ValueError(f"{spec!r} is not a device; accepted: cpu, cuda, cuda:N, or the number N")
+    if match[0] == "cpu":
+        return CPU
+    if not count():
+        raise DeviceError(f"device {spec!r} was asked for, but there is no CUDA device or no driver; accepted: cpu")
+    ordinal = _current() if match[1] is None else int(match[1])
+    if ordinal >= count():
+        raise DeviceError(f"device {spec!r} is not there; accepted: cpu, cuda:0 to cuda:{count() - 1}")
+    return _record(ordinal)
+
+
+def check(error: int, doing: str) -> None:
+    """DeviceError with the driver's name and text of `error` unless it is success."""
+    if error:
+        from cuda.bindings import driver
+
+        _, name = driver.cuGetErrorName(error)
+        _, text = driver.cuGetErrorString(error)
+        raise DeviceError(f"{doing}: {(name or b'unknown error').decode()} ({(text or b'no description').decode()})")
+
+
+def context(ordinal: int) -> object:
+    """The primary context of a device (the one torch and the CUDA runtime use), kept until the process ends."""
+    found = _contexts.get(ordinal)
+    if found is None:
+        from cuda.bindings import driver
+
+        with _lock:
+            found = _contexts.get(ordinal)
+            if found is None:
+                error, found = driver.cuDevicePrimaryCtxRetain(ordinal)
+                check(error, f"taking the primary context of cuda:{ordinal}")
+                _contexts[ordinal] = found
+    return found
+
+
+@contextlib.contextmanager
+def current(ordinal: int) -> Iterator[None]:
+    """Make the device current on this thread for a while; what was current before is so again afterwards."""
+    from cuda.bindings import driver
+
+    (error,) = driver.cuCtxPushCurrent(context(ordinal))
+    check(error, f"making cuda:{ordinal} current")
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent()
+
+
+def pointer_device(address: int) -> str | None:
+    """Where device memory is ("cuda:N"), None where the driver does not know the address."""
+    if not address or not count():
+        return None
+    from cuda.bindings import driver
+
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    error, ordinal = driver.cuPointerGetAttribute(attribute, address)
+    return None if error or ordinal < 0 else f"cuda:{ordinal}"
+
+
+def _current() -> int:
+    # The driver's own state: torch.cuda.set_device and torch.cuda.device show up here
+    # without torch being asked. A thread without a context gets device 0, as torch does.
+    from cuda.bindings import driver
+
+    error, ordinal = driver.cuCtxGetDevice()
+    return 0 if error else int(ordinal)
+
+
+@functools.cache
+def _record(ordinal: int) -> Device:
+    from cuda.bindings import driver
+
+    def attribute(name: str) -> int:
+        error, value = driver.cuDeviceGetAttribute(
+            getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), ordinal
+        )
+        check(error, f"reading {name} of cuda:{ordinal}")
+        return value
+
+    error, name = driver.cuDeviceGetName(128, ordinal)
+    check(error, f"reading the name of cuda:{ordinal}")
+    return Device(
+        kind="cuda",
+        ordinal=ordinal,
+        name=name.split(b"\0")[0].decode(),
+        compute_capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        **{field: attribute(name) for field, name in _ATTRIBUTES.items()},
+    )

@@ -1,0 +1,93 @@
+"""cuDNN's handle: a device and the stream that work is put on."""
+
+import operator
+import sys
+
+from graphfuse.device import Device
+from graphfuse.errors import DeviceError, GraphStateError
+from graphfuse.runtime import device as devices
+
+
+class Handle:
+    """Made by `create_handle`. stream is an address; 0, the default stream, until `set_stream`."""
+
+    __slots__ = ("_device", "_stream", "_destroyed")
+
+    def __init__(self, device: Device):
+        self._device = device
+        self._stream = 0
+        self._destroyed = False
+
+    @property
+    def device(self) -> Device:
+        """The device that graphs built with this handle run on. GraphStateError once destroyed."""
+        return _alive(self)._device
+
+    @property
+    def stream(self) -> int:
+        """The stream that graphs executed with this handle run on. GraphStateError once destroyed."""
+        return _alive(self)._stream
+
+    def __repr__(self) -> str:
+        state = "destroyed" if self._destroyed else f"stream {self._stream:#x}"
+        return f"Handle({self._device}, {state})"
+
+
+def create_handle(device: str | int | None = None) -> Handle:
+    """A handle for a device, by default the current one (see ``runtime.device.get``, whose errors it raises)."""
+    return Handle(devices.get(device))
+
+
+def destroy_handle(handle: Handle) -> None:
+    """End a handle's life: any later use of it raises GraphStateError."""
+    _alive(handle)._destroyed = True
+
+
+def set_stream(handle: Handle, stream: object) -> None:
+    """Put later work of the handle on `stream`.
+
+    stream: an address, a torch.cuda.Stream, or any object with `__cuda_stream__`. Raises
+    TypeError for anything else, DeviceError for a stream that says it is another device's.
+    """
+    _alive(handle)
+    # A torch.cuda.Stream knows its device; numbers do not.
+    place = getattr(stream, "device_index", None)
+    if handle._device.kind == "cuda" and isinstance(place, int) and place != handle._device.ordinal:
+        raise DeviceError(f"stream {stream!r} is one of cuda:{place}; accepted: streams of {handle._device}")
+    handle._stream = stream_address(stream)
+
+
+def get_stream(handle: Handle) -> int:
+    """The address of the stream that work of the handle goes to."""
+    return _alive(handle)._stream
+
+
+def stream_address(stream: object) -> int:
+    """The address of a stream given in any accepted form (see `set_stream`)."""
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        # Version 0 of the protocol: (version, address). A method by now, once a property.
+        _, address = protocol() if callable(protocol) else protocol
+        return int(address)
+    try:
+        return operator.index(getattr(stream, "cuda_stream", stream))
+    except TypeError:
+        raise TypeError(
+            f"{stream!r} is not a stream; accepted: an address, a torch.cuda.Stream, an object with __cuda_stream__"
+        ) from None
+
+
+def current_stream(device: Device) -> int:
+    """The stream that torch uses on the device and this thread; 0 where torch has not begun to use CUDA."""
+    torch = sys.modules.get("torch")
+    if device.kind == "cpu" or torch is None or not torch.cuda.is_initialized():
+        return 0
+    return torch._C._cuda_getCurrentRawStream(device.ordinal)
+
+
+def _alive(handle: Handle) -> Handle:
+    if not isinstance(handle, Handle):
+        raise TypeError(f"{handle!r} is not a handle; accepted: what create_handle returns")
+    if handle._destroyed:
+        raise GraphStateError(f"the handle of {handle._device} was used after destroy_handle")
+    return handle

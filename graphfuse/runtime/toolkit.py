@@ -1,0 +1,256 @@
+"""Where NVRTC and the CUDA headers come from. Finding loads nothing; `load` does.
+
+Places in order: CUDA_HOME, CUDA_PATH, the pip wheels, for headers the ones that newer
+NVRTC versions carry inside, /usr/local/cuda, and last what else cuda.pathfinder finds (conda,
+the linker's own paths). A process holds one NVRTC: once one is loaded, that is the one.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import os
+import platform
+import re
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphfuse import settings
+from graphfuse.errors import ToolkitNotFoundError
+
+SYSTEM_ROOT = Path("/usr/local/cuda")
+MEND = 'pip install "graphfuse[nvrtc]"'
+
+# Names of this machine's folder in a toolkit's targets/, and its number in an ELF header.
+_TARGETS = {"x86_64": ("x86_64-linux",), "aarch64": ("sbsa-linux", "aarch64-linux")}
+_ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
+
+_lock = threading.Lock()
+_loaded: "Toolkit | None" = None
+_broken: dict[Path, str] = {}
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """An NVRTC and what its programs may include.
+
+    origin: the place it comes from, for messages. nvrtc: the library's file. version:
+    of NVRTC ("13.5" or longer), "" where no file name tells. nvrtc_bytes: its size,
+    which tells patch releases apart. include_dirs, include_version (CUDA_VERSION of
+    cuda.h) and bundled (NVRTC's own headers) are filled in by `with_headers`.
+    """
+
+    origin: str
+    nvrtc: Path
+    version: str
+    nvrtc_bytes: int
+    include_dirs: tuple[Path, ...] = ()
+    include_version: int = 0
+    bundled: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """What a compiled kernel depends on besides source, options and architecture."""
+        headers = (self.bundled, self.include_version, *map(str, self.include_dirs))
+        return repr((self.version or str(self.nvrtc), self.nvrtc_bytes, headers))
+
+
+def find() -> Toolkit:
+    """The NVRTC that is or would be used. Raises ToolkitNotFoundError with every place that was tried."""
+    if _loaded is not None:
+        return _loaded
+    path = _in_process()
+    if path is not None:
+        return _describe(path, "the NVRTC that this process has loaded already")
+    return _search(settings.toolkit_roots(), _wheel_roots(), tuple(_broken.items()))
+
+
+def load() -> Toolkit:
+    """Load NVRTC so that cuda.bindings uses it; a library that does not load is passed over for the next."""
+    global _loaded
+    with _lock:
+        while _loaded is None:
+            toolkit = find()
+            try:
+                # cuda.bindings asks cuda.pathfinder, and that takes a library which is there already.
+                # The builtins go first because NVRTC 13.0's wheel does not find them by itself.
+                for path in (*_builtins(toolkit.nvrtc), toolkit.nvrtc):
+                    ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+            except OSError as error:
+                _broken[toolkit.nvrtc] = f"does not load: {error}"
+                continue
+            _loaded = toolkit
+        return _loaded
+
+
+def with_headers(toolkit: Toolkit) -> Toolkit:
+    """The toolkit with include directories, or with `bundled` set. Raises ToolkitNotFoundError if there are none.
+
+    Asking NVRTC whether it carries headers loads it; that happens only where neither
+    CUDA_HOME, CUDA_PATH nor the wheels have them.
+    """
+    tried: list[str] = []
+    named, system = _places(settings.toolkit_roots(), _wheel_roots(), tried)
+    for origin, root in named:
+        if found := _headers_in(origin, root, tried):
+            return replace(toolkit, include_dirs=found[0], include_version=found[1])
+    if _has_bundled_headers(load()):
+        return replace(load(), bundled=True)
+    tried.append(f"NVRTC {toolkit.version} ({toolkit.nvrtc}): carries no headers of its own, or cuda.core is too old")
+    if found := _headers_in(*system, tried):
+        return replace(toolkit, include_dirs=found[0], include_version=found[1])
+    raise _not_found("the source includes headers, and no CUDA headers were found", tried)
+
+
+def _wanted_major() -> int:
+    import cuda.bindings
+
+    return int(cuda.bindings.__version__.split(".")[0])
+
+
+def _wheel_roots() -> tuple[Path, ...]:
+    # NVIDIA's wheels share the namespace package `nvidia`. Its search path covers every
+    # entry of sys.path; cuda.pathfinder looks in the site-packages folders alone, and
+    # has no way to find a library without loading it.
+    spec = importlib.util.find_spec("nvidia")
+    paths = spec.submodule_search_locations if spec else None
+    return tuple(Path(path) / f"cu{_wanted_major()}" for path in paths or ())
+
+
+Place = tuple[str, Path]
+
+
+def _places(
+    roots: tuple[Place, ...], wheels: tuple[Path, ...], tried: list[str]
+) -> tuple[tuple[Place, ...], Place]:
+    """The roots in order up to the wheels, and the system's; notes in `tried` those that are not there at all."""
+    named = dict(roots)
+    tried += [f"{name}: not set" for name in ("CUDA_HOME", "CUDA_PATH") if name not in named]
+    if not wheels:
+        tried.append("pip wheels: no NVIDIA wheel is installed")
+    return (*roots, *(("pip wheels", root) for root in wheels)), ("system", SYSTEM_ROOT)
+
+
+@functools.lru_cache(maxsize=8)
+def _search(roots: tuple[Place, ...], wheels: tuple[Path, ...], broken: tuple[tuple[Path, str], ...]) -> Toolkit:
+    tried: list[str] = []
+    named, system = _places(roots, wheels, tried)
+    for origin, root in (*named, system):
+        found = _nvrtc_in(origin, root, dict(broken), tried)
+        if found is not None:
+            return _describe(found, origin)
+    found = _by_pathfinder(dict(broken), tried)
+    if found is not None:
+        return _describe(found, "cuda.pathfinder")
+    raise _not_found("NVRTC was not found", tried)
+
+
+def _not_found(what: str, tried: list[str]) -> ToolkitNotFoundError:
+    lines = "".join(f"\n  - {line}" for line in tried)
+    return ToolkitNotFoundError(f"{what}; tried in this order:{lines}\nTo mend it: {MEND}")
+
+
+def _nvrtc_in(origin: str, root: Path, broken: dict[Path, str], tried: list[str]) -> Path | None:
+    major = _wanted_major()
+    folders = [root / "lib64", root / "lib"]
+    folders += [root / "targets" / target / "lib" for target in _TARGETS.get(platform.machine(), ())]
+    reason = f"has no libnvrtc.so.{major}" if root.is_dir() else "is no directory"
+    for folder in folders:
+        path = folder / f"libnvrtc.so.{major}"
+        if path.is_file():
+            reason = broken.get(path) or _foreign(path)
+            if reason is None:
+                return path
+            break
+        others = sorted(p.name for p in folder.glob("libnvrtc.so.*"))
+        if others:
+            reason = f"has {others[0]}, but cuda.bindings wants CUDA {major}"
+    tried.append(f"{origin} ({root}): {reason}")
+    return None
+
+
+def _foreign(path: Path) -> str | None:
+    """Why the file cannot be a library of this machine, by its ELF header."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(20)
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}"
+    if head[:4] != b"\x7fELF":
+        return f"{path.name} is not a shared library"
+    machine = int.from_bytes(head[18:20], "little")
+    if machine != _ELF_MACHINE.get(platform.machine(), machine):
+        return f"{path.name} is built for another processor"
+    return None
+
+
+def _headers_in(origin: str, root: Path, tried: list[str]) -> tuple[tuple[Path, ...], int] | None:
+    major = _wanted_major()
+    targets = sorted(root.glob("targets/*/include"))
+    own = _TARGETS.get(platform.machine(), ())
+    targets.sort(key=lambda p: p.parent.name not in own)
+    reason = "has no include/cuda.h"
+    for folder in (root / "include", *targets):
+        try:
+            with (folder / "cuda.h").open("rb") as file:
+                head = file.read(1 << 16)
+        except OSError:
+            continue
+        match = re.search(rb"#define\s+CUDA_VERSION\s+(\d+)", head)
+        version = int(match[1]) if match else 0
+        if version // 1000 == major:
+            cccl = folder / "cccl"  # where CUDA 13 keeps cuda/std and cub
+            return (folder, cccl) if cccl.is_dir() else (folder,), version
+        reason = f"its cuda.h is of CUDA {version // 1000}, NVRTC of CUDA {major}"
+    tried.append(f"{origin} ({root}): {reason}")
+    return None
+
+
+def _describe(path: Path, origin: str) -> Toolkit:
+    real = path.resolve()
+    names = (real.name, *(p.name for p in _builtins(path)))
+    versions = (m[1] for name in names if (m := re.search(r"\.so\.(\d+\.\d[\d.]*)$", name)))
+    return Toolkit(origin, path, next(versions, ""), real.stat().st_size)
+
+
+def _builtins(nvrtc: Path) -> tuple[Path, ...]:
+    """The library that NVRTC loads on its own, from beside it: named by major and minor version."""
+    beside = nvrtc.resolve().parent.glob(f"libnvrtc-builtins.so.{_wanted_major()}.*")
+    return tuple(sorted(path for path in beside if re.search(r"\.so\.\d+\.\d+$", path.name)))[-1:]
+
+
+def _in_process() -> Path | None:
+    """The file of an NVRTC that something else (torch, say) has loaded into this process."""
+    try:
+        ctypes.CDLL(f"libnvrtc.so.{_wanted_major()}", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return None
+    import cuda.pathfinder
+
+    return Path(cuda.pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+
+
+def _by_pathfinder(broken: dict[Path, str], tried: list[str]) -> Path | None:
+    import cuda.pathfinder
+
+    try:
+        path = Path(cuda.pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+    except RuntimeError as error:
+        tried.append(f"conda and the linker's paths (cuda.pathfinder): {str(error).splitlines()[0]}")
+        return None
+    reason = broken.get(path)
+    if reason is None and f".so.{_wanted_major()}" not in path.name:
+        reason = f"is {path.name}, but cuda.bindings wants CUDA {_wanted_major()}"
+    if reason is None:
+        return path
+    tried.append(f"cuda.pathfinder ({path}): {reason}")
+    return None
+
+
+def _has_bundled_headers(toolkit: Toolkit) -> bool:
+    from cuda.core import ProgramOptions
+
+    # Both sides must know the option: cuda.core as a field, NVRTC by the function that
+    # arrived together with it.
+    library = ctypes.CDLL(str(toolkit.nvrtc), mode=os.RTLD_NOLOAD)
+    return hasattr(ProgramOptions, "use_bundled_headers") and hasattr(library, "nvrtcInstallBundledHeaders")

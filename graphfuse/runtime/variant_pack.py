@@ -1,0 +1,374 @@
+"""From the variant pack to addresses: finds each tensor's value and checks it before anything runs."""
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from graphfuse.device import Device
+from graphfuse.dtypes import data_type
+from graphfuse.errors import VariantPackError, VariantPackTypeError, WorkspaceError
+from graphfuse.ir import Graph, Tensor, TensorId
+from graphfuse.runtime import buffers
+from graphfuse.runtime.buffers import Buffer
+
+WORKSPACE_ALIGNMENT = {"cuda": 256, "cpu": 16}
+"""Bytes a workspace address is a multiple of. Host allocators promise no more than 16."""
+
+# Types that libraries without them keep as plain bytes.
+_AS_BYTES = frozenset({data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP8_E8M0, data_type.FP4_E2M1})
+
+# Effort for the exact overlap test, in numpy's candidate solutions; what needs more counts as an overlap.
+_OVERLAP_WORK = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Bindings:
+    """Where the tensors of a graph are in one execute (``engine.Buffers``).
+
+    workspace: its address, 0 where there is none. scalar: as given, not rounded to
+    the tensor's data type.
+    """
+
+    addresses: Mapping[TensorId, int]
+    scalars: Mapping[TensorId, float]
+    workspace: int
+
+    def address(self, tensor: TensorId) -> int:
+        return self.addresses[tensor]
+
+    def scalar(self, tensor: TensorId) -> float:
+        return self.scalars[tensor]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a tensor lies in memory: a storage element is itemsize bytes, FP4 two values in one byte."""
+
+    dim: tuple[int, ...]
+    stride: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents other than 1, which is all that has to agree."""
+        return tuple(e for e in self.dim if e != 1)
+
+    @property
+    def layout(self) -> tuple[tuple[int, int], ...]:
+        """(extent, stride) of the axes that have more than one position."""
+        return tuple((e, s) for e, s in zip(self.dim, self.stride, strict=True) if e > 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first to past the last, for strides that are not negative."""
+        return 0 if 0 in self.dim else self.itemsize * (1 + sum((e - 1) * s for e, s in self.layout))
+
+
+def storage(tensor: Tensor) -> Storage:
+    """The storage of a tensor. VariantPackError for an FP4 tensor whose pairs do not fill bytes."""
+    if tensor.dtype is not data_type.FP4_E2M1:
+        return Storage(tensor.dim, tensor.stride, tensor.dtype.bits // 8)
+    axes = [a for a, (e, s) in enumerate(zip(tensor.dim, tensor.stride, strict=True)) if s == 1 and e > 1]
+    if tensor.elements == 0 and not axes:
+        return Storage(tensor.dim, tensor.stride, 1)
+    axis = axes[0] if axes else None
+    others = [s for a, s in enumerate(tensor.stride) if a != axis and tensor.dim[a] > 1]
+    if axis is None or tensor.dim[axis] % 2 or any(s % 2 for s in others):
+        raise VariantPackError(
+            f"{tensor} cannot be stored; accepted for FP4_E2M1: an even extent along one axis of stride 1, "
+            "even strides along the others"
+        )
+    dim = tuple(e // 2 if a == axis else e for a, e in enumerate(tensor.dim))
+    stride = tuple(1 if a == axis else s // 2 for a, s in enumerate(tensor.stride))
+    return Storage(dim, stride, 1)
+
+
+def bind(
+    graph: Graph,
+    pack: Mapping[object, object],
+    workspace: object,
+    workspace_bytes: int,
+    device: Device,
+    in_place: frozenset[tuple[TensorId, TensorId]] = frozenset(),
+    placed: Mapping[TensorId, int] | None = None,
+) -> Bindings:
+    """Check the variant pack against the graph and return where everything is.
+
+    pack: one entry for each tensor of graph.bound. Keys: uid, name, or an object with
+    get_uid(). Values: see ``buffers.describe``, and ``buffers.number`` for tensors passed
+    by value. workspace: a buffer of at least workspace_bytes, None if those are 0.
+    in_place: (input, output) pairs that may be the same memory. placed: byte offsets of
+    tensors in the workspace, beside those whose Tensor.workspace says so.
+
+    An array has to agree with the tensor in data type, shape (axes of extent 1 aside),
+    strides (of axes with more than one position), device and alignment; of an address
+    only the alignment can be checked. A tensor without elements accepts any address.
+    Outputs overlap neither inputs nor each other, and nothing overlaps the workspace.
+
+    Raises VariantPackTypeError for a wrong data type or what is no buffer, WorkspaceError
+    for the workspace, VariantPackError for all else.
+    """
+    plan = _plan(graph)
+    values = plan.match(pack)
+    addresses: dict[TensorId, int] = {}
+    scalars = dict(plan.constants)
+    for tensor in graph.bound:
+        value = values[tensor.id]
+        try:
+            if tensor.by_value:
+                scalars[tensor.id] = buffers.number(value)
+                continue
+            buffer = buffers.describe(value)
+            _check(tensor, plan.storages[tensor.id], buffer, device)
+        except VariantPackError as error:
+            raise type(error)(f"{tensor}: {error}") from None
+        addresses[tensor.id] = buffer.address
+        if buffer.read_only and tensor.id in plan.outputs:
+            raise VariantPackError(f"{tensor}: an output was given read-only memory; accepted: memory that can be written")
+    base = _workspace(workspace, workspace_bytes, device)
+    _check_overlaps(plan, addresses, in_place, base, workspace_bytes)
+    for tensor_id, offset in {**plan.in_workspace, **(placed or {})}.items():
+        addresses[tensor_id] = base + offset
+    return Bindings(addresses, scalars, base)
+
+
+class _Plan:
+    """What binding needs to know about a graph, worked out once."""
+
+    def __init__(self, graph: Graph):
+        self.bound = graph.bound
+        ids = {t.id for t in self.bound}
+        self.by_uid = {t.uid: t for t in self.bound}
+        self.by_name: dict[str, list[Tensor]] = {}
+        for t in self.bound:
+            self.by_name.setdefault(t.name, []).append(t)
+        self.others = {key: t for t in graph.tensors if t.id not in ids for key in (t.uid, t.name)}
+        self.arrays = tuple(t for t in self.bound if not t.by_value)
+        self.outputs = frozenset(t.id for t in self.arrays if t.id in graph.producer)
+        self.storages = {t.id: storage(t) for t in self.arrays}
+        self.constants = {t.id: _constant(t) for t in graph.tensors if t.value is not None}
+        self.in_workspace = {t.id: t.workspace for t in graph.tensors if t.workspace is not None}
+        # What must not overlap: each output against each input and each later output.
+        made = [t for t in self.arrays if t.id in self.outputs and t.elements]
+        read = [t for t in self.arrays if t.id not in self.outputs and t.elements]
+        self.occupied = (*read, *made)
+        self.conflicts = tuple((o, i) for n, o in enumerate(made) for i in (*read, *made[:n]))
+
+    def match(self, pack: Mapping[object, object]) -> dict[TensorId, object]:
+        """Values by tensor id; VariantPackError for missing, unknown and duplicate entries."""
+        if not isinstance(pack, Mapping):
+            raise VariantPackTypeError(f"the variant pack is a {type(pack).__name__}; accepted: a mapping")
+        values: dict[TensorId, object] = {}
+        unknown: list[str] = []
+        for key, value in pack.items():
+            tensor = self.tensor(key, unknown)
+            if tensor is None:
+                continue
+            if tensor.id in values:
+                raise VariantPackError(f"{tensor} (uid {tensor.uid}) has two entries in the variant pack; accepted: one")
+            values[tensor.id] = value
+        missing = [t for t in self.bound if t.id not in values]
+        if missing or unknown:
+            parts = []
+            if missing:
+                parts.append(f"missing: {_names(missing)}")
+            if unknown:
+                parts.append(f"not accepted: {', '.join(unknown)}")
+            raise VariantPackError(f"variant pack: {'; '.join(parts)}; accepted, by uid or name: {_names(self.bound)}")
+        return values
+
+    def tensor(self, key: object, unknown: list[str]) -> Tensor | None:
+        """The tensor a key means; notes the key in `unknown` if it means none."""
+        get_uid = getattr(key, "get_uid", None)
+        plain = key if get_uid is None else get_uid()
+        if isinstance(plain, str):
+            named = self.by_name.get(plain, [])
+            if len(named) > 1:
+                uids = ", ".join(str(t.uid) for t in named)
+                raise VariantPackError(f"{plain!r} names {len(named)} tensors; accepted: their uids {uids}")
+            found = named[0] if named else None
+        elif isinstance(plain, int) and not isinstance(plain, bool):
+            found = self.by_uid.get(plain)
+        else:
+            raise VariantPackTypeError(
+                f"{key!r} is not a key of the variant pack; accepted: a uid, a name, a tensor of the graph"
+            )
+        if found is None:
+            other = self.others.get(plain)
+            unknown.append(repr(plain) if other is None else f"{plain!r} ({_why_unbound(other)})")
+        return found
+
+
+_plans: dict[int, tuple[weakref.ref, _Plan]] = {}
+
+
+def _plan(graph: Graph) -> _Plan:
+    # By identity, as hashing a graph would cost more than all that binding does.
+    found = _plans.get(id(graph))
+    if found is not None and found[0]() is graph:
+        return found[1]
+    plan, key = _Plan(graph), id(graph)
+
+    def forget(reference: weakref.ref) -> None:
+        if _plans.get(key, (None,))[0] is reference:
+            del _plans[key]
+
+    _plans[key] = (weakref.ref(graph, forget), plan)
+    return plan
+
+
+def _constant(tensor: Tensor) -> float:
+    try:
+        return buffers.number(tensor.value)
+    except VariantPackError as error:
+        raise type(error)(f"{tensor}: {error}") from None
+
+
+def _names(tensors: Iterable[Tensor]) -> str:
+    return ", ".join(f"{t.name!r} (uid {t.uid})" for t in tensors)
+
+
+def _why_unbound(tensor: Tensor) -> str:
+    if tensor.virtual:
+        return "a virtual tensor has no memory of the caller's"
+    if tensor.value is not None:
+        return "its value is part of the graph"
+    if tensor.workspace is not None:
+        return "it is in the workspace"
+    return "no node uses it"
+
+
+def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device) -> None:
+    """Hold one buffer against its tensor. Messages leave the tensor's name to the caller."""
+    if buffer.dtype is not None and buffer.dtype is not tensor.dtype:
+        bytes_too = tensor.dtype in _AS_BYTES
+        if not (bytes_too and buffer.dtype is data_type.UINT8):
+            accepted = tensor.dtype.name + (" or UINT8" if bytes_too else "")
+            raise VariantPackTypeError(f"the data type given is {buffer.dtype.name}; accepted: {accepted}")
+    if buffer.dim is not None:
+        given = Storage(buffer.dim, buffer.stride, stored.itemsize)
+        if given.shape != stored.shape:
+            raise VariantPackError(
+                f"the shape given is {list(buffer.dim)}; accepted: {list(stored.dim)}{_packing(tensor)}, "
+                "axes of extent 1 aside"
+            )
+        if tensor.elements and given.layout != stored.layout:
+            raise VariantPackError(
+                f"the stride given is {list(buffer.stride)} for shape {list(buffer.dim)}; "
+                f"accepted: {list(stored.stride)} for {list(stored.dim)}{_packing(tensor)}, axes of extent 1 aside"
+            )
+    if not tensor.elements:
+        return
+    if buffer.device is not None and buffer.device != str(device):
+        raise VariantPackError(f"the memory given is on {buffer.device}; accepted: {device}, where the graph runs")
+    if buffer.address == 0:
+        raise VariantPackError(f"the address given is null; accepted: memory for {tensor.elements} elements")
+    if buffer.address % tensor.alignment:
+        raise VariantPackError(
+            f"the address given, {buffer.address:#x}, is a multiple of {_alignment(buffer.address)} bytes; "
+            f"accepted: a multiple of {tensor.alignment}, as the tensor declares"
+        )
+
+
+def _packing(tensor: Tensor) -> str:
+    return " bytes of two values" if tensor.dtype is data_type.FP4_E2M1 else ""
+
+
+def _alignment(address: int) -> int:
+    return address & -address
+
+
+def _workspace(value: object, needed: int, device: Device) -> int:
+    if value is None:
+        if needed:
+            raise WorkspaceError(f"no workspace was given; accepted: {needed} bytes on {device}")
+        return 0
+    try:
+        buffer = buffers.describe(value)
+    except VariantPackError as error:
+        raise type(error)(f"workspace: {error}") from None
+    if needed == 0:
+        return buffer.address
+    if buffer.device is not None and buffer.device != str(device):
+        raise WorkspaceError(f"the workspace is on {buffer.device}; accepted: {device}, where the graph runs")
+    if buffer.dim is not None:
+        axes = [e for e in buffer.dim if e != 1]
+        dense = buffers.packed(tuple(axes))
+        if tuple(s for e, s in zip(buffer.dim, buffer.stride, strict=True) if e != 1) != dense and 0 not in axes:
+            raise WorkspaceError(
+                f"the workspace given has shape {list(buffer.dim)} and stride {list(buffer.stride)}; accepted: dense memory"
+            )
+    if buffer.nbytes is not None and buffer.nbytes < needed:
+        raise WorkspaceError(f"the workspace given has {buffer.nbytes} bytes; accepted: at least {needed}")
+    if buffer.address == 0:
+        raise WorkspaceError(f"the workspace given is at the null address; accepted: {needed} bytes on {device}")
+    wanted = WORKSPACE_ALIGNMENT[device.kind]
+    if buffer.address % wanted:
+        raise WorkspaceError(
+            f"the workspace given, at {buffer.address:#x}, is a multiple of {_alignment(buffer.address)} bytes; "
+            f"accepted: a multiple of {wanted}"
+        )
+    if buffer.read_only:
+        raise WorkspaceError("the workspace given is read-only; accepted: memory that can be written")
+    return buffer.address
+
+
+def _check_overlaps(
+    plan: _Plan, addresses: Mapping[TensorId, int], in_place: frozenset, workspace: int, workspace_bytes: int
+) -> None:
+    if workspace_bytes:
+        for t in plan.occupied:
+            start = addresses[t.id]
+            if start < workspace + workspace_bytes and workspace < start + plan.storages[t.id].nbytes:
+                raise WorkspaceError(f"the workspace overlaps {t}; accepted: memory of its own")
+    for made, other in plan.conflicts:
+        a, b = addresses[made.id], addresses[other.id]
+        one, two = plan.storages[made.id], plan.storages[other.id]
+        if b + two.nbytes <= a or a + one.nbytes <= b or not overlap(one, a, two, b):
+            continue
+        if (other.id, made.id) in in_place:
+            if a == b and (made.dtype, made.dim, made.stride) == (other.dtype, other.dim, other.stride):
+                continue
+            accepted = "memory of its own, or exactly that tensor's with the same data type, shape and stride"
+        else:
+            accepted = "memory of its own"
+        raise VariantPackError(f"output {made} overlaps {other}; accepted: {accepted}")
+
+
+def overlap(one: Storage, at: int, two: Storage, other_at: int) -> bool:
+    """Whether two layouts at byte addresses share a byte; True also where finding out takes too long.
+
+    Exact, so that interleaved views of one allocation (columns 0:8 and 8:16 of its
+    rows) count as separate.
+    """
+    if 0 in one.dim or 0 in two.dim:
+        return False
+    import numpy
+
+    try:
+        return numpy.shares_memory(_view(one, at), _view(two, other_at), max_work=_OVERLAP_WORK)
+    except numpy.exceptions.TooHardError:
+        return True
+
+
+class _View:
+    """Memory at an address for numpy to reason about; nothing ever reads or writes it."""
+
+    def __init__(self, interface: dict):
+        self.__array_interface__ = interface
+
+
+def _view(stored: Storage, address: int):
+    import numpy
+
+    return numpy.asarray(
+        _View(
+            {
+                "version": 3,
+                "typestr": f"|V{stored.itemsize}",
+                "shape": stored.dim,
+                "strides": tuple(s * stored.itemsize for s in stored.stride),
+                "data": (address, False),
+            }
+        )
+    )

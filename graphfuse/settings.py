@@ -1,0 +1,44 @@
+"""What users choose through the environment. The only module that reads it, and it does so at call time.
+
+| variable | meaning |
+| --- | --- |
+| GRAPHFUSE_DEVICE | the device to plan for: cpu, cuda (the current one) or cuda:N |
+| GRAPHFUSE_CACHE_DIR | where compiled kernels are kept (default: graphfuse in XDG_CACHE_HOME or ~/.cache) |
+| CUDA_HOME, CUDA_PATH | CUDA toolkits to prefer over the pip wheels, in this order |
+"""
+
+import os
+import re
+from pathlib import Path
+
+DEVICE = re.compile(r"cpu|cuda(?::(\d+))?")
+"""How a device is written; group 1 is the ordinal."""
+
+
+def device() -> str | None:
+    """The device of GRAPHFUSE_DEVICE, None if unset or empty; ValueError for anything that is not a device."""
+    value = os.environ.get("GRAPHFUSE_DEVICE")
+    if not value:
+        return None
+    if not DEVICE.fullmatch(value):
+        raise ValueError(f"GRAPHFUSE_DEVICE={value!r} is not a device; accepted: cpu, cuda, cuda:N")
+    return value
+
+
+def cache_dir() -> Path:
+    """The directory for compiled kernels; it need not exist. ValueError for a relative GRAPHFUSE_CACHE_DIR."""
+    value = os.environ.get("GRAPHFUSE_CACHE_DIR")
+    if value:
+        path = Path(value).expanduser()
+        if not path.is_absolute():
+            raise ValueError(f"GRAPHFUSE_CACHE_DIR={value!r} depends on the working directory; accepted: absolute path")
+        return path
+    # The XDG base directory specification has relative values ignored.
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (base if base.is_absolute() else Path.home() / ".cache") / "graphfuse"
+
+
+def toolkit_roots() -> tuple[tuple[str, Path], ...]:
+    """(variable, directory) of the CUDA toolkits that the user names, preferred first."""
+    named = ((name, os.environ.get(name)) for name in ("CUDA_HOME", "CUDA_PATH"))
+    return tuple((name, Path(value)) for name, value in named if value)
