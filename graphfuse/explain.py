@@ -23,7 +23,7 @@ def explain(planner: Planner) -> str:
     lines.append(f"plans ({len(planner.plans)})")
     lines += [f"  {_plan(planner, i, p)}" for i, p in enumerate(planner.plans)] or ["  none"]
     if planner.chosen is not None:
-        lines += _chosen(planner, planner.selected())
+        lines += _chosen(planner, planner.at(planner.chosen))
     return "\n".join(lines)
 
 

@@ -287,7 +287,8 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
 
     def get_workspace_size(self) -> int:
         """Bytes of workspace that execute needs; 0 means None may be given."""
-        return self._need(self._planner, "build_plans").selected().workspace_bytes
+        planner = self._need(self._planner, "build_plans")
+        return planner.at(planner.selected()).workspace_bytes
 
     def get_workspace_size_plan_at_index(self, index: int) -> int:
         return self._plan(index).workspace_bytes
@@ -306,7 +307,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
     ) -> None:
         """Run one built plan without selecting it."""
         planner = self._need(self._planner, "build_plans")
-        planner.execute(planner.built(index), variant_pack, workspace, handle)
+        planner.execute(index, variant_pack, workspace, handle)
 
     # Looking at it
 
