@@ -4,7 +4,6 @@ import ctypes
 
 from graphfuse import rounding
 from graphfuse.device import Device
-from graphfuse.dtypes import data_type
 from graphfuse.engine import Buffers, HostEngine, No, NoKnobs
 from graphfuse.enums import heur_mode
 from graphfuse.ir import Subgraph, Tensor
@@ -51,39 +50,32 @@ def _on(torch, device: Device, stream: int):
 
 
 def _load(torch, t: Tensor, device: Device, buffers: Buffers, compute):
+    if not t.elements:
+        return torch.empty(t.dim, dtype=compute, device=str(device))
     if t.by_value:
         return torch.full(t.dim, buffers.scalar(t.id), dtype=compute, device=str(device))
-    return rounding.decode(torch, _view(torch, t, device, buffers), t.dtype, compute)
+    values = rounding.decode(torch, _view(torch, t, device, buffers), t.dtype, compute)
+    return values.movedim(-1, t.packed_axis) if t.dtype.bits < 8 else values
 
 
 def _store(torch, t: Tensor, device: Device, buffers: Buffers, values) -> None:
-    packed = _packed_axis(t)
-    if packed is None:
-        _view(torch, t, device, buffers).copy_(rounding.encode(torch, values, t.dtype))
+    if not t.elements:
         return
-    # The packed axis goes last, where encode packs, and the view's axes are moved to match.
-    codes = rounding.encode(torch, values.movedim(packed, -1), t.dtype)
-    _view(torch, t, device, buffers).copy_(codes)
-
-
-def _packed_axis(t: Tensor) -> int | None:
-    """The axis along which two elements share a byte; None for types of whole bytes."""
-    if t.dtype is not data_type.FP4_E2M1:
-        return None
-    return next(axis for axis, (e, s) in enumerate(zip(t.dim, t.stride, strict=True)) if e > 1 and s == 1)
+    if t.dtype.bits < 8:
+        # Along the last axis is where encode packs; the view has its axes in that order too.
+        values = values.movedim(t.packed_axis, -1)
+    _view(torch, t, device, buffers).copy_(rounding.encode(torch, values, t.dtype))
 
 
 def _view(torch, t: Tensor, device: Device, buffers: Buffers):
     """A torch tensor over the bytes of `t`: of its dtype, or, for FP4, uint8 with the packed axis last and halved."""
     dim, stride, dtype = t.dim, t.stride, getattr(torch, t.dtype.facts.torch, None)
-    axis = _packed_axis(t)
-    if axis is not None:
+    if t.dtype.bits < 8:
+        axis = t.packed_axis
         order = [a for a in range(len(dim)) if a != axis]
         dim = (*(dim[a] for a in order), dim[axis] // 2)
         stride = (*(stride[a] // 2 for a in order), 1)
         dtype = torch.uint8
-    if 0 in dim:
-        return torch.empty(dim, dtype=dtype, device=str(device))
     raw = _bytes(torch, buffers.address(t.id), t.nbytes, device)
     return raw.view(dtype).as_strided(dim, stride)
 

@@ -23,7 +23,7 @@ def explain(planner: Planner) -> str:
     lines.append(f"plans ({len(planner.plans)})")
     lines += [f"  {_plan(planner, i, p)}" for i, p in enumerate(planner.plans)] or ["  none"]
     if planner.chosen is not None:
-        lines += _chosen(planner, planner.selected())
+        lines += _chosen(planner, planner.at(planner.chosen))
     return "\n".join(lines)
 
 
@@ -56,7 +56,10 @@ def _plan(planner: Planner, index: int, p: Plan) -> str:
 def _chosen(planner: Planner, p: Plan) -> list[str]:
     lines = ["chosen"]
     for part in p.parts:
-        why = f"pattern {part.region.pattern}" if part.region.pattern else "no pattern took them"
-        lines.append(f"  {part.name} runs {_nodes(part.region)} ({why})")
-    lines.append(f"  because it is the first plan in rank{' that is not barred' if planner.chosen else ''}")
+        how = f"fused, pattern {part.region.pattern}" if part.region.pattern else "node by node"
+        lines.append(f"  {part.name} runs {_nodes(part.region)} ({how})")
+    before = [i for i in range(planner.chosen) if planner.barred(planner.plans[i])]
+    skipped = f", after {len(before)} barred" if before else ""
+    lines.append(f"  because it is number {planner.chosen} in rank{skipped}: modes in the order given, engines in the")
+    lines.append("  registry's order within a mode, and of one engine the knobs it proposes first")
     return lines + [f"  note: {note}" for note in p.notes]

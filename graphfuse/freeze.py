@@ -45,6 +45,10 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
         raise GraphValidationError(
             f"{where}: compute data type is {node.compute.name}; accepted: {', '.join(c.name for c in COMPUTE_TYPES)}"
         )
+    rank = max(len(t.get_dim()) for t in node.inputs.values()) or 1
+    for t in node.inputs.values():
+        if t.value is not None and not t.get_dim():
+            t.inferred_dim = t.inferred_stride = (1,) * rank
     shapes = {port: tuple(t.get_dim()) for port, t in node.inputs.items()}
     try:
         inferred = node.op.infer(shapes, node.attributes)

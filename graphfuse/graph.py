@@ -134,10 +134,14 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         )
 
     def tensor_scalar(self, value: float, scalar_type: object = data_type.FLOAT, name: str = "") -> Tensor:
-        """A constant: a one-element tensor passed by value whose number is fixed in the graph."""
+        """A constant: a one-element tensor passed by value whose number is fixed in the graph.
+
+        Its rank is inferred from the node that reads it, unless set.
+        """
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise GraphTypeError(f"tensor_scalar: value must be an int or float, got {value!r}")
-        t = self.tensor([1], [1], scalar_type, is_pass_by_value=True, name=name)
+        t = self._new_tensor(name or f"tensor_{len(self.tensors)}")
+        t.set_is_virtual(False).set_is_pass_by_value(True).set_data_type(scalar_type)
         t.value = float(value)
         return t
 
@@ -189,7 +193,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
             if value is None and port.optional:
                 continue
             if isinstance(value, int | float) and not isinstance(value, bool):
-                value = self._constant(value, f"{name}::{port.name}", given.values())
+                value = self.tensor_scalar(value, name=f"{name}::{port.name}")
             if not isinstance(value, Tensor):
                 raise GraphTypeError(f"{where}: {port.name} must be a tensor of this graph or a number, got {value!r}")
             if self._uids.get(value.get_uid()) is not value:
@@ -202,10 +206,6 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         self._forget()
         made = self._visible_outputs(self.nodes[-1])
         return made[0] if len(op.outputs) == 1 else made
-
-    def _constant(self, value: float, name: str, siblings) -> Tensor:
-        rank = max((len(t.get_dim()) for t in siblings if isinstance(t, Tensor)), default=0) or 1
-        return self.tensor_scalar(value, name=name).set_dim([1] * rank).set_stride([1] * rank)
 
     def _visible_outputs(self, node: NodeRecord) -> list[Tensor | None]:
         absent = node.op.absent(node.attributes)
@@ -287,7 +287,8 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
 
     def get_workspace_size(self) -> int:
         """Bytes of workspace that execute needs; 0 means None may be given."""
-        return self._need(self._planner, "build_plans").selected().workspace_bytes
+        planner = self._need(self._planner, "build_plans")
+        return planner.at(planner.selected()).workspace_bytes
 
     def get_workspace_size_plan_at_index(self, index: int) -> int:
         return self._plan(index).workspace_bytes
@@ -306,7 +307,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
     ) -> None:
         """Run one built plan without selecting it."""
         planner = self._need(self._planner, "build_plans")
-        planner.execute(planner.built(index), variant_pack, workspace, handle)
+        planner.execute(index, variant_pack, workspace, handle)
 
     # Looking at it
 

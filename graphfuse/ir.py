@@ -51,6 +51,12 @@ class Tensor:
         return 1 + sum((e - 1) * s for e, s in zip(self.dim, self.stride, strict=True))
 
     @property
+    def packed_axis(self) -> int | None:
+        """The axis along which neighbours touch: the one that types below a byte are packed along."""
+        touching = (axis for axis, (e, s) in enumerate(zip(self.dim, self.stride, strict=True)) if e > 1 and s == 1)
+        return next(touching, None)
+
+    @property
     def nbytes(self) -> int:
         """Bytes from the first element to the end of the last."""
         return self.dtype.nbytes(self.span)

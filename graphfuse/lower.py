@@ -48,12 +48,11 @@ def _explicit_block_scales(graph: Graph) -> Graph:
     index, port, output = implicit[0]
     if output.id in graph.consumers:
         raise GraphNotSupportedError(f"{output} is read by another node, which its block scales do not reach")
-    columns = [axis for axis, (e, s) in enumerate(zip(output.dim, output.stride, strict=True)) if e > 1 and s == 1]
-    if not columns or output.dim[columns[0]] % _BLOCK:
+    axis = output.packed_axis
+    if axis is None or output.dim[axis] % _BLOCK:
         raise GraphNotSupportedError(
             f"{output} is quantized in blocks of {_BLOCK} along its packed axis, whose extent must be a multiple of {_BLOCK}"
         )
-    axis = columns[0]
     dim = tuple(e // _BLOCK if a == axis else e for a, e in enumerate(output.dim))
     order = sorted(range(len(dim)), key=lambda a: (a == axis, a))
     values = replace(

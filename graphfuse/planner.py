@@ -117,15 +117,11 @@ class Planner:
         self._build(index)
         self.chosen = index
 
-    def selected(self) -> Plan:
+    def selected(self) -> int:
+        """Index of the plan that execute runs."""
         if self.chosen is None:
             raise GraphStateError(f"graph {self.graph.name!r}: call build_plans() or build() first")
-        return self.plans[self.chosen]
-
-    def built(self, index: int) -> Plan:
-        if index not in self._executables:
-            raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
-        return self.plans[index]
+        return self.chosen
 
     def _build(self, index: int) -> None:
         with self._lock:
@@ -145,15 +141,19 @@ class Planner:
         kernel = launch.load(cubin, part.engine.entry, self.device)
         return functools.partial(kernel.run, part.launch)
 
-    def execute(self, p: Plan, variant_pack: Mapping, workspace: object, handle) -> None:
+    def execute(self, index: int, variant_pack: Mapping, workspace: object, handle) -> None:
+        """Run a built plan."""
         from graphfuse.runtime import handle as handles
         from graphfuse.runtime import variant_pack as packs
 
+        executable = self._executables.get(index)
+        if executable is None:
+            raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
+        p = executable.plan
         handle = handle if handle is not None else self.handle
         if handle is not None and handle.device != self.device:
             raise DeviceError(f"graph {self.graph.name!r} is planned for {self.device}, the handle is for {handle.device}")
         stream = handles.current_stream(self.device) if handle is None else handles.get_stream(handle)
-        executable = self._executables[self.plans.index(p)]
         buffers = packs.bind(
             self.graph, variant_pack, workspace, p.workspace_bytes, self.device, p.in_place, p.placed
         )

@@ -44,10 +44,10 @@ def _check_tensor(t: Tensor) -> None:
         raise GraphValidationError(f"{t} must have one stride per dimension")
     if t.by_value and t.elements != 1:
         raise GraphValidationError(f"{t} is passed by value and must have one element, it has {t.elements}")
-    if t.dtype.bits < 8 and not t.virtual:
-        packed = [a for a, (e, s) in enumerate(zip(t.dim, t.stride, strict=True)) if e > 1 and s == 1]
-        odd = [s for a, (e, s) in enumerate(zip(t.dim, t.stride, strict=True)) if e > 1 and a not in packed and s % 2]
-        if t.elements and (not packed or t.dim[packed[0]] % 2 or odd):
+    if t.dtype.bits < 8 and not t.virtual and t.elements:
+        axis = t.packed_axis
+        others = [s for a, (e, s) in enumerate(zip(t.dim, t.stride, strict=True)) if e > 1 and a != axis]
+        if axis is None or t.dim[axis] % 2 or any(s % 2 for s in others):
             raise GraphValidationError(
                 f"{t} packs two elements a byte: one axis must have stride 1 and an even extent, other strides must be even"
             )
