@@ -78,6 +78,8 @@ class Planner:
     def at(self, index: int) -> Plan:
         if isinstance(index, bool) or not isinstance(index, int):
             raise GraphTypeError(f"a plan index must be an int, got {index!r}")
+        if not self.plans:
+            raise GraphStateError(f"graph {self.graph.name!r}: call create_execution_plans() first")
         if not 0 <= index < len(self.plans):
             raise GraphValidationError(f"plan index {index} is out of range; there are {len(self.plans)} plans")
         return self.plans[index]
