@@ -31,9 +31,9 @@ constexpr i64 PASSES = (CHUNKS + PASS_CHUNKS - 1) / PASS_CHUNKS;
 constexpr int CTA_ROWS = THREADS / THREADS_PER_ROW;
 constexpr float PER_COLUMN = float(1.0 / double(COLUMNS));
 
-// Weight and bias that take this few registers are read once, before the rows.
+// Weight and bias that take this few registers are read once, before the rows: more would cost occupancy.
 constexpr bool HOLD_AFFINE =
-    PASSES == 1 && STEPS * ((WEIGHT_BYTES + 3) / 4 + (HAS_BIAS ? (BIAS_BYTES + 3) / 4 : 0)) <= 8;
+    PASSES == 1 && STEPS * ((WEIGHT_BYTES + 3) / 4 + (HAS_BIAS ? (BIAS_BYTES + 3) / 4 : 0)) <= 4;
 
 using Chunk = gf::Bytes<INPUT_BYTES>;
 
@@ -136,7 +136,8 @@ extern "C" GF_KERNEL(THREADS)
   GF_SHARED(float, shared, Sum::SHARED_FLOATS);
   Sum sum_over_row{shared};
 
-  const int thread = int(gf::thread_index()) % THREADS_PER_ROW;
+  const int thread = int(gf::thread_index() % THREADS_PER_ROW);
+  const int row_in_cta = int(gf::thread_index() / THREADS_PER_ROW);
   const float epsilon = gf::scalar(epsilon_operand);
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
 
@@ -150,7 +151,7 @@ extern "C" GF_KERNEL(THREADS)
 
   // Whole CTAs take part in every round, so that all threads meet at the shuffles and barriers.
   for (i64 first = i64(gf::block_index()) * CTA_ROWS; first < rows; first += i64(gf::grid_size()) * CTA_ROWS) {
-    const i64 index = first + int(gf::thread_index()) / THREADS_PER_ROW;
+    const i64 index = first + row_in_cta;
     const Row row = {gf::offset(input, index * input_stride), gf::offset(output, index * output_stride),
                      gf::offset(block_scale, index * block_scale_stride), index < rows};
 
