@@ -30,10 +30,11 @@ _FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain ta
 
 _ACCESS = 16  # bytes of the widest memory access
 _MAX_THREADS = 1024
+_INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 _WARP = 32
-# Registers of a thread that may hold the row's input, by threads a CTA: half of what the
-# register file has for each.
-_HELD_REGISTERS = {1024: 32, 512: 64}
+# Registers of a thread that may hold the row's input, by threads a CTA. Of the 64 or 128 that
+# the register file has for each, the rest of the kernel needs 40; more than 64 gains nothing.
+_HELD_REGISTERS = {1024: 24, 512: 48}
 _MOST_HELD = 64
 
 
@@ -180,6 +181,7 @@ def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
         "Weight": facts.weight.dtype.facts.ctype,
         "Bias": (facts.bias or facts.weight).dtype.facts.ctype,
         "Output": facts.output.dtype.facts.ctype,
+        "Index": "int" if facts.columns < _INT_COLUMNS else "gf::i64",
         "Epsilon": pointwise.parameter_type(facts.epsilon),
     }
     constants = {
