@@ -1,0 +1,209 @@
+// Between float and the storage types: rounding to nearest, ties to even.
+//
+// FP8 and FP4 saturate, infinities included. NaN becomes 0x7fff (bf16, half), 0x7f (FP8) or
+// +6 (FP4, which has no NaN). Where the chip has a conversion instruction it is used; the
+// integer code elsewhere gives the same bits.
+#pragma once
+#include "graphfuse/platform.cuh"
+#include "graphfuse/types.cuh"
+
+#ifdef __CUDA_ARCH__
+#if __CUDA_ARCH__ >= 890
+#define GF_HARDWARE_FP8
+#endif
+// FP4 conversion is not part of the plain targets, only of the arch and family specific ones.
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL)
+#define GF_HARDWARE_FP4
+#elif defined(__CUDA_ARCH_SPECIFIC__) || defined(__CUDA_ARCH_FAMILY_SPECIFIC__)
+#if __CUDA_ARCH__ >= 1000
+#define GF_HARDWARE_FP4
+#endif
+#endif
+#endif
+
+namespace gf {
+
+namespace software {
+
+/// A finite magnitude, at most the format's largest value, rounded to its code: exponent and
+/// mantissa bits. EXPONENT and MANTISSA are the widths of the fields (IEEE bias).
+template <int EXPONENT, int MANTISSA>
+GF_DEVICE u32 encode_magnitude(float magnitude) {
+  constexpr u32 SMALLEST_NORMAL = u32(127 + 2 - (1 << (EXPONENT - 1))) << 23;
+  // Adding a power of two whose last place is one code apart makes the float adder round,
+  // subnormals of the format included.
+  const u32 exponent = max(as_bits(magnitude) & 0x7f800000u, SMALLEST_NORMAL);
+  const u32 anchor = exponent + (u32(23 - MANTISSA) << 23);
+  const u32 places = as_bits(magnitude + as_float(anchor)) - anchor;
+  return places + ((exponent - SMALLEST_NORMAL) >> (23 - MANTISSA));
+}
+
+/// The code with its sign in a format of 1 + EXPONENT + MANTISSA bits. Magnitudes beyond
+/// `limit` become it; NaN becomes `nan`.
+template <int EXPONENT, int MANTISSA>
+GF_DEVICE u32 encode(float value, float limit, u32 nan) {
+  constexpr int SIGN = EXPONENT + MANTISSA;
+  const u32 code = encode_magnitude<EXPONENT, MANTISSA>(min_number(abs(value), limit));
+  const u32 sign = (as_bits(value) >> (31 - SIGN)) & (1u << SIGN);
+  return is_nan(value) ? nan : code | sign;
+}
+
+GF_DEVICE u32 encode_bf16(float value) {
+  const u32 bits = as_bits(value);
+  return is_nan(value) ? 0x7fffu : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+
+GF_DEVICE u32 encode_half(float value) {
+  // 65536 has the code that means infinity; what rounds to it overflows to infinity.
+  return encode<5, 10>(value, 65536.0f, 0x7fffu);
+}
+
+GF_DEVICE u32 encode_e4m3(float value) { return encode<4, 3>(value, 448.0f, 0x7fu); }
+GF_DEVICE u32 encode_e5m2(float value) { return encode<5, 2>(value, 57344.0f, 0x7fu); }
+GF_DEVICE u32 encode_e2m1(float value) { return encode<2, 1>(value, 6.0f, 0x7u); }
+
+GF_DEVICE float decode_half(u32 bits) {
+  // The fields of a half, placed in a float, are 2^112 too small; the product is exact.
+  const float magnitude = as_float((bits & 0x7fffu) << 13) * 0x1p112f;
+  const float special = as_float(0x7f800000u | ((bits & 0x3ffu) << 13));
+  const float value = (bits & 0x7c00u) == 0x7c00u ? special : magnitude;
+  return as_float(as_bits(value) | (bits & 0x8000u) << 16);
+}
+
+}  // namespace software
+
+/// Two elements in storage form, `low` in the low bits.
+template <class T>
+GF_DEVICE u32 encode_pair(float low, float high);
+
+template <>
+GF_DEVICE u32 encode_pair<bf16>(float low, float high) {
+#ifdef __CUDA_ARCH__
+  u32 bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+#else
+  return software::encode_bf16(low) | software::encode_bf16(high) << 16;
+#endif
+}
+
+template <>
+GF_DEVICE u32 encode_pair<half>(float low, float high) {
+#ifdef __CUDA_ARCH__
+  u32 bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+#else
+  return software::encode_half(low) | software::encode_half(high) << 16;
+#endif
+}
+
+template <>
+GF_DEVICE u32 encode_pair<e4m3>(float low, float high) {
+#ifdef GF_HARDWARE_FP8
+  u16 bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
+  return bits;
+#else
+  return software::encode_e4m3(low) | software::encode_e4m3(high) << 8;
+#endif
+}
+
+template <>
+GF_DEVICE u32 encode_pair<e5m2>(float low, float high) {
+#ifdef GF_HARDWARE_FP8
+  u16 bits;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
+  return bits;
+#else
+  return software::encode_e5m2(low) | software::encode_e5m2(high) << 8;
+#endif
+}
+
+template <>
+GF_DEVICE u32 encode_pair<e2m1>(float low, float high) {
+#ifdef GF_HARDWARE_FP4
+  u16 bits;
+  asm("{ .reg .b8 pair;\n\t"
+      "cvt.rn.satfinite.e2m1x2.f32 pair, %1, %2;\n\t"
+      "mov.b16 %0, {pair, 0}; }"
+      : "=h"(bits)
+      : "f"(high), "f"(low));
+  return bits;
+#else
+  return software::encode_e2m1(low) | software::encode_e2m1(high) << 4;
+#endif
+}
+
+/// One element in storage form.
+template <class T>
+GF_DEVICE u32 encode(float value) {
+  if constexpr (is_same_float<T>) {
+    return as_bits(value);
+  } else {
+    return encode_pair<T>(value, 0.0f) & ((1u << bits_of<T>) - 1);
+  }
+}
+
+/// The float that the low bits of `bits` stand for. Bits above the element are ignored.
+template <class T>
+GF_DEVICE float decode(u32 bits);
+
+template <>
+GF_DEVICE float decode<float>(u32 bits) {
+  return as_float(bits);
+}
+
+template <>
+GF_DEVICE float decode<bf16>(u32 bits) {
+  return as_float(bits << 16);
+}
+
+template <>
+GF_DEVICE float decode<half>(u32 bits) {
+#ifdef __CUDA_ARCH__
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(u16(bits)));
+  return value;
+#else
+  return software::decode_half(bits & 0xffffu);
+#endif
+}
+
+template <>
+GF_DEVICE float decode<e4m3>(u32 bits) {
+  // As decode_half, from 2^120; the one code that is NaN stays NaN.
+  const float magnitude = (bits & 0x7fu) == 0x7fu ? as_float(0x7fffffffu) : as_float((bits & 0x7fu) << 20) * 0x1p120f;
+  return as_float(as_bits(magnitude) | (bits & 0x80u) << 24);
+}
+
+/// COUNT elements out of a chunk of a row.
+template <class T, int COUNT>
+GF_DEVICE void unpack(const Bytes<COUNT * bits_of<T> / 8>& chunk, float (&values)[COUNT]) {
+  constexpr int PER_WORD = 32 / bits_of<T>;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    values[i] = decode<T>(chunk.word[i / PER_WORD] >> (i % PER_WORD * bits_of<T>));
+  }
+}
+
+/// A chunk of a row out of COUNT elements.
+template <class T, int COUNT>
+GF_DEVICE Bytes<COUNT * bits_of<T> / 8> pack(const float (&values)[COUNT]) {
+  Bytes<COUNT * bits_of<T> / 8> chunk = {};
+  constexpr int PER_WORD = 32 / bits_of<T>;
+  if constexpr (COUNT % 2 == 0 && !is_same_float<T>) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2) {
+      chunk.word[i / PER_WORD] |= encode_pair<T>(values[i], values[i + 1]) << (i % PER_WORD * bits_of<T>);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      chunk.word[i / PER_WORD] |= encode<T>(values[i]) << (i % PER_WORD * bits_of<T>);
+    }
+  }
+  return chunk;
+}
+
+}  // namespace gf

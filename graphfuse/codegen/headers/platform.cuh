@@ -1,0 +1,71 @@
+// What differs between a GPU compiler and a plain C++ one: qualifiers, bit casts, fused multiply-add.
+// Needs no other header, of ours or the system's.
+#pragma once
+
+#ifdef __CUDACC__
+#define GF_DEVICE __device__ __forceinline__
+#define GF_KERNEL(threads) __global__ void __launch_bounds__(threads)
+#else
+#define GF_DEVICE inline __attribute__((always_inline))
+#define GF_KERNEL(threads) void
+#endif
+
+namespace gf {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+GF_DEVICE u32 as_bits(float value) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(value);
+#else
+  u32 bits;
+  __builtin_memcpy(&bits, &value, 4);
+  return bits;
+#endif
+}
+
+GF_DEVICE float as_float(u32 bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+#endif
+}
+
+/// a * b + c rounded once. Kernels are compiled without contraction, so this is the only fused form.
+GF_DEVICE float fma(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
+GF_DEVICE float abs(float value) {
+#ifdef __CUDA_ARCH__
+  return fabsf(value);
+#else
+  return __builtin_fabsf(value);
+#endif
+}
+
+/// The smaller of the two, or the one that is not NaN.
+GF_DEVICE float min_number(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return fminf(a, b);
+#else
+  return __builtin_fminf(a, b);
+#endif
+}
+
+GF_DEVICE bool is_nan(float value) { return value != value; }
+
+GF_DEVICE constexpr u32 max(u32 a, u32 b) { return a > b ? a : b; }
+
+}  // namespace gf

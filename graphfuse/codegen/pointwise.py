@@ -1,0 +1,92 @@
+"""Prints a pointwise program as C++: a function object with its scalar operands.
+
+Names of the user's tensors never enter the text: kernels of equal problems are equal,
+and nothing a user writes is compiled.
+"""
+
+import struct
+from dataclasses import dataclass
+
+from graphfuse.engine import Address, Argument, HostScalar
+from graphfuse.ops import OPS
+from graphfuse.pointwise import Chain, Program, Scalar
+
+
+@dataclass(frozen=True)
+class Functor:
+    """Source text of a function object, and what the launch passes for it.
+
+    source: ``struct Epilogue`` with ``float operator()(float) const``, then the macros
+    ``EPILOGUE_PARAMETERS`` (kernel parameters, each with a leading comma) and
+    ``EPILOGUE_ARGUMENTS`` (initializers of the struct, which read each scalar once).
+    arguments: the kernel arguments, in the order of the parameters.
+    """
+
+    source: str
+    arguments: tuple[Argument, ...]
+
+
+def functor(program: Program, name: str = "Epilogue") -> Functor:
+    """`program` as ``struct NAME`` with macros ``NAME_PARAMETERS`` and ``NAME_ARGUMENTS`` in capitals.
+
+    ValueError: a step is not a pointwise op, or an attribute is not a number.
+    """
+    number = {scalar: i for i, scalar in enumerate(program.scalars)}
+
+    def operand(value: Chain | Scalar) -> str:
+        return f"x{value.index}" if isinstance(value, Chain) else f"s{number[value]}"
+
+    body = []
+    for k, step in enumerate(program.steps):
+        op = OPS[step.op_name]
+        if op.cuda is None:
+            raise ValueError(f"op {op.name!r} has no scalar form: it is not pointwise")
+        slots = {a.name: a.default for a in op.attributes} | dict(step.attributes)
+        slots = {key: literal(value) for key, value in slots.items()}
+        slots |= {port: operand(value) for port, value in step.operands}
+        body.append(f"    const float x{k + 1} = {op.cuda.format(**slots)};")
+
+    prefix = name.lower()
+    indices = range(len(number))
+    fields = [f"  float s{i};" for i in indices]
+    parameters = [f", {parameter_type(scalar)} {prefix}_{i}" for scalar, i in number.items()]
+    initializers = [f"gf::scalar({prefix}_{i})" for i in indices]
+    lines = [
+        f"struct {name} {{",
+        *fields,
+        "  GF_DEVICE float operator()(float x0) const {",
+        *body,
+        f"    return x{len(program.steps)};",
+        "  }",
+        "};",
+        f"#define {name.upper()}_PARAMETERS {''.join(parameters)}".rstrip(),
+        f"#define {name.upper()}_ARGUMENTS {', '.join(initializers)}".rstrip(),
+    ]
+    return Functor("\n".join(lines) + "\n", tuple(argument(scalar) for scalar in number))
+
+
+def parameter_type(scalar: Scalar) -> str:
+    """The C++ type that a kernel takes a scalar operand as; ``gf::scalar`` reads either kind."""
+    return "float" if scalar.by_value else f"const {scalar.dtype.facts.ctype}*"
+
+
+def argument(scalar: Scalar) -> Argument:
+    """What the launch passes for it."""
+    return HostScalar(scalar.tensor) if scalar.by_value else Address(scalar.tensor)
+
+
+def literal(value: object) -> str:
+    """A number rounded to float32, as a C++ expression with exactly that value.
+
+    ValueError: not an int or float.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{value!r} is not a number")
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:
+        rounded = float("inf") if value > 0 else float("-inf")
+    if rounded - rounded == 0:
+        return f"({rounded.hex()}f)"
+    (bits,) = struct.unpack("<I", struct.pack("<f", rounded))
+    return f"gf::as_float({bits:#x}u)"

@@ -1,0 +1,73 @@
+"""From a kernel file and its generated prelude to one self-contained translation unit.
+
+A ``.cu`` is plain C++. ``#include "generated.cuh"`` marks where the prelude goes and
+``#include "graphfuse/NAME.cuh"`` names a header of ``codegen.headers``; each is put in
+once, where it is first asked for. There is no other include, so compiling needs no
+search path, and the text alone is the key of what is compiled.
+"""
+
+import re
+from functools import cache
+from importlib import resources
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+["<]([^">]*)[">].*$')
+_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b")
+_GENERATED = "generated.cuh"
+_PREFIX = "graphfuse/"
+
+
+@cache
+def template(package: str, name: str) -> str:
+    """The text of a file that is installed with a package.
+
+    FileNotFoundError: the package has no such file.
+    """
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def render(text: str, generated: str, name: str = "kernel.cu") -> str:
+    """`text` with its includes put in place, self-contained.
+
+    `name` is what compile errors call the file. ValueError: an include is unknown, or
+    the prelude is not asked for exactly once.
+    """
+    lines: list[str] = []
+    done: set[str] = set()
+
+    def put(text: str, name: str) -> None:
+        lines.append(f'#line 1 "{name}"')
+        for number, line in enumerate(text.splitlines(), start=1):
+            if _ONCE.match(line):
+                lines.append("")  # keeps the line numbers; a main file must not say it
+                continue
+            include = _INCLUDE.match(line)
+            if include is None:
+                lines.append(line)
+                continue
+            put_include(include[1], f"{name}:{number}")
+            lines.append(f'#line {number + 1} "{name}"')
+
+    def put_include(path: str, where: str) -> None:
+        if path in done:
+            if path == _GENERATED:
+                raise ValueError(f"{where} includes {_GENERATED} a second time")
+            return
+        done.add(path)
+        if path == _GENERATED:
+            put(generated, path)
+        elif path in headers():
+            put(template("graphfuse.codegen.headers", path.removeprefix(_PREFIX)), path)
+        else:
+            raise ValueError(f"{where} includes {path!r}; known: {', '.join((_GENERATED, *headers()))}")
+
+    put(text, name)
+    if _GENERATED not in done:
+        raise ValueError(f"{name} does not include {_GENERATED}")
+    return "\n".join(lines) + "\n"
+
+
+@cache
+def headers() -> tuple[str, ...]:
+    """The headers that a kernel may include, by the path it writes."""
+    names = (entry.name for entry in resources.files("graphfuse.codegen.headers").iterdir())
+    return tuple(sorted(_PREFIX + name for name in names if name.endswith(".cuh")))
