@@ -27,7 +27,7 @@ class Buffer:
     """Memory that was given to execute; None is what an address alone does not tell.
 
     dim, stride: in storage elements, which for packed FP4 are bytes of two values.
-    device: "cpu" or "cuda:N". nbytes: from the first byte to past the last.
+    device: "cpu" or "cuda:N". itemsize: bytes of a storage element.
     """
 
     address: int
@@ -35,8 +35,17 @@ class Buffer:
     dim: tuple[int, ...] | None = None
     stride: tuple[int, ...] | None = None
     device: str | None = None
-    nbytes: int | None = None
+    itemsize: int | None = None
     read_only: bool = False
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes from the first to past the last."""
+        if self.dim is None:
+            return None
+        if 0 in self.dim:
+            return 0
+        return self.itemsize * (1 + sum((e - 1) * abs(s) for e, s in zip(self.dim, self.stride, strict=True)))
 
 
 def describe(value: object) -> Buffer:
@@ -66,6 +75,8 @@ def number(value: object) -> float:
     if not isinstance(value, numbers.Real):
         value = _one_element(value)
     try:
+        if isinstance(value, (str, bytes)):  # float() would read numbers out of these
+            raise TypeError
         found = float(value)
     except (TypeError, ValueError, RuntimeError):
         raise VariantPackTypeError(f"{value!r} is not a real number") from None
@@ -109,9 +120,7 @@ def _torch(value) -> Buffer:
         address = value.data_ptr()
     except RuntimeError as error:  # fake and other tensors without memory
         raise VariantPackTypeError(f"a tensor without memory: {str(error).splitlines()[0]}") from None
-    dim = tuple(value.shape)
-    stride = value.stride()
-    return Buffer(address, dtype, dim, stride, _name(value.device), _nbytes(dim, stride, value.element_size()))
+    return Buffer(address, dtype, tuple(value.shape), value.stride(), _name(value.device), value.element_size())
 
 
 def _numpy(value) -> Buffer:
@@ -119,8 +128,7 @@ def _numpy(value) -> Buffer:
         raise VariantPackTypeError(f"numpy dtype {value.dtype} has the other byte order; pass array.astype(native)")
     stride = _elements(value.strides, value.itemsize)
     address, read_only = value.__array_interface__["data"]
-    nbytes = _nbytes(value.shape, stride, value.itemsize)
-    return Buffer(address, _numpy_dtype(value.dtype), value.shape, stride, "cpu", nbytes, read_only)
+    return Buffer(address, _numpy_dtype(value.dtype), value.shape, stride, "cpu", value.itemsize, read_only)
 
 
 def _cuda_array_interface(value) -> Buffer:
@@ -138,7 +146,7 @@ def _cuda_array_interface(value) -> Buffer:
     address, read_only = face["data"]
     address = address or 0
     place = devices.pointer_device(address)
-    return Buffer(address, _numpy_dtype(dtype), dim, stride, place, _nbytes(dim, stride, dtype.itemsize), read_only)
+    return Buffer(address, _numpy_dtype(dtype), dim, stride, place, dtype.itemsize, read_only)
 
 
 def _dlpack(value) -> Buffer:
@@ -158,7 +166,7 @@ def _dlpack(value) -> Buffer:
     dim = tuple(view.shape)
     stride = packed(dim) if view.strides is None else tuple(view.strides)
     device = "cpu" if where == "cpu" else f"cuda:{ordinal}"
-    return Buffer(view.ptr, dtype, dim, stride, device, _nbytes(dim, stride, itemsize), bool(view.readonly))
+    return Buffer(view.ptr, dtype, dim, stride, device, itemsize, bool(view.readonly))
 
 
 _BY_TYPE: tuple[tuple[str, str, Callable[[object], Buffer]], ...] = (
@@ -202,9 +210,3 @@ def packed(dim: tuple[int, ...]) -> tuple[int, ...]:
         stride.append(step)
         step *= max(extent, 1)
     return tuple(reversed(stride))
-
-
-def _nbytes(dim: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> int:
-    if 0 in dim:
-        return 0
-    return itemsize * (1 + sum((e - 1) * abs(s) for e, s in zip(dim, stride, strict=True)))

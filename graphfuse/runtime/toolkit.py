@@ -173,7 +173,8 @@ def _foreign(path: Path) -> str | None:
     """Why the file cannot be a library of this machine, by its ELF header."""
     try:
         with path.open("rb") as file:
-            head = file.read(20)
+            head = file.read(64)
+            size = os.fstat(file.fileno()).st_size
     except OSError as error:
         return f"{path.name} cannot be read: {error.strerror}"
     if head[:4] != b"\x7fELF":
@@ -181,7 +182,9 @@ def _foreign(path: Path) -> str | None:
     machine = int.from_bytes(head[18:20], "little")
     if machine != _ELF_MACHINE.get(platform.machine(), machine):
         return f"{path.name} is built for another processor"
-    return None
+    # The table of sections ends the file. Loading a library without its end kills the process.
+    sections, each, number = (int.from_bytes(head[a:b], "little") for a, b in ((40, 48), (58, 60), (60, 62)))
+    return f"{path.name} is truncated" if size < sections + each * number else None
 
 
 def _headers_in(origin: str, root: Path, tried: list[str]) -> tuple[tuple[Path, ...], int] | None:

@@ -1,0 +1,93 @@
+"""How a tensor lies in memory, and whether two of them share any of it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphfuse.dtypes import data_type
+from graphfuse.errors import VariantPackError
+from graphfuse.ir import Tensor
+
+# Effort for the exact overlap test, in numpy's candidate solutions; what needs more counts as an overlap.
+_OVERLAP_WORK = 10_000
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a tensor lies in memory: a storage element is itemsize bytes, FP4 two values in one byte."""
+
+    dim: tuple[int, ...]
+    stride: tuple[int, ...]
+    itemsize: int
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Extents other than 1, which is all that has to agree."""
+        return tuple(e for e in self.dim if e != 1)
+
+    @cached_property
+    def layout(self) -> tuple[tuple[int, int], ...]:
+        """(extent, stride) of the axes that have more than one position."""
+        return tuple((e, s) for e, s in zip(self.dim, self.stride, strict=True) if e > 1)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes from the first to past the last, for strides that are not negative."""
+        return 0 if 0 in self.dim else self.itemsize * (1 + sum((e - 1) * s for e, s in self.layout))
+
+
+def storage(tensor: Tensor) -> Storage:
+    """The storage of a tensor. VariantPackError for an FP4 tensor whose pairs do not fill bytes."""
+    if tensor.dtype is not data_type.FP4_E2M1:
+        return Storage(tensor.dim, tensor.stride, tensor.dtype.bits // 8)
+    axes = [a for a, (e, s) in enumerate(zip(tensor.dim, tensor.stride, strict=True)) if s == 1 and e > 1]
+    if tensor.elements == 0 and not axes:
+        return Storage(tensor.dim, tensor.stride, 1)
+    axis = axes[0] if axes else None
+    others = [s for a, s in enumerate(tensor.stride) if a != axis and tensor.dim[a] > 1]
+    if axis is None or tensor.dim[axis] % 2 or any(s % 2 for s in others):
+        raise VariantPackError(
+            f"{tensor} cannot be stored; accepted for FP4_E2M1: an even extent along one axis of stride 1, "
+            "even strides along the others"
+        )
+    dim = tuple(e // 2 if a == axis else e for a, e in enumerate(tensor.dim))
+    stride = tuple(1 if a == axis else s // 2 for a, s in enumerate(tensor.stride))
+    return Storage(dim, stride, 1)
+
+
+def overlap(one: Storage, at: int, two: Storage, other_at: int) -> bool:
+    """Whether two layouts at byte addresses share a byte; True also where finding out takes too long.
+
+    Exact, so that interleaved views of one allocation (columns 0:8 and 8:16 of its
+    rows) count as separate.
+    """
+    if 0 in one.dim or 0 in two.dim:
+        return False
+    import numpy
+
+    try:
+        return numpy.shares_memory(_view(one, at), _view(two, other_at), max_work=_OVERLAP_WORK)
+    except numpy.exceptions.TooHardError:
+        return True
+
+
+class _View:
+    """Memory at an address for numpy to reason about; nothing ever reads or writes it."""
+
+    def __init__(self, interface: dict):
+        self.__array_interface__ = interface
+
+
+def _view(stored: Storage, address: int):
+    import numpy
+
+    return numpy.asarray(
+        _View(
+            {
+                "version": 3,
+                "typestr": f"|V{stored.itemsize}",
+                "shape": stored.dim,
+                "strides": tuple(s * stored.itemsize for s in stored.stride),
+                "data": (address, False),
+            }
+        )
+    )

@@ -1,0 +1,52 @@
+from pathlib import Path
+
+import pytest
+
+from graphfuse import settings
+
+
+@pytest.mark.parametrize("value", ["cpu", "cuda", "cuda:0", "cuda:12"])
+def test_device_is_read_at_call_time(monkeypatch, value):
+    assert settings.device() is None
+    monkeypatch.setenv("GRAPHFUSE_DEVICE", value)
+    assert settings.device() == value
+
+
+def test_an_empty_device_is_none(monkeypatch):
+    monkeypatch.setenv("GRAPHFUSE_DEVICE", "")
+    assert settings.device() is None
+
+
+@pytest.mark.parametrize("value", ["gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", "cuda:0 "])
+def test_a_wrong_device_names_variable_value_and_choices(monkeypatch, value):
+    monkeypatch.setenv("GRAPHFUSE_DEVICE", value)
+    with pytest.raises(ValueError, match="GRAPHFUSE_DEVICE=.*accepted: cpu, cuda, cuda:N") as error:
+        settings.device()
+    assert repr(value) in str(error.value)
+
+
+def test_cache_dir_prefers_its_own_variable_then_xdg_then_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", "~/mine")
+    assert settings.cache_dir() == tmp_path / "mine"
+    monkeypatch.delenv("GRAPHFUSE_CACHE_DIR")
+    assert settings.cache_dir() == Path("/x/graphfuse")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert settings.cache_dir() == tmp_path / ".cache/graphfuse"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert settings.cache_dir() == tmp_path / ".cache/graphfuse"
+
+
+def test_a_relative_cache_dir_is_refused(monkeypatch):
+    monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", "here")
+    with pytest.raises(ValueError, match="GRAPHFUSE_CACHE_DIR='here'.*absolute"):
+        settings.cache_dir()
+
+
+def test_toolkit_roots_are_those_set_cuda_home_first(monkeypatch):
+    assert settings.toolkit_roots() == ()
+    monkeypatch.setenv("CUDA_PATH", "/b")
+    assert settings.toolkit_roots() == (("CUDA_PATH", Path("/b")),)
+    monkeypatch.setenv("CUDA_HOME", "/a")
+    assert settings.toolkit_roots() == (("CUDA_HOME", Path("/a")), ("CUDA_PATH", Path("/b")))
