@@ -1,5 +1,6 @@
 """First-party engines, in order of preference."""
 
 from graphfuse.engines.reference import ReferenceEngine
+from graphfuse.engines.rmsnorm import RmsNormEngine
 
-ALL = (ReferenceEngine(),)
+ALL = (RmsNormEngine(), ReferenceEngine())

@@ -25,15 +25,15 @@ constexpr int WEIGHT_BYTES = CHUNK * gf::bits_of<Weight> / 8;
 constexpr int BIAS_BYTES = CHUNK * gf::bits_of<Bias> / 8;
 constexpr int OUTPUT_BYTES = CHUNK * gf::bits_of<Output> / 8;
 
-constexpr i64 CHUNKS = COLUMNS / CHUNK;
+constexpr Index CHUNKS = COLUMNS / CHUNK;
 constexpr int PASS_CHUNKS = STEPS * THREADS_PER_ROW;
-constexpr i64 PASSES = (CHUNKS + PASS_CHUNKS - 1) / PASS_CHUNKS;
+constexpr Index PASSES = (CHUNKS + PASS_CHUNKS - 1) / PASS_CHUNKS;
 constexpr int CTA_ROWS = THREADS / THREADS_PER_ROW;
 constexpr float PER_COLUMN = float(1.0 / double(COLUMNS));
 
-// Weight and bias that take this few registers are read once, before the rows.
+// Weight and bias that take this few registers are read once, before the rows: more would cost occupancy.
 constexpr bool HOLD_AFFINE =
-    PASSES == 1 && STEPS * ((WEIGHT_BYTES + 3) / 4 + (HAS_BIAS ? (BIAS_BYTES + 3) / 4 : 0)) <= 8;
+    PASSES == 1 && STEPS * ((WEIGHT_BYTES + 3) / 4 + (HAS_BIAS ? (BIAS_BYTES + 3) / 4 : 0)) <= 4;
 
 using Chunk = gf::Bytes<INPUT_BYTES>;
 
@@ -49,16 +49,16 @@ struct Row {
   bool exists;  // the last CTA may have fewer rows than threads for them
 };
 
-GF_DEVICE bool in_row(i64 chunk) { return CHUNKS % PASS_CHUNKS == 0 || chunk < CHUNKS; }
+GF_DEVICE bool in_row(Index chunk) { return CHUNKS % PASS_CHUNKS == 0 || chunk < CHUNKS; }
 
-GF_DEVICE Chunk read_input(const Row& row, i64 chunk) {
+GF_DEVICE Chunk read_input(const Row& row, Index chunk) {
   if (row.exists && in_row(chunk)) {
     return gf::load<INPUT_BYTES, INPUT_ACCESS>(gf::offset(row.input, chunk * INPUT_BYTES));
   }
   return {};
 }
 
-GF_DEVICE Affine read_affine(const void* weight, const void* bias, i64 chunk) {
+GF_DEVICE Affine read_affine(const void* weight, const void* bias, Index chunk) {
   Affine affine = {};
   if (in_row(chunk)) {
     affine.weight = gf::load<WEIGHT_BYTES, WEIGHT_ACCESS, true>(gf::offset(weight, chunk * WEIGHT_BYTES));
@@ -83,7 +83,7 @@ GF_DEVICE float sum_of_squares(const Chunk& chunk) {
 /// Stores one chunk as it is (BLOCK_SIZE 0) or quantized with a scale per BLOCK_SIZE elements, which lie
 /// in neighbouring lanes: all lanes of a warp call it together.
 template <int BLOCK_SIZE, int COUNT>
-GF_DEVICE void store_output(const Row& row, i64 chunk, const float (&values)[COUNT]) {
+GF_DEVICE void store_output(const Row& row, Index chunk, const float (&values)[COUNT]) {
   const bool stored = row.exists && in_row(chunk);
   void* const output = gf::offset(row.output, chunk * OUTPUT_BYTES);
   if constexpr (BLOCK_SIZE == 0) {
@@ -108,7 +108,7 @@ GF_DEVICE void store_output(const Row& row, i64 chunk, const float (&values)[COU
 }
 
 /// Normalizes one chunk, applies the epilogue and stores the result.
-GF_DEVICE void finish(const Row& row, i64 chunk, const Chunk& raw, const Affine& affine, float inverse,
+GF_DEVICE void finish(const Row& row, Index chunk, const Chunk& raw, const Affine& affine, float inverse,
                       const Epilogue& epilogue) {
   float values[CHUNK];
   float weight[CHUNK];
@@ -136,7 +136,8 @@ extern "C" GF_KERNEL(THREADS)
   GF_SHARED(float, shared, Sum::SHARED_FLOATS);
   Sum sum_over_row{shared};
 
-  const int thread = int(gf::thread_index()) % THREADS_PER_ROW;
+  const int thread = int(gf::thread_index() % THREADS_PER_ROW);
+  const int row_in_cta = int(gf::thread_index() / THREADS_PER_ROW);
   const float epsilon = gf::scalar(epsilon_operand);
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
 
@@ -150,14 +151,14 @@ extern "C" GF_KERNEL(THREADS)
 
   // Whole CTAs take part in every round, so that all threads meet at the shuffles and barriers.
   for (i64 first = i64(gf::block_index()) * CTA_ROWS; first < rows; first += i64(gf::grid_size()) * CTA_ROWS) {
-    const i64 index = first + int(gf::thread_index()) / THREADS_PER_ROW;
+    const i64 index = first + row_in_cta;
     const Row row = {gf::offset(input, index * input_stride), gf::offset(output, index * output_stride),
                      gf::offset(block_scale, index * block_scale_stride), index < rows};
 
     Chunk chunks[STEPS];
     float sum = 0.0f;
 #pragma unroll 1
-    for (i64 pass = 0; pass < PASSES; ++pass) {
+    for (Index pass = 0; pass < PASSES; ++pass) {
       float parts[STEPS];
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
@@ -177,10 +178,10 @@ extern "C" GF_KERNEL(THREADS)
     }
 
 #pragma unroll 1
-    for (i64 pass = 0; pass < PASSES; ++pass) {
+    for (Index pass = 0; pass < PASSES; ++pass) {
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
-        const i64 chunk = pass * PASS_CHUNKS + thread + step * THREADS_PER_ROW;
+        const Index chunk = pass * PASS_CHUNKS + thread + step * THREADS_PER_ROW;
         if constexpr (PASSES > 1) {
           chunks[step] = read_input(row, chunk);
         }

@@ -118,6 +118,10 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
         """Why these knobs cannot be used, for knobs that a user chose."""
         return None
 
+    def in_place(self, facts: FactsT, knobs: KnobsT) -> tuple[tuple[TensorId, TensorId], ...]:
+        """(input, output) tensors that may be the same memory, exactly; any other overlap is refused."""
+        return ()
+
     def notes(self, facts: FactsT, knobs: KnobsT, device: Device) -> tuple[str, ...]:
         """Numerical notes of the plan: rounding, software conversions, and the like."""
         return ()

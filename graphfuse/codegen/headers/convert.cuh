@@ -43,8 +43,7 @@ GF_DEVICE u32 encode_magnitude(float magnitude) {
 template <int EXPONENT, int MANTISSA>
 GF_DEVICE u32 encode(float value, float limit, u32 nan) {
   constexpr int SIGN = EXPONENT + MANTISSA;
-  const float magnitude = abs(value);
-  const u32 code = encode_magnitude<EXPONENT, MANTISSA>(magnitude < limit ? magnitude : limit);
+  const u32 code = encode_magnitude<EXPONENT, MANTISSA>(min_number(abs(value), limit));
   const u32 sign = (as_bits(value) >> (31 - SIGN)) & (1u << SIGN);
   return is_nan(value) ? nan : code | sign;
 }

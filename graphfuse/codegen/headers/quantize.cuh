@@ -46,8 +46,17 @@ GF_DEVICE Bytes<COUNT / 2> quantize_block(const float (&values)[COUNT], u32 scal
   float codes[COUNT];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    // Beyond 6 * 448 everything saturates; an infinite quotient would become NaN.
-    codes[i] = quotient(max(min(values[i], 4096.0f), -4096.0f), scale, inverse);
+    codes[i] = values[i];
+  }
+  if (scale_code == 0x7eu) {  // 448: everything beyond 6 * 448 saturates; an infinite quotient would become NaN
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      codes[i] = max(min(values[i], 4096.0f), -4096.0f);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    codes[i] = quotient(codes[i], scale, inverse);
   }
   Bytes<COUNT / 2> chunk = pack<e2m1>(codes);
 #pragma unroll

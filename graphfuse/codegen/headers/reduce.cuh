@@ -56,9 +56,9 @@ struct RowSum {
     if constexpr (WARPS <= 1) {
       return over_lanes(part);
     } else {
-      const int thread = int(thread_index());
-      const int in_row = thread % THREADS_PER_ROW;
-      const int row_start = thread - in_row;
+      const u32 thread = thread_index();
+      const u32 in_row = thread % THREADS_PER_ROW;
+      const u32 row_start = thread - in_row;
       if constexpr (ONE_BARRIER) {
         float* const parts = shared + (call++ & 1u) * THREADS;
         parts[thread] = part;

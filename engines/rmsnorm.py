@@ -1,0 +1,363 @@
+"""RMSNorm with a pointwise epilogue and quantized output in one kernel, for any row length.
+
+Serves ``RmsNormFacts`` on NVIDIA GPUs. The kernel is ``rmsnorm.cu``; here are what it
+accepts, how a row is spread over threads, and what the launch passes.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from graphfuse.codegen import pointwise
+from graphfuse.codegen.render import render, template
+from graphfuse.device import Device
+from graphfuse.dtypes import data_type
+from graphfuse.engine import Address, Argument, Constant, KernelEngine, Launch, No
+from graphfuse.enums import heur_mode
+from graphfuse.ir import TensorId
+from graphfuse.ops import OPS
+from graphfuse.patterns.rmsnorm import RmsNormFacts, View
+
+_FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
+_FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
+_BLOCK_FORMATS = {data_type.FP4_E2M1: (16, data_type.FP8_E4M3)}  # element -> block size, scale
+
+# Chips that every variant of the kernel is compiled for by the tests.
+_COMPILED = (80, 86, 89, 90, 100, 103, 120)
+_FP8_INSTRUCTION = 89  # and newer
+_FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain targets
+
+_ACCESS = 16  # bytes of the widest memory access
+_MAX_THREADS = 1024
+_INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
+_WARP = 32
+# Registers of a thread that may hold the row's input, by threads a CTA. Of the 64 or 128 that
+# the register file has for each, the rest of the kernel needs 40; more than 64 gains nothing.
+_HELD_REGISTERS = {1024: 24, 512: 48}
+_MOST_HELD = 64
+
+
+@dataclass(frozen=True)
+class RmsNormKnobs:
+    """How rows are spread over threads. None of them changes a bit of the result.
+
+    threads_per_row, threads (a CTA): powers of two. max_ctas: at most so many CTAs,
+    each of which takes row after row; 0 for as many as there are rows for.
+    """
+
+    threads_per_row: int
+    threads: int
+    max_ctas: int = 0
+
+
+@dataclass(frozen=True)
+class _Row:
+    """How a row is cut, from facts alone, so that sums are the same for all knobs.
+
+    chunk: elements moved together, at most 16 bytes of input. chunks: a row's.
+    registers: 32-bit registers one chunk of input takes. resident: the row's input
+    fits the registers of a CTA; otherwise it is read twice.
+    """
+
+    chunk: int
+    chunks: int
+    registers: int
+    resident: bool
+
+    @classmethod
+    def of(cls, facts: RmsNormFacts) -> "_Row":
+        itemsize = facts.input.dtype.nbytes(1)
+        chunk = math.gcd(facts.columns, _ACCESS // itemsize)
+        chunks = facts.columns // chunk
+        registers = max(1, chunk * itemsize // 4)
+        held = -(-chunks // _MAX_THREADS) * registers
+        return cls(chunk, chunks, registers, held <= _HELD_REGISTERS[_MAX_THREADS])
+
+    def steps(self, threads_per_row: int) -> int:
+        """Chunks of one pass over the row that each thread takes."""
+        if self.resident:
+            return -(-self.chunks // threads_per_row)
+        return min(8, 16 // self.registers)
+
+
+class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
+    """One generated CUDA kernel; rows never enter its source.
+
+    Numerics: float32 throughout; the row's sum of squares is a fixed binary tree. NVFP4
+    elements differ from the exact value by at most max(scale, amax - 6 * scale), scale
+    and amax being those of the block: half the widest gap of E2M1 (4 to 6), or what
+    saturation cuts off where rounding made the scale small.
+    """
+
+    name: ClassVar[str] = "rmsnorm"
+    facts: ClassVar[type] = RmsNormFacts
+    knobs: ClassVar[type] = RmsNormKnobs
+    modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
+    entry: ClassVar[str] = "rmsnorm"
+
+    def why_not(self, facts: RmsNormFacts, device: Device) -> No | None:
+        reason = next(_reasons(facts, device), None)
+        return None if reason is None else No(reason)
+
+    def propose(self, facts: RmsNormFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
+        row = _Row.of(facts)
+        best = _usual_threads_per_row(row)
+        near = [best, best * 2, best // 2]
+        candidates = [RmsNormKnobs(t, max(t, 128)) for t in near]
+        if mode is heur_mode.B:
+            powers = [1 << k for k in range(11)]
+            candidates += [RmsNormKnobs(t, c) for t in powers for c in (64, 128, 256, 512, 1024)]
+            # As many CTAs as the device holds at once, each taking several rows.
+            candidates += [
+                RmsNormKnobs(t, c, device.sm_count * max(1, device.threads_per_sm // c))
+                for t in near
+                for c in (128, 256, 512, 1024)
+            ]
+        candidates += [RmsNormKnobs(_MAX_THREADS, _MAX_THREADS)]
+        return [k for k in dict.fromkeys(candidates) if self.illegal(facts, k, device) is None]
+
+    def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
+        reason = next(_faults(facts, knobs), None)
+        return None if reason is None else No(reason)
+
+    def notes(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> tuple[str, ...]:
+        return tuple(_notes(facts, device))
+
+    def in_place(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
+        # Each thread writes an element after it last read it, if both lie at one address.
+        x, y = facts.input, facts.output
+        same = (x.dtype, x.rows, x.column_stride) == (y.dtype, y.rows, y.column_stride)
+        return ((x.tensor, y.tensor),) if same else ()
+
+    def source(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
+        generated = _prelude(facts, knobs) + pointwise.functor(facts.epilogue).source
+        return render(template("graphfuse.engines", "rmsnorm.cu"), generated, "rmsnorm.cu")
+
+    def launch(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> Launch:
+        ctas = -(-facts.rows * knobs.threads_per_row // knobs.threads)
+        return Launch(
+            grid=min(ctas, knobs.max_ctas or ctas, 2**31 - 1),
+            block=knobs.threads,
+            arguments=(
+                *(
+                    Address(view.tensor) if view else Constant("pointer", 0)
+                    for view in (
+                        facts.input,
+                        facts.weight,
+                        facts.bias,
+                        facts.output,
+                        facts.inverse_rms,
+                        facts.block_scale,
+                    )
+                ),
+                Constant("int64", facts.rows),
+                *(
+                    Constant("int64", _row_bytes(view))
+                    for view in (facts.input, facts.output, facts.inverse_rms, facts.block_scale)
+                ),
+                pointwise.argument(facts.epsilon),
+                *pointwise.functor(facts.epilogue).arguments,
+            ),
+        )
+
+
+def _row_bytes(view: View | None) -> int:
+    """Bytes from one row to the next."""
+    return view.row_stride * view.dtype.bits // 8 if view else 0
+
+
+def _access(view: View | None, elements: int) -> int:
+    """Bytes of the widest access that every chunk of `elements` of the tensor is aligned for."""
+    if view is None:
+        return 1
+    return math.gcd(_ACCESS, view.dtype.nbytes(elements), view.alignment, _row_bytes(view))
+
+
+def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
+    row = _Row.of(facts)
+    types = {
+        "Input": facts.input.dtype.facts.ctype,
+        "Weight": facts.weight.dtype.facts.ctype,
+        "Bias": (facts.bias or facts.weight).dtype.facts.ctype,
+        "Output": facts.output.dtype.facts.ctype,
+        "Index": "int" if facts.columns < _INT_COLUMNS else "gf::i64",
+        "Epsilon": pointwise.parameter_type(facts.epsilon),
+    }
+    constants = {
+        "gf::i64 COLUMNS": facts.columns,
+        "int CHUNK": row.chunk,
+        "int STEPS": row.steps(knobs.threads_per_row),
+        "int THREADS_PER_ROW": knobs.threads_per_row,
+        "int THREADS": knobs.threads,
+        "int INPUT_ACCESS": _access(facts.input, row.chunk),
+        "int WEIGHT_ACCESS": _access(facts.weight, row.chunk),
+        "int BIAS_ACCESS": _access(facts.bias, row.chunk),
+        "int OUTPUT_ACCESS": _access(facts.output, row.chunk),
+        "int BLOCK": facts.block_size,
+        "bool HAS_BIAS": str(facts.bias is not None).lower(),
+        "bool HAS_INVERSE_RMS": str(facts.inverse_rms is not None).lower(),
+    }
+    return "".join(
+        [
+            "namespace problem {\n",
+            *(f"using {name} = {ctype};\n" for name, ctype in types.items()),
+            *(f"constexpr {name} = {value};\n" for name, value in constants.items()),
+            "}  // namespace problem\n",
+        ]
+    )
+
+
+def _usual_threads_per_row(row: _Row) -> int:
+    """Threads per row that stream well: one 16-byte chunk a thread for short rows, two up
+    to 128 chunks, then more, so that the reduction across threads stays small.
+
+    On an H200 this is within the noise of the best of a sweep for 64 and 1024 columns of
+    bfloat16 (8 and 64 threads a row).
+    """
+    if not row.resident:
+        return _MAX_THREADS
+    if row.chunks <= _WARP:
+        steps = 1
+    else:
+        steps = 2 if row.chunks <= 128 else 4 if row.chunks <= 2048 else 8
+        steps *= 4 // row.registers  # narrow chunks: as many bytes in flight
+    threads = _power_of_two(-(-row.chunks // min(steps, 8)))
+    # A quantized block spans up to four chunks and must not leave its row's threads.
+    return min(max(threads, 1 if row.chunks == 1 else 2 if row.chunks == 2 else 4), _MAX_THREADS)
+
+
+def _power_of_two(value: int) -> int:
+    """The smallest power of two that is not below `value`."""
+    return 1 << (value - 1).bit_length()
+
+
+def _held_registers(threads: int) -> int:
+    return _HELD_REGISTERS.get(threads, _MOST_HELD)
+
+
+def _faults(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Iterator[str]:
+    row = _Row.of(facts)
+    for name in ("threads_per_row", "threads"):
+        value = getattr(knobs, name)
+        if not isinstance(value, int) or value < 1 or value & (value - 1):
+            yield f"{name} is {value!r}; accepted: a power of two"
+            return
+    if not _WARP <= knobs.threads <= _MAX_THREADS:
+        yield f"threads is {knobs.threads}; accepted: {_WARP} to {_MAX_THREADS}"
+    if knobs.threads_per_row > knobs.threads:
+        yield f"threads_per_row {knobs.threads_per_row} exceeds threads {knobs.threads}"
+    if not isinstance(knobs.max_ctas, int) or knobs.max_ctas < 0:
+        yield f"max_ctas is {knobs.max_ctas!r}; accepted: 0 (no limit) or more"
+    if not row.resident:
+        if knobs.threads_per_row != _MAX_THREADS:
+            yield (
+                f"threads_per_row is {knobs.threads_per_row}; rows of {facts.columns} columns are read twice, "
+                f"which takes {_MAX_THREADS}"
+            )
+        return
+    held = row.steps(knobs.threads_per_row) * row.registers
+    if held > _held_registers(knobs.threads):
+        yield (
+            f"threads_per_row {knobs.threads_per_row} needs {held} registers a thread to hold {facts.columns} "
+            f"columns; at {knobs.threads} threads at most {_held_registers(knobs.threads)} may"
+        )
+    if facts.block_size and knobs.threads_per_row * row.chunk < facts.block_size:
+        yield (
+            f"threads_per_row is {knobs.threads_per_row}; blocks of {facts.block_size} elements take at least "
+            f"{facts.block_size // row.chunk}"
+        )
+
+
+def _reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
+    yield from _device_reasons(device)
+    x, y = facts.input, facts.output
+    accepted = {
+        "input": (x, _FLOATS),
+        "weight": (facts.weight, _FLOATS),
+        "bias": (facts.bias, _FLOATS),
+        "output": (y, _FLOATS + _FP8 + tuple(_BLOCK_FORMATS)),
+        "inverse RMS": (facts.inverse_rms, (data_type.FLOAT,)),
+        "block scale": (facts.block_scale, tuple(scale for _, scale in _BLOCK_FORMATS.values())),
+    }
+    views = {role: (view, dtypes) for role, (view, dtypes) in accepted.items() if view is not None}
+    for role, (view, dtypes) in views.items():
+        if view.dtype not in dtypes:
+            yield f"{role} {view.name!r} is {view.dtype.name}; accepted: {_names(dtypes)}"
+    for scalar in (facts.epsilon, *facts.epilogue.scalars):
+        if not scalar.by_value and scalar.dtype not in _FLOATS:
+            yield f"scalar {scalar.name!r} in device memory is {scalar.dtype.name}; accepted: {_names(_FLOATS)}"
+    yield from _block_reasons(facts)
+    for role, (view, _) in views.items():
+        yield from _stride_reasons(facts, role, view)
+
+
+def _device_reasons(device: Device) -> Iterator[str]:
+    if device.kind != "cuda":
+        yield f"needs a CUDA device; got {device}"
+    elif device.sm < _COMPILED[0]:
+        yield f"needs SM{_COMPILED[0]} or newer; {device} is SM{device.sm}"
+    elif device.sm not in _COMPILED:
+        yield f"{device} is SM{device.sm}, for which the kernel has not been compiled; accepted: " + ", ".join(
+            f"SM{sm}" for sm in _COMPILED
+        )
+
+
+def _block_reasons(facts: RmsNormFacts) -> Iterator[str]:
+    y = facts.output
+    size, _ = _BLOCK_FORMATS.get(y.dtype, (0, None))
+    if facts.block_size != size:
+        yield f"output {y.name!r} is {y.dtype.name} in blocks of {facts.block_size}; accepted: blocks of {size}"
+    if size == 0:
+        return
+    if facts.block_scale is None:
+        yield f"output {y.name!r} is {y.dtype.name} and has no tensor for its block scales"
+    if facts.columns % size:
+        yield f"output {y.name!r} has {facts.columns} columns; accepted: a multiple of {size}"
+    if y.row_stride % 2:
+        yield f"output {y.name!r} has row stride {y.row_stride}; accepted: even, as a byte holds two elements"
+
+
+def _stride_reasons(facts: RmsNormFacts, role: str, view: View) -> Iterator[str]:
+    columns = {
+        "inverse RMS": 1,
+        "block scale": facts.columns // facts.block_size if facts.block_size else 1,
+    }.get(role, facts.columns)
+    if view.column_stride != 1 and columns > 1:
+        yield f"{role} {view.name!r} has stride {view.column_stride} between columns; accepted: 1"
+    if role in ("weight", "bias"):
+        if any(extent > 1 for extent, _ in view.rows):
+            yield f"{role} {view.name!r} varies over rows {_axes(view)}; accepted: one row"
+        return
+    if len(view.rows) > 1:
+        yield f"{role} {view.name!r} has rows with several strides {_axes(view)}; accepted: one"
+        return
+    least = 0 if role == "input" else columns
+    if facts.rows > 1 and view.row_stride < least:
+        yield f"{role} {view.name!r} has row stride {view.row_stride}; accepted: at least {least}"
+    if role == "inverse RMS" and view.alignment % 4:
+        yield f"{role} {view.name!r} is aligned to {view.alignment} bytes; accepted: a multiple of 4"
+
+
+def _axes(view: View) -> str:
+    return "(extent, stride) " + ", ".join(f"({extent}, {stride})" for extent, stride in view.rows)
+
+
+def _names(dtypes: Sequence[data_type]) -> str:
+    return ", ".join(dtype.name for dtype in dtypes)
+
+
+def _notes(facts: RmsNormFacts, device: Device) -> Iterator[str]:
+    yield "float32 throughout: virtual tensors are not rounded to their data types"
+    yield "sum of squares: a fixed binary tree, the same bits for every row count, knob and run"
+    if any("gf::sigmoid" in OPS[step.op_name].cuda for step in facts.epilogue.steps):
+        yield "sigmoid: relative error below 5e-6 (1.2e-6 for arguments above -27)"
+    if not _Row.of(facts).resident:
+        yield f"rows of {facts.columns} columns do not fit in registers: the input is read twice"
+    instruction, software = "instruction", "software, bit-identical to the instruction"
+    if facts.output.dtype in _FP8 or facts.block_size:
+        yield f"FP8 conversion: {instruction if device.sm >= _FP8_INSTRUCTION else software}"
+    if facts.block_size:
+        yield f"FP4 conversion: {instruction if device.arch in _FP4_INSTRUCTION else software}"
+        yield "FP4 error |dequantized - exact|: at most max(scale, amax - 6 * scale) of the block"
+
