@@ -88,6 +88,8 @@ class Planner:
         self._barred_engines.update(names)
 
     def bar_workspace(self, limit: int) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise GraphTypeError(f"a workspace limit must be an int >= 0, in bytes; got {limit!r}")
         self._workspace_limit = limit
 
     def barred(self, p: Plan) -> str | None:
