@@ -28,6 +28,9 @@ def freeze(graph: pygraph) -> ir.Graph:
             _infer_data_type(graph, t, None)
     for node in graph.nodes:
         _infer(graph, node)
+    for t in graph.tensors:
+        if t.value is not None and not t.get_dim():
+            t.inferred_dim = t.inferred_stride = (1,)  # a constant that no node reads
     absent = {id(node.outputs[port]) for node in graph.nodes for port in node.op.absent(node.attributes)}
     kept = [t for t in graph.tensors if id(t) not in absent]
     ids = {id(t): i for i, t in enumerate(kept)}
@@ -74,9 +77,9 @@ def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
     """Packed, with the axes in the source's order of strides (so NHWC stays NHWC)."""
     from graphfuse.graph import packed_stride
 
-    if len(source.get_dim()) != len(dim):
-        return packed_stride(dim)
     strides = source.get_stride()
+    if not len(source.get_dim()) == len(strides) == len(dim):
+        return packed_stride(dim)
     # Extents of 1 say nothing about the order: keep them where they stand among equals.
     order = sorted(range(len(dim)), key=lambda axis: (-strides[axis] if dim[axis] != 1 else 0, axis))
     return packed_stride(dim, order)

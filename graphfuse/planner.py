@@ -78,6 +78,8 @@ class Planner:
     def at(self, index: int) -> Plan:
         if isinstance(index, bool) or not isinstance(index, int):
             raise GraphTypeError(f"a plan index must be an int, got {index!r}")
+        if not self.plans:
+            raise GraphStateError(f"graph {self.graph.name!r}: call create_execution_plans() first")
         if not 0 <= index < len(self.plans):
             raise GraphValidationError(f"plan index {index} is out of range; there are {len(self.plans)} plans")
         return self.plans[index]
@@ -86,6 +88,8 @@ class Planner:
         self._barred_engines.update(names)
 
     def bar_workspace(self, limit: int) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise GraphTypeError(f"a workspace limit must be an int >= 0, in bytes; got {limit!r}")
         self._workspace_limit = limit
 
     def barred(self, p: Plan) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,7 @@ def _variables(graph: pygraph) -> dict[int, str]:
     names: dict[int, str] = {}
     for t in graph.tensors:
         base = re.sub(r"\W+", "_", t.get_name(), flags=re.ASCII).strip("_") or "tensor"
-        if base[0].isdigit() or keyword.iskeyword(base) or base in ("graph", "graphfuse"):
+        if base[0].isdigit() or keyword.iskeyword(base) or hasattr(builtins, base) or base in ("graph", "graphfuse"):
             base = f"t_{base}"
         name, n = base, 2
         while name in names.values():
@@ -48,9 +50,9 @@ def _type(dtype: data_type) -> str:
 def _leaf(t: Tensor, names: dict[int, str]) -> str:
     common = f"name={t.get_name()!r}, uid={t.get_uid()}, byte_alignment={t.get_byte_alignment()}"
     if t.value is not None:
-        layout = f".set_dim({t.get_dim()}).set_stride({t.get_stride()}).set_uid({t.get_uid()})"
-        value = repr(t.value) if abs(t.value) < float("inf") else f"float({str(t.value)!r})"
-        return f"{names[id(t)]} = graph.tensor_scalar({value}, {_type(t.get_data_type())}, {t.get_name()!r}){layout}"
+        layout = f".set_dim({t.get_dim()}).set_stride({t.get_stride()})" if t.get_dim() else ""
+        layout += f".set_uid({t.get_uid()})"
+        return f"{names[id(t)]} = graph.tensor_scalar({_value(t.value)}, {_type(t.get_data_type())}, {t.get_name()!r}){layout}"
     return (
         f"{names[id(t)]} = graph.tensor({t.get_dim()}, {t.get_stride()}, {_type(t.get_data_type())}, "
         f"is_virtual={t.get_is_virtual()}, is_pass_by_value={t.get_is_pass_by_value()}, {common})"
@@ -83,4 +85,4 @@ def _setters(t: Tensor) -> str:
 def _value(value: object) -> str:
     if hasattr(value, "name") and hasattr(type(value), "__members__"):
         return f"graphfuse.{type(value).__name__}.{value.name}"
-    return f"float({str(value)!r})" if isinstance(value, float) and abs(value) == float("inf") else repr(value)
+    return f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)

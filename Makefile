@@ -1,0 +1,37 @@
+# make demo       the main job, from a fresh clone
+# make test       every test that needs no GPU
+# make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json
+#
+# PYTHON: the interpreter that .venv is made with. PIP_ARGS: more arguments for pip.
+PYTHON ?= python3
+PIP_ARGS ?=
+
+HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+INSTALLED := .venv/installed
+
+.PHONY: demo test gpu-test clean
+
+demo: $(INSTALLED)
+	.venv/bin/python examples/rmsnorm_silu.py
+
+test: $(INSTALLED)
+	.venv/bin/python -m pytest -n 2 --dist loadgroup
+
+gpu-test: $(INSTALLED)
+	.venv/bin/python -m pytest -m gpu --record docs/records
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis
+
+# With a GPU, packages that PYTHON already has are used (a .pth names their folders), torch
+# above all; without one, torch is pinned, because the newest plain torch brings all of CUDA.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+ifeq ($(HAS_GPU),yes)
+	$(PYTHON) -c "import site; print(*site.getsitepackages(), sep='\n')" \
+	  > "$$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/outer.pth"
+	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[test,nvrtc]'
+else
+	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --constraint constraints.txt --editable '.[test,nvrtc]'
+endif
+	touch $@

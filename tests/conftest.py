@@ -1,0 +1,69 @@
+"""Lanes, the hypothesis profile, and the record that a run on a GPU leaves."""
+
+import functools
+import json
+import sys
+import time
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Derandomized: a run says something about the code, not about the day. Shared machines have no deadlines.
+hypothesis.settings.register_profile("graphfuse", deadline=None, derandomize=True, max_examples=30, database=None)
+hypothesis.settings.load_profile("graphfuse")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--record", metavar="FOLDER", help="write gpu-tests-DEVICE.json about this run into FOLDER")
+
+
+@functools.cache
+def no_gpu() -> str | None:
+    """Why the GPU lane cannot run here; None if it can."""
+    from graphfuse.runtime import device
+
+    if not device.count():
+        return "no CUDA device: the driver reports none"
+    import torch
+
+    return None if torch.cuda.is_available() else "torch sees no CUDA device (a CPU build?)"
+
+
+def pytest_collection_modifyitems(config, items):
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    # Asking for devices costs an import of CUDA: only where a GPU test was asked for.
+    if marked and "not gpu" not in config.option.markexpr and no_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=no_gpu()))
+
+
+def pytest_sessionstart(session):
+    session.config._graphfuse_start = time.time()
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    if not config.getoption("--record"):
+        return
+    counts = {k: len(terminalreporter.stats.get(k, ())) for k in ("passed", "failed", "error", "skipped")}
+    from record import environment
+
+    about = environment(ROOT)
+    folder = Path(config.getoption("--record"))
+    folder.mkdir(parents=True, exist_ok=True)
+    name = about["device"].lower().replace(" ", "-")
+    seconds = round(time.time() - config._graphfuse_start, 1)
+    content = {"environment": about, "counts": counts, "seconds": seconds, "exit_status": int(exitstatus)}
+    path = folder / f"gpu-tests-{name}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    terminalreporter.write_line(f"record: {path}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def imported_once():
+    """No test may end up with a second copy of an engine or pattern under its folder's own name."""
+    yield
+    twice = {"engines", "patterns"} & {name.split(".")[0] for name in sys.modules}
+    assert not twice, f"imported beside their installed names graphfuse.*: {twice}"

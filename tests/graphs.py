@@ -1,0 +1,261 @@
+"""Graphs that several tests build: one RMSNorm problem as data, and arbitrary graphs drawn by hypothesis."""
+
+import functools
+import operator
+from dataclasses import dataclass
+
+import oracle
+import torch
+from hypothesis import strategies as st
+
+import graphfuse
+from graphfuse import data_type, heur_mode, norm_forward_phase
+
+FLOAT, HALF, BF16 = data_type.FLOAT, data_type.HALF, data_type.BFLOAT16
+E4M3, E5M2, FP4 = data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP4_E2M1
+
+TORCH = {
+    FLOAT: torch.float32,
+    HALF: torch.float16,
+    BF16: torch.bfloat16,
+    E4M3: torch.float8_e4m3fn,
+    E5M2: torch.float8_e5m2,
+    FP4: torch.uint8,
+}
+
+
+def new(name: str = "graph", device: str = "cpu", **types) -> graphfuse.pygraph:
+    """An empty graph for one device; virtual tensors are float32 unless said otherwise."""
+    types = {"io_data_type": FLOAT, "intermediate_data_type": FLOAT} | types
+    return graphfuse.pygraph(name, handle=graphfuse.create_handle(device), **types)
+
+
+def generator(device: str, seed: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+# One RMSNorm problem
+
+
+@dataclass(frozen=True)
+class Norm:
+    """swish(rmsnorm(x) + bias) * factor, quantized if asked, on [rows, columns].
+
+    beta: None for no swish. eps: None leaves epsilon to execute (by value). factor: None,
+    "value" or "device". blocks: block_scale_quantize to NVFP4. The strides are those of
+    rows, in elements; offset is how many elements into its memory each tensor begins.
+    """
+
+    rows: int = 12
+    columns: int = 64
+    input: data_type = BF16
+    weight: data_type = BF16
+    output: data_type = BF16
+    bias: data_type | None = None
+    beta: float | None = 1.0
+    eps: float | None = 1e-5
+    training: bool = False
+    factor: str | None = None
+    blocks: bool = False
+    input_stride: int | None = None
+    output_stride: int | None = None
+    offset: int = 0
+    alignment: int = 16
+
+    EPS, FACTOR = 1e-5, 0.75  # what execute is given for eps None and factor
+
+    def graph(self, device: str = "cpu") -> graphfuse.pygraph:
+        """The graph, its tensors named x, weight, bias, epsilon, factor, out, inverse_rms, block_scale."""
+        g = new(device=device)
+        row = dict(byte_alignment=self.alignment)
+        x = g.tensor([self.rows, self.columns], [self.input_stride or self.columns, 1], self.input, name="x", **row)
+        weight = g.tensor([1, self.columns], data_type=self.weight, name="weight", **row)
+        bias = self.bias and g.tensor([1, self.columns], data_type=self.bias, name="bias", **row)
+        epsilon = self.eps
+        if epsilon is None:
+            epsilon = g.tensor([1, 1], data_type=FLOAT, is_pass_by_value=True, name="epsilon")
+        phase = norm_forward_phase.TRAINING if self.training else norm_forward_phase.INFERENCE
+        y, inverse = g.rmsnorm(x, weight, epsilon, bias or None, norm_forward_phase=phase)
+        if self.training:
+            inverse.set_output().set_name("inverse_rms")
+        if self.beta is not None:
+            y = g.swish(y, swish_beta=self.beta)
+        if self.factor is not None:
+            y = g.mul(y, g.tensor([1, 1], is_pass_by_value=self.factor == "value", byte_alignment=4, name="factor"))
+        if self.blocks:
+            y, scales = g.block_scale_quantize(y, block_size=16)
+            scales.set_output().set_name("block_scale").set_byte_alignment(1)
+        y.set_output().set_name("out").set_data_type(self.output).set_byte_alignment(self.alignment)
+        y.set_dim([self.rows, self.columns]).set_stride([self.output_stride or self.columns, 1])
+        return g
+
+    def inputs(self, device: str = "cpu", seed: int = 0, amplitude: float = 1.0) -> dict[str, object]:
+        """Random values for everything the graph reads."""
+        source = generator(device, seed)
+
+        def values(rows, stride, dtype, spread, middle):
+            t = torch.randn(rows, self.columns, generator=source, device=device) * spread + middle
+            return self._place(t.to(TORCH[dtype]), stride)
+
+        pack = {
+            "x": values(self.rows, self.input_stride, self.input, amplitude, 0),
+            "weight": values(1, None, self.weight, 0.25, 1),
+        }
+        if self.bias:
+            pack["bias"] = values(1, None, self.bias, 0.5, 0)
+        if self.eps is None:
+            pack["epsilon"] = self.EPS
+        if self.factor:
+            pack["factor"] = self.FACTOR if self.factor == "value" else torch.full((1, 1), self.FACTOR, device=device)
+        return pack
+
+    def outputs(self, device: str = "cpu") -> dict[str, torch.Tensor]:
+        """Memory for everything the graph writes, filled with a byte that no result is."""
+        per_byte = 2 if self.output is FP4 else 1
+        shape, stride = (self.rows, self.columns // per_byte), (self.output_stride or self.columns) // per_byte
+        out = torch.empty(shape, dtype=torch.uint8, device=device) if per_byte == 2 else None
+        out = torch.empty(shape, dtype=TORCH[self.output], device=device) if out is None else out
+        out.view(torch.uint8).fill_(0xA5)
+        pack = {"out": self._place(out, stride)}
+        if self.training:
+            pack["inverse_rms"] = torch.full((self.rows, 1), float("nan"), device=device)
+        if self.blocks:
+            pack["block_scale"] = torch.full((self.rows, self.columns // 16), 0xA5, dtype=torch.uint8, device=device)
+        return pack
+
+    def _place(self, values: torch.Tensor, stride: int | None) -> torch.Tensor:
+        """`values` with this row stride, `offset` elements into an allocation; the gaps hold noise."""
+        if not self.offset and stride in (None, values.shape[1]):
+            return values
+        stride = stride or values.shape[1]
+        size = self.offset + stride * max(values.shape[0] - 1, 0) + values.shape[1]
+        memory = torch.empty(size, dtype=values.dtype, device=values.device)
+        memory.view(torch.uint8).fill_(0x5A)
+        placed = memory[self.offset :].as_strided(values.shape, (stride, 1))
+        return placed.copy_(values)
+
+    def exact(self, pack: dict[str, object]) -> dict[str, torch.Tensor]:
+        """"out" before quantization and "inverse_rms", in float64."""
+        y, inverse = oracle.rmsnorm(pack["x"], pack["weight"], self.eps or self.EPS, pack.get("bias"))
+        if self.beta is not None:
+            y = oracle.swish(y, self.beta)
+        if self.factor:
+            y = y * self.FACTOR
+        return {"out": y, "inverse_rms": inverse}
+
+
+def run(graph: graphfuse.pygraph, pack: dict, modes=(heur_mode.FALLBACK,), device: str = "cpu") -> None:
+    """Build and execute with the workspace that is asked for."""
+    graph.build(list(modes))
+    graph.execute(pack, workspace(graph.get_workspace_size(), device))
+
+
+def workspace(size: int, device: str = "cpu") -> torch.Tensor:
+    """`size` bytes at an address that is a multiple of 256."""
+    memory = torch.full((size + 256,), 0xEE, dtype=torch.uint8, device=device)
+    start = -memory.data_ptr() % 256
+    return memory[start : start + size]
+
+
+# Arbitrary graphs
+
+UNARY = ("identity", "relu", "sigmoid", "tanh", "swish", "gelu", "gelu_approx_tanh")
+BINARY = ("add", "sub", "mul", "scale")
+SHAPE = (3, 16)
+
+
+@dataclass(frozen=True)
+class Op:
+    """A node over values: negative numbers are leaves (-1 the first), others the nodes before it."""
+
+    name: str
+    operands: tuple[int, ...]
+    attributes: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A graph as data: shapes of its leaves, nodes in an order that works, which results are outputs."""
+
+    leaves: tuple[tuple[int, int], ...]
+    ops: tuple[Op, ...]
+    outputs: frozenset[int]
+
+    def build(self, order=None, prefix: str = "", device: str = "cpu") -> graphfuse.pygraph:
+        """The graph, nodes added in `order`; leaves are named l1, l2, ..., results n0, n1, ... after `prefix`."""
+        g = new(device=device)
+        values = {
+            -1 - i: g.tensor(shape, name=f"{prefix}l{i + 1}") for i, shape in enumerate(self.leaves) if self.reads(-1 - i)
+        }
+        for index in range(len(self.ops)) if order is None else order:
+            op = self.ops[index]
+            operands = [values[v] for v in op.operands]
+            name = f"{prefix}node{index}"
+            if op.name == "rmsnorm":
+                phase = norm_forward_phase.INFERENCE
+                made = g.rmsnorm(*operands, 1e-3, norm_forward_phase=phase, name=name)[0]
+            else:
+                made = getattr(g, op.name)(*operands, **dict(op.attributes), name=name)
+            values[index] = made.set_output(index in self.outputs).set_name(f"{prefix}n{index}")
+        return g
+
+    def reads(self, value: int) -> bool:
+        return any(value in op.operands for op in self.ops)
+
+    def inputs(self, device: str = "cpu", prefix: str = "") -> dict[str, torch.Tensor]:
+        source = generator(device, len(self.ops))
+        return {
+            f"{prefix}l{i + 1}": torch.randn(shape, generator=source, device=device)
+            for i, shape in enumerate(self.leaves)
+            if self.reads(-1 - i)
+        }
+
+    def exact(self, pack: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Every output by name, in float64."""
+        values = {-1 - i: pack.get(f"l{i + 1}") for i in range(len(self.leaves))}
+        for index, op in enumerate(self.ops):
+            operands = [values[v] for v in op.operands]
+            if op.name == "rmsnorm":
+                values[index] = oracle.rmsnorm(*operands, 1e-3)[0]
+            else:
+                values[index] = oracle.POINTWISE[op.name](*operands, **dict(op.attributes))
+        return {f"n{i}": values[i] for i in self.outputs}
+
+
+@st.composite
+def drawn(draw, max_ops: int = 7) -> Drawn:
+    """Graphs of pointwise and rmsnorm nodes in which every result is read or an output."""
+    leaves = (SHAPE, (1, SHAPE[1]), *draw(st.lists(st.sampled_from((SHAPE, (1, SHAPE[1]), (1, 1))), max_size=3)))
+    shapes = {-1 - i: shape for i, shape in enumerate(leaves)}
+    ops: list[Op] = []
+    for index in range(draw(st.integers(1, max_ops))):
+        anything = st.sampled_from(sorted(shapes))
+        kind = draw(st.sampled_from(("unary", "unary", "binary", "binary", "rmsnorm")))
+        if kind == "unary":
+            name = draw(st.sampled_from(UNARY))
+            attributes = ()
+            if name == "swish":
+                attributes = (("swish_beta", draw(st.sampled_from((1.0, 0.5, 1.702)))),)
+            if name == "relu" and draw(st.booleans()):
+                attributes = (("negative_slope", 0.25), ("lower_clip", 0.0), ("upper_clip", 2.0))
+            op = Op(name, (draw(anything),), attributes)
+        elif kind == "binary":
+            op = Op(draw(st.sampled_from(BINARY)), (draw(anything), draw(anything)))
+        else:
+            op = Op("rmsnorm", (draw(st.sampled_from([v for v in shapes if shapes[v][1] == SHAPE[1]])), -2))
+        ops.append(op)
+        shapes[index] = tuple(map(max, *(shapes[v] for v in op.operands))) if len(op.operands) > 1 else shapes[op.operands[0]]
+    read = set(functools.reduce(operator.add, (op.operands for op in ops)))
+    extra = draw(st.frozensets(st.integers(0, len(ops) - 1)))
+    return Drawn(leaves, tuple(ops), frozenset(i for i in range(len(ops)) if i not in read) | extra)
+
+
+@st.composite
+def reorderings(draw, graph: Drawn) -> list[int]:
+    """Another order of the nodes in which each comes after what it reads."""
+    left, order = set(range(len(graph.ops))), []
+    while left:
+        ready = sorted(i for i in left if not left.intersection(graph.ops[i].operands))
+        order.append(draw(st.sampled_from(ready)))
+        left.remove(order[-1])
+    return order

@@ -1,0 +1,153 @@
+"""What results are held against: float64 references and quantizers that share nothing with the library.
+
+The references are torch's own functions in float64. The quantizers exist twice: in numpy
+with ml_dtypes, and as a search over the list of representable values that runs on any
+torch device; test_oracle.py holds the two against each other.
+"""
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+# References
+
+
+def rmsnorm(x, weight, eps, bias=None, axes=(-1,)):
+    """(Y, inverse RMS) in float64; `axes` are those normalized over."""
+    x = x.double()
+    inverse = 1 / torch.sqrt(x.square().mean(dim=axes, keepdim=True) + eps)
+    y = x * inverse * weight.double()
+    return (y if bias is None else y + bias.double()), inverse
+
+
+def swish(x, beta=1.0):
+    x = x.double()
+    return functional.silu(x) if beta == 1 else x * torch.special.expit(beta * x)
+
+
+def relu(x, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf")):
+    x = x.double()
+    below = lower_clip + functional.leaky_relu(x - lower_clip, negative_slope) if negative_slope else x.clamp(min=lower_clip)
+    return torch.where(x > lower_clip, x.clamp(max=upper_clip), below)
+
+
+POINTWISE = {
+    "add": lambda a, b: torch.add(a.double(), b.double()),
+    "sub": lambda a, b: torch.sub(a.double(), b.double()),
+    "mul": lambda a, b: torch.mul(a.double(), b.double()),
+    "scale": lambda a, b: torch.mul(a.double(), b.double()),
+    "identity": lambda x: x.double(),
+    "relu": relu,
+    "sigmoid": lambda x: torch.special.expit(x.double()),
+    "tanh": lambda x: torch.tanh(x.double()),
+    "swish": lambda x, swish_beta=1.0: swish(x, swish_beta),
+    "gelu": lambda x: functional.gelu(x.double()),
+    "gelu_approx_tanh": lambda x: functional.gelu(x.double(), approximate="tanh"),
+}
+"""Every pointwise op: operands as tensors, attributes by name; float64 results."""
+
+# Distances
+
+_INTEGERS = {4: torch.int32, 2: torch.int16, 1: torch.int8}
+_LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+
+
+def rounded(exact, dtype):
+    """A float64 reference in the type of an output; FP8 saturates."""
+    limit = _LARGEST.get(dtype)
+    return (exact if limit is None else exact.clamp(-limit, limit)).to(dtype)
+
+
+def ulps(got, want):
+    """How many representable values apart, elementwise: int64. Two NaNs are 0 apart, one NaN 2^31."""
+    assert got.dtype == want.dtype, (got.dtype, want.dtype)
+    apart = (_ordered(got) - _ordered(want)).abs()
+    nan = (got.float().isnan().to(torch.int8), want.float().isnan().to(torch.int8))
+    return torch.where(nan[0] != nan[1], 1 << 31, torch.where((nan[0] & nan[1]).bool(), 0, apart))
+
+
+def _ordered(values):
+    width = values.element_size()
+    bits = values.contiguous().view(_INTEGERS[width]).long()
+    return torch.where(bits < 0, -(bits & ((1 << (8 * width - 1)) - 1)), bits)
+
+
+# Quantizers in numpy: float32 in, bytes out
+
+
+def fp8(values: np.ndarray, name: str) -> np.ndarray:
+    """FP8 codes (uint8): nearest even, saturating; NaN is 0x7f. name: "e4m3" or "e5m2"."""
+    import ml_dtypes
+
+    kind, limit = {"e4m3": (ml_dtypes.float8_e4m3fn, 448.0), "e5m2": (ml_dtypes.float8_e5m2, 57344.0)}[name]
+    codes = np.clip(values, -limit, limit).astype(kind).view(np.uint8)
+    return np.where(np.isnan(values), np.uint8(0x7F), codes)
+
+
+def nvfp4(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of 16 along the last axis: (codes packed low nibble first, E4M3 scales), both uint8.
+
+    The scale is the E4M3 of max|block| / 6, elements are E2M1 of value / scale in float32.
+    """
+    import ml_dtypes
+
+    values = np.asarray(values, np.float32)
+    blocks = values.reshape(*values.shape[:-1], -1, 16)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        scales = fp8(np.abs(blocks).max(axis=-1) / np.float32(6), "e4m3")
+        divisor = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32)[..., None]
+        quotient = np.where(divisor == 0, np.float32(0), blocks / divisor)
+    codes = np.clip(quotient, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
+    codes = np.where(np.isnan(quotient), np.uint8(7), codes).reshape(values.shape)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
+
+
+# The same by search, on any torch device
+
+
+def fp8_search(values, name: str):
+    """As `fp8`, for a float32 tensor."""
+    exponent, mantissa = {"e4m3": (4, 3), "e5m2": (5, 2)}[name]
+    codes = _nearest(values, exponent, mantissa, {"e4m3": 448.0, "e5m2": 57344.0}[name])
+    return torch.where(values.isnan(), 0x7F, codes).to(torch.uint8)
+
+
+def nvfp4_search(values):
+    """As `nvfp4`, for a float32 tensor."""
+    blocks = values.unflatten(-1, (-1, 16))
+    scales = fp8_search(blocks.abs().amax(-1) / 6, "e4m3")
+    divisor = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float32, device=values.device)
+    divisor = divisor[scales.long()].unsqueeze(-1)
+    quotient = torch.where(divisor == 0, torch.zeros_like(blocks), blocks / divisor)
+    codes = torch.where(quotient.isnan(), 7, _nearest(quotient, 2, 1, 6.0)).flatten(-2).to(torch.uint8)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
+
+
+def _grid(exponent_bits: int, mantissa_bits: int, largest: float) -> list[float]:
+    """The finite magnitudes of a format by code: IEEE 754's rule with a gradual underflow."""
+    bias, steps = (1 << (exponent_bits - 1)) - 1, 1 << mantissa_bits
+    values = [
+        ((steps if e else 0) + m) / steps * 2.0 ** (max(e, 1) - bias)
+        for e in range(1 << exponent_bits)
+        for m in range(steps)
+    ]
+    return [v for v in values if v <= largest]
+
+
+def _nearest(values, exponent_bits: int, mantissa_bits: int, largest: float):
+    grid = torch.tensor(_grid(exponent_bits, mantissa_bits, largest), dtype=torch.float64, device=values.device)
+    middles = ((grid[1:] + grid[:-1]) / 2).float()  # exact: one more bit than the format has
+    magnitude = values.abs()
+    below = torch.bucketize(magnitude, middles, out_int32=True)
+    tie = torch.bucketize(magnitude, middles, out_int32=True, right=True) != below
+    code = torch.where(tie & (below % 2 == 1), below + 1, below)
+    return code | (torch.signbit(values).int() << (exponent_bits + mantissa_bits))
+
+
+def from_nvfp4(packed, scales):
+    """Packed codes and scale codes (uint8 tensors) as float64."""
+    grid = _grid(2, 1, 6.0)
+    table = torch.tensor(grid + [-v for v in grid], dtype=torch.float64, device=packed.device)
+    divisor = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float64, device=packed.device)
+    values = table[torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).long()].unflatten(-1, (-1, 16))
+    return (values * divisor[scales.long()].unsqueeze(-1)).flatten(-2)

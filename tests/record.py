@@ -1,0 +1,44 @@
+"""What the record of a GPU run says about where it was made."""
+
+import datetime
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+DISTRIBUTIONS = ("torch", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-cuda-nvrtc", "numpy")
+
+
+def environment(root: Path) -> dict[str, object]:
+    """Device, driver, versions, commit (with "-dirty" where files were changed) and date."""
+    import torch
+
+    from graphfuse.runtime import toolkit
+
+    found = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if found else "no-gpu",
+        "devices": torch.cuda.device_count(),
+        "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "cuda": torch.version.cuda,
+        "nvrtc": toolkit.find().version,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in DISTRIBUTIONS},
+        "commit": _run("git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _run(*command: str) -> str | None:
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return lines[0].strip() if lines else None

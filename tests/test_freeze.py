@@ -1,0 +1,144 @@
+"""What validate infers and what it refuses."""
+
+import graphs
+import pytest
+from graphs import BF16, E4M3, FLOAT, FP4, HALF
+from hypothesis import given
+from hypothesis import strategies as st
+
+import graphfuse
+from graphfuse import GraphValidationError, data_type, norm_forward_phase
+
+INFERENCE = norm_forward_phase.INFERENCE
+
+
+@pytest.mark.parametrize(
+    ("dim", "stride", "want"),
+    [
+        ([2, 3, 4], [12, 4, 1], [12, 4, 1]),
+        ([2, 3, 4], [100, 10, 1], [12, 4, 1]),  # packed, whatever the input's gaps
+        ([2, 3, 4, 5], [60, 1, 15, 3], [60, 1, 15, 3]),  # channels last stays
+        ([6, 8, 1, 1], [8, 1, 1, 1], [8, 1, 1, 1]),
+        ([0, 5], [5, 1], [5, 1]),
+    ],
+)
+def test_strides_follow_the_first_input(dim, stride, want):
+    g = graphs.new()
+    out = g.relu(g.tensor(dim, stride)).set_output()
+    g.validate()
+    assert (out.get_dim(), out.get_stride()) == (dim, want)
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(2, 5), min_size=4, max_size=4))
+def test_inferred_strides_are_packed_in_the_inputs_order(order, dim):
+    stride = list(graphfuse.graph.packed_stride(dim, order))
+    g = graphs.new()
+    out = g.relu(g.tensor(dim, stride)).set_output()
+    g.validate()
+    assert out.get_stride() == stride
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "want"), [([2, 3], [2, 3], [2, 3]), ([2, 1], [1, 3], [2, 3]), ([1, 1], [4, 5], [4, 5]), ([0, 3], [1, 1], [0, 3])]
+)
+def test_shapes_broadcast(a, b, want):
+    g = graphs.new()
+    out = g.add(g.tensor(a), g.tensor(b)).set_output()
+    g.validate()
+    assert out.get_dim() == want
+
+
+def test_data_types_come_from_the_graph():
+    g = graphs.new(io_data_type=BF16, intermediate_data_type=FLOAT)
+    x = g.tensor([4, 16], name="x")
+    middle = g.relu(x)
+    q, scale = g.block_scale_quantize(middle, block_size=16)
+    q.set_output(), scale.set_output()
+    g.validate()
+    types = [t.get_data_type() for t in (x, middle, q, scale)]
+    assert types == [BF16, FLOAT, FP4, E4M3]
+
+
+def test_inference_starts_afresh_after_a_change():
+    g = graphs.new()
+    x = g.tensor([4, 8])
+    out = g.relu(x).set_output()
+    g.validate()
+    x.set_dim([5, 8])
+    g.validate()
+    assert out.get_dim() == [5, 8]
+    x.set_dim([4, 6]).set_stride([6, 1])
+    g.validate()
+    assert (out.get_dim(), out.get_stride()) == ([4, 6], [6, 1])
+
+
+def norm(g, x, w, e=1e-5, bias=None, phase=INFERENCE):
+    return g.rmsnorm(x, w, e, bias, norm_forward_phase=phase)[0].set_output()
+
+
+def quantize(g, x, **attributes):
+    for t in g.block_scale_quantize(x, **attributes):
+        t.set_output()
+
+
+def output_all(g):
+    for node in g.nodes:
+        for t in node.outputs.values():
+            t.set_output()
+
+
+REFUSED = {
+    "no nodes": (lambda g: g.tensor([2]), "no nodes"),
+    "no output": (lambda g: g.relu(g.tensor([2])), "no output.*set_output"),
+    "dead result": (lambda g: (g.relu(g.tensor([2]), name="dead"), g.tanh(g.tensor([2])).set_output()), "node 'dead'"),
+    "broadcast": (lambda g: g.add(g.tensor([2, 3]), g.tensor([2, 4])).set_output(), r"add.0.*dimension 1"),
+    "rank": (lambda g: g.add(g.tensor([2, 3]), g.tensor([3])).set_output(), r"add.0.*one rank"),
+    "output dim": (lambda g: g.relu(g.tensor([2, 3])).set_output().set_dim([3, 2]), r"relu.0.*\[3, 2\].*\[2, 3\]"),
+    "scale shape": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 7])), r"rmsnorm.0.*scale.*\[1, 7\]"),
+    "scale rank": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([8])), r"rmsnorm.0.*rank"),
+    "bias shape": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), bias=g.tensor([1, 1])), r"bias.*\[1, 8\]"),
+    "epsilon": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), g.tensor([1, 8])), "epsilon must have one element"),
+    "phase": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), phase=norm_forward_phase.NOT_SET), "NOT_SET.*INFERENCE"),
+    "no columns": (lambda g: norm(g, g.tensor([4, 0]), g.tensor([1, 0])), r"no elements"),
+    "block": (lambda g: quantize(g, g.tensor([4, 16]), block_size=8), r"block_size 8.*16"),
+    "block extent": (lambda g: quantize(g, g.tensor([4, 24]), block_size=16), r"extent 24.*multiple"),
+    "block axis": (lambda g: quantize(g, g.tensor([4, 16]), block_size=16, axis=2), "axis 2"),
+    "transpose": (lambda g: quantize(g, g.tensor([4, 16]), transpose=True), "transpose"),
+    "compute": (lambda g: g.relu(g.tensor([2]), compute_data_type=HALF).set_output(), "HALF.*FLOAT, DOUBLE"),
+    "self overlap": (lambda g: g.relu(g.tensor([2, 3])).set_output().set_stride([2, 1]), "several elements to one address"),
+    "stride rank": (lambda g: g.relu(g.tensor([2, 3], [1])).set_output(), "one stride per dimension"),
+    "by value": (lambda g: g.relu(g.tensor([2], is_pass_by_value=True)).set_output(), "one element, it has 2"),
+    "by value output": (lambda g: g.relu(g.tensor([1])).set_output().set_is_pass_by_value(True), "passed by value but"),
+    "virtual input": (lambda g: g.relu(g.tensor([2], is_virtual=True)).set_output(), "no node writes it"),
+    "fp4 extent": (lambda g: g.relu(g.tensor([2, 3])).set_output().set_data_type(FP4), "two elements a byte"),
+    "fp4 stride": (lambda g: g.relu(g.tensor([2, 4], [5, 1])).set_output().set_stride([5, 1]).set_data_type(FP4), "two elements"),
+    "rank 9": (lambda g: g.relu(g.tensor([1] * 9)).set_output(), "1 to 8 dimensions"),
+    "unwritten output": (lambda g: (norm(g, g.tensor([2, 4]), g.tensor([1, 4])), output_all(g)), "inv_variance is marked as"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(make, message):
+    g = graphs.new()
+    make(g)
+    with pytest.raises(GraphValidationError, match=message):
+        g.validate()
+
+
+@pytest.mark.parametrize("which", ["io_data_type", "intermediate_data_type"])
+def test_a_missing_data_type_names_the_tensor_and_the_remedy(which):
+    g = graphs.new(**{which: data_type.NOT_SET})
+    x = g.tensor([2], name="x", data_type=FLOAT)
+    if which == "io_data_type":
+        g.relu(x).set_output().set_name("bare")
+    else:
+        g.relu(g.relu(x).set_name("bare")).set_output()
+    with pytest.raises(GraphValidationError, match=f"'bare'.*set_data_type.*{which}"):
+        g.validate()
+
+
+def test_an_unused_constant_is_no_mistake():
+    g = graphs.new()
+    g.tensor_scalar(2.0)
+    g.relu(g.tensor([2])).set_output()
+    g.validate()

@@ -1,0 +1,186 @@
+"""The graph's methods: the order of steps, argument checks, and that any change undoes the steps."""
+
+import inspect
+
+import graphs
+import pytest
+import torch
+from graphs import Norm
+
+import graphfuse
+from graphfuse import (
+    GraphNotSupportedError,
+    GraphStateError,
+    GraphTypeError,
+    GraphValidationError,
+    build_plan_policy,
+    heur_mode,
+    norm_forward_phase,
+)
+from graphfuse.ops import OPS
+
+STEPS = {
+    "validate": lambda g: g.validate(),
+    "build_operation_graph": lambda g: g.build_operation_graph(),
+    "create_execution_plans": lambda g: g.create_execution_plans([heur_mode.FALLBACK]),
+    "check_support": lambda g: g.check_support(),
+    "build_plans": lambda g: g.build_plans(),
+}
+
+# What a method needs to have run: the last of the steps above.
+NEEDS = {
+    "build_operation_graph": (STEPS["build_operation_graph"], "validate"),
+    "key": (lambda g: g.key(), "validate"),
+    "create_execution_plans": (STEPS["create_execution_plans"], "build_operation_graph"),
+    "create_execution_plan": (lambda g: g.create_execution_plan("reference"), "build_operation_graph"),
+    "explain": (lambda g: g.explain(), "build_operation_graph"),
+    "check_support": (STEPS["check_support"], "create_execution_plans"),
+    "build_plans": (STEPS["build_plans"], "create_execution_plans"),
+    "get_workspace_size": (lambda g: g.get_workspace_size(), "build_plans"),
+    "execute": (lambda g: g.execute({}), "build_plans"),
+    "execute_plan_at_index": (lambda g: g.execute_plan_at_index({}, None, 0), "build_plans"),
+}
+
+
+@pytest.mark.parametrize("method", NEEDS)
+def test_a_step_too_early_names_the_one_that_is_missing(method):
+    call, needed = NEEDS[method]
+    g = Norm().graph()
+    for step, run in STEPS.items():
+        with pytest.raises(GraphStateError, match=r"'graph'|plan 0"):
+            call(g)
+        run(g)
+        if step == needed:
+            break
+    try:
+        call(g)
+    except graphfuse.VariantPackError:
+        pass  # an empty variant pack: past the check of the order
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g, t: t.set_dim([4, 64]),
+        lambda g, t: t.set_name("other"),
+        lambda g, t: t.set_uid(99),
+        lambda g, t: t.set_byte_alignment(4),
+        lambda g, t: g.tensor([1]),
+        lambda g, t: g.relu(t),
+    ],
+)
+def test_a_change_undoes_the_steps(change):
+    g = Norm().graph()
+    g.build([heur_mode.FALLBACK])
+    change(g, g.tensors[0])
+    for call in (g.key, g.explain, g.get_workspace_size, lambda: g.execute({})):
+        with pytest.raises(GraphStateError, match="first"):
+            call()
+
+
+def test_a_changed_graph_builds_again():
+    g, case = Norm().graph(), Norm()
+    g.build([heur_mode.FALLBACK])
+    by_name = {t.get_name(): t for t in g.tensors}
+    for name in ("x", "out"):
+        by_name[name].set_dim([5, 64])
+    smaller = Norm(rows=5)
+    pack, outputs = smaller.inputs(), smaller.outputs()
+    graphs.run(g, pack | outputs)
+    assert (outputs["out"].double() - case.exact(pack)["out"]).abs().max() < 0.05
+
+
+WRONG = [
+    (lambda g, t: g.relu("x"), GraphTypeError, r"relu.0.*input must be a tensor"),
+    (lambda g, t: g.add(t, None), GraphTypeError, r"add.0.*b must be a tensor"),
+    (lambda g, t: g.swish(t, swish_beta="1"), GraphTypeError, r"swish_beta must be float or int.*'1'"),
+    (lambda g, t: g.swish(t, swish_beta=True), GraphTypeError, "swish_beta"),
+    (lambda g, t: g.rmsnorm(t, t, 1e-5, norm_forward_phase="training"), GraphTypeError, "norm_forward_phase"),
+    (lambda g, t: g.rmsnorm(t, t, True, norm_forward_phase=norm_forward_phase.INFERENCE), GraphTypeError, "epsilon"),
+    (lambda g, t: g.relu(graphs.new().tensor([3], name="far")), GraphValidationError, "'far'.*another graph"),
+    (lambda g, t: (g.relu(t, name="n"), g.tanh(t, name="n")), GraphValidationError, "node 'n'.*names must differ"),
+    (lambda g, t: g.relu(), TypeError, "input"),
+    (lambda g, t: g.relu(t, colour=1), TypeError, "colour"),
+    (lambda g, t: g.create_execution_plans("A"), GraphTypeError, "heur_mode"),
+    (lambda g, t: g.create_execution_plans([]), GraphTypeError, "heur_mode"),
+    (lambda g, t: g.build_plans("all"), GraphTypeError, "build_plan_policy"),
+    (lambda g, t: g.deselect_engines("reference"), GraphTypeError, "list of names"),
+    (lambda g, t: g.relu(t, compute_data_type="float7"), TypeError, "float7"),
+    (lambda g, t: graphfuse.pygraph(io_data_type=7), TypeError, "7"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG)
+def test_wrong_arguments(call, error, message):
+    g = graphs.new()
+    with pytest.raises(error, match=message):
+        call(g, g.tensor([2, 3], name="t"))
+
+
+def test_methods_have_the_tables_signature():
+    for op in OPS.values():
+        parameters = list(inspect.signature(getattr(graphfuse.pygraph, op.name)).parameters)
+        assert parameters[0] == "self" and parameters[-2:] == ["compute_data_type", "name"]
+        assert set(parameters[1:-2]) == {p.name for p in op.inputs} | {a.name for a in op.attributes}
+        assert getattr(graphfuse.pygraph, op.name).__doc__ == op.doc
+
+
+def test_cudnn_names_are_there():
+    """What the cuDNN frontend's samples call, under ``import graphfuse as cudnn``."""
+    for name in graphfuse.__all__:
+        assert getattr(graphfuse, name) is not None
+    assert graphfuse.cudnnGraphNotSupportedError is GraphNotSupportedError
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        graphfuse.nothing  # noqa: B018
+
+
+def test_outputs_of_rmsnorm_by_phase():
+    g = graphs.new()
+    x, w = g.tensor([4, 8]), g.tensor([1, 8])
+    y, nothing = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)
+    assert nothing is None
+    z, inverse = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
+    y.set_output(), z.set_output(), inverse.set_output()
+    g.validate()
+    assert inverse.get_dim() == [4, 1] and inverse.get_data_type() is graphs.FLOAT
+
+
+@pytest.mark.parametrize("number", [2.5, 3, float("inf")])
+@pytest.mark.parametrize("order", ["tensor first", "number first"])
+def test_numbers_are_operands(number, order):
+    """Either operand may be a number, and the node's shape follows the tensor."""
+    g = graphs.new()
+    x = g.tensor([2, 3, 4], name="x")
+    made = g.mul(x, number) if order == "tensor first" else g.mul(number, x)
+    made.set_output().set_name("out")
+    data, out = torch.randn(2, 3, 4), torch.empty(2, 3, 4)
+    graphs.run(g, {"x": data, "out": out})
+    assert torch.equal(out, data * number)
+
+
+def test_build_plans_all_builds_every_plan():
+    g = Norm().graph()
+    for step in list(STEPS.values())[:-1]:
+        step(g)
+    g.build_plans(build_plan_policy.ALL)
+    case = Norm()
+    for index in range(g.get_execution_plan_count()):
+        g.execute_plan_at_index(case.inputs() | case.outputs(), None, index)
+
+
+def test_the_seed_sample_with_four_dimensions():
+    """Dimensions [N, C, 1, 1] as the cuDNN frontend's sample writes them, on the CPU."""
+    n, c = 48, 96
+    g = graphs.new()
+    x = g.tensor(dim=[n, c, 1, 1], stride=[c, 1, 1, 1], data_type=graphs.BF16)
+    scale = g.tensor(dim=[1, c, 1, 1], stride=[c, 1, 1, 1], data_type=graphs.BF16)
+    epsilon = g.tensor(dim=[1, 1, 1, 1], stride=[1, 1, 1, 1], data_type=graphs.FLOAT, is_pass_by_value=True)
+    y = g.rmsnorm(norm_forward_phase=norm_forward_phase.INFERENCE, input=x, scale=scale, epsilon=epsilon)[0]
+    y.set_dim([n, c, 1, 1]).set_stride([c, 1, 1, 1]).set_data_type(graphs.BF16)
+    z = g.swish(input=y, swish_beta=1.0).set_output(True).set_data_type(graphs.BF16)
+    case = Norm(n, c, eps=None)
+    pack, out = case.inputs(), case.outputs()["out"]
+    g.build([heur_mode.A])
+    g.execute({x: pack["x"].view(n, c, 1, 1), scale: pack["weight"].view(1, c, 1, 1),
+               epsilon: torch.full((1, 1, 1, 1), case.EPS), z: out.view(n, c, 1, 1)}, torch.empty(0, dtype=torch.uint8))
+    assert (out.double() - case.exact(pack)["out"]).abs().max() < 0.05

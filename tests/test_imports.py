@@ -1,0 +1,198 @@
+"""What may import what, who reads the environment and CUDA, and what `import graphfuse` costs."""
+
+import ast
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graphfuse
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# From the ground up: a module imports only modules of rows above its own (a name stands
+# for its whole package). Names in one row do not know each other.
+LAYERS = (
+    ("dtypes", "enums", "errors", "settings"),
+    ("device", "rounding"),
+    ("ops",),
+    ("ir",),
+    ("pointwise", "tensor", "verify", "vocabulary"),
+    ("engine",),
+    ("match", "codegen"),
+    ("patterns",),
+    ("engines", "plugins", "runtime", "graph"),
+    ("freeze", "lower", "printing", "plan"),
+    ("planner",),
+    ("explain", "functional"),
+)
+
+# Imports against that order, inside functions: where a user's call enters the machinery,
+# and the one place where the registry asks for what is installed.
+LATE = {
+    "graph": {"freeze", "planner", "explain", "printing", "runtime"},
+    "planner": {"runtime"},
+    "functional": {"runtime"},
+    "plugins": {"engines", "patterns"},
+}
+
+# Closer rules within packages whose modules see each other.
+NEVER = {
+    "engines": {"engines", "plan", "planner", "plugins", "runtime", "graph"},
+    "patterns": {"engines", "codegen", "runtime"},
+    "codegen": {"runtime", "engines", "patterns"},
+    "runtime": {"engines", "patterns", "codegen", "ops", "match"},
+}
+
+
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    """Dotted name below graphfuse -> syntax tree, of everything that is installed."""
+    found = {}
+    for folder, prefix in ((ROOT / "graphfuse", ""), (ROOT / "engines", "engines."), (ROOT / "patterns", "patterns.")):
+        for path in folder.rglob("*.py"):
+            relative = path.relative_to(folder).with_suffix("")
+            name = prefix + ".".join(part for part in relative.parts if part != "__init__")
+            found[name.rstrip(".") or "__init__"] = ast.parse(path.read_text())
+    return found
+
+
+@functools.cache
+def imports(name: str) -> tuple[tuple[str, bool], ...]:
+    """(absolute module or attribute, whether inside a function) of each import; those for type checkers left out."""
+    found = []
+
+    def walk(node, late):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                found.extend((alias.name, late) for alias in child.names)
+            if isinstance(child, ast.ImportFrom):
+                assert not child.level, f"{name}: relative import"
+                found.extend((f"{child.module}.{alias.name}", late) for alias in child.names)
+            walk(child, late or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+
+    walk(modules()[name], False)
+    return tuple(found)
+
+
+def inside(name: str) -> list[tuple[str, bool]]:
+    """Imports of graphfuse's own modules, dotted below graphfuse."""
+    own = [(i.removeprefix("graphfuse."), late) for i, late in imports(name) if i.startswith("graphfuse.")]
+    # `from graphfuse.a import b`: b is a module of its own or a name in a.
+    return [(i if i in modules() else i.rpartition(".")[0] or i, late) for i, late in own]
+
+
+def package(name: str) -> str:
+    return name.split(".")[0]
+
+
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+MODULES = sorted(set(modules()) - {"__init__"})
+
+
+def test_the_table_has_every_module():
+    assert {package(name) for name in MODULES} == set(LEVEL)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_one_way(name):
+    me = package(name)
+    for other, late in inside(name):
+        its = package(other)
+        if its == me or (late and its in LATE.get(me, ())):
+            continue
+        assert LEVEL[its] < LEVEL[me], f"{name} imports {other}, which is not below it"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_closer_rules(name):
+    if "." in name:  # a package's __init__ lists its members
+        for other, _ in inside(name):
+            assert package(other) not in NEVER.get(package(name), ()), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_cycle_at_import_time(name):
+    reached, waiting = set(), [o for o, late in inside(name) if not late]
+    while waiting:
+        other = waiting.pop()
+        if other not in reached:
+            reached.add(other)
+            waiting += [o for o, late in inside(other) if not late]
+    assert name not in reached
+
+
+@pytest.mark.parametrize("name", ["__init__", *MODULES])
+def test_who_touches_the_outside(name):
+    names = [i for i, _ in imports(name)]
+    cuda = [i for i in names if i.split(".")[0] in ("cuda", "cupy", "pynvml")]
+    assert not cuda or package(name) == "runtime"
+    assert not [i for i, late in imports(name) if i.split(".")[0] in ("torch", "numpy", "cuda") and not late]
+    text = ast.unparse(modules()[name])
+    if name != "settings":
+        assert "environ" not in text and "getenv" not in text
+
+
+def python(code: str, *arguments: str, cwd=None) -> str:
+    done = subprocess.run([sys.executable, *arguments, "-c", code], capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_is_light():
+    code = (
+        "import sys, time; start = time.perf_counter(); import graphfuse; took = time.perf_counter() - start; "
+        "import json; print(json.dumps([took, sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'cuda', 'numpy'))]))"
+    )
+    runs = [json.loads(python(code)) for _ in range(3)]
+    assert runs[0][1] == []
+    # The best of three: the first may have had to compile, and others use this machine too.
+    assert min(took for took, _ in runs) < 0.1
+
+
+def test_building_a_graph_needs_neither_torch_nor_cuda():
+    code = (
+        "import sys, graphfuse as c\n"
+        "g = c.pygraph(io_data_type=c.data_type.HALF, intermediate_data_type=c.data_type.FLOAT)\n"
+        "g.relu(g.tensor([2, 3])).set_output(); g.validate(); g.key(); str(g)\n"
+        "print([m for m in ('torch', 'cuda', 'cuda.core', 'cuda.bindings') if m in sys.modules])"
+    )
+    assert python(code) == "[]"
+
+
+def test_importing_registers_nothing():
+    code = "import graphfuse, graphfuse.plugins, sys; print([m for m in sys.modules if m.startswith(('graphfuse.engines', 'graphfuse.patterns'))])"
+    assert python(code) == "[]"
+
+
+def test_every_engine_and_pattern_is_loaded_once():
+    """Under its installed name, from this tree, also when the root is on the path (python -m pytest)."""
+    code = (
+        "import sys, json, importlib, pkgutil, graphfuse.engines as e, graphfuse.patterns as p\n"
+        "for k in (e, p):\n"
+        "    for m in pkgutil.iter_modules(k.__path__): importlib.import_module(f'{k.__name__}.{m.name}')\n"
+        "print(json.dumps([[n, m.__file__] for n, m in sys.modules.items() if getattr(m, '__file__', None)]))"
+    )
+    loaded = json.loads(python(code, cwd=ROOT))
+    for folder in ("engines", "patterns"):
+        for path in (ROOT / folder).glob("*.py"):
+            names = [n for n, file in loaded if Path(file).resolve() == path]
+            own = f"graphfuse.{folder}" + ("" if path.stem == "__init__" else f".{path.stem}")
+            assert names == [own]
+
+
+@pytest.mark.parametrize("folder", ["engines", "patterns"])
+def test_the_folders_own_name_is_no_second_way_in(folder):
+    """From the root `import engines` would find the folder; it refuses and says what to import."""
+    done = subprocess.run([sys.executable, "-c", f"import {folder}.rmsnorm"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode and f"import graphfuse.{folder}" in done.stderr
+
+
+def test_public_names_are_documented():
+    for name in graphfuse.__all__:
+        assert getattr(graphfuse, name).__doc__

@@ -1,0 +1,280 @@
+"""Matching is structural: names and order never matter, nothing anyone else reads is swallowed."""
+
+import graphs
+import pytest
+from graphs import BF16, FP4, Norm
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphfuse import match, norm_forward_phase
+from graphfuse.engine import No
+from graphfuse.ir import Subgraph
+from graphfuse.lower import lower
+from graphfuse.match import Declined, Match, Pattern, Region
+from graphfuse.patterns import rmsnorm, rmsnorm_silu
+
+INFERENCE = norm_forward_phase.INFERENCE
+
+
+def ir(g):
+    g.validate()
+    return lower(g._ir)
+
+
+def names(region) -> list[str]:
+    return sorted(node.name for node in region.subgraph.nodes)
+
+
+def found(pattern, g) -> list[list[str]]:
+    return sorted(names(r) for r in match.find(pattern, ir(g)))
+
+
+def echo(name, template):
+    """A pattern whose facts are the match itself."""
+    return Pattern(name, template, lambda m: m)
+
+
+ADD_RELU = echo("add_relu", lambda g: {"out": g.relu(g.add(g.capture("a"), g.capture("b")))})
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("extra", ["", "output", "consumer"])
+def test_a_read_intermediate_is_never_swallowed(extra, swapped):
+    g = graphs.new()
+    a, b = g.tensor([4], name="a"), g.tensor([4], name="b")
+    total = g.add(*((b, a) if swapped else (a, b)))
+    g.relu(total).set_output()
+    if extra == "output":
+        total.set_output()
+    if extra == "consumer":
+        g.tanh(total).set_output()
+    assert found(ADD_RELU, g) == ([] if extra else [["add.0", "relu.0"]])
+
+
+def test_a_named_intermediate_may_be_read_elsewhere():
+    def template(g):
+        total = g.add(g.capture("a"), g.capture("b"))
+        return {"out": g.relu(total), "total": total}
+
+    g = graphs.new()
+    total = g.add(g.tensor([4]), g.tensor([4]))
+    g.relu(total).set_output(), g.tanh(total).set_output()
+    (region,) = match.find(echo("both", template), ir(g))
+    assert names(region) == ["add.0", "relu.0"]
+    assert set(region.facts.tensors) == {"a", "b", "out", "total"}
+
+
+@pytest.mark.parametrize(("op", "commutes"), [("add", True), ("mul", True), ("sub", False), ("scale", False)])
+def test_operands_swap_where_the_op_commutes(op, commutes):
+    pattern = echo("p", lambda g: {"out": getattr(g, op)(g.tanh(g.capture("a")), g.capture("b"))})
+    for order in (0, 1):
+        g = graphs.new()
+        operands = [g.tanh(g.tensor([4])), g.tensor([4])]
+        getattr(g, op)(*(operands[::-1] if order else operands)).set_output()
+        assert len(found(pattern, g)) == (1 if commutes or not order else 0)
+
+
+def test_one_capture_is_one_tensor():
+    def template(g):
+        a = g.capture("a")
+        return {"out": g.add(a, g.tanh(a))}
+
+    for same in (True, False):
+        g = graphs.new()
+        x, y = g.tensor([4]), g.tensor([4])
+        g.add(g.tanh(x if same else y), x).set_output()
+        assert len(found(echo("p", template), g)) == same
+
+
+def test_attributes_of_the_template_must_be_equal():
+    pattern = echo("leaky", lambda g: {"out": g.relu(g.capture("a"), negative_slope=0.5)})
+    g = graphs.new()
+    g.relu(g.tensor([4]), negative_slope=0.5).set_output()
+    g.relu(g.tensor([4]), negative_slope=0.25).set_output()
+    assert found(pattern, g) == [["relu.0"]]
+
+
+def test_an_optional_capture_and_an_unused_port():
+    with_bias = echo("b", lambda g: {"out": g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"), g.capture("b"))[0]})
+    without = echo("n", lambda g: {"out": g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"))[0]})
+    optional = echo(
+        "o", lambda g: {"out": g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"), g.capture("b", optional=True))[0]}
+    )
+    for bias in (None, BF16):
+        g = Norm(bias=bias, beta=None).graph()
+        assert [len(found(p, g)) for p in (with_bias, without, optional)] == [bool(bias), not bias, 1]
+
+
+@pytest.mark.parametrize("case", [Norm(), Norm(bias=BF16), Norm(training=True), Norm(factor="value"), Norm(output=FP4, blocks=True)], ids=str)
+def test_rmsnorm_silu_takes_the_whole_graph(case):
+    (region,) = match.find(rmsnorm_silu.PATTERN, ir(case.graph()))
+    assert len(region.subgraph.node_ids) == len(region.subgraph.graph.nodes)
+    facts = region.facts
+    assert (facts.rows, facts.columns) == (case.rows, case.columns)
+    assert (facts.bias is not None, facts.inverse_rms is not None) == (case.bias is not None, case.training)
+    assert facts.block_size == (16 if case.blocks else 0)
+    assert [s.op_name for s in facts.epilogue.steps] == ["swish"] + ["mul"] * (case.factor is not None)
+
+
+def test_the_inverse_rms_of_training_must_be_kept():
+    """A training norm whose inverse RMS is an output and read again: the match emits it."""
+    g = Norm(training=True).graph()
+    inverse = next(t for t in g.tensors if t.get_name() == "inverse_rms")
+    g.mul(inverse, inverse).set_output()
+    (region,) = match.find(rmsnorm_silu.PATTERN, ir(g))
+    assert names(region) == ["rmsnorm.0", "swish.0"]
+    assert region.facts.inverse_rms.name == "inverse_rms"
+
+
+def tail(g, y, how):
+    if how == "two consumers":
+        g.tanh(y).set_output()
+        return g.relu(y)
+    if how == "output inside":
+        return g.relu(y.set_output())
+    if how == "big operand":
+        return g.add(y, g.tensor([12, 64]))
+    if how == "joined":
+        return g.mul(y, y)
+    return g.relu(y)
+
+
+@pytest.mark.parametrize(
+    ("how", "taken"),
+    [
+        ("plain", ["relu.0", "rmsnorm.0", "swish.0"]),
+        ("two consumers", ["rmsnorm.0", "swish.0"]),
+        ("output inside", ["rmsnorm.0", "swish.0"]),
+        ("big operand", ["rmsnorm.0", "swish.0"]),
+        ("joined", ["mul.0", "rmsnorm.0", "swish.0"]),
+    ],
+)
+def test_where_the_tail_ends(how, taken):
+    g = graphs.new()
+    y = g.rmsnorm(g.tensor([12, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0]
+    tail(g, g.swish(y), how).set_output()
+    assert found(rmsnorm_silu.PATTERN, g) == [taken]
+
+
+def test_an_operand_made_from_the_chain_itself_ends_the_tail():
+    """tanh(norm) + a one-element tensor that depends on the norm cannot come before it."""
+    g = graphs.new()
+    y = g.rmsnorm(g.tensor([1, 1]), g.tensor([1, 1]), 1e-5, norm_forward_phase=INFERENCE)[0]
+    g.add(g.tanh(y), g.sigmoid(y)).set_output()
+    for region in match.find(rmsnorm.PATTERN, ir(g)):
+        assert names(region) == ["rmsnorm.0"]
+
+
+@given(st.data())
+def test_order_and_names_of_nodes_do_not_matter(data):
+    drawn = data.draw(graphs.drawn())
+    order = data.draw(graphs.reorderings(drawn))
+
+    def shape(g):
+        graph = ir(g)
+        return sorted(
+            (p.name, sorted(int(n.name[4:]) for n in r.subgraph.nodes))
+            for p in (rmsnorm.PATTERN, rmsnorm_silu.PATTERN, ADD_RELU)
+            for r in match.find(p, graph)
+        )
+
+    assert shape(drawn.build()) == shape(drawn.build(order))
+
+
+@given(graphs.drawn())
+def test_what_a_match_makes_and_others_read_is_in_its_facts(drawn):
+    graph = ir(drawn.build())
+    for pattern in (rmsnorm.PATTERN, rmsnorm_silu.PATTERN):
+        for region in match.find(pattern, graph):
+            kept = {v.tensor for v in (region.facts.output, region.facts.inverse_rms, region.facts.block_scale) if v}
+            assert set(region.subgraph.outputs) <= kept
+
+
+def test_a_pattern_of_two_joined_norms():
+    """A template may have several nodes of one op; each stands for a different node."""
+
+    def template(g):
+        first = g.rmsnorm(g.capture("a"), g.capture("wa"), g.capture("ea"))[0]
+        second = g.rmsnorm(g.capture("b"), g.capture("wb"), g.capture("eb"))[0]
+        return {"out": g.add(first, second)}
+
+    g = graphs.new()
+    w = g.tensor([1, 8])
+    a, b = (g.rmsnorm(g.tensor([4, 8]), w, 1e-5, norm_forward_phase=INFERENCE)[0] for _ in range(2))
+    g.add(a, b).set_output()
+    g.add(a2 := g.rmsnorm(g.tensor([4, 8]), w, 1e-5, norm_forward_phase=INFERENCE)[0], a2).set_output()
+    assert found(echo("two", template), g) == [["add.0", "rmsnorm.0", "rmsnorm.1"]]
+
+
+def test_facts_that_say_no_decline_the_match():
+    pattern = Pattern("never", ADD_RELU.template, lambda m: No("not today"))
+    g = graphs.new()
+    g.relu(g.add(g.tensor([4]), g.tensor([4]))).set_output()
+    (declined,) = match.find(pattern, ir(g))
+    assert isinstance(declined, Declined) and str(declined.why) == "not today"
+
+
+def test_an_exception_in_facts_is_a_bug_and_propagates():
+    def facts(m: Match):
+        raise ZeroDivisionError
+
+    g = graphs.new()
+    g.relu(g.add(g.tensor([4]), g.tensor([4]))).set_output()
+    with pytest.raises(ZeroDivisionError):
+        list(match.find(Pattern("broken", ADD_RELU.template, facts), ir(g)))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (lambda g: {"a": g.capture("a")}, "'p'.*at least one node output"),
+        (lambda g: {"out": g.relu("a")}, "relu: input must be a capture"),
+    ],
+)
+def test_wrong_templates(template, message):
+    g = graphs.new()
+    g.relu(g.tensor([4])).set_output()
+    with pytest.raises(TypeError, match=message):
+        list(match.find(echo("p", template), ir(g)))
+
+
+VIEWS = [
+    # dim, stride, scale dim -> rows as (extent, stride), column stride
+    ([6, 8], [8, 1], [1, 8], ((6, 8),), 1),
+    ([6, 8], [20, 1], [1, 8], ((6, 20),), 1),
+    ([2, 3, 8], [24, 8, 1], [1, 1, 8], ((6, 8),), 1),
+    ([2, 3, 8], [100, 8, 1], [1, 1, 8], ((2, 100), (3, 8)), 1),
+    ([6, 8, 1, 1], [8, 1, 1, 1], [1, 8, 1, 1], ((6, 8),), 1),
+    ([2, 8, 3, 5], [120, 1, 40, 8], [1, 8, 1, 1], ((30, 8),), 1),
+    ([2, 8, 3, 5], [120, 15, 5, 1], [1, 8, 1, 1], ((2, 120), (15, 1)), 15),
+    ([3, 4, 8], [32, 8, 1], [1, 4, 8], ((3, 32),), 1),
+    ([1, 8], [8, 1], [1, 8], (), 1),
+    ([6, 1], [1, 1], [1, 1], None, None),
+]
+
+
+@pytest.mark.parametrize(("dim", "stride", "scale", "rows", "column_stride"), VIEWS)
+def test_how_a_tensor_is_seen_as_rows(dim, stride, scale, rows, column_stride):
+    g = graphs.new()
+    g.rmsnorm(g.tensor(dim, stride), g.tensor(scale), 1e-5, norm_forward_phase=INFERENCE)[0].set_output()
+    (region,) = match.find(rmsnorm.PATTERN, ir(g))
+    if rows is None:  # one column: every element is a row
+        assert (region.facts.rows, region.facts.columns) == (6, 1)
+        return
+    assert (region.facts.input.rows, region.facts.input.column_stride) == (rows, column_stride)
+    elements = 1
+    for e in dim:
+        elements *= e
+    assert region.facts.rows * region.facts.columns == elements
+
+
+def test_columns_that_are_no_run_are_declined_with_a_reason():
+    g = graphs.new()
+    g.rmsnorm(g.tensor([3, 4, 8], [64, 16, 1], name="x"), g.tensor([1, 4, 8]), 1e-5, norm_forward_phase=INFERENCE)[0].set_output()
+    (declined,) = match.find(rmsnorm.PATTERN, ir(g))
+    assert isinstance(declined, Declined) and "'x'" in str(declined.why) and isinstance(declined.subgraph, Subgraph)
+
+
+def test_regions_are_not_declined_for_nothing():
+    (region,) = match.find(rmsnorm.PATTERN, ir(Norm().graph()))
+    assert isinstance(region, Region) and region.pattern == "rmsnorm"

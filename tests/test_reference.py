@@ -1,0 +1,192 @@
+"""The reference engine against float64: every op, types, strides, offsets and extreme values."""
+
+import math
+
+import graphs
+import oracle
+import pytest
+import torch
+from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphfuse import data_type, heur_mode, norm_forward_phase
+from graphfuse.ops import OPS
+
+CASES = {
+    "relu": ({}, {"negative_slope": 0.25}, {"lower_clip": -0.5, "upper_clip": 0.75}),
+    "swish": ({}, {"swish_beta": 1.702}, {"swish_beta": -0.5}, {"swish_beta": 0.0}),
+}
+
+
+def test_every_pointwise_op_has_a_reference_here():
+    assert set(oracle.POINTWISE) == {op.name for op in OPS.values() if op.pointwise}
+
+
+@pytest.mark.parametrize("compute", [FLOAT, data_type.DOUBLE])
+@pytest.mark.parametrize(("name", "attributes"), [(n, a) for n in oracle.POINTWISE for a in CASES.get(n, ({},))])
+def test_pointwise_op(name, attributes, compute):
+    torch_type = {FLOAT: torch.float32, data_type.DOUBLE: torch.float64}[compute]
+    g = graphs.new(io_data_type=compute)
+    arity = len(OPS[name].inputs)
+    data = [torch.linspace(-9, 9, 64, dtype=torch_type).view(4, 16), torch.linspace(-3, 2, 16, dtype=torch_type).view(1, 16)][:arity]
+    tensors = [g.tensor(d.shape, name=f"i{i}") for i, d in enumerate(data)]
+    getattr(g, name)(*tensors, **attributes, compute_data_type=compute).set_output().set_name("out")
+    out = torch.empty(4, 16, dtype=torch_type)
+    graphs.run(g, {"out": out} | {f"i{i}": d for i, d in enumerate(data)})
+    exact = oracle.POINTWISE[name](*data, **attributes)
+    # float32: a few ulps of the result, plus what rounding the input of tanh and exp does to it.
+    tolerance = 1e-12 if compute is data_type.DOUBLE else 2e-6
+    torch.testing.assert_close(out.double(), exact, rtol=tolerance, atol=tolerance * 1e-2)
+
+
+NORMS = {
+    "plain": Norm(beta=None),
+    "swish": Norm(),
+    "beta": Norm(beta=1.702),
+    "bias": Norm(bias=FLOAT),
+    "training": Norm(training=True),
+    "by-value": Norm(eps=None, factor="value"),
+    "device factor": Norm(factor="device", output=E4M3),
+    "one column": Norm(columns=1),
+    "one row": Norm(rows=1),
+    "no rows": Norm(rows=0, training=True),
+    "odd": Norm(rows=7, columns=33, input=HALF, output=FLOAT),
+    "rows apart": Norm(input_stride=72, output_stride=80),
+    "wide weight": Norm(input=BF16, weight=FLOAT),
+    "fp8": Norm(output=E4M3),
+    "e5m2": Norm(output=E5M2),
+    "fp8 in": Norm(input=E4M3, weight=E5M2),
+}
+
+
+@pytest.mark.parametrize("case", NORMS.values(), ids=NORMS)
+def test_rmsnorm(case):
+    check(case, case.inputs(), case.outputs())
+
+
+@given(
+    rows=st.integers(0, 9),
+    columns=st.integers(1, 70),
+    types=st.tuples(*[st.sampled_from([BF16, HALF, FLOAT])] * 2, st.sampled_from([BF16, HALF, FLOAT, E4M3, E5M2])),
+    gaps=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    offset=st.integers(0, 5),
+    bias=st.sampled_from([None, BF16, FLOAT]),
+    beta=st.sampled_from([None, 1.0, 0.3]),
+    training=st.booleans(),
+)
+def test_rmsnorm_any_layout(rows, columns, types, gaps, offset, bias, beta, training):
+    case = Norm(
+        rows, columns, *types, bias, beta, training=training,
+        input_stride=columns + gaps[0], output_stride=columns + gaps[1], offset=offset, alignment=1,
+    )
+    pack, outputs = case.inputs(seed=offset), case.outputs()
+    check(case, pack, outputs)
+    # Between the rows, and before the first, nothing is written.
+    memory = torch.empty(0, dtype=torch.uint8).set_(outputs["out"].untyped_storage())
+    outputs["out"].view(torch.uint8).fill_(0x5A)
+    assert (memory == 0x5A).all()
+
+
+def check(case: Norm, pack: dict, outputs: dict) -> None:
+    """Run and hold against float64, one representable value of slack (32 for FLOAT)."""
+    graphs.run(case.graph(), pack | outputs)
+    exact = case.exact(pack)
+    for name, got in outputs.items():
+        want = oracle.rounded(exact[name], got.dtype)
+        slack = 32 if got.dtype is torch.float32 else 1
+        apart = oracle.ulps(got, want)
+        # A bias can cancel the product: there float32's absolute error counts.
+        close = (got.double() - exact[name]).abs() <= 1e-5
+        assert ((apart <= slack) | close).all(), (name, apart.max())
+
+
+@given(graph=graphs.drawn(), mode=st.sampled_from([heur_mode.A, heur_mode.FALLBACK]))
+def test_any_graph(graph, mode):
+    pack = graph.inputs()
+    exact = graph.exact(pack)
+    outputs = {name: torch.full(value.shape, float("nan")) for name, value in exact.items()}
+    graphs.run(graph.build(), pack | outputs, [mode])
+    for name, want in exact.items():
+        torch.testing.assert_close(outputs[name].double(), want, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("implicit", [False, True])
+def test_nvfp4_is_the_quantizer_of_the_float32_values(implicit):
+    case = Norm(rows=40, columns=96, output=FLOAT)
+    pack, values = case.inputs(amplitude=3), case.outputs()
+    graphs.run(case.graph(), pack | values)
+    codes, scales = oracle.nvfp4(values["out"].numpy())
+    quantized = Norm(rows=40, columns=96, output=FP4, blocks=not implicit)
+    outputs, g = quantized.outputs(), quantized.graph()
+    g.build([heur_mode.FALLBACK])
+    memory = graphs.workspace(g.get_workspace_size())
+    g.execute(pack | outputs, memory)
+    if implicit:
+        offset = 128 * math.ceil(4 * 40 / 128) + 128
+        assert g.get_workspace_size() == offset + 40 * 6
+        outputs["block_scale"] = memory[offset:].view(40, 6)
+    else:
+        assert g.get_workspace_size() == 0
+    assert torch.equal(outputs["block_scale"], torch.from_numpy(scales))
+    assert torch.equal(outputs["out"], torch.from_numpy(codes))
+    # The stated bound: half of the widest gap of E2M1 (4 to 6), or what saturation cuts off.
+    error = (oracle.from_nvfp4(outputs["out"], outputs["block_scale"]) - values["out"].double()).abs()
+    amax = values["out"].unflatten(1, (-1, 16)).abs().amax(-1).double()
+    scale = torch.from_numpy(scales).view(torch.float8_e4m3fn).double()
+    bound = torch.maximum(scale, amax - 6 * scale)
+    assert (error.unflatten(1, (-1, 16)).amax(-1) <= bound * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2"])
+def test_fp8_is_the_quantizer_of_the_float32_values(name):
+    dtype = {"e4m3": E4M3, "e5m2": E5M2}[name]
+    case, quantized = Norm(output=FLOAT, factor="value"), Norm(output=dtype, factor="value")
+    pack, values, outputs = case.inputs(), case.outputs(), quantized.outputs()
+    pack["factor"] = 3e4 if name == "e5m2" else 300.0  # both saturate in places
+    graphs.run(case.graph(), pack | values)
+    graphs.run(quantized.graph(), pack | outputs)
+    want = oracle.fp8(values["out"].numpy(), name)
+    assert (outputs["out"].view(torch.uint8).numpy() == want).all()
+    assert (want & 0x7F == {"e4m3": 0x7E, "e5m2": 0x7B}[name]).any()
+
+
+# A row of 64 equal x: the sum of squares 64 x^2 leaves float32 at |x| = 2.3e18, and inverse RMS is 0 beyond.
+OVERFLOW = (torch.finfo(torch.float32).max / 64) ** 0.5
+
+EXTREMES = {
+    "zeros": (0.0, 0.0),
+    "denormals": (2.0**-136, 2.0**-136 / 1e-5**0.5),
+    "small": (1e-20, 1e-20 / 1e-5**0.5),
+    "large": (1e17, 1.0),
+    "before overflow": (OVERFLOW * 0.99, 1.0),
+    "beyond overflow": (OVERFLOW * 1.01, 0.0),
+    "infinity": (float("inf"), float("nan")),
+    "nan": (float("nan"), float("nan")),
+}
+
+
+@pytest.mark.parametrize(("value", "want"), EXTREMES.values(), ids=EXTREMES)
+def test_extreme_values(value, want):
+    """Equal elements of one row; other rows do not see them."""
+    case = Norm(rows=3, input=FLOAT, weight=FLOAT, output=FLOAT, beta=None)
+    pack, outputs = case.inputs(), case.outputs()
+    pack["weight"].fill_(1)
+    pack["x"][1] = value
+    graphs.run(case.graph(), pack | outputs)
+    torch.testing.assert_close(outputs["out"][1], torch.full((64,), want), rtol=1e-6, atol=0, equal_nan=True)
+    torch.testing.assert_close(outputs["out"][::2].double(), case.exact(pack)["out"][::2], rtol=1e-5, atol=1e-7)
+
+
+def test_normalized_over_several_and_middle_axes():
+    for dim, scale_dim in (([2, 3, 4, 5], [1, 1, 4, 5]), ([2, 6, 3], [1, 6, 1]), ([3, 4], [1, 1])):
+        g = graphs.new()
+        x, weight = torch.randn(dim), torch.randn(scale_dim)
+        g.rmsnorm(
+            g.tensor(dim, name="x"), g.tensor(scale_dim, name="w"), 1e-3, norm_forward_phase=norm_forward_phase.INFERENCE
+        )[0].set_output().set_name("out")
+        out = torch.empty(dim)
+        graphs.run(g, {"x": x, "w": weight, "out": out})
+        axes = [a for a, e in enumerate(scale_dim) if e != 1]
+        exact = oracle.rmsnorm(x, weight, 1e-3, axes=axes)[0] if axes else x.double() / (x.double() ** 2 + 1e-3).sqrt() * weight
+        torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-6)
