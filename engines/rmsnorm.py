@@ -114,8 +114,8 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
                 for t in near
                 for c in (128, 256, 512, 1024)
             ]
-        candidates += [RmsNormKnobs(_MAX_THREADS, _MAX_THREADS)]
-        return [k for k in dict.fromkeys(candidates) if self.illegal(facts, k, device) is None]
+        legal = [k for k in dict.fromkeys(candidates) if self.illegal(facts, k, device) is None]
+        return legal or [RmsNormKnobs(_MAX_THREADS, _MAX_THREADS)]
 
     def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
         reason = next(_faults(facts, knobs), None)

@@ -38,14 +38,15 @@ def installed() -> Registry:
     """First-party patterns and engines, then those of installed packages by entry-point name."""
     from graphfuse import engines, patterns
 
+    offered = metadata.entry_points()  # one scan of all installed packages serves both groups
     return Registry(
-        _distinct("pattern", (*patterns.ALL, *_entry_points("graphfuse.patterns", Pattern))),
-        _distinct("engine", (*engines.ALL, *_entry_points("graphfuse.engines", Engine))),
+        _distinct("pattern", (*patterns.ALL, *_load(offered, "graphfuse.patterns", Pattern))),
+        _distinct("engine", (*engines.ALL, *_load(offered, "graphfuse.engines", Engine))),
     )
 
 
-def _entry_points(group: str, kind: type) -> Iterable[object]:
-    for entry in sorted(metadata.entry_points(group=group), key=lambda e: e.name):
+def _load(offered: metadata.EntryPoints, group: str, kind: type) -> Iterable[object]:
+    for entry in sorted(offered.select(group=group), key=lambda e: e.name):
         try:
             loaded = entry.load()
         except Exception as error:

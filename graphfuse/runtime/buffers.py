@@ -101,7 +101,8 @@ def _one_element(value: object) -> object:
     elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
         count = value.size
     elif hasattr(value, "__cuda_array_interface__"):
-        raise VariantPackTypeError(f"{type(value).__name__} is device memory, which would have to be waited for; {accepted}")
+        kind = type(value).__name__
+        raise VariantPackTypeError(f"{kind} is device memory, which would have to be waited for; {accepted}")
     else:
         raise VariantPackTypeError(f"{type(value).__name__} is not a number; {accepted}")
     if count != 1:
@@ -155,14 +156,15 @@ def _dlpack(value) -> Buffer:
     kind, ordinal = value.__dlpack_device__()
     where = _DLPACK_DEVICES.get(int(kind))
     if where is None:
-        raise VariantPackTypeError(f"memory of DLPack device type {int(kind)} is neither the host's nor a CUDA device's")
+        raise VariantPackTypeError(f"DLPack device type {int(kind)} is neither host memory nor that of a CUDA device")
     try:
         view = StridedMemoryView.from_dlpack(value, stream_ptr=-1)
         dtype, itemsize = _numpy_dtype(view.dtype), view.dtype.itemsize
     except VariantPackTypeError:
         raise
     except Exception as error:  # exporters raise what they like; cuda.core refuses the 4 and 8 bit float types
-        raise VariantPackTypeError(f"DLPack export of {type(value).__name__} failed ({error}); a uint8 view may do") from None
+        kind = type(value).__name__
+        raise VariantPackTypeError(f"DLPack export of {kind} failed ({error}); a uint8 view may do") from None
     dim = tuple(view.shape)
     stride = packed(dim) if view.strides is None else tuple(view.strides)
     device = "cpu" if where == "cpu" else f"cuda:{ordinal}"

@@ -9,13 +9,13 @@ from graphfuse.runtime import device as devices
 
 
 class Handle:
-    """Made by `create_handle`. stream is an address; 0, the default stream, until `set_stream`."""
+    """Made by `create_handle`. Until `set_stream` it follows the stream that torch is using on its device."""
 
     __slots__ = ("_device", "_stream", "_destroyed")
 
     def __init__(self, device: Device):
         self._device = device
-        self._stream = 0
+        self._stream: int | None = None
         self._destroyed = False
 
     @property
@@ -26,10 +26,11 @@ class Handle:
     @property
     def stream(self) -> int:
         """The stream that graphs executed with this handle run on. GraphStateError once destroyed."""
-        return _alive(self)._stream
+        return get_stream(self)
 
     def __repr__(self) -> str:
-        state = "destroyed" if self._destroyed else f"stream {self._stream:#x}"
+        stream = "torch's current stream" if self._stream is None else f"stream {self._stream:#x}"
+        state = "destroyed" if self._destroyed else stream
         return f"Handle({self._device}, {state})"
 
 
@@ -58,8 +59,9 @@ def set_stream(handle: Handle, stream: object) -> None:
 
 
 def get_stream(handle: Handle) -> int:
-    """The address of the stream that work of the handle goes to."""
-    return _alive(handle)._stream
+    """The address of the stream that work of the handle goes to now."""
+    stream = _alive(handle)._stream
+    return current_stream(handle._device) if stream is None else stream
 
 
 def stream_address(stream: object) -> int:

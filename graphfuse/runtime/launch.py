@@ -6,6 +6,7 @@ functions, whose layout is that of C with native alignment.
 """
 
 import ctypes
+import functools
 import struct
 import threading
 from collections.abc import Callable
@@ -144,8 +145,11 @@ class Kernel:
         devices.check(error, f"preparing kernel {self.entry!r} on {self.device} for {_shape(launch)}")
 
 
+@functools.lru_cache(maxsize=1024)
 def load(cubin: bytes, entry: str, device: Device) -> Kernel:
     """Load a cubin and take its kernel `entry` (a name as the binary has it, so extern "C" in the source).
+
+    Kept: graphs that differ in the number of rows share a cubin, and so its kernel.
 
     Raises DeviceError where the device cannot run the cubin or it has no such kernel.
     """

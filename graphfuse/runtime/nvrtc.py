@@ -10,7 +10,8 @@ OPTIONS = {"std": "c++17", "fma": False, "lineinfo": True}
 code around them, and bits must not; kernels write fmaf where they mean it."""
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b", re.MULTILINE)
-_ERROR_LINE = re.compile(r"^[^\n]*?\((\d+)\): (?:catastrophic )?error", re.MULTILINE)
+_LINE = re.compile(r'[ \t]*#[ \t]*line[ \t]+(\d+)[ \t]+"([^"]*)"')
+_ERROR_PLACE = re.compile(r"^([^\n(]*)\((\d+)\): (?:catastrophic )?error", re.MULTILINE)
 _AROUND = 3
 
 
@@ -40,27 +41,42 @@ def compile(source: str, arch: str, name: str) -> bytes:
         program = Program(source, "c++", ProgramOptions(name=name, arch=arch, **OPTIONS, **headers))
         return bytes(program.compile("cubin").code)
     except Exception as error:  # cuda.core's classes and NVRTC's own; whichever, no cubin came out
-        log = str(error).strip()
-    # Out here `error` is gone: it holds the program in its frames, and cuda.core complains
-    # on standard error when the garbage collector has to free one.
-    raise _failure(f"NVRTC {kit.version} did not compile {name!r} for {arch}", source, log)
+        log = str(error).strip("\0 \n")
+    # Out here `error` is gone, and no local is the new one: either would hold the program in a
+    # cycle, and cuda.core complains on standard error when the garbage collector frees one.
+    raise _failure(f"NVRTC {kit.version} did not compile {name!r} for {arch}", source, log, name)
 
 
-def _failure(what: str, source: str, log: str) -> KernelCompileError:
-    failure = KernelCompileError(f"{what}:\n{log}\n\nsource:\n{_excerpt(source, log)}")
+def _failure(what: str, source: str, log: str, name: str) -> KernelCompileError:
+    failure = KernelCompileError(f"{what}:\n{log}\n\nsource:\n{_excerpt(source, log, name)}")
     failure.log, failure.source = log, source
     return failure
 
 
-def _excerpt(source: str, log: str) -> str:
-    """The lines around each error of the log, numbered; the beginning where the log names none."""
+def _excerpt(source: str, log: str, name: str) -> str:
+    """The lines around each error of the log, numbered as the log does; the beginning where it names none."""
     lines = source.splitlines()
-    wrong = {int(number) for number in _ERROR_LINE.findall(log)} & set(range(1, len(lines) + 1))
-    near = {n + d for n in wrong for d in range(-_AROUND, _AROUND + 1)} or set(range(1, 11))
-    shown = sorted(near & set(range(1, len(lines) + 1)))
-    out = []
-    for before, number in zip([None, *shown], shown, strict=False):
+    places = _places(lines, name)
+    wrong = {number for number, place in enumerate(places) if place in set(_ERROR_PLACE.findall(log))}
+    near = {n + d for n in wrong for d in range(-_AROUND, _AROUND + 1)} or set(range(10))
+    out: list[str] = []
+    before = None
+    for number in sorted(near & set(range(len(lines)))):
+        file, line = places[number]
         if before is not None and number > before + 1:
             out.append("   ...")
-        out.append(f"{'>' if number in wrong else ' '} {number:5d} | {lines[number - 1]}")
+        out.append(f"{'>' if number in wrong else ' '} {file}:{line} | {lines[number]}")
+        before = number
     return "\n".join(out)
+
+
+def _places(lines: list[str], name: str) -> list[tuple[str, str]]:
+    """(file, line) that the compiler knows each line by: #line directives move it."""
+    file, line, places = name, 1, []
+    for text in lines:
+        places.append((file, str(line)))
+        directive = _LINE.match(text)
+        line += 1
+        if directive:
+            line, file = int(directive[1]), directive[2]
+    return places

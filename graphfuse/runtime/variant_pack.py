@@ -79,7 +79,7 @@ def bind(
             raise type(error)(f"{tensor}: {error}") from None
         addresses[tensor.id] = buffer.address
         if buffer.read_only and tensor.id in plan.outputs:
-            raise VariantPackError(f"{tensor}: an output was given read-only memory; accepted: memory that can be written")
+            raise VariantPackError(f"{tensor}: the memory given is read-only; accepted for an output: writable memory")
     base = _workspace(workspace, workspace_bytes, device)
     _check_overlaps(plan, addresses, in_place, base, workspace_bytes)
     for tensor_id, offset in {**plan.in_workspace, **(placed or {})}.items():
@@ -120,7 +120,7 @@ class _Plan:
             if tensor is None:
                 continue
             if tensor.id in values:
-                raise VariantPackError(f"{tensor} (uid {tensor.uid}) has two entries in the variant pack; accepted: one")
+                raise VariantPackError(f"{tensor}, uid {tensor.uid}: two entries in the variant pack; accepted: one")
             values[tensor.id] = value
         missing = [t for t in self.bound if t.id not in values]
         if missing or unknown:
@@ -251,7 +251,7 @@ def _workspace(value: object, needed: int, device: Device) -> int:
         dense = buffers.packed(tuple(axes))
         if tuple(s for e, s in zip(buffer.dim, buffer.stride, strict=True) if e != 1) != dense and 0 not in axes:
             raise WorkspaceError(
-                f"the workspace given has shape {list(buffer.dim)} and stride {list(buffer.stride)}; accepted: dense memory"
+                f"the workspace has shape {list(buffer.dim)}, stride {list(buffer.stride)}; accepted: dense memory"
             )
     if buffer.nbytes is not None and buffer.nbytes < needed:
         raise WorkspaceError(f"the workspace given has {buffer.nbytes} bytes; accepted: at least {needed}")

@@ -23,7 +23,7 @@ def test_packed_fp4():
     assert describe(tensor) == Buffer(tensor.data_ptr(), data_type.FP4_E2M1, (4, 8), (8, 1), "cpu", 1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64", "bool", ml_dtypes.bfloat16, ml_dtypes.float8_e5m2])
+@pytest.mark.parametrize("dtype", ["f4", "f2", "u1", "i8", "bool", ml_dtypes.bfloat16, ml_dtypes.float8_e5m2])
 def test_numpy_arrays(dtype):
     array = np.zeros((4, 8), dtype)[::2, ::-1]
     found = describe(array)
@@ -142,7 +142,7 @@ def test_numbers(value, found):
     assert number(value) == found
 
 
-@pytest.mark.parametrize("value", ["1.5", b"1", None, 1j, [1.0], np.array(["1"]), np.array(1j), torch.tensor(1j)], ids=repr)
+@pytest.mark.parametrize("value", ["1", b"1", None, 1j, [1], np.array(["1"]), np.array(1j), torch.tensor(1j)], ids=repr)
 def test_what_is_no_number(value):
     with pytest.raises(VariantPackTypeError):
         number(value)

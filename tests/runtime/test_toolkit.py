@@ -86,16 +86,17 @@ def test_another_major_version_is_skipped_with_its_reason(root, tmp_path, monkey
     (old / f"libnvrtc.so.{MAJOR - 1}").write_bytes(b"\x7fELF")
     assert search(("CUDA_HOME", tmp_path / "old"), ("CUDA_PATH", root("path"))).origin == "CUDA_PATH"
     fail_pathfinder(monkeypatch)
-    with pytest.raises(ToolkitNotFoundError, match=rf"has libnvrtc.so.{MAJOR - 1}, but cuda.bindings wants CUDA {MAJOR}"):
+    reason = f"has libnvrtc.so.{MAJOR - 1}, but cuda.bindings wants CUDA {MAJOR}"
+    with pytest.raises(ToolkitNotFoundError, match=reason):
         search(("CUDA_HOME", tmp_path / "old"))
 
 
 def test_the_error_lists_every_place_with_its_reason_and_the_cure(tmp_path, wheel, monkeypatch):
     fail_pathfinder(monkeypatch)
-    for name, content in (("text", b"not a library"), ("cpu", bytearray(64)), ("bare", None), ("bad", b"\x7fELF"), ("cut", None)):
+    for name in ("text", "cpu", "bare", "bad", "cut"):
         (tmp_path / name / "lib64").mkdir(parents=True)
-        if content is not None:
-            (tmp_path / name / "lib64" / NAME).write_bytes(content)
+    (tmp_path / "text/lib64" / NAME).write_text("not a library")
+    (tmp_path / "bad/lib64" / NAME).write_bytes(b"\x7fELF")
     other = bytearray((wheel / "lib" / NAME).read_bytes()[:64])
     other[18:20] = (8).to_bytes(2, "little")  # MIPS
     (tmp_path / "cpu/lib64" / NAME).write_bytes(other)
@@ -188,7 +189,8 @@ def test_no_headers_anywhere_is_an_error_that_says_where(wheel, monkeypatch):
     toolkit.load()
     monkeypatch.setattr(toolkit, "_wheel_roots", lambda: ())
     monkeypatch.setattr(toolkit, "_has_bundled_headers", lambda kit: False)
-    with pytest.raises(ToolkitNotFoundError, match="(?s)includes headers.*CUDA_HOME: not set.*NVRTC .*system.*pip install"):
+    expected = "(?s)includes headers.*CUDA_HOME: not set.*NVRTC .*system.*pip install"
+    with pytest.raises(ToolkitNotFoundError, match=expected):
         toolkit.with_headers(any_toolkit(wheel))
 
 

@@ -287,7 +287,11 @@ def work(workspace, needed=1024, device=CPU, **more):
     return bind(COPY, {100: 1 << 40, 101: 1 << 41}, workspace, needed, device, **more)
 
 
-@pytest.mark.parametrize("make", [lambda w: w, lambda w: w.numpy(), lambda w: w.view(torch.float32).view(16, 16), torch.Tensor.data_ptr])
+def as_square(space: torch.Tensor) -> torch.Tensor:
+    return space.view(torch.float32).view(16, 16)
+
+
+@pytest.mark.parametrize("make", [torch.Tensor.detach, torch.Tensor.numpy, as_square, torch.Tensor.data_ptr])
 def test_workspaces_of_every_form(make):
     space = aligned(1024)
     found = work(make(space), placed={5: 256})
@@ -370,7 +374,9 @@ def test_in_place_where_it_is_safe_and_the_same_memory():
         bind(COPY, {100: whole[:4], 101: whole[:4]}, None, 0, CPU, frozenset({(1, 0)}))
 
 
-@pytest.mark.parametrize("other", [{"dtype": data_type.INT32}, {"dim": (1, 8, 4)}, {"dim": (1, 4, 4), "stride": (32, 8, 1)}])
+@pytest.mark.parametrize(
+    "other", [{"dtype": data_type.INT32}, {"dim": (1, 8, 4)}, {"dim": (1, 4, 4), "stride": (32, 8, 1)}]
+)
 def test_in_place_needs_identical_tensors(other):
     g = graph(tensor(0), tensor(1, **other))
     with pytest.raises(VariantPackError, match="exactly that tensor's"):

@@ -80,30 +80,34 @@ GF_DEVICE void* offset(void* address, i64 bytes) { return static_cast<char*>(add
 template <int WIDTH>
 using Pack = Bytes<WIDTH>;
 
+#ifdef __CUDACC__
+template <bool READ_ONLY, class T>
+GF_DEVICE T fetch(const T* address) {
+  if constexpr (READ_ONLY) {
+    return __ldg(address);
+  } else {
+    return *address;
+  }
+}
+#endif
+
 /// READ_ONLY promises that nothing writes the memory while the kernel runs.
 template <int WIDTH, bool READ_ONLY>
 GF_DEVICE Pack<WIDTH> load_pack(const void* address) {
   static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4 || WIDTH == 8 || WIDTH == 16, "no access of this width");
 #ifdef __CUDACC__
-  const auto fetch = [](const auto* p) {
-    if constexpr (READ_ONLY) {
-      return __ldg(p);
-    } else {
-      return *p;
-    }
-  };
   if constexpr (WIDTH == 16) {
-    const uint4 v = fetch(static_cast<const uint4*>(address));
+    const uint4 v = fetch<READ_ONLY>(static_cast<const uint4*>(address));
     return {{v.x, v.y, v.z, v.w}};
   } else if constexpr (WIDTH == 8) {
-    const uint2 v = fetch(static_cast<const uint2*>(address));
+    const uint2 v = fetch<READ_ONLY>(static_cast<const uint2*>(address));
     return {{v.x, v.y}};
   } else if constexpr (WIDTH == 4) {
-    return {{fetch(static_cast<const u32*>(address))}};
+    return {{fetch<READ_ONLY>(static_cast<const u32*>(address))}};
   } else if constexpr (WIDTH == 2) {
-    return {{fetch(static_cast<const u16*>(address))}};
+    return {{fetch<READ_ONLY>(static_cast<const u16*>(address))}};
   } else {
-    return {{fetch(static_cast<const u8*>(address))}};
+    return {{fetch<READ_ONLY>(static_cast<const u8*>(address))}};
   }
 #else
   host::check_access(address, WIDTH, false);
