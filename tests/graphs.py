@@ -150,11 +150,91 @@ def run(graph: graphfuse.pygraph, pack: dict, modes=(heur_mode.FALLBACK,), devic
     graph.execute(pack, workspace(graph.get_workspace_size(), device))
 
 
+def fused(case: Norm, device: str = "cuda") -> graphfuse.pygraph:
+    """The graph built as one generated kernel."""
+    graph = case.graph(device)
+    graph.build([heur_mode.OPENSOURCE])
+    assert graph.get_engine_and_knobs_at_index(0)[0] == "rmsnorm"  # a name, not a tuple of them: one part
+    return graph
+
+
 def workspace(size: int, device: str = "cpu") -> torch.Tensor:
     """`size` bytes at an address that is a multiple of 256."""
     memory = torch.full((size + 256,), 0xEE, dtype=torch.uint8, device=device)
     start = -memory.data_ptr() % 256
     return memory[start : start + size]
+
+
+NORMS = {
+    "plain": Norm(beta=None),
+    "swish": Norm(),
+    "beta": Norm(beta=1.702),
+    "bias": Norm(bias=FLOAT),
+    "training": Norm(training=True),
+    "by-value": Norm(eps=None, factor="value"),
+    "device factor": Norm(factor="device", output=E4M3),
+    "one column": Norm(columns=1),
+    "one row": Norm(rows=1),
+    "no rows": Norm(rows=0, training=True),
+    "odd": Norm(rows=7, columns=33, input=HALF, output=FLOAT),
+    "rows apart": Norm(input_stride=72, output_stride=80),
+    "wide weight": Norm(input=BF16, weight=FLOAT),
+    "fp8": Norm(output=E4M3),
+    "e5m2": Norm(output=E5M2),
+    "fp8 in": Norm(input=E4M3, weight=E5M2),
+}
+
+
+def check(case: Norm, modes=(heur_mode.FALLBACK,), device: str = "cpu", seed: int = 0) -> None:
+    """Run and hold against float64: one representable value of slack, for FLOAT a relative 1e-5.
+
+    And between the rows, and before the first, nothing may be written.
+    """
+    pack, outputs = case.inputs(device, seed), case.outputs(device)
+    run(case.graph(device), pack | outputs, modes, device)
+    exact = case.exact(pack)
+    for name, got in outputs.items():
+        want = oracle.rounded(exact[name], got.dtype)
+        # A bias can cancel the product: there float32's absolute error counts.
+        difference = (got.double() - exact[name]).abs()
+        close = difference <= 1e-5 * (exact[name].abs() + 1)
+        if got.dtype is not torch.float32:
+            close |= oracle.ulps(got, want) <= 1
+        elif case.bias is None:
+            close = difference <= 1e-5 * exact[name].abs()
+        assert close.all(), f"{name}: {int((~close).sum())} elements are off, by up to {difference.max()}"
+    memory = torch.empty(0, dtype=torch.uint8, device=device).set_(outputs["out"].untyped_storage())
+    if case.offset or case.output_stride not in (None, case.columns):
+        outputs["out"].view(torch.uint8).fill_(0x5A)
+        assert (memory == 0x5A).all(), "memory beside the rows was written"
+
+
+# A row of 64 equal x: the sum of squares 64 x^2 leaves float32 at |x| = 2.3e18, and inverse RMS is 0 beyond.
+OVERFLOW = (torch.finfo(torch.float32).max / 64) ** 0.5
+
+EXTREMES = {
+    "zeros": (0.0, 0.0),
+    "denormals": (2.0**-136, 2.0**-136 / 1e-5**0.5),
+    "small": (1e-20, 1e-20 / 1e-5**0.5),
+    "large": (1e17, 1.0),
+    "before overflow": (OVERFLOW * 0.99, 1.0),
+    "beyond overflow": (OVERFLOW * 1.01, 0.0),
+    "infinity": (float("inf"), float("nan")),
+    "nan": (float("nan"), float("nan")),
+}
+"""Value of all elements of a row -> its normalized value (epsilon 1e-5, weight 1)."""
+
+
+def check_extreme(value: float, want: float, modes=(heur_mode.FALLBACK,), device: str = "cpu") -> None:
+    """One row of equal elements among others, which do not see it."""
+    case = Norm(rows=3, input=FLOAT, weight=FLOAT, output=FLOAT, beta=None)
+    pack, outputs = case.inputs(device), case.outputs(device)
+    pack["weight"].fill_(1)
+    pack["x"][1] = value
+    run(case.graph(device), pack | outputs, modes, device)
+    row = torch.full((64,), want, device=device)
+    torch.testing.assert_close(outputs["out"][1], row, rtol=1e-6, atol=0, equal_nan=True)
+    torch.testing.assert_close(outputs["out"][::2].double(), case.exact(pack)["out"][::2], rtol=1e-5, atol=1e-7)
 
 
 # Arbitrary graphs
@@ -259,3 +339,13 @@ def reorderings(draw, graph: Drawn) -> list[int]:
         order.append(draw(st.sampled_from(ready)))
         left.remove(order[-1])
     return order
+
+
+def check_drawn(graph: Drawn, modes, device: str = "cpu") -> None:
+    """Run and hold every output against float64."""
+    pack = graph.inputs(device)
+    exact = graph.exact(pack)
+    outputs = {name: torch.full(value.shape, float("nan"), device=device) for name, value in exact.items()}
+    run(graph.build(device=device), pack | outputs, modes, device)
+    for name, want in exact.items():
+        torch.testing.assert_close(outputs[name].double(), want, rtol=2e-4, atol=2e-4)
