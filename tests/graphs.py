@@ -25,9 +25,12 @@ TORCH = {
 
 
 def new(name: str = "graph", device: str = "cpu", **types) -> graphfuse.pygraph:
-    """An empty graph for one device; virtual tensors are float32 unless said otherwise."""
+    """An empty graph for one device; virtual tensors are float32 unless said otherwise.
+
+    "cuda" is the current one, with torch's current stream; a handle would bring its own.
+    """
     types = {"io_data_type": FLOAT, "intermediate_data_type": FLOAT} | types
-    return graphfuse.pygraph(name, handle=graphfuse.create_handle(device), **types)
+    return graphfuse.pygraph(name, handle=None if device == "cuda" else graphfuse.create_handle(device), **types)
 
 
 def generator(device: str, seed: int) -> torch.Generator:

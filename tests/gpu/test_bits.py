@@ -31,6 +31,20 @@ def test_a_row_is_the_same_in_every_batch(columns):
         assert torch.equal(out(x[row:]), whole[row:])
 
 
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_bits_do_not_depend_on_alignment_or_strides(columns):
+    """Narrower accesses sum in the same order."""
+    plain = Norm(65, columns, output=FLOAT)
+    pack, outputs = plain.inputs("cuda"), plain.outputs("cuda")
+    graphs.fused(plain).execute(pack | outputs)
+    for gap in (1, 4):
+        apart = Norm(65, columns, output=FLOAT, input_stride=columns + gap, output_stride=columns + gap, offset=gap, alignment=2)
+        shifted, others = apart.inputs("cuda"), apart.outputs("cuda")
+        assert torch.equal(shifted["x"], pack["x"])
+        graphs.fused(apart).execute(shifted | others)
+        assert torch.equal(others["out"], outputs["out"])
+
+
 CASES = {
     "bf16 512": Norm(4097, 512),
     "float 33": Norm(4097, 33, FLOAT, HALF, FLOAT, BF16, training=True),

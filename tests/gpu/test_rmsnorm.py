@@ -173,7 +173,7 @@ def test_extreme_values_in_every_format(output):
 
 
 def test_more_than_2_31_elements(room):
-    room(24 << 30)
+    room(40 << 30)
     case = Norm(2**31 // 512 + 3, 512)
     pack, outputs = large(case), case.outputs("cuda")
     graphs.fused(case).execute(pack | outputs)
@@ -194,13 +194,13 @@ def large(case: Norm) -> dict:
 
 @pytest.mark.parametrize("output", [BF16, E4M3], ids=lambda t: t.name)
 def test_rows_further_apart_than_2_31_elements(room, output):
-    room(24 << 30)
+    room(40 << 30)
     far = 2**31 + 8
     graphs.check(Norm(3, 64, output=output, input_stride=far, output_stride=far), OPENSOURCE, "cuda")
 
 
 def test_rows_longer_than_32_bit_offsets(room):
-    room(24 << 30)
+    room(40 << 30)
     case = Norm(2, 2**28 + 17)
     pack, outputs = large(case), case.outputs("cuda")
     graphs.fused(case).execute(pack | outputs)
