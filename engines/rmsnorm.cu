@@ -28,6 +28,7 @@ constexpr int OUTPUT_BYTES = CHUNK * gf::bits_of<Output> / 8;
 constexpr Index CHUNKS = COLUMNS / CHUNK;
 constexpr int PASS_CHUNKS = STEPS * THREADS_PER_ROW;
 constexpr Index PASSES = (CHUNKS + PASS_CHUNKS - 1) / PASS_CHUNKS;
+constexpr int BLOCK_LANES = BLOCK == 0 ? 1 : BLOCK / CHUNK;  // neighbouring lanes that share a block
 constexpr int CTA_ROWS = THREADS / THREADS_PER_ROW;
 constexpr float PER_COLUMN = float(1.0 / double(COLUMNS));
 
@@ -87,7 +88,7 @@ GF_DEVICE float sum_of_squares(const Chunk& chunk) {
 }
 
 /// Stores one chunk as it is (BLOCK_SIZE 0) or quantized with a scale per BLOCK_SIZE elements, which lie
-/// in neighbouring lanes: all lanes of a warp call it together.
+/// in neighbouring lanes; all lanes of a warp call it together.
 template <int BLOCK_SIZE, int COUNT>
 GF_DEVICE void store_output(const Row& row, Index at, const float (&values)[COUNT]) {
   const bool stored = row.exists && in_row(row.thread + at);
@@ -97,17 +98,16 @@ GF_DEVICE void store_output(const Row& row, Index at, const float (&values)[COUN
       gf::store<OUTPUT_BYTES, OUTPUT_ACCESS>(output, gf::pack<Output>(values));
     }
   } else {
-    constexpr int LANES = BLOCK_SIZE / COUNT;
     float amax = gf::max_magnitude(values);
 #pragma unroll
-    for (int mask = 1; mask < LANES; mask *= 2) {
+    for (int mask = 1; mask < BLOCK_LANES; mask *= 2) {
       amax = gf::max(amax, gf::shuffle_xor(amax, mask));
     }
     const gf::u32 scale = gf::block_scale(amax);
     if (stored) {
       gf::store<COUNT / 2, OUTPUT_ACCESS>(output, gf::quantize_block(values, scale));
-      if (row.thread % LANES == 0) {
-        gf::store_pack<1>(gf::offset(row.block_scale, at / LANES), {{scale}});
+      if (row.thread % BLOCK_LANES == 0) {
+        gf::store_pack<1>(gf::offset(row.block_scale, at / BLOCK_LANES), {{scale}});
       }
     }
   }
@@ -162,7 +162,7 @@ extern "C" GF_KERNEL(THREADS)
     const i64 index = first + row_in_cta;
     const Row row = {gf::offset(input, index * input_stride + thread * INPUT_BYTES),
                      gf::offset(output, index * output_stride + thread * OUTPUT_BYTES),
-                     gf::offset(block_scale, BLOCK ? index * block_scale_stride + thread * CHUNK / 16 : 0),
+                     gf::offset(block_scale, BLOCK == 0 ? 0 : index * block_scale_stride + thread / BLOCK_LANES),
                      thread, index < rows};
 
     Chunk chunks[STEPS];

@@ -166,8 +166,8 @@ def test_width_of_accesses(compile_kernel, name, loads, stores):
     ptx = compile_kernel(ENGINE.source(problem, knobs), "sm_90a")[1]
     # Weight and bias go the read-only way (ld.global.nc); scales and inverse RMS are stores of their own.
     found = set(re.findall(r"\b((?:ld|st)\.global(?!\.nc)\.(?:v\d\.)?[a-z]\d+)", ptx))
-    widths = {re.sub(r"(v\d)\..*", r"\1", access).replace(".b", ".u") for access in found} - {"st.global.u8", "st.global.f32"}
-    assert widths == {loads, stores}, found
+    widths = {re.sub(r"(v\d)\..*", r"\1", access).replace(".b", ".u") for access in found}
+    assert widths - {"st.global.u8", "st.global.f32"} == {loads, stores}, found
 
 
 def test_hardware_conversions_are_used_where_the_chip_has_them(compile_kernel):
