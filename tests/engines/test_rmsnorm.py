@@ -5,11 +5,16 @@ import re
 
 import pytest
 
+from graphfuse import match
 from graphfuse.device import ARCHES, CPU, Device, for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, Constant, HostScalar
 from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
-from graphfuse.enums import heur_mode
+from graphfuse.enums import heur_mode, norm_forward_phase
+from graphfuse.freeze import freeze
+from graphfuse.graph import pygraph
+from graphfuse.lower import lower
+from graphfuse.patterns import rmsnorm
 from graphfuse.patterns.rmsnorm import RmsNormFacts, View
 from graphfuse.pointwise import Chain, Program, Scalar, Step
 
@@ -150,6 +155,17 @@ def test_illegal_knobs(problem, knobs, reason):
     with pytest.raises(AssertionError, match=reason):
         answer = ENGINE.illegal(problem, RmsNormKnobs(*knobs), H200)
         assert answer is None, answer.reason
+
+
+def test_a_single_strided_row_has_the_source_of_many():
+    sources = set()
+    for rows in (1, 2, 500):
+        g = pygraph(io_data_type=data_type.BFLOAT16, intermediate_data_type=data_type.FLOAT)
+        x, scale = g.tensor([rows, 64], [67, 1]), g.tensor([1, 64])
+        g.rmsnorm(x, scale, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0].set_output()
+        (region,) = match.find(rmsnorm.PATTERN, lower(freeze(g)))
+        sources.add(ENGINE.source(region.facts, RmsNormKnobs(8, 128)))
+    assert len(sources) == 1
 
 
 def test_rows_names_and_grid_do_not_enter_the_source():
