@@ -32,10 +32,12 @@ _ACCESS = 16  # bytes of the widest memory access
 _MAX_THREADS = 1024
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 _WARP = 32
-# Registers of a thread that may hold the row's input, by threads a CTA. Of the 64 or 128 that
-# the register file has for each, the rest of the kernel needs 40; more than 64 gains nothing.
-_HELD_REGISTERS = {1024: 24, 512: 48}
+# Registers of a thread that may hold the row's input, by threads a CTA. The register file has
+# 64 or 128 for each thread, of which the rest of the kernel needs 40 to 50 without spilling;
+# smaller CTAs gain nothing by more than 64.
+_HELD_REGISTERS = {1024: 16, 512: 40}
 _MOST_HELD = 64
+_ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,14 @@ class _Row:
         chunk = math.gcd(facts.columns, _ACCESS // itemsize)
         chunks = facts.columns // chunk
         registers = max(1, chunk * itemsize // 4)
-        held = -(-chunks // _MAX_THREADS) * registers
-        return cls(chunk, chunks, registers, held <= _HELD_REGISTERS[_MAX_THREADS])
+        held = -(-chunks // 512) * 512 * registers
+        return cls(chunk, chunks, registers, held <= _ROW_REGISTERS)
 
     def steps(self, threads_per_row: int) -> int:
         """Chunks of one pass over the row that each thread takes."""
         if self.resident:
             return -(-self.chunks // threads_per_row)
-        return min(8, 16 // self.registers)
+        return 8 // self.registers
 
 
 class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
@@ -212,8 +214,8 @@ def _usual_threads_per_row(row: _Row) -> int:
     """Threads per row that stream well: one 16-byte chunk a thread for short rows, two up
     to 128 chunks, then more, so that the reduction across threads stays small.
 
-    On an H200 this is within the noise of the best of a sweep for 64 and 1024 columns of
-    bfloat16 (8 and 64 threads a row).
+    For bfloat16 that is 8 threads at 64 columns and 64 at 1024, which a sweep of a simpler
+    kernel on an H200 found best; the rest is extrapolated.
     """
     if not row.resident:
         return _MAX_THREADS
@@ -314,7 +316,7 @@ def _block_reasons(facts: RmsNormFacts) -> Iterator[str]:
         yield f"output {y.name!r} is {y.dtype.name} and has no tensor for its block scales"
     if facts.columns % size:
         yield f"output {y.name!r} has {facts.columns} columns; accepted: a multiple of {size}"
-    if y.row_stride % 2:
+    if facts.rows > 1 and y.row_stride % 2:
         yield f"output {y.name!r} has row stride {y.row_stride}; accepted: even, as a byte holds two elements"
 
 

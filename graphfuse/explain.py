@@ -58,8 +58,6 @@ def _chosen(planner: Planner, p: Plan) -> list[str]:
     for part in p.parts:
         how = f"fused, pattern {part.region.pattern}" if part.region.pattern else "node by node"
         lines.append(f"  {part.name} runs {_nodes(part.region)} ({how})")
-    before = [i for i in range(planner.chosen) if planner.barred(planner.plans[i])]
-    skipped = f", after {len(before)} barred" if before else ""
-    lines.append(f"  because it is number {planner.chosen} in rank{skipped}: modes in the order given, engines in the")
-    lines.append("  registry's order within a mode, and of one engine the knobs it proposes first")
+    place = f"the {planner.chosen} before it are barred or were passed over" if planner.chosen else "it ranks first"
+    lines.append(f"  because {place}; rank goes by mode as given, then engine as registered, then its order of knobs")
     return lines + [f"  note: {note}" for note in p.notes]

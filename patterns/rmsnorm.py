@@ -15,7 +15,8 @@ class View:
     """A tensor read or written as rows x columns, strides in elements.
 
     rows: (extent, stride) of the row axes, outermost first, merged where one stride
-    serves both; empty for a single row. column_stride: 1 for packed columns (also when
+    serves both; a single row keeps the stride it declares, so that it is planned like
+    any number of them, or has none if that is shorter than the row. column_stride: 1 for packed columns (also when
     there is one column). alignment: bytes that the address is a multiple of.
     """
 
@@ -115,6 +116,10 @@ def view(tensor: Tensor, columns: tuple[int, ...]) -> View | No:
     packed = merge((tensor.dim[a], tensor.stride[a]) for a in columns)
     if len(packed) > 1:
         return No(f"{tensor}: the normalized axes {list(columns)} are not one run of elements with one stride")
+    width = packed[0][0] if packed else 1
+    declared = [tensor.stride[a] for a in axes if a not in columns]
+    if not rows and declared and declared[0] >= width:
+        rows = ((1, declared[0]),)
     return View(tensor.id, tensor.name, tensor.dtype, rows, packed[0][1] if packed else 1, tensor.alignment)
 
 

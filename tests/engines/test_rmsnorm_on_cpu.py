@@ -180,7 +180,9 @@ def test_fp8_is_the_float32_result_rounded(run_on_cpu, dtype, columns, largest):
     np.testing.assert_array_equal(problem.run(run_on_cpu).view(np.uint8), expected)
 
 
-@pytest.mark.parametrize("rows, columns, x", [(1, 16, "BFLOAT16"), (3, 48, "FLOAT"), (3, 64, "HALF"), (2, 1040, "FLOAT")])
+@pytest.mark.parametrize(
+    "rows, columns, x", [(1, 16, "BFLOAT16"), (3, 48, "FLOAT"), (3, 64, "HALF"), (2, 1040, "FLOAT")]
+)
 def test_nvfp4_is_the_float32_result_quantized(run_on_cpu, rows, columns, x):
     options = dict(x=data_type[x], w=data_type.FLOAT, program=Program())
     exact = Problem(rows, columns, **options)

@@ -55,6 +55,22 @@ GF_DEVICE u32 grid_size() {
 #endif
 }
 
+/// Makes the compiler take the bytes as new, so that it unpacks them again instead of keeping
+/// registers with what it unpacked before.
+template <int COUNT>
+GF_DEVICE void forget_unpacked(Bytes<COUNT>& chunk) {
+#ifdef __CUDACC__
+  u32 zero;  // a grid has fewer than 2^31 CTAs, but the compiler does not see that this is one's size
+  asm("{ .reg .u32 ctas; mov.u32 ctas, %%nctaid.x; shr.u32 %0, ctas, 31; }" : "=r"(zero));
+#pragma unroll
+  for (int i = 0; i < (COUNT + 3) / 4; ++i) {
+    chunk.word[i] ^= zero;
+  }
+#else
+  (void)chunk;
+#endif
+}
+
 /// The value of the lane whose number differs in the bits of `lane_mask`. All lanes of the warp call it.
 GF_DEVICE float shuffle_xor(float value, u32 lane_mask) {
 #ifdef __CUDACC__

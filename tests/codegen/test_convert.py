@@ -1,0 +1,195 @@
+"""The software conversions against ml_dtypes and numpy, over every upper half of a float and what decides ties."""
+
+import ctypes
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+SOURCE = """
+#include "graphfuse/convert.cuh"
+#include "graphfuse/quantize.cuh"
+#define ENCODE(type)                                                        \\
+  extern "C" void encode_##type(const float* in, gf::u32* out, long count) { \\
+    for (long i = 0; i < count; ++i) out[i] = gf::encode<gf::type>(in[i]);    \\
+  }
+ENCODE(bf16) ENCODE(half) ENCODE(e4m3) ENCODE(e5m2) ENCODE(e2m1)
+#define DECODE(type)                                                        \\
+  extern "C" void decode_##type(const gf::u32* in, float* out, long count) { \\
+    for (long i = 0; i < count; ++i) out[i] = gf::decode<gf::type>(in[i]);    \\
+  }
+DECODE(bf16) DECODE(half) DECODE(e4m3)
+template <class T, int COUNT>
+void pack(const float* in, gf::Bytes<COUNT * gf::bits_of<T> / 8>* out) {
+  float values[COUNT];
+  for (int i = 0; i < COUNT; ++i) values[i] = in[i];
+  *out = gf::pack<T>(values);
+}
+extern "C" void pack_e2m1(const float* in, void* out) { pack<gf::e2m1, 8>(in, (gf::Bytes<4>*)out); }
+extern "C" void pack_e4m3(const float* in, void* out) { pack<gf::e4m3, 8>(in, (gf::Bytes<8>*)out); }
+extern "C" void pack_e5m2_odd(const float* in, void* out) { pack<gf::e5m2, 3>(in, (gf::Bytes<3>*)out); }
+extern "C" void pack_half(const float* in, void* out) { pack<gf::half, 8>(in, (gf::Bytes<16>*)out); }
+extern "C" void pack_bf16(const float* in, void* out) { pack<gf::bf16, 8>(in, (gf::Bytes<16>*)out); }
+extern "C" void quantize(const float* in, gf::u32* scale, gf::u32* codes, long blocks) {
+  for (long i = 0; i < blocks; ++i) {
+    float low[8], high[8];
+    for (int k = 0; k < 8; ++k) low[k] = in[16 * i + k], high[k] = in[16 * i + 8 + k];
+    scale[i] = gf::block_scale(gf::max(gf::max_magnitude(low), gf::max_magnitude(high)));
+    codes[2 * i] = gf::quantize_block(low, scale[i]).word[0];
+    codes[2 * i + 1] = gf::quantize_block(high, scale[i]).word[0];
+  }
+}
+"""
+
+FORMATS = {
+    "bf16": (ml_dtypes.bfloat16, 16, None, 0x7FFF),
+    "half": (np.float16, 16, None, 0x7FFF),
+    "e4m3": (ml_dtypes.float8_e4m3fn, 8, 448.0, 0x7F),
+    "e5m2": (ml_dtypes.float8_e5m2, 8, 57344.0, 0x7F),
+    "e2m1": (ml_dtypes.float4_e2m1fn, 4, 6.0, 0x7),
+}
+
+
+@pytest.fixture(scope="module")
+def library(host_library):
+    return host_library(SOURCE)
+
+
+def through(function, values: np.ndarray, dtype) -> np.ndarray:
+    out = np.empty(values.shape, dtype)
+    function(values.ctypes.data_as(ctypes.c_void_p), out.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(values.size))
+    return out
+
+
+def floats() -> np.ndarray:
+    """All 2^16 upper halves with lower halves that decide ties, and a random sample of the rest."""
+    upper = np.arange(2**16, dtype=np.uint32) << 16
+    lower = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    drawn = np.random.default_rng(0).integers(0, 2**32, 2**20, dtype=np.uint32)
+    return np.concatenate([(upper[:, None] | lower).ravel(), drawn]).view(np.float32)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_encode(library, name):
+    dtype, bits, limit, nan = FORMATS[name]
+    values = floats()
+    with np.errstate(over="ignore", invalid="ignore"):
+        bounded = values if limit is None else np.clip(values, -limit, limit)
+        expected = bounded.astype(dtype).view(np.uint16 if bits == 16 else np.uint8).astype(np.uint32)
+    expected &= (1 << bits) - 1
+    expected[np.isnan(values)] = nan
+    np.testing.assert_array_equal(through(library[f"encode_{name}"], values, np.uint32), expected)
+
+
+@pytest.mark.parametrize(
+    "name, value, code",
+    [
+        ("bf16", np.inf, 0x7F80),
+        ("bf16", 3.4028235e38, 0x7F80),
+        ("half", 65519.996, 0x7BFF),
+        ("half", 65520.0, 0x7C00),
+        ("half", -np.inf, 0xFC00),
+        ("half", 2.0**-25, 0),
+        ("half", 2.0**-25 * 1.0001, 1),
+        ("e4m3", np.inf, 0x7E),
+        ("e4m3", -1e9, 0xFE),
+        ("e4m3", 2.0**-10, 0),
+        ("e4m3", 2.0**-10 * 1.0001, 1),
+        ("e5m2", np.inf, 0x7B),
+        ("e5m2", -61440.0, 0xFB),
+        ("e2m1", 5.0, 6),
+        ("e2m1", 5.0001, 7),
+        ("e2m1", 0.25, 0),
+        ("e2m1", -0.25, 8),
+        ("e2m1", 2.5, 4),
+        ("e2m1", -np.inf, 15),
+        ("e2m1", -np.nan, 7),
+        ("e4m3", -np.nan, 0x7F),
+        ("e5m2", np.nan, 0x7F),
+        ("bf16", -np.nan, 0x7FFF),
+        ("half", np.nan, 0x7FFF),
+    ],
+)
+def test_boundaries(library, name, value, code):
+    assert through(library[f"encode_{name}"], np.array([value], np.float32), np.uint32)[0] == code
+
+
+@pytest.mark.parametrize("name", ["bf16", "half", "e4m3"])
+def test_decode_is_exact_for_every_code(library, name):
+    dtype, bits, _, _ = FORMATS[name]
+    codes = np.arange(1 << bits, dtype=np.uint32)
+    expected = codes.astype(np.uint16 if bits == 16 else np.uint8).view(dtype).astype(np.float32)
+    found = through(library[f"decode_{name}"], codes, np.float32)
+    np.testing.assert_array_equal(found, expected)
+    numbers = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(found)[numbers], np.signbit(expected)[numbers])
+
+
+@pytest.mark.parametrize("name, count", [("e2m1", 8), ("e4m3", 8), ("e5m2_odd", 3), ("half", 8), ("bf16", 8)])
+def test_pack_puts_the_first_element_lowest(library, name, count):
+    dtype, bits, _, _ = FORMATS[name.removesuffix("_odd")]
+    values = np.array([0.5, -1.0, 2.0, 3.0, -4.0, 6.0, 0.0, 1.5], np.float32)[:count]
+    codes = values.astype(dtype).view(np.uint16 if bits == 16 else np.uint8)
+    if bits == 4:
+        codes = (codes[0::2] & 15) | (codes[1::2] & 15) << 4
+    out = np.zeros(16, np.uint8)
+    library[f"pack_{name}"](values.ctypes.data_as(ctypes.c_void_p), out.ctypes.data_as(ctypes.c_void_p))
+    assert out[: codes.nbytes].tobytes() == codes.tobytes()
+
+
+def quantizer_inputs() -> np.ndarray:
+    """Blocks of 16 with every E4M3 scale, elements at, above and below each midpoint, and special values."""
+    random = np.random.default_rng(1)
+    scales = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    midpoints = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+    ties = []
+    for scale in scales:
+        exact = midpoints * scale
+        around = np.concatenate([exact, np.nextafter(exact, np.float32(9e9)), np.nextafter(exact, np.float32(0))])
+        for start in range(0, 21, 15):
+            block = np.zeros(16, np.float32)
+            part = around[start : start + 15]
+            block[: part.size] = part
+            block[15] = -6 * scale  # makes the scale what was meant
+            ties.append(block)
+    edges = np.arange(1, 0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    halfway = ((edges[1:] + edges[:-1]) / 2 * np.float32(6)).astype(np.float32)
+    edge_blocks = np.zeros((3 * halfway.size, 16), np.float32)
+    edge_blocks[:, 3] = np.concatenate(
+        [halfway, np.nextafter(halfway, np.float32(9e9)), np.nextafter(halfway, np.float32(0))]
+    )
+    special = np.zeros((12, 16), np.float32)
+    for i, value in enumerate([np.inf, -np.inf, np.nan, -0.0, 3e38, -3e38, 1e-45, -1e-45, 2688, 2689, 1e-3, -5e-4]):
+        special[i, i] = value
+    special[9, 3] = np.inf
+    spread = random.standard_normal((20000, 16)) * np.exp2(random.integers(-30, 16, (20000, 1)))
+    return np.concatenate([np.stack(ties), edge_blocks, special, spread.astype(np.float32)])
+
+
+def test_quantizer(library):
+    blocks = quantizer_inputs()
+    scale_bits = np.empty(len(blocks), np.uint32)
+    words = np.empty((len(blocks), 2), np.uint32)
+    pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in (blocks, scale_bits, words)]
+    library.quantize(*pointers, ctypes.c_long(len(blocks)))
+
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        amax = np.abs(blocks).max(axis=1)
+        scales = np.minimum(amax / np.float32(6), np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
+        expected_scale = np.where(np.isnan(amax), 0x7F, scales.view(np.uint8))
+        wide = scales.astype(np.float32)[:, None]
+        quotient = np.where(wide == 0, np.float32(0), blocks / wide)
+        codes = np.clip(quotient, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
+    codes = np.where(np.isnan(quotient), 7, codes).astype(np.uint64).reshape(-1, 2, 8)
+    expected_words = (codes << (4 * np.arange(8, dtype=np.uint64))).sum(axis=2).astype(np.uint32)
+    np.testing.assert_array_equal(scale_bits, expected_scale)
+    np.testing.assert_array_equal(words, expected_words)
+
+    # The bound that the engine states: half the widest gap of E2M1, or what saturation cuts off.
+    step = scales.astype(np.float64)
+    exact = np.isfinite(amax)
+    stored = np.clip(quotient, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64) * step[:, None]
+    error = np.abs(stored[exact] - blocks[exact]).max(axis=1)
+    bound = np.maximum(step, amax.astype(np.float64) - 6 * step)[exact]
+    assert (error <= bound * (1 + 1e-6)).all()
+    assert (error >= bound * 0.99).any()  # the bound is reached

@@ -1,0 +1,144 @@
+"""Programs as C++: what is printed, and every op's scalar form against torch in float64."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+
+from graphfuse.codegen.pointwise import functor, literal
+from graphfuse.dtypes import data_type
+from graphfuse.engine import Address, HostScalar
+from graphfuse.ops import OPS
+from graphfuse.pointwise import Chain, Program, Scalar, Step
+
+POINTWISE = [op for op in OPS.values() if op.pointwise]
+
+
+def test_empty_program_is_the_identity():
+    printed = functor(Program())
+    assert "return x0;" in printed.source
+    assert printed.arguments == ()
+    assert printed.source.splitlines()[-2:] == ["#define EPILOGUE_PARAMETERS", "#define EPILOGUE_ARGUMENTS"]
+
+
+def test_scalars_are_parameters_in_order_of_first_use():
+    alpha = Scalar(7, "alpha", data_type.FLOAT, True)
+    beta = Scalar(9, "beta", data_type.BFLOAT16, False)
+    program = Program(
+        (
+            Step("mul", (("a", Chain(0)), ("b", beta))),
+            Step("add", (("a", alpha), ("b", Chain(1)))),
+            Step("sub", (("a", Chain(2)), ("b", beta))),
+        )
+    )
+    printed = functor(program)
+    assert printed.arguments == (Address(9), HostScalar(7))
+    assert "#define EPILOGUE_PARAMETERS , const gf::bf16* epilogue_0, float epilogue_1" in printed.source
+    assert "#define EPILOGUE_ARGUMENTS gf::scalar(epilogue_0), gf::scalar(epilogue_1)" in printed.source
+    for line in ("float x1 = (x0 * s0);", "float x2 = (s1 + x1);", "float x3 = (x2 - s0);", "return x3;"):
+        assert line in printed.source
+
+
+def test_names_do_not_enter_the_source():
+    def named(name):
+        return functor(Program((Step("add", (("a", Chain(0)), ("b", Scalar(1, name, data_type.FLOAT, True)))),)))
+
+    assert named("x") == named('"); system("true')
+
+
+def test_only_pointwise_ops_and_numbers_are_printed():
+    with pytest.raises(ValueError, match="rmsnorm"):
+        functor(Program((Step("rmsnorm", (("input", Chain(0)),)),)))
+    with pytest.raises(ValueError, match="'1; evil'"):
+        functor(Program((Step("swish", (("input", Chain(0)),), (("swish_beta", "1; evil"),)),)))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1, -2.5, 0.1, 1e-45, -3.4e38, 1e-60, 1e300, -1e300, float("inf"), 7])
+def test_literals_are_exact(host_library, value):
+    library = host_library(
+        f'#include "graphfuse/math.cuh"\nextern "C" unsigned bits() {{ return gf::as_bits({literal(value)}); }}'
+    )
+    library.bits.restype = ctypes.c_uint
+    with np.errstate(over="ignore"):
+        assert library.bits() == np.float32(value).view(np.uint32)
+    assert "nan" not in literal(float("nan")) and "inf" not in literal(float("inf"))
+
+
+VARIANTS = {
+    "relu": [
+        {},
+        {"negative_slope": 0.25},
+        {"lower_clip": -1.0, "upper_clip": 2.5},
+        {"negative_slope": 0.5, "lower_clip": 1},
+    ],
+    "swish": [{}, {"swish_beta": 0.5}, {"swish_beta": 2}],
+}
+CASES = [(op, attributes) for op in POINTWISE for attributes in VARIANTS.get(op.name, [{}])]
+
+
+@pytest.fixture(scope="module")
+def forms(host_library):
+    """All cases in one library: form_N(a, b, out, count)."""
+    text = ['#include "graphfuse/simt.cuh"', '#include "graphfuse/math.cuh"', '#include "generated.cuh"']
+    generated = []
+    for i, (op, attributes) in enumerate(CASES):
+        values = (Chain(0), Scalar(0, "b", data_type.FLOAT, True))
+        operands = [(port.name, value) for port, value in zip(op.inputs, values, strict=False)]
+        generated.append(functor(Program((Step(op.name, tuple(operands), tuple(attributes.items())),)), f"F{i}").source)
+        arguments = "{b[k]}" if len(operands) == 2 else "{}"
+        text.append(
+            f'extern "C" void form_{i}(const float* a, const float* b, float* out, long count) {{\n'
+            f"  (void)b;\n  for (long k = 0; k < count; ++k) out[k] = F{i}{arguments}(a[k]);\n}}"
+        )
+    return host_library("\n".join(text), "".join(generated))
+
+
+def grid() -> np.ndarray:
+    """Magnitudes from subnormal to 1e4, dense where functions bend, and the special values."""
+    positive = np.concatenate([np.geomspace(1e-40, 1e4, 4000), np.linspace(0, 30, 6001), [87, 88, 89, 95, 104]])
+    return np.concatenate([positive, -positive, [np.inf, -np.inf, np.nan]]).astype(np.float32)
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{op.name}-{a}" for op, a in CASES])
+def test_scalar_form_against_torch(forms, index):
+    op, attributes = CASES[index]
+    a = grid()
+    b = np.random.default_rng(index).permutation(a)
+    out = np.empty_like(a)
+    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (a, b, out)]
+    forms[f"form_{index}"](*pointers, ctypes.c_long(a.size))
+
+    operands = [torch.from_numpy(v.astype(np.float64)) for v in (a, b)[: len(op.inputs)]]
+    full = {attribute.name: attribute.default for attribute in op.attributes} | attributes
+    named = {port.name: value for port, value in zip(op.inputs, operands, strict=True)}
+    expected = op.reference(torch, named, full)["output"].numpy()
+    # Conditioning: rounding the argument once costs |x f'(x)| / |f(x)| units, up to the square for gelu.
+    usual = 5e-6 if "sigmoid" in op.cuda else 3e-7
+    tolerance = {"gelu": 2e-5, "gelu_approx_tanh": 2e-4, "tanh": 1e-6}.get(op.name, usual)
+    beyond = np.abs(expected) > 3.4e38
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = np.where(beyond, np.sign(expected) * np.inf, expected)
+    # A clip that is not 0 is added last, and what it cancels keeps its rounding.
+    absolute = 1.2e-7 if attributes.get("lower_clip") else 1.5e-41
+    np.testing.assert_allclose(out, expected, rtol=tolerance, atol=absolute)
+
+
+def test_every_attribute_of_a_pointwise_op_is_printable():
+    for op in POINTWISE:
+        for attribute in op.attributes:
+            assert literal(attribute.default)
+
+
+def test_sigmoid_keeps_the_tail(host_library):
+    library = host_library(
+        '#include "graphfuse/math.cuh"\nextern "C" float sigmoid(float x) { return gf::sigmoid(x); }'
+    )
+    library.sigmoid.restype, library.sigmoid.argtypes = ctypes.c_float, [ctypes.c_float]
+    for x in (-1.0, -20.0, -26.9):
+        assert library.sigmoid(x) == pytest.approx(1 / (1 + np.exp(-np.float64(x))), rel=1.2e-6)
+    for x in (-50.0, -87.0, -89.0, -100.0):
+        assert library.sigmoid(x) == pytest.approx(np.exp(np.float64(x)), rel=5e-6, abs=1.5e-45)
+    assert library.sigmoid(-89.0) > 0
+    assert [library.sigmoid(x) for x in (np.inf, -np.inf, 0.0, 200.0)] == [1, 0, 0.5, 1]
+    assert np.isnan(library.sigmoid(np.nan))
