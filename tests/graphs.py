@@ -138,7 +138,7 @@ class Norm:
         return placed.copy_(values)
 
     def exact(self, pack: dict[str, object]) -> dict[str, torch.Tensor]:
-        """"out" before quantization and "inverse_rms", in float64."""
+        """ "out" before quantization and "inverse_rms", in float64."""
         y, inverse = oracle.rmsnorm(pack["x"], pack["weight"], self.eps or self.EPS, pack.get("bias"))
         if self.beta is not None:
             y = oracle.swish(y, self.beta)
@@ -268,7 +268,9 @@ class Drawn:
         """The graph, nodes added in `order`; leaves are named l1, l2, ..., results n0, n1, ... after `prefix`."""
         g = new(device=device)
         values = {
-            -1 - i: g.tensor(shape, name=f"{prefix}l{i + 1}") for i, shape in enumerate(self.leaves) if self.reads(-1 - i)
+            -1 - i: g.tensor(shape, name=f"{prefix}l{i + 1}")
+            for i, shape in enumerate(self.leaves)
+            if self.reads(-1 - i)
         }
         for index in range(len(self.ops)) if order is None else order:
             op = self.ops[index]
@@ -327,7 +329,9 @@ def drawn(draw, max_ops: int = 7) -> Drawn:
         else:
             op = Op("rmsnorm", (draw(st.sampled_from([v for v in shapes if shapes[v][1] == SHAPE[1]])), -2))
         ops.append(op)
-        shapes[index] = tuple(map(max, *(shapes[v] for v in op.operands))) if len(op.operands) > 1 else shapes[op.operands[0]]
+        shapes[index] = (
+            tuple(map(max, *(shapes[v] for v in op.operands))) if len(op.operands) > 1 else shapes[op.operands[0]]
+        )
     read = set(functools.reduce(operator.add, (op.operands for op in ops)))
     extra = draw(st.frozensets(st.integers(0, len(ops) - 1)))
     return Drawn(leaves, tuple(ops), frozenset(i for i in range(len(ops)) if i not in read) | extra)

@@ -27,7 +27,11 @@ def swish(x, beta=1.0):
 
 def relu(x, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf")):
     x = x.double()
-    below = lower_clip + functional.leaky_relu(x - lower_clip, negative_slope) if negative_slope else x.clamp(min=lower_clip)
+    below = (
+        lower_clip + functional.leaky_relu(x - lower_clip, negative_slope)
+        if negative_slope
+        else x.clamp(min=lower_clip)
+    )
     return torch.where(x > lower_clip, x.clamp(max=upper_clip), below)
 
 

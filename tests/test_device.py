@@ -10,7 +10,14 @@ def test_every_architecture(arch):
     device = for_arch(arch)
     assert device.kind == "cuda" and str(device) == "cuda:0"
     assert device.arch in (arch, f"{arch}a") and device.sm == int(arch[3:].rstrip("a"))
-    sizes = ("sm_count", "threads_per_sm", "registers_per_sm", "shared_memory_per_block", "shared_memory_per_sm", "l2_bytes")
+    sizes = (
+        "sm_count",
+        "threads_per_sm",
+        "registers_per_sm",
+        "shared_memory_per_block",
+        "shared_memory_per_sm",
+        "l2_bytes",
+    )
     assert all(getattr(device, size) > 0 for size in sizes)
     assert device.shared_memory_per_block < device.shared_memory_per_sm
 

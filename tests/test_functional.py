@@ -78,12 +78,19 @@ WRONG = {
     "eps": ({"eps": "small"}, VariantPackTypeError, "epsilon"),
     "aliased": ({"input": (same := torch.randn(4, 32)), "out": same}, VariantPackError, "out.*input"),
     "odd blocks": (
-        {"input": torch.randn(4, 24), "weight": torch.randn(24), "out": torch.empty(4, 12, dtype=torch.float4_e2m1fn_x2)},
+        {
+            "input": torch.randn(4, 24),
+            "weight": torch.randn(24),
+            "out": torch.empty(4, 12, dtype=torch.float4_e2m1fn_x2),
+        },
         ValueError,
         "16",
     ),
     "scale shape": (
-        {"out": torch.empty(4, 16, dtype=torch.float4_e2m1fn_x2), "block_scale": torch.empty(4, 3, dtype=torch.float8_e4m3fn)},
+        {
+            "out": torch.empty(4, 16, dtype=torch.float4_e2m1fn_x2),
+            "block_scale": torch.empty(4, 3, dtype=torch.float8_e4m3fn),
+        },
         ValueError,
         r"\[4, 3\]",
     ),

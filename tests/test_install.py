@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.install, pytest.mark.xdist_group("install")]
 
 
 def run(*command: object, cwd: Path, **variables: str) -> str:
-    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, env=environment(**variables))
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, capture_output=True, text=True, env=environment(**variables)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -62,7 +64,9 @@ def test_the_sdist_has_every_file(built):
     names = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
     for folder, target in FOLDERS.items():
         for name in shipped():
-            if name.startswith(target + "/") and (folder != "graphfuse" or not name.startswith(("graphfuse/engines/", "graphfuse/patterns/"))):
+            if name.startswith(target + "/") and (
+                folder != "graphfuse" or not name.startswith(("graphfuse/engines/", "graphfuse/patterns/"))
+            ):
                 assert folder + name.removeprefix(target) in names
     assert {"pyproject.toml", "LICENSE", "README.md"} <= names
 
@@ -85,7 +89,19 @@ def installed(request, built, tmp_path_factory) -> Path:
 
 
 def install(what: Path, target: Path, cwd: Path) -> None:
-    run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-build-isolation", "--target", target, what, cwd=cwd)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--target",
+        target,
+        what,
+        cwd=cwd,
+    )
 
 
 def dependencies() -> list[str]:
@@ -94,7 +110,9 @@ def dependencies() -> list[str]:
 
 def test_it_runs_from_there(installed):
     home = installed.parent
-    where = run(installed, "-c", "import graphfuse, graphfuse.engines as e; print(graphfuse.__file__, e.__file__)", cwd=home)
+    where = run(
+        installed, "-c", "import graphfuse, graphfuse.engines as e; print(graphfuse.__file__, e.__file__)", cwd=home
+    )
     assert str(ROOT) not in where and str(home.parent.parent) in where
     # The main job itself, with nothing of the tree on the path.
     example = shutil.copy(ROOT / "examples" / "rmsnorm_silu.py", home / "sample.py")
@@ -113,7 +131,8 @@ g.swish(y).set_output()
 g.validate()
 known = plugins.installed()
 regions, _ = plan.matches(lower(g._ir), known)
-(part,) = plan.propose(regions[0].subgraph.graph, regions, known.engines, for_arch("sm_90a"), c.heur_mode.OPENSOURCE).plans[0].parts
+ir, mode = regions[0].subgraph.graph, c.heur_mode.OPENSOURCE
+(part,) = plan.propose(ir, regions, known.engines, for_arch("sm_90a"), mode).plans[0].parts
 print(part.engine.name, len(part.engine.source(part.facts, part.knobs)) > 1000)
 """
     assert run(installed, "-c", code, cwd=installed.parent).split() == ["rmsnorm", "True"]
@@ -141,7 +160,9 @@ def test_a_foreign_package_brings_a_pattern_and_an_engine(installed, tmp_path):
     out = run(installed, "-c", FOREIGN, cwd=tmp_path, PYTHONPATH=str(tmp_path / "foreign"))
     assert out.strip() in ("foreign_add_relu_cpu", "foreign_add_relu_cuda")
     # Without it there is a clear no.
-    missing = subprocess.run([installed, "-c", FOREIGN], cwd=tmp_path, capture_output=True, text=True, env=environment())
+    missing = subprocess.run(
+        [installed, "-c", FOREIGN], cwd=tmp_path, capture_output=True, text=True, env=environment()
+    )
     assert missing.returncode and "GraphNotSupportedError" in missing.stderr
 
 
@@ -151,7 +172,10 @@ def test_a_broken_foreign_package_is_named(installed, tmp_path):
     code.write_text(code.read_text() + "\nraise RuntimeError('half a release')\n")
     install(source, tmp_path / "foreign", tmp_path)
     broken = subprocess.run(
-        [installed, "-c", FOREIGN], cwd=tmp_path, capture_output=True, text=True,
+        [installed, "-c", FOREIGN],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env=environment(PYTHONPATH=str(tmp_path / "foreign")),
     )
     assert broken.returncode

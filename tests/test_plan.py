@@ -135,7 +135,11 @@ def test_a_schedule_runs_every_node_once_after_what_it_needs(drawn, data):
 
 @pytest.mark.parametrize(
     ("regions", "message"),
-    [([(0,), (1,)], "not planned: node 'add.0'"), ([(0,), (0,), (1,), (2,)], "planned twice"), ([(1,), (0,), (2,)], "read before")],
+    [
+        ([(0,), (1,)], "not planned: node 'add.0'"),
+        ([(0,), (0,), (1,), (2,)], "planned twice"),
+        ([(1,), (0,), (2,)], "read before"),
+    ],
 )
 def test_a_wrong_partition_is_refused(regions, message):
     graph = ir(diamond())
@@ -189,7 +193,9 @@ def test_b_is_a_wider_a():
     assert a[0].name == b[0].name and {p.name for p in a} < {p.name for p in b}
 
 
-@pytest.mark.parametrize("case", [Norm(), Norm(training=True, bias=graphs.FLOAT), Norm(output=FP4, blocks=True), Norm(output=FP4)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Norm(), Norm(training=True, bias=graphs.FLOAT), Norm(output=FP4, blocks=True), Norm(output=FP4)], ids=str
+)
 def test_the_main_job_is_one_kernel(case):
     engines, patterns = plugins.installed().engines, plugins.installed().patterns
     best = proposal(case.graph(), patterns, engines, heur_mode.OPENSOURCE, H200).plans[0]

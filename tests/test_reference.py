@@ -29,7 +29,10 @@ def test_pointwise_op(name, attributes, compute):
     torch_type = {FLOAT: torch.float32, data_type.DOUBLE: torch.float64}[compute]
     g = graphs.new(io_data_type=compute)
     arity = len(OPS[name].inputs)
-    data = [torch.linspace(-9, 9, 64, dtype=torch_type).view(4, 16), torch.linspace(-3, 2, 16, dtype=torch_type).view(1, 16)][:arity]
+    data = [
+        torch.linspace(-9, 9, 64, dtype=torch_type).view(4, 16),
+        torch.linspace(-3, 2, 16, dtype=torch_type).view(1, 16),
+    ][:arity]
     tensors = [g.tensor(d.shape, name=f"i{i}") for i, d in enumerate(data)]
     getattr(g, name)(*tensors, **attributes, compute_data_type=compute).set_output().set_name("out")
     out = torch.empty(4, 16, dtype=torch_type)
@@ -57,8 +60,16 @@ def test_rmsnorm(case):
 )
 def test_rmsnorm_any_layout(rows, columns, types, gaps, offset, bias, beta, training):
     case = Norm(
-        rows, columns, *types, bias, beta, training=training,
-        input_stride=columns + gaps[0], output_stride=columns + gaps[1], offset=offset, alignment=1,
+        rows,
+        columns,
+        *types,
+        bias,
+        beta,
+        training=training,
+        input_stride=columns + gaps[0],
+        output_stride=columns + gaps[1],
+        offset=offset,
+        alignment=1,
     )
     graphs.check(case, seed=offset)
 
@@ -118,10 +129,17 @@ def test_normalized_over_several_and_middle_axes():
         g = graphs.new()
         x, weight = torch.randn(dim), torch.randn(scale_dim)
         g.rmsnorm(
-            g.tensor(dim, name="x"), g.tensor(scale_dim, name="w"), 1e-3, norm_forward_phase=norm_forward_phase.INFERENCE
+            g.tensor(dim, name="x"),
+            g.tensor(scale_dim, name="w"),
+            1e-3,
+            norm_forward_phase=norm_forward_phase.INFERENCE,
         )[0].set_output().set_name("out")
         out = torch.empty(dim)
         graphs.run(g, {"x": x, "w": weight, "out": out})
         axes = [a for a, e in enumerate(scale_dim) if e != 1]
-        exact = oracle.rmsnorm(x, weight, 1e-3, axes=axes)[0] if axes else x.double() / (x.double() ** 2 + 1e-3).sqrt() * weight
+        exact = (
+            oracle.rmsnorm(x, weight, 1e-3, axes=axes)[0]
+            if axes
+            else x.double() / (x.double() ** 2 + 1e-3).sqrt() * weight
+        )
         torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-6)

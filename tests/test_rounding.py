@@ -1,4 +1,4 @@
-"""Storage forms against ml_dtypes, for every code and around every midpoint; the facts of data types against both libraries."""
+"""Storage forms against ml_dtypes, around every midpoint; the facts of data types against torch and numpy."""
 
 import ml_dtypes
 import numpy as np
@@ -31,7 +31,14 @@ def test_fp4_packs_pairs_low_nibble_first():
     every = torch.arange(256, dtype=torch.uint8)
     decoded = rounding.decode(torch, every, data_type.FP4_E2M1, torch.float32)
     assert torch.equal(rounding.encode(torch, decoded, data_type.FP4_E2M1), every)
-    assert (decoded.numpy() == np.stack([every & 15, every >> 4], 1).astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32).ravel()).all()
+    assert (
+        decoded.numpy()
+        == np.stack([every & 15, every >> 4], 1)
+        .astype(np.uint8)
+        .view(ml_dtypes.float4_e2m1fn)
+        .astype(np.float32)
+        .ravel()
+    ).all()
 
 
 @pytest.mark.parametrize("dtype", [data_type.BFLOAT16, data_type.HALF])
@@ -51,7 +58,9 @@ def test_facts_agree_with_torch_and_numpy(dtype):
     facts = dtype.facts
     torch_type = getattr(torch, facts.torch)
     numpy_type = np.dtype(getattr(ml_dtypes, facts.numpy, facts.numpy))
-    assert from_foreign(torch_type) is dtype and from_foreign(numpy_type) is dtype and from_foreign(facts.numpy) is dtype
+    assert (
+        from_foreign(torch_type) is dtype and from_foreign(numpy_type) is dtype and from_foreign(facts.numpy) is dtype
+    )
     if facts.bits >= 8:
         assert torch_type.itemsize * 8 == numpy_type.itemsize * 8 == facts.bits
         assert dtype.nbytes(3) == 3 * facts.bits // 8

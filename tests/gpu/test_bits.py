@@ -38,7 +38,9 @@ def test_bits_do_not_depend_on_alignment_or_strides(columns):
     pack, outputs = plain.inputs("cuda"), plain.outputs("cuda")
     graphs.fused(plain).execute(pack | outputs)
     for gap in (1, 4):
-        apart = Norm(65, columns, output=FLOAT, input_stride=columns + gap, output_stride=columns + gap, offset=gap, alignment=2)
+        apart = Norm(
+            65, columns, output=FLOAT, input_stride=columns + gap, output_stride=columns + gap, offset=gap, alignment=2
+        )
         shifted, others = apart.inputs("cuda"), apart.outputs("cuda")
         assert torch.equal(shifted["x"], pack["x"])
         graphs.fused(apart).execute(shifted | others)

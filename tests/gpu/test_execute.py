@@ -84,7 +84,9 @@ def test_two_devices():
         with torch.cuda.device(current):
             for device, graph in built.items():
                 pack, outputs = CASE.inputs("cuda:0"), CASE.outputs(device)
-                graph.execute({k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in pack.items()} | outputs)
+                graph.execute(
+                    {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in pack.items()} | outputs
+                )
                 assert torch.cuda.current_device() == current
                 results[device, current] = outputs["out"]
     torch.cuda.synchronize(0), torch.cuda.synchronize(1)
@@ -116,7 +118,9 @@ class Exported:
         return self.t.__dlpack_device__()
 
 
-@pytest.mark.parametrize("value", [torch.Tensor.data_ptr, ArrayInterface, Exported], ids=["address", "array interface", "dlpack"])
+@pytest.mark.parametrize(
+    "value", [torch.Tensor.data_ptr, ArrayInterface, Exported], ids=["address", "array interface", "dlpack"]
+)
 def test_values(value):
     case = Norm(77, 64, FLOAT, FLOAT, FLOAT, FLOAT)
     pack, outputs = case.inputs("cuda"), case.outputs("cuda")
@@ -126,7 +130,11 @@ def test_values(value):
     assert torch.equal(outputs["out"], wanted)
 
 
-@pytest.mark.parametrize("case", [Norm(999, 320), Norm(33, 65537), Norm(33, 64, FLOAT, FLOAT, FLOAT, input_stride=72, output_stride=72)], ids=["packed", "long rows", "rows apart"])
+@pytest.mark.parametrize(
+    "case",
+    [Norm(999, 320), Norm(33, 65537), Norm(33, 64, FLOAT, FLOAT, FLOAT, input_stride=72, output_stride=72)],
+    ids=["packed", "long rows", "rows apart"],
+)
 def test_in_place(case):
     """Output onto input, where layout and type are the same, gives the same bits."""
     pack = case.inputs("cuda")
@@ -153,7 +161,11 @@ def test_unsafe_aliasing_is_refused_and_nothing_written():
 REFUSED = {
     "host memory": (lambda p: {"x": p["x"].cpu()}, VariantPackError, "'x'.*on cpu; accepted: cuda:0"),
     "host output": (lambda p: {"out": p["out"].cpu()}, VariantPackError, "'out'.*on cpu"),
-    "alignment": (lambda p: {"weight": p["weight"].data_ptr() + 2}, VariantPackError, "'weight'.*multiple of 2 bytes.*of 16"),
+    "alignment": (
+        lambda p: {"weight": p["weight"].data_ptr() + 2},
+        VariantPackError,
+        "'weight'.*multiple of 2 bytes.*of 16",
+    ),
     "shape": (lambda p: {"x": p["x"][1:]}, VariantPackError, r"'x'.*\[998, 320\].*\[999, 320\]"),
     "type": (lambda p: {"x": p["x"].half()}, TypeError, "'x'.*HALF.*BFLOAT16"),
     "device scalar": (lambda p: {"epsilon": torch.zeros(1, device="cuda")}, TypeError, "'epsilon'.*item"),

@@ -42,7 +42,13 @@ def quantized(case: Norm, seed: int = 0) -> None:
     values, out = wide["out"], narrow["out"].contiguous()
     if case.output is FP4:
         codes, scales = oracle.nvfp4_search(values)
-        got = narrow["block_scale"] if case.blocks else memory[-scales.numel() :].view(scales.shape) if case.rows else scales
+        got = (
+            narrow["block_scale"]
+            if case.blocks
+            else memory[-scales.numel() :].view(scales.shape)
+            if case.rows
+            else scales
+        )
         assert torch.equal(got, scales) and torch.equal(out, codes)
     elif case.output in (E4M3, E5M2):
         name = "e4m3" if case.output is E4M3 else "e5m2"
@@ -138,8 +144,16 @@ def test_layouts_of_packed_pairs(stride):
 )
 def test_any_layout(rows, columns, types, gaps, offset, bias, beta, training, seed):
     case = Norm(
-        rows, columns, *types, bias, beta, training=training,
-        input_stride=columns + gaps[0], output_stride=columns + gaps[1], offset=offset, alignment=1 if offset else 16,
+        rows,
+        columns,
+        *types,
+        bias,
+        beta,
+        training=training,
+        input_stride=columns + gaps[0],
+        output_stride=columns + gaps[1],
+        offset=offset,
+        alignment=1 if offset else 16,
     )
     graphs.check(case, OPENSOURCE, "cuda", seed)
 

@@ -35,7 +35,9 @@ def test_sample():
     )
     Y = graph.rmsnorm(
         norm_forward_phase=cudnn.norm_forward_phase.INFERENCE,
-        input=X, scale=scale, epsilon=epsilon,
+        input=X,
+        scale=scale,
+        epsilon=epsilon,
     )[0]
     Y.set_dim([num_tokens, C, 1, 1]).set_stride([C, 1, 1, 1])
     Y.set_data_type(cudnn.data_type.BFLOAT16)
@@ -48,8 +50,7 @@ def test_sample():
     out = torch.empty(num_tokens, C, dtype=torch.bfloat16, device="cuda")
     workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device="cuda")
     graph.execute(
-        {X: x.view(num_tokens, C, 1, 1), scale: w, epsilon: eps_val,
-         Z: out.view(num_tokens, C, 1, 1)},
+        {X: x.view(num_tokens, C, 1, 1), scale: w, epsilon: eps_val, Z: out.view(num_tokens, C, 1, 1)},
         workspace,
     )
 
