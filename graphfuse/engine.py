@@ -75,7 +75,9 @@ class Launch:
 
     grid: CTAs. block: threads a CTA. cluster: CTAs a cluster. shared_bytes: dynamic
     shared memory a CTA. scratch_bytes: workspace the launch needs for itself, 256-byte
-    aligned. arguments: in the order of the kernel's parameters.
+    aligned. arguments: in the order of the kernel's parameters. cooperative: all CTAs run
+    at the same time, which a barrier of the grid needs; more than the device holds at once
+    are refused.
     """
 
     grid: int
@@ -84,6 +86,7 @@ class Launch:
     cluster: int = 1
     shared_bytes: int = 0
     scratch_bytes: int = 0
+    cooperative: bool = False
 
 
 class Buffers(Protocol):

@@ -41,8 +41,16 @@ class ToolkitNotFoundError(GraphfuseError, RuntimeError):
     """NVRTC or a header it needs was not found; the message lists what was tried."""
 
 
+class CompilerNotFoundError(GraphfuseError, RuntimeError):
+    """The emulator found no C++ compiler; the message lists what was tried."""
+
+
 class KernelCompileError(GraphfuseError, RuntimeError):
-    """NVRTC refused generated source: a bug in an engine. Carries the log and the source."""
+    """NVRTC, or the emulator's C++ compiler, refused generated source: a bug in an engine. Carries the log and the source."""
+
+
+class KernelFaultError(GraphfuseError, RuntimeError):
+    """A kernel did on the emulator what the machine forbids: a bug in an engine. The message names the place."""
 
 
 class PluginError(GraphfuseError, RuntimeError):

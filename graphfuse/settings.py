@@ -2,8 +2,9 @@
 
 | variable | meaning |
 | --- | --- |
-| GRAPHFUSE_DEVICE | the device to plan for: cpu, cuda (the current one) or cuda:N |
+| GRAPHFUSE_DEVICE | the device to plan for: cpu, cuda (the current one), cuda:N or emulator |
 | GRAPHFUSE_CACHE_DIR | where compiled kernels are kept (default: graphfuse in XDG_CACHE_HOME or ~/.cache) |
+| CXX | the C++ compiler that the emulator tries before g++ and clang++ |
 | CUDA_HOME, CUDA_PATH | CUDA toolkits to prefer over the pip wheels, in this order |
 """
 
@@ -11,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-DEVICE = re.compile(r"cpu|cuda(?::(\d+))?")
+DEVICE = re.compile(r"cpu|emulator|cuda(?::(\d+))?")
 """How a device is written; group 1 is the ordinal."""
 
 
@@ -21,7 +22,7 @@ def device() -> str | None:
     if not value:
         return None
     if not DEVICE.fullmatch(value):
-        raise ValueError(f"GRAPHFUSE_DEVICE={value!r} is not a device; accepted: cpu, cuda, cuda:N")
+        raise ValueError(f"GRAPHFUSE_DEVICE={value!r} is not a device; accepted: cpu, cuda, cuda:N, emulator")
     return value
 
 
@@ -42,3 +43,8 @@ def toolkit_roots() -> tuple[tuple[str, Path], ...]:
     """(variable, directory) of the CUDA toolkits that the user names, preferred first."""
     named = ((name, os.environ.get(name)) for name in ("CUDA_HOME", "CUDA_PATH"))
     return tuple((name, Path(value)) for name, value in named if value)
+
+
+def host_compilers() -> tuple[str, ...]:
+    """C++ compilers for this machine, by name or path, preferred first."""
+    return tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))

@@ -7,17 +7,15 @@ functions, whose layout is that of C with native alignment.
 
 import ctypes
 import functools
-import struct
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphfuse import engine
+from graphfuse.arguments import Packing
 from graphfuse.device import Device
 from graphfuse.errors import DeviceError
 from graphfuse.runtime import device as devices
 
-_CTYPES = {"pointer": "Q", "int32": "i", "int64": "q", "float32": "f"}  # codes of `struct`
 _STATIC_LIMIT = 48 << 10  # shared memory a block gets without asking for more
 _PORTABLE_CLUSTER = 8
 _FRAMES_KEPT = 64
@@ -104,24 +102,30 @@ class Kernel:
             if len(frames) >= _FRAMES_KEPT:
                 frames.clear()
             self._allow(launch)
-            frame = frames[id(launch)] = _Frame(launch, self._cluster_config(launch))
+            frame = frames[id(launch)] = _Frame(launch, self._config(launch))
         return frame
 
-    def _cluster_config(self, launch: engine.Launch) -> object | None:
-        if launch.cluster == 1:
-            return None
+    def _config(self, launch: engine.Launch) -> object | None:
+        """What cuLaunchKernelEx takes; None where plain cuLaunchKernel will do."""
         driver = self._driver
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        value = driver.CUlaunchAttributeValue()
-        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = launch.cluster, 1, 1
-        attribute.value = value
+        kinds = driver.CUlaunchAttributeID
+        attributes = []
+        if launch.cluster != 1:
+            value = driver.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = launch.cluster, 1, 1
+            attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+        if launch.cooperative:
+            value = driver.CUlaunchAttributeValue()
+            value.cooperative = 1
+            attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
+        if not attributes:
+            return None
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
         config.sharedMemBytes = launch.shared_bytes
-        config.attrs = [attribute]
-        config.numAttrs = 1
+        config.attrs = [_attribute(driver, *pair) for pair in attributes]
+        config.numAttrs = len(attributes)
         return config
 
     def _allow(self, launch: engine.Launch) -> None:
@@ -170,16 +174,15 @@ class _Frame:
     def __init__(self, launch: engine.Launch, config: object | None):
         self.launch = launch
         self.config = config
-        self._layout = struct.Struct("@" + "".join(_code(a) for a in launch.arguments))
-        self._values = tuple(_VALUES[type(a)](a) for a in launch.arguments)
-        self._packed = ctypes.create_string_buffer(max(self._layout.size, 1))
-        self._size = ctypes.c_size_t(self._layout.size)
+        self._packing = Packing(launch.arguments)
+        self._packed = ctypes.create_string_buffer(max(self._packing.size, 1))
+        self._size = ctypes.c_size_t(self._packing.size)
         where = (_POINTER, ctypes.addressof(self._packed), _SIZE, ctypes.addressof(self._size), _END)
         self._extra = (ctypes.c_void_p * len(where))(*where)
         self.extra = ctypes.addressof(self._extra) if launch.arguments else 0
 
     def fill(self, buffers: engine.Buffers, scratch: int) -> None:
-        self._layout.pack_into(self._packed, 0, *[value(buffers, scratch) for value in self._values])
+        self._packing.into(self._packed, buffers, scratch)
 
 
 class _Frames(threading.local):
@@ -189,44 +192,14 @@ class _Frames(threading.local):
         self.by_launch: dict[int, _Frame] = {}
 
 
-Value = Callable[[engine.Buffers, int], float | int]
-
-
-def _address(argument: engine.Address) -> Value:
-    tensor = argument.tensor
-    return lambda buffers, scratch: buffers.address(tensor)
-
-
-def _host_scalar(argument: engine.HostScalar) -> Value:
-    tensor = argument.tensor
-    return lambda buffers, scratch: buffers.scalar(tensor)
-
-
-def _scratch(argument: engine.Scratch) -> Value:
-    offset = argument.offset
-    return lambda buffers, scratch: scratch + offset
-
-
-def _constant(argument: engine.Constant) -> Value:
-    number = argument.value
-    return lambda buffers, scratch: number
-
-
-_VALUES = {
-    engine.Address: _address,
-    engine.HostScalar: _host_scalar,
-    engine.Scratch: _scratch,
-    engine.Constant: _constant,
-}
-_CODES = {engine.Address: "pointer", engine.HostScalar: "float32", engine.Scratch: "pointer"}
-
-
-def _code(argument: engine.Argument) -> str:
-    return _CTYPES[argument.ctype if isinstance(argument, engine.Constant) else _CODES[type(argument)]]
+def _attribute(driver, kind: object, value: object) -> object:
+    attribute = driver.CUlaunchAttribute()
+    attribute.id, attribute.value = kind, value
+    return attribute
 
 
 def _shape(launch: engine.Launch) -> str:
     return (
         f"grid {launch.grid}, block {launch.block}, cluster {launch.cluster}, "
-        f"{launch.shared_bytes} bytes of shared memory"
+        f"{launch.shared_bytes} bytes of shared memory{', cooperative' if launch.cooperative else ''}"
     )

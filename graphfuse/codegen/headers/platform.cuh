@@ -1,6 +1,7 @@
 // What differs between a GPU compiler and a plain C++ one: qualifiers, bit casts, fused multiply-add.
-// Needs no other header, of ours or the system's.
+// Needs no header of the system's.
 #pragma once
+#include "graphfuse/host.cuh"
 
 #ifdef __CUDACC__
 #define GF_DEVICE __device__ __forceinline__
@@ -8,6 +9,26 @@
 #else
 #define GF_DEVICE inline __attribute__((always_inline))
 #define GF_KERNEL(threads) void
+#endif
+
+// On a CPU, functions whose misuse is reported take the place of their call as a last parameter, which
+// callers leave out: GF_SITE after other parameters, GF_SITE_ONLY where there are none. Those that call
+// one another hand it on with GF_FROM or GF_FROM_ONLY. Nothing on a GPU.
+#ifdef __CUDACC__
+#define GF_SITE
+#define GF_SITE_ONLY
+#define GF_FROM
+#define GF_FROM_ONLY
+#else
+#define GF_SITE , gf::host::Site site = gf::host::here()
+#define GF_SITE_ONLY gf::host::Site site = gf::host::here()
+#define GF_FROM , site
+#define GF_FROM_ONLY site
+#endif
+
+// Clusters, bulk copies and their barriers are from compute capability 9.0 on.
+#if !defined(__CUDACC__) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
+#define GF_HAS_CLUSTERS
 #endif
 
 namespace gf {

@@ -1,34 +1,31 @@
 // What a kernel may ask of the machine: who it is, exchange with other threads, memory accesses.
 //
-// On a GPU these are instructions. In plain C++ they are the functions of gf::host, which
-// whoever runs the kernel on a CPU provides.
+// On a GPU these are instructions. In plain C++ they are the functions of gf::host.
 #pragma once
 #include "graphfuse/platform.cuh"
-#include "graphfuse/types.cuh"
 #include "graphfuse/convert.cuh"
+#include "graphfuse/types.cuh"
 
 namespace gf {
 
 constexpr int WARP = 32;
 
-#ifndef __CUDACC__
-namespace host {
-u32 thread_index();
-u32 block_index();
-u32 grid_size();
-u32 shuffle_xor(u32 value, u32 lane_mask);
-void barrier();
-/// The CTA's memory for the declaration at `site`: one address for all its threads, 16-byte aligned.
-void* shared_memory(const void* site, u64 bytes);
-/// Called before each access with its width; an address that is not a multiple of it is an error.
-void check_access(const void* address, u32 width, bool write);
-}  // namespace host
-
-#define GF_SHARED(type, name, count) \
-  static const char name##_site = 0; \
-  type* const name = static_cast<type*>(gf::host::shared_memory(&name##_site, sizeof(type) * (count)))
-#else
+/// Shared memory of the CTA, uninitialized: `count` elements, known when compiling.
+#ifdef __CUDACC__
 #define GF_SHARED(type, name, count) __shared__ type name[count]
+#else
+#define GF_SHARED(type, name, count) \
+  static const char name##_declaration = 0; \
+  type* const name = static_cast<type*>(gf::host::shared_memory(&name##_declaration, sizeof(type) * (count)))
+#endif
+
+/// The shared memory whose size the launch gives, 128-byte aligned. One piece, however often it is named.
+#ifdef __CUDACC__
+#define GF_DYNAMIC_SHARED(type, name) \
+  extern __shared__ __align__(128) unsigned char gf_dynamic_shared[]; \
+  type* const name = reinterpret_cast<type*>(gf_dynamic_shared)
+#else
+#define GF_DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(gf::host::dynamic_shared_memory())
 #endif
 
 GF_DEVICE u32 thread_index() {
@@ -71,21 +68,94 @@ GF_DEVICE void forget_unpacked(Bytes<COUNT>& chunk) {
 #endif
 }
 
-/// The value of the lane whose number differs in the bits of `lane_mask`. All lanes of the warp call it.
-GF_DEVICE float shuffle_xor(float value, u32 lane_mask) {
+GF_DEVICE u32 lane() { return thread_index() % WARP; }
+
+#ifndef __CUDACC__
+/// What `source` gives for its value; T has at most 8 bytes.
+template <class T>
+GF_DEVICE T shuffle_bits(T value, u32 source, host::Site site) {
+  static_assert(sizeof(T) <= 8, "no shuffle of this width");
+  u64 bits = 0;
+  __builtin_memcpy(&bits, &value, sizeof(T));
+  bits = host::meet_warp(host::WarpOperation::SHUFFLE, bits, source, site);
+  __builtin_memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+#endif
+
+// All lanes of the warp call these together. They order no memory accesses; warp_barrier does.
+// T: float, double or an integer of 4 or 8 bytes.
+
+/// The value of the lane whose number differs in the bits of `lane_mask`.
+template <class T>
+GF_DEVICE T shuffle_xor(T value, u32 lane_mask GF_SITE) {
 #ifdef __CUDACC__
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 #else
-  return as_float(host::shuffle_xor(as_bits(value), lane_mask));
+  return shuffle_bits(value, lane() ^ lane_mask, site);
 #endif
 }
 
-/// All threads of the CTA arrive before any goes on; shared memory written before is seen after.
-GF_DEVICE void barrier() {
+/// The value of the lane `distance` further up; the last lanes keep their own.
+template <class T>
+GF_DEVICE T shuffle_down(T value, u32 distance GF_SITE) {
+#ifdef __CUDACC__
+  return __shfl_down_sync(0xffffffffu, value, distance);
+#else
+  return shuffle_bits(value, lane() + distance < WARP ? lane() + distance : lane(), site);
+#endif
+}
+
+/// The value of the lane `source` % 32.
+template <class T>
+GF_DEVICE T shuffle(T value, u32 source GF_SITE) {
+#ifdef __CUDACC__
+  return __shfl_sync(0xffffffffu, value, source);
+#else
+  return shuffle_bits(value, source % WARP, site);
+#endif
+}
+
+/// Bit i is set if lane i votes yes.
+GF_DEVICE u32 ballot(bool yes GF_SITE) {
+#ifdef __CUDACC__
+  return __ballot_sync(0xffffffffu, yes);
+#else
+  return u32(host::meet_warp(host::WarpOperation::BALLOT, yes, 0, site));
+#endif
+}
+
+GF_DEVICE bool any_lane(bool yes GF_SITE) {
+#ifdef __CUDACC__
+  return __any_sync(0xffffffffu, yes);
+#else
+  return ballot(yes, site) != 0;
+#endif
+}
+
+GF_DEVICE bool all_lanes(bool yes GF_SITE) {
+#ifdef __CUDACC__
+  return __all_sync(0xffffffffu, yes);
+#else
+  return ballot(!yes, site) == 0;
+#endif
+}
+
+/// As barrier, among the lanes of the warp.
+GF_DEVICE void warp_barrier(GF_SITE_ONLY) {
+#ifdef __CUDACC__
+  __syncwarp();
+#else
+  host::meet_warp(host::WarpOperation::BARRIER, 0, 0, site);
+#endif
+}
+
+/// All threads of the CTA arrive before any goes on; memory written before is seen by them after.
+GF_DEVICE void barrier(GF_SITE_ONLY) {
 #ifdef __CUDACC__
   __syncthreads();
 #else
-  host::barrier();
+  host::meet_cta(site);
 #endif
 }
 
@@ -109,7 +179,7 @@ GF_DEVICE T fetch(const T* address) {
 
 /// READ_ONLY promises that nothing writes the memory while the kernel runs.
 template <int WIDTH, bool READ_ONLY>
-GF_DEVICE Pack<WIDTH> load_pack(const void* address) {
+GF_DEVICE Pack<WIDTH> load_pack(const void* address GF_SITE) {
   static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4 || WIDTH == 8 || WIDTH == 16, "no access of this width");
 #ifdef __CUDACC__
   if constexpr (WIDTH == 16) {
@@ -126,7 +196,7 @@ GF_DEVICE Pack<WIDTH> load_pack(const void* address) {
     return {{fetch<READ_ONLY>(static_cast<const u8*>(address))}};
   }
 #else
-  host::check_access(address, WIDTH, false);
+  host::check_access(address, WIDTH, false, site);
   Pack<WIDTH> pack = {};
   __builtin_memcpy(&pack, address, WIDTH);
   return pack;
@@ -134,7 +204,7 @@ GF_DEVICE Pack<WIDTH> load_pack(const void* address) {
 }
 
 template <int WIDTH>
-GF_DEVICE void store_pack(void* address, const Pack<WIDTH>& pack) {
+GF_DEVICE void store_pack(void* address, const Pack<WIDTH>& pack GF_SITE) {
   static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4 || WIDTH == 8 || WIDTH == 16, "no access of this width");
 #ifdef __CUDACC__
   if constexpr (WIDTH == 16) {
@@ -149,19 +219,19 @@ GF_DEVICE void store_pack(void* address, const Pack<WIDTH>& pack) {
     *static_cast<u8*>(address) = u8(pack.word[0]);
   }
 #else
-  host::check_access(address, WIDTH, true);
+  host::check_access(address, WIDTH, true, site);
   __builtin_memcpy(address, &pack, WIDTH);
 #endif
 }
 
 /// COUNT bytes in accesses of WIDTH.
 template <int COUNT, int WIDTH, bool READ_ONLY = false>
-GF_DEVICE Bytes<COUNT> load(const void* address) {
+GF_DEVICE Bytes<COUNT> load(const void* address GF_SITE) {
   static_assert(COUNT % WIDTH == 0, "accesses must fill the chunk");
   Bytes<COUNT> chunk = {};
 #pragma unroll
   for (int at = 0; at < COUNT; at += WIDTH) {
-    const Pack<WIDTH> pack = load_pack<WIDTH, READ_ONLY>(offset(address, at));
+    const Pack<WIDTH> pack = load_pack<WIDTH, READ_ONLY>(offset(address, at) GF_FROM);
 #pragma unroll
     for (int i = 0; i < (WIDTH + 3) / 4; ++i) {
       chunk.word[at / 4 + i] |= pack.word[i] << (at % 4 * 8);
@@ -172,7 +242,7 @@ GF_DEVICE Bytes<COUNT> load(const void* address) {
 
 /// COUNT bytes in accesses of WIDTH.
 template <int COUNT, int WIDTH>
-GF_DEVICE void store(void* address, const Bytes<COUNT>& chunk) {
+GF_DEVICE void store(void* address, const Bytes<COUNT>& chunk GF_SITE) {
   static_assert(COUNT % WIDTH == 0, "accesses must fill the chunk");
 #pragma unroll
   for (int at = 0; at < COUNT; at += WIDTH) {
@@ -181,7 +251,7 @@ GF_DEVICE void store(void* address, const Bytes<COUNT>& chunk) {
     for (int i = 0; i < (WIDTH + 3) / 4; ++i) {
       pack.word[i] = chunk.word[at / 4 + i] >> (at % 4 * 8);
     }
-    store_pack<WIDTH>(offset(address, at), pack);
+    store_pack<WIDTH>(offset(address, at), pack GF_FROM);
   }
 }
 
@@ -189,8 +259,8 @@ GF_DEVICE void store(void* address, const Bytes<COUNT>& chunk) {
 GF_DEVICE float scalar(float value) { return value; }
 
 template <class T>
-GF_DEVICE float scalar(const T* address) {
-  return decode<T>(load<sizeof(T), sizeof(T), true>(address).word[0]);
+GF_DEVICE float scalar(const T* address GF_SITE) {
+  return decode<T>(load<sizeof(T), sizeof(T), true>(address GF_FROM).word[0]);
 }
 
 }  // namespace gf

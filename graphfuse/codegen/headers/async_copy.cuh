@@ -1,0 +1,44 @@
+// Copies from global to shared memory that each thread starts for itself and waits for by itself.
+//
+// What a thread copied it may read after async_wait; other threads only after a barrier behind that.
+#pragma once
+#include "graphfuse/platform.cuh"
+
+namespace gf {
+
+/// Starts a copy of BYTES, 4, 8 or 16; both addresses are multiples of it.
+template <int BYTES>
+GF_DEVICE void copy_async(void* shared, const void* global GF_SITE) {
+  static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "no copy of this width");
+#ifdef __CUDACC__
+  const u32 to = u32(__cvta_generic_to_shared(shared));
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(BYTES) : "memory");
+  }
+#else
+  host::copy_async(shared, global, BYTES, site);
+#endif
+}
+
+/// Closes the group of all copies that the thread started since the last one; it may be empty.
+GF_DEVICE void async_commit(GF_SITE_ONLY) {
+#ifdef __CUDACC__
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+  host::commit_copies(site);
+#endif
+}
+
+/// Until all groups of the thread but the last PENDING have arrived.
+template <int PENDING>
+GF_DEVICE void async_wait(GF_SITE_ONLY) {
+#ifdef __CUDACC__
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#else
+  host::wait_copies(PENDING, site);
+#endif
+}
+
+}  // namespace gf

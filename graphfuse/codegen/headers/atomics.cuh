@@ -1,0 +1,70 @@
+// Operations on one word of global or shared memory that other threads of the device also work on.
+#pragma once
+#include "graphfuse/platform.cuh"
+
+namespace gf {
+
+// These order no other accesses and return what was there before. Additions of floats come in any
+// order, so that their sum differs from run to run: not for results.
+
+template <class T>
+GF_DEVICE T atomic_add(T* address, T value GF_SITE) {
+#ifdef __CUDACC__
+  return atomicAdd(address, value);
+#else
+  host::check_atomic(address, sizeof(T), true, site);
+  if constexpr (T(1) / T(2) == T(0)) {
+    return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+  } else {
+    T before;
+    T after;
+    __atomic_load(address, &before, __ATOMIC_RELAXED);
+    do {
+      after = before + value;
+    } while (!__atomic_compare_exchange(address, &before, &after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return before;
+  }
+#endif
+}
+
+GF_DEVICE u32 atomic_exchange(u32* address, u32 value GF_SITE) {
+#ifdef __CUDACC__
+  return atomicExch(address, value);
+#else
+  host::check_atomic(address, 4, true, site);
+  return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
+#endif
+}
+
+/// As atomic_add; what the thread knows to be written before is seen by whoever acquires the sum.
+GF_DEVICE u64 atomic_add_release(u64* address, u64 value GF_SITE) {
+#ifdef __CUDACC__
+  u64 before;
+  asm volatile("atom.add.release.gpu.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+  return before;
+#else
+  host::check_atomic(address, 8, true, site);
+  return __atomic_fetch_add(address, value, __ATOMIC_RELEASE);
+#endif
+}
+
+/// What was written before a release of the value read is seen after.
+GF_DEVICE u64 load_acquire(const u64* address GF_SITE) {
+#ifdef __CUDACC__
+  u64 value;
+  asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+#else
+  host::check_atomic(address, 8, false, site);
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+#endif
+}
+
+/// In each round of a loop that waits for another thread's write.
+GF_DEVICE void spin(GF_SITE_ONLY) {
+#ifndef __CUDACC__
+  host::spin(site);
+#endif
+}
+
+}  // namespace gf

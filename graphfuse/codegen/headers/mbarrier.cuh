@@ -1,0 +1,73 @@
+// Barriers in shared memory that count arrivals of threads and bytes of bulk copies. Compute capability 9.0.
+//
+// A phase is over when the arrivals it was made for, and the bytes they announced, have come; the next
+// begins by itself. The first phase has parity 0, and parities alternate.
+#pragma once
+#include "graphfuse/platform.cuh"
+
+#ifdef GF_HAS_CLUSTERS
+namespace gf {
+
+struct Mbarrier {
+  u64 state;
+
+  /// By one thread. Others use it after a barrier behind mbarrier_fence_init.
+  GF_DEVICE void init(u32 arrivals GF_SITE) {
+#ifdef __CUDACC__
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
+#else
+    host::mbarrier_init(&state, arrivals, site);
+#endif
+  }
+
+  GF_DEVICE void arrive(GF_SITE_ONLY) {
+#ifdef __CUDACC__
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
+#else
+    host::mbarrier_arrive(&state, 0, site);
+#endif
+  }
+
+  /// Arrives, and lets the phase wait for `bytes` more.
+  GF_DEVICE void arrive_expect(u32 bytes GF_SITE) {
+#ifdef __CUDACC__
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
+#else
+    host::mbarrier_arrive(&state, bytes, site);
+#endif
+  }
+
+  /// Until the phase of this parity is over; the one before the first counts as over.
+  GF_DEVICE void wait(u32 parity GF_SITE) {
+#ifdef __CUDACC__
+    u32 over;
+    do {
+      asm volatile(
+          "{ .reg .pred over;\n\t"
+          "mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n\t"
+          "selp.u32 %0, 1, 0, over; }"
+          : "=r"(over)
+          : "r"(address()), "r"(parity)
+          : "memory");
+    } while (!over);
+#else
+    host::mbarrier_wait(&state, parity, site);
+#endif
+  }
+
+#ifdef __CUDACC__
+  GF_DEVICE u32 address() const { return u32(__cvta_generic_to_shared(this)); }
+#endif
+};
+
+/// Lets bulk copies, and the whole cluster, see the mbarriers that this thread made.
+GF_DEVICE void mbarrier_fence_init(GF_SITE_ONLY) {
+#ifdef __CUDACC__
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#else
+  host::mbarrier_fence_init(site);
+#endif
+}
+
+}  // namespace gf
+#endif

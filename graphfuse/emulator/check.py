@@ -1,0 +1,146 @@
+"""Running a kernel under sanitizers, in a program of its own: for tests of engines, here and elsewhere."""
+
+import functools
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphfuse import engine
+from graphfuse.arguments import Packing
+from graphfuse.emulator.compiler import Build, build
+from graphfuse.emulator.kernel import FORWARD, REVERSE, Launch
+from graphfuse.errors import KernelFaultError
+from graphfuse.ir import TensorId
+
+SCHEDULES = (FORWARD, REVERSE, 20)
+_SECONDS = 300
+_REPORT = 6000  # characters of it that an error carries
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a tensor's memory holds before the kernel runs, from its first byte to past its last.
+
+    address: where the kernel gets it; only its last 8 bits count, as alignment does.
+    Tensors whose memory overlaps by these addresses share it.
+    """
+
+    address: int
+    content: bytes
+
+
+def check(
+    source: str,
+    entry: str,
+    launch: engine.Launch,
+    memory: Mapping[TensorId, Memory],
+    scalars: Mapping[TensorId, float] | None = None,
+    sanitizers: Build = Build.ADDRESS,
+    schedules: Sequence[int] = SCHEDULES,
+) -> list[dict[TensorId, bytes]]:
+    """What each tensor's memory holds afterwards, per schedule.
+
+    Every schedule starts from the given contents. Memory outside the tensors, and the
+    launch's scratch memory (which holds NaN bytes at first) outside its size, is out of
+    bounds. Raises KernelFaultError with the report of the machine or the sanitizers, and
+    what ``compiler.build`` raises.
+    """
+    program = build(source, entry, sanitizers)
+    allocations = _allocations(memory, launch.scratch_bytes)
+    packing = Packing(launch.arguments)
+    arguments = bytearray(packing.size)
+    packing.into(arguments, _Placeless(scalars or {}), 0)
+    relocations = []
+    for argument, offset in zip(launch.arguments, packing.offsets, strict=True):
+        if isinstance(argument, engine.Address):
+            relocations.append((offset, *_place(allocations, memory[argument.tensor])))
+        if isinstance(argument, engine.Scratch):
+            relocations.append((offset, len(allocations) - 1, argument.offset))
+    problem = b"".join(
+        [
+            bytes(Launch.of(launch, 0)),
+            struct.pack("@4Q", len(schedules), len(allocations), len(relocations), len(arguments)),
+            struct.pack(f"@{len(schedules)}Q", *schedules),
+            *(struct.pack("@2Q", len(a.content), a.address % 256) for a in allocations),
+            *(struct.pack("@3Q", *r) for r in relocations),
+            bytes(arguments),
+            *(a.content for a in allocations),
+        ]
+    )
+    found = _run(program, problem, entry, sanitizers)
+    results = []
+    for n in range(len(schedules)):
+        after, at = [], n * sum(len(a.content) for a in allocations)
+        for a in allocations:
+            after.append(found[at : at + len(a.content)])
+            at += len(a.content)
+        result = {}
+        for tensor, m in memory.items():
+            index, offset = _place(allocations, m)
+            result[tensor] = after[index][offset : offset + len(m.content)]
+        results.append(result)
+    return results
+
+
+def _allocations(memory: Mapping[TensorId, Memory], scratch_bytes: int) -> list[Memory]:
+    """Memory that overlaps joined, in the order of addresses; then the scratch memory."""
+    joined: list[Memory] = []
+    for m in sorted(memory.values(), key=lambda m: m.address):
+        last = joined[-1] if joined else None
+        if last is not None and m.address < last.address + len(last.content):
+            kept = m.address - last.address
+            joined[-1] = Memory(last.address, last.content[:kept] + m.content + last.content[kept + len(m.content) :])
+        else:
+            joined.append(m)
+    return [*joined, Memory(0, b"\xff" * scratch_bytes)]
+
+
+def _place(allocations: Sequence[Memory], m: Memory) -> tuple[int, int]:
+    """(index of the allocation that holds it, byte offset in it)."""
+    for index, a in enumerate(allocations[:-1]):
+        if a.address <= m.address and m.address + len(m.content) <= a.address + len(a.content):
+            return index, m.address - a.address
+    raise AssertionError("every piece of memory is part of an allocation")
+
+
+class _Placeless:
+    """Buffers whose addresses are only known in the program."""
+
+    def __init__(self, scalars: Mapping[TensorId, float]):
+        self._scalars = scalars
+
+    def address(self, tensor: TensorId) -> int:
+        return 0
+
+    def scalar(self, tensor: TensorId) -> float:
+        return self._scalars[tensor]
+
+
+def _run(program: Path, problem: bytes, entry: str, sanitizers: Build) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder, "problem"), Path(folder, "results")
+        given.write_bytes(problem)
+        command = [*(_fixed_addresses() if sanitizers is Build.RACE else ()), str(program), str(given), str(made)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise KernelFaultError(f"kernel {entry!r} did not end within {_SECONDS} s") from None
+        if done.returncode:
+            report = (done.stderr or f"the program ended with {done.returncode}").strip()
+            raise KernelFaultError(f"kernel {entry!r} under {sanitizers.name}:\n{report[:_REPORT]}")
+        return made.read_bytes()
+
+
+@functools.cache
+def _fixed_addresses() -> tuple[str, ...]:
+    """ThreadSanitizer cannot start where addresses are as random as some systems have them."""
+    command = (shutil.which("setarch") or "setarch", "--addr-no-randomize")
+    try:
+        works = subprocess.run([*command, "true"], capture_output=True).returncode == 0
+    except OSError:
+        works = False
+    return command if works else ()
