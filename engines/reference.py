@@ -44,16 +44,16 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
 
 
 def _on(torch, device: Device, stream: int):
-    if device.kind == "cpu":
+    if device.memory == "cpu":
         return torch.device("cpu")
     return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device.ordinal))
 
 
 def _load(torch, t: Tensor, device: Device, buffers: Buffers, compute):
     if not t.elements:
-        return torch.empty(t.dim, dtype=compute, device=str(device))
+        return torch.empty(t.dim, dtype=compute, device=device.memory)
     if t.by_value:
-        return torch.full(t.dim, buffers.scalar(t.id), dtype=compute, device=str(device))
+        return torch.full(t.dim, buffers.scalar(t.id), dtype=compute, device=device.memory)
     values = rounding.decode(torch, _view(torch, t, device, buffers), t.dtype, compute)
     return values.movedim(-1, t.packed_axis) if t.dtype.bits < 8 else values
 
@@ -81,9 +81,9 @@ def _view(torch, t: Tensor, device: Device, buffers: Buffers):
 
 
 def _bytes(torch, address: int, size: int, device: Device):
-    if device.kind == "cpu":
+    if device.memory == "cpu":
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
-    return torch.as_tensor(_CudaBytes(address, size), device=str(device))
+    return torch.as_tensor(_CudaBytes(address, size), device=device.memory)
 
 
 class _CudaBytes:

@@ -295,8 +295,8 @@ def _reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
 
 
 def _device_reasons(device: Device) -> Iterator[str]:
-    if device.kind != "cuda":
-        yield f"needs a CUDA device; got {device}"
+    if not device.runs_kernels:
+        yield f"needs a CUDA device or the emulator; got {device}"
     elif device.sm < _COMPILED[0]:
         yield f"needs SM{_COMPILED[0]} or newer; {device} is SM{device.sm}"
     elif device.sm not in _COMPILED:

@@ -5,6 +5,7 @@ published figures of an architecture so that plans and kernels can be made for a
 chip that is not there.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 class Device:
     """One processor that plans are made for.
 
-    kind: "cuda" or "cpu". ordinal: CUDA device number (0 for the CPU).
-    compute_capability: (major, minor); (0, 0) for the CPU. Sizes are in bytes:
-    l2_bytes, shared_memory_per_block (opt-in limit), shared_memory_per_sm.
+    kind: "cuda", "cpu", or "emulator", which runs kernels as a GPU does but on CPU memory.
+    ordinal: CUDA device number (0 for others). compute_capability: (major, minor); (0, 0)
+    for the CPU. Sizes are in bytes: l2_bytes, shared_memory_per_block (opt-in limit),
+    shared_memory_per_sm.
     """
 
     kind: str
@@ -39,8 +41,18 @@ class Device:
         """The name NVRTC takes, with the suffix that unlocks the chip's own instructions."""
         return f"sm_{self.sm}{ARCH_SUFFIX.get(self.sm, '')}"
 
+    @property
+    def runs_kernels(self) -> bool:
+        """Whether kernels made with ``codegen.headers`` run there; plain CUDA C++ needs kind "cuda"."""
+        return self.kind in ("cuda", "emulator")
+
+    @property
+    def memory(self) -> str:
+        """Where its tensors are, as torch names it: "cpu" or "cuda:N"."""
+        return str(self) if self.kind == "cuda" else "cpu"
+
     def __str__(self) -> str:
-        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.ordinal}"
+        return f"cuda:{self.ordinal}" if self.kind == "cuda" else self.kind
 
 
 CPU = Device("cpu", name="CPU")
@@ -60,6 +72,9 @@ _ARCHES = {
     "sm_120": Device("cuda", 0, "RTX PRO 6000", (12, 0), 188, 1536, 65536, 99 << 10, 100 << 10, 128 << 20),
 }
 ARCHES = tuple(_ARCHES)
+
+EMULATOR = dataclasses.replace(_ARCHES["sm_90a"], kind="emulator", name="H200 emulated on the CPU")
+"""Plans as an H200 would get them, run by ``graphfuse.emulator``."""
 
 
 def for_arch(arch: str) -> Device:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from graphfuse import settings
-from graphfuse.device import CPU, Device
+from graphfuse.device import CPU, EMULATOR, Device
 from graphfuse.errors import DeviceError
 
 # Field of Device -> CU_DEVICE_ATTRIBUTE_*.
@@ -18,6 +18,7 @@ _ATTRIBUTES = {
     "shared_memory_per_sm": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
     "l2_bytes": "L2_CACHE_SIZE",
 }
+_WITHOUT_DRIVER = {str(device): device for device in (CPU, EMULATOR)}
 _contexts: dict[int, object] = {}
 _lock = threading.Lock()
 
@@ -40,8 +41,8 @@ def count() -> int:
 def get(spec: str | int | None = None) -> Device:
     """The record of a device.
 
-    spec: "cpu", "cuda" (the current one of this thread), "cuda:N", N, or an object that
-    prints so (a torch.device). None takes GRAPHFUSE_DEVICE, else the CUDA device that is
+    spec: "cpu", "cuda" (the current one of this thread), "cuda:N", N, "emulator", or an
+    object that prints so (a torch.device). None takes GRAPHFUSE_DEVICE, else the CUDA device that is
     current on this thread, else the CPU. Raises ValueError for another spelling and
     DeviceError for a device that is not there.
     """
@@ -51,11 +52,11 @@ def get(spec: str | int | None = None) -> Device:
             return _record(_current()) if count() else CPU
     match = settings.DEVICE.fullmatch(f"cuda:{spec}" if type(spec) is int else str(spec))
     if match is None:
-        raise ValueError(f"{spec!r} is not a device; accepted: cpu, cuda, cuda:N, or the number N")
-    if match[0] == "cpu":
-        return CPU
+        raise ValueError(f"{spec!r} is not a device; accepted: cpu, cuda, cuda:N, the number N, emulator")
+    if match[0] in _WITHOUT_DRIVER:
+        return _WITHOUT_DRIVER[match[0]]
     if not count():
-        raise DeviceError(f"device {spec!r} was asked for, but there is no CUDA device or no driver; accepted: cpu")
+        raise DeviceError(f"device {spec!r} was asked for, but there is no CUDA device or no driver; accepted: cpu, emulator")
     ordinal = _current() if match[1] is None else int(match[1])
     if ordinal >= count():
         raise DeviceError(f"device {spec!r} is not there; accepted: cpu, cuda:0 to cuda:{count() - 1}")

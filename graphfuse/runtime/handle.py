@@ -82,7 +82,7 @@ def stream_address(stream: object) -> int:
 def current_stream(device: Device) -> int:
     """The stream that torch uses on the device and this thread; 0 where torch has not begun to use CUDA."""
     torch = sys.modules.get("torch")
-    if device.kind == "cpu" or torch is None or not torch.cuda.is_initialized():
+    if device.kind != "cuda" or torch is None or not torch.cuda.is_initialized():
         return 0
     return torch._C._cuda_getCurrentRawStream(device.ordinal)
 

@@ -12,7 +12,7 @@ from graphfuse.runtime import buffers
 from graphfuse.runtime.buffers import Buffer
 from graphfuse.runtime.storage import Storage, overlap, storage
 
-WORKSPACE_ALIGNMENT = {"cuda": 256, "cpu": 16}
+WORKSPACE_ALIGNMENT = {"cuda": 256, "cpu": 16, "emulator": 16}
 """Bytes a workspace address is a multiple of. Host allocators promise no more than 16."""
 
 # Types that libraries without them keep as plain bytes.
@@ -214,8 +214,8 @@ def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device) -> N
             )
     if not tensor.elements:
         return
-    if buffer.device is not None and buffer.device != str(device):
-        raise VariantPackError(f"the memory given is on {buffer.device}; accepted: {device}, where the graph runs")
+    if buffer.device is not None and buffer.device != device.memory:
+        raise VariantPackError(f"the memory given is on {buffer.device}; accepted: {device.memory}, where the graph runs")
     if buffer.address == 0:
         raise VariantPackError(f"the address given is null; accepted: memory for {tensor.elements} elements")
     if buffer.address % tensor.alignment:
@@ -244,8 +244,8 @@ def _workspace(value: object, needed: int, device: Device) -> int:
         raise type(error)(f"workspace: {error}") from None
     if needed == 0:
         return buffer.address
-    if buffer.device is not None and buffer.device != str(device):
-        raise WorkspaceError(f"the workspace is on {buffer.device}; accepted: {device}, where the graph runs")
+    if buffer.device is not None and buffer.device != device.memory:
+        raise WorkspaceError(f"the workspace is on {buffer.device}; accepted: {device.memory}, where the graph runs")
     if buffer.dim is not None:
         axes = [e for e in buffer.dim if e != 1]
         dense = buffers.packed(tuple(axes))
