@@ -28,7 +28,7 @@ clean:
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 ifeq ($(HAS_GPU),yes)
-	$(PYTHON) -c "import site; print(*site.getsitepackages(), sep='\n')" \
+	$(PYTHON) -c "import sys; print(*(p for p in sys.path if p.endswith('-packages')), sep='\n')" \
 	  > "$$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/outer.pth"
 	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[test,nvrtc]'
 else
