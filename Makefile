@@ -18,7 +18,7 @@ test: $(INSTALLED)
 	.venv/bin/python -m pytest -n 2 --dist loadgroup
 
 gpu-test: $(INSTALLED)
-	.venv/bin/python -m pytest -m gpu --record docs/records
+	.venv/bin/python -m pytest tests -m gpu --record=docs/records
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis
