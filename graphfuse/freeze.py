@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from graphfuse import ir, verify
 from graphfuse.dtypes import data_type
 from graphfuse.errors import GraphValidationError
+from graphfuse.ir import packed_stride
 from graphfuse.ops import Port
 from graphfuse.tensor import Tensor
 
@@ -69,20 +70,20 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
         elif tuple(t.get_dim()) != shape:
             raise GraphValidationError(f"{where}: {port} has dim {t.get_dim()}, but the node makes {list(shape)}")
         if not t.get_stride():
-            t.inferred_stride = _stride_like(shape, next(iter(node.inputs.values())))
+            alike = (i for i in node.inputs.values() if tuple(i.get_dim()) == shape)
+            t.inferred_stride = _stride_like(shape, next(alike, next(iter(node.inputs.values()))))
         _infer_data_type(graph, t, ports[port])
 
 
 def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
     """Packed, with the axes in the source's order of strides (so NHWC stays NHWC)."""
-    from graphfuse.graph import packed_stride
-
     strides = source.get_stride()
     if not len(source.get_dim()) == len(strides) == len(dim):
         return packed_stride(dim)
-    # Extents of 1 say nothing about the order: keep them where they stand among equals.
-    order = sorted(range(len(dim)), key=lambda axis: (-strides[axis] if dim[axis] != 1 else 0, axis))
-    return packed_stride(dim, order)
+    # Extents of 1 and broadcast axes say nothing about the order: they stay where they stand.
+    told = [axis for axis in range(len(dim)) if dim[axis] != 1 and strides[axis]]
+    ranked = iter(sorted(told, key=lambda axis: (-strides[axis], axis)))
+    return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
 
 
 def _infer_data_type(graph: pygraph, t: Tensor, port: Port | None) -> None:

@@ -75,6 +75,9 @@ def norm(g: PatternGraph):
 def facts(match: Match) -> RmsNormFacts | No:
     """What the match computes, as rows x columns; No if a tensor cannot be seen that way."""
     graph, end = match.graph, match.end
+    for node in match.subgraph.nodes:
+        if node.compute is not data_type.FLOAT:
+            return No(f"{node} computes in {node.compute.name}; accepted: FLOAT")
     tensors = {name: graph.tensors[t] for name, t in match.tensors.items()}
     x, scale = tensors["input"], tensors["scale"]
     columns = tuple(axis for axis, extent in enumerate(scale.dim) if extent != 1)
@@ -87,8 +90,7 @@ def facts(match: Match) -> RmsNormFacts | No:
             return No(f"{end} quantizes along axis {axis}, not along the last normalized axis of {list(columns)}")
         tensors["output"] = graph.tensors[end.output("Y")]
         tensors["block_scale"] = graph.tensors[end.output("scale")]
-    epsilon = tensors.pop("epsilon")
-    views = {name: view(tensor, columns) for name, tensor in tensors.items()}
+    views = {name: view(tensor, columns) for name, tensor in tensors.items() if name != "epsilon"}
     for found in views.values():
         if isinstance(found, No):
             return found
@@ -100,7 +102,7 @@ def facts(match: Match) -> RmsNormFacts | No:
         input=views["input"],
         weight=views["scale"],
         bias=views.get("bias"),
-        epsilon=Scalar(epsilon.id, epsilon.name, epsilon.dtype, epsilon.by_value),
+        epsilon=Scalar.of(tensors["epsilon"]),
         epilogue=match.program(norm.output("Y")),
         output=views["output"],
         inverse_rms=views.get("inverse_rms"),
@@ -111,6 +113,8 @@ def facts(match: Match) -> RmsNormFacts | No:
 
 def view(tensor: Tensor, columns: tuple[int, ...]) -> View | No:
     """`tensor` as rows x columns, the axes in `columns` being the columns."""
+    if tensor.by_value:
+        return No(f"{tensor} is passed by value; accepted for input, weight and bias: a tensor in memory")
     axes = range(len(tensor.dim))
     rows = merge((tensor.dim[a], tensor.stride[a]) for a in axes if a not in columns)
     packed = merge((tensor.dim[a], tensor.stride[a]) for a in columns)
@@ -125,9 +129,11 @@ def view(tensor: Tensor, columns: tuple[int, ...]) -> View | No:
 
 def merge(axes) -> tuple[tuple[int, int], ...]:
     """(extent, stride) pairs, outermost first, with neighbours joined where one stride serves
-    both and extents of 1 left out."""
+    both and extents of 1 left out; of an empty tensor, one pair with extent 0."""
     merged: list[tuple[int, int]] = []
     for extent, stride in axes:
+        if extent == 0:
+            return ((0, stride),)
         if extent == 1:
             continue
         if merged and merged[-1][1] == extent * stride:

@@ -119,7 +119,8 @@ def fp8_search(values, name: str):
 def nvfp4_search(values):
     """As `nvfp4`, for a float32 tensor."""
     blocks = values.unflatten(-1, (-1, 16))
-    scales = fp8_search(blocks.abs().amax(-1) / 6, "e4m3")
+    amax = blocks.abs().amax(-1)
+    scales = fp8_search(amax / torch.full_like(amax, 6), "e4m3")  # by a number, torch would multiply with 1 / 6
     divisor = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float32, device=values.device)
     divisor = divisor[scales.long()].unsqueeze(-1)
     quotient = torch.where(divisor == 0, torch.zeros_like(blocks), blocks / divisor)

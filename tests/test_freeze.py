@@ -20,6 +20,8 @@ INFERENCE = norm_forward_phase.INFERENCE
         ([2, 3, 4, 5], [60, 1, 15, 3], [60, 1, 15, 3]),  # channels last stays
         ([6, 8, 1, 1], [8, 1, 1, 1], [8, 1, 1, 1]),
         ([0, 5], [5, 1], [5, 1]),
+        ([1, 64], [64, 1], [64, 1]),
+        ([32, 64], [0, 1], [64, 1]),  # broadcast rows do not turn the output around
     ],
 )
 def test_strides_follow_the_first_input(dim, stride, want):
@@ -27,6 +29,15 @@ def test_strides_follow_the_first_input(dim, stride, want):
     out = g.relu(g.tensor(dim, stride)).set_output()
     g.validate()
     assert (out.get_dim(), out.get_stride()) == (dim, want)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_strides_follow_the_input_of_the_outputs_shape(swapped):
+    g = graphs.new()
+    operands = [g.tensor([2, 8, 4, 4], [128, 1, 32, 8]), 1.0]
+    out = g.add(*operands[:: -1 if swapped else 1]).set_output()
+    g.validate()
+    assert out.get_stride() == [128, 1, 32, 8]
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(2, 5), min_size=4, max_size=4))
@@ -116,9 +127,18 @@ REFUSED = {
         lambda g: g.relu(g.tensor([2, 3])).set_output().set_stride([2, 1]),
         "several elements to one address",
     ),
+    "virtual overlap": (
+        lambda g: g.tanh(g.relu(g.tensor([2, 3])).set_stride([2, 1])).set_output(),
+        "several elements to one address",
+    ),
+    "span": (lambda g: g.relu(g.tensor([3, 4], [2**62, 1])).set_output(), r"spans more than 2\^63"),
     "stride rank": (lambda g: g.relu(g.tensor([2, 3], [1])).set_output(), "one stride per dimension"),
     "by value": (lambda g: g.relu(g.tensor([2], is_pass_by_value=True)).set_output(), "one element, it has 2"),
     "by value output": (lambda g: g.relu(g.tensor([1])).set_output().set_is_pass_by_value(True), "passed by value but"),
+    "constant in memory": (
+        lambda g: g.mul(g.tensor([2]), g.tensor_scalar(2.0).set_is_pass_by_value(False)).set_output(),
+        "has the value 2.0 and must be passed by value",
+    ),
     "virtual input": (lambda g: g.relu(g.tensor([2], is_virtual=True)).set_output(), "no node writes it"),
     "fp4 extent": (lambda g: g.relu(g.tensor([2, 3])).set_output().set_data_type(FP4), "two elements a byte"),
     "fp4 stride": (

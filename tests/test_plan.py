@@ -1,6 +1,7 @@
 """Planning as pure functions: schedules, regions, alternatives and the layout of the workspace."""
 
 import itertools
+import re
 
 import graphs
 import pytest
@@ -10,14 +11,16 @@ from graphs import FP4, Norm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphfuse import heur_mode, plan, plugins, verify
+from graphfuse import data_type, heur_mode, norm_forward_phase, plan, plugins, verify
 from graphfuse.device import CPU, for_arch
 from graphfuse.engines.reference import ReferenceEngine
+from graphfuse.errors import PluginError
 from graphfuse.ir import Subgraph
 from graphfuse.lower import lower
 from graphfuse.match import Pattern
 
 H200 = for_arch("sm_90a")
+INFERENCE = norm_forward_phase.INFERENCE
 OPS = (*graphs.UNARY, *graphs.BINARY)
 
 
@@ -30,6 +33,50 @@ def proposal(g, patterns, engines, mode=heur_mode.A, device=CPU):
     graph = ir(g)
     regions, _ = plan.matches(graph, plugins.Registry(tuple(patterns), tuple(engines)))
     return plan.propose(graph, regions, engines, device, mode)
+
+
+def test_the_reason_is_said():
+    def template(g):
+        y = g.relu(g.capture("a"))
+        return {"out": g.add(y, g.capture("b")), "y": y}
+
+    made = proposal(diamond(), [Pattern("around", template, toys.facts)], [toys.HostSolo(), ReferenceEngine()])
+    assert [(v.engine, str(v.why)) for v in made.verdicts][0] == (
+        "planning",
+        "it and another region would wait for each other",
+    )
+
+
+def test_many_regions():
+    g = graphs.new()
+    y = g.tensor([4, 64])
+    for _ in range(160):
+        y = g.swish(g.rmsnorm(y, g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0])
+    y.set_output()
+    made = proposal(g, plugins.installed().patterns, plugins.installed().engines, device=H200)
+    assert len(made.plans[0].parts) == 160
+
+
+class Odd(toys.HostSolo):
+    """Answers what an engine must not."""
+
+    def __init__(self, answer, sizes=(1,)):
+        super().__init__("odd", sizes)
+        self.answer = answer
+
+    def why_not(self, facts, device):
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [True, False, 0, "no"])
+def test_an_engine_answers_no_or_none(answer):
+    with pytest.raises(PluginError, match=f"'odd': why_not must return a No or None, got {answer!r}"):
+        proposal(diamond(), toys.solo("relu"), [Odd(answer)])
+
+
+def test_an_engine_that_can_run_must_propose():
+    with pytest.raises(PluginError, match="'odd': propose gave no knobs for .*relu.0"):
+        proposal(diamond(), toys.solo("relu"), [Odd(None, sizes=())])
 
 
 @given(st.data())
@@ -211,3 +258,35 @@ def test_rows_enter_neither_source_nor_knobs():
         (part,) = proposal(Norm(rows).graph(), patterns, engines, heur_mode.OPENSOURCE, H200).plans[0].parts
         texts.add((part.engine.source(part.facts, part.knobs), part.knobs))
     assert len(texts) == 1
+
+
+def double_compute(g):
+    x, w = g.tensor([4, 64]), g.tensor([1, 64])
+    return g.rmsnorm(x, w, 1e-5, norm_forward_phase=INFERENCE, compute_data_type=data_type.DOUBLE)[0]
+
+
+def double_epilogue(g):
+    y = g.rmsnorm(g.tensor([4, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0]
+    return g.swish(y, compute_data_type=data_type.DOUBLE)
+
+
+def weight_by_value(g):
+    return g.rmsnorm(g.tensor([4, 1]), 2.0, 1e-5, norm_forward_phase=INFERENCE)[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (double_compute, "node 'rmsnorm.0' .* computes in DOUBLE"),
+        (double_epilogue, "node 'swish.0' .* computes in DOUBLE"),
+        (weight_by_value, "'rmsnorm.0::scale' .* is passed by value"),
+    ],
+)
+def test_what_the_facts_cannot_say_is_left_to_the_reference_engine(make, reason):
+    g = graphs.new()
+    make(g).set_output()
+    graph, known = ir(g), plugins.installed()
+    regions, declined = plan.matches(graph, known)
+    assert not regions and all(re.search(reason, str(d.why)) for d in declined)
+    best = plan.propose(graph, regions, known.engines, H200, heur_mode.A).plans[0]
+    assert [p.engine.name for p in best.parts] == ["reference"]

@@ -143,3 +143,14 @@ def test_normalized_over_several_and_middle_axes():
             else x.double() / (x.double() ** 2 + 1e-3).sqrt() * weight
         )
         torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_who_reads_an_output_reads_what_is_stored():
+    g = graphs.new()
+    x = g.tensor([4], name="x")
+    stored = g.identity(x).set_output().set_data_type(graphs.E4M3).set_name("stored")
+    g.scale(stored, 2.0).set_output().set_name("out")
+    given = torch.tensor([1000.0, 0.3, 5.3, -7.1])
+    q, out = torch.zeros(4, dtype=torch.float8_e4m3fn), torch.zeros(4)
+    graphs.run(g, {"x": given, "stored": q, "out": out})
+    assert q[0].float() == 448 and torch.equal(out, 2 * q.float())
