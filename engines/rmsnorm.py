@@ -363,6 +363,8 @@ def _notes(facts: RmsNormFacts, device: Device) -> Iterator[str]:
     if not _Row.of(facts).resident:
         yield f"rows of {facts.columns} columns do not fit in registers: the input is read twice"
     instruction, software = "instruction", "software, bit-identical to the instruction"
+    if device.kind != "cuda":
+        instruction = software
     if facts.output.dtype in _FP8 or facts.block_size:
         yield f"FP8 conversion: {instruction if device.sm >= _FP8_INSTRUCTION else software}"
     if facts.block_size:

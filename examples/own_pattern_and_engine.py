@@ -1,7 +1,8 @@
 """A pattern and an engine of one's own: add -> relu as one generated kernel, given to `build`.
 
 An installed package offers the same objects through the entry points
-``graphfuse.patterns`` and ``graphfuse.engines`` instead.
+``graphfuse.patterns`` and ``graphfuse.engines`` instead. The kernel is written with the
+library's headers, not with CUDA's names, so that the emulator runs it too.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 
 import graphfuse
 from graphfuse import data_type, heur_mode
+from graphfuse.codegen.render import render
 from graphfuse.device import Device
 from graphfuse.engine import Address, Constant, KernelEngine, Launch, No, NoKnobs
 from graphfuse.ir import Tensor
@@ -34,6 +36,21 @@ def facts(match: Match) -> AddReluFacts:
     return AddReluFacts(**{name: match.graph.tensors[t] for name, t in match.tensors.items()})
 
 
+THREADS = 256
+KERNEL = """
+#include "graphfuse/math.cuh"
+#include "graphfuse/simt.cuh"
+#include "generated.cuh"
+
+extern "C" GF_KERNEL(THREADS) add_relu(const float* a, const float* b, float* out, gf::i64 n) {
+  const gf::i64 i = gf::i64(gf::block_index()) * THREADS + gf::thread_index();
+  if (i < n) {
+    out[i] = gf::max(a[i] + b[i], 0.0f);
+  }
+}
+"""
+
+
 class AddRelu(KernelEngine[AddReluFacts, NoKnobs]):
     """Same-shaped, packed float32 tensors, one thread an element."""
 
@@ -43,8 +60,8 @@ class AddRelu(KernelEngine[AddReluFacts, NoKnobs]):
     entry = "add_relu"
 
     def why_not(self, facts: AddReluFacts, device: Device) -> No | None:
-        if device.kind != "cuda":
-            return No(f"it needs a CUDA device; planning is for {device}")
+        if not device.runs_kernels:
+            return No(f"it needs a CUDA device or the emulator; planning is for {device}")
         for t in (facts.a, facts.b, facts.output):
             if t.dtype is not data_type.FLOAT:
                 return No(f"{t}: data type must be FLOAT")
@@ -53,17 +70,12 @@ class AddRelu(KernelEngine[AddReluFacts, NoKnobs]):
         return None
 
     def source(self, facts: AddReluFacts, knobs: NoKnobs) -> str:
-        return """
-extern "C" __global__ void add_relu(const float* a, const float* b, float* out, long long n) {
-  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-  if (i < n) { float v = a[i] + b[i]; out[i] = v > 0.f ? v : (v != v ? v : 0.f); }
-}
-"""
+        return render(KERNEL, f"constexpr int THREADS = {THREADS};", "add_relu.cu")
 
     def launch(self, facts: AddReluFacts, knobs: NoKnobs) -> Launch:
         n = facts.output.elements
         arguments = (Address(facts.a.id), Address(facts.b.id), Address(facts.output.id), Constant("int64", n))
-        return Launch(grid=-(-n // 256), block=256, arguments=arguments)
+        return Launch(grid=-(-n // THREADS), block=THREADS, arguments=arguments)
 
 
 PATTERN, ENGINE = Pattern("add_relu", template, facts), AddRelu()
@@ -76,7 +88,8 @@ def main() -> None:
     graph = graphfuse.pygraph(io_data_type=data_type.FLOAT, intermediate_data_type=data_type.FLOAT)
     A, B = graph.tensor_like(a, "a"), graph.tensor_like(b, "b")
     OUT = graph.relu(graph.add(A, B)).set_output()
-    graph.build([heur_mode.OPENSOURCE, heur_mode.FALLBACK], patterns=[PATTERN], engines=[ENGINE])
+    engines = [ENGINE] if device == "cuda" else [ENGINE, "emulator"]
+    graph.build([heur_mode.OPENSOURCE], patterns=[PATTERN], engines=engines)
     graph.execute({A: a, B: b, OUT: out})
     print(graph.explain())
     if not torch.equal(out, torch.relu(a + b)):

@@ -7,6 +7,7 @@ neither torch nor CUDA; names beyond the plain data come in when first used.
 from graphfuse.dtypes import data_type
 from graphfuse.enums import build_plan_policy, heur_mode, norm_forward_phase
 from graphfuse.errors import (
+    CompilerNotFoundError,
     DeviceError,
     GraphfuseError,
     GraphNotSupportedError,
@@ -14,6 +15,7 @@ from graphfuse.errors import (
     GraphTypeError,
     GraphValidationError,
     KernelCompileError,
+    KernelFaultError,
     PluginError,
     ToolkitNotFoundError,
     VariantPackError,
@@ -37,6 +39,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "CompilerNotFoundError",
     "DeviceError",
     "GraphNotSupportedError",
     "GraphStateError",
@@ -45,6 +48,7 @@ __all__ = [
     "GraphfuseError",
     "Handle",
     "KernelCompileError",
+    "KernelFaultError",
     "PluginError",
     "Tensor",
     "ToolkitNotFoundError",

@@ -221,7 +221,10 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         self._ir = freeze(self)
 
     def build_operation_graph(self, *, patterns=(), engines=()) -> None:
-        """Match patterns. patterns, engines: extra objects, or names to restrict to, for this graph."""
+        """Match patterns. patterns, engines: extra objects, or names to restrict to, for this graph.
+
+        The name "emulator" among the engines has kernels run on the CPU, for CPU tensors.
+        """
         from graphfuse.planner import Planner
 
         self._planner = Planner(self._need(self._ir, "validate"), self.handle, tuple(patterns), tuple(engines))

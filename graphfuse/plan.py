@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from graphfuse import match, verify
-from graphfuse.device import Device
+from graphfuse.device import EMULATOR, Device
 from graphfuse.engine import Engine, KernelEngine, Launch, No, knobs_to_dict
 from graphfuse.enums import heur_mode
 from graphfuse.errors import GraphNotSupportedError, PluginError
@@ -19,6 +19,8 @@ from graphfuse.plugins import Registry
 
 ALIGNMENT = 256
 """Bytes that a workspace, and everything placed in it by planning, is aligned to."""
+
+_EMULATED = "emulator: kernels run as C++ on the CPU; what a GPU approximates is the C library's function"
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,18 @@ class Part:
 @dataclass(frozen=True)
 class Plan:
     """Parts in the order they run. placed: tensor id -> byte offset in the workspace.
-    scratch: byte offset of each part's own scratch memory."""
+    scratch: byte offset of each part's own scratch memory. emulated: kernels run on the CPU."""
 
     parts: tuple[Part, ...]
     placed: Mapping[TensorId, int] = field(repr=False)
     scratch: tuple[int, ...]
     workspace_bytes: int
     notes: tuple[str, ...]
+    emulated: bool = False
 
     @property
     def name(self) -> str:
-        return " + ".join(part.name for part in self.parts)
+        return ("emulator: " if self.emulated else "") + " + ".join(part.name for part in self.parts)
 
     @property
     def engine_and_knobs(self) -> tuple[object, object]:
@@ -227,7 +230,10 @@ def assemble(graph: Graph, parts: Sequence[Part], device: Device) -> Plan:
     verify.check_partition(graph, [part.region.subgraph for part in parts])
     placed, scratch, total = _layout(graph, parts)
     notes = dict.fromkeys(n for part in parts for n in part.engine.notes(part.facts, part.knobs, device))
-    return Plan(tuple(parts), placed, scratch, total, tuple(notes))
+    emulated = device.kind == EMULATOR.kind and any(isinstance(part.engine, KernelEngine) for part in parts)
+    if emulated:
+        notes[_EMULATED] = None
+    return Plan(tuple(parts), placed, scratch, total, tuple(notes), emulated)
 
 
 def named(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphfuse import plan, plugins
+from graphfuse.device import EMULATOR, Device
 from graphfuse.engine import Buffers, Engine, KernelEngine, knobs_from_dict
 from graphfuse.enums import build_plan_policy, heur_mode
 from graphfuse.errors import (
@@ -32,12 +33,11 @@ class Planner:
     """Plans of one lowered graph on one device."""
 
     def __init__(self, graph: Graph, handle, patterns: Sequence[object], engines: Sequence[object]):
-        from graphfuse.runtime import device
-
         self.graph = lower(graph)
         self.handle = handle
-        self.device = handle.device if handle is not None else device.get()
-        self.registry = plugins.registry(patterns, engines)
+        # To users the emulator is an engine by name; to planning it is a device, for which all engines are asked.
+        self.device = _device(handle, str(EMULATOR) in engines)
+        self.registry = plugins.registry(patterns, [e for e in engines if e != str(EMULATOR)])
         self.regions, self.declined = plan.matches(self.graph, self.registry)
         self.proposals: list[Proposal] = []
         self.plans: list[Plan] = []
@@ -138,12 +138,7 @@ class Planner:
             return lambda buffers, scratch, stream: part.engine.run(
                 part.facts, part.knobs, self.device, buffers, stream
             )
-        from graphfuse.runtime import cache, launch
-
-        name = f"{part.engine.name}.cu"
-        cubin = cache.cubin(part.engine.source(part.facts, part.knobs), self.device.arch, name)
-        kernel = launch.load(cubin, part.engine.entry, self.device)
-        return functools.partial(kernel.run, part.launch)
+        return functools.partial(_kernel(part, self.device).run, part.launch)
 
     def execute(self, index: int, variant_pack: Mapping, workspace: object, handle) -> None:
         """Run a built plan."""
@@ -171,3 +166,29 @@ class Planner:
         lines += [f"  pattern {d.pattern}: {d.why}" for d in self.declined]
         lines += [f"  plan {p.name}: {self.barred(p)}" for p in self.plans]
         return "\n".join(lines)
+
+
+def _device(handle, emulated: bool) -> Device:
+    """Where to plan for: the handle's device, the emulator if it is asked for, else the current device."""
+    from graphfuse.runtime import device
+
+    if not emulated:
+        return device.get() if handle is None else handle.device
+    if handle is not None and handle.device is not EMULATOR:
+        raise DeviceError(
+            f"engine {str(EMULATOR)!r} was asked for, but the handle is for {handle.device}; accepted: no handle, or "
+            f"create_handle({str(EMULATOR)!r})"
+        )
+    return EMULATOR
+
+
+def _kernel(part: Part, device: Device):
+    """The part's kernel, compiled and loaded: on a GPU by ``runtime``, elsewhere by ``emulator``."""
+    source, entry = part.engine.source(part.facts, part.knobs), part.engine.entry
+    if device.kind == EMULATOR.kind:
+        from graphfuse.emulator import kernel
+
+        return kernel.load(source, entry)
+    from graphfuse.runtime import cache, launch
+
+    return launch.load(cache.cubin(source, device.arch, f"{part.engine.name}.cu"), entry, device)

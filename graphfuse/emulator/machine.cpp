@@ -20,7 +20,7 @@
 
 namespace {
 
-using gf::host::Site;
+using gf::Site;
 using gf::host::WarpOperation;
 using sanitizers::Quiet;
 using u8 = unsigned char;
@@ -208,7 +208,7 @@ class Machine {
 
   void wake(Thread& thread);
   void block(State state);
-  void pass_on(bool for_good = false);
+  void pass_on();
   Thread* take();
   bool unblock_someone();
 
@@ -316,12 +316,10 @@ Thread* Machine::take() {
 }
 
 /// The next thread runs, or the outer fiber if none can.
-void Machine::pass_on(bool for_good) {
+void Machine::pass_on() {
   Thread& from = me();
-  Thread* const next = take();
-  if (next == &from) return;
-  current_ = next;
-  from.fiber.switch_to(next ? next->fiber : outer_, for_good);
+  current_ = take();
+  if (current_ != &from) from.fiber.switch_to(current_ ? current_->fiber : outer_);
 }
 
 void Machine::block(State state) {
@@ -467,9 +465,9 @@ void Machine::thread_main() {
 }
 
 void Machine::end_thread() {
+  Thread& thread = me();
   {
     const Quiet quiet;
-    Thread& thread = me();
     Cta& cta = *thread.cta;
     for (const auto& group : thread.groups) {
       if (!group.empty()) fault(group[0].site, "copy_async that the thread never waited for");
@@ -500,8 +498,9 @@ void Machine::end_thread() {
     cta.cluster->ended.push_back(thread.index);
     if (cta.over()) end_cta(cta);
     sanitizers::release(end_clock_);
+    current_ = take();
   }
-  pass_on(true);
+  thread.fiber.switch_to(current_ ? current_->fiber : outer_, true);
   std::abort();
 }
 

@@ -5,16 +5,17 @@
 #pragma once
 #ifndef __CUDACC__
 namespace gf {
-namespace host {
 
 /// Where a kernel calls something: what reports name.
 struct Site {
   const char* file;
   int line;
+
+  /// The place of the outermost call, when it is the default of a parameter.
+  static Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
 };
 
-/// The place of the outermost call, when it is the default of a parameter.
-inline Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+namespace host {
 
 // Who a thread is.
 unsigned thread_index();

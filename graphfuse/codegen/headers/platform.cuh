@@ -20,8 +20,8 @@
 #define GF_FROM
 #define GF_FROM_ONLY
 #else
-#define GF_SITE , gf::host::Site site = gf::host::here()
-#define GF_SITE_ONLY gf::host::Site site = gf::host::here()
+#define GF_SITE , gf::Site site = gf::Site::here()
+#define GF_SITE_ONLY gf::Site site = gf::Site::here()
 #define GF_FROM , site
 #define GF_FROM_ONLY site
 #endif

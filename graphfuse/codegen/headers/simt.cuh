@@ -73,7 +73,7 @@ GF_DEVICE u32 lane() { return thread_index() % WARP; }
 #ifndef __CUDACC__
 /// What `source` gives for its value; T has at most 8 bytes.
 template <class T>
-GF_DEVICE T shuffle_bits(T value, u32 source, host::Site site) {
+GF_DEVICE T shuffle_bits(T value, u32 source, Site site) {
   static_assert(sizeof(T) <= 8, "no shuffle of this width");
   u64 bits = 0;
   __builtin_memcpy(&bits, &value, sizeof(T));
