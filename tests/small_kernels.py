@@ -11,12 +11,12 @@ import numpy as np
 from graphfuse.codegen.render import render
 from graphfuse.engine import Address, Constant, Launch
 
-_FOLDER = Path(__file__).with_name("kernels")
+_FOLDER = Path(__file__).parent / "emulator" / "kernels"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel (a file of this folder) with constants, and numpy arrays by the number of their argument.
+    """A kernel (a file of tests/emulator/kernels) with constants, and numpy arrays by the number of their argument.
 
     expected: arguments -> what those that the kernel writes hold afterwards. sm: the oldest chip.
     """
