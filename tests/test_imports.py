@@ -22,9 +22,10 @@ LAYERS = (
     ("ir",),
     ("pointwise", "tensor", "verify", "vocabulary"),
     ("engine",),
+    ("arguments",),
     ("match", "codegen"),
     ("patterns",),
-    ("engines", "plugins", "runtime", "graph"),
+    ("engines", "plugins", "runtime", "emulator", "graph"),
     ("freeze", "lower", "printing", "plan"),
     ("planner",),
     ("explain", "functional"),
@@ -34,17 +35,18 @@ LAYERS = (
 # and the one place where the registry asks for what is installed.
 LATE = {
     "graph": {"freeze", "planner", "explain", "printing", "runtime"},
-    "planner": {"runtime"},
+    "planner": {"runtime", "emulator"},
     "functional": {"runtime"},
     "plugins": {"engines", "patterns"},
 }
 
 # Closer rules within packages whose modules see each other.
 NEVER = {
-    "engines": {"engines", "plan", "planner", "plugins", "runtime", "graph"},
+    "engines": {"engines", "plan", "planner", "plugins", "runtime", "emulator", "graph"},
     "patterns": {"engines", "codegen", "runtime"},
     "codegen": {"runtime", "engines", "patterns"},
-    "runtime": {"engines", "patterns", "codegen", "ops", "match"},
+    "emulator": {"engines", "patterns", "runtime", "ops", "match"},
+    "runtime": {"emulator", "engines", "patterns", "codegen", "ops", "match"},
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = (".py", ".cu", ".cuh", ".json")
+SHIPPED = (".py", ".cu", ".cuh", ".json", ".cpp", ".hpp")
 FOLDERS = {"graphfuse": "graphfuse", "engines": "graphfuse/engines", "patterns": "graphfuse/patterns"}
 
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("install")]

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <deque>
 #include <new>
 
 #include "sanitizers.hpp"
@@ -42,11 +43,12 @@ gf_switch_stack:
 
 class Fiber {
  public:
+  static constexpr std::size_t MOST_RACE_STATES = 6000;  // of the 8128 threads that ThreadSanitizer knows
+
   /// The stack that the caller runs on.
   Fiber() = default;
   Fiber(const Fiber&) = delete;
   ~Fiber() {
-    forget();
     if (stack_) munmap(stack_ - GUARD, GUARD + STACK);
   }
 
@@ -65,13 +67,16 @@ class Fiber {
       stack_ = static_cast<char*>(memory) + GUARD;
       mprotect(memory, GUARD, PROT_NONE);
     }
-    forget();
     if (sanitizers::races()) {
       // Fresh pages: what an earlier thread did on this stack is no race with what the new one does.
       const sanitizers::Quiet quiet;
       mmap(stack_, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
       race_state_ = __tsan_create_fiber(0);
-      own_race_state_ = true;
+      race_states().push_back(race_state_);
+      if (race_states().size() > MOST_RACE_STATES) {
+        __tsan_destroy_fiber(race_states().front());
+        race_states().pop_front();
+      }
     }
     kept_ = nullptr;
     sanitizers::unpoison(stack_, STACK);  // of frames that a run before left behind
@@ -119,25 +124,30 @@ class Fiber {
 
   void* race_state() const { return race_state_; }
 
+  /// Forgets all threads so far: after a launch. Until then ThreadSanitizer can say what they did.
+  static void forget_race_states() {
+    for (void* state : race_states()) __tsan_destroy_fiber(state);
+    race_states().clear();
+  }
+
  private:
   static constexpr std::size_t STACK = 128 << 10;
   static constexpr std::size_t GUARD = 4096;
   static constexpr unsigned NO_ORDER = 1;  // a switch does not order what the two threads do
+  static std::deque<void*>& race_states() {
+    static std::deque<void*> states;
+    return states;
+  }
 
   static void arrived(void* kept) {
     if (sanitizers::addresses()) __sanitizer_finish_switch_fiber(kept, nullptr, nullptr);
   }
   const void* bottom() const { return stack_ ? stack_ : outer_bottom_; }
   std::size_t size() const { return stack_ ? STACK : outer_size_; }
-  void forget() {
-    if (own_race_state_) __tsan_destroy_fiber(race_state_);
-    own_race_state_ = false;
-  }
 
   char* stack_ = nullptr;
   void* kept_ = nullptr;
   void* race_state_ = nullptr;
-  bool own_race_state_ = false;
   const void* outer_bottom_ = nullptr;
   std::size_t outer_size_ = 0;
 #ifdef GF_UCONTEXT

@@ -82,11 +82,14 @@ struct Meeting {
   }
 };
 
+/// An asynchronous copy: to ThreadSanitizer a thread of its own makes it, after what its issuer did before.
 struct Copy {
   u8* to;
   const u8* from;
   unsigned bytes;
+  void* pc;
   Site site;
+  std::unique_ptr<char> issued = std::make_unique<char>();  // clock
 };
 
 struct Mbarrier {
@@ -104,8 +107,6 @@ struct BulkCopy {
   Copy copy;
   Cta* cta;
   u64* mbarrier;
-  void* pc;
-  std::unique_ptr<char> issued;  // clock
 };
 
 struct Warp {
@@ -184,7 +185,7 @@ class Machine {
   void spin(Site site);
   void copy_async(u8* to, const u8* from, unsigned bytes, void* pc, Site site);
   void commit_copies(Site site);
-  void wait_copies(unsigned pending, void* pc, Site site);
+  void wait_copies(unsigned pending, Site site);
   void bulk_load(u8* to, const u8* from, unsigned bytes, u64* mbarrier, void* pc, Site site);
   void mbarrier_init(u64* address, unsigned arrivals, void* pc, Site site);
   void mbarrier_fence_init(Site site);
@@ -215,7 +216,7 @@ class Machine {
   const Shared* find_shared(const Cta& cta, const void* address, u64 bytes) const;
   void check_copy(const char* call, u8* to, const u8* from, unsigned bytes, unsigned multiple, Site site);
   void start(const Copy& copy);
-  void finish(const Copy& copy);
+  void finish(const Copy& copy, char& done);
   Mbarrier& mbarrier_at(u64* address, const char* call, void* pc, Site site);
   void settle(u64* address, Mbarrier& mbarrier);
   void finish_bulk(std::size_t which);
@@ -375,6 +376,12 @@ const char* Machine::run(const GfLaunch& launch, GfKernel kernel, const u8* argu
              std::to_string(launch.cluster);
     return error_.c_str();
   }
+  const u64 together = u64(launch.block) * (launch.cooperative ? launch.grid : launch.cluster);
+  if (sanitizers::races() && together > Fiber::MOST_RACE_STATES) {
+    error_ = std::to_string(together) + " threads run at the same time; ThreadSanitizer follows at most " +
+             std::to_string(Fiber::MOST_RACE_STATES);
+    return error_.c_str();
+  }
   std::vector<unsigned> order(launch.grid / launch.cluster);
   for (unsigned i = 0; i < order.size(); ++i) {
     order[i] = launch.schedule == REVERSE ? unsigned(order.size()) - 1 - i : i;
@@ -387,6 +394,7 @@ const char* Machine::run(const GfLaunch& launch, GfKernel kernel, const u8* argu
   }
   sanitizers::acquire(end_clock_);
   release_memory();
+  if (!failed_) Fiber::forget_race_states();
   return failed_ ? error_.c_str() : nullptr;
 }
 
@@ -687,26 +695,29 @@ void Machine::check_copy(const char* call, u8* to, const u8* from, unsigned byte
 }
 
 void Machine::start(const Copy& copy) {
+  sanitizers::release(*copy.issued);
   fill_nan(copy.to, copy.bytes);
   sanitizers::poison(copy.to, copy.bytes);
 }
 
-void Machine::finish(const Copy& copy) {
+/// done: the clock of whoever waits for it.
+void Machine::finish(const Copy& copy, char& done) {
   sanitizers::unpoison(copy.to, copy.bytes);
   move_bytes(copy.to, copy.from, copy.bytes);
+  sanitizers::as_another_thread(outer_.race_state(), [&] {
+    sanitizers::acquire(*copy.issued);
+    sanitizers::reads(copy.from, copy.bytes, copy.pc);
+    sanitizers::writes(copy.to, copy.bytes, copy.pc);
+    sanitizers::release(done);
+  });
 }
 
 void Machine::copy_async(u8* to, const u8* from, unsigned bytes, void* pc, Site site) {
-  {
-    const Quiet quiet;
-    Thread& thread = enter("copy_async", site);
-    check_copy("copy_async", to, from, bytes, bytes, site);
-    thread.open.push_back({to, from, bytes, site});
-    start(thread.open.back());
-  }
-  // It may read and write from here on, until the thread has waited.
-  sanitizers::reads(from, bytes, pc);
-  sanitizers::writes(to, bytes, pc);
+  const Quiet quiet;
+  Thread& thread = enter("copy_async", site);
+  check_copy("copy_async", to, from, bytes, bytes, site);
+  thread.open.push_back({to, from, bytes, pc, site});
+  start(thread.open.back());
 }
 
 void Machine::commit_copies(Site site) {
@@ -716,22 +727,16 @@ void Machine::commit_copies(Site site) {
   thread.open.clear();
 }
 
-void Machine::wait_copies(unsigned pending, void* pc, Site site) {
-  std::vector<Copy> done;
-  {
-    const Quiet quiet;
-    Thread& thread = enter("async_wait", site);
-    while (thread.groups.size() > pending) {
-      for (const Copy& copy : thread.groups.front()) {
-        finish(copy);
-        done.push_back(copy);
-      }
-      thread.groups.pop_front();
+void Machine::wait_copies(unsigned pending, Site site) {
+  const Quiet quiet;
+  Thread& thread = enter("async_wait", site);
+  for (; thread.groups.size() > pending; thread.groups.pop_front()) {
+    for (const Copy& copy : thread.groups.front()) {
+      char done;
+      finish(copy, done);
+      sanitizers::acquire(done);
     }
   }
-  for (const Copy& copy : done) sanitizers::writes(copy.to, copy.bytes, pc);
-  const Quiet quiet;
-  done = {};
 }
 
 void Machine::bulk_load(u8* to, const u8* from, unsigned bytes, u64* address, void* pc, Site site) {
@@ -744,28 +749,15 @@ void Machine::bulk_load(u8* to, const u8* from, unsigned bytes, u64* address, vo
   if (!mbarrier.fenced) {
     fault(site, "bulk_load on an mbarrier without mbarrier_fence_init, made at " + text(mbarrier.site));
   }
-  auto issued = std::make_unique<char>();
-  sanitizers::release(*issued);
-  bulk_.push_back({{to, from, bytes, site}, thread.cta, address, pc, std::move(issued)});
+  bulk_.push_back({{to, from, bytes, pc, site}, thread.cta, address});
   start(bulk_.back().copy);
 }
 
-/// To ThreadSanitizer a thread of its own makes the copy: after what the issuer did before.
 void Machine::finish_bulk(std::size_t which) {
   BulkCopy bulk = std::move(bulk_[which]);
   bulk_.erase(bulk_.begin() + std::ptrdiff_t(which));
   Mbarrier& mbarrier = bulk.cta->mbarriers.at(bulk.mbarrier);
-  finish(bulk.copy);
-  if (sanitizers::races()) {
-    void* const engine = __tsan_create_fiber(0);
-    __tsan_switch_to_fiber(engine, 1);
-    sanitizers::acquire(*bulk.issued);
-    sanitizers::reads(bulk.copy.from, bulk.copy.bytes, bulk.pc);
-    sanitizers::writes(bulk.copy.to, bulk.copy.bytes, bulk.pc);
-    sanitizers::release(mbarrier.clocks[mbarrier.phase % 2]);
-    __tsan_switch_to_fiber(outer_.race_state(), 1);
-    __tsan_destroy_fiber(engine);
-  }
+  finish(bulk.copy, mbarrier.clocks[mbarrier.phase % 2]);
   mbarrier.bytes -= bulk.copy.bytes;
   settle(bulk.mbarrier, mbarrier);
 }
@@ -883,7 +875,7 @@ void copy_async(void* shared, const void* global, unsigned bytes, Site site) {
   machine.copy_async(static_cast<u8*>(shared), static_cast<const u8*>(global), bytes, __builtin_return_address(0), site);
 }
 void commit_copies(Site site) { machine.commit_copies(site); }
-void wait_copies(unsigned pending, Site site) { machine.wait_copies(pending, __builtin_return_address(0), site); }
+void wait_copies(unsigned pending, Site site) { machine.wait_copies(pending, site); }
 void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier, Site site) {
   machine.bulk_load(static_cast<u8*>(shared), static_cast<const u8*>(global), bytes, mbarrier,
                     __builtin_return_address(0), site);

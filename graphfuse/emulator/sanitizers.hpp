@@ -69,4 +69,19 @@ inline void writes(void* begin, std::size_t bytes, void* pc) {
   if (races()) __tsan_write_range_pc(begin, bytes, pc);
 }
 
+/// What `work` does is done by a thread of its own, ordered by clocks alone. outer: the race state that
+/// the threads of the kernel are made from.
+template <class Work>
+void as_another_thread(void* outer, const Work& work) {
+  if (!races()) return;
+  constexpr unsigned NO_ORDER = 1;
+  void* const self = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(outer, NO_ORDER);  // a new thread is ordered after all that its maker did
+  void* const other = __tsan_create_fiber(0);
+  __tsan_switch_to_fiber(other, NO_ORDER);
+  work();
+  __tsan_switch_to_fiber(self, NO_ORDER);
+  __tsan_destroy_fiber(other);
+}
+
 }  // namespace sanitizers

@@ -1,0 +1,486 @@
+"""The checker is checked: each bug planted into a kernel is caught, and caught as what it is."""
+
+import re
+from dataclasses import dataclass
+
+import emulation
+import numpy as np
+import pytest
+from emulation import Varies
+from rmsnorm_problem import Y, Problem
+from small_kernels import CASES, changed
+
+from graphfuse.codegen.render import template
+from graphfuse.dtypes import data_type
+from graphfuse.emulator.compiler import Build
+from graphfuse.engines.rmsnorm import RmsNormKnobs
+from graphfuse.errors import KernelFaultError
+
+pytestmark = pytest.mark.emulate
+
+WRONG, VARIES = "a wrong result", "results that vary"
+ADDRESS, RACE = Build.ADDRESS, Build.RACE
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One change of a kernel's text. found: by which build, with what in its report. at: file, and part of
+    the line of it, that the report names."""
+
+    old: str
+    new: str
+    found: dict[Build, str]
+    at: tuple[str, str]
+
+
+def caught(source: str, entry, launch, arrays, scalars, build: Build, expected: dict[int, np.ndarray]) -> str:
+    """What the lane says about a kernel; empty if it finds nothing."""
+    try:
+        found = emulation.checked(source, entry, launch, arrays, scalars, [build])
+    except KernelFaultError as fault:
+        return str(fault)
+    except Varies:
+        return VARIES
+    return "" if all(found[n] == a.tobytes() for n, a in expected.items()) else WRONG
+
+
+def plant(text: str, bug: Bug) -> str:
+    assert text.count(bug.old) == 1, f"{text.count(bug.old)} times in the kernel: {bug.old}"
+    return text.replace(bug.old, bug.new)
+
+
+def assert_caught(bug: Bug, report: str, build: Build, files: dict[str, str]) -> None:
+    assert report, "nothing was found"
+    assert re.search(bug.found[build], report), report
+    if report not in (WRONG, VARIES):
+        file, part = bug.at
+        lines = [n for n, line in enumerate(files[file].replace(bug.old, bug.new).splitlines(), 1) if part in line]
+        assert lines, f"{part} is not in {file}"
+        assert any(re.search(rf"{re.escape(file)}:{line}\b", report) for line in lines), (lines, report)
+
+
+def each(bugs: dict) -> list:
+    return [(name, build) for name, (_, bug) in bugs.items() for build in bug.found]
+
+
+# The RMSNorm kernel: rows of two warps and more, several to a CTA, of which the last has too few, and several
+# rounds of a CTA.
+SHARED_ROWS = (dict(rows=5, columns=500), RmsNormKnobs(64, 128, 1))
+LONG_ROWS = (dict(rows=2, columns=2600), RmsNormKnobs(512, 512, 1))
+
+_WAIT = "shared->arrived[row % 2].wait(row / 2 % 2);"
+_LAST_ROUND = """  gf::cluster_arrive();
+  output[gf::i64(gf::block_index()) * THREADS + thread] = sum;
+  gf::cluster_wait();  // all have read
+  neighbours[gf::i64(gf::block_index()) * THREADS + thread] = mailbox[thread];
+"""
+NOWHERE = ("", "")
+_ATOMICS = re.sub("#(pragma|include).*", "", template("graphfuse.codegen.headers", "atomics.cuh"))
+_ONE_BARRIER = """        parts[thread] = part;
+        barrier();
+        return over_lanes(over_warps(parts + row_start + thread % WARP));"""
+_TWO_BARRIERS = """        shared[thread] = part;
+        barrier();
+        if (in_row < WARP) {"""
+
+RMSNORM = {
+    "out-of-bounds read": (
+        SHARED_ROWS,
+        Bug(
+            "if (row.exists && in_row(row.thread + at)) {",
+            "if (row.exists) {",
+            {ADDRESS: "heap-buffer-overflow[^$]*READ of size"},
+            ("rmsnorm.cu", "return gf::load<INPUT_BYTES, INPUT_ACCESS>"),
+        ),
+    ),
+    "read of the row after the last": (
+        SHARED_ROWS,
+        Bug(
+            "if (row.exists && in_row(row.thread + at)) {",
+            "if (in_row(row.thread + at)) {",
+            {ADDRESS: "heap-buffer-overflow[^$]*READ of size"},
+            ("rmsnorm.cu", "return gf::load<INPUT_BYTES, INPUT_ACCESS>"),
+        ),
+    ),
+    "out-of-bounds write": (
+        SHARED_ROWS,
+        Bug(
+            "const bool stored = row.exists && in_row(row.thread + at);",
+            "const bool stored = row.exists;",
+            {ADDRESS: "heap-buffer-overflow[^$]*WRITE of size"},
+            ("rmsnorm.cu", "gf::store<OUTPUT_BYTES, OUTPUT_ACCESS>"),
+        ),
+    ),
+    "off by one in the last row": (
+        SHARED_ROWS,
+        Bug(
+            "thread, index < rows}",
+            "thread, index <= rows}",
+            {ADDRESS: "heap-buffer-overflow[^$]*READ of size"},
+            ("rmsnorm.cu", "return gf::load<INPUT_BYTES, INPUT_ACCESS>"),
+        ),
+    ),
+    "last row left out": (
+        SHARED_ROWS,
+        Bug("thread, index < rows}", "thread, index < rows - 1}", {ADDRESS: WRONG}, NOWHERE),
+    ),
+    "wrong tail mask": (
+        SHARED_ROWS,
+        Bug("|| chunk < CHUNKS;", "|| chunk < CHUNKS - 1;", {ADDRESS: WRONG}, NOWHERE),
+    ),
+    "shared memory overflow": (
+        SHARED_ROWS,
+        Bug(
+            "GF_SHARED(float, shared, Sum::SHARED_FLOATS);",
+            "GF_SHARED(float, shared, Sum::SHARED_FLOATS - 1);",
+            {ADDRESS: "heap-buffer-overflow[^$]*WRITE of size 4"},
+            ("graphfuse/reduce.cuh", "parts[thread] = part;"),
+        ),
+    ),
+    "missing barrier": (
+        SHARED_ROWS,
+        Bug(
+            _ONE_BARRIER,
+            _ONE_BARRIER.replace("barrier();", ""),
+            {ADDRESS: f"{WRONG}|{VARIES}", RACE: "data race"},
+            ("graphfuse/reduce.cuh", "parts[thread] = part;"),
+        ),
+    ),
+    "missing barrier, long rows": (
+        LONG_ROWS,
+        Bug(
+            _TWO_BARRIERS,
+            _TWO_BARRIERS.replace("barrier();", ""),
+            {RACE: "data race"},
+            ("graphfuse/reduce.cuh", "shared[thread] = part;"),
+        ),
+    ),
+    "missing write-after-read barrier": (
+        SHARED_ROWS,
+        Bug(
+            "shared + (call++ & 1u) * THREADS;",
+            "shared;",
+            {RACE: "data race"},
+            ("graphfuse/reduce.cuh", "parts[thread] = part;"),
+        ),
+    ),
+    "divergent barrier": (
+        SHARED_ROWS,
+        Bug(
+            _ONE_BARRIER,
+            _ONE_BARRIER.replace("barrier();", "if (thread < 64) {\n barrier(/*low*/);\n } else {\n barrier(/*high*/);\n }"),
+            {ADDRESS: "divergent barrier: thread 0 of CTA 0 is at another", RACE: "divergent barrier"},
+            ("graphfuse/reduce.cuh", "barrier(/*high*/)"),
+        ),
+    ),
+    "barrier that some leave out": (
+        SHARED_ROWS,
+        Bug(
+            _ONE_BARRIER,
+            _ONE_BARRIER.replace("barrier();", "if (thread < 64) barrier(/*low*/);"),
+            {ADDRESS: r"barrier that thread \d+ of CTA 0 does not come to: it has ended"},
+            ("graphfuse/reduce.cuh", "barrier(/*low*/)"),
+        ),
+    ),
+    "return before a shuffle": (
+        (dict(rows=5, columns=64), RmsNormKnobs(8, 64)),
+        Bug(
+            "    Chunk chunks[STEPS];\n",
+            "    if (!row.exists) return;\n    Chunk chunks[STEPS];\n",
+            {ADDRESS: "shuffle names lane"},
+            ("graphfuse/reduce.cuh", "part += shuffle_xor(part, mask)"),
+        ),
+    ),
+    "misaligned vector access": (
+        SHARED_ROWS,
+        Bug(
+            "gf::offset(input, index * input_stride + thread * INPUT_BYTES)",
+            "gf::offset(input, index * input_stride + thread * INPUT_BYTES + (index == 4 && thread == 3) * 2)",
+            {ADDRESS: r"load of 8 bytes at an address that is a multiple of 2 \(thread 3 of CTA 0\)"},
+            ("rmsnorm.cu", "return gf::load<INPUT_BYTES, INPUT_ACCESS>"),
+        ),
+    ),
+    "partial sums added in any order": (
+        (dict(rows=2, columns=1000), RmsNormKnobs(128, 128, 1)),
+        Bug(
+            _ONE_BARRIER,
+            """        if (thread == 0) parts[0] = 0.0f;
+        barrier();
+        atomic_add(&parts[0], part);
+        barrier();
+        return parts[0];""",
+            {ADDRESS: VARIES},
+            NOWHERE,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "build"), each(RMSNORM))
+def test_in_rmsnorm(name, build):
+    (options, knobs), bug = RMSNORM[name]
+    problem, right = problem_and_result(options, knobs)
+    source, *rest = problem.plan(knobs)
+    source = plant(source, bug)
+    if "atomic_add" in bug.new:
+        source = source.replace('#line 1 "graphfuse/reduce.cuh"', _ATOMICS + '#line 1 "graphfuse/reduce.cuh"')
+    files = {"rmsnorm.cu": template("graphfuse.engines", "rmsnorm.cu")}
+    files["graphfuse/reduce.cuh"] = template("graphfuse.codegen.headers", "reduce.cuh")
+    assert_caught(bug, caught(source, *rest, build, {Y: right}), build, files)
+
+
+def problem_and_result(options: dict, knobs: RmsNormKnobs) -> tuple[Problem, np.ndarray]:
+    """A problem whose output is as it was before, and what belongs there."""
+    problem = Problem(**options, y=data_type.FLOAT)
+    before = problem.buffers[Y].copy()
+    right = problem.run(knobs)
+    problem.buffers[Y][:] = before
+    return problem, right
+
+
+SMALL = {
+    "missing cp.async wait": (
+        "async_copy 16",
+        Bug("gf::async_wait<1>();", "", {ADDRESS: "use-after-poison", RACE: "data race"}, ("async_copy.cu", "sum[i] +=")),
+    ),
+    "cp.async wait for one group too few": (
+        "async_copy 8",
+        Bug(
+            "gf::async_wait<1>();",
+            "gf::async_wait<2>();",
+            {ADDRESS: "use-after-poison", RACE: "data race"},
+            ("async_copy.cu", "sum[i] +="),
+        ),
+    ),
+    "missing cp.async wait, 4 bytes": (
+        "async_copy 4",
+        Bug(
+            "gf::async_wait<1>();",
+            "",
+            {ADDRESS: "use-after-poison|unknown-crash", RACE: "data race"},
+            ("async_copy.cu", "sum[i] +="),
+        ),
+    ),
+    "missing barrier behind cp.async": (
+        "async_copy 16",
+        Bug("gf::barrier();  // after write", "", {RACE: "data race"}, ("async_copy.cu", "sum[i] +=")),
+    ),
+    "missing write-after-read barrier before cp.async": (
+        "async_copy 16",
+        Bug("gf::barrier();  // before write", "", {RACE: "data race"}, ("async_copy.cu", "sum[i] +=")),
+    ),
+    "cp.async past the end of shared memory": (
+        "async_copy 16",
+        Bug(
+            "step % 2 * STAGE + at, row",
+            "step % 2 * STAGE + at + 4, row",
+            {ADDRESS: "copy_async of 16 bytes to memory that is not this CTA's shared memory"},
+            ("async_copy.cu", "gf::copy_async<BYTES>"),
+        ),
+    ),
+    "cp.async past the end of the input": (
+        "async_copy 16",
+        Bug(
+            "if (step < STEPS) {",
+            "if (step <= STEPS) {",
+            {ADDRESS: "copy_async of 16 bytes from outside the buffers"},
+            ("async_copy.cu", "gf::copy_async<BYTES>"),
+        ),
+    ),
+    "cp.async never waited for": (
+        "async_copy 16",
+        Bug(
+            "  gf::async_wait<0>();",
+            "  fetch(stages, row, 0);",
+            {ADDRESS: "copy_async that the thread never waited for"},
+            ("async_copy.cu", "gf::copy_async<BYTES>"),
+        ),
+    ),
+    "cp.async without commit": (
+        "async_copy 16",
+        Bug("  gf::async_commit();", "", {ADDRESS: "use-after-poison"}, ("async_copy.cu", "sum[i] +=")),
+    ),
+    "missing mbarrier wait": (
+        "bulk_copy",
+        Bug(_WAIT, "", {ADDRESS: "use-after-poison", RACE: "data race|nobody waited"}, ("bulk_copy.cu", "shared")),
+    ),
+    "missing barrier before the next bulk copy": (
+        "bulk_copy",
+        Bug("gf::barrier();  // before refill", "", {RACE: "data race"}, ("bulk_copy.cu", "sum[i] +=")),
+    ),
+    "mbarrier used before it is made": (
+        "bulk_copy",
+        Bug(
+            "gf::barrier();  // after init",
+            "",
+            {ADDRESS: "mbarrier wait on what is no mbarrier: nobody made it", RACE: "nobody made it|data race"},
+            ("bulk_copy.cu", _WAIT),
+        ),
+    ),
+    "mbarrier without fence": (
+        "bulk_copy",
+        Bug(
+            "gf::mbarrier_fence_init();",
+            "",
+            {ADDRESS: "without mbarrier_fence_init"},
+            ("bulk_copy.cu", "gf::bulk_load"),
+        ),
+    ),
+    "mbarrier made twice": (
+        "bulk_copy",
+        Bug(
+            "shared->arrived[1].init(1);",
+            "shared->arrived[0].init(1 /*again*/);",
+            {ADDRESS: "made a second time"},
+            ("bulk_copy.cu", "/*again*/"),
+        ),
+    ),
+    "mbarrier that expects too many bytes": (
+        "bulk_copy",
+        Bug(
+            "arrive_expect(COLUMNS * 4);",
+            "arrive_expect(COLUMNS * 4 + 16);",
+            {ADDRESS: r"deadlock[^$]*threads 0-63 of CTA 0: at mbarrier wait, \S+ for 0 arrivals and 16 bytes"},
+            ("bulk_copy.cu", _WAIT),
+        ),
+    ),
+    "mbarrier that expects bytes of no copy": (
+        "bulk_copy",
+        Bug(
+            "gf::barrier();  // after init",
+            "gf::barrier();\n  if (fetches && rows == 7) shared->arrived[1].arrive_expect(16);",
+            {ADDRESS: "when all 1 arrivals of the phase have come"},
+            ("bulk_copy.cu", "arrive_expect(COLUMNS * 4)"),
+        ),
+    ),
+    "mbarrier that too many arrive at": (
+        "bulk_copy",
+        Bug(
+            "arrive_expect(COLUMNS * 4);",
+            "arrive_expect(COLUMNS * 4);\n  arrived.arrive();",
+            {ADDRESS: "when all 1 arrivals of the phase have come"},
+            ("bulk_copy.cu", "arrived.arrive();"),
+        ),
+    ),
+    "mbarrier written over": (
+        "bulk_copy",
+        Bug(
+            "gf::barrier();  // after init",
+            "if (fetches) *(&shared->stages[0][0] + 2 * COLUMNS) = 0.0f;\n  gf::barrier();",
+            {ADDRESS: "use-after-poison[^$]*WRITE"},
+            ("bulk_copy.cu", "+ 2 * COLUMNS"),
+        ),
+    ),
+    "misaligned bulk copy": (
+        "bulk_copy",
+        Bug(
+            "input + row * COLUMNS, COLUMNS * 4",
+            "input + row * COLUMNS + 1, COLUMNS * 4",
+            {ADDRESS: "bulk_load of 800 bytes from an address that is no multiple of 16"},
+            ("bulk_copy.cu", "gf::bulk_load"),
+        ),
+    ),
+    "missing cluster sync": (
+        "cluster",
+        Bug(
+            "gf::cluster_barrier();  // all have written",
+            "",
+            {ADDRESS: "use-after-poison[^$]*READ", RACE: "data race"},
+            ("cluster.cu", "sum +="),
+        ),
+    ),
+    "missing cluster sync before the end": (
+        "cluster",
+        Bug(
+            _LAST_ROUND,
+            "  output[gf::i64(gf::block_index()) * THREADS + thread] = sum + mailbox[thread];\n",
+            {ADDRESS: "its shared memory is gone|use-after-poison", RACE: "data race|is gone"},
+            ("cluster.cu", "gf::map_shared("),
+        ),
+    ),
+    "cluster barrier that some leave out": (
+        "cluster",
+        Bug(
+            "gf::cluster_barrier();  // all have written",
+            "if (rank != 3) gf::cluster_barrier(/*three*/);",
+            {ADDRESS: "use-after-poison|cluster_arrive when threads of the cluster have ended"},
+            ("cluster.cu", "cluster"),
+        ),
+    ),
+    "missing grid barrier": (
+        "grid",
+        Bug(
+            "gf::grid_barrier(&counts->arrived);  // all have written",
+            "",
+            {RACE: "data race"},
+            ("grid.cu", "partial[cta] ="),
+        ),
+    ),
+    "missing write-after-read grid barrier": (
+        "grid",
+        Bug(
+            "gf::grid_barrier(&counts->arrived);  // all have read",
+            "",
+            {RACE: "data race"},
+            ("grid.cu", "partial[cta] ="),
+        ),
+    ),
+    "count that is not atomic": (
+        "grid",
+        Bug(
+            "gf::atomic_add(&counts->narrow, 1u);",
+            "counts->narrow += 1;",
+            {RACE: "data race"},
+            ("grid.cu", "counts->narrow += 1;"),
+        ),
+    ),
+    "two CTAs that write one address": (
+        "async_copy 16",
+        Bug(
+            "output[gf::i64(gf::block_index()) * STAGE",
+            "output[gf::i64(gf::block_index() / 2) * STAGE",
+            {ADDRESS: f"{WRONG}|{VARIES}", RACE: "data race"},
+            ("async_copy.cu", "output[gf::i64"),
+        ),
+    ),
+    "shared memory without a warp barrier": (
+        "warp",
+        Bug(
+            "gf::warp_barrier();",
+            "",
+            {ADDRESS: f"{WRONG}|{VARIES}", RACE: "data race"},
+            ("warp.cu", "shared[thread] = value;"),
+        ),
+    ),
+    "ballot that half a warp leaves out": (
+        "warp",
+        Bug(
+            "gf::ballot(value % 3 == 0),",
+            "gf::lane() < 16 ? gf::ballot(value % 3 == 0) : 0,",
+            {ADDRESS: "ballot meets ballot of thread"},
+            ("warp.cu", "gf::lane() < 16"),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "build"), each(SMALL))
+def test_in_small_kernels(name, build):
+    kernel, bug = SMALL[name]
+    case = CASES[kernel]
+    source = case.source(plant(case.text, bug))
+    report = caught(source, case.kernel, case.launch, case.arrays, {}, build, case.expected(case.arrays))
+    assert_caught(bug, report, build, {f"{case.kernel}.cu": case.text})
+
+
+def test_a_grid_barrier_needs_a_cooperative_launch():
+    case = changed(CASES["grid"], cooperative=False)
+    report = caught(case.source(), case.kernel, case.launch, case.arrays, {}, ADDRESS, {})
+    assert re.search(r"deadlock[^$]*at spin, grid\.cu:\d+[^$]*the launch is not cooperative", report), report
+
+
+@pytest.mark.parametrize("options, knobs", {name: case for name, (case, _) in RMSNORM.items()}.values(), ids=RMSNORM)
+@pytest.mark.parametrize("build", [ADDRESS, RACE])
+def test_without_a_bug_nothing_is_found(options, knobs, build):
+    problem, right = problem_and_result(options, knobs)
+    assert not caught(*problem.plan(knobs), build, {Y: right})
