@@ -1,8 +1,10 @@
 """The records of chips that planning may be done for without having one."""
 
+import dataclasses
+
 import pytest
 
-from graphfuse.device import ARCHES, CPU, for_arch
+from graphfuse.device import ARCHES, CPU, EMULATOR, for_arch
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -20,6 +22,14 @@ def test_every_architecture(arch):
     )
     assert all(getattr(device, size) > 0 for size in sizes)
     assert device.shared_memory_per_block < device.shared_memory_per_sm
+
+
+def test_where_kernels_run_and_memory_is():
+    chip = for_arch("sm_90a")
+    assert (chip.runs_kernels, chip.memory) == (True, "cuda:0")
+    assert (CPU.runs_kernels, CPU.memory) == (False, "cpu")
+    assert (EMULATOR.runs_kernels, EMULATOR.memory, str(EMULATOR)) == (True, "cpu", "emulator")
+    assert dataclasses.replace(EMULATOR, kind="cuda", name=chip.name) == chip
 
 
 def test_the_cpu_and_unknown_ones():

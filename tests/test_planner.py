@@ -162,7 +162,7 @@ def test_no_plan_lists_every_engine_with_its_reason():
 
 def test_opensource_without_a_gpu_says_so():
     g = Norm().graph()
-    with pytest.raises(GraphNotSupportedError, match="rmsnorm: needs a CUDA device; got cpu"):
+    with pytest.raises(GraphNotSupportedError, match="rmsnorm: needs a CUDA device or the emulator; got cpu"):
         g.build([heur_mode.OPENSOURCE])
 
 

@@ -54,7 +54,7 @@ INT_SCALAR = Program(
 )
 
 DECLINED = [
-    (BASE, CPU, "needs a CUDA device; got cpu"),
+    (BASE, CPU, "needs a CUDA device or the emulator; got cpu"),
     (BASE, Device("cuda", compute_capability=(7, 5)), "needs SM80 or newer; cuda:0 is SM75"),
     (BASE, Device("cuda", 3, compute_capability=(13, 0)), "cuda:3 is SM130, for which .* accepted: SM80, .*SM120"),
     (with_view(BASE, "input", dtype=data_type.INT8), H200, "input 'x' is INT8; accepted: FLOAT, HALF, BFLOAT16$"),

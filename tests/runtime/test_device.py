@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from graphfuse.device import CPU
+from graphfuse.device import CPU, EMULATOR
 from graphfuse.errors import DeviceError
 from graphfuse.runtime import device
 
@@ -25,6 +25,7 @@ for spec in ("cuda", "cuda:7", 0):
 
 def test_the_cpu_needs_no_driver():
     assert device.get("cpu") is CPU
+    assert device.get("emulator") is EMULATOR
 
 
 def test_the_environment_chooses(monkeypatch):

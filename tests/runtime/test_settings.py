@@ -5,7 +5,7 @@ import pytest
 from graphfuse import settings
 
 
-@pytest.mark.parametrize("value", ["cpu", "cuda", "cuda:0", "cuda:12"])
+@pytest.mark.parametrize("value", ["cpu", "emulator", "cuda", "cuda:0", "cuda:12"])
 def test_device_is_read_at_call_time(monkeypatch, value):
     assert settings.device() is None
     monkeypatch.setenv("GRAPHFUSE_DEVICE", value)
@@ -23,6 +23,13 @@ def test_a_wrong_device_names_variable_value_and_choices(monkeypatch, value):
     with pytest.raises(ValueError, match="GRAPHFUSE_DEVICE=.*accepted: cpu, cuda, cuda:N") as error:
         settings.device()
     assert repr(value) in str(error.value)
+
+
+def test_host_compilers_begin_with_the_users(monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    assert settings.host_compilers() == ("g++", "clang++")
+    monkeypatch.setenv("CXX", "/opt/bin/c++")
+    assert settings.host_compilers() == ("/opt/bin/c++", "g++", "clang++")
 
 
 def test_cache_dir_prefers_its_own_variable_then_xdg_then_home(monkeypatch, tmp_path):

@@ -1,0 +1,164 @@
+"""From source to library: kept on disk, one clear sentence without a compiler, CUDA's own names refused."""
+
+import subprocess
+import threading
+
+import pytest
+from small_kernels import CASES
+
+from graphfuse.emulator import compiler, kernel
+from graphfuse.emulator.compiler import Build, build
+from graphfuse.errors import CompilerNotFoundError, KernelCompileError, KernelFaultError
+
+pytestmark = pytest.mark.emulate
+
+WARP = CASES["warp"]
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "emulator"
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """The commands of a compiler that were run."""
+    commands, run = [], subprocess.run
+
+    def recording(command, **options):
+        if "-o" in command:
+            commands.append(command)
+        return run(command, **options)
+
+    monkeypatch.setattr(compiler.subprocess, "run", recording)
+    return commands
+
+
+def test_what_is_compiled_is_kept(cache, compilations):
+    path = build(WARP.source(), "warp", Build.LIBRARY)
+    assert path.parent == cache and len(compilations) == 3  # the machine, the way in, the kernel
+    assert build(WARP.source(), "warp", Build.LIBRARY) == path and len(compilations) == 3
+    # The machine is the same for the next kernel, which is another file.
+    assert build(WARP.source() + "\n", "warp", Build.LIBRARY) != path and len(compilations) == 4
+    assert {p.suffix for p in cache.iterdir()} == {".so", ".o"}  # no scratch files
+
+
+def test_the_key_has_build_and_machine(cache, monkeypatch):
+    paths = {build(WARP.source(), "warp", b) for b in Build}
+    plain = compiler._runtime_source
+    monkeypatch.setattr(compiler, "_runtime_source", lambda name: plain(name) + "// changed\n")
+    paths |= {build(WARP.source(), "warp", b) for b in Build}
+    assert len(paths) == 2 * len(Build)
+
+
+def test_two_at_once_leave_one_whole_file(cache):
+    paths = []
+    threads = [
+        threading.Thread(target=lambda: paths.append(build(WARP.source(), "warp", Build.LIBRARY))) for _ in range(3)
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(set(paths)) == 1 and len(paths) == 3
+    assert kernel.Kernel(str(paths[0]), "warp")
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path / "file"))
+    compiler._own_folder.cache_clear()
+    with pytest.warns(RuntimeWarning, match="compiled kernels are not kept.*set GRAPHFUSE_CACHE_DIR"):
+        assert build(WARP.source(), "warp", Build.LIBRARY).exists()
+
+
+def test_no_compiler_is_one_sentence(cache, monkeypatch):
+    monkeypatch.setenv("PATH", str(cache))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(CompilerNotFoundError) as caught:
+        build(WARP.source(), "warp", Build.LIBRARY)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("g++ (not found)", "clang++ (not found)", "install g++ or clang++", "CXX"):
+        assert part in message
+
+
+def test_the_users_compiler_comes_first(cache, monkeypatch, tmp_path):
+    mine = tmp_path / "mine++"
+    mine.write_text('#!/bin/sh\nif [ "$1" = --version ]; then echo mine 1.0; else exec g++ "$@"; fi\n')
+    mine.chmod(0o755)
+    monkeypatch.setenv("CXX", str(mine))
+    assert repr(compiler.find()) == "mine 1.0"
+    assert build(WARP.source(), "warp", Build.LIBRARY).exists()
+    mine.write_text("#!/bin/sh\nexit 1\n")  # broken: the next is tried
+    compiler._compiler.cache_clear()
+    assert "mine" not in repr(compiler.find())
+
+
+RAW = """
+extern "C" __global__ void raw(float* out) {
+  out[blockIdx.x * blockDim.x + threadIdx.x] = 1.0f;
+  __syncthreads();
+}
+"""
+
+
+def test_cudas_own_names_are_refused(cache):
+    with pytest.raises(KernelCompileError) as caught:
+        build(RAW, "raw", Build.LIBRARY)
+    message = str(caught.value)
+    assert "kernel 'raw' does not run on the emulator: it uses __global__" in message
+    assert "graphfuse/codegen/headers" in message
+    assert caught.value.source == RAW and caught.value.log in message
+
+
+def test_a_compile_error_names_file_and_line(cache):
+    source = WARP.source().replace("gf::warp_barrier();", "gf::warp_barier();")
+    line = next(n for n, text in enumerate(WARP.text.splitlines(), 1) if "warp_barrier" in text)
+    with pytest.raises(KernelCompileError, match=rf"did not compile it as C\+\+17\n(.*\n)*warp\.cu:{line}:") as caught:
+        build(source, "warp", Build.LIBRARY)
+    assert "warp_barier" in caught.value.log
+
+
+def test_kernels_are_free_of_warnings():
+    for case in CASES.values():
+        command = ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
+        done = subprocess.run([*command, "-x", "c++", "-"], input=case.source(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_machine_runs_without_its_own_stack_switch(cache, monkeypatch):
+    """As on processors that have none: ucontext instead."""
+    import emulation
+    import numpy as np
+
+    plain = compiler._runtime_source
+    monkeypatch.setattr(compiler, "_runtime_source", lambda name: "#define GF_PORTABLE_FIBERS\n" + plain(name))
+    for name in ("warp", "bulk_copy", "grid"):
+        case = CASES[name]
+        found = emulation.checked(case.source(), case.kernel, case.launch, case.arrays, builds=[Build.ADDRESS, Build.RACE])
+        for number, expected in case.expected(case.arrays).items():
+            assert found[number] == np.ascontiguousarray(expected).tobytes()
+
+
+def test_a_fault_in_this_process_is_an_error_and_no_more():
+    import emulation
+
+    case = CASES["async_copy 16"]
+    broken = case.source(case.text.replace("gf::async_wait<0>();", "fetch(stages, row, 0);"))
+    arrays = {n: a.copy() for n, a in case.arrays.items()}
+    for _ in range(3):
+        with pytest.raises(KernelFaultError, match=r"async_copy\.cu:\d+: copy_async that the thread never waited for"):
+            emulation.run(broken, case.kernel, case.launch, arrays)
+        emulation.run(case.source(), case.kernel, case.launch, arrays)
+        assert (arrays[1] == case.expected(case.arrays)[1]).all()
+
+
+def test_a_grid_that_is_no_multiple_of_the_cluster():
+    import emulation
+    from small_kernels import changed
+
+    case = changed(CASES["cluster"], grid=6)
+    with pytest.raises(KernelFaultError, match="6 CTAs is no multiple of the cluster's 4"):
+        emulation.run(case.source(), case.kernel, case.launch, case.arrays)
