@@ -44,7 +44,17 @@ def pytest_sessionstart(session):
     session.config._graphfuse_start = time.time()
 
 
+@pytest.fixture
+def note(record_property):
+    """note(text): a line for the end of the run, wherever the test ran; equal ones are printed once."""
+    return lambda text: record_property("note", text)
+
+
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    reports = (r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ()))
+    notes = (value for r in reports for key, value in getattr(r, "user_properties", ()) if key == "note")
+    for text in dict.fromkeys(notes):
+        terminalreporter.write_line(f"note: {text}", yellow=True)
     if not config.getoption("--record"):
         return
     counts = {k: len(terminalreporter.stats.get(k, ())) for k in ("passed", "failed", "error", "skipped")}
