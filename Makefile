@@ -18,7 +18,7 @@ test: $(INSTALLED)
 	.venv/bin/python -m pytest -n 2 --dist loadgroup
 
 gpu-test: $(INSTALLED)
-	.venv/bin/python -m pytest -m gpu --record docs/records
+	.venv/bin/python -m pytest tests -m gpu --record=docs/records
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis
@@ -28,7 +28,7 @@ clean:
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 ifeq ($(HAS_GPU),yes)
-	$(PYTHON) -c "import site; print(*site.getsitepackages(), sep='\n')" \
+	$(PYTHON) -c "import sys; print(*(p for p in sys.path if p.endswith('-packages')), sep='\n')" \
 	  > "$$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/outer.pth"
 	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[test,nvrtc]'
 else

@@ -38,7 +38,10 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                         values[t] = _load(torch, facts.graph.tensors[t], device, buffers, compute)
                 inputs = {port: values[t].to(compute) for port, t in node.inputs}
                 results = node.op.reference(torch, inputs, dict(node.attributes))
-                values.update({t: results[port] for port, t in node.outputs})
+                for port, t in node.outputs:
+                    made = facts.graph.tensors[t]
+                    # Who reads an output reads what is stored, as where another engine made it.
+                    values[t] = results[port] if made.virtual else rounding.round_to(torch, results[port], made.dtype)
             for t in facts.outputs:
                 _store(torch, facts.graph.tensors[t], device, buffers, values[t])
 

@@ -126,10 +126,6 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
         """Numerical notes of the plan: rounding, software conversions, and the like."""
         return ()
 
-    def in_place(self, facts: FactsT, knobs: KnobsT) -> tuple[tuple[TensorId, TensorId], ...]:
-        """(input, output) tensors that may be the very same memory, layout and type."""
-        return ()
-
 
 class KernelEngine(Engine[FactsT, KnobsT]):
     """An engine whose work is one generated CUDA C++ kernel."""

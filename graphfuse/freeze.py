@@ -69,7 +69,8 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
         elif tuple(t.get_dim()) != shape:
             raise GraphValidationError(f"{where}: {port} has dim {t.get_dim()}, but the node makes {list(shape)}")
         if not t.get_stride():
-            t.inferred_stride = _stride_like(shape, next(iter(node.inputs.values())))
+            alike = (i for i in node.inputs.values() if tuple(i.get_dim()) == shape)
+            t.inferred_stride = _stride_like(shape, next(alike, next(iter(node.inputs.values()))))
         _infer_data_type(graph, t, ports[port])
 
 
@@ -80,9 +81,10 @@ def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
     strides = source.get_stride()
     if not len(source.get_dim()) == len(strides) == len(dim):
         return packed_stride(dim)
-    # Extents of 1 say nothing about the order: keep them where they stand among equals.
-    order = sorted(range(len(dim)), key=lambda axis: (-strides[axis] if dim[axis] != 1 else 0, axis))
-    return packed_stride(dim, order)
+    # Extents of 1 and broadcast axes say nothing about the order: they stay where they stand.
+    told = [axis for axis in range(len(dim)) if dim[axis] != 1 and strides[axis]]
+    ranked = iter(sorted(told, key=lambda axis: (-strides[axis], axis)))
+    return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
 
 
 def _infer_data_type(graph: pygraph, t: Tensor, port: Port | None) -> None:

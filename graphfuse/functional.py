@@ -132,3 +132,5 @@ def _unpacked(layout: _Layout) -> _Layout:
 def _check(torch, name: str, value: object) -> None:
     if not isinstance(value, torch.Tensor):
         raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise VariantPackTypeError(f"{name} must be of a floating-point type, got {value.dtype}")

@@ -156,8 +156,9 @@ def _quantize(t, x, a) -> dict[str, object]:
     axis = quantize_axis(values.shape, a)
     blocks = values.unflatten(axis, (-1, block))
     amax = blocks.abs().amax(dim=axis + 1)
+    # A tensor as divisor: by a number, torch multiplies with the reciprocal on a GPU.
     # The scale is used as stored, so that a reader multiplying by it gets what was meant.
-    scale = rounding.round_to(t, amax / element.facts.max, scale_type)
+    scale = rounding.round_to(t, amax / t.full_like(amax, element.facts.max), scale_type)
     divisor = scale.unsqueeze(axis + 1)
     codes = t.where(divisor == 0, t.zeros_like(blocks), blocks / divisor)
     return {"Y": rounding.round_to(t, codes, element).flatten(axis, axis + 1), "scale": scale}

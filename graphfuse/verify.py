@@ -42,6 +42,8 @@ def _check_tensor(t: Tensor) -> None:
         raise GraphValidationError(f"{t} must have 1 to {MAX_RANK} dimensions")
     if len(t.stride) != len(t.dim):
         raise GraphValidationError(f"{t} must have one stride per dimension")
+    if t.value is not None and not t.by_value:
+        raise GraphValidationError(f"{t} has the value {t.value} and must be passed by value")
     if t.by_value and t.elements != 1:
         raise GraphValidationError(f"{t} is passed by value and must have one element, it has {t.elements}")
     if t.dtype.bits < 8 and not t.virtual and t.elements:

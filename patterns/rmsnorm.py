@@ -75,6 +75,9 @@ def norm(g: PatternGraph):
 def facts(match: Match) -> RmsNormFacts | No:
     """What the match computes, as rows x columns; No if a tensor cannot be seen that way."""
     graph, end = match.graph, match.end
+    for node in match.subgraph.nodes:
+        if node.compute is not data_type.FLOAT:
+            return No(f"{node} computes in {node.compute.name}; accepted: FLOAT")
     tensors = {name: graph.tensors[t] for name, t in match.tensors.items()}
     x, scale = tensors["input"], tensors["scale"]
     columns = tuple(axis for axis, extent in enumerate(scale.dim) if extent != 1)
@@ -111,6 +114,8 @@ def facts(match: Match) -> RmsNormFacts | No:
 
 def view(tensor: Tensor, columns: tuple[int, ...]) -> View | No:
     """`tensor` as rows x columns, the axes in `columns` being the columns."""
+    if tensor.by_value:
+        return No(f"{tensor} is passed by value; accepted for input, weight and bias: a tensor in memory")
     axes = range(len(tensor.dim))
     rows = merge((tensor.dim[a], tensor.stride[a]) for a in axes if a not in columns)
     packed = merge((tensor.dim[a], tensor.stride[a]) for a in columns)

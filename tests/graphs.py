@@ -25,9 +25,12 @@ TORCH = {
 
 
 def new(name: str = "graph", device: str = "cpu", **types) -> graphfuse.pygraph:
-    """An empty graph for one device; virtual tensors are float32 unless said otherwise."""
+    """An empty graph for one device; virtual tensors are float32 unless said otherwise.
+
+    "cuda" is the current one, with torch's current stream; a handle would bring its own.
+    """
     types = {"io_data_type": FLOAT, "intermediate_data_type": FLOAT} | types
-    return graphfuse.pygraph(name, handle=graphfuse.create_handle(device), **types)
+    return graphfuse.pygraph(name, handle=None if device == "cuda" else graphfuse.create_handle(device), **types)
 
 
 def generator(device: str, seed: int) -> torch.Generator:
@@ -114,6 +117,7 @@ class Norm:
         }
         if self.bias:
             pack["bias"] = values(1, None, self.bias, 0.5, 0)
+
         def scalar(number):
             return torch.full((1, 1), number, dtype=TORCH[self.scalars], device=device)
 
@@ -149,8 +153,8 @@ class Norm:
         return placed.copy_(values)
 
     def exact(self, pack: dict[str, object]) -> dict[str, torch.Tensor]:
-        """"out" before quantization and "inverse_rms", in float64."""
-        eps = float(pack.get("epsilon", self.eps))
+        """ "out" before quantization and "inverse_rms", in float64."""
+        eps = torch.as_tensor(pack.get("epsilon", self.eps)).item()
         y, inverse = oracle.rmsnorm(pack["x"], pack["weight"], eps, pack.get("bias"))
         if self.beta is not None:
             y = oracle.swish(y, self.beta)
@@ -168,11 +172,104 @@ def run(graph: graphfuse.pygraph, pack: dict, modes=(heur_mode.FALLBACK,), devic
     graph.execute(pack, workspace(graph.get_workspace_size(), device))
 
 
+def fused(case: Norm, device: str = "cuda") -> graphfuse.pygraph:
+    """The graph built as one generated kernel."""
+    graph = case.graph(device)
+    graph.build([heur_mode.OPENSOURCE])
+    assert graph.get_engine_and_knobs_at_index(0)[0] == "rmsnorm"  # a name, not a tuple of them: one part
+    return graph
+
+
 def workspace(size: int, device: str = "cpu") -> torch.Tensor:
     """`size` bytes at an address that is a multiple of 256."""
     memory = torch.full((size + 256,), 0xEE, dtype=torch.uint8, device=device)
     start = -memory.data_ptr() % 256
     return memory[start : start + size]
+
+
+NORMS = {
+    "plain": Norm(beta=None),
+    "swish": Norm(),
+    "beta": Norm(beta=1.702),
+    "bias": Norm(bias=FLOAT),
+    "training": Norm(training=True),
+    "by-value": Norm(eps=None, factor="value"),
+    "device factor": Norm(factor="device", output=E4M3),
+    "one column": Norm(columns=1),
+    "one row": Norm(rows=1),
+    "no rows": Norm(rows=0, training=True),
+    "odd": Norm(rows=7, columns=33, input=HALF, output=FLOAT),
+    "rows apart": Norm(input_stride=72, output_stride=80),
+    "wide weight": Norm(input=BF16, weight=FLOAT),
+    "fp8": Norm(output=E4M3),
+    "e5m2": Norm(output=E5M2),
+    "fp8 in": Norm(input=E4M3, weight=E5M2),
+}
+
+
+def check(case: Norm, modes=(heur_mode.FALLBACK,), device: str = "cpu", seed: int = 0) -> None:
+    """Run and hold against float64."""
+    pack, outputs = case.inputs(device, seed), case.outputs(device)
+    run(case.graph(device), pack | outputs, modes, device)
+    hold(case, pack, outputs)
+
+
+def hold(case: Norm, pack: dict, outputs: dict[str, torch.Tensor]) -> None:
+    """Results against float64: one representable value of slack, for FLOAT a relative 1e-5, for blocks
+    half the widest gap of E2M1 (4 to 6) or what saturation cuts off.
+
+    And between the rows, and before the first, nothing may be written.
+    """
+    exact, device = case.exact(pack), outputs["out"].device
+    if case.blocks:
+        scale = outputs["block_scale"].view(torch.float8_e4m3fn).double()
+        amax = exact["out"].unflatten(1, (-1, 16)).abs().amax(-1)
+        error = (oracle.from_nvfp4(outputs["out"], outputs["block_scale"]) - exact["out"]).abs()
+        bound = torch.maximum(scale, amax - 6 * scale) * (1 + 1e-5)
+        assert (error.unflatten(1, (-1, 16)).amax(-1) <= bound).all(), f"out: off by up to {error.max()}"
+    for name in exact.keys() & outputs.keys() - ({"out"} if case.blocks else set()):
+        got = outputs[name]
+        want = oracle.rounded(exact[name], got.dtype)
+        # A bias can cancel the product: there float32's absolute error counts.
+        difference = (got.double() - exact[name]).abs()
+        close = difference <= 1e-5 * (exact[name].abs() + 1)
+        if got.dtype is not torch.float32:
+            close |= oracle.ulps(got, want) <= 1
+        elif case.bias is None:
+            close = difference <= 1e-5 * exact[name].abs()
+        assert close.all(), f"{name}: {int((~close).sum())} elements are off, by up to {difference.max()}"
+    memory = torch.empty(0, dtype=torch.uint8, device=device).set_(outputs["out"].untyped_storage())
+    if case.offset or case.output_stride not in (None, case.columns):
+        outputs["out"].view(torch.uint8).fill_(0x5A)
+        assert (memory == 0x5A).all(), "memory beside the rows was written"
+
+
+# A row of 64 equal x: the sum of squares 64 x^2 leaves float32 at |x| = 2.3e18, and inverse RMS is 0 beyond.
+OVERFLOW = (torch.finfo(torch.float32).max / 64) ** 0.5
+
+EXTREMES = {
+    "zeros": (0.0, 0.0),
+    "denormals": (2.0**-136, 2.0**-136 / 1e-5**0.5),
+    "small": (1e-20, 1e-20 / 1e-5**0.5),
+    "large": (1e17, 1.0),
+    "before overflow": (OVERFLOW * 0.99, 1.0),
+    "beyond overflow": (OVERFLOW * 1.01, 0.0),
+    "infinity": (float("inf"), float("nan")),
+    "nan": (float("nan"), float("nan")),
+}
+"""Value of all elements of a row -> its normalized value (epsilon 1e-5, weight 1)."""
+
+
+def check_extreme(value: float, want: float, modes=(heur_mode.FALLBACK,), device: str = "cpu") -> None:
+    """One row of equal elements among others, which do not see it."""
+    case = Norm(rows=3, input=FLOAT, weight=FLOAT, output=FLOAT, beta=None)
+    pack, outputs = case.inputs(device), case.outputs(device)
+    pack["weight"].fill_(1)
+    pack["x"][1] = value
+    run(case.graph(device), pack | outputs, modes, device)
+    row = torch.full((64,), want, device=device)
+    torch.testing.assert_close(outputs["out"][1], row, rtol=1e-6, atol=0, equal_nan=True)
+    torch.testing.assert_close(outputs["out"][::2].double(), case.exact(pack)["out"][::2], rtol=1e-5, atol=1e-7)
 
 
 # Arbitrary graphs
@@ -203,7 +300,9 @@ class Drawn:
         """The graph, nodes added in `order`; leaves are named l1, l2, ..., results n0, n1, ... after `prefix`."""
         g = new(device=device)
         values = {
-            -1 - i: g.tensor(shape, name=f"{prefix}l{i + 1}") for i, shape in enumerate(self.leaves) if self.reads(-1 - i)
+            -1 - i: g.tensor(shape, name=f"{prefix}l{i + 1}")
+            for i, shape in enumerate(self.leaves)
+            if self.reads(-1 - i)
         }
         for index in range(len(self.ops)) if order is None else order:
             op = self.ops[index]
@@ -262,7 +361,9 @@ def drawn(draw, max_ops: int = 7) -> Drawn:
         else:
             op = Op("rmsnorm", (draw(st.sampled_from([v for v in shapes if shapes[v][1] == SHAPE[1]])), -2))
         ops.append(op)
-        shapes[index] = tuple(map(max, *(shapes[v] for v in op.operands))) if len(op.operands) > 1 else shapes[op.operands[0]]
+        shapes[index] = (
+            tuple(map(max, *(shapes[v] for v in op.operands))) if len(op.operands) > 1 else shapes[op.operands[0]]
+        )
     read = set(functools.reduce(operator.add, (op.operands for op in ops)))
     extra = draw(st.frozensets(st.integers(0, len(ops) - 1)))
     return Drawn(leaves, tuple(ops), frozenset(i for i in range(len(ops)) if i not in read) | extra)
@@ -277,3 +378,13 @@ def reorderings(draw, graph: Drawn) -> list[int]:
         order.append(draw(st.sampled_from(ready)))
         left.remove(order[-1])
     return order
+
+
+def check_drawn(graph: Drawn, modes, device: str = "cpu") -> None:
+    """Run and hold every output against float64."""
+    pack = graph.inputs(device)
+    exact = graph.exact(pack)
+    outputs = {name: torch.full(value.shape, float("nan"), device=device) for name, value in exact.items()}
+    run(graph.build(device=device), pack | outputs, modes, device)
+    for name, want in exact.items():
+        torch.testing.assert_close(outputs[name].double(), want, rtol=2e-4, atol=2e-4)

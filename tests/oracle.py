@@ -27,7 +27,11 @@ def swish(x, beta=1.0):
 
 def relu(x, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf")):
     x = x.double()
-    below = lower_clip + functional.leaky_relu(x - lower_clip, negative_slope) if negative_slope else x.clamp(min=lower_clip)
+    below = (
+        lower_clip + functional.leaky_relu(x - lower_clip, negative_slope)
+        if negative_slope
+        else x.clamp(min=lower_clip)
+    )
     return torch.where(x > lower_clip, x.clamp(max=upper_clip), below)
 
 
@@ -115,7 +119,8 @@ def fp8_search(values, name: str):
 def nvfp4_search(values):
     """As `nvfp4`, for a float32 tensor."""
     blocks = values.unflatten(-1, (-1, 16))
-    scales = fp8_search(blocks.abs().amax(-1) / 6, "e4m3")
+    amax = blocks.abs().amax(-1)
+    scales = fp8_search(amax / torch.full_like(amax, 6), "e4m3")  # by a number, torch would multiply with 1 / 6
     divisor = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float32, device=values.device)
     divisor = divisor[scales.long()].unsqueeze(-1)
     quotient = torch.where(divisor == 0, torch.zeros_like(blocks), blocks / divisor)
@@ -151,3 +156,12 @@ def from_nvfp4(packed, scales):
     divisor = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float64, device=packed.device)
     values = table[torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).long()].unflatten(-1, (-1, 16))
     return (values * divisor[scales.long()].unsqueeze(-1)).flatten(-2)
+
+
+def probes() -> np.ndarray:
+    """Values near every representable one and every midpoint of the small formats, signs and specials."""
+    grids = [_grid(4, 3, 448.0), _grid(5, 2, 57344.0), _grid(2, 1, 6.0)]
+    base = np.concatenate([np.concatenate([g, (np.array(g[1:]) + g[:-1]) / 2]) for g in grids]).astype(np.float32)
+    near = np.concatenate([base, np.nextafter(base, np.float32(np.inf)), np.nextafter(base, np.float32(0))])
+    special = np.array([0.0, np.inf, np.nan, 3.4e38, 1e-45, 449.0, 464.0, 480.0, 61440.0, 65536.0], np.float32)
+    return np.concatenate([near, -near, special, -special])

@@ -1,6 +1,7 @@
 """What the record of a GPU run says about where it was made."""
 
 import datetime
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -24,7 +25,8 @@ def environment(root: Path) -> dict[str, object]:
         "nvrtc": toolkit.find().version,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in DISTRIBUTIONS},
-        "commit": _run("git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
+        # A copy without its history is told the commit.
+        "commit": os.environ.get("GIT_COMMIT") or _run("git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
         "date": datetime.date.today().isoformat(),
     }
 

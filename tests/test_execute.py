@@ -32,12 +32,13 @@ def renamed(values: dict, g, how) -> dict:
     return {how(next(t for t in g.tensors if t.get_name() == name)): v for name, v in values.items()}
 
 
-@pytest.mark.parametrize("how", [lambda t: t, lambda t: t.get_uid(), lambda t: t.get_name()], ids=["tensor", "uid", "name"])
+@pytest.mark.parametrize(
+    "how", [lambda t: t, lambda t: t.get_uid(), lambda t: t.get_name()], ids=["tensor", "uid", "name"]
+)
 def test_keys(built, how):
     values = pack()
     built.execute(renamed(values, built, how))
     assert (values["out"].double() - CASE.exact(values)["out"]).abs().max() < 0.05
-
 
 
 class Exported:
@@ -70,7 +71,11 @@ def test_values(built, value):
     assert torch.equal(plain["out"], other["out"]) and torch.equal(plain["inverse_rms"], other["inverse_rms"])
 
 
-@pytest.mark.parametrize("epsilon", [1e-5, np.float32(1e-5), torch.tensor(1e-5), torch.full((1, 1, 1, 1), 1e-5), np.full((1,), 1e-5)], ids=repr)
+@pytest.mark.parametrize(
+    "epsilon",
+    [1e-5, np.float32(1e-5), torch.tensor(1e-5), torch.full((1, 1, 1, 1), 1e-5), np.full((1,), 1e-5)],
+    ids=repr,
+)
 def test_numbers_by_value(built, epsilon):
     values = pack() | {"epsilon": epsilon}
     built.execute(values)
@@ -97,8 +102,20 @@ WRONG = {
     "tensor for a number": ({"epsilon": torch.zeros(2)}, VariantPackError, "'epsilon'", "2 elements", "one"),
     "text for a number": ({"epsilon": "1e-5"}, VariantPackTypeError, "'epsilon'", "str", "number"),
     "huge number": ({"epsilon": 1e300}, VariantPackError, "'epsilon'", r"1e\+300", "float32"),
-    "unaligned": ({"x": graphs.workspace(6 * 32 * 2 + 2).view(torch.bfloat16)[1:].view(6, 32)}, VariantPackError, "'x'", "multiple of 2 bytes", "multiple of 16"),
-    "unaligned address": ({"weight": graphs.workspace(256).data_ptr() + 4}, VariantPackError, "'weight'", "multiple of 4 bytes", "multiple of 16"),
+    "unaligned": (
+        {"x": graphs.workspace(6 * 32 * 2 + 2).view(torch.bfloat16)[1:].view(6, 32)},
+        VariantPackError,
+        "'x'",
+        "multiple of 2 bytes",
+        "multiple of 16",
+    ),
+    "unaligned address": (
+        {"weight": graphs.workspace(256).data_ptr() + 4},
+        VariantPackError,
+        "'weight'",
+        "multiple of 4 bytes",
+        "multiple of 16",
+    ),
     "extra uid": ({12345: bf16(1)}, VariantPackError, "12345", "not accepted", "'x'"),
     "extra name": ({"y": bf16(1)}, VariantPackError, "'y'", "not accepted", "'x'"),
     "virtual": ({"rmsnorm.0::Y": bf16(6, 32)}, VariantPackError, "rmsnorm.0::Y", "virtual", "'x'"),
@@ -133,9 +150,17 @@ def aliases():
     values = pack()
     memory = torch.zeros(2 * 6 * 32, dtype=torch.bfloat16)
     yield "output on input", values | {"out": values["x"]}, "'out'.*'x'"
-    yield "output on weight", values | {"out": memory[:192].view(6, 32), "weight": memory[64:96].view(1, 32)}, "'out'.*'weight'"
+    yield (
+        "output on weight",
+        values | {"out": memory[:192].view(6, 32), "weight": memory[64:96].view(1, 32)},
+        "'out'.*'weight'",
+    )
     yield "partly", values | {"x": memory[:192].view(6, 32), "out": memory[96:288].view(6, 32)}, "'out'.*'x'"
-    yield "two outputs", values | {"inverse_rms": values["out"].view(-1)[:12].view(torch.float32).view(6, 1)}, "'inverse_rms'.*'out'|'out'.*'inverse_rms'"
+    yield (
+        "two outputs",
+        values | {"inverse_rms": values["out"].view(-1)[:12].view(torch.float32).view(6, 1)},
+        "'inverse_rms'.*'out'|'out'.*'inverse_rms'",
+    )
 
 
 @pytest.mark.parametrize(("values", "message"), [pytest.param(v, m, id=i) for i, v, m in aliases()])
@@ -212,7 +237,11 @@ def test_a_workspace_on_a_tensor_is_refused():
     refused(g, IMPLICIT.inputs() | {"out": out}, memory, WorkspaceError, "overlaps tensor 'out'")
 
 
-@pytest.mark.parametrize("make", [lambda m: m, lambda m: m.data_ptr(), lambda m: m.numpy(), lambda m: m.view(torch.int32)], ids=["torch", "address", "numpy", "int32"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda m: m, lambda m: m.data_ptr(), lambda m: m.numpy(), lambda m: m.view(torch.int32)],
+    ids=["torch", "address", "numpy", "int32"],
+)
 def test_workspaces_that_are_accepted(make):
     g = IMPLICIT.graph()
     g.build([heur_mode.FALLBACK])

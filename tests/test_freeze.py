@@ -20,6 +20,8 @@ INFERENCE = norm_forward_phase.INFERENCE
         ([2, 3, 4, 5], [60, 1, 15, 3], [60, 1, 15, 3]),  # channels last stays
         ([6, 8, 1, 1], [8, 1, 1, 1], [8, 1, 1, 1]),
         ([0, 5], [5, 1], [5, 1]),
+        ([1, 64], [64, 1], [64, 1]),
+        ([32, 64], [0, 1], [64, 1]),  # broadcast rows do not turn the output around
     ],
 )
 def test_strides_follow_the_first_input(dim, stride, want):
@@ -27,6 +29,15 @@ def test_strides_follow_the_first_input(dim, stride, want):
     out = g.relu(g.tensor(dim, stride)).set_output()
     g.validate()
     assert (out.get_dim(), out.get_stride()) == (dim, want)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_strides_follow_the_input_of_the_outputs_shape(swapped):
+    g = graphs.new()
+    operands = [g.tensor([2, 8, 4, 4], [128, 1, 32, 8]), 1.0]
+    out = g.add(*operands[:: -1 if swapped else 1]).set_output()
+    g.validate()
+    assert out.get_stride() == [128, 1, 32, 8]
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(2, 5), min_size=4, max_size=4))
@@ -39,7 +50,8 @@ def test_inferred_strides_are_packed_in_the_inputs_order(order, dim):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "want"), [([2, 3], [2, 3], [2, 3]), ([2, 1], [1, 3], [2, 3]), ([1, 1], [4, 5], [4, 5]), ([0, 3], [1, 1], [0, 3])]
+    ("a", "b", "want"),
+    [([2, 3], [2, 3], [2, 3]), ([2, 1], [1, 3], [2, 3]), ([1, 1], [4, 5], [4, 5]), ([0, 3], [1, 1], [0, 3])],
 )
 def test_shapes_broadcast(a, b, want):
     g = graphs.new()
@@ -97,23 +109,42 @@ REFUSED = {
     "scale shape": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 7])), r"rmsnorm.0.*scale.*\[1, 7\]"),
     "scale rank": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([8])), r"rmsnorm.0.*rank"),
     "bias shape": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), bias=g.tensor([1, 1])), r"bias.*\[1, 8\]"),
-    "epsilon": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), g.tensor([1, 8])), "epsilon must have one element"),
-    "phase": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), phase=norm_forward_phase.NOT_SET), "NOT_SET.*INFERENCE"),
+    "epsilon": (
+        lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), g.tensor([1, 8])),
+        "epsilon must have one element",
+    ),
+    "phase": (
+        lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), phase=norm_forward_phase.NOT_SET),
+        "NOT_SET.*INFERENCE",
+    ),
     "no columns": (lambda g: norm(g, g.tensor([4, 0]), g.tensor([1, 0])), r"no elements"),
     "block": (lambda g: quantize(g, g.tensor([4, 16]), block_size=8), r"block_size 8.*16"),
     "block extent": (lambda g: quantize(g, g.tensor([4, 24]), block_size=16), r"extent 24.*multiple"),
     "block axis": (lambda g: quantize(g, g.tensor([4, 16]), block_size=16, axis=2), "axis 2"),
     "transpose": (lambda g: quantize(g, g.tensor([4, 16]), transpose=True), "transpose"),
     "compute": (lambda g: g.relu(g.tensor([2]), compute_data_type=HALF).set_output(), "HALF.*FLOAT, DOUBLE"),
-    "self overlap": (lambda g: g.relu(g.tensor([2, 3])).set_output().set_stride([2, 1]), "several elements to one address"),
+    "self overlap": (
+        lambda g: g.relu(g.tensor([2, 3])).set_output().set_stride([2, 1]),
+        "several elements to one address",
+    ),
     "stride rank": (lambda g: g.relu(g.tensor([2, 3], [1])).set_output(), "one stride per dimension"),
     "by value": (lambda g: g.relu(g.tensor([2], is_pass_by_value=True)).set_output(), "one element, it has 2"),
     "by value output": (lambda g: g.relu(g.tensor([1])).set_output().set_is_pass_by_value(True), "passed by value but"),
+    "constant in memory": (
+        lambda g: g.mul(g.tensor([2]), g.tensor_scalar(2.0).set_is_pass_by_value(False)).set_output(),
+        "has the value 2.0 and must be passed by value",
+    ),
     "virtual input": (lambda g: g.relu(g.tensor([2], is_virtual=True)).set_output(), "no node writes it"),
     "fp4 extent": (lambda g: g.relu(g.tensor([2, 3])).set_output().set_data_type(FP4), "two elements a byte"),
-    "fp4 stride": (lambda g: g.relu(g.tensor([2, 4], [5, 1])).set_output().set_stride([5, 1]).set_data_type(FP4), "two elements"),
+    "fp4 stride": (
+        lambda g: g.relu(g.tensor([2, 4], [5, 1])).set_output().set_stride([5, 1]).set_data_type(FP4),
+        "two elements",
+    ),
     "rank 9": (lambda g: g.relu(g.tensor([1] * 9)).set_output(), "1 to 8 dimensions"),
-    "unwritten output": (lambda g: (norm(g, g.tensor([2, 4]), g.tensor([1, 4])), output_all(g)), "inv_variance is marked as"),
+    "unwritten output": (
+        lambda g: (norm(g, g.tensor([2, 4]), g.tensor([1, 4])), output_all(g)),
+        "inv_variance is marked as",
+    ),
 }
 
 

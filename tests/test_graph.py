@@ -181,6 +181,13 @@ def test_the_seed_sample_with_four_dimensions():
     case = Norm(n, c, eps=None)
     pack, out = case.inputs(), case.outputs()["out"]
     g.build([heur_mode.A])
-    g.execute({x: pack["x"].view(n, c, 1, 1), scale: pack["weight"].view(1, c, 1, 1),
-               epsilon: torch.full((1, 1, 1, 1), case.EPS), z: out.view(n, c, 1, 1)}, torch.empty(0, dtype=torch.uint8))
+    g.execute(
+        {
+            x: pack["x"].view(n, c, 1, 1),
+            scale: pack["weight"].view(1, c, 1, 1),
+            epsilon: torch.full((1, 1, 1, 1), case.EPS),
+            z: out.view(n, c, 1, 1),
+        },
+        torch.empty(0, dtype=torch.uint8),
+    )
     assert (out.double() - case.exact(pack)["out"]).abs().max() < 0.05

@@ -28,7 +28,9 @@ def test_key_ignores_names_order_and_uids(data):
 @given(st.data())
 def test_key_sees_an_operand(data):
     """Swapping the operands of sub is another computation (unless they are the same)."""
-    drawn = data.draw(graphs.drawn().filter(lambda d: any(o.name == "sub" and len(set(o.operands)) == 2 for o in d.ops)))
+    drawn = data.draw(
+        graphs.drawn().filter(lambda d: any(o.name == "sub" and len(set(o.operands)) == 2 for o in d.ops))
+    )
     index = next(i for i, o in enumerate(drawn.ops) if o.name == "sub" and len(set(o.operands)) == 2)
     op = drawn.ops[index]
     swapped = drawn.ops[:index] + (graphs.Op("sub", op.operands[::-1], op.attributes),) + drawn.ops[index + 1 :]

@@ -72,7 +72,11 @@ def read_again(g):
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(two_outputs, "relu.0::output.*relu.1::output.*block_scale_quantize"), (narrow, "multiple of 16"), (read_again, "read by another node")],
+    [
+        (two_outputs, "relu.0::output.*relu.1::output.*block_scale_quantize"),
+        (narrow, "multiple of 16"),
+        (read_again, "read by another node"),
+    ],
 )
 def test_what_cannot_have_implicit_scales(make, message):
     g = graphs.new()

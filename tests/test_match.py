@@ -95,17 +95,22 @@ def test_attributes_of_the_template_must_be_equal():
 
 
 def test_an_optional_capture_and_an_unused_port():
-    with_bias = echo("b", lambda g: {"out": g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"), g.capture("b"))[0]})
+    with_bias = echo(
+        "b", lambda g: {"out": g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"), g.capture("b"))[0]}
+    )
     without = echo("n", lambda g: {"out": g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"))[0]})
     optional = echo(
-        "o", lambda g: {"out": g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"), g.capture("b", optional=True))[0]}
+        "o",
+        lambda g: {"out": g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"), g.capture("b", optional=True))[0]},
     )
     for bias in (None, BF16):
         g = Norm(bias=bias, beta=None).graph()
         assert [len(found(p, g)) for p in (with_bias, without, optional)] == [bool(bias), not bias, 1]
 
 
-@pytest.mark.parametrize("case", [Norm(), Norm(bias=BF16), Norm(training=True), Norm(factor="value"), Norm(output=FP4, blocks=True)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Norm(), Norm(bias=BF16), Norm(training=True), Norm(factor="value"), Norm(output=FP4, blocks=True)], ids=str
+)
 def test_rmsnorm_silu_takes_the_whole_graph(case):
     (region,) = match.find(rmsnorm_silu.PATTERN, ir(case.graph()))
     assert len(region.subgraph.node_ids) == len(region.subgraph.graph.nodes)
@@ -272,7 +277,9 @@ def test_how_a_tensor_is_seen_as_rows(dim, stride, scale, rows, column_stride):
 
 def test_columns_that_are_no_run_are_declined_with_a_reason():
     g = graphs.new()
-    g.rmsnorm(g.tensor([3, 4, 8], [64, 16, 1], name="x"), g.tensor([1, 4, 8]), 1e-5, norm_forward_phase=INFERENCE)[0].set_output()
+    g.rmsnorm(g.tensor([3, 4, 8], [64, 16, 1], name="x"), g.tensor([1, 4, 8]), 1e-5, norm_forward_phase=INFERENCE)[
+        0
+    ].set_output()
     (declined,) = match.find(rmsnorm.PATTERN, ir(g))
     assert isinstance(declined, Declined) and "'x'" in str(declined.why) and isinstance(declined.subgraph, Subgraph)
 

@@ -6,23 +6,14 @@ import pytest
 import torch
 
 
-def probes() -> np.ndarray:
-    """Values near every representable one and every midpoint of the small formats, signs and specials."""
-    grids = [oracle._grid(4, 3, 448.0), oracle._grid(5, 2, 57344.0), oracle._grid(2, 1, 6.0)]
-    base = np.concatenate([np.concatenate([g, (np.array(g[1:]) + g[:-1]) / 2]) for g in grids]).astype(np.float32)
-    near = np.concatenate([base, np.nextafter(base, np.float32(np.inf)), np.nextafter(base, np.float32(0))])
-    special = np.array([0.0, np.inf, np.nan, 3.4e38, 1e-45, 449.0, 464.0, 480.0, 61440.0, 65536.0], np.float32)
-    return np.concatenate([near, -near, special, -special])
-
-
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 def test_fp8_search_equals_ml_dtypes(name):
-    values = probes()
+    values = oracle.probes()
     assert (oracle.fp8_search(torch.from_numpy(values), name).numpy() == oracle.fp8(values, name)).all()
 
 
 def test_nvfp4_search_equals_ml_dtypes():
-    values = probes()
+    values = oracle.probes()
     rng = np.random.default_rng(0)
     blocks = rng.choice(values[np.isfinite(values)], (400, 64)).astype(np.float32)
     blocks[:100] *= (rng.random((100, 64)) < 0.1).astype(np.float32)  # zeros, and blocks of nothing else

@@ -1,6 +1,7 @@
 """Planning as pure functions: schedules, regions, alternatives and the layout of the workspace."""
 
 import itertools
+import re
 
 import graphs
 import pytest
@@ -10,7 +11,7 @@ from graphs import FP4, Norm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphfuse import heur_mode, plan, plugins, verify
+from graphfuse import data_type, heur_mode, norm_forward_phase, plan, plugins, verify
 from graphfuse.device import CPU, for_arch
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.ir import Subgraph
@@ -18,6 +19,7 @@ from graphfuse.lower import lower
 from graphfuse.match import Pattern
 
 H200 = for_arch("sm_90a")
+INFERENCE = norm_forward_phase.INFERENCE
 OPS = (*graphs.UNARY, *graphs.BINARY)
 
 
@@ -135,7 +137,11 @@ def test_a_schedule_runs_every_node_once_after_what_it_needs(drawn, data):
 
 @pytest.mark.parametrize(
     ("regions", "message"),
-    [([(0,), (1,)], "not planned: node 'add.0'"), ([(0,), (0,), (1,), (2,)], "planned twice"), ([(1,), (0,), (2,)], "read before")],
+    [
+        ([(0,), (1,)], "not planned: node 'add.0'"),
+        ([(0,), (0,), (1,), (2,)], "planned twice"),
+        ([(1,), (0,), (2,)], "read before"),
+    ],
 )
 def test_a_wrong_partition_is_refused(regions, message):
     graph = ir(diamond())
@@ -189,7 +195,9 @@ def test_b_is_a_wider_a():
     assert a[0].name == b[0].name and {p.name for p in a} < {p.name for p in b}
 
 
-@pytest.mark.parametrize("case", [Norm(), Norm(training=True, bias=graphs.FLOAT), Norm(output=FP4, blocks=True), Norm(output=FP4)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Norm(), Norm(training=True, bias=graphs.FLOAT), Norm(output=FP4, blocks=True), Norm(output=FP4)], ids=str
+)
 def test_the_main_job_is_one_kernel(case):
     engines, patterns = plugins.installed().engines, plugins.installed().patterns
     best = proposal(case.graph(), patterns, engines, heur_mode.OPENSOURCE, H200).plans[0]
@@ -205,3 +213,35 @@ def test_rows_enter_neither_source_nor_knobs():
         (part,) = proposal(Norm(rows).graph(), patterns, engines, heur_mode.OPENSOURCE, H200).plans[0].parts
         texts.add((part.engine.source(part.facts, part.knobs), part.knobs))
     assert len(texts) == 1
+
+
+def double_compute(g):
+    x, w = g.tensor([4, 64]), g.tensor([1, 64])
+    return g.rmsnorm(x, w, 1e-5, norm_forward_phase=INFERENCE, compute_data_type=data_type.DOUBLE)[0]
+
+
+def double_epilogue(g):
+    y = g.rmsnorm(g.tensor([4, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0]
+    return g.swish(y, compute_data_type=data_type.DOUBLE)
+
+
+def weight_by_value(g):
+    return g.rmsnorm(g.tensor([4, 1]), 2.0, 1e-5, norm_forward_phase=INFERENCE)[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (double_compute, "node 'rmsnorm.0' .* computes in DOUBLE"),
+        (double_epilogue, "node 'swish.0' .* computes in DOUBLE"),
+        (weight_by_value, "'rmsnorm.0::scale' .* is passed by value"),
+    ],
+)
+def test_what_the_facts_cannot_say_is_left_to_the_reference_engine(make, reason):
+    g = graphs.new()
+    make(g).set_output()
+    graph, known = ir(g), plugins.installed()
+    regions, declined = plan.matches(graph, known)
+    assert not regions and all(re.search(reason, str(d.why)) for d in declined)
+    best = plan.propose(graph, regions, known.engines, H200, heur_mode.A).plans[0]
+    assert [p.engine.name for p in best.parts] == ["reference"]

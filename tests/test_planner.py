@@ -6,7 +6,14 @@ import toys
 import torch
 from graphs import FP4, Norm
 
-from graphfuse import GraphNotSupportedError, GraphStateError, GraphTypeError, GraphValidationError, build_plan_policy, heur_mode
+from graphfuse import (
+    GraphNotSupportedError,
+    GraphStateError,
+    GraphTypeError,
+    GraphValidationError,
+    build_plan_policy,
+    heur_mode,
+)
 
 MODES = [heur_mode.A, heur_mode.FALLBACK]
 
@@ -77,8 +84,20 @@ def test_create_execution_plan_refuses(arguments, error, message):
     assert g.get_execution_plan_count() == 4
 
 
-@pytest.mark.parametrize(("index", "error"), [(4, GraphValidationError), (-1, GraphValidationError), ("0", GraphTypeError), (True, GraphTypeError)])
-@pytest.mark.parametrize("method", ["get_plan_name_at_index", "get_engine_and_knobs_at_index", "get_workspace_size_plan_at_index", "build_plan_at_index", "get_numerical_notes_at_index"])
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [(4, GraphValidationError), (-1, GraphValidationError), ("0", GraphTypeError), (True, GraphTypeError)],
+)
+@pytest.mark.parametrize(
+    "method",
+    [
+        "get_plan_name_at_index",
+        "get_engine_and_knobs_at_index",
+        "get_workspace_size_plan_at_index",
+        "build_plan_at_index",
+        "get_numerical_notes_at_index",
+    ],
+)
 def test_indices_are_checked(method, index, error):
     with pytest.raises(error, match="plan index"):
         getattr(planned(), method)(index)
@@ -115,7 +134,9 @@ def test_deselect_by_workspace():
     assert g.deselect_workspace_greater_than(need) is g
     g.check_support()
     g.deselect_workspace_greater_than(need - 1)
-    with pytest.raises(GraphNotSupportedError, match=f"needs {need} bytes of workspace, more than the limit of {need - 1}"):
+    with pytest.raises(
+        GraphNotSupportedError, match=f"needs {need} bytes of workspace, more than the limit of {need - 1}"
+    ):
         g.check_support()
 
 

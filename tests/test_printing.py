@@ -46,7 +46,9 @@ def test_norms(case, validated):
     same(g)
 
 
-@pytest.mark.parametrize("name", ["class", "1st", "graph", "graphfuse", "ünï", 'quo"te', "__import__('os')", "_", "float"])
+@pytest.mark.parametrize(
+    "name", ["class", "1st", "graph", "graphfuse", "ünï", 'quo"te', "__import__('os')", "_", "float"]
+)
 def test_hostile_names(name):
     g = graphs.new(name=name)
     x = g.tensor([2, 2], name=name, uid=17)

@@ -29,7 +29,10 @@ def test_pointwise_op(name, attributes, compute):
     torch_type = {FLOAT: torch.float32, data_type.DOUBLE: torch.float64}[compute]
     g = graphs.new(io_data_type=compute)
     arity = len(OPS[name].inputs)
-    data = [torch.linspace(-9, 9, 64, dtype=torch_type).view(4, 16), torch.linspace(-3, 2, 16, dtype=torch_type).view(1, 16)][:arity]
+    data = [
+        torch.linspace(-9, 9, 64, dtype=torch_type).view(4, 16),
+        torch.linspace(-3, 2, 16, dtype=torch_type).view(1, 16),
+    ][:arity]
     tensors = [g.tensor(d.shape, name=f"i{i}") for i, d in enumerate(data)]
     getattr(g, name)(*tensors, **attributes, compute_data_type=compute).set_output().set_name("out")
     out = torch.empty(4, 16, dtype=torch_type)
@@ -40,29 +43,9 @@ def test_pointwise_op(name, attributes, compute):
     torch.testing.assert_close(out.double(), exact, rtol=tolerance, atol=tolerance * 1e-2)
 
 
-NORMS = {
-    "plain": Norm(beta=None),
-    "swish": Norm(),
-    "beta": Norm(beta=1.702),
-    "bias": Norm(bias=FLOAT),
-    "training": Norm(training=True),
-    "by-value": Norm(eps=None, factor="value"),
-    "device factor": Norm(factor="device", output=E4M3),
-    "one column": Norm(columns=1),
-    "one row": Norm(rows=1),
-    "no rows": Norm(rows=0, training=True),
-    "odd": Norm(rows=7, columns=33, input=HALF, output=FLOAT),
-    "rows apart": Norm(input_stride=72, output_stride=80),
-    "wide weight": Norm(input=BF16, weight=FLOAT),
-    "fp8": Norm(output=E4M3),
-    "e5m2": Norm(output=E5M2),
-    "fp8 in": Norm(input=E4M3, weight=E5M2),
-}
-
-
-@pytest.mark.parametrize("case", NORMS.values(), ids=NORMS)
+@pytest.mark.parametrize("case", graphs.NORMS.values(), ids=graphs.NORMS)
 def test_rmsnorm(case):
-    check(case, case.inputs(), case.outputs())
+    graphs.check(case)
 
 
 @given(
@@ -77,38 +60,23 @@ def test_rmsnorm(case):
 )
 def test_rmsnorm_any_layout(rows, columns, types, gaps, offset, bias, beta, training):
     case = Norm(
-        rows, columns, *types, bias, beta, training=training,
-        input_stride=columns + gaps[0], output_stride=columns + gaps[1], offset=offset, alignment=1,
+        rows,
+        columns,
+        *types,
+        bias,
+        beta,
+        training=training,
+        input_stride=columns + gaps[0],
+        output_stride=columns + gaps[1],
+        offset=offset,
+        alignment=1,
     )
-    pack, outputs = case.inputs(seed=offset), case.outputs()
-    check(case, pack, outputs)
-    # Between the rows, and before the first, nothing is written.
-    memory = torch.empty(0, dtype=torch.uint8).set_(outputs["out"].untyped_storage())
-    outputs["out"].view(torch.uint8).fill_(0x5A)
-    assert (memory == 0x5A).all()
-
-
-def check(case: Norm, pack: dict, outputs: dict) -> None:
-    """Run and hold against float64, one representable value of slack (32 for FLOAT)."""
-    graphs.run(case.graph(), pack | outputs)
-    exact = case.exact(pack)
-    for name, got in outputs.items():
-        want = oracle.rounded(exact[name], got.dtype)
-        slack = 32 if got.dtype is torch.float32 else 1
-        apart = oracle.ulps(got, want)
-        # A bias can cancel the product: there float32's absolute error counts.
-        close = (got.double() - exact[name]).abs() <= 1e-5
-        assert ((apart <= slack) | close).all(), (name, apart.max())
+    graphs.check(case, seed=offset)
 
 
 @given(graph=graphs.drawn(), mode=st.sampled_from([heur_mode.A, heur_mode.FALLBACK]))
 def test_any_graph(graph, mode):
-    pack = graph.inputs()
-    exact = graph.exact(pack)
-    outputs = {name: torch.full(value.shape, float("nan")) for name, value in exact.items()}
-    graphs.run(graph.build(), pack | outputs, [mode])
-    for name, want in exact.items():
-        torch.testing.assert_close(outputs[name].double(), want, rtol=2e-4, atol=2e-4)
+    graphs.check_drawn(graph, [mode])
 
 
 @pytest.mark.parametrize("implicit", [False, True])
@@ -151,31 +119,9 @@ def test_fp8_is_the_quantizer_of_the_float32_values(name):
     assert (want & 0x7F == {"e4m3": 0x7E, "e5m2": 0x7B}[name]).any()
 
 
-# A row of 64 equal x: the sum of squares 64 x^2 leaves float32 at |x| = 2.3e18, and inverse RMS is 0 beyond.
-OVERFLOW = (torch.finfo(torch.float32).max / 64) ** 0.5
-
-EXTREMES = {
-    "zeros": (0.0, 0.0),
-    "denormals": (2.0**-136, 2.0**-136 / 1e-5**0.5),
-    "small": (1e-20, 1e-20 / 1e-5**0.5),
-    "large": (1e17, 1.0),
-    "before overflow": (OVERFLOW * 0.99, 1.0),
-    "beyond overflow": (OVERFLOW * 1.01, 0.0),
-    "infinity": (float("inf"), float("nan")),
-    "nan": (float("nan"), float("nan")),
-}
-
-
-@pytest.mark.parametrize(("value", "want"), EXTREMES.values(), ids=EXTREMES)
+@pytest.mark.parametrize(("value", "want"), graphs.EXTREMES.values(), ids=graphs.EXTREMES)
 def test_extreme_values(value, want):
-    """Equal elements of one row; other rows do not see them."""
-    case = Norm(rows=3, input=FLOAT, weight=FLOAT, output=FLOAT, beta=None)
-    pack, outputs = case.inputs(), case.outputs()
-    pack["weight"].fill_(1)
-    pack["x"][1] = value
-    graphs.run(case.graph(), pack | outputs)
-    torch.testing.assert_close(outputs["out"][1], torch.full((64,), want), rtol=1e-6, atol=0, equal_nan=True)
-    torch.testing.assert_close(outputs["out"][::2].double(), case.exact(pack)["out"][::2], rtol=1e-5, atol=1e-7)
+    graphs.check_extreme(value, want)
 
 
 def test_normalized_over_several_and_middle_axes():
@@ -183,10 +129,28 @@ def test_normalized_over_several_and_middle_axes():
         g = graphs.new()
         x, weight = torch.randn(dim), torch.randn(scale_dim)
         g.rmsnorm(
-            g.tensor(dim, name="x"), g.tensor(scale_dim, name="w"), 1e-3, norm_forward_phase=norm_forward_phase.INFERENCE
+            g.tensor(dim, name="x"),
+            g.tensor(scale_dim, name="w"),
+            1e-3,
+            norm_forward_phase=norm_forward_phase.INFERENCE,
         )[0].set_output().set_name("out")
         out = torch.empty(dim)
         graphs.run(g, {"x": x, "w": weight, "out": out})
         axes = [a for a, e in enumerate(scale_dim) if e != 1]
-        exact = oracle.rmsnorm(x, weight, 1e-3, axes=axes)[0] if axes else x.double() / (x.double() ** 2 + 1e-3).sqrt() * weight
+        exact = (
+            oracle.rmsnorm(x, weight, 1e-3, axes=axes)[0]
+            if axes
+            else x.double() / (x.double() ** 2 + 1e-3).sqrt() * weight
+        )
         torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_who_reads_an_output_reads_what_is_stored():
+    g = graphs.new()
+    x = g.tensor([4], name="x")
+    stored = g.identity(x).set_output().set_data_type(graphs.E4M3).set_name("stored")
+    g.scale(stored, 2.0).set_output().set_name("out")
+    given = torch.tensor([1000.0, 0.3, 5.3, -7.1])
+    q, out = torch.zeros(4, dtype=torch.float8_e4m3fn), torch.zeros(4)
+    graphs.run(g, {"x": given, "stored": q, "out": out})
+    assert q[0].float() == 448 and torch.equal(out, 2 * q.float())

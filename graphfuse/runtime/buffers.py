@@ -57,6 +57,8 @@ def describe(value: object) -> Buffer:
     if value is None:
         return Buffer(0)
     if isinstance(value, int) and not isinstance(value, bool):
+        if not 0 <= value < 2**64:
+            raise VariantPackError(f"{value:#x} is not an address; accepted: 0 to 2^64 - 1")
         return Buffer(value)
     for attribute, reader in _BY_PROTOCOL:
         if hasattr(value, attribute):
@@ -80,6 +82,8 @@ def number(value: object) -> float:
         found = float(value)
     except (TypeError, ValueError, RuntimeError):
         raise VariantPackTypeError(f"{value!r} is not a real number") from None
+    except OverflowError:  # an int beyond float64
+        found = _FLOAT32_OVERFLOW
     if math.isfinite(found) and abs(found) >= _FLOAT32_OVERFLOW:
         raise VariantPackError(f"{found!r} is beyond the range of float32, in which by-value tensors are passed")
     return found

@@ -282,7 +282,7 @@ def _check_overlaps(
         if b + two.nbytes <= a or a + one.nbytes <= b or not overlap(one, a, two, b):
             continue
         if (other.id, made.id) in in_place:
-            if a == b and (made.dtype, made.dim, made.stride) == (other.dtype, other.dim, other.stride):
+            if a == b and (made.dtype, one.layout) == (other.dtype, two.layout):
                 continue
             accepted = "memory of its own, or exactly that tensor's with the same data type, shape and stride"
         else:

@@ -87,6 +87,12 @@ def test_addresses_and_null():
     assert describe(0x1000).nbytes is None
 
 
+@pytest.mark.parametrize("value", [-16, 2**64])
+def test_what_is_no_address(value):
+    with pytest.raises(VariantPackError, match="not an address"):
+        describe(value)
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -148,7 +154,7 @@ def test_what_is_no_number(value):
         number(value)
 
 
-@pytest.mark.parametrize("value", [torch.zeros(2), np.zeros(0), np.zeros((3, 1)), 1e39, -3.5e38, 10**60], ids=str)
+@pytest.mark.parametrize("value", [torch.zeros(2), np.zeros(0), np.zeros((3, 1)), 1e39, -3.5e38, 10**60, -(10**400)], ids=str)
 def test_numbers_that_do_not_fit(value):
     with pytest.raises(VariantPackError) as error:
         number(value)

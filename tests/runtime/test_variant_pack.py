@@ -374,6 +374,11 @@ def test_in_place_where_it_is_safe_and_the_same_memory():
         bind(COPY, {100: whole[:4], 101: whole[:4]}, None, 0, CPU, frozenset({(1, 0)}))
 
 
+def test_in_place_does_not_look_at_strides_of_single_positions():
+    g = graph(tensor(0, dim=(1, 8), stride=(8, 1)), tensor(1, dim=(1, 8), stride=(1, 1)))
+    bind(g, {100: 1 << 40, 101: 1 << 40}, None, 0, CPU, frozenset({(0, 1)}))
+
+
 @pytest.mark.parametrize(
     "other", [{"dtype": data_type.INT32}, {"dim": (1, 8, 4)}, {"dim": (1, 4, 4), "stride": (32, 8, 1)}]
 )

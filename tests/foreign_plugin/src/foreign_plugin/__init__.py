@@ -1,0 +1,87 @@
+"""add -> relu on packed float32 tensors of one shape: what a package of a third party looks like."""
+
+import ctypes
+from dataclasses import dataclass
+
+from graphfuse.device import Device
+from graphfuse.dtypes import data_type
+from graphfuse.engine import Address, Buffers, Constant, HostEngine, KernelEngine, Launch, No, NoKnobs
+from graphfuse.enums import heur_mode
+from graphfuse.ir import Tensor
+from graphfuse.match import Match, Pattern, PatternGraph
+
+
+@dataclass(frozen=True)
+class AddReluFacts:
+    """All that the engines look at."""
+
+    a: Tensor
+    b: Tensor
+    output: Tensor
+
+
+def template(g: PatternGraph):
+    total = g.add(g.capture("a"), g.capture("b"))
+    return {"output": g.relu(total, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf"))}
+
+
+def facts(match: Match) -> AddReluFacts:
+    return AddReluFacts(**{name: match.graph.tensors[t] for name, t in match.tensors.items()})
+
+
+def mismatch(facts: AddReluFacts, kind: str, device: Device) -> No | None:
+    if device.kind != kind:
+        return No(f"needs a device of kind {kind}; got {device}")
+    for t in (facts.a, facts.b, facts.output):
+        if t.dtype is not data_type.FLOAT or t.dim != facts.output.dim or t.span != t.elements:
+            return No(f"{t}: accepted: packed FLOAT of the output's shape {list(facts.output.dim)}")
+    return None
+
+
+MODES = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
+
+
+class HostAddRelu(HostEngine[AddReluFacts, NoKnobs]):
+    name = "foreign_add_relu_cpu"
+    facts = AddReluFacts
+    modes = MODES
+
+    def why_not(self, facts: AddReluFacts, device: Device) -> No | None:
+        return mismatch(facts, "cpu", device)
+
+    def run(self, facts: AddReluFacts, knobs: NoKnobs, device: Device, buffers: Buffers, stream: int) -> None:
+        n = facts.output.elements
+        a, b, out = ((ctypes.c_float * n).from_address(buffers.address(t.id)) for t in (facts.a, facts.b, facts.output))
+        for i in range(n):
+            total = a[i] + b[i]
+            out[i] = total if not total <= 0 else 0.0
+
+
+class CudaAddRelu(KernelEngine[AddReluFacts, NoKnobs]):
+    name = "foreign_add_relu_cuda"
+    facts = AddReluFacts
+    modes = MODES
+    entry = "foreign_add_relu"
+
+    def why_not(self, facts: AddReluFacts, device: Device) -> No | None:
+        return mismatch(facts, "cuda", device)
+
+    def source(self, facts: AddReluFacts, knobs: NoKnobs) -> str:
+        return """
+extern "C" __global__ void foreign_add_relu(const float* a, const float* b, float* out, long long n) {
+  const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < n) {
+    const float total = a[i] + b[i];
+    out[i] = total <= 0.0f ? 0.0f : total;
+  }
+}
+"""
+
+    def launch(self, facts: AddReluFacts, knobs: NoKnobs) -> Launch:
+        n = facts.output.elements
+        arguments = (Address(facts.a.id), Address(facts.b.id), Address(facts.output.id), Constant("int64", n))
+        return Launch(grid=-(-n // 256), block=256, arguments=arguments)
+
+
+PATTERN = Pattern("foreign_add_relu", template, facts)
+ENGINES = (CudaAddRelu(), HostAddRelu())

@@ -1,0 +1,49 @@
+"""The GPU lane: a kernel cache of its own for the session, and memory given back between tests."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    before = os.environ.get("GRAPHFUSE_CACHE_DIR")
+    os.environ["GRAPHFUSE_CACHE_DIR"] = str(tmp_path_factory.mktemp("kernels"))
+    yield
+    if before is None:
+        del os.environ["GRAPHFUSE_CACHE_DIR"]
+    else:
+        os.environ["GRAPHFUSE_CACHE_DIR"] = before
+
+
+@pytest.fixture
+def room():
+    """room(bytes): skip unless so much device memory is free; it is given back after the test."""
+    import torch
+
+    def need(size: int) -> None:
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        if free < size:
+            pytest.skip(f"needs {size >> 30} GiB of device memory; {free >> 30} GiB are free")
+
+    yield need
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def python():
+    """Start code in a new process: python(code, NAME=value...) -> Popen with text pipes."""
+
+    def start(code: str, **variables: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start

@@ -1,0 +1,72 @@
+"""The kernel cache across processes, and what a build costs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+
+JOB = """
+import hashlib, json, time, torch, graphfuse
+from graphfuse import data_type, heur_mode, norm_forward_phase
+from graphfuse.runtime import cache
+digests = []
+for rows, columns in ((8, 512), (4096, 512), (8, 96)):
+    graph = graphfuse.pygraph(intermediate_data_type=data_type.FLOAT)
+    x = graph.tensor([rows, columns], data_type=data_type.BFLOAT16, name="x")
+    weight = graph.tensor([1, columns], data_type=data_type.BFLOAT16, name="weight")
+    y = graph.rmsnorm(x, weight, 1e-6, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+    graph.swish(y).set_output().set_data_type(data_type.BFLOAT16).set_name("out")
+    graph.build([heur_mode.OPENSOURCE])
+    source = torch.Generator("cuda").manual_seed(0)
+    a = torch.randn(rows, columns, device="cuda", generator=source).bfloat16()
+    w = torch.ones(1, columns, device="cuda").bfloat16()
+    out = torch.empty_like(a)
+    graph.execute({"x": a, "weight": w, "out": out})
+    digests.append(hashlib.sha256(out.cpu().view(torch.uint8).numpy().tobytes()).hexdigest())
+print(json.dumps({"digests": digests, **vars(cache.statistics())}))
+"""
+
+
+def finish(process: subprocess.Popen) -> dict:
+    out, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    return json.loads(out.splitlines()[-1])
+
+
+def test_a_second_process_compiles_nothing(python, tmp_path):
+    first = finish(python(JOB, GRAPHFUSE_CACHE_DIR=str(tmp_path)))
+    second = finish(python(JOB, GRAPHFUSE_CACHE_DIR=str(tmp_path)))
+    # Another row count is the same kernel, in memory already.
+    assert (first["compiled"], first["memory_hits"], first["disk_hits"]) == (2, 1, 0)
+    assert (second["compiled"], second["memory_hits"], second["disk_hits"]) == (0, 1, 2)
+    assert first["digests"] == second["digests"]
+
+
+def test_eight_processes_race_on_a_cold_cache(python, tmp_path):
+    racing = [python(JOB, GRAPHFUSE_CACHE_DIR=str(tmp_path)) for _ in range(8)]
+    results = [finish(process) for process in racing]
+    assert len({tuple(r["digests"]) for r in results}) == 1
+    assert finish(python(JOB, GRAPHFUSE_CACHE_DIR=str(tmp_path)))["compiled"] == 0
+
+
+def test_build_times(tmp_path):
+    """A first build under 0.5 s, NVRTC included; under 20 ms from the disk cache: medians of fresh processes."""
+    record = tmp_path / "record.json"
+    command = [sys.executable, ROOT / "benchmarks" / "build_time.py", "--repeats", "5", "--out", record]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    medians = json.loads(record.read_text())["results"]["medians_ms"]
+    assert medians["cold"]["compiled"] == 1 and medians["warm"]["compiled"] == 0
+    assert medians["cold"]["build"] < 500
+    assert medians["warm"]["build"] < 20
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_examples(path):
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

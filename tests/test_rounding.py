@@ -1,0 +1,75 @@
+"""Storage forms against ml_dtypes, around every midpoint; the facts of data types against torch and numpy."""
+
+import ml_dtypes
+import numpy as np
+import oracle
+import pytest
+import torch
+
+from graphfuse import data_type, rounding
+from graphfuse.dtypes import FACTS, from_foreign
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2"])
+def test_fp8(name):
+    dtype = {"e4m3": data_type.FP8_E4M3, "e5m2": data_type.FP8_E5M2}[name]
+    values = oracle.probes()
+    stored = rounding.encode(torch, torch.from_numpy(values), dtype)
+    codes, want = stored.view(torch.uint8).numpy(), oracle.fp8(values, name)
+    assert (np.where(np.isnan(values), codes & 0x7F, codes) == want).all()
+    decoded = rounding.decode(torch, stored, dtype, torch.float32)
+    assert torch.equal(decoded.nan_to_num(7), stored.float().nan_to_num(7))
+    assert torch.equal(rounding.round_to(torch, torch.from_numpy(values), dtype).nan_to_num(7), decoded.nan_to_num(7))
+
+
+def test_fp4_packs_pairs_low_nibble_first():
+    values = oracle.probes()[: len(oracle.probes()) // 2 * 2]
+    packed = rounding.encode(torch, torch.from_numpy(values), data_type.FP4_E2M1).numpy()
+    want = np.clip(values, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
+    want = np.where(np.isnan(values), 7, want)
+    assert (packed == (want[0::2] | want[1::2] << 4)).all()
+    every = torch.arange(256, dtype=torch.uint8)
+    decoded = rounding.decode(torch, every, data_type.FP4_E2M1, torch.float32)
+    assert torch.equal(rounding.encode(torch, decoded, data_type.FP4_E2M1), every)
+    assert (
+        decoded.numpy()
+        == np.stack([every & 15, every >> 4], 1)
+        .astype(np.uint8)
+        .view(ml_dtypes.float4_e2m1fn)
+        .astype(np.float32)
+        .ravel()
+    ).all()
+
+
+@pytest.mark.parametrize("dtype", [data_type.BFLOAT16, data_type.HALF])
+def test_half_precision_rounds_to_nearest_even(dtype):
+    values = np.random.default_rng(0).standard_normal(10000).astype(np.float32)
+    values = np.concatenate([values, (values.view(np.uint32) & 0xFFFF0000 | 0x8000).view(np.float32), oracle.probes()])
+    kind = {data_type.BFLOAT16: ml_dtypes.bfloat16, data_type.HALF: np.float16}[dtype]
+    stored = rounding.encode(torch, torch.from_numpy(values), dtype)
+    with np.errstate(over="ignore"):
+        want = values.astype(kind).view(np.uint16)
+    got = stored.view(torch.int16).numpy().view(np.uint16)
+    assert (got == want)[~np.isnan(values)].all() and stored.isnan()[np.isnan(values)].all()
+
+
+@pytest.mark.parametrize("dtype", FACTS, ids=lambda d: d.name)
+def test_facts_agree_with_torch_and_numpy(dtype):
+    facts = dtype.facts
+    torch_type = getattr(torch, facts.torch)
+    numpy_type = np.dtype(getattr(ml_dtypes, facts.numpy, facts.numpy))
+    assert (
+        from_foreign(torch_type) is dtype and from_foreign(numpy_type) is dtype and from_foreign(facts.numpy) is dtype
+    )
+    if facts.bits >= 8:
+        assert torch_type.itemsize * 8 == numpy_type.itemsize * 8 == facts.bits
+        assert dtype.nbytes(3) == 3 * facts.bits // 8
+    if dtype.is_float and dtype is not data_type.FP4_E2M1:
+        assert torch.finfo(torch_type).max == facts.max
+    elif dtype.is_float:
+        assert (dtype.nbytes(3), ml_dtypes.finfo(ml_dtypes.float4_e2m1fn).max) == (2, 6)
+
+
+def test_not_set_has_no_size():
+    with pytest.raises(ValueError, match="NOT_SET"):
+        data_type.NOT_SET.bits  # noqa: B018
