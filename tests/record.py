@@ -1,6 +1,7 @@
-"""What the record of a GPU run says about where it was made."""
+"""Records of runs on a GPU: whether there is one, where the runs were made, and the records' files."""
 
 import datetime
+import json
 import os
 import platform
 import subprocess
@@ -8,6 +9,17 @@ from importlib import metadata
 from pathlib import Path
 
 DISTRIBUTIONS = ("torch", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-cuda-nvrtc", "numpy")
+
+
+def no_gpu() -> str | None:
+    """Why nothing can run on a GPU here; None if it can."""
+    from graphfuse.runtime import device
+
+    if not device.count():
+        return "no CUDA device: the driver reports none"
+    import torch
+
+    return None if torch.cuda.is_available() else "torch sees no CUDA device (a CPU build?)"
 
 
 def environment(root: Path) -> dict[str, object]:
@@ -29,6 +41,19 @@ def environment(root: Path) -> dict[str, object]:
         "commit": os.environ.get("GIT_COMMIT") or _run("git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def path(folder: Path, kind: str, about: dict[str, object]) -> Path:
+    """Where the record of this kind and of the device of `about` (an `environment`) is."""
+    return folder / f"{kind}-{str(about['device']).lower().replace(' ', '-')}.json"
+
+
+def write(folder: Path, kind: str, about: dict[str, object], content: dict[str, object]) -> Path:
+    """Write a record: where it was made, then `content`."""
+    file = path(folder, kind, about)
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"environment": about, **content}, indent=1) + "\n")
+    return file
 
 
 def version(distribution: str) -> str | None:

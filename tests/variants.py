@@ -101,10 +101,11 @@ def _knobs() -> Iterator[tuple[str, Variant]]:
     """Every number of threads a row: rows that share a warp, a warp, several with one barrier and with two."""
     for power in range(11):
         threads = 1 << power
-        # Two chunks a thread and a last one that is half there; more than one row a CTA where there is room.
+        # Two chunks a thread, of which half the threads lack the second; several rows a CTA, but for 32 and 1024.
         columns = 8 * (threads + threads // 2)
+        cta = 32 if threads <= 32 else min(1024, 2 * threads)
         ctas = 2 if threads in (4, 256) else 0
-        yield f"{threads} a row", Variant(Norm(1, columns), RmsNormKnobs(threads, max(32, min(1024, 2 * threads)), ctas))
+        yield f"{threads} a row", Variant(Norm(1, columns), RmsNormKnobs(threads, cta, ctas))
 
 
 VARIANTS: dict[str, Variant] = {
