@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from graphfuse import ir, verify
 from graphfuse.dtypes import data_type
 from graphfuse.errors import GraphValidationError
+from graphfuse.ir import packed_stride
 from graphfuse.ops import Port
 from graphfuse.tensor import Tensor
 
@@ -76,8 +77,6 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
 
 def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
     """Packed, with the axes in the source's order of strides (so NHWC stays NHWC)."""
-    from graphfuse.graph import packed_stride
-
     strides = source.get_stride()
     if not len(source.get_dim()) == len(strides) == len(dim):
         return packed_stride(dim)
