@@ -95,7 +95,8 @@ def judge(tool: str, planted: sanitizer.Report, kernels: sanitizer.Report) -> di
     """
     seen = any(re.search(_PLANTED[tool], finding, re.IGNORECASE) for finding in planted.findings)
     if seen and kernels.errors:
-        return {"status": "found", "errors": kernels.errors, "findings": [*kernels.findings], "seconds": kernels.seconds}
+        about = {"findings": [*kernels.findings], "seconds": kernels.seconds}
+        return {"status": "found", "errors": kernels.errors, **about}
     if kernels.finished and kernels.errors == 0:
         counts = {"errors": 0, "seconds": kernels.seconds, "ran": kernels.output.strip()}
         return {"status": "clean", **counts} if seen else {

@@ -82,7 +82,7 @@ class Norm:
         if epsilon is None:
             epsilon = g.tensor([1, 1], data_type=FLOAT, is_pass_by_value=True, name="epsilon")
         elif epsilon == "device":
-            epsilon = g.tensor([1, 1], data_type=self.scalars, byte_alignment=2, name="epsilon")
+            epsilon = g.tensor([1, 1], data_type=self.scalars, byte_alignment=4, name="epsilon")
         phase = norm_forward_phase.TRAINING if self.training else norm_forward_phase.INFERENCE
         y, inverse = g.rmsnorm(x, weight, epsilon, bias or None, norm_forward_phase=phase)
         if self.training:
@@ -92,7 +92,7 @@ class Norm:
         if self.factor is not None:
             by_value = self.factor == "value"
             kind = FLOAT if by_value else self.scalars
-            factor = g.tensor([1, 1], data_type=kind, is_pass_by_value=by_value, byte_alignment=2, name="factor")
+            factor = g.tensor([1, 1], data_type=kind, is_pass_by_value=by_value, byte_alignment=4, name="factor")
             y = g.mul(y, factor)
         for op in self.chain:
             y = getattr(g, op.name)(*(factor if o < 0 else y for o in op.operands), **dict(op.attributes))

@@ -113,6 +113,11 @@ def test_running_a_tool(tool):
     assert not late.finished and "not finished after" in late.last_words
 
 
+def test_a_tool_that_passes_the_planted_bug_is_not_believed(tool):
+    ran = gpu_check.run_tools(["memcheck", "synccheck"], [sys.executable, "-c", "print('2 variants')"], 60)
+    assert [result["status"] for result in ran["tools"].values()] == ["blind", "blind"]
+
+
 def test_without_a_gpu_it_says_so(capsys, tmp_path):
     if record.no_gpu() is None:
         pytest.skip("there is a GPU")
@@ -132,7 +137,8 @@ ABOUT = {"device": "NVIDIA H200", "date": "2026-01-02", "commit": "0123456789abc
 
 
 def test_standing(tmp_path):
-    assert gpu_check.standing(tmp_path, "new") == ["there is no record of make gpu-check: run it on a machine with a GPU"]
+    (line,) = gpu_check.standing(tmp_path, "new")
+    assert line == "there is no record of make gpu-check: run it on a machine with a GPU"
     content = {"sources": "old", "tests": None, "kernels": "2 variants", "tools": {"memcheck": {"status": "clean"}}}
     path = record.write(tmp_path, gpu_check.KIND, ABOUT, content)
     assert path == tmp_path / "gpu-check-nvidia-h200.json"

@@ -1,4 +1,4 @@
-"""The list of kernel variants covers what changes a kernel's code, and each of them can be planned by the public API."""
+"""The list of kernel variants covers what changes a kernel's code; each can be planned by the public API."""
 
 import dataclasses
 import re
