@@ -32,7 +32,7 @@ def compile(source: str, arch: str, name: str, warnings: TextIO | None = None) -
     """
     toolkit.load()
     kit = needs(source)
-    from cuda.core import Program, ProgramOptions
+    from graphfuse.runtime.cuda_core import Program, ProgramOptions
 
     headers: dict[str, object] = {}
     if kit.include_dirs:
