@@ -6,7 +6,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import record
+
+from graphfuse import record
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,8 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import record
 import sanitizer
+
+from graphfuse import record
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "records"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import gpu_check
 import pytest
-import record
 import sanitizer
 import variants
 
+from graphfuse import record
 from graphfuse.runtime import nvrtc
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"

@@ -1,13 +1,15 @@
-"""Records of runs on a GPU: whether there is one, where the runs were made, and the records' files."""
+"""Records of runs on a GPU, of tests and of benchmarks: whether there is one, where a run was made, the files."""
 
 import datetime
 import json
-import os
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from graphfuse import settings
+
+_DESCRIBE = ("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
 DISTRIBUTIONS = ("torch", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-cuda-nvrtc", "numpy")
 
 
@@ -37,8 +39,7 @@ def environment(root: Path) -> dict[str, object]:
         "nvrtc": toolkit.find().version,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in DISTRIBUTIONS},
-        # A copy without its history is told the commit.
-        "commit": os.environ.get("GIT_COMMIT") or _run("git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
+        "commit": settings.commit() or _run("git", "-C", str(root), *_DESCRIBE),
         "date": datetime.date.today().isoformat(),
     }
 
