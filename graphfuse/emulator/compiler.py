@@ -51,11 +51,13 @@ def build(source: str, entry: str, what: Build) -> Path:
     path = folder / f"{digest}{'.so' if what is Build.LIBRARY else ''}"
     if path.exists():
         return path
-    machine = _object(compiler, "machine.cpp", sources, folder)
-    main = _object(compiler, "library.cpp" if what is Build.LIBRARY else "runner.cpp", sources, folder)
-    flags = ("-shared",) if what is Build.LIBRARY else ()
+    # One machine for all libraries of a process, one in each program.
+    kind = "so" if what is Build.LIBRARY else "o"
+    machine = _part(compiler, "machine.cpp", kind, sources, folder)
+    main = _part(compiler, "library.cpp" if what is Build.LIBRARY else "runner.cpp", "o", sources, folder)
+    flags = ("-shared", "-Wl,-rpath,$ORIGIN") if what is Build.LIBRARY else ()
     # Warnings are the business of tests; a CUDA compiler's pragmas are none of this one's.
-    command = (*what.value, *flags, "-w", "-x", "c++", "-", "-x", "none", str(machine), str(main))
+    command = (*what.value, *flags, "-w", "-x", "c++", "-", "-x", "none", str(main), str(machine))
     try:
         _compile(compiler, command, f"{source}\n#define GF_ENTRY {entry}\n{_entry()}", path)
     except _Failed as failed:
@@ -117,15 +119,16 @@ def _compile(compiler: Compiler, arguments: tuple[str, ...], text: str, path: Pa
             os.unlink(scratch)
 
 
-def _object(compiler: Compiler, name: str, sources: str, folder: Path) -> Path:
-    """A file of the machine, which is the same for all kernels and never instrumented."""
-    path = folder / f"{_digest(name, _COMMON, sources, compiler.version)}.o"
+def _part(compiler: Compiler, name: str, kind: str, sources: str, folder: Path) -> Path:
+    """What is the same for all kernels and never instrumented: an object file ("o") or shared library ("so")."""
+    path = folder / f"{_digest(name, _COMMON, sources, compiler.version)}.{kind}"
     if not path.exists():
         with tempfile.TemporaryDirectory() as includes:
             for header in ("fiber.hpp", "launch.hpp", "sanitizers.hpp"):
                 Path(includes, header).write_text(_runtime_source(header))
             Path(includes, "host.cuh").write_text(template("graphfuse.codegen.headers", "host.cuh"))
-            command = ("-O2", "-I", includes, "-c", "-x", "c++", "-")
+            shared = ("-shared", "-fvisibility=default", f"-Wl,-soname,{path.name}")
+            command = ("-O2", *(shared if kind == "so" else ("-c",)), "-I", includes, "-x", "c++", "-")
             _compile(compiler, command, f'#line 1 "{name}"\n{_runtime_source(name)}', path)
     return path
 

@@ -30,14 +30,17 @@ class Launch(ctypes.Structure):
         return cls(launch.grid, launch.block, launch.cluster, launch.cooperative, launch.shared_bytes, schedule)
 
 
+# Libraries share one machine.
+_turn = threading.Lock()
+
+
 class Kernel:
-    """A kernel of a loaded library. One thread runs it at a time; others wait."""
+    """A kernel of a loaded library. One thread runs kernels at a time; others wait."""
 
     def __init__(self, path: str, entry: str):
         self.entry = entry
         self._run = ctypes.CDLL(path).gf_run
         self._run.restype = ctypes.c_char_p
-        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Kernel({self.entry!r} on the emulator)"
@@ -55,7 +58,7 @@ class Kernel:
         packing = Packing(launch.arguments)
         arguments = ctypes.create_string_buffer(max(packing.size, 1))
         packing.into(arguments, buffers, scratch)
-        with self._lock:
+        with _turn:
             error = self._run(ctypes.byref(Launch.of(launch, schedule)), arguments)
         if error is not None:
             raise KernelFaultError(f"kernel {self.entry!r} on the emulator: {error.decode()}")

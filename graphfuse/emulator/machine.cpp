@@ -27,6 +27,7 @@ using u8 = unsigned char;
 using u64 = unsigned long long;
 
 constexpr unsigned WARP = 32;
+constexpr std::size_t THREADS_KEPT = 2048;  // from launch to launch, with their stacks
 constexpr unsigned FRUITLESS_ROUNDS = 64;  // of spinning until it is a deadlock
 constexpr u64 NAN_BYTES = ~0ull;           // NaN in every floating-point type
 constexpr u64 MBARRIER_MARK = 0x4d42415252494552ull;
@@ -395,6 +396,7 @@ const char* Machine::run(const GfLaunch& launch, GfKernel kernel, const u8* argu
   sanitizers::acquire(end_clock_);
   release_memory();
   if (!failed_) Fiber::forget_race_states();
+  if (pool_.size() > THREADS_KEPT) pool_.resize(THREADS_KEPT);
   return failed_ ? error_.c_str() : nullptr;
 }
 
@@ -894,6 +896,8 @@ void mbarrier_wait(unsigned long long* mbarrier, unsigned parity, Site site) {
 }  // namespace host
 }  // namespace gf
 
-extern "C" const char* gf_launch(const GfLaunch* launch, GfKernel kernel, const unsigned char* arguments) {
+extern "C" const char* gf_launch(const GfLaunch* launch, GfKernel kernel, const unsigned char* arguments) try {
   return machine.run(*launch, kernel, arguments);
+} catch (const std::bad_alloc&) {
+  return "there is not enough memory for the stacks or the shared memory of so many threads";
 }

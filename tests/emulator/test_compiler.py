@@ -2,9 +2,12 @@
 
 import subprocess
 import threading
+from pathlib import Path
 
+import emulation
+import numpy as np
 import pytest
-from small_kernels import CASES
+from small_kernels import CASES, changed
 
 from graphfuse.emulator import compiler, kernel
 from graphfuse.emulator.compiler import Build, build
@@ -41,7 +44,7 @@ def test_what_is_compiled_is_kept(cache, compilations):
     assert build(WARP.source(), "warp", Build.LIBRARY) == path and len(compilations) == 3
     # The machine is the same for the next kernel, which is another file.
     assert build(WARP.source() + "\n", "warp", Build.LIBRARY) != path and len(compilations) == 4
-    assert {p.suffix for p in cache.iterdir()} == {".so", ".o"}  # no scratch files
+    assert sorted(p.suffix for p in cache.iterdir()) == [".o", ".so", ".so", ".so"]  # no scratch files
 
 
 def test_the_key_has_build_and_machine(cache, monkeypatch):
@@ -130,9 +133,6 @@ def test_kernels_are_free_of_warnings():
 
 def test_the_machine_runs_without_its_own_stack_switch(cache, monkeypatch):
     """As on processors that have none: ucontext instead."""
-    import emulation
-    import numpy as np
-
     plain = compiler._runtime_source
     monkeypatch.setattr(compiler, "_runtime_source", lambda name: "#define GF_PORTABLE_FIBERS\n" + plain(name))
     for name in ("warp", "bulk_copy", "grid"):
@@ -143,8 +143,6 @@ def test_the_machine_runs_without_its_own_stack_switch(cache, monkeypatch):
 
 
 def test_a_fault_in_this_process_is_an_error_and_no_more():
-    import emulation
-
     case = CASES["async_copy 16"]
     broken = case.source(case.text.replace("gf::async_wait<0>();", "fetch(stages, row, 0);"))
     arrays = {n: a.copy() for n, a in case.arrays.items()}
@@ -155,10 +153,36 @@ def test_a_fault_in_this_process_is_an_error_and_no_more():
         assert (arrays[1] == case.expected(case.arrays)[1]).all()
 
 
-def test_a_grid_that_is_no_multiple_of_the_cluster():
-    import emulation
-    from small_kernels import changed
+def test_more_threads_than_a_process_has_mappings():
+    """All of them at once, as on a GPU that is full."""
+    ctas = 132
+    case = changed(CASES["grid"], grid=ctas, block=512)
+    source = case.source().replace("constexpr int THREADS = 32;", "constexpr int THREADS = 512;")
+    arrays = {
+        0: np.arange(ctas, dtype=np.float32),
+        1: np.zeros(ctas, np.float32),
+        2: np.zeros((2, ctas, 512), np.float32),
+        3: case.arrays[3].copy(),
+    }
+    emulation.run(source, case.kernel, case.launch, arrays)
+    total = arrays[0].sum()
+    assert (arrays[2][0] == total).all() and (arrays[2][1] == total + ctas).all()
 
+
+def test_kernels_share_one_machine(cache):
+    """And so its stacks: a process has room for thousands of kernels."""
+    case = changed(CASES["grid"], grid=16)
+    sizes = []
+    for n in range(3):
+        arrays = {n: a.copy() for n, a in case.arrays.items()}
+        arrays[1], arrays[2] = np.zeros(16, np.float32), np.zeros((2, 16, 32), np.float32)
+        arrays[0] = np.arange(16, dtype=np.float32)
+        emulation.run(f"{case.source()}// {n}\n", case.kernel, case.launch, arrays)
+        sizes.append(len(Path("/proc/self/maps").read_text().splitlines()))
+    assert sizes[2] - sizes[1] < 20
+
+
+def test_a_grid_that_is_no_multiple_of_the_cluster():
     case = changed(CASES["cluster"], grid=6)
     with pytest.raises(KernelFaultError, match="6 CTAs is no multiple of the cluster's 4"):
         emulation.run(case.source(), case.kernel, case.launch, case.arrays)
