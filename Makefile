@@ -1,6 +1,8 @@
 # make demo       the main job, from a fresh clone
 # make test       every test that needs no GPU
 # make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json
+# make gpu-check  those, then the kernels under compute-sanitizer; writes docs/records/gpu-check-DEVICE.json
+# make kernel-table  registers, instructions and access widths of every kernel, for docs/records (no GPU)
 #
 # PYTHON: the interpreter that .venv is made with. PIP_ARGS: more arguments for pip.
 PYTHON ?= python3
@@ -9,7 +11,7 @@ PIP_ARGS ?=
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 INSTALLED := .venv/installed
 
-.PHONY: demo test gpu-test clean
+.PHONY: demo test gpu-test gpu-check kernel-table clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/rmsnorm_silu.py
@@ -20,6 +22,12 @@ test: $(INSTALLED)
 gpu-test: $(INSTALLED)
 	.venv/bin/python -m pytest tests -m gpu --record=docs/records
 
+gpu-check: $(INSTALLED)
+	.venv/bin/python tests/gpu_check.py
+
+kernel-table: $(INSTALLED)
+	.venv/bin/python tests/kernel_table.py
+
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis
 
@@ -28,7 +36,7 @@ clean:
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 ifeq ($(HAS_GPU),yes)
-	$(PYTHON) -c "import site; print(*site.getsitepackages(), sep='\n')" \
+	$(PYTHON) -c "import sys; print(*(p for p in sys.path if p.endswith('-packages')), sep='\n')" \
 	  > "$$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/outer.pth"
 	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[test,nvrtc]'
 else

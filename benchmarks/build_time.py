@@ -1,6 +1,6 @@
 """How long import and a first build take, in fresh processes: with a cold and a warm kernel cache.
 
-    python benchmarks/build_time.py [--out record.json] [--repeats 5]
+    python benchmarks/build_time.py [--record FOLDER] [--repeats 5]
 
 "build" is `graph.build` alone, from validate to the loaded kernel. What a process pays once
 whatever it builds is measured beside it: importing torch and cuda.core, the CUDA context,
@@ -14,6 +14,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
+
+from graphfuse import record
+
+ROOT = Path(__file__).resolve().parent.parent
 
 CHILD = """
 import json, time
@@ -56,7 +61,7 @@ def child(directory: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="where to write the JSON record")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write build-time-DEVICE.json into FOLDER")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
@@ -70,10 +75,8 @@ def main() -> None:
     print(f"median of {arguments.repeats} fresh processes, milliseconds")
     for kind, medians in results.items():
         print(f"{kind:5} " + ", ".join(f"{name} {value:.1f}" for name, value in medians.items()))
-    if arguments.out:
-        import record
-
-        record.write(arguments.out, {"medians_ms": results, "runs_ms": runs})
+    if arguments.record:
+        print(record.write(arguments.record, "build-time", record.environment(ROOT), {"medians_ms": results, "runs_ms": runs}))
 
 
 if __name__ == "__main__":

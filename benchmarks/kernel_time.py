@@ -1,16 +1,18 @@
 """RMSNorm + SiLU against the stream limit: an elementwise kernel over the same bytes.
 
-    python benchmarks/kernel_time.py [--out record.json]
+    python benchmarks/kernel_time.py [--record FOLDER]
 """
 
 import argparse
+from pathlib import Path
 
-import record
 import timing
 import torch
 
 import graphfuse
-from graphfuse import data_type, heur_mode, norm_forward_phase
+from graphfuse import data_type, heur_mode, norm_forward_phase, record
+
+ROOT = Path(__file__).resolve().parent.parent
 
 SIZES = ((1560, 512), (24960, 1024), (99840, 512), (399360, 64), (399360, 1024))
 OUTPUTS = {"bf16": (torch.bfloat16, data_type.BFLOAT16), "fp8_e4m3": (torch.float8_e4m3fn, data_type.FP8_E4M3)}
@@ -58,7 +60,7 @@ def case(rows: int, columns: int, name: str) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", help="where to write the JSON record")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write kernel-time-DEVICE.json into FOLDER")
     arguments = parser.parse_args()
     results = []
     print(f"{'output':9} {'rows':>7} {'columns':>7} {'us':>9} {'stream us':>9} {'x stream':>8} {'GB/s':>6}")
@@ -70,8 +72,8 @@ def main() -> None:
                 f"{name:9} {rows:7} {columns:7} {r['us']['median']:9.2f} {r['stream_us']['median']:9.2f} "
                 f"{r['times_stream']:8.3f} {r['GB/s']:6.0f}  {r['plan']}"
             )
-    if arguments.out:
-        record.write(arguments.out, results)
+    if arguments.record:
+        print(record.write(arguments.record, "kernel-time", record.environment(ROOT), {"results": results}))
 
 
 if __name__ == "__main__":

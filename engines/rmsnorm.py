@@ -16,12 +16,12 @@ from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, Argument, Constant, KernelEngine, Launch, No
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
-from graphfuse.ops import OPS
+from graphfuse.ops import BLOCK_FORMATS, OPS
 from graphfuse.patterns.rmsnorm import RmsNormFacts, View
 
 _FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 _FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
-_BLOCK_FORMATS = {data_type.FP4_E2M1: (16, data_type.FP8_E4M3)}  # element -> block size, scale
+_BLOCK_FORMATS = {element: (size, scale) for size, (element, scale) in BLOCK_FORMATS.items()}
 
 # Chips that every variant of the kernel is compiled for by the tests.
 _COMPILED = (80, 86, 89, 90, 100, 103, 120)
@@ -116,8 +116,7 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
                 for t in near
                 for c in (128, 256, 512, 1024)
             ]
-        legal = [k for k in dict.fromkeys(candidates) if self.illegal(facts, k, device) is None]
-        return legal or [RmsNormKnobs(_MAX_THREADS, _MAX_THREADS)]
+        return [k for k in dict.fromkeys(candidates) if self.illegal(facts, k, device) is None]
 
     def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
         reason = next(_faults(facts, knobs), None)
@@ -287,8 +286,15 @@ def _reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
         if view.dtype not in dtypes:
             yield f"{role} {view.name!r} is {view.dtype.name}; accepted: {_names(dtypes)}"
     for scalar in (facts.epsilon, *facts.epilogue.scalars):
-        if not scalar.by_value and scalar.dtype not in _FLOATS:
+        if scalar.by_value:
+            continue
+        if scalar.dtype not in _FLOATS:
             yield f"scalar {scalar.name!r} in device memory is {scalar.dtype.name}; accepted: {_names(_FLOATS)}"
+        elif scalar.alignment % scalar.dtype.nbytes(1):
+            yield (
+                f"scalar {scalar.name!r} in device memory is aligned to {scalar.alignment} bytes; "
+                f"accepted: a multiple of {scalar.dtype.nbytes(1)}"
+            )
     yield from _block_reasons(facts)
     for role, (view, _) in views.items():
         yield from _stride_reasons(facts, role, view)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from graphfuse import ir, verify
 from graphfuse.dtypes import FACTS, data_type
 from graphfuse.errors import GraphValidationError
+from graphfuse.ir import packed_stride
 from graphfuse.ops import Port
 from graphfuse.tensor import Tensor, checked_number
 
@@ -97,8 +98,6 @@ def _shared_constants(node: NodeRecord, rank: int) -> str:
 
 def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
     """Packed, with the axes in the source's order of strides (so NHWC stays NHWC)."""
-    from graphfuse.graph import packed_stride
-
     strides = source.get_stride()
     if not len(source.get_dim()) == len(strides) == len(dim):
         return packed_stride(dim)

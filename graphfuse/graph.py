@@ -22,6 +22,7 @@ from graphfuse.errors import (
     GraphValidationError,
     VariantPackError,
 )
+from graphfuse.ir import packed_stride
 from graphfuse.ops import Op
 from graphfuse.tensor import Tensor, checked_name, checked_number, checked_type
 
@@ -364,15 +365,6 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
     def _forget(self) -> None:
         self._ir: ir.Graph | None = None
         self._planner: Planner | None = None
-
-
-def packed_stride(dim: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Strides without gaps; order lists the axes outermost first (default: as they come)."""
-    stride, step = [1] * len(dim), 1
-    for axis in reversed(order if order is not None else range(len(dim))):
-        stride[axis] = step
-        step *= max(dim[axis], 1)
-    return tuple(stride)
 
 
 def _several(what: str, values: object) -> tuple:

@@ -1,11 +1,11 @@
 """The frozen graph that matching and planning work on: tensors, nodes, subgraphs.
 
-Made from the user's graph by ``graphfuse.graph`` with every shape, stride and data
+Made from the user's graph by ``freeze`` with every shape, stride and data
 type filled in; never changed afterwards. ``verify.check_ir`` states its invariants.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -115,6 +115,18 @@ class Graph:
                 found.setdefault(t, []).append(i)
         return {t: tuple(nodes) for t, nodes in found.items()}
 
+    def needs(self, tensor: TensorId, nodes: set[int]) -> bool:
+        """Whether computing `tensor` takes one of `nodes`."""
+        waiting, seen = [tensor], set()
+        while waiting:
+            made_by = self.producer.get(waiting.pop())
+            if made_by in nodes:
+                return True
+            if made_by is not None and made_by not in seen:
+                seen.add(made_by)
+                waiting += [t for _, t in self.nodes[made_by].inputs]
+        return False
+
     @cached_property
     def bound(self) -> tuple[Tensor, ...]:
         """The tensors that execute needs a value for, in id order."""
@@ -161,6 +173,15 @@ class Subgraph:
         )
 
 
+def packed_stride(dim: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Strides without gaps; order lists the axes outermost first (default: as they come)."""
+    stride, step = [1] * len(dim), 1
+    for axis in reversed(order if order is not None else range(len(dim))):
+        stride[axis] = step
+        step *= max(dim[axis], 1)
+    return tuple(stride)
+
+
 def _unique(ids: Iterable[TensorId]) -> tuple[TensorId, ...]:
     return tuple(dict.fromkeys(ids))
 
@@ -170,45 +191,59 @@ def _digest(*parts: object) -> str:
 
 
 def _key(graph: Graph) -> str:
-    # A first hash per tensor orders the outputs without looking at names or node order;
-    # numbering leaves and nodes in a walk from there then tells add(a, b) from add(a, a).
-    hashes: dict[TensorId, str] = {}
-
-    def own(t: Tensor) -> tuple:
-        # TensorId, uid and name are left out: they say which tensor, not what is computed.
-        return (t.dtype.name, t.dim, t.stride, t.virtual, t.by_value, t.value, t.alignment, t.workspace)
-
-    def describe(node: Node) -> tuple:
-        return (node.op_name, node.compute.name, tuple((k, repr(v)) for k, v in sorted(node.attributes)))
-
-    for t in graph.tensors:
-        if t.id not in graph.producer:
-            hashes[t.id] = _digest(own(t))
-    for node in graph.nodes:
-        ins = sorted((port, hashes[t]) for port, t in node.inputs)
-        for port, t in node.outputs:
-            hashes[t] = _digest(own(graph.tensors[t]), port, describe(node), ins)
-
+    colors = _colors(graph)
     lines: list[object] = []
     numbers: dict[TensorId, int] = {}
-
-    def visit(t: TensorId) -> int:
-        if t not in numbers:
-            made_by = graph.producer.get(t)
-            if made_by is None:
-                numbers[t] = len(numbers)
-                lines.append(own(graph.tensors[t]))
-            else:
-                node = graph.nodes[made_by]
-                ins = [(port, visit(i)) for port, i in sorted(node.inputs)]
-                outs = []
-                for port, o in sorted(node.outputs):
-                    numbers[o] = len(numbers)
-                    outs.append((port, numbers[o], own(graph.tensors[o])))
-                lines.append((describe(node), ins, outs))
-        return numbers[t]
-
+    # Numbering in a walk from the ends, in an order that no name and no position decides,
+    # writes down the whole graph: equal texts are equal computations.
     ends = [t.id for t in graph.tensors if t.id in graph.producer and t.id not in graph.consumers]
-    for t in sorted(ends + [t.id for t in graph.outputs], key=lambda i: (hashes[i], i)):
-        visit(t)
+    waiting = sorted(ends + [t.id for t in graph.outputs], key=lambda t: (colors[t], t), reverse=True)
+    while waiting:
+        t = waiting[-1]
+        made_by = graph.producer.get(t)
+        missing = [] if made_by is None or t in numbers else _unnumbered(graph.nodes[made_by], numbers)
+        if missing:
+            waiting += reversed(missing)
+            continue
+        waiting.pop()
+        if t in numbers:
+            continue
+        if made_by is None:
+            numbers[t] = len(numbers)
+            lines.append(_own(graph.tensors[t]))
+            continue
+        node = graph.nodes[made_by]
+        outs = sorted(node.outputs)
+        numbers.update({o: len(numbers) + k for k, (_, o) in enumerate(outs)})
+        ins = [(port, numbers[i]) for port, i in sorted(node.inputs)]
+        lines.append((_described(node), ins, [(port, _own(graph.tensors[o])) for port, o in outs]))
     return _digest(*lines)
+
+
+def _unnumbered(node: Node, numbers: Mapping[TensorId, int]) -> list[TensorId]:
+    return [t for _, t in sorted(node.inputs) if t not in numbers]
+
+
+def _colors(graph: Graph) -> dict[TensorId, str]:
+    """A digest per tensor of its surroundings, refined until no more tensors are told apart."""
+    colors = {t.id: _digest(_own(t)) for t in graph.tensors}
+    told_apart = 0
+    while told_apart < len(set(colors.values())):
+        told_apart = len(set(colors.values()))
+        seen: dict[TensorId, list[object]] = {t.id: [] for t in graph.tensors}
+        for node in graph.nodes:
+            ports = [(port, colors[t]) for port, t in sorted(node.inputs) + sorted(node.outputs)]
+            around = _digest(_described(node), ports)
+            for port, t in node.inputs + node.outputs:
+                seen[t].append((port, around))
+        colors = {t: _digest(color, sorted(seen[t])) for t, color in colors.items()}
+    return colors
+
+
+def _own(t: Tensor) -> tuple:
+    # Number, uid and name are left out: they say which tensor, not what is computed.
+    return (t.dtype.name, t.dim, t.stride, t.virtual, t.by_value, t.value, t.alignment, t.workspace)
+
+
+def _described(node: Node) -> tuple:
+    return (node.op_name, node.compute.name, tuple((k, repr(v)) for k, v in sorted(node.attributes)))

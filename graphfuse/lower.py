@@ -5,11 +5,10 @@ from dataclasses import replace
 from graphfuse import verify
 from graphfuse.dtypes import data_type
 from graphfuse.errors import GraphNotSupportedError
-from graphfuse.graph import packed_stride
-from graphfuse.ir import Graph, Node, Tensor
-from graphfuse.ops import OPS
+from graphfuse.ir import Graph, Node, Tensor, packed_stride
+from graphfuse.ops import BLOCK_FORMATS, OPS
 
-_BLOCK = 16
+(_BLOCK,) = (size for size, (element, _) in BLOCK_FORMATS.items() if element is data_type.FP4_E2M1)
 _ROW = 128
 
 

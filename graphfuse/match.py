@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from graphfuse import vocabulary
 from graphfuse.engine import No
+from graphfuse.errors import PluginError
 from graphfuse.ir import Graph, Node, Subgraph, TensorId
 from graphfuse.ops import Op
 from graphfuse.pointwise import Chain, Program, Scalar, Step
@@ -116,8 +117,7 @@ class Match:
     def _operand(self, t: TensorId, values: Mapping[TensorId, int]) -> Chain | Scalar:
         if t in values:
             return Chain(values[t])
-        tensor = self.graph.tensors[t]
-        return Scalar(t, tensor.name, tensor.dtype, tensor.by_value)
+        return Scalar.of(self.graph.tensors[t])
 
 
 @dataclass(frozen=True)
@@ -149,22 +149,43 @@ class Declined:
 
 def find(pattern: Pattern, graph: Graph) -> Iterator[Region | Declined]:
     """Every place where `pattern` fits, in node order."""
-    outputs = pattern.template(PatternGraph())
-    roots = [s for s in outputs.values() if isinstance(s, Tail)] or [
-        s for s in outputs.values() if isinstance(s, Made)
-    ]
-    if not roots:
-        raise TypeError(f"pattern {pattern.name!r}: the template must return at least one node output or tail by name")
-    root = roots[0]
-    anchor = root.source.node if isinstance(root, Tail) else root.node
+    outputs, anchor = _read(pattern)
     for index in range(len(graph.nodes)):
         for found in _match_node(graph, anchor, index, _Found({}, {}, {})):
             match = _complete(graph, outputs, found)
             if match is not None:
                 facts = pattern.facts(match)
+                if type(facts).__hash__ is None:
+                    raise PluginError(f"pattern {pattern.name!r}: facts must be a frozen dataclass, got {facts!r}")
                 kind = Declined if isinstance(facts, No) else Region
                 yield kind(pattern.name, match.subgraph, facts)
                 break
+
+
+def _read(pattern: Pattern) -> tuple[Mapping[str, Symbol], NodeTemplate]:
+    """What the template returns, and the node that matching starts from; PluginError if it is no template."""
+    outputs = pattern.template(PatternGraph())
+    valid = isinstance(outputs, Mapping) and outputs and all(isinstance(s, Made | Tail) for s in outputs.values())
+    if not valid:
+        raise PluginError(
+            f"pattern {pattern.name!r}: the template must return node outputs or tails by name, got {outputs!r}"
+        )
+    ends = [s.source.node if isinstance(s, Tail) else s.node for s in outputs.values()]
+    for anchor in ends:
+        above = _above(anchor)
+        if all(end in above for end in ends):
+            return outputs, anchor
+    raise PluginError(f"pattern {pattern.name!r}: one returned node must depend on all others; {list(outputs)} do not")
+
+
+def _above(node: NodeTemplate) -> set[NodeTemplate]:
+    """`node` and every node template that it reads from."""
+    above, waiting = {node}, [node]
+    while waiting:
+        found = {s.node for s in waiting.pop().inputs.values() if isinstance(s, Made)} - above
+        above |= found
+        waiting += found
+    return above
 
 
 @dataclass(frozen=True)
@@ -189,15 +210,15 @@ def _match_node(graph: Graph, template: NodeTemplate, index: int, found: _Found)
         return
     start = _Found({**found.nodes, template: index}, found.tensors, found.names)
     wanted = list(template.inputs.items())
-    for ports in _port_orders(template.op, [port for port, _ in wanted]):
+    for ports in _port_orders(node, [port for port, _ in wanted]):
         actual = [(symbol, node.input(port)) for port, (_, symbol) in zip(ports, wanted, strict=True)]
         extra = {port for port, _ in node.inputs} - set(ports)
         if not extra:
             yield from _match_inputs(graph, actual, start)
 
 
-def _port_orders(op: Op, ports: list[str]) -> list[list[str]]:
-    if op.name in COMMUTATIVE and len(ports) == 2:
+def _port_orders(node: Node, ports: list[str]) -> list[list[str]]:
+    if node.op_name in COMMUTATIVE and len({node.input(port) for port in ports}) == 2:
         return [ports, ports[::-1]]
     return [ports]
 
@@ -266,7 +287,7 @@ def _follow(
 
 
 def _belongs(graph: Graph, node: Node, chain: TensorId, inside: set[int]) -> bool:
-    """Whether every operand beside the chain is one element made outside, and the shape stays."""
+    """Whether the shape stays and every operand beside the chain is one element that needs nothing from inside."""
     others = [t for _, t in node.inputs if t != chain]
     same_shape = graph.tensors[node.output("output")].dim == graph.tensors[chain].dim
-    return same_shape and all(graph.tensors[t].elements == 1 and graph.producer.get(t) not in inside for t in others)
+    return same_shape and all(graph.tensors[t].elements == 1 and not graph.needs(t, inside) for t in others)

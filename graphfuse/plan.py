@@ -3,6 +3,7 @@
 `propose` is the whole way: find every match, ask every engine, choose regions, rank.
 """
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,7 @@ from graphfuse import match, verify
 from graphfuse.device import Device
 from graphfuse.engine import Engine, KernelEngine, Launch, No, knobs_to_dict
 from graphfuse.enums import heur_mode
-from graphfuse.errors import GraphNotSupportedError
+from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
 from graphfuse.match import Declined, Region
 from graphfuse.plugins import Registry
@@ -95,9 +96,11 @@ class Proposal:
 
 
 def matches(graph: Graph, registry: Registry) -> tuple[tuple[Region, ...], tuple[Declined, ...]]:
-    """Every match of every pattern, those covering most nodes first, and those without facts."""
+    """Every match of every pattern, those covering most nodes first, and those without facts.
+    Of matches with the same nodes and facts the first pattern's is kept."""
     found = [m for pattern in registry.patterns for m in match.find(pattern, graph)]
-    regions = sorted((m for m in found if isinstance(m, Region)), key=lambda r: -len(r.subgraph.node_ids))
+    distinct = {(m.subgraph.node_ids, m.facts): m for m in reversed(found) if isinstance(m, Region)}
+    regions = sorted(reversed(distinct.values()), key=lambda r: -len(r.subgraph.node_ids))
     return tuple(regions), tuple(m for m in found if isinstance(m, Declined))
 
 
@@ -116,7 +119,10 @@ def propose(
     general = [e for e in asked if e.facts is Subgraph]
     for region in regions:
         taken = [r.subgraph for r, _ in chosen]
-        if not _disjoint(region.subgraph, taken) or schedule(graph, [*taken, region.subgraph]) is None:
+        if not _disjoint(region.subgraph, taken):
+            continue
+        if schedule(graph, [*taken, region.subgraph]) is None:
+            verdicts.append(Verdict(region, "planning", No("it and another region would wait for each other")))
             continue
         options = list(_ask(region, special, device, mode, verdicts))
         if options:
@@ -152,10 +158,16 @@ def _ask(
         if facts is None:
             continue
         why = engine.why_not(facts, device)
+        if not isinstance(why, No | None):
+            raise PluginError(f"engine {engine.name!r}: why_not must return a No or None, got {why!r}")
         verdicts.append(Verdict(region, engine.name, why))
-        if why is None:
-            for knobs in engine.propose(facts, device, mode):
-                yield Part(region, engine, knobs)
+        if why is not None:
+            continue
+        proposed = engine.propose(facts, device, mode)
+        if not proposed:
+            raise PluginError(f"engine {engine.name!r}: propose gave no knobs for {_what(region)}, which it can run")
+        for knobs in proposed:
+            yield Part(region, engine, knobs)
 
 
 def _disjoint(subgraph: Subgraph, others: Sequence[Subgraph]) -> bool:
@@ -166,18 +178,25 @@ def schedule(graph: Graph, regions: Sequence[Subgraph]) -> tuple[Subgraph, ...] 
     """`regions` and a subgraph for each node outside them, in an order in which each comes after
     what it needs; None if two regions need each other."""
     inside = {i for region in regions for i in region.node_ids}
-    singles = [Subgraph(graph, (i,)) for i in range(len(graph.nodes)) if i not in inside]
-    waiting = sorted([*regions, *singles], key=lambda s: s.node_ids[0])
-    done: set[int] = set()
+    blocks = [*regions, *(Subgraph(graph, (i,)) for i in range(len(graph.nodes)) if i not in inside)]
+    owner = {i: n for n, block in enumerate(blocks) for i in block.node_ids}
+    needs = [{owner[graph.producer[t]] for t in block.inputs if t in graph.producer} for block in blocks]
+    needed_by: dict[int, list[int]] = {}
+    for n, needed in enumerate(needs):
+        for m in needed:
+            needed_by.setdefault(m, []).append(n)
+    # Kahn's algorithm; among what is ready, the block whose first node comes first.
+    ready = [(block.node_ids[0], n) for n, block in enumerate(blocks) if not needs[n]]
+    heapq.heapify(ready)
     order: list[Subgraph] = []
-    while waiting:
-        ready = [s for s in waiting if all(graph.producer.get(t, None) in done | {None} for t in s.inputs)]
-        if not ready:
-            return None
-        order.append(ready[0])
-        done.update(ready[0].node_ids)
-        waiting.remove(ready[0])
-    return tuple(order)
+    while ready:
+        _, n = heapq.heappop(ready)
+        order.append(blocks[n])
+        for m in needed_by.get(n, ()):
+            needs[m].discard(n)
+            if not needs[m]:
+                heapq.heappush(ready, (blocks[m].node_ids[0], m))
+    return tuple(order) if len(order) == len(blocks) else None
 
 
 def _merge_rest(graph: Graph, order: Sequence[Subgraph], fused: set[Subgraph]) -> Iterator[Subgraph]:

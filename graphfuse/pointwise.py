@@ -7,7 +7,7 @@ value is the result. Code generation prints it (``codegen.pointwise``).
 from dataclasses import dataclass
 
 from graphfuse.dtypes import data_type
-from graphfuse.ir import TensorId
+from graphfuse.ir import Tensor, TensorId
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,18 @@ class Chain:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A one-element tensor operand: by value from the host, or read from device memory."""
+    """A one-element tensor operand: by value from the host, or read from device memory
+    at an address that is a multiple of alignment bytes."""
 
     tensor: TensorId
     name: str
     dtype: data_type
     by_value: bool
+    alignment: int = 16
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Scalar":
+        return cls(tensor.id, tensor.name, tensor.dtype, tensor.by_value, tensor.alignment)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 | --- | --- |
 | GRAPHFUSE_DEVICE | the device to plan for: cpu, cuda (the current one) or cuda:N |
 | GRAPHFUSE_CACHE_DIR | where compiled kernels are kept (default: graphfuse in XDG_CACHE_HOME or ~/.cache) |
+| GIT_COMMIT | the commit that records name, for a copy without its history |
 | CUDA_HOME, CUDA_PATH | CUDA toolkits to prefer over the pip wheels, in this order |
 """
 
@@ -36,6 +37,11 @@ def cache_dir() -> Path:
     # The XDG base directory specification has relative values ignored.
     base = Path(os.environ.get("XDG_CACHE_HOME") or "")
     return (base if base.is_absolute() else Path.home() / ".cache") / "graphfuse"
+
+
+def commit() -> str | None:
+    """The commit of the sources, for a copy that came without their history."""
+    return os.environ.get("GIT_COMMIT") or None
 
 
 def toolkit_roots() -> tuple[tuple[str, Path], ...]:

@@ -6,6 +6,7 @@ from graphfuse.errors import GraphValidationError
 from graphfuse.ir import Graph, Subgraph, Tensor
 
 MAX_RANK = 8
+_MOST_BYTES = 2**63 - 1  # offsets are signed 64-bit numbers
 
 
 def check_ir(graph: Graph) -> None:
@@ -25,7 +26,7 @@ def check_ir(graph: Graph) -> None:
                 raise GraphValidationError(f"{t} is virtual but no node writes it")
         elif t.by_value:
             raise GraphValidationError(f"{t} is passed by value but {graph.nodes[graph.producer[t.id]]} writes it")
-        elif not t.virtual and _overlaps_itself(t):
+        elif _overlaps_itself(t):
             raise GraphValidationError(f"{t} is written but its strides map several elements to one address")
     for node in graph.nodes:
         for port, t in node.inputs:
@@ -42,6 +43,8 @@ def _check_tensor(t: Tensor) -> None:
         raise GraphValidationError(f"{t} must have 1 to {MAX_RANK} dimensions")
     if len(t.stride) != len(t.dim):
         raise GraphValidationError(f"{t} must have one stride per dimension")
+    if t.nbytes > _MOST_BYTES or t.elements > _MOST_BYTES:
+        raise GraphValidationError(f"{t} spans more than 2^63 - 1 bytes")
     if t.value is not None and not t.by_value:
         raise GraphValidationError(f"{t} has the value {t.value} and must be passed by value")
     if t.by_value and t.elements != 1:

@@ -90,8 +90,7 @@ def facts(match: Match) -> RmsNormFacts | No:
             return No(f"{end} quantizes along axis {axis}, not along the last normalized axis of {list(columns)}")
         tensors["output"] = graph.tensors[end.output("Y")]
         tensors["block_scale"] = graph.tensors[end.output("scale")]
-    epsilon = tensors.pop("epsilon")
-    views = {name: view(tensor, columns) for name, tensor in tensors.items()}
+    views = {name: view(tensor, columns) for name, tensor in tensors.items() if name != "epsilon"}
     for found in views.values():
         if isinstance(found, No):
             return found
@@ -103,7 +102,7 @@ def facts(match: Match) -> RmsNormFacts | No:
         input=views["input"],
         weight=views["scale"],
         bias=views.get("bias"),
-        epsilon=Scalar(epsilon.id, epsilon.name, epsilon.dtype, epsilon.by_value),
+        epsilon=Scalar.of(tensors["epsilon"]),
         epilogue=match.program(norm.output("Y")),
         output=views["output"],
         inverse_rms=views.get("inverse_rms"),
@@ -130,9 +129,11 @@ def view(tensor: Tensor, columns: tuple[int, ...]) -> View | No:
 
 def merge(axes) -> tuple[tuple[int, int], ...]:
     """(extent, stride) pairs, outermost first, with neighbours joined where one stride serves
-    both and extents of 1 left out."""
+    both and extents of 1 left out; of an empty tensor, one pair with extent 0."""
     merged: list[tuple[int, int]] = []
     for extent, stride in axes:
+        if extent == 0:
+            return ((0, stride),)
         if extent == 1:
             continue
         if merged and merged[-1][1] == extent * stride:

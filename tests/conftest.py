@@ -1,13 +1,13 @@
 """Lanes, the hypothesis profile, and the record that a run on a GPU leaves."""
 
-import functools
-import json
 import sys
 import time
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from graphfuse import record
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,44 +20,36 @@ def pytest_addoption(parser):
     parser.addoption("--record", metavar="FOLDER", help="write gpu-tests-DEVICE.json about this run into FOLDER")
 
 
-@functools.cache
-def no_gpu() -> str | None:
-    """Why the GPU lane cannot run here; None if it can."""
-    from graphfuse.runtime import device
-
-    if not device.count():
-        return "no CUDA device: the driver reports none"
-    import torch
-
-    return None if torch.cuda.is_available() else "torch sees no CUDA device (a CPU build?)"
-
-
 def pytest_collection_modifyitems(config, items):
     marked = [item for item in items if item.get_closest_marker("gpu")]
     # Asking for devices costs an import of CUDA: only where a GPU test was asked for.
-    if marked and "not gpu" not in config.option.markexpr and no_gpu():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason=no_gpu()))
+    if marked and "not gpu" not in config.option.markexpr:
+        reason = record.no_gpu()
+        for item in marked if reason else ():
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_sessionstart(session):
     session.config._graphfuse_start = time.time()
 
 
+@pytest.fixture
+def note(record_property):
+    """note(text): a line for the end of the run, wherever the test ran; equal ones are printed once."""
+    return lambda text: record_property("note", text)
+
+
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    reports = (r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ()))
+    notes = (value for r in reports for key, value in getattr(r, "user_properties", ()) if key == "note")
+    for text in dict.fromkeys(notes):
+        terminalreporter.write_line(f"note: {text}", yellow=True)
     if not config.getoption("--record"):
         return
     counts = {k: len(terminalreporter.stats.get(k, ())) for k in ("passed", "failed", "error", "skipped")}
-    from record import environment
-
-    about = environment(ROOT)
-    folder = Path(config.getoption("--record"))
-    folder.mkdir(parents=True, exist_ok=True)
-    name = about["device"].lower().replace(" ", "-")
     seconds = round(time.time() - config._graphfuse_start, 1)
-    content = {"environment": about, "counts": counts, "seconds": seconds, "exit_status": int(exitstatus)}
-    path = folder / f"gpu-tests-{name}.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    content = {"counts": counts, "seconds": seconds, "exit_status": int(exitstatus)}
+    path = record.write(Path(config.getoption("--record")), "gpu-tests", record.environment(ROOT), content)
     terminalreporter.write_line(f"record: {path}")
 
 

@@ -139,6 +139,11 @@ REFUSED = {
         lambda g: g.relu(g.tensor([2, 3])).set_output().set_stride([2, 1]),
         "several elements to one address",
     ),
+    "virtual overlap": (
+        lambda g: g.tanh(g.relu(g.tensor([2, 3])).set_stride([2, 1])).set_output(),
+        "several elements to one address",
+    ),
+    "span": (lambda g: g.relu(g.tensor([3, 4], [2**62, 1])).set_output(), r"spans more than 2\^63"),
     "stride rank": (lambda g: g.relu(g.tensor([2, 3], [1])).set_output(), "one stride per dimension"),
     "by value": (lambda g: g.relu(g.tensor([2], is_pass_by_value=True)).set_output(), "one element, it has 2"),
     "by value output": (lambda g: g.relu(g.tensor([1])).set_output().set_is_pass_by_value(True), "passed by value but"),

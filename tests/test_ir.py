@@ -25,6 +25,43 @@ def test_key_ignores_names_order_and_uids(data):
     assert key(one) == key(other)
 
 
+def test_key_of_twin_inputs_ignores_order():
+    """Two leaves alike, told apart only by who reads them."""
+
+    def make(first: int):
+        g = graphs.new(io_data_type=FLOAT)
+        a, b = g.tensor([4]), g.tensor([4])
+        for t in (a, b)[:: 1 if first == 0 else -1]:
+            g.relu(t).set_output()
+        g.sub(a, b).set_output()
+        return g
+
+    assert key(make(0)) == key(make(1))
+
+
+def test_key_tells_rings_of_different_length():
+    """Locally the same everywhere: two rings of three against one of six."""
+
+    def make(*rings):
+        g = graphs.new(io_data_type=FLOAT)
+        for size in rings:
+            leaves = [g.tensor([4]) for _ in range(size)]
+            for i in range(size):
+                g.sub(leaves[i], leaves[(i + 1) % size]).set_output()
+        return g
+
+    assert key(make(3, 3)) != key(make(6))
+
+
+def test_key_of_a_long_chain():
+    g = graphs.new(io_data_type=FLOAT, intermediate_data_type=FLOAT)
+    y = g.tensor([4])
+    for _ in range(1500):
+        y = g.relu(y)
+    y.set_output()
+    assert len(key(g)) == 64
+
+
 @given(st.data())
 def test_key_sees_an_operand(data):
     """Swapping the operands of sub is another computation (unless they are the same)."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from graphfuse import match, norm_forward_phase
 from graphfuse.engine import No
+from graphfuse.errors import PluginError
 from graphfuse.ir import Subgraph
 from graphfuse.lower import lower
 from graphfuse.match import Declined, Match, Pattern, Region
@@ -232,15 +233,63 @@ def test_an_exception_in_facts_is_a_bug_and_propagates():
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (lambda g: {"a": g.capture("a")}, "'p'.*at least one node output"),
+        (lambda g: {"a": g.capture("a")}, "'p'.*must return node outputs or tails by name"),
+        (lambda g: None, "'p'.*must return node outputs or tails by name, got None"),
+        (lambda g: g.relu(g.capture("a")), "'p'.*must return node outputs or tails by name"),
+        (
+            lambda g: {"y": g.relu(a := g.capture("a")), "z": g.tanh(a)},
+            r"'p': one returned node must depend on all others; \['y', 'z'\] do not",
+        ),
         (lambda g: {"out": g.relu("a")}, "relu: input must be a capture"),
     ],
 )
 def test_wrong_templates(template, message):
     g = graphs.new()
     g.relu(g.tensor([4])).set_output()
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises((PluginError, TypeError), match=message):
         list(match.find(echo("p", template), ir(g)))
+
+
+def test_facts_must_be_hashable():
+    g = graphs.new()
+    g.relu(g.add(g.tensor([4]), g.tensor([4]))).set_output()
+    with pytest.raises(PluginError, match="'list'.*frozen dataclass"):
+        list(match.find(Pattern("list", ADD_RELU.template, lambda m: []), ir(g)))
+
+
+def test_an_anchor_need_not_be_returned_first():
+    pattern = echo("p", lambda g: {"y": (y := g.relu(g.capture("a"))), "z": g.tanh(y)})
+    g = graphs.new()
+    y = g.relu(g.tensor([4])).set_output()
+    g.tanh(y).set_output()
+    assert found(pattern, g) == [["relu.0", "tanh.0"]]
+
+
+def test_equal_operands_are_not_tried_twice():
+    """A chain of x + x has 2^n orders of operands that are all the same."""
+
+    def template(g):
+        y = g.capture("x")
+        for _ in range(40):
+            y = g.add(y, y)
+        return {"out": g.relu(y)}
+
+    g = graphs.new()
+    y = g.tensor([4])
+    for _ in range(40):
+        y = g.add(y, y)
+    g.tanh(y).set_output()
+    assert found(echo("p", template), g) == []
+
+
+def test_a_tail_stops_before_an_operand_that_needs_the_match():
+    """One row in the training phase: the inverse RMS has one element and comes from the region itself."""
+    g = graphs.new()
+    x, w = g.tensor([1, 64]), g.tensor([1, 64])
+    y, inverse = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
+    g.mul(g.swish(y), g.relu(inverse)).set_output()
+    (region,) = match.find(rmsnorm_silu.PATTERN, ir(g))
+    assert names(region) == ["rmsnorm.0", "swish.0"]
 
 
 VIEWS = [
@@ -255,6 +304,7 @@ VIEWS = [
     ([3, 4, 8], [32, 8, 1], [1, 4, 8], ((3, 32),), 1),
     ([1, 8], [8, 1], [1, 8], ((1, 8),), 1),
     ([1, 8], [9, 1], [1, 8], ((1, 9),), 1),
+    ([5, 0, 8], [8, 8, 1], [1, 1, 8], ((0, 8),), 1),
     ([1, 8], [1, 1], [1, 8], (), 1),  # a stride shorter than the row says nothing about rows
     ([6, 1], [1, 1], [1, 1], None, None),
 ]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from graphfuse import data_type, heur_mode, norm_forward_phase, plan, plugins, verify
 from graphfuse.device import CPU, for_arch
 from graphfuse.engines.reference import ReferenceEngine
+from graphfuse.errors import PluginError
 from graphfuse.ir import Subgraph
 from graphfuse.lower import lower
 from graphfuse.match import Pattern
@@ -32,6 +33,50 @@ def proposal(g, patterns, engines, mode=heur_mode.A, device=CPU):
     graph = ir(g)
     regions, _ = plan.matches(graph, plugins.Registry(tuple(patterns), tuple(engines)))
     return plan.propose(graph, regions, engines, device, mode)
+
+
+def test_the_reason_is_said():
+    def template(g):
+        y = g.relu(g.capture("a"))
+        return {"out": g.add(y, g.capture("b")), "y": y}
+
+    made = proposal(diamond(), [Pattern("around", template, toys.facts)], [toys.HostSolo(), ReferenceEngine()])
+    assert [(v.engine, str(v.why)) for v in made.verdicts][0] == (
+        "planning",
+        "it and another region would wait for each other",
+    )
+
+
+def test_many_regions():
+    g = graphs.new()
+    y = g.tensor([4, 64])
+    for _ in range(160):
+        y = g.swish(g.rmsnorm(y, g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0])
+    y.set_output()
+    made = proposal(g, plugins.installed().patterns, plugins.installed().engines, device=H200)
+    assert len(made.plans[0].parts) == 160
+
+
+class Odd(toys.HostSolo):
+    """Answers what an engine must not."""
+
+    def __init__(self, answer, sizes=(1,)):
+        super().__init__("odd", sizes)
+        self.answer = answer
+
+    def why_not(self, facts, device):
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [True, False, 0, "no"])
+def test_an_engine_answers_no_or_none(answer):
+    with pytest.raises(PluginError, match=f"'odd': why_not must return a No or None, got {answer!r}"):
+        proposal(diamond(), toys.solo("relu"), [Odd(answer)])
+
+
+def test_an_engine_that_can_run_must_propose():
+    with pytest.raises(PluginError, match="'odd': propose gave no knobs for .*relu.0"):
+        proposal(diamond(), toys.solo("relu"), [Odd(None, sizes=())])
 
 
 @given(st.data())

@@ -148,7 +148,7 @@ def _cuda_array_interface(value) -> Buffer:
 
 
 def _dlpack(value) -> Buffer:
-    from cuda.core.utils import StridedMemoryView
+    from graphfuse.runtime.cuda_core import StridedMemoryView
 
     kind, ordinal = value.__dlpack_device__()
     where = _DLPACK_DEVICES.get(int(kind))

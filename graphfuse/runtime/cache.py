@@ -100,7 +100,7 @@ def _trailer(digest: bytes, code: bytes) -> bytes:
 
 
 def _store():
-    from cuda.core.utils import FileStreamProgramCache
+    from graphfuse.runtime.cuda_core import FileStreamProgramCache
 
     return FileStreamProgramCache(settings.cache_dir() / "cubin")
 

@@ -153,7 +153,7 @@ def load(cubin: bytes, entry: str, device: Device) -> Kernel:
 
     Raises DeviceError where the device cannot run the cubin or it has no such kernel.
     """
-    from cuda.core import ObjectCode
+    from graphfuse.runtime.cuda_core import ObjectCode
 
     with devices.current(device.ordinal):
         try:

@@ -1,6 +1,7 @@
 """From CUDA C++ source to a cubin. Needs NVRTC, but no device."""
 
 import re
+from typing import TextIO
 
 from graphfuse.errors import KernelCompileError
 from graphfuse.runtime import toolkit
@@ -21,16 +22,17 @@ def needs(source: str) -> toolkit.Toolkit:
     return toolkit.with_headers(found) if _INCLUDE.search(source) else found
 
 
-def compile(source: str, arch: str, name: str) -> bytes:
+def compile(source: str, arch: str, name: str, warnings: TextIO | None = None) -> bytes:
     """Compile to machine code.
 
     arch: as NVRTC takes it ("sm_90a"). name: what messages and profilers call the source.
+    warnings: where NVRTC's go, if it has any.
     Raises ToolkitNotFoundError before compiling, or KernelCompileError with NVRTC's log
     and the lines it is about (attributes `log` and `source` hold all of both).
     """
     toolkit.load()
     kit = needs(source)
-    from cuda.core import Program, ProgramOptions
+    from graphfuse.runtime.cuda_core import Program, ProgramOptions
 
     headers: dict[str, object] = {}
     if kit.include_dirs:
@@ -39,7 +41,7 @@ def compile(source: str, arch: str, name: str) -> bytes:
         headers["use_bundled_headers"] = True
     try:
         program = Program(source, "c++", ProgramOptions(name=name, arch=arch, **OPTIONS, **headers))
-        return bytes(program.compile("cubin").code)
+        return bytes(program.compile("cubin", logs=warnings).code)
     except Exception as error:  # cuda.core's classes and NVRTC's own; whichever, no cubin came out
         log = str(error).strip("\0 \n")
     # Out here `error` is gone, and no local is the new one: either would hold the program in a

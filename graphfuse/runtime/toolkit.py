@@ -251,7 +251,7 @@ def _by_pathfinder(broken: dict[Path, str], tried: list[str]) -> Path | None:
 
 
 def _has_bundled_headers(toolkit: Toolkit) -> bool:
-    from cuda.core import ProgramOptions
+    from graphfuse.runtime.cuda_core import ProgramOptions
 
     # Both sides must know the option: cuda.core as a field, NVRTC by the function that
     # arrived together with it.

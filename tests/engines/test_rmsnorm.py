@@ -72,6 +72,11 @@ DECLINED = [
         H200,
         r"input 'x' has rows with several strides .*\(10, 99999\), \(10, 1024\); accepted: one",
     ),
+    (
+        dataclasses.replace(BASE, epsilon=Scalar(EPS, "e", data_type.FLOAT, False, 2)),
+        H200,
+        "scalar 'e' in device memory is aligned to 2 bytes; accepted: a multiple of 4",
+    ),
     (with_view(BASE, "input", rows=((100, -1024),)), H200, "input 'x' has row stride -1024; accepted: at least 0"),
     (with_view(BASE, "output", rows=((100, 0),)), H200, "output 'y' has row stride 0; accepted: at least 1024"),
     (with_view(BASE, "output", rows=((100, 1023),)), H200, "output 'y' has row stride 1023; accepted: at least 1024"),

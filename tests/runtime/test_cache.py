@@ -201,3 +201,31 @@ def test_eight_processes_on_a_cold_cache_and_a_ninth_that_compiles_nothing(sourc
     ((digest, compiled, disk, loaded, took),) = race(source, 1)
     assert (digest, compiled, disk, loaded) == (right, 0, 1, False)
     assert took < 0.2  # 2 ms when nothing else runs
+
+
+@pytest.mark.compile
+def test_threads_that_compile_first_at_once(tmp_path):
+    """In a new process, where they are also the first to import cuda.core."""
+    code = """
+import threading
+from graphfuse.runtime import cache
+SOURCE = 'extern "C" __global__ void k(float* p) { p[0] = %d; }'
+failures = []
+def work(i):
+    try:
+        cache.cubin(SOURCE % i, "sm_90a", "k")
+    except BaseException as error:
+        failures.append(error)
+threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+assert not failures, failures
+assert cache.statistics().compiled == 8
+"""
+    import os
+    import subprocess
+    import sys
+
+    environment = {**os.environ, "GRAPHFUSE_CACHE_DIR": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

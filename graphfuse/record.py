@@ -1,13 +1,27 @@
-"""What the record of a GPU run says about where it was made."""
+"""Records of runs on a GPU, of tests and of benchmarks: whether there is one, where a run was made, the files."""
 
 import datetime
-import os
+import json
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from graphfuse import settings
+
+_DESCRIBE = ("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
 DISTRIBUTIONS = ("torch", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-cuda-nvrtc", "numpy")
+
+
+def no_gpu() -> str | None:
+    """Why nothing can run on a GPU here; None if it can."""
+    from graphfuse.runtime import device
+
+    if not device.count():
+        return "no CUDA device: the driver reports none"
+    import torch
+
+    return None if torch.cuda.is_available() else "torch sees no CUDA device (a CPU build?)"
 
 
 def environment(root: Path) -> dict[str, object]:
@@ -25,10 +39,22 @@ def environment(root: Path) -> dict[str, object]:
         "nvrtc": toolkit.find().version,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in DISTRIBUTIONS},
-        # A copy without its history is told the commit.
-        "commit": os.environ.get("GIT_COMMIT") or _run("git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
+        "commit": settings.commit() or _run("git", "-C", str(root), *_DESCRIBE),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def path(folder: Path, kind: str, about: dict[str, object]) -> Path:
+    """Where the record of this kind and of the device of `about` (an `environment`) is."""
+    return folder / f"{kind}-{str(about['device']).lower().replace(' ', '-')}.json"
+
+
+def write(folder: Path, kind: str, about: dict[str, object], content: dict[str, object]) -> Path:
+    """Write a record: where it was made, then `content`."""
+    file = path(folder, kind, about)
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"environment": about, **content}, indent=1) + "\n")
+    return file
 
 
 def version(distribution: str) -> str | None:

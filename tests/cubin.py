@@ -1,0 +1,80 @@
+"""What the machine code of a kernel uses and how wide its memory accesses are, by NVIDIA's disassemblers from pip."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+# "@!P0 LDG.E.128.CONSTANT R4, desc[...]": global (G), local (L) and generic accesses and their modifiers.
+_ACCESS = re.compile(r"\b(LDG?|STG?|LDL|STL)((?:\.\w+)*) ")
+_CONVERSION = re.compile(r"\bF2FP((?:\.\w+)*) ")
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s", re.MULTILINE)
+_PACKED = {"F16", "BF16", "E4M3", "E5M2", "E2M1"}
+_NARROW = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kernel as compiled. registers: a thread's. shared: static bytes a CTA. stack, local: bytes
+    a thread. spills: instructions that access local memory. loads, read_only, stores: the widths,
+    in bytes, of global accesses; read_only are those that go the way of ``ld.global.nc``.
+    conversions: types that float32 is packed into by an instruction, "E4M3" for one."""
+
+    registers: int
+    shared: int
+    stack: int
+    local: int
+    spills: int
+    instructions: int
+    loads: frozenset[int]
+    read_only: frozenset[int]
+    stores: frozenset[int]
+    conversions: frozenset[str]
+
+
+def usage(cubin: bytes) -> dict[str, int]:
+    """What cuobjdump says of the only kernel of a cubin: REG, STACK, SHARED, LOCAL, ..."""
+    (line,) = re.findall(r"REG:\d+ .*", _run(cubin, "cuobjdump", "-res-usage"))
+    return {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
+
+
+def read(cubin: bytes) -> Code:
+    """All there is to know about the only kernel of a cubin."""
+    used, assembly = usage(cubin), _run(cubin, "nvdisasm", "-c", "-ndf")
+    loads, read_only, stores, spills = set(), set(), set(), 0
+    for name, suffix in _ACCESS.findall(assembly):
+        modifiers = suffix.split(".")
+        width = next((_NARROW[m] for m in modifiers if m in _NARROW), 4)
+        if name in ("LDL", "STL"):
+            spills += 1
+        elif name.startswith("ST"):
+            stores.add(width)
+        else:
+            (read_only if "CONSTANT" in modifiers else loads).add(width)
+    return Code(
+        used["REG"],
+        used["SHARED"],
+        used["STACK"],
+        used["LOCAL"],
+        spills,
+        len(_INSTRUCTION.findall(assembly)),
+        *map(frozenset, (loads, read_only, stores)),
+        frozenset(m for suffix in _CONVERSION.findall(assembly) for m in suffix.split(".") if m in _PACKED),
+    )
+
+
+def _run(cubin: bytes, tool: str, *options: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        return subprocess.run([_tool(tool), *options, str(path)], capture_output=True, text=True, check=True).stdout
+
+
+@cache
+def _tool(name: str) -> str:
+    """The program's file as its wheel was installed, which need not be on the PATH."""
+    files = metadata.distribution(f"nvidia-cuda-{name}").files or ()
+    return next(str(file.locate()) for file in files if file.name == name)

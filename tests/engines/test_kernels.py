@@ -1,0 +1,95 @@
+"""Every kernel variant as machine code for every chip: no spills, accesses as wide and
+conversions as native as promised, and the numbers of the checked-in table."""
+
+import re
+
+import cubin
+import kernel_table
+import pytest
+from variants import TARGETS, VARIANTS
+
+from graphfuse.dtypes import data_type
+
+pytestmark = pytest.mark.compile
+
+REGISTER_FILE = 65536  # of a CTA, on all of these chips
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_kernel(name, arch, note):
+    variant, device = VARIANTS[name], TARGETS[arch]
+    facts, knobs = variant.facts(), variant.knobs_on(device)
+    assert variant.engine.why_not(facts, device) is None
+    assert variant.engine.illegal(facts, knobs, device) is None
+
+    code = kernel_table.compiled(variant, arch)
+    row = kernel_table.row(variant, arch, code)
+    assert code.stack == code.local == code.spills == 0
+    assert code.registers * variant.engine.launch(facts, knobs).block <= REGISTER_FILE
+    check_accesses(code, variant.source(device))
+    check_conversions(code, facts, arch)
+    recorded, now = kernel_table.read().nvrtc, kernel_table.compiler()
+    if recorded != now:
+        note(f"registers were not held against {kernel_table.PATH.name}: it is of NVRTC {recorded}, this is {now}")
+    else:
+        assert not kernel_table.difference(name, arch, row)
+
+
+def check_accesses(code: cubin.Code, source: str) -> None:
+    """The widths that the kernel's constants promise are there, and none is wider than its tensor is aligned for."""
+    promised = {role: int(width) for role, width in re.findall(r"int (\w+)_ACCESS = (\d+);", source)}
+    assert max(code.loads) == promised["INPUT"]
+    assert {promised["WEIGHT"], promised["BIAS"]} - {1} <= code.read_only
+    assert promised["OUTPUT"] in code.stores
+    # Scalars in device memory take up to 4 bytes, as an inverse RMS does; block scales take 1.
+    assert max(code.read_only) <= max(promised["WEIGHT"], promised["BIAS"], 4)
+    assert max(code.stores) <= max(promised["OUTPUT"], 4 if "HAS_INVERSE_RMS = true" in source else 1)
+
+
+def check_conversions(code: cubin.Code, facts, arch: str) -> None:
+    """Outputs are quantized by instructions exactly where the chip, under this name, has them."""
+    fp8, fp4 = int(arch[3:].rstrip("a")) >= 89, arch in ("sm_100a", "sm_103a", "sm_120a")
+    wanted = {
+        data_type.BFLOAT16: {"BF16"},
+        data_type.FP8_E4M3: {"E4M3"} if fp8 else set(),
+        data_type.FP8_E5M2: {"E5M2"} if fp8 else set(),
+        data_type.FP4_E2M1: ({"E4M3"} if fp8 else set()) | ({"E2M1"} if fp4 else set()),
+    }.get(facts.output.dtype, set())
+    assert code.conversions - {"F16"} == wanted
+
+
+def test_the_table_lists_these_variants():
+    assert list(kernel_table.read().rows) == [(name, arch) for name in VARIANTS for arch in TARGETS]
+
+
+def test_a_change_is_named():
+    (name, arch), row = next(iter(kernel_table.read().rows.items()))
+    assert kernel_table.difference(name, arch, row) == ""
+    more = (row[0], row[1] + 7, *row[2:])
+    assert f"registers {row[1]} -> {row[1] + 7}. If that is meant, run make kernel-table" in kernel_table.difference(
+        name, arch, more
+    )
+    assert "is not in kernel-resources.csv: run make kernel-table" in kernel_table.difference("new", arch, row)
+
+
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024) spills(float4* memory, int last) {
+  float values[96];
+  for (int i = 0; i < 96; ++i) values[i] = reinterpret_cast<float*>(memory)[i * 1024 + threadIdx.x];
+  __syncthreads();
+  for (int i = 0; i < 96; ++i) values[i] = __fsqrt_rn(values[i]) + values[(i + last) % 96];
+  float4 sum = {};
+  for (int i = 0; i < 96; ++i) sum.x += values[i] * values[95 - i];
+  memory[threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_spills_and_widths_are_seen(arch):
+    from graphfuse.runtime import nvrtc
+
+    code = cubin.read(nvrtc.compile(SPILLING, arch, "spills.cu"))
+    assert code.stack > 0 and code.spills > 0
+    assert code.loads == {4} and code.stores == {16} and not code.read_only

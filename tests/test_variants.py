@@ -1,0 +1,81 @@
+"""The list of kernel variants covers what changes a kernel's code; each can be planned by the public API."""
+
+import dataclasses
+import re
+
+import pytest
+import variants
+from variants import TARGETS, VARIANTS
+
+from graphfuse.dtypes import data_type
+from graphfuse.engine import knobs_to_dict
+from graphfuse.ops import OPS
+from graphfuse.runtime.handle import Handle
+
+H200 = TARGETS["sm_90a"]
+FACTS = [v.facts() for v in VARIANTS.values()]
+FLOATS = {data_type.FLOAT, data_type.HALF, data_type.BFLOAT16}
+
+
+def test_every_type_in_every_role():
+    assert {f.input.dtype for f in FACTS} == {f.weight.dtype for f in FACTS} == FLOATS
+    assert {f.bias and f.bias.dtype for f in FACTS} == FLOATS | {None}
+    outputs = FLOATS | {data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP4_E2M1}
+    assert {(f.input.dtype, f.output.dtype) for f in FACTS} == {(x, y) for x in FLOATS for y in outputs}
+    for scalars in ([f.epsilon for f in FACTS], [s for f in FACTS for s in f.epilogue.scalars]):
+        assert {None if s.by_value else s.dtype for s in scalars} == FLOATS | {None}
+    assert {f.inverse_rms is None for f in FACTS} == {True, False}
+
+
+def test_every_pointwise_op():
+    used = {step.op_name for f in FACTS for step in f.epilogue.steps}
+    assert used == {op.name for op in OPS.values() if op.pointwise}
+
+
+@pytest.mark.parametrize("role, widths", [("INPUT", {2, 4, 8, 16}), ("OUTPUT", {1, 2, 4, 8, 16})])
+def test_every_access_width(role, widths):
+    sources = [v.source(H200) for v in VARIANTS.values()]
+    assert {int(re.search(rf"int {role}_ACCESS = (\d+);", s)[1]) for s in sources} == widths
+
+
+def test_every_way_of_spreading_rows():
+    knobs = [v.knobs_on(H200) for v in VARIANTS.values()]
+    assert {k.threads_per_row for k in knobs} == {1 << power for power in range(11)}
+    assert {k.threads for k in knobs} >= {32, 128, 256, 512, 1024}
+    assert {k.max_ctas > 0 for k in knobs} == {True, False}
+    for warps in (range(2), range(2, 9), range(9, 33)):  # no barrier, one, two
+        chosen = [k for k in knobs if k.threads_per_row // 32 in warps]
+        assert {k.threads > k.threads_per_row for k in chosen} == {True, False}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_planned_by_the_public_api(name):
+    variant = VARIANTS[name]
+    counts = variant.row_counts(H200)
+    knobs = dataclasses.replace(variant.knobs_on(H200), max_ctas=0)
+    assert counts[0] == 1
+    assert [variant.engine.launch(variant.facts(rows), knobs).grid for rows in counts] == [1, 3]
+    graph = variant.problem.graph()
+    graph.handle = Handle(H200)  # planning needs no GPU
+    graph.validate()
+    graph.build_operation_graph()
+    index = graph.create_execution_plan(variant.engine.name, knobs_to_dict(variant.knobs_on(H200)))
+    assert graph.get_engine_and_knobs_at_index(index) == (variant.engine.name, knobs_to_dict(variant.knobs_on(H200)))
+    assert graph.get_workspace_size_plan_at_index(index) == 0
+
+
+def test_rows_do_not_change_the_source():
+    for variant in VARIANTS.values():
+        knobs = variant.knobs_on(H200)
+        sources = {variant.engine.source(variant.facts(rows), knobs) for rows in (1, 2, 1000)}
+        assert sources == {variant.source(H200)}
+
+
+def test_the_digest_is_of_sources_alone(monkeypatch):
+    digest = variants.digest()
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+    renamed = {f"again {name}": v for name, v in reversed(VARIANTS.items())} | {"twice": VARIANTS["every op"]}
+    monkeypatch.setattr(variants, "VARIANTS", renamed)
+    assert variants.digest() == digest
+    monkeypatch.setattr(variants, "VARIANTS", {n: v for n, v in VARIANTS.items() if n != "every op"})
+    assert variants.digest() != digest

@@ -1,0 +1,144 @@
+"""The kernel variants that the lanes share: compiled for every chip, run on the CPU and under the GPU's sanitizers.
+
+A variant is a problem and the knobs to run it with; together they cover whatever changes
+the code of a kernel. A new engine adds its variants to VARIANTS and nothing else.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import graphs
+from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
+
+from graphfuse import match
+from graphfuse.device import ARCHES, Device, for_arch
+from graphfuse.engine import KernelEngine
+from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
+from graphfuse.enums import heur_mode
+from graphfuse.freeze import freeze
+from graphfuse.lower import lower
+from graphfuse.patterns import rmsnorm
+
+TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_120")}
+"""What kernels are compiled for: every chip's plain or own instruction set, and the device to plan for."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A problem, the engine that runs it, and its knobs; None for what the engine proposes first."""
+
+    problem: Norm
+    knobs: RmsNormKnobs | None = None
+    engine: KernelEngine = RmsNormEngine()
+    pattern: match.Pattern = rmsnorm.PATTERN
+
+    def facts(self, rows: int | None = None) -> object:
+        """What the engine looks at, by way of the pattern; for another number of rows if given."""
+        problem = self.problem if rows is None else dataclasses.replace(self.problem, rows=rows)
+        return _facts(problem, self.pattern)
+
+    def knobs_on(self, device: Device) -> RmsNormKnobs:
+        return self.knobs or self.engine.propose(self.facts(), device, heur_mode.A)[0]
+
+    def source(self, device: Device) -> str:
+        """The kernel's translation unit."""
+        return self.engine.source(self.facts(), self.knobs_on(device))
+
+    def row_counts(self, device: Device) -> tuple[int, ...]:
+        """Rows to run it with: one, and as many as fill two CTAs and begin a third."""
+        knobs = self.knobs_on(device)
+        return 1, 2 * knobs.threads // knobs.threads_per_row + 1
+
+    @property
+    def small(self) -> bool:
+        """Whether its rows are short enough to be run under a checker."""
+        return self.problem.columns <= 1 << 17
+
+
+@functools.cache
+def _facts(problem: Norm, pattern: match.Pattern) -> object:
+    found = match.find(pattern, lower(freeze(problem.graph())))
+    (region,) = (m for m in found if isinstance(m, match.Region))
+    return region.facts
+
+
+def digest() -> str:
+    """SHA-256 over the set of distinct translation units that all variants have on all chips: templates,
+    headers and what Python generates, but not names, the order or the number of variants that share one."""
+    units = {hashlib.sha256(v.source(d).encode()).hexdigest() for v in VARIANTS.values() for d in TARGETS.values()}
+    return hashlib.sha256("\n".join(sorted(units)).encode()).hexdigest()
+
+
+_FLOATS = (BF16, HALF, FLOAT)
+_QUANTIZED = (E4M3, E5M2, FP4)
+# Every pointwise op once, each attribute set, the factor on either side.
+_EVERY_OP = (
+    Op("identity", (0,)),
+    Op("gelu", (0,)),
+    Op("add", (0, -1)),
+    Op("tanh", (0,)),
+    Op("scale", (0, -1)),
+    Op("relu", (0,), (("negative_slope", 0.5), ("lower_clip", -0.25), ("upper_clip", 6.0))),
+    Op("gelu_approx_tanh", (0,)),
+    Op("sub", (-1, 0)),
+    Op("sigmoid", (0,)),
+)
+
+
+def _types() -> Iterator[tuple[str, Variant]]:
+    """Every type of input with every type of output; weight and bias go through theirs beside them."""
+    for i, x in enumerate(_FLOATS):
+        for j, y in enumerate(_FLOATS + _QUANTIZED):
+            weight, bias = _FLOATS[(i + j) % 3], (*_FLOATS, None)[(i + 2 * j) % 4]
+            problem = Norm(1, 512, x, weight, y, bias, training=(i + j) % 2 == 1, blocks=y is FP4)
+            yield f"{x.name} to {y.name}", Variant(problem)
+
+
+def _knobs() -> Iterator[tuple[str, Variant]]:
+    """Every number of threads a row: rows that share a warp, a warp, several with one barrier and with two."""
+    for power in range(11):
+        threads = 1 << power
+        # Two chunks a thread, of which half the threads lack the second; several rows a CTA, but for 32 and 1024.
+        columns = 8 * (threads + threads // 2)
+        cta = 32 if threads <= 32 else min(1024, 2 * threads)
+        ctas = 2 if threads in (4, 256) else 0
+        yield f"{threads} a row", Variant(Norm(1, columns), RmsNormKnobs(threads, cta, ctas))
+
+
+VARIANTS: dict[str, Variant] = {
+    **dict(_types()),
+    **dict(_knobs()),
+    # Row lengths: tails, chunks narrower than 16 bytes, rows held and read twice, 64-bit offsets.
+    "silu 1024": Variant(Norm(1, 1024)),
+    "one column": Variant(Norm(1, 1, FLOAT, FLOAT, HALF, training=True)),
+    "odd columns": Variant(Norm(1, 111, BF16, FLOAT, BF16, HALF)),
+    "half a chunk": Variant(Norm(1, 3420, HALF, BF16, HALF, BF16, training=True)),
+    "odd e4m3": Variant(Norm(1, 33, HALF, FLOAT, E4M3)),
+    "one block": Variant(Norm(1, 16, output=FP4, blocks=True)),
+    "three blocks": Variant(Norm(1, 48, FLOAT, output=FP4, blocks=True)),
+    "long e5m2": Variant(Norm(1, 7168, FLOAT, HALF, E5M2, BF16, training=True)),
+    "long nvfp4": Variant(Norm(1, 8192, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True)),
+    "long": Variant(Norm(1, 32768, BF16, FLOAT, BF16, FLOAT, training=True)),
+    "longest held": Variant(Norm(1, 40960, output=E4M3, bias=BF16)),
+    "read twice": Variant(Norm(1, 65536, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True)),
+    "odd read twice": Variant(Norm(1, 65537)),
+    "64-bit columns": Variant(Norm(1, (1 << 28) + 8)),
+    # Alignment of addresses and of rows.
+    "aligned to 8": Variant(Norm(1, 512, alignment=8, offset=4)),
+    "aligned to 4": Variant(Norm(1, 512, alignment=4, offset=2)),
+    "aligned to 2": Variant(Norm(1, 512, HALF, HALF, FLOAT, alignment=2, beta=None)),
+    "rows apart": Variant(Norm(1, 512, input_stride=520, output_stride=640)),
+    "odd rows apart": Variant(Norm(1, 512, input_stride=513, output_stride=514, training=True)),
+    "float aligned to 4": Variant(Norm(1, 512, FLOAT, FLOAT, FLOAT, FLOAT, alignment=4, offset=1)),
+    "e4m3 aligned to 1": Variant(Norm(1, 512, output=E4M3, alignment=2, output_stride=513)),
+    "nvfp4 rows apart": Variant(Norm(1, 96, output=FP4, blocks=True, output_stride=98)),
+    # Epilogues and scalars.
+    "norm alone": Variant(Norm(1, 1024, beta=None)),
+    "every op": Variant(Norm(1, 1024, beta=1.5, factor="device", scalars=BF16, eps="device", chain=_EVERY_OP)),
+    "scalars in half": Variant(Norm(1, 256, factor="device", eps="device", scalars=HALF)),
+    "scalars in float": Variant(Norm(1, 256, factor="device", eps="device")),
+    "scalars by value": Variant(Norm(1, 256, factor="value", eps=None, output=E4M3)),
+}
