@@ -16,6 +16,7 @@ from graphfuse import vocabulary
 from graphfuse.dtypes import data_type
 from graphfuse.enums import build_plan_policy, heur_mode
 from graphfuse.errors import (
+    GraphfuseError,
     GraphNotSupportedError,
     GraphStateError,
     GraphTypeError,
@@ -105,11 +106,17 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
             raise GraphNotSupportedError(
                 f"tensor {name!r}: ragged_offset and reordering_type are not supported; leave them None"
             )
-        t = self._new_tensor(name).set_dim(dim)
-        t.set_stride(packed_stride(t.get_dim()) if stride is None else stride)
-        t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
-        t.set_byte_alignment(byte_alignment)
-        return t if uid is None else t.set_uid(uid)
+        t = self._new_tensor(name)
+        try:
+            t.set_dim(dim).set_stride(packed_stride(t.get_dim()) if stride is None else stride)
+            t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
+            t.set_byte_alignment(byte_alignment)
+            return t if uid is None else t.set_uid(uid)
+        except GraphfuseError:
+            # What was refused leaves nothing behind that validate would stumble over.
+            self.tensors.remove(t)
+            del self._uids[t.get_uid()]
+            raise
 
     def tensor_like(self, template: object, name: str = "", is_virtual: bool = False) -> Tensor:
         """A tensor with the shape and strides (in elements), data type and alignment of `template`.

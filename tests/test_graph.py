@@ -217,3 +217,18 @@ def test_the_seed_sample_with_four_dimensions():
         torch.empty(0, dtype=torch.uint8),
     )
     assert (out.double() - case.exact(pack)["out"]).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"dim": [2, -1]}, {"dim": [2], "stride": ["a"]}, {"dim": [2], "byte_alignment": 3}, {"dim": [2], "uid": 1}],
+)
+def test_a_refused_tensor_leaves_the_graph_as_it_was(arguments):
+    g = graphs.new()
+    x = g.tensor([4], uid=1)
+    g.relu(x).set_output()
+    before = str(g)
+    with pytest.raises(GraphValidationError):
+        g.tensor(**arguments)
+    assert str(g) == before
+    g.validate()
