@@ -4,7 +4,9 @@ Leaf module: pure data, loads neither torch nor CUDA.
 """
 
 import enum
+import math
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,8 @@ class TypeFacts:
 
     bits: size of one element. torch / numpy: the name in that library (numpy
     names beyond numpy's own are those of ml_dtypes). ctype: the element type in
-    generated CUDA C++. max: largest finite value (None for integers).
+    generated CUDA C++. max: largest finite value of a float type. integers: smallest
+    and largest value of an integer type. One of the two is None.
     """
 
     bits: int
@@ -21,6 +24,7 @@ class TypeFacts:
     numpy: str
     ctype: str
     max: float | None = None
+    integers: tuple[int, int] | None = None
 
 
 class data_type(enum.Enum):  # noqa: N801 - cuDNN's spelling
@@ -74,11 +78,11 @@ FACTS: dict[data_type, TypeFacts] = {
     data_type.FP8_E5M2: TypeFacts(8, "float8_e5m2", "float8_e5m2", "gf::e5m2", 57344.0),
     data_type.FP8_E8M0: TypeFacts(8, "float8_e8m0fnu", "float8_e8m0fnu", "gf::e8m0", 2.0**127),
     data_type.FP4_E2M1: TypeFacts(4, "float4_e2m1fn_x2", "float4_e2m1fn", "gf::e2m1", 6.0),
-    data_type.INT8: TypeFacts(8, "int8", "int8", "signed char"),
-    data_type.UINT8: TypeFacts(8, "uint8", "uint8", "unsigned char"),
-    data_type.INT32: TypeFacts(32, "int32", "int32", "int"),
-    data_type.INT64: TypeFacts(64, "int64", "int64", "long long"),
-    data_type.BOOLEAN: TypeFacts(8, "bool", "bool", "bool"),
+    data_type.INT8: TypeFacts(8, "int8", "int8", "signed char", integers=(-(2**7), 2**7 - 1)),
+    data_type.UINT8: TypeFacts(8, "uint8", "uint8", "unsigned char", integers=(0, 2**8 - 1)),
+    data_type.INT32: TypeFacts(32, "int32", "int32", "int", integers=(-(2**31), 2**31 - 1)),
+    data_type.INT64: TypeFacts(64, "int64", "int64", "long long", integers=(-(2**63), 2**63 - 1)),
+    data_type.BOOLEAN: TypeFacts(8, "bool", "bool", "bool", integers=(0, 1)),
 }
 
 BY_TORCH_NAME = {facts.torch: dtype for dtype, facts in FACTS.items()}
@@ -94,3 +98,37 @@ def from_foreign(value: object) -> data_type:
     if found is None:
         raise TypeError(f"{value!r} is not a data type graphfuse knows; accepted: {', '.join(BY_TORCH_NAME)}")
     return found
+
+
+def fit(value: SupportsFloat, dtype: data_type) -> float:
+    """`value` as a float if a tensor of `dtype` that is passed by value can have it; ValueError says what can.
+
+    Kernels get such numbers as float32, so DOUBLE and NOT_SET have FLOAT's range. A
+    float type takes what rounds to a finite value of its own, infinities and NaN.
+    """
+    facts = FACTS[data_type.FLOAT if dtype in (data_type.NOT_SET, data_type.DOUBLE) else dtype]
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.nan if facts.integers else _overflow(facts.max)  # an int beyond float64 fits nothing
+    if facts.integers:
+        low, high = facts.integers
+        fits = low <= number <= high and number == int(number)
+    else:
+        low, high = -facts.max, facts.max
+        fits = not math.isfinite(number) or abs(number) < _overflow(high)
+    if not fits:
+        kind = "integers from " if facts.integers else ""
+        raise ValueError(f"{_brief(value)} does not fit {facts.torch}; accepted: {kind}{low} to {high}")
+    return number
+
+
+def _overflow(largest: float) -> int:
+    """From here on rounding to the type leaves its finite range: half a last place above the largest value."""
+    whole = int(largest)
+    return whole + (whole & -whole) // 2
+
+
+def _brief(value: object) -> str:
+    bits = value.bit_length() if isinstance(value, int) else 0
+    return f"an integer of {bits} bits" if bits > 128 else repr(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from graphfuse.ir import Subgraph
 from graphfuse.match import Region
 from graphfuse.plan import Plan, Verdict
 
@@ -30,7 +31,7 @@ def explain(planner: Planner) -> str:
 def _patterns(planner: Planner) -> list[str]:
     lines = [f"  {r.pattern} matches {_nodes(r)}" for r in planner.regions]
     lines += [
-        f"  {d.pattern} fits {', '.join(n.name for n in d.subgraph.nodes)}, but {d.why}" for d in planner.declined
+        f"  {d.pattern} fits {_names(d.subgraph)}, but {d.why}" for d in planner.declined
     ]
     covered = {i for r in planner.regions for i in r.subgraph.node_ids}
     lines += [f"  nothing matches {node}" for i, node in enumerate(planner.graph.nodes) if i not in covered]
@@ -38,7 +39,11 @@ def _patterns(planner: Planner) -> list[str]:
 
 
 def _nodes(region: Region) -> str:
-    return ", ".join(node.name for node in region.subgraph.nodes)
+    return _names(region.subgraph)
+
+
+def _names(subgraph: Subgraph) -> str:
+    return ", ".join(n.name if n.name.isprintable() else repr(n.name) for n in subgraph.nodes)
 
 
 def _verdict(verdict: Verdict) -> str:

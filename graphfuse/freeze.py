@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphfuse import ir, verify
-from graphfuse.dtypes import data_type
+from graphfuse.dtypes import FACTS, data_type
 from graphfuse.errors import GraphValidationError
 from graphfuse.ir import packed_stride
 from graphfuse.ops import Port
-from graphfuse.tensor import Tensor
+from graphfuse.tensor import Tensor, checked_number
 
 if TYPE_CHECKING:
     from graphfuse.graph import NodeRecord, pygraph
 
 COMPUTE_TYPES = (data_type.FLOAT, data_type.DOUBLE)
+# E8M0 holds powers of two alone: a scale's type, which ordinary results do not round to.
+OUTPUT_TYPES = tuple(dtype for dtype in FACTS if dtype is not data_type.FP8_E8M0)
 
 
 def freeze(graph: pygraph) -> ir.Graph:
@@ -49,7 +51,8 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
         raise GraphValidationError(
             f"{where}: compute data type is {node.compute.name}; accepted: {', '.join(c.name for c in COMPUTE_TYPES)}"
         )
-    rank = max(len(t.get_dim()) for t in node.inputs.values()) or 1
+    given = [t for t in node.inputs.values() if t.value is None] or node.inputs.values()
+    rank = max(len(t.get_dim()) for t in given) or 1
     for t in node.inputs.values():
         if t.value is not None and not t.get_dim():
             t.inferred_dim = t.inferred_stride = (1,) * rank
@@ -57,7 +60,7 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
     try:
         inferred = node.op.infer(shapes, node.attributes)
     except GraphValidationError as error:
-        raise GraphValidationError(f"{where}: {error}") from None
+        raise GraphValidationError(f"{where}: {error}{_shared_constants(node, rank)}") from None
     ports = {p.name: p for p in node.op.outputs}
     for port, t in node.outputs.items():
         if port in node.op.absent(node.attributes):
@@ -73,6 +76,24 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
             alike = (i for i in node.inputs.values() if tuple(i.get_dim()) == shape)
             t.inferred_stride = _stride_like(shape, next(alike, next(iter(node.inputs.values()))))
         _infer_data_type(graph, t, ports[port])
+        _check_stored(where, ports[port], t)
+
+
+def _check_stored(where: str, port: Port, t: Tensor) -> None:
+    accepted = (port.dtype,) if port.fixed else OUTPUT_TYPES
+    if not t.get_is_virtual() and t.get_data_type() not in accepted:
+        raise GraphValidationError(
+            f"{where}: {port.name} is stored as {t.get_data_type().name}; "
+            f"accepted: {', '.join(d.name for d in accepted)}"
+        )
+
+
+def _shared_constants(node: NodeRecord, rank: int) -> str:
+    """A remedy, where a constant has got its rank from an earlier node."""
+    for t in node.inputs.values():
+        if t.value is not None and len(t.inferred_dim) not in (0, rank):
+            return f"; constant {t.get_name()!r} has the rank of the node that reads it first: make one for each rank"
+    return ""
 
 
 def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
@@ -101,6 +122,8 @@ def _infer_data_type(graph: pygraph, t: Tensor, port: Port | None) -> None:
 
 
 def _freeze_tensor(number: int, t: Tensor) -> ir.Tensor:
+    if t.value is not None:
+        checked_number(f"tensor {t.get_name()!r}", t.value, t.get_data_type())
     return ir.Tensor(
         id=number,
         uid=t.get_uid(),

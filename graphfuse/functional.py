@@ -6,15 +6,25 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphfuse.dtypes import data_type, from_foreign
+from graphfuse.dtypes import data_type
 from graphfuse.enums import heur_mode, norm_forward_phase
-from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.errors import GraphValidationError, VariantPackError, VariantPackTypeError
 from graphfuse.graph import pygraph
+from graphfuse.verify import MAX_RANK
 
 if TYPE_CHECKING:
     import torch
 
 _BLOCK = 16
+_PAIRS = data_type.FP4_E2M1
+_FLOATS = (data_type.BFLOAT16, data_type.HALF, data_type.FLOAT)
+_TYPES = {
+    "input": _FLOATS,
+    "weight": _FLOATS,
+    "out": (*_FLOATS, data_type.FP8_E4M3, data_type.FP8_E5M2, _PAIRS),
+    "block_scale": (data_type.FP8_E4M3,),
+}
+"""The data types that each argument may have."""
 
 
 def fused_rmsnorm_silu(
@@ -26,111 +36,150 @@ def fused_rmsnorm_silu(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """SiLU(RMSNorm(input, weight, eps)) over the last dimension.
 
-    input: (..., hidden), bfloat16, float16 or float32, any strides of the leading
-    dimensions. weight: (hidden,), of any of these types. out: its dtype selects the
-    format: a 16- or 32-bit float or float8 type of shape (..., hidden) (default: input's
-    dtype, newly allocated), or float4_e2m1fn_x2 of shape (..., hidden / 2) for NVFP4.
-    block_scale: only with NVFP4, float8_e4m3fn of shape (..., hidden / 16), allocated if
-    None.
+    input: (..., hidden) of 1 to 8 dimensions, bfloat16, float16 or float32, any strides of
+    the leading dimensions. weight: (hidden,), of any of these types. out: its dtype selects
+    the format: bfloat16, float16, float32, float8_e4m3fn or float8_e5m2 of shape
+    (..., hidden) (default: input's dtype, newly allocated), or float4_e2m1fn_x2 of shape
+    (..., hidden / 2) for NVFP4, whose hidden is a multiple of 16. block_scale: with NVFP4,
+    float8_e4m3fn of shape (..., hidden / 16), allocated if None; ignored with other formats.
 
     Returns out, or (out, block_scale) for NVFP4. On CPU tensors the reference engine
-    runs. Not differentiable. Raises VariantPackError / VariantPackTypeError for tensors
-    that do not fit, naming the argument.
+    runs. Autograd does not see the call: the result has no gradient, whatever
+    requires_grad says. Raises VariantPackError, and VariantPackTypeError for wrong types,
+    naming the argument, before anything is written.
     """
     import torch
 
-    _check(torch, "input", input)
-    _check(torch, "weight", weight)
-    if input.dim() < 1 or weight.shape != input.shape[-1:]:
-        raise VariantPackError(
-            f"weight must have shape (hidden,) with input's last extent, got {tuple(weight.shape)} "
-            f"for input {tuple(input.shape)}"
-        )
+    layouts = {"input": _layout(torch, "input", input), "weight": _layout(torch, "weight", weight)}
     if out is None:
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    _check(torch, "out", out)
-    quantized = out.dtype is getattr(torch, "float4_e2m1fn_x2", None)
-    if quantized and block_scale is None:
-        shape = (*input.shape[:-1], input.shape[-1] // _BLOCK)
-        block_scale = torch.empty(shape, dtype=torch.float8_e4m3fn, device=input.device)
     tensors = {"input": input, "weight": weight, "out": out}
+    layouts["out"] = _layout(torch, "out", out)
+    quantized = layouts["out"].dtype is _PAIRS
     if quantized:
-        _check(torch, "block_scale", block_scale)
+        if block_scale is None:
+            block_scale = torch.empty(_scale_shape(input.shape), dtype=torch.float8_e4m3fn, device=input.device)
         tensors["block_scale"] = block_scale
-    for name, tensor in tensors.items():
-        if tensor.device != input.device:
-            raise VariantPackError(f"{name} is on {tensor.device}, input is on {input.device}; one device is accepted")
-    graph = _planned(str(input.device), tuple((name, _layout(t)) for name, t in tensors.items()))
-    graph.execute({**tensors, "epsilon": eps})
+        layouts["block_scale"] = _layout(torch, "block_scale", block_scale)
+    elif block_scale is not None:
+        _check_tensor(torch, "block_scale", block_scale)
+    _planned(tuple(layouts.items())).execute({**tensors, "eps": eps})
     return (out, block_scale) if quantized else out
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a plan depends on in a tensor: not its address, but what that is a multiple of."""
+    """What a plan depends on in a tensor: not its address, but what that is a multiple of.
+
+    shape, stride: torch's, which for FP4 count pairs.
+    """
 
     dtype: data_type
-    dim: tuple[int, ...]
+    shape: tuple[int, ...]
     stride: tuple[int, ...]
+    device: torch.device
     alignment: int
 
 
-def _layout(tensor: torch.Tensor) -> _Layout:
-    address = tensor.data_ptr()
+def _layout(torch, name: str, value: object) -> _Layout:
+    """The layout of an argument, whose data type is checked; all else is checked once for each problem."""
+    _check_tensor(torch, name, value)
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else value.layout
+        raise VariantPackTypeError(f"{name} is a tensor of layout {kind}; accepted: torch.strided")
+    dtype = _accepted(name, value.dtype)
+    try:
+        address = value.data_ptr()
+    except RuntimeError as error:  # fake and other tensors without memory
+        raise VariantPackTypeError(f"{name} has no memory: {str(error).splitlines()[0]}") from None
     alignment = min(16, address & -address) if address else 16
-    return _Layout(from_foreign(tensor.dtype), tuple(tensor.shape), tensor.stride(), alignment)
+    return _Layout(dtype, value.shape, value.stride(), value.device, alignment)
+
+
+def _check_tensor(torch, name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
+
+
+@functools.cache
+def _accepted(name: str, dtype: torch.dtype) -> data_type:
+    for accepted in _TYPES[name]:
+        if str(dtype) == f"torch.{accepted.facts.torch}":
+            return accepted
+    names = ", ".join(accepted.facts.torch for accepted in _TYPES[name])
+    raise VariantPackTypeError(f"{name} is of {dtype}; accepted: {names}")
+
+
+def _scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-1], *(hidden // _BLOCK for hidden in shape[-1:]))
+
+
+def _check(layouts: dict[str, _Layout]) -> None:
+    """VariantPackError for shapes and devices that do not fit each other."""
+    x, out = layouts["input"], layouts["out"]
+    given = f"input has shape {tuple(x.shape)}"
+    if x.device.type not in ("cpu", "cuda"):
+        raise VariantPackError(f"input is on {x.device}; accepted: cpu, cuda")
+    if not 1 <= len(x.shape) <= MAX_RANK or not x.shape[-1]:
+        raise VariantPackError(f"{given}; accepted: 1 to {MAX_RANK} dimensions, the last not empty")
+    *rows, hidden = x.shape
+    if out.dtype is _PAIRS and hidden % _BLOCK:
+        raise VariantPackError(f"{given}; accepted for FP4: a last dimension that is a multiple of {_BLOCK}")
+    shapes = {
+        "input": tuple(x.shape),
+        "weight": (hidden,),
+        "out": (*rows, hidden // 2 if out.dtype is _PAIRS else hidden),
+        "block_scale": _scale_shape(x.shape),
+    }
+    for name, layout in layouts.items():
+        if layout.shape != shapes[name]:
+            raise VariantPackError(f"{name} has shape {tuple(layout.shape)}; accepted: {shapes[name]}, as {given}")
+        if layout.device != x.device:
+            raise VariantPackError(f"{name} is on {layout.device}, input is on {x.device}; one device is accepted")
+    if out.dtype is _PAIRS and out.stride[-1] != 1:
+        raise VariantPackError(f"out has stride {out.stride}; accepted for FP4: 1 along the last dimension")
 
 
 @functools.lru_cache(maxsize=1024)
-def _planned(device: str, layouts: tuple[tuple[str, _Layout], ...]) -> pygraph:
+def _planned(layouts: tuple[tuple[str, _Layout], ...]) -> pygraph:
     """The built graph of one problem. The row count is part of the problem but never of a kernel."""
     from graphfuse.runtime.handle import create_handle
 
     tensors = dict(layouts)
+    _check(tensors)
     graph = pygraph(
-        "fused_rmsnorm_silu", intermediate_data_type=data_type.FLOAT, handle=create_handle(device)
+        "fused_rmsnorm_silu",
+        intermediate_data_type=data_type.FLOAT,
+        handle=create_handle(str(tensors["input"].device)),
     )
-    x = _declare(graph, "input", tensors["input"])
-    rank = len(tensors["input"].dim)
+    x = tensors["input"]
+    rank = len(x.shape)
     weight = tensors["weight"]
     scale = graph.tensor(
-        (*(1,) * (rank - 1), *weight.dim),
-        (*(weight.dim[0] * weight.stride[0],) * (rank - 1), *weight.stride),
+        (*(1,) * (rank - 1), *weight.shape),
+        (*(weight.shape[0] * weight.stride[0],) * (rank - 1), *weight.stride),
         weight.dtype,
         name="weight",
         byte_alignment=weight.alignment,
     )
-    epsilon = graph.tensor([1] * rank, data_type=data_type.FLOAT, is_pass_by_value=True, name="epsilon")
+    epsilon = graph.tensor([1] * rank, data_type=data_type.FLOAT, is_pass_by_value=True, name="eps")
+    x = graph.tensor(x.shape, x.stride, x.dtype, name="input", byte_alignment=x.alignment)
     y = graph.rmsnorm(x, scale, epsilon, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
     z = graph.swish(y)
     if "block_scale" in tensors:
         z, scales = graph.block_scale_quantize(z, block_size=_BLOCK, axis=rank - 1)
-        _set_layout(scales.set_output().set_name("block_scale"), tensors["block_scale"])
-    _set_layout(z.set_output().set_name("out"), _unpacked(tensors["out"]))
-    graph.build([heur_mode.OPENSOURCE, heur_mode.FALLBACK])
+        _store(scales, "block_scale", tensors["block_scale"])
+    _store(z, "out", tensors["out"])
+    try:
+        graph.build([heur_mode.OPENSOURCE, heur_mode.FALLBACK])
+    except GraphValidationError as error:  # strides: tensors of the graph have the names of the arguments
+        raise VariantPackError(str(error)) from None
     return graph
 
 
-def _declare(graph: pygraph, name: str, layout: _Layout):
-    return graph.tensor(layout.dim, layout.stride, layout.dtype, name=name, byte_alignment=layout.alignment)
+def _store(tensor, name: str, layout: _Layout) -> None:
+    from graphfuse.runtime import storage
 
-
-def _set_layout(tensor, layout: _Layout) -> None:
-    tensor.set_dim(layout.dim).set_stride(layout.stride).set_data_type(layout.dtype)
+    dim, stride = storage.unpacked(layout.dtype, layout.shape, layout.stride)
+    tensor.set_output().set_name(name).set_dim(dim).set_stride(stride).set_data_type(layout.dtype)
     tensor.set_byte_alignment(layout.alignment)
-
-
-def _unpacked(layout: _Layout) -> _Layout:
-    """A layout in elements, for a type of which torch counts pairs."""
-    if layout.dtype is not data_type.FP4_E2M1:
-        return layout
-    dim = (*layout.dim[:-1], layout.dim[-1] * 2)
-    stride = (*(s * 2 for s in layout.stride[:-1]), layout.stride[-1])
-    return _Layout(layout.dtype, dim, stride, layout.alignment)
-
-
-def _check(torch, name: str, value: object) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
-    if not value.is_floating_point():
-        raise VariantPackTypeError(f"{name} must be of a floating-point type, got {value.dtype}")

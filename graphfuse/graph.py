@@ -12,13 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphfuse import dtypes, vocabulary
+from graphfuse import vocabulary
 from graphfuse.dtypes import data_type
 from graphfuse.enums import build_plan_policy, heur_mode
-from graphfuse.errors import GraphNotSupportedError, GraphStateError, GraphTypeError, GraphValidationError
+from graphfuse.errors import (
+    GraphfuseError,
+    GraphNotSupportedError,
+    GraphStateError,
+    GraphTypeError,
+    GraphValidationError,
+    VariantPackError,
+)
 from graphfuse.ir import packed_stride
 from graphfuse.ops import Op
-from graphfuse.tensor import Tensor
+from graphfuse.tensor import Tensor, checked_name, checked_number, checked_type
 
 if TYPE_CHECKING:
     from graphfuse import ir
@@ -60,11 +67,15 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         compute_data_type=data_type.FLOAT,
         handle: Handle | None = None,
     ):
-        self.name = name
+        if handle is not None:
+            from graphfuse.runtime.handle import alive
+
+            alive(handle)
+        self.name = checked_name("graph", name)
         self.handle = handle
-        self.io_data_type = dtypes.from_foreign(io_data_type)
-        self.intermediate_data_type = dtypes.from_foreign(intermediate_data_type)
-        self.compute_data_type = dtypes.from_foreign(compute_data_type)
+        self.io_data_type = checked_type(f"graph {name!r}: io_data_type", io_data_type)
+        self.intermediate_data_type = checked_type(f"graph {name!r}: intermediate_data_type", intermediate_data_type)
+        self.compute_data_type = checked_type(f"graph {name!r}: compute_data_type", compute_data_type)
         self.tensors: list[Tensor] = []
         self.nodes: list[NodeRecord] = []
         self._uids: dict[int, Tensor] = {}
@@ -95,14 +106,20 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
             raise GraphNotSupportedError(
                 f"tensor {name!r}: ragged_offset and reordering_type are not supported; leave them None"
             )
-        t = self._new_tensor(name or f"tensor_{len(self.tensors)}").set_dim(dim)
-        t.set_stride(packed_stride(t.get_dim()) if stride is None else stride)
-        t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
-        t.set_byte_alignment(byte_alignment)
-        return t if uid is None else t.set_uid(uid)
+        t = self._new_tensor(name)
+        try:
+            t.set_dim(dim).set_stride(packed_stride(t.get_dim()) if stride is None else stride)
+            t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
+            t.set_byte_alignment(byte_alignment)
+            return t if uid is None else t.set_uid(uid)
+        except GraphfuseError:
+            # What was refused leaves nothing behind that validate would stumble over.
+            self.tensors.remove(t)
+            del self._uids[t.get_uid()]
+            raise
 
     def tensor_like(self, template: object, name: str = "", is_virtual: bool = False) -> Tensor:
-        """A tensor with the shape, strides, data type and alignment of `template`.
+        """A tensor with the shape and strides (in elements), data type and alignment of `template`.
 
         template: a graph tensor, a torch tensor, or any array with DLPack or an array
         interface. A one-element array on the CPU becomes a pass-by-value scalar.
@@ -117,16 +134,17 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
                 name=name,
                 byte_alignment=template.get_byte_alignment(),
             )
-        from graphfuse.runtime import buffers
+        from graphfuse.runtime import buffers, storage
 
         found = buffers.describe(template)
         if found.dim is None:
             raise GraphTypeError(f"tensor_like: {template!r} has no shape; give a tensor or an array")
-        scalar = found.device == "cpu" and all(extent == 1 for extent in found.dim)
+        dim, stride = storage.unpacked(found.dtype, found.dim or (1,), found.stride or (1,))
+        scalar = found.device == "cpu" and all(extent == 1 for extent in dim)
         alignment = 1 << 8 if not found.address else found.address & -found.address
         return self.tensor(
-            found.dim or (1,),
-            found.stride or (1,),
+            dim,
+            stride,
             found.dtype,
             is_virtual,
             scalar,
@@ -141,12 +159,14 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         """
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise GraphTypeError(f"tensor_scalar: value must be an int or float, got {value!r}")
-        t = self._new_tensor(name or f"tensor_{len(self.tensors)}")
-        t.set_is_virtual(False).set_is_pass_by_value(True).set_data_type(scalar_type)
-        t.value = float(value)
+        scalar_type = checked_type(f"tensor {name!r}", scalar_type)
+        value = checked_number(f"tensor {name!r}", value, scalar_type)
+        t = self._new_tensor(name).set_is_virtual(False).set_is_pass_by_value(True).set_data_type(scalar_type)
+        t.value = value
         return t
 
     def _new_tensor(self, name: str) -> Tensor:
+        name = checked_name("tensor", name) or f"tensor_{len(self.tensors)}"
         uid = len(self.tensors) + 1
         while uid in self._uids:
             uid += 1
@@ -177,7 +197,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         self._claimed.add(uid)
 
     def _add(self, op: Op, given: dict[str, object], compute_data_type, name: str):
-        name = name or f"{op.name}.{sum(node.op is op for node in self.nodes)}"
+        name = checked_name(f"node of {op.name}", name) or f"{op.name}.{sum(node.op is op for node in self.nodes)}"
         where = f"node {name!r} ({op.name})"
         if any(node.name == name for node in self.nodes):
             raise GraphValidationError(f"{where}: another node has this name; node names must differ")
@@ -187,7 +207,9 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
             if not isinstance(value, a.types) or (isinstance(value, bool) and bool not in a.types):
                 accepted = " or ".join(t.__name__ for t in a.types)
                 raise GraphTypeError(f"{where}: {a.name} must be {accepted}, got {value!r}")
-            attributes[a.name] = float(value) if a.types == (float, int) else value
+            # Kernels compute with it in float32.
+            number = a.types == (float, int)
+            attributes[a.name] = checked_number(f"{where}: {a.name}", value, data_type.FLOAT) if number else value
         inputs = {}
         for port in op.inputs:
             value = given.get(port.name)
@@ -200,7 +222,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
             if self._uids.get(value.get_uid()) is not value:
                 raise GraphValidationError(f"{where}: {port.name} ({value.get_name()!r}) belongs to another graph")
             inputs[port.name] = value
-        compute = dtypes.from_foreign(compute_data_type)
+        compute = checked_type(f"{where}: compute_data_type", compute_data_type)
         compute = self.compute_data_type if compute is data_type.NOT_SET else compute
         outputs = {p.name: self._new_tensor(f"{name}::{p.name}") for p in op.outputs}
         self.nodes.append(NodeRecord(name, op, inputs, outputs, attributes, compute))
@@ -227,7 +249,8 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         """
         from graphfuse.planner import Planner
 
-        self._planner = Planner(self._need(self._ir, "validate"), self.handle, tuple(patterns), tuple(engines))
+        patterns, engines = _several("patterns", patterns), _several("engines", engines)
+        self._planner = Planner(self._need(self._ir, "validate"), self.handle, patterns, engines)
 
     def create_execution_plans(self, heuristics: Sequence[heur_mode] = (heur_mode.A,)) -> None:
         """Rank plans for each heuristic mode in turn; GraphNotSupportedError lists every engine's reason if none."""
@@ -278,14 +301,13 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         self._need(self._planner, "create_execution_plans").build_at(index)
 
     def deselect_engines(self, engine_names: Sequence[str]) -> pygraph:
-        """Bar plans that use an engine with one of these names."""
-        if isinstance(engine_names, str):
-            raise GraphTypeError(f"deselect_engines: give a list of names, got {engine_names!r}")
-        self._need(self._planner, "create_execution_plans").bar_engines(tuple(engine_names))
+        """Bar plans that use an engine with one of these names; those built already count as not built."""
+        names = _several("deselect_engines", engine_names)
+        self._need(self._planner, "create_execution_plans").bar_engines(names)
         return self
 
     def deselect_workspace_greater_than(self, workspace_limit: int) -> pygraph:
-        """Bar plans that need more than `workspace_limit` bytes."""
+        """Bar plans that need more than `workspace_limit` bytes; those built already count as not built."""
         self._need(self._planner, "create_execution_plans").bar_workspace(workspace_limit)
         return self
 
@@ -304,6 +326,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         non-virtual tensor. workspace: a buffer of ``get_workspace_size()`` bytes.
         """
         planner = self._need(self._planner, "build")
+        self._check_keys(variant_pack)
         planner.execute(planner.selected(), variant_pack, workspace, handle)
 
     def execute_plan_at_index(
@@ -311,7 +334,16 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
     ) -> None:
         """Run one built plan without selecting it."""
         planner = self._need(self._planner, "build_plans")
+        self._check_keys(variant_pack)
         planner.execute(index, variant_pack, workspace, handle)
+
+    def _check_keys(self, variant_pack: Mapping) -> None:
+        # Here, as later only the uid of a key counts, and another graph's tensor may have the same.
+        for key in variant_pack if isinstance(variant_pack, Mapping) else ():
+            if isinstance(key, Tensor) and self._uids.get(key.get_uid()) is not key:
+                raise VariantPackError(
+                    f"variant pack: {key!r} is not of graph {self.name!r}; accepted: its tensors, their uids or names"
+                )
 
     # Looking at it
 
@@ -343,6 +375,12 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
     def _forget(self) -> None:
         self._ir: ir.Graph | None = None
         self._planner: Planner | None = None
+
+
+def _several(what: str, values: object) -> tuple:
+    if not isinstance(values, list | tuple | set | frozenset):
+        raise GraphTypeError(f"{what}: give a list, got {values!r}")
+    return tuple(values)
 
 
 def _modes(heuristics: object) -> tuple[heur_mode, ...]:

@@ -21,11 +21,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of an op. dtype: what an output gets when the user sets none."""
+    """An input or output of an op. dtype: what an output gets when the user sets none;
+    fixed: it can be stored as nothing else."""
 
     name: str
     optional: bool = False
     dtype: data_type | None = None
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,10 @@ _TABLE = (
         "are input / scale as stored, rounded to nearest even and saturated. A block whose\n"
         "scale rounds to zero becomes zeros. Returns [Y, scale].",
         inputs=(Port("input"),),
-        outputs=(Port("Y", dtype=data_type.FP4_E2M1), Port("scale", dtype=data_type.FP8_E4M3)),
+        outputs=(
+            Port("Y", dtype=data_type.FP4_E2M1, fixed=True),
+            Port("scale", dtype=data_type.FP8_E4M3, fixed=True),
+        ),
         infer=_quantize_shapes,
         reference=_quantize,
         attributes=(

@@ -58,8 +58,9 @@ class Planner:
 
     def append(self, engine: object, knobs: object) -> int:
         names = (engine,) if isinstance(engine, str) else engine
-        values = (knobs or {},) if isinstance(engine, str) else knobs
-        if not isinstance(names, tuple | list) or not isinstance(values, tuple | list) or len(names) != len(values):
+        values = ({} if knobs is None else knobs,) if isinstance(engine, str) else knobs
+        lists = isinstance(names, tuple | list) and isinstance(values, tuple | list) and len(names) == len(values)
+        if not lists or not all(isinstance(v, Mapping) for v in values):
             raise GraphTypeError(
                 f"create_execution_plan: give an engine name and a dict of knobs, or tuples of both; got {engine!r}, {knobs!r}"
             )
@@ -85,12 +86,21 @@ class Planner:
         return self.plans[index]
 
     def bar_engines(self, names: tuple[str, ...]) -> None:
-        self._barred_engines.update(names)
+        self._barred_engines |= {self._engine(name).name for name in names}
+        self._drop_barred()
 
     def bar_workspace(self, limit: int) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
             raise GraphTypeError(f"a workspace limit must be an int >= 0, in bytes; got {limit!r}")
         self._workspace_limit = limit
+        self._drop_barred()
+
+    def _drop_barred(self) -> None:
+        """A plan that was built before it was barred needs another choice."""
+        with self._lock:
+            self._executables = {i: e for i, e in self._executables.items() if not self.barred(e.plan)}
+        if self.chosen not in self._executables:
+            self.chosen = None
 
     def barred(self, p: Plan) -> str | None:
         """Why a plan may not be used, or None."""
@@ -124,7 +134,9 @@ class Planner:
     def selected(self) -> int:
         """Index of the plan that execute runs."""
         if self.chosen is None:
-            raise GraphStateError(f"graph {self.graph.name!r}: call build_plans() or build() first")
+            raise GraphStateError(
+                f"graph {self.graph.name!r}: no plan is built and allowed; call build_plans() or build() first"
+            )
         return self.chosen
 
     def _build(self, index: int) -> None:
@@ -150,7 +162,7 @@ class Planner:
             raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
         p = executable.plan
         handle = handle if handle is not None else self.handle
-        if handle is not None and handle.device != self.device:
+        if handle is not None and handles.alive(handle).device != self.device:
             raise DeviceError(f"graph {self.graph.name!r} is planned for {self.device}, the handle is for {handle.device}")
         stream = handles.current_stream(self.device) if handle is None else handles.get_stream(handle)
         buffers = packs.bind(
@@ -171,12 +183,14 @@ class Planner:
 def _device(handle, emulated: bool) -> Device:
     """Where to plan for: the handle's device, the emulator if it is asked for, else the current device."""
     from graphfuse.runtime import device
+    from graphfuse.runtime import handle as handles
 
+    given = None if handle is None else handles.alive(handle).device
     if not emulated:
-        return device.get() if handle is None else handle.device
-    if handle is not None and handle.device is not EMULATOR:
+        return given or device.get()
+    if given not in (None, EMULATOR):
         raise DeviceError(
-            f"engine {str(EMULATOR)!r} was asked for, but the handle is for {handle.device}; accepted: no handle, or "
+            f"engine {str(EMULATOR)!r} was asked for, but the handle is for {given}; accepted: no handle, or "
             f"create_handle({str(EMULATOR)!r})"
         )
     return EMULATOR

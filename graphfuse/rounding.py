@@ -1,7 +1,9 @@
 """How a float32 value becomes each storage type, as torch code: the reference semantics.
 
-Round to nearest, ties to even, everywhere. FP8 and FP4 saturate at their largest
-finite value (infinities too); NaN stays NaN where the type has one. Functions get
+Round to nearest, ties to even, everywhere. Integers saturate at the ends of their
+range, FP8 and FP4 at their largest finite value (infinities too). NaN stays NaN where
+the type has one and becomes 0 in integers; BOOLEAN is whether a value is not 0.
+FP8_E8M0, which holds powers of two alone, is for scales and not written. Functions get
 the torch module as `t`, so that importing this loads nothing.
 """
 
@@ -20,6 +22,8 @@ def encode(t, values, dtype: data_type):
     if dtype in _SATURATING:
         limit = dtype.facts.max
         values = values.clamp(-limit, limit)
+    if dtype.facts.integers is not None and dtype is not data_type.BOOLEAN:
+        return _integers(t, values.nan_to_num(0.0).round(), dtype)
     return values.to(getattr(t, dtype.facts.torch))
 
 
@@ -36,6 +40,13 @@ def round_to(t, values, dtype: data_type):
     if dtype is data_type.FP4_E2M1:
         return _E2M1.as_tensor(t, values.device, values.dtype)[_e2m1_codes(t, values).long()]
     return encode(t, values, dtype).to(values.dtype)
+
+
+def _integers(t, whole, dtype):
+    # Clamping first would not do: the largest INT32 and INT64 round up in float32.
+    low, high = dtype.facts.integers
+    stored = whole.to(getattr(t, dtype.facts.torch))
+    return stored.masked_fill(whole <= low, low).masked_fill(whole >= high, high)
 
 
 class _E2M1:

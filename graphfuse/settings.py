@@ -31,7 +31,7 @@ def cache_dir() -> Path:
     """The directory for compiled kernels; it need not exist. ValueError for a relative GRAPHFUSE_CACHE_DIR."""
     value = os.environ.get("GRAPHFUSE_CACHE_DIR")
     if value:
-        path = Path(value).expanduser()
+        path = Path(os.path.expanduser(value))  # unlike Path's own, leaves the ~ of users that do not exist
         if not path.is_absolute():
             raise ValueError(f"GRAPHFUSE_CACHE_DIR={value!r} depends on the working directory; accepted: absolute path")
         return path

@@ -47,7 +47,7 @@ class Tensor:
 
     def set_data_type(self, data_type) -> Tensor:  # noqa: A002 - cuDNN's spelling
         """A ``data_type``, or a torch or numpy dtype."""
-        self._data_type = dtypes.from_foreign(data_type)
+        self._data_type = checked_type(f"tensor {self._name!r}", data_type)
         return self._done()
 
     def set_output(self, is_output: bool = True) -> Tensor:
@@ -66,13 +66,17 @@ class Tensor:
         return self._done()
 
     def set_name(self, name: str) -> Tensor:
-        if not isinstance(name, str) or not name:
+        if not name:
             raise GraphTypeError(f"tensor {self._name!r}: a name must be a non-empty str, got {name!r}")
-        self._name = name
+        self._name = checked_name(f"tensor {self._name!r}", name)
         return self._done()
 
     def set_uid(self, uid: int) -> Tensor:
-        """The number that ``execute`` knows the tensor by; unique in the graph."""
+        """The number that ``execute`` knows the tensor by; unique in the graph.
+
+        Numbers that users chose stay. One that the graph gave out itself is free to be
+        chosen: its holder then gets another, so choose before reading ``get_uid``.
+        """
         self._claim(self, uid)
         self._uid = uid
         return self._done()
@@ -123,6 +127,29 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"<tensor {self._name!r} uid={self._uid} dim={self.get_dim()} {self.get_data_type().name}>"
+
+
+def checked_type(where: str, value: object) -> data_type:
+    """The data type that `value` means; GraphTypeError names `where`."""
+    try:
+        return dtypes.from_foreign(value)
+    except TypeError as error:
+        raise GraphTypeError(f"{where}: {error}") from None
+
+
+def checked_name(where: str, value: object) -> str:
+    """`value` if it is a str; GraphTypeError names `where`."""
+    if not isinstance(value, str):
+        raise GraphTypeError(f"{where}: a name must be a str, got {value!r}")
+    return value
+
+
+def checked_number(where: str, value: float, dtype: data_type) -> float:
+    """`value` as a float that `dtype` can hold; GraphValidationError names `where`."""
+    try:
+        return dtypes.fit(value, dtype)
+    except ValueError as error:
+        raise GraphValidationError(f"{where}: {error}") from None
 
 
 def _integers(tensor: Tensor, what: str, values: Sequence[int]) -> tuple[int, ...]:

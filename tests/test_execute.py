@@ -102,6 +102,13 @@ WRONG = {
     "tensor for a number": ({"epsilon": torch.zeros(2)}, VariantPackError, "'epsilon'", "2 elements", "one"),
     "text for a number": ({"epsilon": "1e-5"}, VariantPackTypeError, "'epsilon'", "str", "number"),
     "huge number": ({"epsilon": 1e300}, VariantPackError, "'epsilon'", r"1e\+300", "float32"),
+    "tensor of another graph": (
+        {CASE.graph().tensors[0]: bf16(6, 32)},
+        VariantPackError,
+        "tensor 'x' uid=1.*not of graph 'graph'",
+        "",
+        "its tensors",
+    ),
     "unaligned": (
         {"x": graphs.workspace(6 * 32 * 2 + 2).view(torch.bfloat16)[1:].view(6, 32)},
         VariantPackError,
@@ -272,6 +279,34 @@ def test_a_handle_of_another_device_is_refused(built):
 
     with pytest.raises(graphfuse.DeviceError, match="planned for cpu.*cuda:3"):
         built.execute(pack(), None, Handle(Device("cuda", 3)))
+
+
+@pytest.mark.parametrize("value", [0, "cuda", object()])
+def test_what_is_no_handle_is_refused(built, value):
+    with pytest.raises(graphfuse.GraphTypeError, match="is not a handle; accepted: what create_handle returns"):
+        built.execute(pack(), None, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("INT32", 3.7), ("INT32", 2**31), ("HALF", 1e6), ("UINT8", torch.tensor(-1))]
+)
+def test_numbers_have_the_range_of_their_type(kind, value):
+    g = graphs.new()
+    factor = g.tensor([1], data_type=graphfuse.data_type[kind], is_pass_by_value=True, name="factor")
+    g.mul(g.tensor([4], name="x"), factor).set_output().set_name("out")
+    g.build([heur_mode.FALLBACK])
+    with pytest.raises(VariantPackError, match="tensor 'factor'.*does not fit .*; accepted: "):
+        g.execute({"x": torch.ones(4), "out": torch.ones(4), "factor": value})
+
+
+def test_integer_outputs_round_and_saturate():
+    g = graphs.new()
+    x = g.tensor([4], name="x")
+    for name in ("int8", "int32"):
+        g.identity(x).set_output().set_data_type(name).set_name(name)
+    made = {name: torch.zeros(4, dtype=getattr(torch, name)) for name in ("int8", "int32")}
+    graphs.run(g, {"x": torch.tensor([300.0, 1.7, 2.5, float("nan")])} | made)
+    assert made["int8"].tolist() == [127, 2, 2, 0] and made["int32"].tolist() == [300, 2, 2, 0]
 
 
 def test_a_destroyed_handle_is_refused(built):

@@ -93,6 +93,18 @@ def quantize(g, x, **attributes):
         t.set_output()
 
 
+def two_ranks(g):
+    two = g.tensor_scalar(2.0, name="two")
+    g.mul(g.tensor([3]), two).set_output()
+    g.mul(g.tensor([3, 4]), two).set_output()
+
+
+def typed(g, port, dtype):
+    y, scale = g.block_scale_quantize(g.tensor([4, 16]))
+    y.set_output(), scale.set_output()
+    {"Y": y, "scale": scale}[port].set_data_type(dtype)
+
+
 def output_all(g):
     for node in g.nodes:
         for t in node.outputs.values():
@@ -146,6 +158,22 @@ REFUSED = {
         "two elements",
     ),
     "rank 9": (lambda g: g.relu(g.tensor([1] * 9)).set_output(), "1 to 8 dimensions"),
+    "scale type": (lambda g: typed(g, "scale", data_type.FP8_E5M2), "quantize.0'.*scale.*E5M2; accepted: FP8_E4M3$"),
+    "scale float": (lambda g: typed(g, "scale", FLOAT), "quantize.0'.*scale.*FLOAT; accepted: FP8_E4M3$"),
+    "element type": (lambda g: typed(g, "Y", data_type.INT8), "quantize.0'.*Y.*INT8; accepted: FP4_E2M1$"),
+    "e8m0": (
+        lambda g: g.relu(g.tensor([2])).set_output().set_data_type(data_type.FP8_E8M0),
+        "relu.0'.*output.*FP8_E8M0; accepted: FLOAT",
+    ),
+    "constant of two ranks": (two_ranks, "mul.1'.*one rank.*constant 'two'.*one for each rank"),
+    "constant and type": (
+        lambda g: g.mul(g.tensor([2]), g.tensor_scalar(1e6, name="big").set_data_type(HALF)).set_output(),
+        r"'big': 1000000.0 does not fit float16; accepted: -65504.0 to 65504.0",
+    ),
+    "constant and graph's type": (
+        lambda g: g.mul(g.tensor([2]), g.tensor_scalar(2.5).set_data_type(data_type.INT32)).set_output(),
+        "2.5 does not fit int32; accepted: integers",
+    ),
     "unwritten output": (
         lambda g: (norm(g, g.tensor([2, 4]), g.tensor([1, 4])), output_all(g)),
         "inv_variance is marked as",
@@ -171,6 +199,14 @@ def test_a_missing_data_type_names_the_tensor_and_the_remedy(which):
         g.relu(g.relu(x).set_name("bare")).set_output()
     with pytest.raises(GraphValidationError, match=f"'bare'.*set_data_type.*{which}"):
         g.validate()
+
+
+def test_a_virtual_result_may_declare_any_type():
+    g = graphs.new()
+    y, scale = g.block_scale_quantize(g.relu(g.tensor([4, 16])).set_data_type(data_type.FP8_E8M0))
+    y.set_output(), scale.set_data_type(FLOAT)
+    g.relu(scale).set_output()
+    g.validate()
 
 
 def test_an_unused_constant_is_no_mistake():

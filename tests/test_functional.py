@@ -1,5 +1,7 @@
 """The functional call on CPU tensors: formats, leading dimensions, defaults and refusals."""
 
+import re
+
 import oracle
 import pytest
 import torch
@@ -65,40 +67,84 @@ def good(**change):
     return fused_rmsnorm_silu(**arguments)
 
 
+FP4 = torch.float4_e2m1fn_x2
+
+
+def nvfp4(rows=4, hidden=32, **change):
+    given = {"input": torch.randn(rows, hidden), "weight": torch.randn(hidden)}
+    return given | {"out": torch.empty(rows, hidden // 2, dtype=FP4)} | change
+
+
+def of(dtype, *shape):
+    return torch.zeros(shape or (4, 32), dtype=torch.uint8).to(dtype)
+
+
+# Arguments -> (error, argument named and what was given, what is accepted).
 WRONG = {
-    "input type": ({"input": [1.0]}, VariantPackTypeError, "input must be a torch tensor, got list"),
-    "weight type": ({"weight": 1.0}, VariantPackTypeError, "weight must be a torch tensor, got float"),
-    "weight shape": ({"weight": torch.randn(31)}, VariantPackError, r"weight.*\(31,\).*\(4, 32\)"),
-    "weight rank": ({"weight": torch.randn(1, 32)}, VariantPackError, r"weight.*\(1, 32\)"),
-    "no dimension": ({"input": torch.tensor(1.0)}, VariantPackError, "weight must have shape"),
-    "out shape": ({"out": torch.empty(4, 31)}, ValueError, r"out.*\[4, 31\]|\[4, 31\].*out"),
-    "out type": ({"out": 3}, VariantPackTypeError, "out must be a torch tensor"),
-    "out dtype": ({"out": torch.empty(4, 32, dtype=torch.complex64)}, TypeError, "complex64"),
-    "integers": ({"input": torch.zeros(4, 32, dtype=torch.int32)}, (TypeError, ValueError), "input"),
-    "eps": ({"eps": "small"}, VariantPackTypeError, "epsilon"),
-    "aliased": ({"input": (same := torch.randn(4, 32)), "out": same}, VariantPackError, "out.*input"),
-    "odd blocks": (
-        {
-            "input": torch.randn(4, 24),
-            "weight": torch.randn(24),
-            "out": torch.empty(4, 12, dtype=torch.float4_e2m1fn_x2),
-        },
-        ValueError,
-        "16",
+    "input type": ({"input": [1.0]}, VariantPackTypeError, "input must be a torch tensor, got list", ""),
+    "weight type": ({"weight": 1.0}, VariantPackTypeError, "weight must be a torch tensor, got float", ""),
+    "out type": ({"out": 3}, VariantPackTypeError, "out must be a torch tensor", ""),
+    "block_scale type": ({"block_scale": 3}, VariantPackTypeError, "block_scale must be a torch tensor", ""),
+    "weight shape": ({"weight": torch.randn(31)}, VariantPackError, r"weight has shape \(31,\)", r"\(32,\).*\(4, 32\)"),
+    "weight rank": ({"weight": torch.randn(1, 32)}, VariantPackError, r"weight has shape \(1, 32\)", r"\(32,\)"),
+    "no dimension": ({"input": torch.tensor(1.0)}, VariantPackError, r"input has shape \(\)", "1 to 8 dimensions"),
+    "rank 9": ({"input": torch.ones((1,) * 8 + (32,))}, VariantPackError, "input has shape", "1 to 8 dimensions"),
+    "no columns": ({"input": torch.ones(4, 0)}, VariantPackError, r"input has shape \(4, 0\)", "not empty"),
+    "out shape": ({"out": torch.empty(4, 31)}, VariantPackError, r"out has shape \(4, 31\)", r"\(4, 32\)"),
+    "out rank": ({"out": torch.empty(1, 4, 32)}, VariantPackError, r"out has shape \(1, 4, 32\)", r"\(4, 32\)"),
+    "out overlaps itself": ({"out": torch.empty(32).expand(4, 32)}, VariantPackError, "tensor 'out'", "one address"),
+    "eps": ({"eps": "small"}, VariantPackTypeError, "'eps'", "number"),
+    "eps range": ({"eps": 1e300}, VariantPackError, "'eps'.*1e\\+300", "float32; accepted"),
+    "aliased": ({"input": (same := torch.randn(4, 32)), "out": same}, VariantPackError, "out.*input", "of its own"),
+    "odd blocks": (nvfp4(hidden=24), VariantPackError, r"input has shape \(4, 24\)", "multiple of 16"),
+    "pairs shape": (nvfp4(out=torch.empty(4, 32, dtype=FP4)), VariantPackError, r"out has shape \(4, 32\)", r"\(4, 16\)"),
+    "pairs across rows": (
+        nvfp4(out=of(torch.uint8, 16, 4).view(FP4).t()),
+        VariantPackError,
+        r"out has stride \(1, 4\)",
+        "1 along the last",
     ),
     "scale shape": (
-        {
-            "out": torch.empty(4, 16, dtype=torch.float4_e2m1fn_x2),
-            "block_scale": torch.empty(4, 3, dtype=torch.float8_e4m3fn),
-        },
-        ValueError,
-        r"\[4, 3\]",
+        nvfp4(block_scale=of(torch.float8_e4m3fn, 4, 3)),
+        VariantPackError,
+        r"block_scale has shape \(4, 3\)",
+        r"\(4, 2\)",
+    ),
+    "scale dtype": (nvfp4(block_scale=torch.empty(4, 2)), VariantPackTypeError, "block_scale.*float32", "e4m3fn$"),
+    "sparse": ({"input": torch.randn(4, 32).to_sparse()}, VariantPackTypeError, "input.*sparse", "strided"),
+    "meta": ({"input": torch.empty(4, 32, device="meta")}, VariantPackError, "input is on meta", "cpu, cuda"),
+    "meta out": ({"out": torch.empty(4, 32, device="meta")}, VariantPackError, "out is on meta", "one device"),
+    "nested": (
+        {"input": torch.nested.nested_tensor([torch.randn(2, 32), torch.randn(3, 32)])},
+        VariantPackTypeError,
+        "input.*nested",
+        "strided",
     ),
 }
+FLOATS = "bfloat16, float16, float32"
+TYPES = {
+    "input": (FLOATS, ["int32", "bool", "float64", "float8_e4m3fn", "complex64"]),
+    "weight": (FLOATS, ["int64", "float64", "float8_e5m2"]),
+    "out": (f"{FLOATS}, float8_e4m3fn, float8_e5m2, float4_e2m1fn_x2", ["int8", "uint8", "float64", "float8_e8m0fnu"]),
+}
+for name, (accepted, refused) in TYPES.items():
+    for dtype in refused:
+        change = {name: of(getattr(torch, dtype), *((32,) if name == "weight" else ()))}
+        WRONG[f"{name} {dtype}"] = (change, VariantPackTypeError, f"{name} is of torch.{dtype}", accepted)
 
 
-@pytest.mark.parametrize(("change", "error", "message"), WRONG.values(), ids=WRONG)
-def test_refused(change, error, message):
-    with pytest.raises(error, match=message) as caught:
+@pytest.mark.parametrize(("change", "error", "given", "accepted"), WRONG.values(), ids=WRONG)
+def test_refused(change, error, given, accepted):
+    with pytest.raises(error, match=given) as caught:
         good(**change)
-    assert isinstance(caught.value, (graphfuse.GraphfuseError, TypeError))
+    assert re.search(accepted, str(caught.value)) and isinstance(caught.value, graphfuse.GraphfuseError)
+
+
+def test_block_scale_is_ignored_without_nvfp4():
+    x, weight = torch.randn(4, 32), torch.randn(32)
+    assert torch.equal(fused_rmsnorm_silu(x, weight, block_scale=torch.empty(0)), fused_rmsnorm_silu(x, weight))
+
+
+def test_the_result_has_no_gradient():
+    x = torch.randn(4, 32, requires_grad=True)
+    assert not fused_rmsnorm_silu(x, torch.randn(32)).requires_grad

@@ -104,9 +104,24 @@ WRONG = [
     (lambda g, t: g.create_execution_plans("A"), GraphTypeError, "heur_mode"),
     (lambda g, t: g.create_execution_plans([]), GraphTypeError, "heur_mode"),
     (lambda g, t: g.build_plans("all"), GraphTypeError, "build_plan_policy"),
-    (lambda g, t: g.deselect_engines("reference"), GraphTypeError, "list of names"),
-    (lambda g, t: g.relu(t, compute_data_type="float7"), TypeError, "float7"),
-    (lambda g, t: graphfuse.pygraph(io_data_type=7), TypeError, "7"),
+    (lambda g, t: g.deselect_engines("reference"), GraphTypeError, "deselect_engines: give a list"),
+    (lambda g, t: g.deselect_engines(5), GraphTypeError, "deselect_engines: give a list, got 5"),
+    (lambda g, t: g.relu(t, compute_data_type="float7"), GraphTypeError, "node 'relu.0'.*compute_data_type.*float7"),
+    (lambda g, t: graphfuse.pygraph(io_data_type=7), GraphTypeError, "'graph': io_data_type: 7"),
+    (lambda g, t: graphfuse.pygraph(compute_data_type=3), GraphTypeError, "'graph': compute_data_type: 3"),
+    (lambda g, t: graphfuse.pygraph(5), GraphTypeError, "graph: a name must be a str, got 5"),
+    (lambda g, t: graphfuse.pygraph(handle="cuda"), GraphTypeError, "'cuda' is not a handle; accepted: "),
+    (lambda g, t: g.relu(t, name=7), GraphTypeError, "node of relu: a name must be a str, got 7"),
+    (lambda g, t: g.tensor([2], name=5), GraphTypeError, "tensor: a name must be a str, got 5"),
+    (lambda g, t: g.tensor_scalar(2.0, name=0), GraphTypeError, "tensor: a name must be a str, got 0"),
+    (lambda g, t: g.tensor_scalar(2.0, "float7", "s"), GraphTypeError, "tensor 's': .*float7"),
+    (lambda g, t: g.tensor_scalar(10**400, name="s"), GraphValidationError, "'s'.*does not fit float32; accepted"),
+    (lambda g, t: g.tensor_scalar(3.7, "int32", "s"), GraphValidationError, "'s': 3.7.*integers from"),
+    (lambda g, t: g.mul(t, 1e300), GraphValidationError, r"'mul.0::b': 1e\+300 does not fit float32; accepted"),
+    (lambda g, t: g.swish(t, swish_beta=10**400), GraphValidationError, "'swish.0'.*swish_beta.*bits does not fit"),
+    (lambda g, t: g.swish(t, swish_beta=1e300), GraphValidationError, r"'swish.0'.*swish_beta: 1e\+300 does not fit"),
+    (lambda g, t: g.build(patterns=None), GraphTypeError, "patterns: give a list, got None"),
+    (lambda g, t: g.build(engines="reference"), GraphTypeError, "engines: give a list, got 'reference'"),
 ]
 
 
@@ -114,7 +129,18 @@ WRONG = [
 def test_wrong_arguments(call, error, message):
     g = graphs.new()
     with pytest.raises(error, match=message):
-        call(g, g.tensor([2, 3], name="t"))
+        t = g.tensor([2, 3], name="t")
+        g.identity(t).set_output()
+        call(g, t)
+
+
+def test_a_refused_number_leaves_nothing_behind():
+    g = graphs.new()
+    x = g.tensor([2])
+    with pytest.raises(GraphValidationError):
+        g.mul(x, 1e300)
+    g.mul(x, 2.0).set_output()
+    g.build([heur_mode.FALLBACK])
 
 
 def test_methods_have_the_tables_signature():
@@ -191,3 +217,18 @@ def test_the_seed_sample_with_four_dimensions():
         torch.empty(0, dtype=torch.uint8),
     )
     assert (out.double() - case.exact(pack)["out"]).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"dim": [2, -1]}, {"dim": [2], "stride": ["a"]}, {"dim": [2], "byte_alignment": 3}, {"dim": [2], "uid": 1}],
+)
+def test_a_refused_tensor_leaves_the_graph_as_it_was(arguments):
+    g = graphs.new()
+    x = g.tensor([4], uid=1)
+    g.relu(x).set_output()
+    before = str(g)
+    with pytest.raises(GraphValidationError):
+        g.tensor(**arguments)
+    assert str(g) == before
+    g.validate()

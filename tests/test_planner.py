@@ -73,6 +73,8 @@ WRONG = [
     (("toy", {"size": 101}), GraphNotSupportedError, "'toy' cannot use.*size is 101; accepted: 1 to 100"),
     ((("toy",), {}), GraphTypeError, "create_execution_plan"),
     ((7,), GraphTypeError, "create_execution_plan"),
+    (("toy", 5), GraphTypeError, "create_execution_plan: .*5"),
+    ((("toy",), (5,)), GraphTypeError, "create_execution_plan"),
 ]
 
 
@@ -113,6 +115,29 @@ def test_deselected_engines_are_not_built():
         g.build_plan_at_index(0)
     with pytest.raises(GraphStateError, match="plan 0.*not built.*build_plan_at_index"):
         g.execute_plan_at_index({}, None, 0)
+
+
+@pytest.mark.parametrize("names", [["typo"], ["toy", "typo"], [5]])
+def test_only_engines_that_exist_are_deselected(names):
+    g = planned()
+    with pytest.raises(GraphValidationError, match=f"no engine is named {names[-1]!r}; there are: toy.*reference"):
+        g.deselect_engines(names)
+    g.build_plan_at_index(0)
+
+
+def test_deselecting_a_built_plan_asks_for_another():
+    g = planned()
+    g.build_plans(build_plan_policy.ALL)
+    pack = {"x": torch.randn(100), "out": torch.empty(100)}
+    g.deselect_engines(["toy"])
+    with pytest.raises(GraphStateError, match="no plan is built and allowed; call build_plans"):
+        g.execute(pack)
+    with pytest.raises(GraphStateError, match="plan 0.*not built"):
+        g.execute_plan_at_index(pack, None, 0)
+    g.execute_plan_at_index(pack, None, 3)
+    g.build_plans()
+    g.execute(pack)
+    assert "3: reference, 0 bytes of workspace (selected)" in g.explain()
 
 
 def test_nothing_left_lists_every_plan_with_its_reason():

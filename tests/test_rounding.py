@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graphfuse import data_type, rounding
-from graphfuse.dtypes import FACTS, from_foreign
+from graphfuse.dtypes import FACTS, fit, from_foreign
 
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
@@ -51,6 +51,46 @@ def test_half_precision_rounds_to_nearest_even(dtype):
         want = values.astype(kind).view(np.uint16)
     got = stored.view(torch.int16).numpy().view(np.uint16)
     assert (got == want)[~np.isnan(values)].all() and stored.isnan()[np.isnan(values)].all()
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["int8", "uint8", "int32", "int64"])
+def test_integers_round_to_even_and_saturate(name, compute):
+    dtype, limits = from_foreign(name), torch.iinfo(getattr(torch, name))
+    assert dtype.facts.integers == (limits.min, limits.max)
+    given = [0.4, 0.5, 0.6, 1.5, 1.7, 2.5, 100.0, float("nan"), -0.5]
+    beyond = [float("inf"), 1e30, 2.0**63, float(limits.max)]
+    stored = rounding.encode(torch, torch.tensor(given + beyond, dtype=compute), dtype)
+    assert stored.tolist() == [0, 0, 1, 2, 2, 2, 100, 0, 0] + [limits.max] * len(beyond)
+    low = rounding.encode(torch, torch.tensor([-float("inf"), -1e30, -300.0, -1.5], dtype=compute), dtype)
+    assert low.tolist() == [limits.min, limits.min, max(limits.min, -300), max(limits.min, -2)]
+
+
+def test_booleans_are_what_is_not_zero():
+    given = torch.tensor([0.0, -0.0, 0.3, -2.0, float("inf")])
+    assert rounding.encode(torch, given, data_type.BOOLEAN).tolist() == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "holds", "not_"),
+    [
+        ("FLOAT", [1e38, 3.4028235e38, float("inf"), float("nan")], [3.5e38, -1e300, 10**400]),
+        ("DOUBLE", [1e38], [1e300, 10**10000]),  # kernels get float32
+        ("HALF", [65519.9, -65504], [65520, 1e6]),
+        ("BFLOAT16", [3.39e38], [3.4e38]),
+        ("FP8_E5M2", [57344.0], [1e6]),
+        ("INT8", [127, -128.0], [3.7, 128, -129, float("inf"), float("nan"), 10**400]),
+        ("UINT8", [0, 255], [-1, 256]),
+        ("INT64", [-(2**63)], [2.0**63, 0.5]),
+        ("BOOLEAN", [True, 0], [2]),
+    ],
+)
+def test_numbers_that_fit(dtype, holds, not_):
+    dtype = data_type[dtype]
+    assert [str(fit(value, dtype)) for value in holds] == [str(float(value)) for value in holds]
+    for value in not_:
+        with pytest.raises(ValueError, match="does not fit .*; accepted: .* to "):
+            fit(value, dtype)
 
 
 @pytest.mark.parametrize("dtype", FACTS, ids=lambda d: d.name)

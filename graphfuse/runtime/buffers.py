@@ -6,13 +6,12 @@ the caller sees to it that the data is ready on the stream of execution.
 """
 
 import functools
-import math
 import numbers
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphfuse.dtypes import data_type, from_foreign
+from graphfuse.dtypes import data_type, fit, from_foreign
 from graphfuse.errors import VariantPackError, VariantPackTypeError
 from graphfuse.runtime import device as devices
 
@@ -66,31 +65,24 @@ def describe(value: object) -> Buffer:
     raise VariantPackTypeError(f"{type(value).__name__} is not a buffer; accepted: {ACCEPTED}")
 
 
-def number(value: object) -> float:
-    """The number behind a value given for a tensor passed by value.
+def number(value: object, dtype: data_type) -> float:
+    """The number behind a value given for a tensor of `dtype` passed by value.
 
     value: a Python or numpy number, or an array of one element in host memory. Raises
     VariantPackTypeError for anything else - device memory too: reading it would make
     the host wait for the device - and VariantPackError for more than one element or a
-    number that float32, in which kernels get it, cannot hold.
+    number that `dtype` cannot hold (see ``dtypes.fit``).
     """
     if not isinstance(value, numbers.Real):
         value = _one_element(value)
     try:
         if isinstance(value, (str, bytes)):  # float() would read numbers out of these
             raise TypeError
-        found = float(value)
-    except (TypeError, ValueError, RuntimeError):
+        return fit(value, dtype)
+    except (TypeError, RuntimeError):
         raise VariantPackTypeError(f"{value!r} is not a real number") from None
-    except OverflowError:  # an int beyond float64
-        found = _FLOAT32_OVERFLOW
-    if math.isfinite(found) and abs(found) >= _FLOAT32_OVERFLOW:
-        raise VariantPackError(f"{found!r} is beyond the range of float32, in which by-value tensors are passed")
-    return found
-
-
-# Halfway between the largest float32 and the next power of two: from here on rounding gives infinity.
-_FLOAT32_OVERFLOW = 2.0**128 - 2.0**103
+    except ValueError as error:
+        raise VariantPackError(str(error)) from None
 
 
 def _one_element(value: object) -> object:
@@ -116,8 +108,9 @@ def _one_element(value: object) -> object:
 
 def _torch(value) -> Buffer:
     torch = sys.modules["torch"]
-    if value.layout is not torch.strided:
-        raise VariantPackTypeError(f"a tensor of layout {value.layout} is not a buffer; accepted: torch.strided")
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"a tensor of layout {value.layout}"
+        raise VariantPackTypeError(f"{kind} is not a buffer; accepted: torch.strided")
     if value.is_neg():
         raise VariantPackTypeError("a lazily negated tensor does not hold its values; pass tensor.resolve_neg()")
     dtype = _dtype(value.dtype)

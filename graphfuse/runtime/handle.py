@@ -4,7 +4,7 @@ import operator
 import sys
 
 from graphfuse.device import Device
-from graphfuse.errors import DeviceError, GraphStateError
+from graphfuse.errors import DeviceError, GraphStateError, GraphTypeError
 from graphfuse.runtime import device as devices
 
 
@@ -21,7 +21,7 @@ class Handle:
     @property
     def device(self) -> Device:
         """The device that graphs built with this handle run on. GraphStateError once destroyed."""
-        return _alive(self)._device
+        return alive(self)._device
 
     @property
     def stream(self) -> int:
@@ -41,7 +41,7 @@ def create_handle(device: str | int | None = None) -> Handle:
 
 def destroy_handle(handle: Handle) -> None:
     """End a handle's life: any later use of it raises GraphStateError."""
-    _alive(handle)._destroyed = True
+    alive(handle)._destroyed = True
 
 
 def set_stream(handle: Handle, stream: object) -> None:
@@ -50,7 +50,7 @@ def set_stream(handle: Handle, stream: object) -> None:
     stream: an address, a torch.cuda.Stream, or any object with `__cuda_stream__`. Raises
     TypeError for anything else, DeviceError for a stream that says it is another device's.
     """
-    _alive(handle)
+    alive(handle)
     # A torch.cuda.Stream knows its device; numbers do not.
     place = getattr(stream, "device_index", None)
     if handle._device.kind == "cuda" and isinstance(place, int) and place != handle._device.ordinal:
@@ -60,7 +60,7 @@ def set_stream(handle: Handle, stream: object) -> None:
 
 def get_stream(handle: Handle) -> int:
     """The address of the stream that work of the handle goes to now."""
-    stream = _alive(handle)._stream
+    stream = alive(handle)._stream
     return current_stream(handle._device) if stream is None else stream
 
 
@@ -87,9 +87,10 @@ def current_stream(device: Device) -> int:
     return torch._C._cuda_getCurrentRawStream(device.ordinal)
 
 
-def _alive(handle: Handle) -> Handle:
+def alive(handle: Handle) -> Handle:
+    """`handle` itself; GraphTypeError for anything else, GraphStateError once it is destroyed."""
     if not isinstance(handle, Handle):
-        raise TypeError(f"{handle!r} is not a handle; accepted: what create_handle returns")
+        raise GraphTypeError(f"{handle!r} is not a handle; accepted: what create_handle returns")
     if handle._destroyed:
         raise GraphStateError(f"the handle of {handle._device} was used after destroy_handle")
     return handle

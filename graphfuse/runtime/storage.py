@@ -7,6 +7,8 @@ from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError
 from graphfuse.ir import Tensor
 
+Shape = tuple[int, ...]
+
 # Effort for the exact overlap test, in numpy's candidate solutions; what needs more counts as an overlap.
 _OVERLAP_WORK = 10_000
 
@@ -52,6 +54,18 @@ def storage(tensor: Tensor) -> Storage:
     dim = tuple(e // 2 if a == axis else e for a, e in enumerate(tensor.dim))
     stride = tuple(1 if a == axis else s // 2 for a, s in enumerate(tensor.stride))
     return Storage(dim, stride, 1)
+
+
+def unpacked(dtype: data_type, dim: Shape, stride: Shape) -> tuple[Shape, Shape]:
+    """dim and stride in elements, from those in storage elements: the way back from `storage`.
+
+    Pairs lie along the last axis of stride 1 (the last axis if none has it).
+    """
+    if dtype is not data_type.FP4_E2M1 or not dim:
+        return dim, stride
+    axis = max((a for a, s in enumerate(stride) if s == 1), default=len(dim) - 1)
+    grown = tuple(e * 2 if a == axis else e for a, e in enumerate(dim))
+    return grown, tuple(s if a == axis else s * 2 for a, s in enumerate(stride))
 
 
 def overlap(one: Storage, at: int, two: Storage, other_at: int) -> bool:

@@ -71,7 +71,7 @@ def bind(
         value = values[tensor.id]
         try:
             if tensor.by_value:
-                scalars[tensor.id] = buffers.number(value)
+                scalars[tensor.id] = buffers.number(value, tensor.dtype)
                 continue
             buffer = buffers.describe(value)
             _check(tensor, plan.storages[tensor.id], buffer, device)
@@ -174,7 +174,7 @@ def _plan(graph: Graph) -> _Plan:
 
 def _constant(tensor: Tensor) -> float:
     try:
-        return buffers.number(tensor.value)
+        return buffers.number(tensor.value, tensor.dtype)
     except VariantPackError as error:
         raise type(error)(f"{tensor}: {error}") from None
 

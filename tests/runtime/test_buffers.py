@@ -120,7 +120,7 @@ def test_describing_a_number_imports_no_library(python):
     code = """
 import sys
 from graphfuse.runtime import buffers
-buffers.describe(4096), buffers.number(1.5)
+buffers.describe(4096), buffers.number(1.5, buffers.data_type.FLOAT)
 print(*(name for name in ("torch", "numpy", "cuda.core", "cuda.bindings") if name in sys.modules))
 """
     assert python(code) == ""
@@ -145,30 +145,30 @@ print(*(name for name in ("torch", "numpy", "cuda.core", "cuda.bindings") if nam
     ids=str,
 )
 def test_numbers(value, found):
-    assert number(value) == found
+    assert number(value, data_type.FLOAT) == found
 
 
 @pytest.mark.parametrize("value", ["1", b"1", None, 1j, [1], np.array(["1"]), np.array(1j), torch.tensor(1j)], ids=repr)
 def test_what_is_no_number(value):
     with pytest.raises(VariantPackTypeError):
-        number(value)
+        number(value, data_type.FLOAT)
 
 
 @pytest.mark.parametrize("value", [torch.zeros(2), np.zeros(0), np.zeros((3, 1)), 1e39, -3.5e38, 10**60, -(10**400)], ids=str)
 def test_numbers_that_do_not_fit(value):
     with pytest.raises(VariantPackError) as error:
-        number(value)
+        number(value, data_type.FLOAT)
     assert not isinstance(error.value, VariantPackTypeError)
 
 
 def test_the_range_is_where_float32_rounds_to_infinity():
     edge = 2.0**128 - 2.0**103
-    assert number(np.nextafter(edge, 0)) < edge
+    assert number(np.nextafter(edge, 0), data_type.FLOAT) < edge
     assert np.isfinite(np.float32(np.nextafter(edge, 0)))
     with np.errstate(over="ignore"):
         assert np.isinf(np.float32(edge))
     with pytest.raises(VariantPackError, match="float32"):
-        number(edge)
+        number(edge, data_type.FLOAT)
 
 
 @pytest.mark.gpu
@@ -183,4 +183,4 @@ def test_device_memory():
 @pytest.mark.gpu
 def test_a_number_in_device_memory_is_refused():
     with pytest.raises(VariantPackTypeError, match="on cuda:0 would have to be waited for; pass value.item"):
-        number(torch.ones(1, device="cuda"))
+        number(torch.ones(1, device="cuda"), data_type.FLOAT)

@@ -45,9 +45,10 @@ def test_cache_dir_prefers_its_own_variable_then_xdg_then_home(monkeypatch, tmp_
     assert settings.cache_dir() == tmp_path / ".cache/graphfuse"
 
 
-def test_a_relative_cache_dir_is_refused(monkeypatch):
-    monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", "here")
-    with pytest.raises(ValueError, match="GRAPHFUSE_CACHE_DIR='here'.*absolute"):
+@pytest.mark.parametrize("value", ["here", "~nobody_at_all/here"])
+def test_a_relative_cache_dir_is_refused(monkeypatch, value):
+    monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", value)
+    with pytest.raises(ValueError, match=f"GRAPHFUSE_CACHE_DIR='{value}'.*absolute"):
         settings.cache_dir()
 
 
