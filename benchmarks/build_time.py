@@ -76,7 +76,11 @@ def main() -> None:
     for kind, medians in results.items():
         print(f"{kind:5} " + ", ".join(f"{name} {value:.1f}" for name, value in medians.items()))
     if arguments.record:
-        print(record.write(arguments.record, "build-time", record.environment(ROOT), {"medians_ms": results, "runs_ms": runs}))
+        print(
+            record.write(
+                arguments.record, "build-time", record.environment(ROOT), {"medians_ms": results, "runs_ms": runs}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from graphfuse.codegen import pointwise
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, Argument, Constant, KernelEngine, Launch, No
+from graphfuse.engine import Address, Constant, KernelEngine, Launch, No
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCK_FORMATS, OPS
@@ -370,4 +370,3 @@ def _notes(facts: RmsNormFacts, device: Device) -> Iterator[str]:
     if facts.block_size:
         yield f"FP4 conversion: {instruction if device.arch in _FP4_INSTRUCTION else software}"
         yield "FP4 error |dequantized - exact|: at most max(scale, amax - 6 * scale) of the block"
-

@@ -18,9 +18,7 @@ def main() -> None:
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
     )
-    X = graph.tensor(
-        name="X", dim=[num_tokens, C, 1, 1], stride=[C, 1, 1, 1], data_type=cudnn.data_type.BFLOAT16
-    )
+    X = graph.tensor(name="X", dim=[num_tokens, C, 1, 1], stride=[C, 1, 1, 1], data_type=cudnn.data_type.BFLOAT16)
     scale = graph.tensor(name="scale", dim=[1, C, 1, 1], stride=[C, 1, 1, 1], data_type=cudnn.data_type.BFLOAT16)
     epsilon = graph.tensor(
         name="epsilon",
@@ -29,9 +27,7 @@ def main() -> None:
         data_type=cudnn.data_type.FLOAT,
         is_pass_by_value=True,
     )
-    Y = graph.rmsnorm(
-        norm_forward_phase=cudnn.norm_forward_phase.INFERENCE, input=X, scale=scale, epsilon=epsilon
-    )[0]
+    Y = graph.rmsnorm(norm_forward_phase=cudnn.norm_forward_phase.INFERENCE, input=X, scale=scale, epsilon=epsilon)[0]
     Y.set_data_type(cudnn.data_type.BFLOAT16)
     Z = graph.swish(input=Y, swish_beta=1.0)
     Z.set_output(True).set_data_type(cudnn.data_type.BFLOAT16)

@@ -46,7 +46,8 @@ class CompilerNotFoundError(GraphfuseError, RuntimeError):
 
 
 class KernelCompileError(GraphfuseError, RuntimeError):
-    """NVRTC, or the emulator's C++ compiler, refused generated source: a bug in an engine. Carries the log and the source."""
+    """NVRTC, or the emulator's C++ compiler, refused generated source: a bug in an engine.
+    Attributes `log` and `source` hold all of both."""
 
 
 class KernelFaultError(GraphfuseError, RuntimeError):

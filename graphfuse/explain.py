@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def explain(planner: Planner) -> str:
     """The account, several lines; never raises for a graph that cannot be run."""
-    lines = [f"graph {planner.graph.name!r} on {planner.device} ({planner.device.name}), {len(planner.graph.nodes)} nodes"]
+    lines = [
+        f"graph {planner.graph.name!r} on {planner.device} ({planner.device.name}), {len(planner.graph.nodes)} nodes"
+    ]
     lines += ["patterns"] + _patterns(planner)
     for proposal in planner.proposals:
         lines.append(f"engines, mode {proposal.mode.name}")
@@ -30,9 +32,7 @@ def explain(planner: Planner) -> str:
 
 def _patterns(planner: Planner) -> list[str]:
     lines = [f"  {r.pattern} matches {_nodes(r)}" for r in planner.regions]
-    lines += [
-        f"  {d.pattern} fits {_names(d.subgraph)}, but {d.why}" for d in planner.declined
-    ]
+    lines += [f"  {d.pattern} fits {_names(d.subgraph)}, but {d.why}" for d in planner.declined]
     covered = {i for r in planner.regions for i in r.subgraph.node_ids}
     lines += [f"  nothing matches {node}" for i, node in enumerate(planner.graph.nodes) if i not in covered]
     return lines

@@ -65,7 +65,9 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
     for port, t in node.outputs.items():
         if port in node.op.absent(node.attributes):
             if not t.get_is_virtual():
-                raise GraphValidationError(f"{where}: {port} is marked as output, but with {_given(node)} the node does not write it")
+                raise GraphValidationError(
+                    f"{where}: {port} is marked as output, but with {_given(node)} the node does not write it"
+                )
             continue
         shape = tuple(inferred[port])
         if not t.get_dim():

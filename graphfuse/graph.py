@@ -368,7 +368,8 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
     def _need(self, value, step: str):
         if value is None:
             raise GraphStateError(
-                f"graph {self.name!r}: call {step}() first (changing the graph or a tensor undoes the steps done before)"
+                f"graph {self.name!r}: call {step}() first "
+                "(changing the graph or a tensor undoes the steps done before)"
             )
         return value
 

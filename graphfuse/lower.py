@@ -50,7 +50,8 @@ def _explicit_block_scales(graph: Graph) -> Graph:
     axis = output.packed_axis
     if axis is None or output.dim[axis] % _BLOCK:
         raise GraphNotSupportedError(
-            f"{output} is quantized in blocks of {_BLOCK} along its packed axis, whose extent must be a multiple of {_BLOCK}"
+            f"{output} is quantized in blocks of {_BLOCK} along its packed axis, "
+            f"whose extent must be a multiple of {_BLOCK}"
         )
     dim = tuple(e // _BLOCK if a == axis else e for a, e in enumerate(output.dim))
     order = sorted(range(len(dim)), key=lambda a: (a == axis, a))

@@ -65,7 +65,9 @@ def _add_template(graph: "PatternGraph", op: Op, given: dict[str, object]):
     inputs = {k: v for k, v in given.items() if k in ports and v is not None}
     for port, symbol in inputs.items():
         if not isinstance(symbol, Capture | Made):
-            raise TypeError(f"pattern node {op.name}: {port} must be a capture or another node's output, got {symbol!r}")
+            raise TypeError(
+                f"pattern node {op.name}: {port} must be a capture or another node's output, got {symbol!r}"
+            )
     node = NodeTemplate(op, inputs, {k: v for k, v in given.items() if k not in ports})
     made = [Made(node, p.name) for p in op.outputs]
     return made[0] if len(made) == 1 else made

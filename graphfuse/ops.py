@@ -196,9 +196,7 @@ _TABLE = (
         outputs=(Port("Y"), Port("inv_variance", optional=True, dtype=data_type.FLOAT)),
         infer=_rmsnorm_shapes,
         reference=_rmsnorm,
-        attributes=(
-            Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),
-        ),
+        attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
         absent=_rmsnorm_absent,
     ),
     Op(

@@ -259,9 +259,7 @@ def named(
 
 def refusals(proposal: Proposal) -> list[str]:
     """Each engine's reason against, and the nodes that nothing took, a line each."""
-    lines = [
-        f"  {v.engine}: {v.why} [{_what(v.region)}]" for v in proposal.verdicts if v.why is not None
-    ]
+    lines = [f"  {v.engine}: {v.why} [{_what(v.region)}]" for v in proposal.verdicts if v.why is not None]
     if proposal.uncovered:
         lines.append(f"  no engine of mode {proposal.mode.name} takes {', '.join(proposal.uncovered)}")
     return lines

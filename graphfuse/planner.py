@@ -62,7 +62,8 @@ class Planner:
         lists = isinstance(names, tuple | list) and isinstance(values, tuple | list) and len(names) == len(values)
         if not lists or not all(isinstance(v, Mapping) for v in values):
             raise GraphTypeError(
-                f"create_execution_plan: give an engine name and a dict of knobs, or tuples of both; got {engine!r}, {knobs!r}"
+                "create_execution_plan: give an engine name and a dict of knobs, or tuples of both; "
+                f"got {engine!r}, {knobs!r}"
             )
         engines = [self._engine(name) for name in names]
         chosen = [knobs_from_dict(e, dict(v)) for e, v in zip(engines, values, strict=True)]
@@ -159,15 +160,17 @@ class Planner:
 
         executable = self._executables.get(index)
         if executable is None:
-            raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
+            raise GraphStateError(
+                f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})"
+            )
         p = executable.plan
         handle = handle if handle is not None else self.handle
         if handle is not None and handles.alive(handle).device != self.device:
-            raise DeviceError(f"graph {self.graph.name!r} is planned for {self.device}, the handle is for {handle.device}")
+            raise DeviceError(
+                f"graph {self.graph.name!r} is planned for {self.device}, the handle is for {handle.device}"
+            )
         stream = handles.current_stream(self.device) if handle is None else handles.get_stream(handle)
-        buffers = packs.bind(
-            self.graph, variant_pack, workspace, p.workspace_bytes, self.device, p.in_place, p.placed
-        )
+        buffers = packs.bind(self.graph, variant_pack, workspace, p.workspace_bytes, self.device, p.in_place, p.placed)
         for run, scratch in zip(executable.runs, p.scratch, strict=True):
             run(buffers, buffers.workspace + scratch, stream)
 

@@ -50,11 +50,14 @@ def _load(offered: metadata.EntryPoints, group: str, kind: type) -> Iterable[obj
         try:
             loaded = entry.load()
         except Exception as error:
-            raise PluginError(f"entry point {entry.name!r} in {group} ({entry.value}) failed to load: {error}") from error
+            raise PluginError(
+                f"entry point {entry.name!r} in {group} ({entry.value}) failed to load: {error}"
+            ) from error
         for item in loaded if isinstance(loaded, tuple | list) else (loaded,):
             if not isinstance(item, kind):
                 raise PluginError(
-                    f"entry point {entry.name!r} in {group} ({entry.value}) must give {kind.__name__} objects, got {item!r}"
+                    f"entry point {entry.name!r} in {group} ({entry.value}) must give {kind.__name__} objects, "
+                    f"got {item!r}"
                 )
             yield item
 

@@ -52,7 +52,8 @@ def _leaf(t: Tensor, names: dict[int, str]) -> str:
     if t.value is not None:
         layout = f".set_dim({t.get_dim()}).set_stride({t.get_stride()})" if t.get_dim() else ""
         layout += f".set_uid({t.get_uid()})"
-        return f"{names[id(t)]} = graph.tensor_scalar({_value(t.value)}, {_type(t.get_data_type())}, {t.get_name()!r}){layout}"
+        arguments = f"{_value(t.value)}, {_type(t.get_data_type())}, {t.get_name()!r}"
+        return f"{names[id(t)]} = graph.tensor_scalar({arguments}){layout}"
     return (
         f"{names[id(t)]} = graph.tensor({t.get_dim()}, {t.get_stride()}, {_type(t.get_data_type())}, "
         f"is_virtual={t.get_is_virtual()}, is_pass_by_value={t.get_is_pass_by_value()}, {common})"

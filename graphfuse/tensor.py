@@ -87,7 +87,9 @@ class Tensor:
         Lower it for slices that start anywhere; kernels then use narrower accesses.
         """
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise GraphValidationError(f"tensor {self._name!r}: byte alignment must be a power of two, got {alignment!r}")
+            raise GraphValidationError(
+                f"tensor {self._name!r}: byte alignment must be a power of two, got {alignment!r}"
+            )
         self._alignment = alignment
         return self._done()
 
@@ -160,5 +162,7 @@ def _integers(tensor: Tensor, what: str, values: Sequence[int]) -> tuple[int, ..
             f"tensor {tensor.get_name()!r}: {what} must be a sequence of integers, got {values!r}"
         ) from None
     if not numbers or any(n < 0 for n in numbers):
-        raise GraphValidationError(f"tensor {tensor.get_name()!r}: {what} must be one or more integers >= 0, got {values!r}")
+        raise GraphValidationError(
+            f"tensor {tensor.get_name()!r}: {what} must be one or more integers >= 0, got {values!r}"
+        )
     return numbers

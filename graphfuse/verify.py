@@ -54,7 +54,8 @@ def _check_tensor(t: Tensor) -> None:
         others = [s for a, (e, s) in enumerate(zip(t.dim, t.stride, strict=True)) if e > 1 and a != axis]
         if axis is None or t.dim[axis] % 2 or any(s % 2 for s in others):
             raise GraphValidationError(
-                f"{t} packs two elements a byte: one axis must have stride 1 and an even extent, other strides must be even"
+                f"{t} packs two elements a byte: one axis must have stride 1 and an even extent, "
+                "other strides must be even"
             )
 
 

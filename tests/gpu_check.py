@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import sanitizer
-
 from graphfuse import record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,8 +32,14 @@ _BAD = ("found", "failed", "blind")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", type=Path, default=RECORDS, metavar="FOLDER", help="where records go")
-    parser.add_argument("--tools", nargs="*", choices=sanitizer.TOOLS, default=[*sanitizer.TOOLS], metavar="TOOL",
-                        help=f"of {', '.join(sanitizer.TOOLS)} (default: all)")
+    parser.add_argument(
+        "--tools",
+        nargs="*",
+        choices=sanitizer.TOOLS,
+        default=[*sanitizer.TOOLS],
+        metavar="TOOL",
+        help=f"of {', '.join(sanitizer.TOOLS)} (default: all)",
+    )
     parser.add_argument("--no-tests", action="store_true", help="leave the tests out; the record says so")
     parser.add_argument("--timeout", type=float, default=180, metavar="SECONDS", help="for each run of a tool")
     options = parser.parse_args(arguments)
@@ -100,9 +105,11 @@ def judge(tool: str, planted: sanitizer.Report, kernels: sanitizer.Report) -> di
         return {"status": "found", "errors": kernels.errors, **about}
     if kernels.finished and kernels.errors == 0:
         counts = {"errors": 0, "seconds": kernels.seconds, "ran": kernels.output.strip()}
-        return {"status": "clean", **counts} if seen else {
-            "status": "blind", "why": f"it did not report the planted bug: {planted.last_words}", **counts
-        }
+        return (
+            {"status": "clean", **counts}
+            if seen
+            else {"status": "blind", "why": f"it did not report the planted bug: {planted.last_words}", **counts}
+        )
     return {"status": "failed" if seen else "did not run", "why": kernels.last_words}
 
 

@@ -56,8 +56,9 @@ def memory_of(device: Device) -> Iterator[Memory]:
 
 def run_variant(variant, device: Device) -> int:
     """Every row count of the variant, results held against float64; the number of launches."""
-    import graphs
     import torch
+
+    import graphs
 
     counts = variant.row_counts(device)
     for rows in counts:
@@ -79,10 +80,12 @@ def run_variant(variant, device: Device) -> int:
                 # What lies between rows is written here: the copy back reads it.
                 if name not in outputs or not tensor.is_contiguous() or tensor.storage_offset():
                     memory.put(places[name], storage.data_ptr(), storage.nbytes())
-            graph.execute({
-                name: places[name] + t.storage_offset() * t.element_size() if name in places else t
-                for name, t in (pack | outputs).items()
-            })
+            graph.execute(
+                {
+                    name: places[name] + t.storage_offset() * t.element_size() if name in places else t
+                    for name, t in (pack | outputs).items()
+                }
+            )
             for name, tensor in outputs.items():
                 storage = tensor.untyped_storage()
                 memory.get(storage.data_ptr(), places[name], storage.nbytes())

@@ -4,11 +4,11 @@ import functools
 import operator
 from dataclasses import dataclass
 
-import oracle
 import torch
 from hypothesis import strategies as st
 
 import graphfuse
+import oracle
 from graphfuse import data_type, heur_mode, norm_forward_phase
 
 FLOAT, HALF, BF16 = data_type.FLOAT, data_type.HALF, data_type.BFLOAT16

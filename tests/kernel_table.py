@@ -8,9 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 import cubin
-from variants import TARGETS, VARIANTS, Variant
-
 from graphfuse.runtime import nvrtc, toolkit
+from variants import TARGETS, VARIANTS, Variant
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "records" / "kernel-resources.csv"
 COMMAND = "make kernel-table"

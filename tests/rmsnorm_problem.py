@@ -2,10 +2,10 @@
 
 import dataclasses
 
-import emulation
 import ml_dtypes
 import numpy as np
 
+import emulation
 from graphfuse.device import for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm import RmsNormEngine

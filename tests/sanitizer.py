@@ -104,7 +104,7 @@ def _findings(log: str) -> dict[str, None]:
     """Distinct messages: the line that begins one, joined with the line after it, which says where."""
     lines = [line.removeprefix("=========")[1:] for line in log.splitlines() if line.startswith("=========")]
     found = {}
-    for line, after in zip(lines, [*lines[1:], ""]):
+    for line, after in zip(lines, [*lines[1:], ""], strict=False):
         if line.strip() and not line.startswith((" ", *_BANNER)):
             found[" ".join((line.strip(), after.strip())).strip()] = None
     return found

@@ -9,17 +9,17 @@ import ctypes
 import dataclasses
 import functools
 
-import emulation
-import graphs
 import pytest
 import torch
-from variants import VARIANTS, Variant
 
+import emulation
+import graphs
 from graphfuse.device import EMULATOR
 from graphfuse.dtypes import data_type
 from graphfuse.emulator.compiler import Build
 from graphfuse.engine import knobs_to_dict
 from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
+from variants import VARIANTS, Variant
 
 pytestmark = pytest.mark.emulate
 

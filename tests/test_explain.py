@@ -1,11 +1,11 @@
 """The explanation names patterns, nodes, engines, reasons, the choice and its notes."""
 
-import graphs
 import pytest
-import toys
-from graphs import Norm
 
+import graphs
+import toys
 from graphfuse import GraphNotSupportedError, heur_mode, norm_forward_phase
+from graphs import Norm
 
 
 def test_before_and_after_each_step():

@@ -1,13 +1,13 @@
 """What validate infers and what it refuses."""
 
-import graphs
 import pytest
-from graphs import BF16, E4M3, FLOAT, FP4, HALF
 from hypothesis import given
 from hypothesis import strategies as st
 
 import graphfuse
+import graphs
 from graphfuse import GraphValidationError, data_type, norm_forward_phase
+from graphs import BF16, E4M3, FLOAT, FP4, HALF
 
 INFERENCE = norm_forward_phase.INFERENCE
 

@@ -2,12 +2,12 @@
 
 import re
 
-import oracle
 import pytest
 import torch
 
 import graphfuse
-from graphfuse import VariantPackError, VariantPackTypeError, fused_rmsnorm_silu, functional
+import oracle
+from graphfuse import VariantPackError, VariantPackTypeError, functional, fused_rmsnorm_silu
 
 
 def exact(x, weight, eps=1e-6):
@@ -97,7 +97,12 @@ WRONG = {
     "eps range": ({"eps": 1e300}, VariantPackError, "'eps'.*1e\\+300", "float32; accepted"),
     "aliased": ({"input": (same := torch.randn(4, 32)), "out": same}, VariantPackError, "out.*input", "of its own"),
     "odd blocks": (nvfp4(hidden=24), VariantPackError, r"input has shape \(4, 24\)", "multiple of 16"),
-    "pairs shape": (nvfp4(out=torch.empty(4, 32, dtype=FP4)), VariantPackError, r"out has shape \(4, 32\)", r"\(4, 16\)"),
+    "pairs shape": (
+        nvfp4(out=torch.empty(4, 32, dtype=FP4)),
+        VariantPackError,
+        r"out has shape \(4, 32\)",
+        r"\(4, 16\)",
+    ),
     "pairs across rows": (
         nvfp4(out=of(torch.uint8, 16, 4).view(FP4).t()),
         VariantPackError,

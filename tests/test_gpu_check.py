@@ -6,11 +6,11 @@ import re
 import sys
 from pathlib import Path
 
-import gpu_check
 import pytest
+
+import gpu_check
 import sanitizer
 import variants
-
 from graphfuse import record
 from graphfuse.runtime import nvrtc
 

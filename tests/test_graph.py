@@ -2,12 +2,11 @@
 
 import inspect
 
-import graphs
 import pytest
 import torch
-from graphs import Norm
 
 import graphfuse
+import graphs
 from graphfuse import (
     GraphNotSupportedError,
     GraphStateError,
@@ -18,6 +17,7 @@ from graphfuse import (
     norm_forward_phase,
 )
 from graphfuse.ops import OPS
+from graphs import Norm
 
 STEPS = {
     "validate": lambda g: g.validate(),

@@ -2,8 +2,8 @@
 
 import ast
 import functools
-import re
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path

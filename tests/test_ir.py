@@ -1,13 +1,13 @@
 """graph.key(): what it must not see (names, node order, uids) and what it must (all else); subgraphs."""
 
-import graphs
 import pytest
-from graphs import BF16, E4M3, FLOAT, HALF, Norm
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphs
 from graphfuse import data_type, norm_forward_phase
 from graphfuse.ir import Subgraph
+from graphs import BF16, E4M3, FLOAT, HALF, Norm
 
 
 def key(g) -> str:

@@ -2,12 +2,12 @@
 
 import math
 
-import graphs
 import pytest
-from graphs import BF16, E4M3, FLOAT, FP4, Norm
 
+import graphs
 from graphfuse import GraphNotSupportedError, data_type
 from graphfuse.lower import block_scale_offset, lower
+from graphs import BF16, E4M3, FLOAT, FP4, Norm
 
 
 def lowered(g):

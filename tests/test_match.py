@@ -1,11 +1,10 @@
 """Matching is structural: names and order never matter, nothing anyone else reads is swallowed."""
 
-import graphs
 import pytest
-from graphs import BF16, FP4, Norm
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphs
 from graphfuse import match, norm_forward_phase
 from graphfuse.engine import No
 from graphfuse.errors import PluginError
@@ -13,6 +12,7 @@ from graphfuse.ir import Subgraph
 from graphfuse.lower import lower
 from graphfuse.match import Declined, Match, Pattern, Region
 from graphfuse.patterns import rmsnorm, rmsnorm_silu
+from graphs import BF16, FP4, Norm
 
 INFERENCE = norm_forward_phase.INFERENCE
 

@@ -1,9 +1,10 @@
 """The two quantizers agree with each other, and the distance counts representable values."""
 
 import numpy as np
-import oracle
 import pytest
 import torch
+
+import oracle
 
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])

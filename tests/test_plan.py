@@ -3,14 +3,13 @@
 import itertools
 import re
 
-import graphs
 import pytest
-import toys
 import torch
-from graphs import FP4, Norm
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphs
+import toys
 from graphfuse import data_type, heur_mode, norm_forward_phase, plan, plugins, verify
 from graphfuse.device import CPU, for_arch
 from graphfuse.engines.reference import ReferenceEngine
@@ -18,6 +17,7 @@ from graphfuse.errors import PluginError
 from graphfuse.ir import Subgraph
 from graphfuse.lower import lower
 from graphfuse.match import Pattern
+from graphs import FP4, Norm
 
 H200 = for_arch("sm_90a")
 INFERENCE = norm_forward_phase.INFERENCE

@@ -1,11 +1,10 @@
 """Choosing among plans through the public methods: indices, names, barring, engines and knobs by name."""
 
-import graphs
 import pytest
-import toys
 import torch
-from graphs import FP4, Norm
 
+import graphs
+import toys
 from graphfuse import (
     GraphNotSupportedError,
     GraphStateError,
@@ -14,6 +13,7 @@ from graphfuse import (
     build_plan_policy,
     heur_mode,
 )
+from graphs import FP4, Norm
 
 MODES = [heur_mode.A, heur_mode.FALLBACK]
 

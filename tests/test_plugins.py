@@ -1,10 +1,10 @@
 """The registry: first-party, then installed packages, then the caller's objects first."""
 
-import graphs
 import pytest
-import toys
 import torch
 
+import graphs
+import toys
 from graphfuse import GraphTypeError, GraphValidationError, PluginError, heur_mode, plugins
 from graphfuse.engines import ALL as ENGINES
 from graphfuse.patterns import ALL as PATTERNS

@@ -1,11 +1,11 @@
 """str(graph) is Python that makes the graph again."""
 
-import graphs
 import pytest
-from graphs import FP4, Norm
 from hypothesis import given
 
 import graphfuse
+import graphs
+from graphs import FP4, Norm
 
 
 def again(g) -> graphfuse.pygraph:

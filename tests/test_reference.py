@@ -2,16 +2,16 @@
 
 import math
 
-import graphs
-import oracle
 import pytest
 import torch
-from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphs
+import oracle
 from graphfuse import data_type, heur_mode, norm_forward_phase
 from graphfuse.ops import OPS
+from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm
 
 CASES = {
     "relu": ({}, {"negative_slope": 0.25}, {"lower_clip": -0.5, "upper_clip": 0.75}),

@@ -2,10 +2,10 @@
 
 import ml_dtypes
 import numpy as np
-import oracle
 import pytest
 import torch
 
+import oracle
 from graphfuse import data_type, rounding
 from graphfuse.dtypes import FACTS, fit, from_foreign
 

@@ -1,11 +1,11 @@
 """The tensor a user sets up: chaining, getters, uids, templates and refusals."""
 
-import graphs
 import numpy as np
 import pytest
 import torch
 
 import graphfuse
+import graphs
 from graphfuse import GraphTypeError, GraphValidationError, data_type
 
 SETTINGS = [

@@ -4,13 +4,13 @@ import dataclasses
 import re
 
 import pytest
-import variants
-from variants import TARGETS, VARIANTS
 
+import variants
 from graphfuse.dtypes import data_type
 from graphfuse.engine import knobs_to_dict
 from graphfuse.ops import OPS
 from graphfuse.runtime.handle import Handle
+from variants import TARGETS, VARIANTS
 
 H200 = TARGETS["sm_90a"]
 FACTS = [v.facts() for v in VARIANTS.values()]

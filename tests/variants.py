@@ -10,9 +10,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import graphs
-from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
-
 from graphfuse import match
 from graphfuse.device import ARCHES, Device, for_arch
 from graphfuse.engine import KernelEngine
@@ -21,6 +18,7 @@ from graphfuse.enums import heur_mode
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.patterns import rmsnorm
+from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
 
 TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_120")}
 """What kernels are compiled for: every chip's plain or own instruction set, and the device to plan for."""

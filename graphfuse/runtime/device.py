@@ -56,7 +56,9 @@ def get(spec: str | int | None = None) -> Device:
     if match[0] in _WITHOUT_DRIVER:
         return _WITHOUT_DRIVER[match[0]]
     if not count():
-        raise DeviceError(f"device {spec!r} was asked for, but there is no CUDA device or no driver; accepted: cpu, emulator")
+        raise DeviceError(
+            f"device {spec!r} was asked for, but there is no CUDA device or no driver; accepted: cpu, emulator"
+        )
     ordinal = _current() if match[1] is None else int(match[1])
     if ordinal >= count():
         raise DeviceError(f"device {spec!r} is not there; accepted: cpu, cuda:0 to cuda:{count() - 1}")

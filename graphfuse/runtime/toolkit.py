@@ -120,9 +120,7 @@ def _wheel_roots() -> tuple[Path, ...]:
 Place = tuple[str, Path]
 
 
-def _places(
-    roots: tuple[Place, ...], wheels: tuple[Path, ...], tried: list[str]
-) -> tuple[tuple[Place, ...], Place]:
+def _places(roots: tuple[Place, ...], wheels: tuple[Path, ...], tried: list[str]) -> tuple[tuple[Place, ...], Place]:
     """The roots in order up to the wheels, and the system's; notes in `tried` those that are not there at all."""
     named = dict(roots)
     tried += [f"{name}: not set" for name in ("CUDA_HOME", "CUDA_PATH") if name not in named]

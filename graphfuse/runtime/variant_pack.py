@@ -215,7 +215,9 @@ def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device) -> N
     if not tensor.elements:
         return
     if buffer.device is not None and buffer.device != device.memory:
-        raise VariantPackError(f"the memory given is on {buffer.device}; accepted: {device.memory}, where the graph runs")
+        raise VariantPackError(
+            f"the memory given is on {buffer.device}; accepted: {device.memory}, where the graph runs"
+        )
     if buffer.address == 0:
         raise VariantPackError(f"the address given is null; accepted: memory for {tensor.elements} elements")
     if buffer.address % tensor.alignment:

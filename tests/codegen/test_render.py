@@ -24,10 +24,13 @@ def test_all_headers_together():
     assert "#include" not in render(text + '#include "generated.cuh"\n', "")
 
 
-@pytest.mark.parametrize("where, text, generated", [
-    ("kernel.cu:4", KERNEL.replace("int last", "oops last"), ""),
-    ("generated.cuh:2", KERNEL, "\noops here;\n"),
-])
+@pytest.mark.parametrize(
+    "where, text, generated",
+    [
+        ("kernel.cu:4", KERNEL.replace("int last", "oops last"), ""),
+        ("generated.cuh:2", KERNEL, "\noops here;\n"),
+    ],
+)
 def test_compile_errors_name_file_and_line(tmp_path, where, text, generated):
     unit = tmp_path / "unit.cpp"
     unit.write_text(render(text, generated))

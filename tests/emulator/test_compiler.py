@@ -4,14 +4,14 @@ import subprocess
 import threading
 from pathlib import Path
 
-import emulation
 import numpy as np
 import pytest
-from small_kernels import CASES, changed
 
+import emulation
 from graphfuse.emulator import compiler, kernel
 from graphfuse.emulator.compiler import Build, build
 from graphfuse.errors import CompilerNotFoundError, KernelCompileError, KernelFaultError
+from small_kernels import CASES, changed
 
 pytestmark = pytest.mark.emulate
 
@@ -137,7 +137,9 @@ def test_the_machine_runs_without_its_own_stack_switch(cache, monkeypatch):
     monkeypatch.setattr(compiler, "_runtime_source", lambda name: "#define GF_PORTABLE_FIBERS\n" + plain(name))
     for name in ("warp", "bulk_copy", "grid"):
         case = CASES[name]
-        found = emulation.checked(case.source(), case.kernel, case.launch, case.arrays, builds=[Build.ADDRESS, Build.RACE])
+        found = emulation.checked(
+            case.source(), case.kernel, case.launch, case.arrays, builds=[Build.ADDRESS, Build.RACE]
+        )
         for number, expected in case.expected(case.arrays).items():
             assert found[number] == np.ascontiguousarray(expected).tobytes()
 

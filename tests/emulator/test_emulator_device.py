@@ -1,17 +1,17 @@
 """Graphs on the emulator: who is asked, what plans are called, what execute computes from CPU tensors."""
 
-import graphs
-import oracle
 import pytest
 import torch
-from graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm
 
 import graphfuse
+import graphs
+import oracle
 from graphfuse import DeviceError, KernelCompileError, heur_mode
 from graphfuse.codegen.render import render
 from graphfuse.device import EMULATOR
 from graphfuse.engine import Address, Constant, KernelEngine, Launch, NoKnobs, Scratch
 from graphfuse.enums import build_plan_policy
+from graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm
 
 pytestmark = pytest.mark.emulate
 
@@ -84,7 +84,6 @@ def test_the_plan_is_that_of_an_h200():
     assert part.knobs == best
 
 
-
 def by_variable(g, monkeypatch):
     monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
     g.build(OPEN)
@@ -122,7 +121,9 @@ def test_it_is_not_offered_otherwise(monkeypatch):
 
 
 def test_a_handle_for_another_device_is_refused():
-    with pytest.raises(DeviceError, match=r"the handle is for cpu; accepted: no handle, or create_handle\('emulator'\)"):
+    with pytest.raises(
+        DeviceError, match=r"the handle is for cpu; accepted: no handle, or create_handle\('emulator'\)"
+    ):
         Norm().graph(device="cpu").build(OPEN, engines=["emulator"])
 
 
@@ -243,7 +244,9 @@ def test_a_kernel_fault_is_a_clear_error():
     text = Doubler.text.replace("  if (i < n) {", "  if (i == 70) gf::barrier();\n  if (i < n) {")
     g = doubled(Doubler(text))
     values = {"x": torch.randn(10, 21), "out": torch.empty(10, 21)}
-    with pytest.raises(graphfuse.KernelFaultError, match=r"kernel 'doubler' on the emulator: doubler\.cu:\d+: barrier that"):
+    with pytest.raises(
+        graphfuse.KernelFaultError, match=r"kernel 'doubler' on the emulator: doubler\.cu:\d+: barrier that"
+    ):
         g.execute(values, graphs.workspace(g.get_workspace_size()))
 
 
@@ -285,5 +288,3 @@ def test_threads_take_turns():
     for t in threads:
         t.join()
     assert results == [True] * 4
-
-

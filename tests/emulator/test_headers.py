@@ -1,12 +1,12 @@
 """A small kernel for each header: exact results on the emulator and on a GPU, cubins for every chip that has it."""
 
-import emulation
 import numpy as np
 import pytest
-from small_kernels import CASES
 
+import emulation
 from graphfuse.device import ARCHES, for_arch
 from graphfuse.emulator.compiler import Build
+from small_kernels import CASES
 
 
 def assert_exact(case, found) -> None:

@@ -3,18 +3,18 @@
 import re
 from dataclasses import dataclass
 
-import emulation
 import numpy as np
 import pytest
-from emulation import Varies
-from rmsnorm_problem import Y, Problem
-from small_kernels import CASES, changed
 
+import emulation
+from emulation import Varies
 from graphfuse.codegen.render import template
 from graphfuse.dtypes import data_type
 from graphfuse.emulator.compiler import Build
 from graphfuse.engines.rmsnorm import RmsNormKnobs
 from graphfuse.errors import KernelFaultError
+from rmsnorm_problem import Problem, Y
+from small_kernels import CASES, changed
 
 pytestmark = pytest.mark.emulate
 
@@ -168,7 +168,9 @@ RMSNORM = {
         SHARED_ROWS,
         Bug(
             _ONE_BARRIER,
-            _ONE_BARRIER.replace("barrier();", "if (thread < 64) {\n barrier(/*low*/);\n } else {\n barrier(/*high*/);\n }"),
+            _ONE_BARRIER.replace(
+                "barrier();", "if (thread < 64) {\n barrier(/*low*/);\n } else {\n barrier(/*high*/);\n }"
+            ),
             {ADDRESS: "divergent barrier: thread 0 of CTA 0 is at another", RACE: "divergent barrier"},
             ("graphfuse/reduce.cuh", "barrier(/*high*/)"),
         ),
@@ -241,7 +243,9 @@ def problem_and_result(options: dict, knobs: RmsNormKnobs) -> tuple[Problem, np.
 SMALL = {
     "missing cp.async wait": (
         "async_copy 16",
-        Bug("gf::async_wait<1>();", "", {ADDRESS: "use-after-poison", RACE: "data race"}, ("async_copy.cu", "sum[i] +=")),
+        Bug(
+            "gf::async_wait<1>();", "", {ADDRESS: "use-after-poison", RACE: "data race"}, ("async_copy.cu", "sum[i] +=")
+        ),
     ),
     "cp.async wait for one group too few": (
         "async_copy 8",

@@ -3,12 +3,12 @@ conversions as native as promised, and the numbers of the checked-in table."""
 
 import re
 
+import pytest
+
 import cubin
 import kernel_table
-import pytest
-from variants import TARGETS, VARIANTS
-
 from graphfuse.dtypes import data_type
+from variants import TARGETS, VARIANTS
 
 pytestmark = pytest.mark.compile
 

@@ -1,12 +1,12 @@
 """The RMSNorm engine proposes no knobs that make the kernel spill."""
 
-import cubin
 import pytest
-from variants import VARIANTS
 
+import cubin
 from graphfuse.device import for_arch
 from graphfuse.enums import heur_mode
 from graphfuse.runtime import nvrtc
+from variants import VARIANTS
 
 pytestmark = pytest.mark.compile
 

@@ -3,11 +3,11 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from rmsnorm_problem import B, DEVICE, ENGINE, NUMPY, RMS, SCALED, SCALES, W, X, Y, Problem, assert_close
 
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm import RmsNormKnobs
 from graphfuse.pointwise import Program
+from rmsnorm_problem import DEVICE, ENGINE, NUMPY, RMS, SCALED, SCALES, B, Problem, W, X, Y, assert_close
 
 pytestmark = pytest.mark.emulate
 

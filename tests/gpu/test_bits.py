@@ -1,11 +1,11 @@
 """Results never depend on how many rows a batch has, on knobs, or on the run."""
 
-import graphs
 import pytest
 import torch
-from graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm
 
+import graphs
 from graphfuse import build_plan_policy, heur_mode
+from graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm
 
 pytestmark = pytest.mark.gpu
 

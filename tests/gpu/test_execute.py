@@ -2,14 +2,14 @@
 
 import threading
 
-import graphs
 import pytest
 import torch
-from graphs import BF16, FLOAT, FP4, Norm
 from hypothesis import given, settings
 
 import graphfuse
+import graphs
 from graphfuse import DeviceError, VariantPackError, WorkspaceError, heur_mode
+from graphs import BF16, FLOAT, FP4, Norm
 
 pytestmark = pytest.mark.gpu
 

@@ -2,15 +2,15 @@
 
 import itertools
 
-import graphs
-import oracle
 import pytest
 import torch
-from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import graphs
+import oracle
 from graphfuse import heur_mode
+from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm
 
 pytestmark = pytest.mark.gpu
 

@@ -1,12 +1,12 @@
 """The cuDNN frontend's RMSNorm + SiLU sample, with the import changed and nothing else."""
 
-import graphs
-import oracle
 import pytest
 import torch
-from graphs import Norm
 
 import graphfuse as cudnn
+import graphs
+import oracle
+from graphs import Norm
 
 pytestmark = pytest.mark.gpu
 

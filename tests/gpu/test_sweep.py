@@ -1,9 +1,10 @@
 """The problem sizes of the cuDNN frontend's table: 8 column counts x 5 row counts x 3 outputs."""
 
-import graphs
-import oracle
 import pytest
 import torch
+
+import graphs
+import oracle
 from graphs import BF16, E4M3, FLOAT, FP4, Norm
 
 pytestmark = pytest.mark.gpu

@@ -1,10 +1,10 @@
 """Every small kernel variant on the GPU, in allocations of exactly its tensors' sizes."""
 
-import gpu_kernels
 import pytest
-from variants import VARIANTS
 
+import gpu_kernels
 from graphfuse.runtime import device
+from variants import VARIANTS
 
 pytestmark = pytest.mark.gpu
 

@@ -154,7 +154,9 @@ def test_what_is_no_number(value):
         number(value, data_type.FLOAT)
 
 
-@pytest.mark.parametrize("value", [torch.zeros(2), np.zeros(0), np.zeros((3, 1)), 1e39, -3.5e38, 10**60, -(10**400)], ids=str)
+@pytest.mark.parametrize(
+    "value", [torch.zeros(2), np.zeros(0), np.zeros((3, 1)), 1e39, -3.5e38, 10**60, -(10**400)], ids=str
+)
 def test_numbers_that_do_not_fit(value):
     with pytest.raises(VariantPackError) as error:
         number(value, data_type.FLOAT)
