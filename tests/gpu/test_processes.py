@@ -55,15 +55,13 @@ def test_eight_processes_race_on_a_cold_cache(python, tmp_path):
     assert finish(python(JOB, GRAPHFUSE_CACHE_DIR=str(tmp_path)))["compiled"] == 0
 
 
-def test_build_times(tmp_path):
-    """A first build under 0.5 s, NVRTC included; under 20 ms from the disk cache: medians of fresh processes."""
-    record = tmp_path / "record.json"
-    command = [sys.executable, ROOT / "benchmarks" / "build_time.py", "--repeats", "5", "--out", record]
+def test_the_build_time_benchmark_measures_what_it_says(tmp_path):
+    """One process compiles, the next finds the kernel on disk. The times themselves are the benchmark's record."""
+    command = [sys.executable, ROOT / "benchmarks" / "build_time.py", "--repeats", "1", "--record", tmp_path]
     subprocess.run(command, check=True, capture_output=True, text=True)
-    medians = json.loads(record.read_text())["results"]["medians_ms"]
+    (file,) = tmp_path.glob("build-time-*.json")
+    medians = json.loads(file.read_text())["medians_ms"]
     assert medians["cold"]["compiled"] == 1 and medians["warm"]["compiled"] == 0
-    assert medians["cold"]["build"] < 500
-    assert medians["warm"]["build"] < 20
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
