@@ -3,7 +3,12 @@
 import enum
 
 
-class heur_mode(enum.Enum):  # noqa: N801 - cuDNN's spelling
+class _Named(enum.Enum):
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class heur_mode(_Named):  # noqa: N801 - cuDNN's spelling
     """Which engines are asked for plans, and how they are ranked."""
 
     OPENSOURCE = "opensource"  # generated kernels only
@@ -12,14 +17,14 @@ class heur_mode(enum.Enum):  # noqa: N801 - cuDNN's spelling
     FALLBACK = "fallback"  # the reference engine
 
 
-class build_plan_policy(enum.Enum):  # noqa: N801
+class build_plan_policy(_Named):  # noqa: N801
     """HEURISTICS_CHOICE builds the first plan that works, ALL builds every plan."""
 
     HEURISTICS_CHOICE = "heuristics_choice"
     ALL = "all"
 
 
-class norm_forward_phase(enum.Enum):  # noqa: N801
+class norm_forward_phase(_Named):  # noqa: N801
     """INFERENCE writes the normalized tensor; TRAINING also the inverse RMS of each row."""
 
     NOT_SET = "not_set"

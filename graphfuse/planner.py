@@ -180,6 +180,8 @@ class Planner:
             lines += [f" mode {proposal.mode.name}:"] + plan.refusals(proposal)
         lines += [f"  pattern {d.pattern}: {d.why}" for d in self.declined]
         lines += [f"  plan {p.name}: {self.barred(p)}" for p in self.plans]
+        if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
+            lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")
         return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 
+from graphfuse.errors import GraphTypeError
 from graphfuse.ops import OPS, Op
 
 
@@ -34,8 +35,13 @@ def _method(op: Op, call: Callable[..., object], trailing: Mapping[str, object])
     ]
     signature = inspect.Signature([inspect.Parameter("self", keyword), *parameters])
 
+    accepted = ", ".join(str(p) for p in parameters)
+
     def method(*args, **kwargs):
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise GraphTypeError(f"{op.name}: {error}; accepted: {accepted}") from None
         given = dict(bound.arguments)
         self = given.pop("self")
         extra = {name: given.pop(name, default) for name, default in trailing.items()}

@@ -232,3 +232,20 @@ def test_a_refused_tensor_leaves_the_graph_as_it_was(arguments):
         g.tensor(**arguments)
     assert str(g) == before
     g.validate()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda g, x: g.rmsnorm(x, x),
+            "rmsnorm: missing a required argument: 'epsilon'; accepted: input, scale, epsilon",
+        ),
+        (lambda g, x: g.swish(x, beta=2), "swish: .*'beta'; accepted: input, swish_beta=1.0"),
+        (lambda g, x: g.relu(), "relu: missing a required argument: 'input'"),
+    ],
+)
+def test_wrong_arguments_are_told_what_the_op_takes(call, message):
+    g = graphs.new()
+    with pytest.raises(GraphTypeError, match=message):
+        call(g, g.tensor([4, 4]))
