@@ -21,7 +21,7 @@ _COMMON = ("-std=c++17", "-fPIC", "-g", "-fno-strict-aliasing", "-ffp-contract=o
 # Names that only a CUDA compiler knows; a kernel has them from the headers instead.
 _CUDA_NAMES = re.compile(
     r"\b(__global__|__device__|__shared__|__launch_bounds__|threadIdx|blockIdx|blockDim|gridDim|__sync\w+|__shfl\w+"
-    r"|__ldg|atomicAdd|cuda_\w+\.h)\b"
+    r"|__ldg|__ldcs|__stcs|__threadfence\w*|__half\w*|__nv_\w+|rsqrtf|atomicAdd|cuda_\w+\.h)\b"
 )
 
 
@@ -49,7 +49,7 @@ def build(source: str, entry: str, what: Build) -> Path:
     digest = _digest(source, entry, what.value, _COMMON, sources, compiler.version)
     folder = _folder()
     path = folder / f"{digest}{'.so' if what is Build.LIBRARY else ''}"
-    if path.exists():
+    if _whole(path):
         return path
     # One machine for all libraries of a process, one in each program.
     kind = "so" if what is Build.LIBRARY else "o"
@@ -113,16 +113,29 @@ def _compile(compiler: Compiler, arguments: tuple[str, ...], text: str, path: Pa
         done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=path.parent)
         if done.returncode:
             raise _Failed(done.stderr.strip())
+        made = Path(scratch).read_bytes()
+        Path(scratch).write_bytes(made + hashlib.sha256(made).digest())
         os.replace(scratch, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(scratch)
 
 
+def _whole(path: Path) -> bool:
+    """Whether the file is there as `_compile` left it: it ends in a digest of what is before, which the
+    loader and the linker ignore. Loading a truncated library would end the process."""
+    try:
+        kept = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(kept[:-size]).digest() == kept[-size:]
+
+
 def _part(compiler: Compiler, name: str, kind: str, sources: str, folder: Path) -> Path:
     """What is the same for all kernels and never instrumented: an object file ("o") or shared library ("so")."""
     path = folder / f"{_digest(name, _COMMON, sources, compiler.version)}.{kind}"
-    if not path.exists():
+    if not _whole(path):
         with tempfile.TemporaryDirectory() as includes:
             for header in ("fiber.hpp", "launch.hpp", "sanitizers.hpp"):
                 Path(includes, header).write_text(_runtime_source(header))

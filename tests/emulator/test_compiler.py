@@ -38,6 +38,18 @@ def compilations(monkeypatch):
     return commands
 
 
+@pytest.mark.parametrize("damage", [lambda b: b[:4000], lambda b: b"", lambda b: b[:-1], lambda b: b"not a library"])
+def test_a_damaged_file_is_compiled_again(cache, compilations, damage):
+    """Loading it would end the process."""
+    path = build(WARP.source(), "warp", Build.LIBRARY)
+    whole = {p: p.read_bytes() for p in cache.iterdir()}
+    for p, content in whole.items():
+        p.write_bytes(damage(content))
+    before = len(compilations)
+    assert build(WARP.source(), "warp", Build.LIBRARY) == path
+    assert len(compilations) - before == len(whole)
+
+
 def test_what_is_compiled_is_kept(cache, compilations):
     path = build(WARP.source(), "warp", Build.LIBRARY)
     assert path.parent == cache and len(compilations) == 3  # the machine, the way in, the kernel
