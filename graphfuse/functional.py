@@ -10,13 +10,14 @@ from graphfuse.dtypes import data_type
 from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.errors import GraphValidationError, VariantPackError, VariantPackTypeError
 from graphfuse.graph import pygraph
+from graphfuse.ops import block_size
 from graphfuse.verify import MAX_RANK
 
 if TYPE_CHECKING:
     import torch
 
-_BLOCK = 16
 _PAIRS = data_type.FP4_E2M1
+_BLOCK = block_size(_PAIRS)
 _FLOATS = (data_type.BFLOAT16, data_type.HALF, data_type.FLOAT)
 _TYPES = {
     "input": _FLOATS,

@@ -147,9 +147,12 @@ class Graph:
 
 @dataclass(frozen=True)
 class Subgraph:
-    """Some nodes of a graph, in order, with what they read from and write to outside."""
+    """Some nodes of a graph, in order, with what they read from and write to outside.
 
-    graph: Graph = field(repr=False)
+    Compared and hashed by its nodes: planning does both often, and always within one graph.
+    """
+
+    graph: Graph = field(repr=False, compare=False)
     node_ids: tuple[int, ...]
 
     @cached_property

@@ -6,9 +6,9 @@ from graphfuse import verify
 from graphfuse.dtypes import data_type
 from graphfuse.errors import GraphNotSupportedError
 from graphfuse.ir import Graph, Node, Tensor, packed_stride
-from graphfuse.ops import BLOCK_FORMATS, OPS
+from graphfuse.ops import OPS, block_size
 
-(_BLOCK,) = (size for size, (element, _) in BLOCK_FORMATS.items() if element is data_type.FP4_E2M1)
+_BLOCK = block_size(data_type.FP4_E2M1)
 _ROW = 128
 
 

@@ -127,6 +127,11 @@ BLOCK_FORMATS = {16: (data_type.FP4_E2M1, data_type.FP8_E4M3)}
 """Block size -> (element type, scale type) that block_scale_quantize makes."""
 
 
+def block_size(element: data_type) -> int | None:
+    """Elements of a block of this element type; None for a type that is not quantized in blocks."""
+    return next((size for size, (made, _) in BLOCK_FORMATS.items() if made is element), None)
+
+
 def quantize_axis(shape: Shape, attributes: Mapping[str, object]) -> int:
     """The axis blocks run along: the one asked for, else the last that is not 1."""
     axis = attributes["axis"]

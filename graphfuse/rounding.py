@@ -21,7 +21,8 @@ def encode(t, values, dtype: data_type):
         return codes[..., 0::2] | (codes[..., 1::2] << 4)
     if dtype in _SATURATING:
         limit = dtype.facts.max
-        values = values.clamp(-limit, limit)
+        # One NaN, as the conversion instruction makes: torch would keep its sign.
+        values = values.clamp(-limit, limit).masked_fill(values.isnan(), float("nan"))
     if dtype.facts.integers is not None and dtype is not data_type.BOOLEAN:
         return _integers(t, values.nan_to_num(0.0).round(), dtype)
     return values.to(getattr(t, dtype.facts.torch))

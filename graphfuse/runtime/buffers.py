@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from graphfuse.dtypes import data_type, fit, from_foreign
 from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.ir import packed_stride
 from graphfuse.runtime import device as devices
 
 ACCEPTED = "a torch tensor, a numpy array, an object with __cuda_array_interface__ or __dlpack__, an address"
@@ -140,7 +141,7 @@ def _cuda_array_interface(value) -> Buffer:
         raise VariantPackTypeError("a masked array is not a buffer")
     dim = tuple(face["shape"])
     strides = face.get("strides")
-    stride = packed(dim) if strides is None else _elements(strides, dtype.itemsize)
+    stride = packed_stride(dim) if strides is None else _elements(strides, dtype.itemsize)
     address, read_only = face["data"]
     address = address or 0
     place = devices.pointer_device(address)
@@ -163,7 +164,7 @@ def _dlpack(value) -> Buffer:
         kind = type(value).__name__
         raise VariantPackTypeError(f"DLPack export of {kind} failed ({error}); a uint8 view may do") from None
     dim = tuple(view.shape)
-    stride = packed(dim) if view.strides is None else tuple(view.strides)
+    stride = packed_stride(dim) if view.strides is None else tuple(view.strides)
     device = "cpu" if where == "cpu" else f"cuda:{ordinal}"
     return Buffer(view.ptr, dtype, dim, stride, device, itemsize, bool(view.readonly))
 
@@ -200,12 +201,3 @@ def _elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     if any(s % itemsize for s in strides):
         raise VariantPackTypeError(f"byte strides {list(strides)} are no multiple of the element's {itemsize} bytes")
     return tuple(s // itemsize for s in strides)
-
-
-def packed(dim: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a dense array, last axis fastest."""
-    stride, step = [], 1
-    for extent in reversed(dim):
-        stride.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(stride))

@@ -3,7 +3,7 @@
 A stored entry is the cubin followed by a trailer: a mark and the SHA-256 of key and
 cubin. Tools that read the ELF file ignore what follows it, and anything truncated,
 damaged or put under the wrong name is a miss. cuda.core's own keys are not used:
-making one asks NVRTC for its version, which loads the library (about 70 ms).
+making one asks NVRTC for its version, which loads the library.
 """
 
 import hashlib

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError, VariantPackTypeError, WorkspaceError
-from graphfuse.ir import Graph, Tensor, TensorId
+from graphfuse.ir import Graph, Tensor, TensorId, packed_stride
 from graphfuse.runtime import buffers
 from graphfuse.runtime.buffers import Buffer
 from graphfuse.runtime.storage import Storage, overlap, storage
@@ -250,7 +250,7 @@ def _workspace(value: object, needed: int, device: Device) -> int:
         raise WorkspaceError(f"the workspace is on {buffer.device}; accepted: {device.memory}, where the graph runs")
     if buffer.dim is not None:
         axes = [e for e in buffer.dim if e != 1]
-        dense = buffers.packed(tuple(axes))
+        dense = packed_stride(tuple(axes))
         if tuple(s for e, s in zip(buffer.dim, buffer.stride, strict=True) if e != 1) != dense and 0 not in axes:
             raise WorkspaceError(
                 f"the workspace has shape {list(buffer.dim)}, stride {list(buffer.stride)}; accepted: dense memory"

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from graphfuse.device import CPU, for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError, VariantPackTypeError, WorkspaceError
-from graphfuse.ir import Graph, Node, Tensor
+from graphfuse.ir import Graph, Node, Tensor, packed_stride
 from graphfuse.runtime import variant_pack
-from graphfuse.runtime.buffers import packed
 from graphfuse.runtime.variant_pack import bind
 
 GPU = for_arch("sm_90a")
@@ -22,7 +21,7 @@ BF16, FP32 = data_type.BFLOAT16, data_type.FLOAT
 def tensor(id: int, dim=(1, 4, 8), dtype=FP32, stride=None, **properties) -> Tensor:
     """Tensor 0, 1, 2, ... is called a, b, c, ... and has uid 100, 101, 102, ..."""
     properties = {"name": "abcdefgh"[id], "alignment": 4, **properties}
-    return Tensor(id, 100 + id, dtype=dtype, dim=dim, stride=stride or packed(dim), **properties)
+    return Tensor(id, 100 + id, dtype=dtype, dim=dim, stride=stride or packed_stride(dim), **properties)
 
 
 def graph(*tensors: Tensor) -> Graph:
