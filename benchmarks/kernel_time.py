@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 import graphfuse
-import timing
 from graphfuse import data_type, heur_mode, norm_forward_phase, record
+from graphfuse.runtime import timing
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -30,6 +30,7 @@ LAYERS = (
     ("freeze", "lower", "printing", "plan"),
     ("planner",),
     ("explain", "functional", "record"),
+    ("cli",),
 )
 
 # Imports against that order, inside functions: where a user's call enters the machinery,

@@ -9,8 +9,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 COLD_BYTES = 256 << 20
 
 
@@ -30,6 +28,8 @@ def buffer_sets(bytes_per_call: int, most: int = 64) -> int:
 
 def measure(calls: Sequence[Callable[[], object]], repeats: int = 7, least_us: float = 4000.0) -> Time:
     """Time of one call, each of `calls` being the same work on another buffer set."""
+    import torch
+
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -46,7 +46,9 @@ def measure(calls: Sequence[Callable[[], object]], repeats: int = 7, least_us: f
     return Time(statistics.median(times), min(times), max(times))
 
 
-def _replay(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+def _replay(graph, replays: int) -> float:
+    import torch
+
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(replays):
