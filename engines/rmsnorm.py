@@ -4,6 +4,7 @@ Serves ``RmsNormFacts`` on NVIDIA GPUs. The kernel is ``rmsnorm.cu``; here are w
 accepts, how a row is spread over threads, and what the launch passes.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain ta
 
 _ACCESS = 16  # bytes of the widest memory access
 _MAX_THREADS = 1024
+_MAX_CTAS = 2**31 - 1
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 _WARP = 32
 # Registers of a thread that may hold the row's input, by threads a CTA. The register file has
@@ -44,13 +46,13 @@ _ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 class RmsNormKnobs:
     """How rows are spread over threads. None of them changes a bit of the result.
 
-    threads_per_row, threads (a CTA): powers of two. max_ctas: at most so many CTAs,
-    each of which takes row after row; 0 for as many as there are rows for.
+    threads_per_row, threads (a CTA): powers of two. chunks: how many neighbouring 16-byte
+    chunks of a row a thread takes together, a power of two.
     """
 
     threads_per_row: int
     threads: int
-    max_ctas: int = 0
+    chunks: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,10 @@ class _Row:
         held = -(-chunks // 512) * 512 * registers
         return cls(chunk, chunks, registers, held <= _ROW_REGISTERS)
 
-    def steps(self, threads_per_row: int) -> int:
-        """Chunks of one pass over the row that each thread takes."""
+    def steps(self, knobs: RmsNormKnobs) -> int:
+        """Pieces of one pass over the row that each thread takes."""
         if self.resident:
-            return -(-self.chunks // threads_per_row)
+            return -(-self.chunks // (knobs.threads_per_row * knobs.chunks))
         return 8 // self.registers
 
 
@@ -103,19 +105,10 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         return None if reason is None else No(reason)
 
     def propose(self, facts: RmsNormFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
-        row = _Row.of(facts)
-        best = _usual_threads_per_row(row)
-        near = [best, best * 2, best // 2]
-        candidates = [RmsNormKnobs(t, max(t, 128)) for t in near]
+        best = _usual_knobs(facts)
+        candidates = [best, *_near(best)]
         if mode is heur_mode.B:
-            powers = [1 << k for k in range(11)]
-            candidates += [RmsNormKnobs(t, c) for t in powers for c in (64, 128, 256, 512, 1024)]
-            # As many CTAs as the device holds at once, each taking several rows.
-            candidates += [
-                RmsNormKnobs(t, c, device.sm_count * max(1, device.threads_per_sm // c))
-                for t in near
-                for c in (128, 256, 512, 1024)
-            ]
+            candidates += _every_knob()
         return [k for k in dict.fromkeys(candidates) if self.illegal(facts, k, device) is None]
 
     def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
@@ -136,9 +129,8 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         return render(template("graphfuse.engines", "rmsnorm.cu"), generated, "rmsnorm.cu")
 
     def launch(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> Launch:
-        ctas = -(-facts.rows * knobs.threads_per_row // knobs.threads)
         return Launch(
-            grid=min(ctas, knobs.max_ctas or ctas, 2**31 - 1),
+            grid=-(-facts.rows * knobs.threads_per_row // knobs.threads),
             block=knobs.threads,
             arguments=(
                 *(
@@ -177,6 +169,7 @@ def _access(view: View | None, elements: int) -> int:
 
 def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
     row = _Row.of(facts)
+    piece = row.chunk * knobs.chunks
     types = {
         "Input": facts.input.dtype.facts.ctype,
         "Weight": facts.weight.dtype.facts.ctype,
@@ -188,13 +181,14 @@ def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
     constants = {
         "gf::i64 COLUMNS": facts.columns,
         "int CHUNK": row.chunk,
-        "int STEPS": row.steps(knobs.threads_per_row),
+        "int PIECE": piece,
+        "int STEPS": row.steps(knobs),
         "int THREADS_PER_ROW": knobs.threads_per_row,
         "int THREADS": knobs.threads,
-        "int INPUT_ACCESS": _access(facts.input, row.chunk),
-        "int WEIGHT_ACCESS": _access(facts.weight, row.chunk),
-        "int BIAS_ACCESS": _access(facts.bias, row.chunk),
-        "int OUTPUT_ACCESS": _access(facts.output, row.chunk),
+        "int INPUT_ACCESS": _access(facts.input, piece),
+        "int WEIGHT_ACCESS": _access(facts.weight, piece),
+        "int BIAS_ACCESS": _access(facts.bias, piece),
+        "int OUTPUT_ACCESS": _access(facts.output, piece),
         "int BLOCK": facts.block_size,
         "bool HAS_BIAS": str(facts.bias is not None).lower(),
         "bool HAS_INVERSE_RMS": str(facts.inverse_rms is not None).lower(),
@@ -209,14 +203,15 @@ def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
     )
 
 
-def _usual_threads_per_row(row: _Row) -> int:
-    """Threads per row that stream well: one 16-byte chunk a thread for short rows, two up
-    to 128 chunks, then more, so that the reduction across threads stays small.
+def _usual_knobs(facts: RmsNormFacts) -> RmsNormKnobs:
+    """Knobs that stream well: one 16-byte chunk a thread for short rows, two up to 128 chunks, then more,
+    so that the reduction across threads stays small.
 
     For bfloat16 that is 8 threads at 64 columns and 64 at 1024.
     """
+    row = _Row.of(facts)
     if not row.resident:
-        return _MAX_THREADS
+        return RmsNormKnobs(_MAX_THREADS, _MAX_THREADS)
     if row.chunks <= _WARP:
         steps = 1
     else:
@@ -224,7 +219,21 @@ def _usual_threads_per_row(row: _Row) -> int:
         steps *= 4 // row.registers  # narrow chunks: as many bytes in flight
     threads = _power_of_two(-(-row.chunks // min(steps, 8)))
     # A quantized block spans up to four chunks and must not leave its row's threads.
-    return min(max(threads, 1 if row.chunks == 1 else 2 if row.chunks == 2 else 4), _MAX_THREADS)
+    threads = min(max(threads, 1 if row.chunks == 1 else 2 if row.chunks == 2 else 4), _MAX_THREADS)
+    return RmsNormKnobs(threads, max(threads, 128))
+
+
+def _near(knobs: RmsNormKnobs) -> Iterator[RmsNormKnobs]:
+    """Knobs with twice and half as many threads a row."""
+    for threads in (knobs.threads_per_row * 2, knobs.threads_per_row // 2):
+        yield dataclasses.replace(knobs, threads_per_row=threads, threads=max(threads, knobs.threads))
+
+
+def _every_knob() -> Iterator[RmsNormKnobs]:
+    for chunks in (1, 2, 4):
+        for threads_per_row in (1 << k for k in range(11)):
+            for threads in (64, 128, 256, 512, 1024):
+                yield RmsNormKnobs(threads_per_row, threads, chunks)
 
 
 def _power_of_two(value: int) -> int:
@@ -238,7 +247,7 @@ def _held_registers(threads: int) -> int:
 
 def _faults(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Iterator[str]:
     row = _Row.of(facts)
-    for name in ("threads_per_row", "threads"):
+    for name in ("threads_per_row", "threads", "chunks"):
         value = getattr(knobs, name)
         if not isinstance(value, int) or value < 1 or value & (value - 1):
             yield f"{name} is {value!r}; accepted: a power of two"
@@ -247,25 +256,29 @@ def _faults(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Iterator[str]:
         yield f"threads is {knobs.threads}; accepted: {_WARP} to {_MAX_THREADS}"
     if knobs.threads_per_row > knobs.threads:
         yield f"threads_per_row {knobs.threads_per_row} exceeds threads {knobs.threads}"
-    if not isinstance(knobs.max_ctas, int) or knobs.max_ctas < 0:
-        yield f"max_ctas is {knobs.max_ctas!r}; accepted: 0 (no limit) or more"
+    if facts.rows * knobs.threads_per_row > _MAX_CTAS * knobs.threads:
+        yield f"{facts.rows} rows with {knobs.threads // knobs.threads_per_row} a CTA are more CTAs than a grid can have"
+    if row.chunks % knobs.chunks:
+        yield f"chunks is {knobs.chunks}; accepted: a divisor of the {row.chunks} chunks of a row"
+        return
     if not row.resident:
-        if knobs.threads_per_row != _MAX_THREADS:
+        if (knobs.threads_per_row, knobs.chunks) != (_MAX_THREADS, 1):
             yield (
-                f"threads_per_row is {knobs.threads_per_row}; rows of {facts.columns} columns are read twice, "
-                f"which takes {_MAX_THREADS}"
+                f"threads_per_row is {knobs.threads_per_row}, chunks {knobs.chunks}; rows of {facts.columns} columns "
+                f"are read twice, which takes {_MAX_THREADS} and 1"
             )
         return
-    held = row.steps(knobs.threads_per_row) * row.registers
+    held = row.steps(knobs) * knobs.chunks * row.registers
     if held > _held_registers(knobs.threads):
         yield (
             f"threads_per_row {knobs.threads_per_row} needs {held} registers a thread to hold {facts.columns} "
             f"columns; at {knobs.threads} threads at most {_held_registers(knobs.threads)} may"
         )
-    if facts.block_size and knobs.threads_per_row * row.chunk < facts.block_size:
+    piece = row.chunk * knobs.chunks
+    if facts.block_size and not piece <= facts.block_size <= knobs.threads_per_row * piece:
         yield (
-            f"threads_per_row is {knobs.threads_per_row}; blocks of {facts.block_size} elements take at least "
-            f"{facts.block_size // row.chunk}"
+            f"chunks is {knobs.chunks}, threads_per_row {knobs.threads_per_row}: a thread takes {piece} elements "
+            f"together; accepted: up to a block of {facts.block_size}, which the threads of a row must cover"
         )
 
 

@@ -163,12 +163,12 @@ def _quantize(t, x, a) -> dict[str, object]:
     axis = quantize_axis(values.shape, a)
     blocks = values.unflatten(axis, (-1, block))
     amax = blocks.abs().amax(dim=axis + 1)
-    # A tensor as divisor: by a number, torch multiplies with the reciprocal on a GPU.
     # The scale is used as stored, so that a reader multiplying by it gets what was meant.
-    scale = rounding.round_to(t, amax / t.full_like(amax, element.facts.max), scale_type)
-    divisor = scale.unsqueeze(axis + 1)
-    codes = t.where(divisor == 0, t.zeros_like(blocks), blocks / divisor)
-    return {"Y": rounding.round_to(t, codes, element).flatten(axis, axis + 1), "scale": scale}
+    scale = rounding.round_to(t, amax * t.full_like(amax, element.facts.max).reciprocal(), scale_type)
+    factor = scale.reciprocal().unsqueeze(axis + 1)
+    scaled = rounding.to_e2m1_places(t, blocks * factor)
+    scaled = t.where(factor.isinf(), t.zeros_like(blocks), scaled)
+    return {"Y": rounding.round_to(t, scaled, element).flatten(axis, axis + 1), "scale": scale}
 
 
 def _pointwise(name: str, doc: str, inputs: str, cuda: str, reference, *attributes: Attribute) -> Op:
@@ -207,9 +207,10 @@ _TABLE = (
     Op(
         "block_scale_quantize",
         "Block quantization: each block of block_size elements along axis gets the scale\n"
-        "max|input| / (largest finite element), rounded to the scale's type, and the elements\n"
-        "are input / scale as stored, rounded to nearest even and saturated. A block whose\n"
-        "scale rounds to zero becomes zeros. Returns [Y, scale].",
+        "max|input| * (1 / largest finite element), rounded to the scale's type, and the elements\n"
+        "are input * (1 / scale as stored), inverses and products rounded to float32, then to\n"
+        "a multiple of 2^-22 (2^-21 from 2 on, 2^-20 from 4 on), then to nearest even and saturated.\n"
+        "A block whose scale rounds to zero becomes zeros. Returns [Y, scale].",
         inputs=(Port("input"),),
         outputs=(
             Port("Y", dtype=data_type.FP4_E2M1, fixed=True),

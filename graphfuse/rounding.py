@@ -43,6 +43,14 @@ def round_to(t, values, dtype: data_type):
     return encode(t, values, dtype).to(values.dtype)
 
 
+def to_e2m1_places(t, values):
+    """float32 `values` rounded to as many places as kernels keep on the way to E2M1: multiples of
+    2^-22, from 2 on of 2^-21, from 4 on of 2^-20. Values from 8 on, which E2M1 saturates, stay."""
+    magnitude = values.abs()
+    last = t.where(magnitude < 2, 2.0**-22, t.where(magnitude < 4, 2.0**-21, 2.0**-20)).to(values.dtype)
+    return t.where(magnitude < 8, (values / last).round() * last, values)
+
+
 def _integers(t, whole, dtype):
     # Clamping first would not do: the largest INT32 and INT64 round up in float32.
     low, high = dtype.facts.integers

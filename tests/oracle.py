@@ -91,19 +91,30 @@ def fp8(values: np.ndarray, name: str) -> np.ndarray:
 def nvfp4(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Blocks of 16 along the last axis: (codes packed low nibble first, E4M3 scales), both uint8.
 
-    The scale is the E4M3 of max|block| / 6, elements are E2M1 of value / scale in float32.
+    The scale is the E4M3 of max|block| * (1 / 6), elements are E2M1 of value * (1 / scale), both in float32,
+    of which `kept_places` are kept.
     """
     import ml_dtypes
 
     values = np.asarray(values, np.float32)
     blocks = values.reshape(*values.shape[:-1], -1, 16)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        scales = fp8(np.abs(blocks).max(axis=-1) / np.float32(6), "e4m3")
-        divisor = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32)[..., None]
-        quotient = np.where(divisor == 0, np.float32(0), blocks / divisor)
-    codes = np.clip(quotient, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
-    codes = np.where(np.isnan(quotient), np.uint8(7), codes).reshape(values.shape)
+        scales = fp8(np.abs(blocks).max(axis=-1) * (1 / np.float32(6)), "e4m3")
+        scale = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32)[..., None]
+        scaled = np.where(scale == 0, np.float32(0), kept_places(blocks * (np.float32(1) / scale)))
+    codes = np.clip(scaled, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
+    codes = np.where(np.isnan(scaled), np.uint8(7), codes).reshape(values.shape)
     return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
+
+
+def kept_places(scaled: np.ndarray) -> np.ndarray:
+    """float32 rounded to 21 significant bits more than E2M1 has, and to 2^-22 below 1: by adding a number whose
+    last place is that of the result, once for each binade."""
+    magnitude = np.abs(scaled)
+    with np.errstate(invalid="ignore", over="ignore"):
+        places = [(magnitude + np.float32(anchor)) - np.float32(anchor) for anchor in (2, 4, 8)]
+        kept = np.select([magnitude < 2, magnitude < 4, magnitude < 8], places, magnitude)
+    return np.copysign(kept, scaled)
 
 
 # The same by search, on any torch device
@@ -120,11 +131,16 @@ def nvfp4_search(values):
     """As `nvfp4`, for a float32 tensor."""
     blocks = values.unflatten(-1, (-1, 16))
     amax = blocks.abs().amax(-1)
-    scales = fp8_search(amax / torch.full_like(amax, 6), "e4m3")  # by a number, torch would multiply with 1 / 6
-    divisor = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float32, device=values.device)
-    divisor = divisor[scales.long()].unsqueeze(-1)
-    quotient = torch.where(divisor == 0, torch.zeros_like(blocks), blocks / divisor)
-    codes = torch.where(quotient.isnan(), 7, _nearest(quotient, 2, 1, 6.0)).flatten(-2).to(torch.uint8)
+    scales = fp8_search(amax * (1 / torch.full_like(amax, 6)), "e4m3")
+    scale = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float32, device=values.device)
+    scale = scale[scales.long()].unsqueeze(-1)
+    scaled = blocks * (1 / scale)
+    for anchor in (2, 4, 8):  # its last place is the one kept in the binade below it
+        kept = (scaled.abs() + anchor) - anchor
+        inside = (scaled.abs() < anchor) & (scaled.abs() >= (anchor / 2 if anchor > 2 else 0))
+        scaled = torch.where(inside, kept.copysign(scaled), scaled)
+    scaled = torch.where(scale == 0, torch.zeros_like(blocks), scaled)
+    codes = torch.where(scaled.isnan(), 7, _nearest(scaled, 2, 1, 6.0)).flatten(-2).to(torch.uint8)
     return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
 
 

@@ -135,6 +135,42 @@ GF_DEVICE u32 encode_pair<e2m1>(float low, float high) {
 #endif
 }
 
+/// COUNT elements, 4 or 8, of value * factor as E2M1, the first in the low nibble. NaN has no code here.
+///
+/// Where there is no instruction, by way of E5M2. Its steps double every four codes and those of E2M1 every
+/// two from 2 on: 4 + 2q up to q = 4 and 8 + q beyond runs through the eight codes from 4 to 14 as q runs
+/// through those of E2M1, ties and saturation included. The sum rounds q to a multiple of 2^-22 below 2,
+/// of 2^-21 below 4 and of 2^-20 beyond.
+template <int COUNT>
+GF_DEVICE u32 encode_e2m1(const float (&values)[COUNT], float factor) {
+#ifdef GF_HARDWARE_FP4
+  u32 codes = 0;
+#pragma unroll
+  for (int i = 0; i < COUNT; i += 2) {
+    codes |= encode_pair<e2m1>(values[i] * factor, values[i + 1] * factor) << 4 * i;
+  }
+  return codes;
+#else
+  constexpr float ONE = 4096.0f;  // makes 14 the largest finite number of E5M2
+  constexpr u32 ZERO = 0x74747474u;  // the codes of 4
+  float shifted[COUNT];
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const float twice = abs(values[i]) * (factor * 2.0f * ONE);
+    shifted[i] = min_number(twice + 4.0f * ONE, fma(twice, 0.5f, 8.0f * ONE));
+  }
+  u32 even = 0, odd = 0, even_signs = 0, odd_signs = 0;
+#pragma unroll
+  for (int i = 0; i < COUNT; i += 4) {
+    even |= encode_pair<e5m2>(shifted[i], shifted[i + 2]) << 4 * i;
+    odd |= encode_pair<e5m2>(shifted[i + 1], shifted[i + 3]) << 4 * i;
+    even_signs |= encode_pair<e5m2>(values[i], values[i + 2]) << 4 * i;
+    odd_signs |= encode_pair<e5m2>(values[i + 1], values[i + 3]) << 4 * i;
+  }
+  return (even + 16 * odd - 17 * ZERO) | (even_signs >> 4 & 0x08080808u) | (odd_signs & 0x80808080u);
+#endif
+}
+
 /// One element in storage form.
 template <class T>
 GF_DEVICE u32 encode(float value) {
@@ -172,9 +208,15 @@ GF_DEVICE float decode<half>(u32 bits) {
 
 template <>
 GF_DEVICE float decode<e4m3>(u32 bits) {
+#ifdef GF_HARDWARE_FP8
+  u32 halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(u16(bits)));
+  return decode<half>(halves);
+#else
   // As decode_half, from 2^120; the one code that is NaN stays NaN.
   const float magnitude = (bits & 0x7fu) == 0x7fu ? as_float(0x7fffffffu) : as_float((bits & 0x7fu) << 20) * 0x1p120f;
   return as_float(as_bits(magnitude) | (bits & 0x80u) << 24);
+#endif
 }
 
 /// COUNT elements out of a chunk of a row.

@@ -162,6 +162,18 @@ GF_DEVICE void barrier(GF_SITE_ONLY) {
 GF_DEVICE const void* offset(const void* address, i64 bytes) { return static_cast<const char*>(address) + bytes; }
 GF_DEVICE void* offset(void* address, i64 bytes) { return static_cast<char*>(address) + bytes; }
 
+/// Has the compiler work an address in global memory out here, once, instead of wherever it is used.
+template <class T>
+GF_DEVICE T* settled(T* address) {
+#ifdef __CUDACC__
+  size_t global = __cvta_generic_to_global(address);
+  asm volatile("" : "+l"(global));
+  return static_cast<T*>(__cvta_global_to_generic(global));
+#else
+  return address;
+#endif
+}
+
 /// What one access moves: WIDTH bytes of 1, 2, 4, 8 or 16, from an address that is a multiple of it.
 template <int WIDTH>
 using Pack = Bytes<WIDTH>;
