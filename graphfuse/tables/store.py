@@ -140,13 +140,14 @@ def _parse(text: bytes) -> tuple[tuple[Entry, ...], list[str]]:
     sources, values = content.get("sources"), content.get("entries")
     if not isinstance(sources, list) or not isinstance(values, list):
         raise ValueError("it has no lists of sources and entries")
+    known = functools.cache(lambda number: Source.parse(sources[number]))
     entries, faults = [], []
     for value in values:
         try:
             number = value.get("source") if isinstance(value, dict) else None
             if type(number) is not int or not 0 <= number < len(sources):
                 raise ValueError(f"source is {number!r}; accepted: 0 to {len(sources) - 1}")
-            entries.append(Entry.parse(value, Source.parse(sources[number])))
+            entries.append(Entry.parse(value, known(number)))
         except ValueError as error:
             faults.append(str(error))
     return tuple(entries), faults

@@ -91,9 +91,12 @@ class _Tuned:
         return bool(self.trials) and self.trials[0].status == BEST
 
     @property
+    def timed(self) -> bool:
+        return bool(self.trials) and self.trials[0].time is not None
+
+    @property
     def best(self) -> Mapping[str, object]:
-        timed = self.trials and self.trials[0].time
-        return self.trials[0].knobs if timed else knobs_to_dict(self.part.knobs)
+        return self.trials[0].knobs if self.timed else knobs_to_dict(self.part.knobs)
 
     @property
     def report(self) -> PartReport:
@@ -108,6 +111,8 @@ class _Tuned:
 
     def applied(self, part: Part, made: Source) -> Part:
         """`part` with the best knobs."""
+        if not self.timed:
+            return part
         why = said(self.entry(made)) if self.sure else "the fastest of those timed, which were not all"
         return Part(part.region, part.engine, knobs_from_dict(part.engine, dict(self.best)), why)
 

@@ -71,11 +71,15 @@ def run(wanted: tuple[sizes.Size, ...], table: Path | None, time_budget: float, 
             if report.stored:
                 left.remove(size)
                 best = report.parts[0].trials[0]
-                console.print(f"{size!s:24} {best.time.median:9.2f} us  {words(best.knobs)}", highlight=False)
+                console.print(
+                    f"{size!s:24} {best.time.median:9.2f} us  {words(best.knobs)}", highlight=False, soft_wrap=True
+                )
             if size.bytes >= _LARGE:
                 del tensors
                 torch.cuda.empty_cache()
-    console.print(f"{len(wanted) - len(left)} of {len(wanted)} sizes are in {file}", highlight=False)
+    console.print(
+        f"{len(wanted) - len(left)} of {len(wanted)} sizes are tuned: {file}", highlight=False, soft_wrap=True
+    )
     return left
 
 

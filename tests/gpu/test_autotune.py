@@ -3,7 +3,6 @@
 import dataclasses
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import graphs
+import planted
 from graphfuse import WorkspaceError, heur_mode
 from graphfuse.cli import app
 from graphfuse.engines.rmsnorm import RmsNormEngine
@@ -19,7 +19,8 @@ from graphfuse.tables import store
 from graphfuse.tuning import sizes
 from graphs import E4M3, FP4, Norm
 
-pytestmark = pytest.mark.gpu
+# A candidate that is dropped is a RuntimeWarning: none may be, but where a test plants one.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error::RuntimeWarning")]
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = Norm(999, 320)
@@ -28,10 +29,6 @@ CASE = Norm(999, 320)
 @pytest.fixture(autouse=True)
 def own_store(monkeypatch, tmp_path):
     monkeypatch.setenv("GRAPHFUSE_TUNING_DIR", str(tmp_path))
-    # A candidate that is dropped is a warning: none may be.
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
 
 
 def planned(case: Norm, engines=()):
@@ -59,7 +56,7 @@ def test_the_winner_is_used_kept_and_right(case):
     (part,) = report.parts
     assert part.trials[0].status == "best" and part.trials[0].knobs == part.best
     assert all(t.time and t.time.low <= t.time.median <= t.time.high for t in part.trials)
-    assert len(part.trials) >= 5 and 1 < sum(t.rounds == 3 for t in part.trials) <= 3
+    assert len(part.trials) >= 5 and 1 <= sum(t.rounds == 3 for t in part.trials) <= 3
     # Selected here, and first where the problem is planned again.
     device = devices.get("cuda")
     said = f"tuned on this {device.name}"
@@ -110,17 +107,13 @@ def test_two_regions_of_one_class_are_tuned_once():
 
 
 class Planted(RmsNormEngine):
-    """Leaves the weight out wherever a CTA has 128 threads; nothing else is different."""
+    """Wrong wherever a CTA has 128 threads."""
 
     name = "planted"
 
     def source(self, facts, knobs):
         text = super().source(facts, knobs)
-        return (
-            text.replace("unpack<Weight>(affine.weight, weight)", "unpack<Weight>({}, weight)")
-            if (knobs.threads == 128)
-            else text
-        )
+        return planted.wrong(text) if knobs.threads == 128 else text
 
     def propose(self, facts, device, mode):
         first = super().propose(facts, device, heur_mode.A)[0]
@@ -153,14 +146,14 @@ def test_the_command_tunes_skips_and_goes_on(tmp_path):
     arguments = ["tune", "--rows", "1560", "--columns", "64", "--columns", "128", "--output", "bf16"]
     table = tmp_path / "rmsnorm.json"
     done = CliRunner().invoke(app, [*arguments, "--table", str(table), "--time-budget", "60"])
-    assert done.exit_code == 0 and "2 of 2 sizes" in done.output, done.output
+    assert done.exit_code == 0 and "2 of 2 sizes are tuned" in done.output, done.output
     first = store.parse(table.read_bytes())
     assert {e.source.origin for e in first} == {"measured"} and not any(e.others for e in first)
     CliRunner().invoke(app, [*arguments, "--table", str(table), "--time-budget", "60"])
     assert store.parse(table.read_bytes()) == first
     # Out of time: what is left is said, and nothing is lost.
     short = CliRunner().invoke(app, [*arguments, "--again", "--table", str(table), "--time-budget", "0.5"])
-    assert short.exit_code == 0 and "2 of 2 sizes are left" in short.output + (short.stderr or "")
+    assert short.exit_code == 0 and "2 of 2 sizes are left" in short.output
     assert store.parse(table.read_bytes()) == first
     mine = CliRunner().invoke(app, [*arguments, "--time-budget", "60"])
     assert mine.exit_code == 0 and len(store.read(store.user_file(devices.get("cuda")))) == 2

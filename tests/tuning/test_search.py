@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+import planted
 from graphfuse import heur_mode
 from graphfuse.device import EMULATOR
 from graphfuse.engines.rmsnorm import RmsNormEngine
@@ -23,16 +24,13 @@ pytestmark = pytest.mark.emulate
 
 
 class Planted(RmsNormEngine):
-    """Of its kernels, those with 64 threads leave the weight out, those with 256 do not compile."""
+    """Of its kernels, those with 64 threads are wrong, those with 256 do not compile."""
 
     name = "planted"
 
     def source(self, facts, knobs):
         text = super().source(facts, knobs)
-        if knobs.threads == 64:
-            assert "unpack<Weight>(affine.weight, weight)" in text
-            return text.replace("unpack<Weight>(affine.weight, weight)", "unpack<Weight>({}, weight)")
-        return "not C++" if knobs.threads == 256 else text
+        return {64: planted.wrong(text), 256: "not C++"}.get(knobs.threads, text)
 
 
 def bench(problem: Norm, engine=None) -> tuple[Workbench, dict]:
