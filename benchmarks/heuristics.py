@@ -32,7 +32,8 @@ def case(size: sizes.Size, deadline: float) -> tuple[dict[str, object], tuple[Tr
     """The row of the record and what all knobs took; None if the time did not suffice."""
     import torch
 
-    from graphfuse.runtime import timing, variant_pack
+    from graphfuse.runtime import timing
+    from graphfuse.tuning.autotune import bind
     from graphfuse.tuning.workbench import Workbench, reference
 
     planner = size.planner()
@@ -43,7 +44,7 @@ def case(size: sizes.Size, deadline: float) -> tuple[dict[str, object], tuple[Tr
     with torch.cuda.device(device.ordinal):
         tensors = size.tensors(device.memory)
         workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device.memory)
-        bound = variant_pack.bind(planner.graph, tensors, workspace, plan.workspace_bytes, device)
+        bound = bind(planner, plan, tensors, workspace)
         bench = Workbench(part, device, reference(plan, device, bound), bound.scalars)
         del tensors, bound
         trials = search(bench, space, deadline, ROUNDS)

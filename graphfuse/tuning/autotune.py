@@ -41,7 +41,7 @@ def autotune(
     if isinstance(time_budget, bool) or not isinstance(time_budget, int | float) or not time_budget > 0:
         raise GraphTypeError(f"autotune: time_budget must be a number of seconds above 0, got {time_budget!r}")
     base, device = _base(planner), planner.device
-    bound = _bind(planner, base, variant_pack, workspace, handle)
+    bound = bind(planner, base, variant_pack, workspace, handle)
     limit = _size(workspace, base)
     import torch
 
@@ -163,7 +163,7 @@ def _base(planner: Planner) -> Plan:
     return base
 
 
-def _bind(planner: Planner, base: Plan, variant_pack: Mapping, workspace: object, handle):
+def bind(planner: Planner, base: Plan, variant_pack: Mapping, workspace: object, handle=None):
     """Where the caller's tensors are, checked as execute does."""
     from graphfuse.runtime import handle as handles
     from graphfuse.runtime import variant_pack as packs

@@ -13,8 +13,8 @@ from graphfuse.device import EMULATOR
 from graphfuse.engines.rmsnorm import RmsNormEngine
 from graphfuse.freeze import freeze
 from graphfuse.planner import Planner
-from graphfuse.runtime import variant_pack
 from graphfuse.runtime.timing import Time
+from graphfuse.tuning.autotune import bind
 from graphfuse.tuning.report import BEST, BROKEN, NOT_TRIED, TIMED, WRONG, PartReport, Report
 from graphfuse.tuning.search import HALVING, Round, search
 from graphfuse.tuning.workbench import Workbench, reference, tunable
@@ -38,7 +38,7 @@ def bench(problem: Norm, engine=None) -> tuple[Workbench, dict]:
     planner.create([heur_mode.OPENSOURCE])
     plan, pack = planner.plans[0], problem.inputs() | problem.outputs()
     memory = torch.zeros(plan.workspace_bytes + 16, dtype=torch.uint8)
-    bound = variant_pack.bind(planner.graph, pack, memory, plan.workspace_bytes, EMULATOR, placed=plan.placed)
+    bound = bind(planner, plan, pack, memory)
     (part,) = plan.parts
     assert tunable(part)
     return Workbench(part, EMULATOR, reference(plan, EMULATOR, bound), bound.scalars), pack
