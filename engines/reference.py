@@ -1,8 +1,6 @@
 """Any graph, by the op table's reference semantics in torch: mode FALLBACK, and what runs without a GPU."""
 
-import ctypes
-
-from graphfuse import rounding
+from graphfuse import memory, rounding
 from graphfuse.device import Device
 from graphfuse.engine import Buffers, HostEngine, No, NoKnobs
 from graphfuse.enums import heur_mode
@@ -79,24 +77,5 @@ def _view(torch, t: Tensor, device: Device, buffers: Buffers):
         dim = (*(dim[a] for a in order), dim[axis] // 2)
         stride = (*(stride[a] // 2 for a in order), 1)
         dtype = torch.uint8
-    raw = _bytes(torch, buffers.address(t.id), t.nbytes, device)
+    raw = memory.wrap(torch, buffers.address(t.id), t.nbytes, device)
     return raw.view(dtype).as_strided(dim, stride)
-
-
-def _bytes(torch, address: int, size: int, device: Device):
-    if device.memory == "cpu":
-        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
-    return torch.as_tensor(_CudaBytes(address, size), device=device.memory)
-
-
-class _CudaBytes:
-    """Device memory that torch wraps without copying."""
-
-    def __init__(self, address: int, size: int):
-        self.__cuda_array_interface__ = {
-            "version": 3,
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "strides": None,
-        }

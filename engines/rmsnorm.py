@@ -14,7 +14,7 @@ from graphfuse.codegen import pointwise
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, Constant, KernelEngine, Launch, No
+from graphfuse.engine import Address, Constant, KernelEngine, Launch, No, Problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCK_FORMATS, OPS
@@ -153,6 +153,15 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
                 *pointwise.functor(facts.epilogue).arguments,
             ),
         )
+
+    def problem(self, facts: RmsNormFacts) -> Problem:
+        chunk = _Row.of(facts).chunk
+        views = {"input": facts.input, "weight": facts.weight, "bias": facts.bias, "output": facts.output}
+        key = {
+            name: view and {"type": view.dtype.value, "access": _access(view, chunk)} for name, view in views.items()
+        }
+        key |= {"columns": facts.columns, "block": facts.block_size, "inverse_rms": facts.inverse_rms is not None}
+        return Problem(key | {"steps": [step.op_name for step in facts.epilogue.steps]}, facts.rows)
 
 
 def _row_bytes(view: View | None) -> int:

@@ -6,7 +6,7 @@ function (`HostEngine`). It never compiles, launches or looks at other engines.
 """
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -89,6 +89,18 @@ class Launch:
     cooperative: bool = False
 
 
+@dataclass(frozen=True)
+class Problem:
+    """A problem class: all that the best knobs of an engine may depend on, so that tuned ones can be kept.
+
+    key: JSON values by name, without names, numbers or addresses of tensors. rows: the
+    extent that enters no source, across which tuned knobs carry over.
+    """
+
+    key: Mapping[str, object]
+    rows: int
+
+
 class Buffers(Protocol):
     """What a running step sees: where the tensors of the graph are in this execute."""
 
@@ -143,6 +155,10 @@ class KernelEngine(Engine[FactsT, KnobsT]):
     @abc.abstractmethod
     def launch(self, facts: FactsT, knobs: KnobsT) -> Launch:
         """Grid, block and arguments."""
+
+    def problem(self, facts: FactsT) -> Problem | None:
+        """The class that tuned knobs are kept for; None if this engine is not tuned."""
+        return None
 
 
 class HostEngine(Engine[FactsT, KnobsT]):

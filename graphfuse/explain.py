@@ -62,7 +62,8 @@ def _chosen(planner: Planner, p: Plan) -> list[str]:
     lines = ["chosen"]
     for part in p.parts:
         how = f"fused, pattern {part.region.pattern}" if part.region.pattern else "node by node"
-        lines.append(f"  {part.name} runs {_nodes(part.region)} ({how})")
+        lines.append(f"  {part.name} runs {_nodes(part.region)} ({how})" + (f"; knobs: {part.why}" if part.why else ""))
     place = f"the {planner.chosen} before it are barred or were passed over" if planner.chosen else "it ranks first"
-    lines.append(f"  because {place}; rank goes by mode as given, then engine as registered, then its order of knobs")
+    rank = "rank goes by mode as given, then engine as registered, then tuned knobs before its own order of knobs"
+    lines.append(f"  because {place}; {rank}")
     return lines + [f"  note: {note}" for note in p.notes]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from graphfuse import ir
     from graphfuse.planner import Planner
     from graphfuse.runtime.handle import Handle
+    from graphfuse.tuning.report import Report
 
 
 @dataclass(frozen=True)
@@ -336,6 +337,34 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         planner = self._need(self._planner, "build_plans")
         self._check_keys(variant_pack)
         planner.execute(index, variant_pack, workspace, handle)
+
+    def autotune(
+        self,
+        variant_pack: Mapping,
+        workspace: object = None,
+        handle: Handle | None = None,
+        *,
+        time_budget: float = 60.0,
+    ) -> Report:
+        """Time the knobs of the graph's kernels on this machine, keep the best for later graphs, use them in this one.
+
+        After ``create_execution_plans``; no need to build. variant_pack, workspace, handle: as
+        for ``execute``. Every candidate is checked against the reference engine before it is
+        timed, in memory of its own of several times the tensors' size; a wrong one is left out
+        with a warning. Waits for the device. In the end the graph is executed once.
+        time_budget: seconds after which no other candidate is tried.
+
+        Returns a report that prints as a table. Raises GraphNotSupportedError where nothing can
+        be timed (no CUDA device, no kernel with knobs), GraphTypeError for a wrong time_budget,
+        and what ``execute`` raises.
+        """
+        from graphfuse.tuning.autotune import autotune
+
+        planner = self._need(self._planner, "create_execution_plans")
+        self._check_keys(variant_pack)
+        report = autotune(planner, variant_pack, workspace, handle, time_budget)
+        self.execute(variant_pack, workspace, handle)
+        return report
 
     def _check_keys(self, variant_pack: Mapping) -> None:
         # Here, as later only the uid of a key counts, and another graph's tensor may have the same.

@@ -16,6 +16,7 @@ from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
 from graphfuse.match import Declined, Region
 from graphfuse.plugins import Registry
+from graphfuse.tables.tunings import HEURISTIC, Choice, Tunings
 
 ALIGNMENT = 256
 """Bytes that a workspace, and everything placed in it by planning, is aligned to."""
@@ -34,11 +35,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Part:
-    """One region with the engine and knobs that run it."""
+    """One region with the engine and knobs that run it. why: where the knobs come from, in words;
+    empty where there is nothing to choose."""
 
     region: Region
     engine: Engine
     knobs: object
+    why: str = field(default="", compare=False)
 
     @property
     def facts(self) -> object:
@@ -108,13 +111,23 @@ def matches(graph: Graph, registry: Registry) -> tuple[tuple[Region, ...], tuple
 
 
 def propose(
-    graph: Graph, regions: Sequence[Region], engines: Sequence[Engine], device: Device, mode: heur_mode
+    graph: Graph,
+    regions: Sequence[Region],
+    engines: Sequence[Engine],
+    device: Device,
+    mode: heur_mode,
+    tunings: Tunings = Tunings(),
 ) -> Proposal:
     """Plans of one mode, best first.
 
     Matched regions go to the engines of their facts; what is left goes to engines that
-    run any subgraph. Alternatives differ from the best plan in one region.
+    run any subgraph. Of an engine's knobs, tuned ones come first. Alternatives differ from
+    the best plan in one region.
     """
+
+    def ask(region: Region, engines: Sequence[Engine]) -> list[Part]:
+        return list(_ask(region, engines, device, mode, tunings, verdicts))
+
     asked = [e for e in engines if mode in e.modes]
     verdicts: list[Verdict] = []
     chosen: list[tuple[Region, list[Part]]] = []
@@ -127,9 +140,9 @@ def propose(
         if schedule(graph, [*taken, region.subgraph]) is None:
             verdicts.append(Verdict(region, "planning", No("it and another region would wait for each other")))
             continue
-        options = list(_ask(region, special, device, mode, verdicts))
+        options = ask(region, special)
         if options:
-            chosen.append((region, options + list(_ask(region, general, device, mode, verdicts))))
+            chosen.append((region, options + ask(region, general)))
     order = schedule(graph, [r.subgraph for r, _ in chosen])
     fused = {r.subgraph: options for r, options in chosen}
     table: list[list[Part]] = []
@@ -138,7 +151,7 @@ def propose(
         options = fused.get(subgraph)
         if options is None:
             rest = Region("", subgraph, subgraph)
-            options = list(_ask(rest, general, device, mode, verdicts))
+            options = ask(rest, general)
             if not options:
                 uncovered += [str(node) for node in subgraph.nodes]
         table.append(options)
@@ -154,7 +167,12 @@ def facts_for(engine: Engine, region: Region) -> object | None:
 
 
 def _ask(
-    region: Region, engines: Sequence[Engine], device: Device, mode: heur_mode, verdicts: list[Verdict]
+    region: Region,
+    engines: Sequence[Engine],
+    device: Device,
+    mode: heur_mode,
+    tunings: Tunings,
+    verdicts: list[Verdict],
 ) -> Iterator[Part]:
     for engine in engines:
         facts = facts_for(engine, region)
@@ -169,8 +187,18 @@ def _ask(
         proposed = engine.propose(facts, device, mode)
         if not proposed:
             raise PluginError(f"engine {engine.name!r}: propose gave no knobs for {_what(region)}, which it can run")
-        for knobs in proposed:
-            yield Part(region, engine, knobs)
+        for choice in _ranked(engine, facts, device, mode, tunings, proposed):
+            yield Part(region, engine, choice.knobs, choice.why)
+
+
+def _ranked(
+    engine: Engine, facts: object, device: Device, mode: heur_mode, tunings: Tunings, proposed: Sequence[object]
+) -> list[Choice]:
+    """Tuned knobs, then those proposed."""
+    tuned = tunings.choices(engine, facts, device, mode)
+    tunable = isinstance(engine, KernelEngine) and engine.problem(facts) is not None
+    known = {choice.knobs for choice in tuned}
+    return [*tuned, *(Choice(k, HEURISTIC if tunable else "") for k in proposed if k not in known)]
 
 
 def _disjoint(subgraph: Subgraph, others: Sequence[Subgraph]) -> bool:

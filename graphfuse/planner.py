@@ -19,6 +19,7 @@ from graphfuse.errors import (
 from graphfuse.ir import Graph
 from graphfuse.lower import lower
 from graphfuse.plan import Part, Plan, Proposal
+from graphfuse.tables import store
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class Planner:
 
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Plans of every mode, in the order of the modes and without repeats."""
-        self.proposals = [plan.propose(self.graph, self.regions, self.registry.engines, self.device, m) for m in modes]
+        engines = self.registry.engines
+        tunings = store.tunings(engines, self.device)
+        self.proposals = [plan.propose(self.graph, self.regions, engines, self.device, m, tunings) for m in modes]
         for proposal in self.proposals:
             known = {p.name for p in self.plans}
             self.plans += [p for p in proposal.plans if p.name not in known]
@@ -140,6 +143,13 @@ class Planner:
             )
         return self.chosen
 
+    def adopt(self, p: Plan) -> None:
+        """Build a plan and select it; one with the same engines and knobs gives it its place."""
+        index = next((i for i, known in enumerate(self.plans) if known.name == p.name), len(self.plans))
+        self.plans[index : index + 1] = [p]
+        self._build(index)
+        self.chosen = index
+
     def _build(self, index: int) -> None:
         with self._lock:
             if index not in self._executables:
@@ -151,7 +161,7 @@ class Planner:
             return lambda buffers, scratch, stream: part.engine.run(
                 part.facts, part.knobs, self.device, buffers, stream
             )
-        return functools.partial(_kernel(part, self.device).run, part.launch)
+        return functools.partial(kernel(part, self.device).run, part.launch)
 
     def execute(self, index: int, variant_pack: Mapping, workspace: object, handle) -> None:
         """Run a built plan."""
@@ -201,13 +211,13 @@ def _device(handle, emulated: bool) -> Device:
     return EMULATOR
 
 
-def _kernel(part: Part, device: Device):
+def kernel(part: Part, device: Device):
     """The part's kernel, compiled and loaded: on a GPU by ``runtime``, elsewhere by ``emulator``."""
     source, entry = part.engine.source(part.facts, part.knobs), part.engine.entry
     if device.kind == EMULATOR.kind:
-        from graphfuse.emulator import kernel
+        from graphfuse.emulator import kernel as emulated
 
-        return kernel.load(source, entry)
+        return emulated.load(source, entry)
     from graphfuse.runtime import cache, launch
 
     return launch.load(cache.cubin(source, device.arch, f"{part.engine.name}.cu"), entry, device)

@@ -4,6 +4,7 @@
 | --- | --- |
 | GRAPHFUSE_DEVICE | the device to plan for: cpu, cuda (the current one), cuda:N or emulator |
 | GRAPHFUSE_CACHE_DIR | where compiled kernels are kept (default: graphfuse in XDG_CACHE_HOME or ~/.cache) |
+| GRAPHFUSE_TUNING_DIR | where tuned knobs are kept (default: graphfuse/tuning in XDG_DATA_HOME or ~/.local/share) |
 | CXX | the C++ compiler that the emulator tries before g++ and clang++ |
 | GIT_COMMIT | the commit that records name, for a copy without its history |
 | CUDA_HOME, CUDA_PATH | CUDA toolkits to prefer over the pip wheels, in this order |
@@ -29,15 +30,28 @@ def device() -> str | None:
 
 def cache_dir() -> Path:
     """The directory for compiled kernels; it need not exist. ValueError for a relative GRAPHFUSE_CACHE_DIR."""
-    value = os.environ.get("GRAPHFUSE_CACHE_DIR")
-    if value:
-        path = Path(os.path.expanduser(value))  # unlike Path's own, leaves the ~ of users that do not exist
-        if not path.is_absolute():
-            raise ValueError(f"GRAPHFUSE_CACHE_DIR={value!r} depends on the working directory; accepted: absolute path")
-        return path
+    return _directory("GRAPHFUSE_CACHE_DIR") or _base("XDG_CACHE_HOME", ".cache") / "graphfuse"
+
+
+def tuning_dir() -> Path:
+    """The directory for tuned knobs; it need not exist. ValueError for a relative GRAPHFUSE_TUNING_DIR."""
+    return _directory("GRAPHFUSE_TUNING_DIR") or _base("XDG_DATA_HOME", ".local/share") / "graphfuse" / "tuning"
+
+
+def _directory(name: str) -> Path | None:
+    value = os.environ.get(name)
+    if not value:
+        return None
+    path = Path(os.path.expanduser(value))  # unlike Path's own, leaves the ~ of users that do not exist
+    if not path.is_absolute():
+        raise ValueError(f"{name}={value!r} depends on the working directory; accepted: absolute path")
+    return path
+
+
+def _base(name: str, otherwise: str) -> Path:
     # The XDG base directory specification has relative values ignored.
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    return (base if base.is_absolute() else Path.home() / ".cache") / "graphfuse"
+    base = Path(os.environ.get(name) or "")
+    return base if base.is_absolute() else Path.home() / otherwise
 
 
 def commit() -> str | None:

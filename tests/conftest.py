@@ -54,6 +54,14 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def untuned(tmp_path_factory):
+    """What the user of this machine has tuned decides no test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAPHFUSE_TUNING_DIR", str(tmp_path_factory.mktemp("tuning")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def imported_once():
     """No test may end up with a second copy of an engine or pattern under its folder's own name."""
     yield

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (
     ("dtypes", "enums", "errors", "settings"),
     ("device", "rounding"),
+    ("memory",),
     ("ops",),
     ("ir",),
     ("pointwise", "tensor", "verify", "vocabulary"),
@@ -27,16 +28,18 @@ LAYERS = (
     ("match", "codegen"),
     ("patterns",),
     ("engines", "plugins", "runtime", "emulator", "graph"),
+    ("tables",),
     ("freeze", "lower", "printing", "plan"),
     ("planner",),
     ("explain", "functional", "record"),
+    ("tuning",),
     ("cli",),
 )
 
 # Imports against that order, inside functions: where a user's call enters the machinery,
 # and the one place where the registry asks for what is installed.
 LATE = {
-    "graph": {"freeze", "planner", "explain", "printing", "runtime"},
+    "graph": {"freeze", "planner", "explain", "printing", "runtime", "tuning"},
     "planner": {"runtime", "emulator"},
     "record": {"runtime"},
     "functional": {"runtime"},

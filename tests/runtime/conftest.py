@@ -6,15 +6,16 @@ import sys
 
 import pytest
 
-VARIABLES = ("GRAPHFUSE_DEVICE", "GRAPHFUSE_CACHE_DIR", "CUDA_HOME", "CUDA_PATH")
+VARIABLES = ("GRAPHFUSE_DEVICE", "GRAPHFUSE_CACHE_DIR", "GRAPHFUSE_TUNING_DIR", "CUDA_HOME", "CUDA_PATH")
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
-    """No variable of the outside world, and a kernel cache of the test's own."""
+    """No variable of the outside world, and a kernel cache and tuned knobs of the test's own."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("GRAPHFUSE_TUNING_DIR", str(tmp_path / "tuning"))
 
 
 @pytest.fixture

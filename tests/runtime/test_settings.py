@@ -45,11 +45,23 @@ def test_cache_dir_prefers_its_own_variable_then_xdg_then_home(monkeypatch, tmp_
     assert settings.cache_dir() == tmp_path / ".cache/graphfuse"
 
 
+def test_tuning_dir_prefers_its_own_variable_then_xdg_then_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", "/x")
+    monkeypatch.setenv("GRAPHFUSE_TUNING_DIR", "~/mine")
+    assert settings.tuning_dir() == tmp_path / "mine"
+    monkeypatch.delenv("GRAPHFUSE_TUNING_DIR")
+    assert settings.tuning_dir() == Path("/x/graphfuse/tuning")
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert settings.tuning_dir() == tmp_path / ".local/share/graphfuse/tuning"
+
+
 @pytest.mark.parametrize("value", ["here", "~nobody_at_all/here"])
-def test_a_relative_cache_dir_is_refused(monkeypatch, value):
-    monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", value)
-    with pytest.raises(ValueError, match=f"GRAPHFUSE_CACHE_DIR='{value}'.*absolute"):
-        settings.cache_dir()
+@pytest.mark.parametrize("name", ["cache_dir", "tuning_dir"])
+def test_a_relative_directory_is_refused(monkeypatch, name, value):
+    monkeypatch.setenv(f"GRAPHFUSE_{name.upper()}", value)
+    with pytest.raises(ValueError, match=f"GRAPHFUSE_{name.upper()}='{value}'.*absolute"):
+        getattr(settings, name)()
 
 
 def test_toolkit_roots_are_those_set_cuda_home_first(monkeypatch):

@@ -1,0 +1,64 @@
+"""The SM100 table of the RMSNorm engine, translated from what the cuDNN frontend publishes for B200.
+
+    python benchmarks/published_sm100.py
+
+Writes the knobs in engines/rmsnorm.sm_100.json anew from the figures that each entry keeps
+under "published": what that engine was swept to on a B200, by its authors. Nothing here was
+measured by this project, and their kernel is another: one warp handles one row at a time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from graphfuse.device import for_arch
+from graphfuse.engine import knobs_to_dict
+from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
+from graphfuse.tables import store
+from graphfuse.tuning import sizes
+
+TABLE = Path(__file__).resolve().parent.parent / "engines" / "rmsnorm.sm_100.json"
+DEVICE = for_arch("sm_100a")
+ENGINE = RmsNormEngine()
+
+_WARP = 32
+_CHUNK_BYTES = 16  # of input that a thread of this kernel moves at once
+
+
+def translate(published: Mapping[str, object], facts) -> RmsNormKnobs:
+    """This kernel's nearest knobs.
+
+    A row has as many threads as a warp, or the row's chunks if those are fewer; twice as
+    many where several of their CTAs share a row. CTAs have as many threads, and a persistent
+    grid as many CTAs. Their width of a load has no counterpart, nor has where gamma is kept.
+    """
+    chunks = facts.columns * facts.input.dtype.bits // 8 // _CHUNK_BYTES
+    most = 1 << (chunks - 1).bit_length()
+    threads_per_row = min(most, _WARP * (2 if published["split_columns"] else 1))
+    ctas = 0 if "one pass" in published["variant"] else DEVICE.sm_count * published["ctas_per_sm"]
+    return RmsNormKnobs(threads_per_row, max(threads_per_row, _WARP * published["warps_per_cta"]), ctas)
+
+
+def facts(columns: int, rows: int, output: str):
+    """What the engine looks at in one of the published problems."""
+    (part,) = sizes.Size(columns, rows, output).plans(DEVICE)[0].parts
+    return part.facts
+
+
+def translated(entries):
+    """`entries` with their knobs translated anew from their published figures."""
+    output = {dtype.value: name for name, dtype in sizes.OUTPUTS.items()}
+    for entry in entries:
+        seen = facts(entry.key["columns"], entry.rows, output[entry.key["output"]["type"]])
+        problem = ENGINE.problem(seen)
+        knobs = knobs_to_dict(translate(entry.published, seen))
+        yield replace(entry, engine=ENGINE.name, key=problem.key, rows=problem.rows, knobs=knobs)
+
+
+def main() -> None:
+    TABLE.write_text(store.to_text([*translated(store.parse(TABLE.read_bytes()))]))
+    print(TABLE.name)
+
+
+if __name__ == "__main__":
+    main()

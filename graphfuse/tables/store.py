@@ -1,0 +1,207 @@
+"""The files of tuned knobs: tables beside the engines, and the user's own, one file a device.
+
+A file is JSON: {"version", "sources": [...], "entries": [...]}, each entry naming its
+source by number. What cannot be read in a user's file is a miss with one warning; in a
+first-party table it is a bug and raises PluginError.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+
+from graphfuse import settings
+from graphfuse.device import Device
+from graphfuse.engine import Engine, KernelEngine
+from graphfuse.errors import PluginError
+from graphfuse.tables.entry import Entry, Source
+from graphfuse.tables.tunings import Tunings, arch
+
+VERSION = 1
+
+_read: dict[Path, tuple[tuple[int, int, int], tuple[Entry, ...]]] = {}
+_warned: set[Path] = set()
+_lock = threading.Lock()  # guards the two above
+
+
+class _OtherVersion(ValueError):
+    """A file of another version of this library: nothing is known about what it holds."""
+
+
+def tunings(engines: Iterable[Engine], device: Device) -> Tunings:
+    """All that is known about tuning `engines` on `device`."""
+    kernels = [e for e in engines if isinstance(e, KernelEngine)]
+    if not kernels or not device.runs_kernels:
+        return Tunings()
+    file = user_file(device)
+    own = tuple(e for e in read(file) if e.source.device == device.name)
+    if len(own) < len(read(file)):
+        _warn(file, "some of its entries are another device's")
+    return Tunings(own, tuple(e for engine in kernels for e in first_party(engine, device)))
+
+
+def first_party(engine: Engine, device: Device) -> tuple[Entry, ...]:
+    """The table that comes with an engine: NAME.ARCH.json beside its module NAME, if there is one."""
+    return _beside(type(engine).__module__, arch(device))
+
+
+def user_file(device: Device) -> Path:
+    """Where the user's tuning on such a device is kept."""
+    name = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
+    return settings.tuning_dir() / f"{name or 'device'}.v{VERSION}.json"
+
+
+def read(path: Path) -> tuple[Entry, ...]:
+    """The entries of a user's file, () if there is none. Read again only when it has changed."""
+    try:
+        state = _state(path)
+        with _lock:
+            known = _read.get(path)
+        if known and known[0] == state:
+            return known[1]
+        entries, faults = _parse(path.read_bytes())
+        if faults:
+            _warn(path, f"{len(faults)} of its entries cannot be used; the first: {faults[0]}")
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, RecursionError) as error:
+        _warn(path, str(error))
+        return ()
+    with _lock:
+        _read[path] = (state, entries)
+    return entries
+
+
+def add(path: Path, entries: Sequence[Entry]) -> bool:
+    """Put entries into a file, in place of those for the same problem classes; whether they are kept.
+
+    Safe with any number of processes: each adds to what the others wrote. A file of
+    another version is left as it is. What prevents keeping costs a warning, no more.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path):
+            kept = [e for e in _before(path) if not any(e.same_class(new) for new in entries)]
+            _replace(path, to_text([*kept, *entries]))
+        return True
+    except (OSError, _OtherVersion) as error:
+        _warn(path, f"{error}; nothing was added to it")
+        return False
+
+
+def to_text(entries: Sequence[Entry]) -> str:
+    """The content of a file, one line an entry, in an order that does not depend on when they were added."""
+    sources = sorted((dict(s) for s in {_key(asdict(e.source)): asdict(e.source) for e in entries}.values()), key=_key)
+    number = {_key(source): i for i, source in enumerate(sources)}
+    values = [{"source": number[_key(asdict(e.source))], **e.to_json()} for e in entries]
+    values.sort(key=lambda v: (v["engine"], _key(v["key"]), v["rows"]))
+    lines = (",\n".join(f"  {json.dumps(v)}" for v in group) for group in (sources, values))
+    return '{{"version": {},\n "sources": [\n{}],\n "entries": [\n{}]}}\n'.format(VERSION, *lines)
+
+
+def parse(text: bytes) -> tuple[Entry, ...]:
+    """The entries of a file that must be sound; ValueError says what is wrong."""
+    entries, faults = _parse(text)
+    if faults:
+        raise ValueError(faults[0])
+    return entries
+
+
+@functools.cache
+def _beside(module: str, chip: str) -> tuple[Entry, ...]:
+    package, _, name = module.rpartition(".")
+    if not package or package not in sys.modules:
+        return ()
+    file = resources.files(package) / f"{name}.{chip}.json"
+    if not file.is_file():
+        return ()
+    try:
+        return parse(file.read_bytes())
+    except ValueError as error:
+        raise PluginError(f"table {file.name} of {package}: {error}") from error
+
+
+def _parse(text: bytes) -> tuple[tuple[Entry, ...], list[str]]:
+    """Entries and what is wrong with the others; ValueError where it is no such file at all."""
+    content = json.loads(text)
+    if not isinstance(content, dict) or "version" not in content:
+        raise ValueError("it is no file of tuned knobs")
+    if content["version"] != VERSION:
+        raise _OtherVersion(f"it is of version {content['version']!r}; this is version {VERSION}")
+    sources, values = content.get("sources"), content.get("entries")
+    if not isinstance(sources, list) or not isinstance(values, list):
+        raise ValueError("it has no lists of sources and entries")
+    known = functools.cache(lambda number: Source.parse(sources[number]))
+    entries, faults = [], []
+    for value in values:
+        try:
+            number = value.get("source") if isinstance(value, dict) else None
+            if type(number) is not int or not 0 <= number < len(sources):
+                raise ValueError(f"source is {number!r}; accepted: 0 to {len(sources) - 1}")
+            entries.append(Entry.parse(value, known(number)))
+        except ValueError as error:
+            faults.append(str(error))
+    return tuple(entries), faults
+
+
+def _before(path: Path) -> tuple[Entry, ...]:
+    """What a file to be written holds; damage is written over, another version is not."""
+    try:
+        return _parse(path.read_bytes())[0]
+    except FileNotFoundError:
+        return ()
+    except _OtherVersion:
+        raise
+    except (ValueError, RecursionError) as error:
+        _warn(path, str(error))
+        return ()
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time changes the file. The lock is a file beside it, as the file itself is replaced."""
+    import fcntl
+
+    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when closed, also by a process that dies
+        yield
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _key(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _warn(path: Path, why: str) -> None:
+    with _lock:
+        first = path not in _warned
+        _warned.add(path)
+    if first:
+        warnings.warn(f"tuned knobs in {path}: {why}", RuntimeWarning, stacklevel=3)

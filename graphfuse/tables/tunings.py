@@ -1,0 +1,94 @@
+"""How planning ranks tuned knobs before an engine's own proposals. Pure: files are `store`'s."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphfuse.device import Device
+from graphfuse.engine import Engine, KernelEngine, Problem, knobs_from_dict
+from graphfuse.enums import heur_mode
+from graphfuse.tables.entry import Entry
+
+NEAREST = 2.0
+"""Knobs tuned for another number of rows count if the two differ by at most this factor. The
+tables hold every fourth power of two of rows, so that one of them is always this near."""
+
+HEURISTIC = "heuristic"
+"""What is said of knobs that are the engine's own proposal."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Knobs, and in words where they come from."""
+
+    knobs: object
+    why: str
+
+
+@dataclass(frozen=True)
+class Tunings:
+    """What is known about one device. own: of the user's store. first_party: of the tables beside the engines."""
+
+    own: tuple[Entry, ...] = ()
+    first_party: tuple[Entry, ...] = ()
+
+    def choices(self, engine: Engine, facts: object, device: Device, mode: heur_mode) -> tuple[Choice, ...]:
+        """Tuned knobs for the problem, best first: the user's for it, the first-party table's for it,
+        then those for the nearest number of rows. Illegal ones and other engines' are left out.
+
+        In mode B all that the user's tuning timed comes in its order.
+        """
+        problem = engine.problem(facts) if isinstance(engine, KernelEngine) else None
+        if problem is None:
+            return ()
+        found: dict[object, Choice] = {}
+        for values, why in self._known(engine.name, problem, device, mode):
+            knobs = _fitting(engine, facts, values, device)
+            if knobs is not None:
+                found.setdefault(knobs, Choice(knobs, why))
+        return tuple(found.values())
+
+    def _known(self, name: str, problem: Problem, device: Device, mode: heur_mode) -> Iterator[tuple[dict, str]]:
+        own, first_party = (
+            [e for e in entries if (e.engine, e.source.arch, e.key) == (name, arch(device), problem.key)]
+            for entries in (self.own, self.first_party)
+        )
+        for entry in (*_exact(own, problem.rows), *_exact(first_party, problem.rows)):
+            yield entry.knobs, said(entry)
+            for other in entry.others if mode is heur_mode.B else ():
+                yield other.knobs, said(entry)
+        near = [e for e in (*own, *first_party) if 0 < _apart(e, problem) <= math.log(NEAREST)]
+        for entry in sorted(near, key=lambda e: _apart(e, problem))[:1]:
+            yield entry.knobs, f"{said(entry)}, for {entry.rows} rows"
+
+
+def arch(device: Device) -> str:
+    """How tables name the device's architecture."""
+    return f"sm_{device.sm}"
+
+
+def said(entry: Entry) -> str:
+    """Where an entry comes from, in words."""
+    source = entry.source
+    return {
+        "measured": f"tuned on {source.device}, measured {source.date}",
+        "published": f"published for {source.device}, not measured here",
+        "user": f"tuned on this {source.device}, {source.date}",
+    }[source.origin]
+
+
+def _exact(entries: list[Entry], rows: int) -> list[Entry]:
+    return [e for e in entries if e.rows == rows]
+
+
+def _apart(entry: Entry, problem: Problem) -> float:
+    return abs(math.log(entry.rows / max(problem.rows, 1)))
+
+
+def _fitting(engine: Engine, facts: object, values: dict[str, object], device: Device) -> object | None:
+    """The engine's knobs, None if it has others by now or cannot use them here."""
+    try:
+        knobs = knobs_from_dict(engine, values)
+    except ValueError:
+        return None
+    return knobs if engine.illegal(facts, knobs, device) is None else None

@@ -1,0 +1,1 @@
+"""Tuning: times the knobs that engines propose on this machine's GPU and keeps the best (``graphfuse.tables``)."""

@@ -1,0 +1,185 @@
+"""``graph.autotune``: tunes the kernels of a graph on its own tensors, keeps the winners and selects them."""
+
+import functools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphfuse import plan, record
+from graphfuse.device import Device
+from graphfuse.engine import KernelEngine, Problem, knobs_from_dict, knobs_to_dict
+from graphfuse.enums import heur_mode
+from graphfuse.errors import DeviceError, GraphNotSupportedError, GraphTypeError
+from graphfuse.plan import Part, Plan
+from graphfuse.planner import Planner
+from graphfuse.tables import store
+from graphfuse.tables.entry import Entry, Source, Timed
+from graphfuse.tables.tunings import arch, said
+from graphfuse.tuning.report import BEST, PartReport, Report, Trial
+from graphfuse.tuning.search import search
+from graphfuse.tuning.workbench import Workbench, reference, tunable
+
+
+def autotune(
+    planner: Planner,
+    variant_pack: Mapping,
+    workspace: object,
+    handle,
+    time_budget: float,
+    file: Path | None = None,
+    origin: str = "user",
+) -> Report:
+    """Tune each kernel of the selected plan (or the first allowed one) with the others as they are.
+
+    Reads the tensors of the variant pack and writes none. The winners are kept in `file`
+    (default: the user's for this device) and the plan with them is built and selected.
+    time_budget: seconds; what is not timed by then is not tried. Raises GraphNotSupportedError
+    where there is nothing to time: no CUDA device, or no kernel with knobs.
+    """
+    began = time.monotonic()
+    if isinstance(time_budget, bool) or not isinstance(time_budget, int | float) or not time_budget > 0:
+        raise GraphTypeError(f"autotune: time_budget must be a number of seconds above 0, got {time_budget!r}")
+    base, device = _base(planner), planner.device
+    bound = bind(planner, base, variant_pack, workspace, handle)
+    limit = _size(workspace, base)
+    import torch
+
+    made = source(device, origin)
+    parts, tuned = list(base.parts), []
+    places = [place for place, part in enumerate(parts) if tunable(part)]
+    with torch.cuda.device(device.ordinal):
+        torch.cuda.synchronize()
+        memory = reference(base, device, bound)
+        for left, place in zip(range(len(places), 0, -1), places, strict=True):
+            part = parts[place]
+            found = next((t for t in tuned if t.fits(part)), None)
+            if found is None:
+
+                def allowed(knobs: object) -> bool:
+                    changed = Part(part.region, part.engine, knobs)
+                    p = plan.assemble(planner.graph, [*base.parts[:place], changed, *base.parts[place + 1 :]], device)
+                    return p.workspace_bytes <= limit and planner.barred(p) is None
+
+                knobs = [k for k in candidates(part.engine, part.facts, device, part.knobs) if allowed(k)]
+                now = time.monotonic()
+                deadline = now + (began + time_budget - now) / left
+                found = _Tuned(part, search(Workbench(part, device, memory, bound.scalars), knobs, deadline))
+                tuned.append(found)
+            parts[place] = found.applied(part, made)
+    entries = [t.entry(made) for t in tuned if t.sure]
+    file = file or store.user_file(device)
+    kept = bool(entries) and store.add(file, entries)
+    planner.adopt(plan.assemble(planner.graph, parts, device))
+    return Report(device.name, tuple(t.report for t in tuned), time.monotonic() - began, file if kept else None)
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """What a search came to for one part, and for all others of its problem class."""
+
+    part: Part
+    trials: tuple[Trial, ...]
+
+    @property
+    def problem(self) -> Problem:
+        return self.part.engine.problem(self.part.facts)
+
+    @property
+    def sure(self) -> bool:
+        """Whether there was time for all that it takes to know the best."""
+        return bool(self.trials) and self.trials[0].status == BEST
+
+    @property
+    def timed(self) -> bool:
+        return bool(self.trials) and self.trials[0].time is not None
+
+    @property
+    def best(self) -> Mapping[str, object]:
+        return self.trials[0].knobs if self.timed else knobs_to_dict(self.part.knobs)
+
+    @property
+    def report(self) -> PartReport:
+        nodes = tuple(node.name for node in self.part.region.subgraph.nodes)
+        return PartReport(nodes, self.part.engine.name, self.problem.rows, self.trials, self.best)
+
+    def fits(self, other: Part) -> bool:
+        return other.engine is self.part.engine and other.engine.problem(other.facts) == self.problem
+
+    def entry(self, made: Source) -> Entry:
+        return entry_of(self.part.engine, self.problem, self.trials, made)
+
+    def applied(self, part: Part, made: Source) -> Part:
+        """`part` with the best knobs."""
+        if not self.timed:
+            return part
+        why = said(self.entry(made)) if self.sure else "the fastest of those timed, which were not all"
+        return Part(part.region, part.engine, knobs_from_dict(part.engine, dict(self.best)), why)
+
+
+def candidates(engine: KernelEngine, facts: object, device: Device, first: object = None) -> list[object]:
+    """The knobs to try: `first`, then all that the engine proposes in mode B."""
+    wide = engine.propose(facts, device, heur_mode.B)
+    return list(dict.fromkeys(([] if first is None else [first]) + list(wide)))
+
+
+def source(device: Device, origin: str) -> Source:
+    """Where entries made here and now come from."""
+    about = _environment()
+    versions = {"graphfuse": record.version("graphfuse"), "nvrtc": about["nvrtc"], "cuda": about["cuda"]}
+    return Source(origin, device.name, arch(device), str(about["date"]), about["driver"], versions)
+
+
+@functools.cache
+def _environment() -> dict[str, object]:
+    return record.environment(Path(__file__).parent)
+
+
+def entry_of(engine: KernelEngine, problem: Problem, trials: tuple[Trial, ...], source: Source) -> Entry:
+    """What is kept of a search: the winner and, for the user, what else was timed. A table that
+    comes with the engine has the winner alone."""
+    best, *others = (t for t in trials if t.time)
+    timed = tuple(Timed(t.knobs, round(t.time.median, 3)) for t in others if source.origin == "user")
+    entry = Entry(source, engine.name, problem.key, problem.rows, best.knobs, round(best.time.median, 3))
+    return replace(entry, others=timed)
+
+
+def _base(planner: Planner) -> Plan:
+    planner.check_support()
+    index = planner.chosen
+    if index is None:
+        index = next(i for i, p in enumerate(planner.plans) if planner.barred(p) is None)
+    base, device = planner.plans[index], planner.device
+    if device.kind != "cuda":
+        raise GraphNotSupportedError(
+            f"graph {planner.graph.name!r} is planned for {device}, where nothing is timed; "
+            "accepted by autotune: a CUDA device"
+        )
+    if not any(map(tunable, base.parts)):
+        names = ", ".join(p.engine.name for p in base.parts)
+        raise GraphNotSupportedError(
+            f"graph {planner.graph.name!r}: plan {base.name} (engines {names}) has no kernel with knobs and work to do"
+        )
+    return base
+
+
+def bind(planner: Planner, base: Plan, variant_pack: Mapping, workspace: object, handle=None):
+    """Where the caller's tensors are, checked as execute does."""
+    from graphfuse.runtime import handle as handles
+    from graphfuse.runtime import variant_pack as packs
+
+    if handle is not None and handles.alive(handle).device != planner.device:
+        raise DeviceError(
+            f"graph {planner.graph.name!r} is planned for {planner.device}, the handle is for {handle.device}"
+        )
+    return packs.bind(
+        planner.graph, variant_pack, workspace, base.workspace_bytes, planner.device, base.in_place, base.placed
+    )
+
+
+def _size(workspace: object, base: Plan) -> int:
+    """Bytes of workspace that another plan may use, too."""
+    from graphfuse.runtime import buffers
+
+    given = None if workspace is None else buffers.describe(workspace).nbytes
+    return base.workspace_bytes if given is None else given

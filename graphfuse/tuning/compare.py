@@ -1,0 +1,89 @@
+"""Whether a kernel's result is the reference's, as far as the data type can tell. On torch tensors of any device."""
+
+from graphfuse.dtypes import data_type
+from graphfuse.ir import Tensor
+from graphfuse.runtime.storage import storage
+
+STEPS = 1
+"""Representable values that an element may be off, where the type has up to 16 bits."""
+EXACT_SHARE = 0.9
+"""Of elements of such a type at least so many are equal: float32 errors rarely cross a rounding boundary."""
+RELATIVE = 1e-4
+"""What wider floats may be off, of the element."""
+CANCELLED = 1e-5
+"""What any float may be off, of the largest element: two large terms that nearly cancel leave float32's error."""
+
+_CHUNK = 1 << 24  # elements compared at once, which bounds the memory for it
+_STEPPED = (
+    data_type.HALF,
+    data_type.BFLOAT16,
+    data_type.FP8_E4M3,
+    data_type.FP8_E5M2,
+    data_type.FP4_E2M1,
+)
+
+
+def difference(torch, tensor: Tensor, got, want) -> str | None:
+    """What is wrong with `got`, in words; None if nothing is.
+
+    got, want: the bytes of the tensor (uint8, one axis), as far as its strides reach.
+    """
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    stored = storage(tensor)
+
+    def elements(memory):
+        return memory.view(kinds[stored.itemsize]).as_strided(stored.dim, stored.stride).reshape(-1)
+
+    got, want = elements(got), elements(want)
+    largest = _largest(torch, tensor.dtype, want)
+    count, wrong, equal = 0, 0, 0
+    for start in range(0, got.numel(), _CHUNK):
+        one, two = (_codes(torch, tensor.dtype, v[start : start + _CHUNK]) for v in (got, want))
+        same, close = _judge(torch, tensor.dtype, one, two, largest)
+        count, wrong, equal = count + one.numel(), wrong + int((~close).sum()), equal + int(same.sum())
+    if wrong:
+        return f"{tensor}: {wrong} of {count} elements are off"
+    if tensor.dtype in _STEPPED and equal < EXACT_SHARE * count:
+        return f"{tensor}: only {equal} of {count} elements are equal"
+    return None
+
+
+def _judge(torch, dtype: data_type, got, want, largest: float):
+    """(equal, close enough), elementwise."""
+    same = got == want
+    if not dtype.is_float or dtype is data_type.FP8_E8M0:
+        return same, same
+    if dtype is data_type.FP4_E2M1:
+        return same, (_ordered(torch, got, 4) - _ordered(torch, want, 4)).abs() <= STEPS
+    a, b = (v.view(getattr(torch, dtype.facts.torch)).double() for v in (got, want))
+    same |= (a == b) | (a.isnan() & b.isnan())
+    apart = (a - b).abs()
+    close = same | (apart <= CANCELLED * largest)
+    if dtype in _STEPPED:
+        near = (_ordered(torch, got, dtype.bits) - _ordered(torch, want, dtype.bits)).abs() <= STEPS
+        return same, close | (near & ~a.isnan() & ~b.isnan())
+    return same, close | (apart <= RELATIVE * b.abs())
+
+
+def _codes(torch, dtype: data_type, stored):
+    """One element each, as stored."""
+    if dtype is data_type.FP4_E2M1:
+        return torch.stack((stored & 15, stored >> 4), dim=-1).flatten()
+    return stored
+
+
+def _ordered(torch, codes, bits: int):
+    """Sign and magnitude as integers in the order of the values; 0 and -0 are one."""
+    magnitude = codes.int() & ((1 << (bits - 1)) - 1)
+    return torch.where((codes.int() >> (bits - 1)) & 1 == 1, -magnitude, magnitude)
+
+
+def _largest(torch, dtype: data_type, stored) -> float:
+    """The largest finite magnitude; 0 where it does not count."""
+    if not dtype.is_float or dtype in (data_type.FP4_E2M1, data_type.FP8_E8M0):
+        return 0.0
+    found = 0.0
+    for start in range(0, stored.numel(), _CHUNK):
+        values = stored[start : start + _CHUNK].view(getattr(torch, dtype.facts.torch)).double().abs()
+        found = max(found, values.nan_to_num(0.0, 0.0).max().item())
+    return found

@@ -1,0 +1,82 @@
+"""What tuning found, as data and as text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphfuse.runtime.timing import Time
+
+NOT_TRIED, BROKEN, WRONG, TIMED, BEST = "not tried", "does not run", "wrong", "timed", "best"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate. status: one of the above. time: microseconds of a launch, by as long a
+    measurement as it came to, `rounds` of them; None if it was not timed. why: of what went wrong."""
+
+    knobs: Mapping[str, object]
+    status: str = NOT_TRIED
+    time: Time | None = None
+    rounds: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """One part of the plan. nodes: the names of its nodes. trials: fastest first, then those not timed.
+    best: the knobs selected; what was selected before if the time did not suffice for any other."""
+
+    nodes: tuple[str, ...]
+    engine: str
+    rows: int
+    trials: tuple[Trial, ...]
+    best: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``autotune`` did. stored: the file that has the winners now, None if nothing was kept.
+    seconds: what it took. Prints as a table."""
+
+    device: str
+    parts: tuple[PartReport, ...]
+    seconds: float
+    stored: Path | None
+
+    def __str__(self) -> str:
+        lines = [f"tuned on {self.device} in {self.seconds:.1f} s, " + self._kept()]
+        for part in self.parts:
+            lines.append(f"{part.engine}: {', '.join(part.nodes)}, {part.rows} rows")
+            rows = [_row(trial) for trial in part.trials]
+            widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
+            lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in (_HEAD, *rows)]
+        return "\n".join(lines)
+
+    def __rich__(self):
+        from rich.console import Group
+        from rich.table import Table
+
+        tables = []
+        for part in self.parts:
+            table = Table(*_HEAD, title=f"{part.engine}: {', '.join(part.nodes)}, {part.rows} rows")
+            for trial in part.trials:
+                table.add_row(*_row(trial), style="bold" if trial.status == BEST else None)
+            tables.append(table)
+        return Group(*tables, f"tuned on {self.device} in {self.seconds:.1f} s, {self._kept()}")
+
+    def _kept(self) -> str:
+        return f"kept in {self.stored}" if self.stored else "nothing kept"
+
+
+_HEAD = ("knobs", "us", "low", "high", "status")
+
+
+def _row(trial: Trial) -> tuple[str, ...]:
+    time = trial.time
+    numbers = ("", "", "") if time is None else tuple(f"{us:.2f}" for us in (time.median, time.low, time.high))
+    return (words(trial.knobs), *numbers, f"{trial.status}: {trial.why}" if trial.why else trial.status)
+
+
+def words(knobs: Mapping[str, object]) -> str:
+    """Knobs in one line."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(knobs.items()))

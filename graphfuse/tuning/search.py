@@ -1,0 +1,119 @@
+"""The search for the fastest knobs of one part: compile in parallel, check, time in rounds of growing length."""
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+
+from graphfuse.device import Device
+from graphfuse.engine import knobs_to_dict
+from graphfuse.errors import DeviceError, KernelCompileError
+from graphfuse.plan import Part
+from graphfuse.planner import kernel
+from graphfuse.runtime import timing
+from graphfuse.tuning.report import BEST, BROKEN, TIMED, WRONG, Trial
+from graphfuse.tuning.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of timing. repeats, least_us: of ``timing.measure``. within, most: who goes
+    on to the next round: those at most so many times as slow as the fastest, and so many of them."""
+
+    repeats: int
+    least_us: float
+    within: float = 1.0
+    most: int = 1
+
+
+HALVING = (Round(1, 300, within=1.5, most=16), Round(3, 1000, within=1.1, most=3), Round(7, 4000))
+"""Bad candidates cost a glance; the last three are timed by the whole protocol."""
+
+_WARM_SECONDS = 0.02  # of work before the first measurement, for the clocks
+
+
+def search(
+    bench: Workbench,
+    candidates: Sequence[object],
+    deadline: float,
+    rounds: Sequence[Round] = HALVING,
+    measure: Callable[[Sequence[Callable[[], None]], int, float], timing.Time] = timing.measure,
+) -> tuple[Trial, ...]:
+    """A trial for each of `candidates` (knobs of the part's engine), fastest first, then those not timed.
+
+    The first is "best" if it came through all rounds. deadline: when to stop, as of
+    time.monotonic. measure: how calls are timed. One that is wrong or does not run is left out
+    with a warning that names it.
+    """
+    trials = {knobs: Trial(knobs_to_dict(knobs)) for knobs in candidates}
+    calls = {}
+    for knobs, made in compile_all(bench.part, bench.device, candidates, deadline).items():
+        trial = trials[knobs]
+        if time.monotonic() >= deadline:
+            break
+        try:
+            loaded = bench.calls(knobs, made.result())
+            wrong = bench.check(loaded)
+        except (KernelCompileError, DeviceError) as error:
+            trials[knobs] = _dropped(bench, trial, BROKEN, str(error).splitlines()[0])
+            continue
+        if wrong:
+            trials[knobs] = _dropped(bench, trial, WRONG, wrong)
+        else:
+            calls[knobs] = loaded
+    if calls and bench.device.kind == "cuda":
+        _warm(next(iter(calls.values())))
+    running, finished = list(calls), False
+    for number, round in enumerate(rounds, 1):
+        for knobs in running:
+            if time.monotonic() >= deadline:
+                break
+            took = measure(calls[knobs], round.repeats, round.least_us)
+            trials[knobs] = replace(trials[knobs], status=TIMED, time=took, rounds=number)
+        done = [k for k in running if trials[k].rounds == number]
+        finished = number == len(rounds) and bool(done) and len(done) == len(running)
+        if len(done) < len(running):
+            break
+        running = sorted(running, key=lambda k: trials[k].time.median)
+        limit = trials[running[0]].time.median * round.within if running else 0
+        running = [k for k in running if trials[k].time.median <= limit][: round.most]
+    return _ranked(trials.values(), finished)
+
+
+def compile_all(part: Part, device: Device, candidates: Sequence[object], deadline: float) -> dict[object, Future]:
+    """Compile and load kernels side by side; those that are done by the deadline, errors among them."""
+    if device.kind == "cuda":
+        from graphfuse.runtime import cuda_core  # noqa: F401 - two first imports of it at once, in the threads, fail
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = {k: pool.submit(kernel, Part(part.region, part.engine, k), device) for k in candidates}
+        wait(futures.values(), max(0.0, deadline - time.monotonic()))
+        pool.shutdown(wait=False, cancel_futures=True)
+    return {knobs: future for knobs, future in futures.items() if not future.cancelled()}
+
+
+def _warm(calls: Sequence) -> None:
+    import torch
+
+    end = time.monotonic() + _WARM_SECONDS
+    while time.monotonic() < end:
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+
+
+def _dropped(bench: Workbench, trial: Trial, status: str, why: str) -> Trial:
+    engine = bench.part.engine.name
+    warnings.warn(f"engine {engine!r} with knobs {trial.knobs} {status}: {why}", RuntimeWarning, stacklevel=3)
+    return replace(trial, status=status, why=why)
+
+
+def _ranked(trials, finished: bool) -> tuple[Trial, ...]:
+    """Those that came furthest first, the fastest of them before the others; last those without a time."""
+    timed = sorted((t for t in trials if t.time), key=lambda t: (-t.rounds, t.time.median))
+    rest = [t for t in trials if not t.time]
+    if timed and finished:
+        timed[0] = replace(timed[0], status=BEST)
+    return (*timed, *rest)

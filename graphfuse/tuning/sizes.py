@@ -1,0 +1,106 @@
+"""The problems that RMSNorm → SiLU is tuned and judged on: the seeds' 120 sizes, and random ones off the table."""
+
+import itertools
+import random
+from dataclasses import dataclass
+
+from graphfuse import plan, plugins
+from graphfuse.device import Device
+from graphfuse.dtypes import data_type
+from graphfuse.enums import heur_mode, norm_forward_phase
+from graphfuse.freeze import freeze
+from graphfuse.graph import pygraph
+from graphfuse.lower import lower
+from graphfuse.plan import Plan
+from graphfuse.planner import Planner
+
+COLUMNS = (64, 128, 160, 256, 320, 512, 640, 1024)
+ROWS = (1560, 6240, 24960, 99840, 399360)
+OUTPUTS = {"bf16": data_type.BFLOAT16, "fp8_e4m3": data_type.FP8_E4M3, "nvfp4": data_type.FP4_E2M1}
+BLOCK = 16  # elements that share a scale in nvfp4
+MOST_BYTES = 2 << 30  # moved by a random problem: larger ones run at the same speed
+
+
+@dataclass(frozen=True)
+class Size:
+    """rows x columns of bfloat16, to one of OUTPUTS."""
+
+    columns: int
+    rows: int
+    output: str
+
+    @property
+    def bytes(self) -> int:
+        """Read and written, each element once."""
+        scales = self.columns // BLOCK if self.output == "nvfp4" else 0
+        return self.rows * (2 * self.columns + OUTPUTS[self.output].nbytes(self.columns) + scales)
+
+    def graph(self, handle=None) -> pygraph:
+        """Its tensors are named x, weight, out and, for nvfp4, block_scale."""
+        graph = pygraph(intermediate_data_type=data_type.FLOAT, handle=handle)
+        x = graph.tensor([self.rows, self.columns], data_type=data_type.BFLOAT16, name="x")
+        weight = graph.tensor([1, self.columns], data_type=data_type.BFLOAT16, name="weight")
+        y = graph.swish(graph.rmsnorm(x, weight, 1e-6, norm_forward_phase=norm_forward_phase.INFERENCE)[0])
+        if self.output == "nvfp4":
+            y, scales = graph.block_scale_quantize(y, block_size=BLOCK)
+            scales.set_output().set_name("block_scale")
+        y.set_output().set_name("out").set_data_type(OUTPUTS[self.output])
+        return graph
+
+    def planner(self, handle=None) -> Planner:
+        """Its plans of generated kernels, on the current device or the handle's."""
+        planner = Planner(freeze(self.graph(handle)), handle, (), ())
+        planner.create([heur_mode.OPENSOURCE])
+        return planner
+
+    def plans(self, device: Device) -> tuple[Plan, ...]:
+        """Those plans for a device that need not be there, tables left aside."""
+        graph, known = lower(freeze(self.graph())), plugins.installed()
+        regions, _ = plan.matches(graph, known)
+        return plan.propose(graph, regions, known.engines, device, heur_mode.OPENSOURCE).plans
+
+    def tensors(self, device: str) -> dict[str, object]:
+        """Random inputs and memory for the outputs, by name."""
+        import torch
+
+        made = {"device": device, "dtype": torch.bfloat16}
+        pack = {"x": torch.randn(self.rows, self.columns, **made), "weight": torch.rand(1, self.columns, **made) + 0.5}
+        dtype = OUTPUTS[self.output]
+        if dtype is data_type.FP4_E2M1:
+            pack["out"] = torch.empty(self.rows, self.columns // 2, dtype=torch.uint8, device=device)
+            pack["block_scale"] = torch.empty(self.rows, self.columns // BLOCK, dtype=torch.uint8, device=device)
+        else:
+            pack["out"] = torch.empty(self.rows, self.columns, dtype=getattr(torch, dtype.facts.torch), device=device)
+        return pack
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.columns} {self.output}"
+
+
+def seeds(columns=COLUMNS, rows=ROWS, outputs=tuple(OUTPUTS)) -> tuple[Size, ...]:
+    """All combinations, those that share a source one after the other."""
+    return tuple(Size(c, r, o) for o, c, r in itertools.product(outputs, columns, rows))
+
+
+def off_the_table(count: int = 60, seed: int = 20261121) -> tuple[Size, ...]:
+    """Random sizes that are not among the seeds', always the same for a seed.
+
+    columns 32 to 16384 and rows 1 to 1,000,000, both log-uniform, fewer rows where more than
+    MOST_BYTES would move. A third of the columns are any number, a third multiples of 8, a
+    third of 64; for nvfp4 all are rounded to multiples of 16. The outputs take turns.
+    """
+    source, found = random.Random(seed), []
+    tuned = set(seeds())
+    for number in itertools.count():
+        if len(found) == count:
+            return tuple(found)
+        output = tuple(OUTPUTS)[number % len(OUTPUTS)]
+        step = (1, 8, 64)[number // len(OUTPUTS) % 3]
+        step = max(step, BLOCK) if output == "nvfp4" else step
+        columns = max(32, round(2 ** source.uniform(5, 14) / step) * step)
+        columns = -(-columns // step) * step
+        rows = round(10 ** source.uniform(0, 6))
+        size = Size(columns, rows, output)
+        size = Size(columns, max(1, min(rows, MOST_BYTES * rows // size.bytes)), output)
+        if size not in tuned and size not in found:
+            found.append(size)

@@ -1,0 +1,103 @@
+"""Private memory to try the kernels of one part of a plan in: several sets of its tensors, so that the L2
+is cold, and what the reference engine makes of the same inputs. The user's tensors are only read, once."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from graphfuse import memory, plugins
+from graphfuse.device import Device
+from graphfuse.engine import KernelEngine, NoKnobs
+from graphfuse.ir import TensorId
+from graphfuse.plan import Part, Plan
+from graphfuse.runtime import handle, timing
+from graphfuse.runtime.variant_pack import Bindings
+from graphfuse.tuning import compare
+
+_POISON = 0xA5
+
+
+class Workbench:
+    """Tries knobs of one part. found: as of ``reference``."""
+
+    def __init__(self, part: Part, device: Device, found: Mapping[TensorId, object], scalars: Mapping):
+        import torch
+
+        self.part, self.device = part, device
+        subgraph = part.region.subgraph
+        self._tensors = subgraph.graph.tensors
+        self._outputs = [t for t in subgraph.outputs if found[t].numel()]
+        self._reference = {t: found[t] for t in self._outputs}
+        self._accepted: dict[TensorId, object] | None = None
+        touched = [t for t in dict.fromkeys((*subgraph.inputs, *subgraph.outputs)) if t in found]
+        self._scratch = torch.empty(0, dtype=torch.uint8, device=device.memory)
+        self._sets = []
+        for number in range(timing.buffer_sets(sum(found[t].numel() for t in touched))):
+            made = {t: torch.empty_like(found[t]) for t in touched if number or t in self._outputs}
+            for t in set(made) - set(self._outputs):
+                made[t].copy_(found[t])
+            self._sets.append({t: made.get(t, found[t]) for t in touched})
+        self._bindings = [
+            Bindings({t: values.data_ptr() for t, values in one.items()}, scalars, 0) for one in self._sets
+        ]
+
+    def calls(self, knobs: object, kernel: object) -> Sequence[Callable[[], None]]:
+        """Calls that launch the kernel made with these knobs on torch's current stream, one on each buffer set."""
+        import torch
+
+        part = Part(self.part.region, self.part.engine, knobs)
+        if part.launch.scratch_bytes > self._scratch.numel():
+            self._scratch = torch.zeros(part.launch.scratch_bytes, dtype=torch.uint8, device=self.device.memory)
+        scratch, run, launch = self._scratch, kernel.run, part.launch
+
+        def call(buffers: Bindings) -> Callable[[], None]:
+            return lambda: run(launch, buffers, scratch.data_ptr(), handle.current_stream(self.device))
+
+        return [call(buffers) for buffers in self._bindings]
+
+    def check(self, calls: Sequence[Callable[[], None]]) -> str | None:
+        """What the first of `calls` computes wrongly, in words; None if it is the reference's result."""
+        import torch
+
+        made = self._sets[0]
+        for t in self._outputs:
+            made[t].fill_(_POISON)
+        calls[0]()
+        if self._accepted and all(torch.equal(made[t], self._accepted[t]) for t in self._outputs):
+            return None
+        wrong = (compare.difference(torch, self._tensors[t], made[t], self._reference[t]) for t in self._outputs)
+        reason = next(filter(None, wrong), None)
+        if reason is None and self._accepted is None:
+            self._accepted = {t: made[t].clone() for t in self._outputs}
+        return reason
+
+
+def tunable(part: Part) -> bool:
+    """Whether there are knobs to choose and work to time."""
+    if not isinstance(part.engine, KernelEngine) or part.engine.problem(part.facts) is None:
+        return False
+    return part.launch.grid > 0
+
+
+def reference(plan: Plan, device: Device, bound: Bindings) -> dict[TensorId, object]:
+    """The bytes of all that parts of `plan` read and write, as the reference engine makes them.
+
+    bound: where the caller's tensors are; those read are copied. Needs several times their memory.
+    """
+    import torch
+
+    (engine,) = (e for e in plugins.installed().engines if e.name == "reference")
+    graph = plan.parts[0].region.subgraph.graph
+    found = {}
+    for t in dict.fromkeys(t for p in plan.parts for t in (*p.region.subgraph.inputs, *p.region.subgraph.outputs)):
+        tensor = graph.tensors[t]
+        if tensor.by_value:
+            continue
+        if t in graph.producer:
+            found[t] = torch.zeros(tensor.nbytes, dtype=torch.uint8, device=device.memory)
+        else:
+            found[t] = memory.wrap(torch, bound.address(t), tensor.nbytes, device).clone()
+    buffers = Bindings({t: values.data_ptr() for t, values in found.items()}, bound.scalars, 0)
+    for part in plan.parts:
+        engine.run(part.region.subgraph, NoKnobs(), device, buffers, handle.current_stream(device))
+    if device.kind == "cuda":
+        torch.cuda.synchronize(device.ordinal)
+    return found
