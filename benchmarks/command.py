@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from graphfuse import record
@@ -100,37 +100,53 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
     left = [case for case in cases if _key(vars(case)) not in done]
     console.print(f"{bench.title}: {len(left)} of {len(cases)} cases to measure on {about['device']}")
     with _progress(console) as progress:
-        task = progress.add_task("compiling", total=None)
-        for ready, total in session.build_ahead(bench.name, left, peers, arch):
-            progress.update(task, completed=ready, total=total)
-        progress.remove_task(task)
-        task = progress.add_task("measuring", total=len(left))
-        start = time.monotonic()
-        for number, case in enumerate(left, 1):
-            entry = session.measure(bench, case, peers, arch, "cuda", timing)
-            session.release("cuda")
-            content["cases"].append(entry)
-            order = {_key(vars(case)): n for n, case in enumerate(bench.cases)}
-            content["cases"].sort(key=lambda e: order[_key(e)])
+        _compile(bench, left, peers, arch, progress)
+        for entry in _measure(bench, left, peers, arch, "cuda", timing, progress):
+            content["cases"] = _in_order(bench, [*content["cases"], entry])
             if folder:
                 record.write(folder, bench.name, about, content)
-            ahead = (time.monotonic() - start) / number * (len(left) - number)
-            line = tables.line(Results(content), entry)
-            console.print(f"[{number}/{len(left)}, {ahead / 60:.1f} min left] {line}", markup=False, soft_wrap=True)
-            progress.update(task, advance=1)
     results = Results({"environment": about, **content})
-    for table in (
-        tables.cases(results),
-        tables.sizes(results),
-        tables.speedups(results),
-        tables.targets(bench, results),
-    ):
-        console.print(tables.terminal(table))
-    for text in tables.absences(results):
-        console.print(text, markup=False)
+    _report(bench, results, console)
     if folder:
         console.print(str(record.path(folder, bench.name, about)), markup=False)
     return results
+
+
+def _compile(bench: Bench, cases: Sequence[Case], peers: Sequence[Peer], arch: int, progress) -> None:
+    task, start, done = progress.add_task("compiling", total=None), time.monotonic(), 0
+    for done, total in session.build_ahead(bench.name, cases, peers, arch):
+        progress.update(task, completed=done, total=total)
+    progress.remove_task(task)
+    progress.console.print(f"{done} kernels compiled ahead in {time.monotonic() - start:.0f} s")
+
+
+def _measure(
+    bench: Bench, cases: Sequence[Case], peers: Sequence[Peer], arch: int, device: str, clock: session.Clock, progress
+) -> Iterator[dict]:
+    """The record's entry of each case; a line on each, with the time left where no bar shows it."""
+    task, start = progress.add_task("measuring", total=len(cases)), time.monotonic()
+    for number, case in enumerate(cases, 1):
+        entry = session.measure(bench, case, peers, arch, device, clock)
+        session.release(device)
+        yield entry
+        minutes = (time.monotonic() - start) / number * (len(cases) - number) / 60
+        line = tables.line(Results({"ours": bench.ours, "stream": bench.stream, "peers": entry["peers"]}), entry)
+        text = f"[{number}/{len(cases)}, {minutes:.1f} min left] {line}"
+        progress.console.print(text, markup=False, soft_wrap=True)
+        progress.update(task, advance=1)
+
+
+def _report(bench: Bench, results: Results, console) -> None:
+    summary = (tables.sizes(results), tables.speedups(results), tables.targets(bench, results))
+    for table in (tables.cases(results), *summary):
+        console.print(tables.terminal(table))
+    for text in tables.absences(results):
+        console.print(text, markup=False)
+
+
+def _in_order(bench: Bench, entries: list[dict]) -> list[dict]:
+    order = {_key(vars(case)): number for number, case in enumerate(bench.cases)}
+    return sorted(entries, key=lambda entry: order[_key(entry)])
 
 
 def _kept(folder: Path, kind: str, about: dict, peers: Sequence[Peer]) -> list[dict]:

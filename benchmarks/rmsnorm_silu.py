@@ -120,13 +120,13 @@ class Case:
         exact = _exact(operands, rows)
         limit = form.tight if tight else form.loose
         if form.block_scales:
-            scales = operands.scales[rows].double().repeat_interleave(BLOCK, dim=1)
-            found = _decode(operands.out[rows]) * scales
+            scales = _taken(operands.scales, rows).double().repeat_interleave(BLOCK, dim=1)
+            found = _decode(_taken(operands.out, rows)) * scales
             # A block's largest value may be beyond 6 scales by the rounding of the scale.
             top = exact.abs().unflatten(1, (-1, BLOCK)).amax(2).repeat_interleave(BLOCK, dim=1)
             accepted = limit.steps * torch.maximum(scales, top - 6 * scales) * (1 + 2**-20)
         else:
-            found = operands.out[rows].double()
+            found = _taken(operands.out, rows).double()
             accepted = limit.relative * exact.abs() + limit.absolute
         bad = ~((found - exact).abs() <= accepted)  # NaN is bad
         if not bad.any():
@@ -144,6 +144,13 @@ def _exact(operands: Operands, rows: torch.Tensor) -> torch.Tensor:
     x = operands.x[rows].double()
     y = x * torch.rsqrt(x.square().mean(1, keepdim=True) + operands.eps) * operands.weight.double()
     return y * torch.sigmoid(y)
+
+
+def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows of a tensor, as bytes: not every torch indexes every type."""
+    import torch
+
+    return tensor.view(torch.uint8)[rows].view(tensor.dtype)
 
 
 def _decode(pairs: torch.Tensor) -> torch.Tensor:

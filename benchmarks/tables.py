@@ -30,7 +30,7 @@ def terminal(table: Table):
 
     made = Rich(title=table.title, title_justify="left")
     for i, column in enumerate(table.columns):
-        made.add_column(column, justify="left" if i < table.left else "right", overflow="fold")
+        made.add_column(column, justify="left" if i < table.left else "right", overflow="fold", no_wrap=i == 0)
     for row in table.rows:
         made.add_row(*map(Text, row))
     return made
@@ -87,7 +87,9 @@ def speedups(r: Results) -> Table:
 
     def cell(output: str, peer: str) -> str:
         found = [ratio for ratio, _ in r.ratios(r.cases(output), peer, r.ours)]
-        return f"{_times(mean(found))} ({_times(min(found))})" if found else "absent"
+        if found:
+            return f"{_times(mean(found))} ({_times(min(found))})"
+        return "failed" if any("error" in case["peers"].get(peer, {}) for case in r.cases(output)) else "absent"
 
     return Table(
         "times as fast as each peer: geometric mean (least)",

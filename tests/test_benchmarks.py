@@ -225,6 +225,10 @@ def test_nobody_is_left_out_silently(results):
     assert "FlashInfer: failed: gone (1 of 120 cases)" in texts
     row = next(row for row in tables.speedups(results).rows if row[0] == "cuDNN, mode A")
     assert set(row[1:]) == {"absent"}
+    for case in results.cases("fp8_e4m3"):
+        case["peers"]["cudnn_a"] = {"error": "no plan"}
+    row = next(row for row in tables.speedups(results).rows if row[0] == "cuDNN, mode A")
+    assert row[1:3] == ("absent", "failed")
     assert "flashinfer failed" in tables.line(results, results.record["cases"][0])
 
 
@@ -367,3 +371,16 @@ def test_without_a_gpu_it_says_so():
 def test_the_command_line_is_light():
     code = "import sys, graphfuse.cli; print({'torch', 'numpy', 'graphfuse.benchmarks'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_a_run_says_how_it_goes_and_what_came_out(capsys):
+    from rich.console import Console
+
+    console = Console(width=command.WIDTH)
+    peers = (graphfuse.RMSNORM_SILU, torch_eager.RMSNORM_SILU, stream.PEER)
+    with command._progress(console) as progress:
+        entries = list(command._measure(BENCH, SMALL, peers, 90, "cpu", wall_clock(), progress))
+    command._report(BENCH, Results(bench_record.record() | {"cases": entries}), console)
+    out = capsys.readouterr().out
+    assert "[3/3, 0.0 min left] nvfp4 33x64: " in out and "of stream" in out
+    assert "targets" in out and "torch eager: torch converts nothing to FP4 (1 of 3 cases)" in out
