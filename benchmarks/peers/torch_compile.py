@@ -8,6 +8,8 @@ from graphfuse.benchmarks.peers.torch_eager import why_not
 
 def _rmsnorm_silu(case, sets) -> Work:
     import torch
+    import torch._dynamo
+    import torch._inductor.config
     from torch.nn.functional import rms_norm, silu
 
     def fused(x, weight, eps, out) -> None:
