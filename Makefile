@@ -2,6 +2,8 @@
 # make test       every test that needs no GPU
 # make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json
 # make gpu-check  those, then the kernels under compute-sanitizer; writes docs/records/gpu-check-DEVICE.json
+# make bench      every size, every peer that is installed; writes docs/records/rmsnorm-silu-DEVICE.json
+# make bench-docs the tables and plots of the docs, from the records (no GPU)
 # make kernel-table  registers, instructions and access widths of every kernel, for docs/records (no GPU)
 #
 # PYTHON: the interpreter that .venv is made with. PIP_ARGS: more arguments for pip.
@@ -11,7 +13,7 @@ PIP_ARGS ?=
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 INSTALLED := .venv/installed
 
-.PHONY: demo test gpu-test gpu-check kernel-table clean
+.PHONY: demo test gpu-test gpu-check bench bench-docs kernel-table clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/rmsnorm_silu.py
@@ -24,6 +26,13 @@ gpu-test: $(INSTALLED)
 
 gpu-check: $(INSTALLED)
 	.venv/bin/python tests/gpu_check.py
+
+bench: $(INSTALLED)
+	.venv/bin/graphfuse bench --record docs/records
+
+bench-docs: $(INSTALLED)
+	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[bench]'
+	.venv/bin/python -m graphfuse.benchmarks.render
 
 kernel-table: $(INSTALLED)
 	.venv/bin/python tests/kernel_table.py

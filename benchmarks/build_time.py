@@ -1,6 +1,6 @@
 """How long import and a first build take, in fresh processes: with a cold and a warm kernel cache.
 
-    python benchmarks/build_time.py [--record FOLDER] [--repeats 5]
+    python -m graphfuse.benchmarks.build_time [--record FOLDER] [--repeats 5]
 
 "build" is `graph.build` alone, from validate to the loaded kernel. What a process pays once
 whatever it builds is measured beside it: importing torch and cuda.core, the CUDA context,
@@ -9,7 +9,6 @@ and "modules", graphfuse's own modules with the plugins of all installed package
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -17,8 +16,7 @@ import tempfile
 from pathlib import Path
 
 from graphfuse import record
-
-ROOT = Path(__file__).resolve().parent.parent
+from graphfuse.benchmarks.command import CHECKOUT
 
 CHILD = """
 import json, time
@@ -48,9 +46,8 @@ print(json.dumps({**{n: (b - a) * 1e3 for n, a, b in zip(names, t, t[1:])}, "com
 
 def child(directory: str) -> dict[str, float]:
     run = subprocess.run(
-        [sys.executable, "-c", CHILD],
         # Installed modules have their bytecode kept, unless the environment forbids it.
-        env={**os.environ, "GRAPHFUSE_CACHE_DIR": directory, "PYTHONDONTWRITEBYTECODE": ""},
+        ["env", f"GRAPHFUSE_CACHE_DIR={directory}", "PYTHONDONTWRITEBYTECODE=", sys.executable, "-c", CHILD],
         capture_output=True,
         text=True,
     )
@@ -78,7 +75,7 @@ def main() -> None:
     if arguments.record:
         print(
             record.write(
-                arguments.record, "build-time", record.environment(ROOT), {"medians_ms": results, "runs_ms": runs}
+                arguments.record, "build-time", record.environment(CHECKOUT), {"medians_ms": results, "runs_ms": runs}
             )
         )
 

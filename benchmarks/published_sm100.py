@@ -1,6 +1,6 @@
 """The SM100 table of the RMSNorm engine, translated from what the cuDNN frontend publishes for B200.
 
-    python benchmarks/published_sm100.py
+    python -m graphfuse.benchmarks.published_sm100
 
 Writes the knobs in engines/rmsnorm.sm_100.json anew from the figures that each entry keeps
 under "published": what that engine was swept to on a B200, by its authors. Nothing here was
@@ -29,14 +29,13 @@ def translate(published: Mapping[str, object], facts) -> RmsNormKnobs:
     """This kernel's nearest knobs.
 
     A row has as many threads as a warp, or the row's chunks if those are fewer; twice as
-    many where several of their CTAs share a row. CTAs have as many threads, and a persistent
-    grid as many CTAs. Their width of a load has no counterpart, nor has where gamma is kept.
+    many where several of their CTAs share a row. CTAs have as many threads. Their width of a
+    load has no counterpart, nor have persistent grids and where gamma is kept.
     """
     chunks = facts.columns * facts.input.dtype.bits // 8 // _CHUNK_BYTES
     most = 1 << (chunks - 1).bit_length()
     threads_per_row = min(most, _WARP * (2 if published["split_columns"] else 1))
-    ctas = 0 if "one pass" in published["variant"] else DEVICE.sm_count * published["ctas_per_sm"]
-    return RmsNormKnobs(threads_per_row, max(threads_per_row, _WARP * published["warps_per_cta"]), ctas)
+    return RmsNormKnobs(threads_per_row, max(threads_per_row, _WARP * published["warps_per_cta"]))
 
 
 def facts(columns: int, rows: int, output: str):

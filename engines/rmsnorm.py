@@ -266,7 +266,7 @@ def _faults(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Iterator[str]:
     if knobs.threads_per_row > knobs.threads:
         yield f"threads_per_row {knobs.threads_per_row} exceeds threads {knobs.threads}"
     if facts.rows * knobs.threads_per_row > _MAX_CTAS * knobs.threads:
-        yield f"{facts.rows} rows with {knobs.threads // knobs.threads_per_row} a CTA are more CTAs than a grid can have"
+        yield f"{facts.rows} rows, {knobs.threads // knobs.threads_per_row} a CTA, take more CTAs than a grid can have"
     if row.chunks % knobs.chunks:
         yield f"chunks is {knobs.chunks}; accepted: a divisor of the {row.chunks} chunks of a row"
         return

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -24,8 +25,9 @@ def no_gpu() -> str | None:
     return None if torch.cuda.is_available() else "torch sees no CUDA device (a CPU build?)"
 
 
-def environment(root: Path) -> dict[str, object]:
-    """Device, driver, versions, commit (with "-dirty" where files were changed) and date."""
+def environment(root: Path | None) -> dict[str, object]:
+    """Device, driver, versions, commit (with "-dirty" where files were changed) and date. root: the sources,
+    None where they are an installed package."""
     import torch
 
     from graphfuse.runtime import toolkit
@@ -39,7 +41,7 @@ def environment(root: Path) -> dict[str, object]:
         "nvrtc": toolkit.find().version,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in DISTRIBUTIONS},
-        "commit": settings.commit() or _run("git", "-C", str(root), *_DESCRIBE),
+        "commit": settings.commit() or (_run("git", "-C", str(root), *_DESCRIBE) if root else None),
         "date": datetime.date.today().isoformat(),
     }
 
@@ -50,11 +52,26 @@ def path(folder: Path, kind: str, about: dict[str, object]) -> Path:
 
 
 def write(folder: Path, kind: str, about: dict[str, object], content: dict[str, object]) -> Path:
-    """Write a record: where it was made, then `content`."""
+    """Write a record: where it was made, then `content`. Readers see all of it or the one before."""
     file = path(folder, kind, about)
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"environment": about, **content}, indent=1) + "\n")
+    partial = file.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(_text({"environment": about, **content}) + "\n")
+    partial.replace(file)
     return file
+
+
+def _text(value: object, depth: int = 0) -> str:
+    """JSON in which what fits on a line is on one, so that a difference of records is short."""
+    flat = json.dumps(value)
+    if not isinstance(value, dict | list) or depth + len(flat) <= 160:
+        return flat
+    pad = "\n" + " " * (depth + 1)
+    if isinstance(value, dict):
+        items, ends = [f"{json.dumps(k)}: {_text(v, depth + 1)}" for k, v in value.items()], "{}"
+    else:
+        items, ends = [_text(v, depth + 1) for v in value], "[]"
+    return ends[0] + pad + f",{pad}".join(items) + "\n" + " " * depth + ends[1]
 
 
 def version(distribution: str) -> str | None:

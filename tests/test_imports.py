@@ -14,6 +14,9 @@ import graphfuse
 
 ROOT = Path(__file__).resolve().parent.parent
 
+OUTSIDE = ("engines", "patterns", "benchmarks")
+"""Folders that are installed as packages of graphfuse."""
+
 # From the ground up: a module imports only modules of rows above its own (a name stands
 # for its whole package). Names in one row do not know each other.
 LAYERS = (
@@ -33,6 +36,7 @@ LAYERS = (
     ("planner",),
     ("explain", "functional", "record"),
     ("tuning",),
+    ("benchmarks",),
     ("cli",),
 )
 
@@ -60,7 +64,8 @@ NEVER = {
 def modules() -> dict[str, ast.Module]:
     """Dotted name below graphfuse -> syntax tree, of everything that is installed."""
     found = {}
-    for folder, prefix in ((ROOT / "graphfuse", ""), (ROOT / "engines", "engines."), (ROOT / "patterns", "patterns.")):
+    for folder, prefix in (("graphfuse", ""), *((f, f + ".") for f in OUTSIDE)):
+        folder = ROOT / folder
         for path in folder.rglob("*.py"):
             relative = path.relative_to(folder).with_suffix("")
             name = prefix + ".".join(part for part in relative.parts if part != "__init__")
@@ -200,10 +205,10 @@ def test_every_engine_and_pattern_is_loaded_once():
             assert names == [own]
 
 
-@pytest.mark.parametrize("folder", ["engines", "patterns"])
+@pytest.mark.parametrize("folder", OUTSIDE)
 def test_the_folders_own_name_is_no_second_way_in(folder):
     """From the root `import engines` would find the folder; it refuses and says what to import."""
-    done = subprocess.run([sys.executable, "-c", f"import {folder}.rmsnorm"], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", f"import {folder}"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode and f"import graphfuse.{folder}" in done.stderr
 
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = (".py", ".cu", ".cuh", ".json", ".cpp", ".hpp")
-FOLDERS = {"graphfuse": "graphfuse", "engines": "graphfuse/engines", "patterns": "graphfuse/patterns"}
+FOLDERS = {"graphfuse": "graphfuse"} | {f: f"graphfuse/{f}" for f in ("engines", "patterns", "benchmarks")}
 
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("install")]
 
@@ -62,12 +62,10 @@ def test_the_wheel_has_every_file(built):
 def test_the_sdist_has_every_file(built):
     (sdist,) = built.glob("*.tar.gz")
     names = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
-    for folder, target in FOLDERS.items():
-        for name in shipped():
-            if name.startswith(target + "/") and (
-                folder != "graphfuse" or not name.startswith(("graphfuse/engines/", "graphfuse/patterns/"))
-            ):
-                assert folder + name.removeprefix(target) in names
+    for name in shipped():
+        # Of the targets that it lies in, the deepest is that of its folder.
+        folder = max((f for f in FOLDERS if name.startswith(FOLDERS[f] + "/")), key=lambda f: len(FOLDERS[f]))
+        assert folder + name.removeprefix(FOLDERS[folder]) in names
     assert {"pyproject.toml", "LICENSE", "README.md"} <= names
 
 

@@ -3,6 +3,7 @@
 Each call works on the next of k buffer sets that together exceed 256 MB (at most 64
 sets). The calls, at least 8, are captured into one CUDA graph, which is replayed for
 some milliseconds between two events. Outputs are allocated before, inputs are random.
+What is compared is timed in turns, so that a drift of the machine meets all alike.
 """
 
 import statistics
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 COLD_BYTES = 256 << 20
+REPEATS = 7
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,25 @@ def buffer_sets(bytes_per_call: int, most: int = 64) -> int:
     return max(1, min(most, -(-COLD_BYTES // max(bytes_per_call, 1))))
 
 
-def measure(calls: Sequence[Callable[[], object]], repeats: int = 7, least_us: float = 4000.0) -> Time:
-    """Time of one call, each of `calls` being the same work on another buffer set."""
+@dataclass(frozen=True)
+class Captured:
+    """A CUDA graph of `calls` calls, and how often it is replayed for one sample."""
+
+    graph: object
+    calls: int
+    replays: int
+
+    def sample(self) -> float:
+        """Microseconds of one call, mean over the replays."""
+        return _replay(self.graph, self.replays) / (self.replays * self.calls)
+
+
+def capture(calls: Sequence[Callable[[], object]], least_us: float = 4000.0) -> Captured:
+    """Calls that do the same work on one buffer set each, made ready to be timed.
+
+    A sample is to take `least_us` microseconds. What the calls raise is raised, when they
+    are made and when they are captured.
+    """
     import torch
 
     stream = torch.cuda.Stream()
@@ -41,9 +60,18 @@ def measure(calls: Sequence[Callable[[], object]], repeats: int = 7, least_us: f
     with torch.cuda.graph(graph, stream=stream):
         for i in range(count):
             calls[i % len(calls)]()
-    replays = max(1, min(200, int(least_us / max(_replay(graph, 1), 1e-3))))
-    times = [_replay(graph, replays) / (replays * count) for _ in range(repeats)]
-    return Time(statistics.median(times), min(times), max(times))
+    return Captured(graph, count, max(1, min(200, int(least_us / max(_replay(graph, 1), 1e-3)))))
+
+
+def compare(captured: Sequence[Captured], repeats: int = REPEATS) -> list[Time]:
+    """The time of each: `repeats` rounds of one sample each, after a round that is not counted."""
+    rounds = [[one.sample() for one in captured] for _ in range(repeats + 1)][1:]
+    return [Time(statistics.median(times), min(times), max(times)) for times in zip(*rounds, strict=True)]
+
+
+def measure(calls: Sequence[Callable[[], object]], repeats: int = REPEATS, least_us: float = 4000.0) -> Time:
+    """Time of one call, each of `calls` being the same work on another buffer set."""
+    return compare([capture(calls, least_us)], repeats)[0]
 
 
 def _replay(graph, replays: int) -> float:

@@ -1,0 +1,46 @@
+"""A peer: somebody's way to do a case, ours and the stream limit among them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from graphfuse import record
+
+
+@dataclass(frozen=True)
+class Work:
+    """One case as a peer does it.
+
+    calls: the same work on one buffer set each, capturable into a CUDA graph. note: what
+    runs, for the record. check: why the first call's result is wrong, or None; without it
+    the case judges the output in the buffer set.
+    """
+
+    calls: Sequence[Callable[[], object]]
+    note: str = ""
+    check: Callable[[], str | None] | None = None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """make(case, sets) -> Work, where sets are the case's buffer sets, which all peers share.
+
+    distributions: whose versions the record names; all must be installed. why_not(case, arch):
+    why it cannot do a case on SM `arch` (90 for SM90), or None. tight: held to the case's tight
+    tolerance. keeps_builds: what it compiles lies on disk, so that other processes can compile ahead.
+    """
+
+    name: str
+    title: str
+    make: Callable[[object, Sequence[object]], Work]
+    distributions: tuple[str, ...] = ()
+    why_not: Callable[[object, int], str | None] = lambda case, arch: None
+    tight: bool = False
+    keeps_builds: bool = False
+
+    def versions(self) -> dict[str, str | None]:
+        return {name: record.version(name) for name in self.distributions}
+
+    def why_absent(self, case: object, arch: int) -> str | None:
+        """Why it is not measured on a case, None if it is."""
+        missing = [name for name, version in self.versions().items() if version is None]
+        return f"{', '.join(missing)} is not installed" if missing else self.why_not(case, arch)

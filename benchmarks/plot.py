@@ -1,0 +1,70 @@
+"""Bandwidth against bytes moved, one line a peer: an SVG for each output type. Needs matplotlib (extra `bench`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from graphfuse.benchmarks.results import MB, Results, mean
+
+STYLES = (("#d62728", "o", 2.2), ("#1f77b4", "s", 1.3), ("#17becf", "D", 1.3), ("#9467bd", "v", 1.3))
+STYLES += (("#2ca02c", "^", 1.3), ("#8c564b", "P", 1.3), ("#e377c2", "X", 1.3))
+"""Colour, marker and line width: ours first, then the peers."""
+
+
+def name(kind: str, output: str) -> str:
+    return f"{kind}-{output}.svg"
+
+
+def write(r: Results, kind: str, folder: Path) -> list[Path]:
+    """The files written; the same record gives the same files."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": kind, "svg.fonttype": "none", "font.family": "sans-serif"}):
+        return [_figure(r, output, folder / name(kind, output), digest(r)) for output in r.outputs]
+
+
+def digest(r: Results) -> str:
+    """What the plots were made from."""
+    import hashlib
+    import json
+
+    return hashlib.sha256(json.dumps(r.record["cases"], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def points(r: Results, output: str, peer: str) -> list[tuple[float, float]]:
+    """(MB moved, TB/s); problems that move equally many bytes are one point, their geometric mean."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for case in r.cases(output):
+        if us := r.us(case, peer):
+            size = case["bytes"] // 50_000  # a weight more or less
+            found.setdefault(size, []).append((case["bytes"] / MB, case["bytes"] / us / 1e6))
+    return [(mean(mb for mb, _ in group), mean(speed for _, speed in group)) for _, group in sorted(found.items())]
+
+
+def _figure(r: Results, output: str, file: Path, made_from: str) -> Path:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
+    stream = points(r, output, r.stream)
+    axes.plot(*zip(*stream, strict=True), color="#7f7f7f", linestyle="--", linewidth=1.6, label=r.title(r.stream))
+    for peer, (colour, marker, width) in zip((r.ours, *r.peers), STYLES, strict=False):
+        if line := points(r, output, peer):
+            axes.plot(
+                *zip(*line, strict=True),
+                color=colour,
+                marker=marker,
+                markersize=4,
+                linewidth=width,
+                label=r.title(peer),
+            )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("MB moved (input and weight read, output written)")
+    axes.set_ylabel("TB/s")
+    axes.set_title(f"{output} output on {r.record['environment']['device']}")
+    axes.grid(True, which="major", alpha=0.3)
+    axes.legend(loc="upper left", fontsize="small", frameon=False)
+    figure.savefig(file, metadata={"Date": None, "Creator": None, "Description": f"record {made_from}"})
+    plt.close(figure)
+    return file

@@ -1,0 +1,94 @@
+"""The tables and plots of the docs, made from the records.
+
+    python -m graphfuse.benchmarks.render [--check]
+
+Tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->`; whatever is there is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from graphfuse.benchmarks import plot, tables
+from graphfuse.benchmarks.benches import BENCHES
+from graphfuse.benchmarks.results import Results
+
+ROOT = Path(__file__).resolve().parent.parent
+DEVICE = "nvidia-h200"
+FILES = ("README.md", "docs/performance.md")
+MARKED = re.compile(r"(<!-- bench:(\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+NONE = "No record yet.\n"
+
+
+def _measured(r: Results) -> str:
+    about = r.record["environment"]
+    named = {k: v for k, v in about["versions"].items() if k in ("torch", "cuda-core", "cuda-bindings") and v}
+    for peer in r.record["peers"].values():
+        named |= {name: version for name, version in peer["versions"].items() if version}
+    versions = ", ".join(f"{name} {version}" for name, version in named.items())
+    return (
+        f"{about['device']}, driver {about['driver']}, CUDA {about['cuda']}, NVRTC {about['nvrtc']}, {about['date']}, "
+        f"commit {str(about['commit'])[:12]}. {versions}."
+    )
+
+
+def _absences(r: Results) -> str:
+    return "\n".join(f"- {text}" for text in tables.absences(r)) or "Every peer was measured in every case."
+
+
+def _figures(r: Results) -> str:
+    kind = r.record["bench"]
+    return "\n\n".join(f"![Bandwidth, {o} output]({plot.name(kind, o)})" for o in r.outputs)
+
+
+_VIEWS: dict[str, Callable[[Results], str]] = {
+    "environment": _measured,
+    "targets": lambda r: tables.markdown(tables.targets(BENCHES[r.record["bench"]], r)),
+    "sizes": lambda r: tables.markdown(tables.sizes(r)),
+    "speedups": lambda r: tables.markdown(tables.speedups(r)),
+    "cases": lambda r: tables.markdown(tables.cases(r)),
+    "absences": _absences,
+    "plots": _figures,
+}
+
+
+def block(name: str, records: Path) -> str:
+    """The text of one marked place: RECORD/VIEW of a bench, or RECORD of named rows."""
+    kind, _, view = name.partition("/")
+    file = records / f"{kind}-{DEVICE}.json"
+    if not file.exists():
+        return NONE
+    if view:
+        return _VIEWS[view](Results.read(file)) + "\n"
+    return tables.markdown(tables.rows(json.loads(file.read_text()))) + "\n"
+
+
+def rendered(text: str, records: Path) -> str:
+    """A document with its marked places as the records have them."""
+    return MARKED.sub(lambda m: m[1] + block(m[2], records) + m[3], text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a table is not as its record")
+    arguments = parser.parse_args()
+    records = ROOT / "docs" / "records"
+    for name in FILES:
+        file = ROOT / name
+        before = file.read_text()
+        after = rendered(before, records)
+        if arguments.check and after != before:
+            raise SystemExit(f"{name} is not as its record: run make bench-docs")
+        file.write_text(after)
+    for kind in BENCHES:
+        results = Results.read(records / f"{kind}-{DEVICE}.json")
+        if results and not arguments.check:
+            print(*plot.write(results, kind, ROOT / "docs"), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

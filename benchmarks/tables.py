@@ -1,0 +1,158 @@
+"""Tables of a record, for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphfuse.benchmarks.bench import Bench
+from graphfuse.benchmarks.results import MB, SIZES, Results, mean, name, size_text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text; the first `left` columns are words, the others figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    left: int = 1
+
+
+def markdown(table: Table) -> str:
+    marks = ["---"] * table.left + ["--:"] * (len(table.columns) - table.left)
+    lines = [table.columns, marks, *table.rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines)
+
+
+def terminal(table: Table):
+    from rich.table import Table as Rich
+    from rich.text import Text
+
+    made = Rich(title=table.title, title_justify="left")
+    for i, column in enumerate(table.columns):
+        made.add_column(column, justify="left" if i < table.left else "right", overflow="fold", no_wrap=i == 0)
+    for row in table.rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def line(r: Results, case: dict) -> str:
+    """One case in one line."""
+    ours, best = r.us(case, r.ours), r.best_peer(case)
+    if not ours:
+        entry = case["peers"][r.ours]
+        return f"{name(case)}: {entry.get('absent') or entry.get('error')}"
+    of_stream = r.ratio(case, r.stream, r.ours)
+    against = f", {best} {_times(r.ratio(case, best, r.ours))}" if best else ""
+    failed = [f"{p} failed" for p, entry in case["peers"].items() if "error" in entry]
+    text = f"{name(case)}: {ours:.2f} us, {case['bytes'] / ours / 1e3:.0f} GB/s, {_percent(of_stream)} of stream"
+    return ", ".join([text + against, *failed])
+
+
+def cases(r: Results) -> Table:
+    """Every case: microseconds of everybody."""
+    peers = (r.stream, *r.peers)
+    return Table(
+        "microseconds (median)",
+        ("case", "MB", r.title(r.ours), "of stream", *(r.title(peer) for peer in peers)),
+        [
+            (
+                name(case),
+                f"{case['bytes'] / MB:.1f}",
+                _us(r.us(case, r.ours)),
+                _percent(r.ratio(case, r.stream, r.ours)),
+                *(_us(r.us(case, peer)) for peer in peers),
+            )
+            for case in r.cases()
+        ],
+    )
+
+
+def sizes(r: Results) -> Table:
+    """Fraction of the stream limit by bytes moved."""
+
+    def cell(output: str, size: tuple[float, float]) -> str:
+        found = [ratio for ratio, _ in r.ratios(r.cases(output, size=size), r.stream, r.ours)]
+        return f"{_percent(mean(found))} ({_percent(min(found))})" if found else "-"
+
+    return Table(
+        "fraction of the stream limit: geometric mean (least)",
+        ("bytes moved", *r.outputs),
+        [(size_text(*size), *(cell(output, size) for output in r.outputs)) for size in SIZES],
+    )
+
+
+def speedups(r: Results) -> Table:
+    """How many times faster than each peer."""
+
+    def cell(output: str, peer: str) -> str:
+        found = [ratio for ratio, _ in r.ratios(r.cases(output), peer, r.ours)]
+        if found:
+            return f"{_times(mean(found))} ({_times(min(found))})"
+        return "failed" if any("error" in case["peers"].get(peer, {}) for case in r.cases(output)) else "absent"
+
+    return Table(
+        "times as fast as each peer: geometric mean (least)",
+        ("peer", *r.outputs),
+        [(r.title(peer), *(cell(output, peer) for output in r.outputs)) for peer in r.peers],
+    )
+
+
+def targets(bench: Bench, r: Results) -> Table:
+    words = {True: "met", False: "not met", None: "not measured"}
+    verdicts = [target.verdict(r) for target in bench.targets]
+    return Table(
+        "targets",
+        ("target", "limit", "measured", "", "in case"),
+        [
+            (
+                v.target.text,
+                f"{'≥' if v.target.at_least else '≤'} {v.target.limit:g}",
+                "-" if v.value is None else f"{v.value:.3f}",
+                words[v.met],
+                v.where or "-",
+            )
+            for v in verdicts
+        ],
+    )
+
+
+def absences(r: Results) -> list[str]:
+    """Who was not measured where, and why."""
+    total = len(r.record["cases"])
+    return [
+        f"{r.title(peer)}: {reason} ({count} of {total} cases)"
+        for peer in r.record["peers"]
+        for reason, count in r.absences(peer).items()
+    ]
+
+
+def rows(record: dict) -> Table:
+    """A record of named rows: {"rows": [{"name", "us": {"median", "low", "high"}, "ratio"} or {"name", "absent"}]}."""
+    return Table(
+        "microseconds",
+        ("", "µs", "lowest to highest", "ratio"),
+        [
+            (
+                row["name"],
+                f"{row['us']['median']:.2f}",
+                f"{row['us']['low']:.2f} to {row['us']['high']:.2f}",
+                f"{row['ratio']:.2f}" if row.get("ratio") else "-",
+            )
+            if "us" in row
+            else (row["name"], "absent: " + row["absent"], "-", "-")
+            for row in record["rows"]
+        ],
+    )
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}×"

@@ -1,0 +1,39 @@
+"""The bench as users start it: real peers, the real clock, a record."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+BENCH = [sys.executable, "-c", "from graphfuse.cli import app; app()", "bench"]
+
+
+def test_a_quick_run_leaves_a_record(tmp_path):
+    command = [*BENCH, "--quick", "--rows", "1560", "--record", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("rmsnorm-silu-*.json")
+    cases = json.loads(file.read_text())["cases"]
+    assert len(cases) == 6
+    for case in cases:
+        peers = case["peers"]
+        assert {"graphfuse", "cudnn_oss", "cudnn_a", "flashinfer", "torch_compile", "torch_eager"} < set(peers)
+        measured = {name for name, entry in peers.items() if "us" in entry}
+        always = {"graphfuse", "stream"} | ({"torch_eager", "torch_compile"} if case["output"] != "nvfp4" else set())
+        assert always <= measured, peers
+        assert all(entry["us"]["low"] > 0 for entry in peers.values() if "us" in entry)
+        # Everybody else says why not.
+        assert all(peers[name].get("absent") or peers[name].get("error") for name in set(peers) - measured)
+    assert "targets" in done.stdout
+
+
+def test_a_finished_run_is_not_measured_again(tmp_path):
+    few = ["--quick", "--rows", "1560", "--columns", "64", "--peers", "graphfuse", "--record", str(tmp_path)]
+    env = ["env", "GIT_COMMIT=0123456789"]  # a commit that is not dirty
+    for expected in ("3 of 3", "0 of 3"):
+        done = subprocess.run([*env, *BENCH, *few, "--resume"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"{expected} cases to measure" in done.stdout

@@ -1,0 +1,386 @@
+"""Benches without a GPU: cases and their judgement, sessions by the wall clock, figures, tables, plots, docs."""
+
+import copy
+import functools
+import json
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import bench_record
+from graphfuse import cli, record
+from graphfuse.benchmarks import command, render, session, tables, target
+from graphfuse.benchmarks.benches import BENCHES
+from graphfuse.benchmarks.peer import Peer, Work
+from graphfuse.benchmarks.peers import flashinfer, graphfuse, stream, torch_eager
+from graphfuse.benchmarks.results import MB, Results
+from graphfuse.benchmarks.rmsnorm_silu import OUTPUTS, Case
+from graphfuse.runtime.timing import Time
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCH = BENCHES["rmsnorm-silu"]
+SMALL = [Case(33, 64, output) for output in OUTPUTS]
+
+
+def test_the_seeds_sizes():
+    assert len(set(BENCH.cases)) == 120
+    assert len(BENCH.quick) == 12 and set(BENCH.quick) <= set(BENCH.cases)
+
+
+@pytest.mark.parametrize("output, each", [("bf16", 4), ("fp8_e4m3", 3), ("nvfp4", 2 + 0.5 + 1 / 16)])
+def test_bytes_are_those_of_the_tensors(output, each):
+    case = Case(48, 160, output)
+    (operands,) = case.sets(1, "cpu")
+    tensors = [t for t in (operands.x, operands.weight, operands.out, operands.scales) if t is not None]
+    assert case.moved == sum(t.numel() * t.itemsize for t in tensors) == 48 * 160 * each + 320
+
+
+# What is right and what is wrong
+
+
+def made(peer: Peer, case: Case, count: int = 2):
+    sets = case.sets(count, "cpu")
+    return sets, peer.make(case, sets)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.output)
+@pytest.mark.parametrize("peer", [graphfuse.RMSNORM_SILU, torch_eager.RMSNORM_SILU, stream.PEER], ids=lambda p: p.name)
+def test_peers_compute_the_case(peer, case):
+    if peer.why_absent(case, 90):
+        pytest.skip(peer.why_absent(case, 90))
+    sets, work = made(peer, case)
+    assert len(work.calls) == 2
+    assert session.checked(case, sets[0], work, peer.tight) is None
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.output)
+@pytest.mark.parametrize("tight", [True, False])
+def test_a_wrong_result_is_seen(case, tight):
+    (operands,) = sets = case.sets(1, "cpu")
+    work = graphfuse.RMSNORM_SILU.make(case, sets)
+    nothing = Work([lambda: None])
+    assert "wrong result: 2112 of 2112" in session.checked(case, operands, nothing, tight)
+    work.calls[0]()
+    assert case.wrong(operands, tight) is None
+    item = operands.out.view(torch.uint8)
+    before = item[32, 3].item()
+    item[32, 3] = before ^ 0x44  # exponent bits of both nibbles
+    assert "first in row 32" in case.wrong(operands, tight)
+    item[32, 3] = before
+    operands.eps = 1.0
+    assert case.wrong(operands, tight)
+
+
+def test_our_own_result_is_held_to_one_rounding():
+    case, (operands,) = SMALL[0], SMALL[0].sets(1, "cpu")
+    graphfuse.RMSNORM_SILU.make(case, [operands]).calls[0]()
+    operands.out[0] *= 1 + 2**-6
+    assert case.wrong(operands, tight=True) and case.wrong(operands, tight=False) is None
+
+
+def test_the_last_row_is_always_checked():
+    case = Case(9000, 64, "bf16")
+    (operands,) = case.sets(1, "cpu")
+    graphfuse.RMSNORM_SILU.make(case, [operands]).calls[0]()
+    operands.out[-1] = 0
+    assert "row 8999" in case.wrong(operands, tight=False)
+
+
+# Sessions
+
+
+def wall_clock(repeats: int = 3):
+    """Times by the wall clock what runtime.timing times by CUDA graphs."""
+
+    def sample(calls) -> float:
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        return 1e6 * (time.perf_counter() - start) / len(calls)
+
+    def compare(captured) -> list[Time]:
+        samples = [sorted(sample(calls) for _ in range(repeats)) for calls in captured]
+        return [Time(s[len(s) // 2], s[0], s[-1]) for s in samples]
+
+    return types.SimpleNamespace(buffer_sets=lambda moved: 2, capture=lambda calls: calls, compare=compare)
+
+
+def broken(case, sets):
+    raise RuntimeError("no kernel\nfor this")
+
+
+PEERS = (
+    graphfuse.RMSNORM_SILU,
+    Peer("missing", "Missing", broken, ("no-such-distribution",)),
+    Peer("declining", "Declining", broken, why_not=lambda case, arch: f"not on SM{arch}"),
+    Peer("broken", "Broken", broken),
+    Peer("idle", "Idle", lambda case, sets: Work([lambda: None])),
+    torch_eager.RMSNORM_SILU,
+    stream.PEER,
+)
+
+
+def test_a_session_says_what_became_of_every_peer():
+    case = Case(4, 64, "bf16")
+    entry = session.measure(BENCH, case, PEERS, 90, "cpu", wall_clock())
+    assert {k: v for k, v in entry.items() if k != "peers"} == {
+        "rows": 4,
+        "columns": 64,
+        "output": "bf16",
+        "bytes": case.moved,
+    }
+    peers = entry["peers"]
+    assert list(peers) == [peer.name for peer in PEERS]
+    assert peers["missing"] == {"absent": "no-such-distribution is not installed"}
+    assert peers["declining"] == {"absent": "not on SM90"}
+    assert peers["broken"] == {"error": "RuntimeError: no kernel"}
+    assert peers["idle"]["error"].startswith("wrong result")
+    for name in ("graphfuse", "torch_eager", "stream"):
+        us = peers[name]["us"]
+        assert 0 < us["low"] <= us["median"] <= us["high"]
+        assert peers[name]["GB/s"] == pytest.approx(case.moved / us["median"] / 1e3, abs=0.1)
+        assert peers[name]["of_stream"] == pytest.approx(peers["stream"]["us"]["median"] / us["median"], abs=1e-4)
+    assert peers["graphfuse"]["note"]
+    json.dumps(entry)
+
+
+def test_flashinfer_says_what_it_cannot():
+    assert "SM100" in flashinfer.RMSNORM_SILU.why_not(SMALL[2], 90)
+    assert flashinfer.RMSNORM_SILU.why_not(SMALL[2], 100) is None
+
+
+def test_every_case_has_somebody_to_compare_with():
+    assert [p.name for p in BENCH.peers][0] == BENCH.ours and BENCH.peers[-1].name == BENCH.stream
+    assert len({p.name for p in BENCH.peers}) == len(BENCH.peers)
+
+
+# Figures
+
+
+@pytest.fixture
+def results() -> Results:
+    return Results(bench_record.record())
+
+
+def change(results: Results, label: str, peer: str, us: float | None) -> None:
+    (case,) = (c for c in results.record["cases"] if f"{c['output']} {c['rows']}x{c['columns']}" == label)
+    case["peers"][peer] = {"error": "gone"} if us is None else {"us": {"median": us, "low": us, "high": us}}
+
+
+def figures(results: Results) -> dict[str, target.Verdict]:
+    return {t.text: t.verdict(results) for t in BENCH.targets}
+
+
+def test_targets(results):
+    before = list(figures(results).values())
+    assert len(before) == 12 and all(v.value for v in before)
+    ours = next(c for c in results.cases("bf16") if (c["rows"], c["columns"]) == (24960, 512))["peers"]["graphfuse"]
+    change(results, "bf16 24960x512", "torch_compile", ours["us"]["median"] / 1.5)
+    after = figures(results)
+    slowest = after["bf16 and fp8_e4m3: time over the best peer's, at worst"]
+    assert (slowest.met, slowest.where) == (False, "bf16 24960x512")
+    assert slowest.value == pytest.approx(1.5)
+    # 51 MB moved: the 32 to 128 MB class.
+    change(results, "bf16 24960x512", "graphfuse", 2 * ours["us"]["median"])
+    (least,) = (v for t, v in figures(results).items() if t.startswith("bf16, 32 to 128 MB"))
+    assert (least.met, least.where) == (False, "bf16 24960x512")
+    # FP4 is compared with FP8 at its own size.
+    change(results, "fp8_e4m3 1560x64", "graphfuse", 1.0)
+    change(results, "nvfp4 1560x64", "graphfuse", 1.2)
+    (fp4,) = (v for t, v in figures(results).items() if t.startswith("nvfp4: time over fp8"))
+    assert (fp4.met, fp4.where) == (False, "nvfp4 1560x64") and fp4.value == pytest.approx(1.2)
+
+
+def test_a_mean_is_geometric(results):
+    for case in results.cases("bf16", "fp8_e4m3"):
+        label = f"{case['output']} {case['rows']}x{case['columns']}"
+        change(results, label, "graphfuse", 1.0)
+        change(results, label, "torch_compile", 4.0 if case["output"] == "bf16" else 1.0)
+    (speedup,) = (v for t, v in figures(results).items() if "speed-up over torch.compile" in t)
+    assert speedup.value == pytest.approx(2.0) and speedup.met
+
+
+def test_what_was_not_measured_is_no_figure(results):
+    results.record["cases"] = [c for c in results.record["cases"] if c["output"] == "bf16" and c["bytes"] < 2 * MB]
+    verdicts = figures(results)
+    assert verdicts["nvfp4: time over fp8_e4m3 output's at the same size, at worst"].met is None
+    assert verdicts["below 2 MB: time over an elementwise kernel's on the same bytes, at worst"].met
+    for case in results.record["cases"]:
+        case["peers"]["graphfuse"] = {"error": "gone"}
+    assert all(v.met is None for v in figures(results).values())
+
+
+def test_nobody_is_left_out_silently(results):
+    change(results, "bf16 1560x64", "flashinfer", None)
+    for case in results.record["cases"]:
+        case["peers"]["cudnn_a"] = {"absent": "nvidia-cudnn-frontend is not installed"}
+    texts = tables.absences(results)
+    assert "cuDNN, mode A: nvidia-cudnn-frontend is not installed (120 of 120 cases)" in texts
+    assert "FlashInfer: failed: gone (1 of 120 cases)" in texts
+    row = next(row for row in tables.speedups(results).rows if row[0] == "cuDNN, mode A")
+    assert set(row[1:]) == {"absent"}
+    for case in results.cases("fp8_e4m3"):
+        case["peers"]["cudnn_a"] = {"error": "no plan"}
+    row = next(row for row in tables.speedups(results).rows if row[0] == "cuDNN, mode A")
+    assert row[1:3] == ("absent", "failed")
+    assert "flashinfer failed" in tables.line(results, results.record["cases"][0])
+
+
+# Records
+
+
+def test_a_record_is_whole_and_compact(tmp_path):
+    content = bench_record.record()
+    file = record.write(tmp_path, "rmsnorm-silu", content["environment"], content)
+    assert json.loads(file.read_text()) == content
+    assert [p.name for p in tmp_path.iterdir()] == ["rmsnorm-silu-nvidia-h200.json"]
+    assert len(file.read_text().splitlines()) < 20 * 120
+
+
+def test_a_run_goes_on_only_where_it_would_be_the_same(tmp_path):
+    content = bench_record.record()
+    about = content["environment"]
+    record.write(tmp_path, BENCH.name, about, content)
+    kept = functools.partial(command._kept, tmp_path, BENCH.name)
+    assert kept(about | {"date": "2030-01-01"}, BENCH.peers) == content["cases"]
+    assert kept(about | {"commit": "another"}, BENCH.peers) == []
+    assert kept(about, BENCH.peers[:3]) == []
+    assert kept(about | {"device": "NVIDIA H100"}, BENCH.peers) == []
+    dirty = about | {"commit": "0123-dirty"}
+    record.write(tmp_path, BENCH.name, dirty, content)
+    assert kept(dirty, BENCH.peers) == []
+
+
+# Docs
+
+
+def test_docs_are_as_their_records():
+    for name in render.FILES:
+        text = (ROOT / name).read_text()
+        assert "<!-- bench:" in text
+        assert render.rendered(text, ROOT / "docs" / "records") == text, f"{name}: run make bench-docs"
+
+
+@pytest.mark.parametrize("kind", BENCHES)
+def test_plots_are_of_their_records(kind):
+    from graphfuse.benchmarks import plot
+
+    results = Results.read(ROOT / "docs" / "records" / f"{kind}-{render.DEVICE}.json")
+    for output in results.outputs if results else ():
+        assert f"record {plot.digest(results)}" in (ROOT / "docs" / plot.name(kind, output)).read_text()
+
+
+def test_marked_places_follow_the_record(tmp_path):
+    text = "before\n<!-- bench:rmsnorm-silu/sizes -->\n<!-- /bench -->\nafter\n"
+    empty = render.rendered(text, tmp_path)
+    assert render.NONE in empty and empty.startswith("before\n") and empty.endswith("after\n")
+    content = bench_record.record()
+    record.write(tmp_path, "rmsnorm-silu", content["environment"], content)
+    once = render.rendered(empty, tmp_path)
+    assert "| bytes moved | bf16 | fp8_e4m3 | nvfp4 |" in once and render.NONE not in once
+    assert render.rendered(once, tmp_path) == once
+    other = copy.deepcopy(content)
+    other["cases"][0]["peers"]["graphfuse"]["us"]["median"] *= 2
+    record.write(tmp_path, "rmsnorm-silu", content["environment"], other)
+    assert render.rendered(once, tmp_path) != once
+
+
+@pytest.mark.parametrize("name", render.FILES)
+def test_the_docs_own_places_render(name, tmp_path):
+    content = bench_record.record()
+    record.write(tmp_path, "rmsnorm-silu", content["environment"], content)
+    rows = [
+        {"name": "execute", "us": {"median": 7.5, "low": 7.0, "high": 9.0}, "ratio": 1.25},
+        {"name": "Quack", "absent": "quack-kernels is not installed"},
+    ]
+    record.write(tmp_path, "host-cost", content["environment"], {"rows": rows})
+    text = render.rendered((ROOT / name).read_text(), tmp_path)
+    assert render.NONE not in text and "commit 0123456789ab" in text
+    if "bench:host-cost" in text:
+        assert "| execute | 7.50 | 7.00 to 9.00 | 1.25 |" in text
+        assert "| Quack | absent: quack-kernels is not installed | - | - |" in text
+
+
+def test_the_same_record_gives_the_same_plots(tmp_path, results):
+    pytest.importorskip("matplotlib")
+    from graphfuse.benchmarks import plot
+
+    (tmp_path / "again").mkdir()
+    files = plot.write(results, BENCH.name, tmp_path)
+    assert [f.name for f in files] == [f"rmsnorm-silu-{o}.svg" for o in OUTPUTS]
+    for file, again in zip(files, plot.write(results, BENCH.name, tmp_path / "again"), strict=True):
+        text = file.read_text()
+        assert text == again.read_text() and plot.digest(results) in text
+    # Every peer that has times is named.
+    assert all(results.title(peer) in files[0].read_text() for peer in results.record["peers"])
+    assert "FlashInfer" not in files[2].read_text()
+
+
+def test_points_of_equal_bytes_are_one(results):
+    from graphfuse.benchmarks import plot
+
+    points = plot.points(results, "bf16", "graphfuse")
+    assert len({round(mb, 1) for mb, _ in points}) == len(points) < 40
+    assert [mb for mb, _ in points] == sorted(mb for mb, _ in points)
+
+
+# The command line
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(cli.app, ["bench", *arguments])
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["no-such-bench"], "rmsnorm-silu"),
+        (["--peers", "nobody"], "flashinfer"),
+        (["--output", "fp64"], "nvfp4"),
+        (["--rows", "7"], "399360"),
+        (["--quick", "--columns", "128"], "fewer filters"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(arguments, said):
+    done = invoke(*arguments)
+    assert done.exit_code == 2 and said in done.output
+
+
+def test_listing_needs_no_gpu():
+    done = invoke("--list", "--quick", "--output", "nvfp4", "--peers", "flashinfer")
+    assert done.exit_code == 0
+    assert done.output.count("  case nvfp4 ") == 4 and done.output.count("  peer ") == 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so():
+    done = subprocess.run(
+        [sys.executable, "-c", "from graphfuse.cli import app; app()", "bench", "--quick"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stderr.startswith("needs a CUDA device: ")
+
+
+def test_the_command_line_is_light():
+    code = "import sys, graphfuse.cli; print({'torch', 'numpy', 'graphfuse.benchmarks'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_a_run_says_how_it_goes_and_what_came_out(capsys):
+    from rich.console import Console
+
+    console = Console(width=command.WIDTH)
+    peers = (graphfuse.RMSNORM_SILU, torch_eager.RMSNORM_SILU, stream.PEER)
+    with command._progress(console) as progress:
+        entries = list(command._measure(BENCH, SMALL, peers, 90, "cpu", wall_clock(), progress))
+    command._report(BENCH, Results(bench_record.record() | {"cases": entries}), console)
+    out = capsys.readouterr().out
+    assert "[3/3, 0.0 min left] nvfp4 33x64: " in out and "of stream" in out
+    assert "targets" in out and "torch eager: torch converts nothing to FP4 (1 of 3 cases)" in out
