@@ -47,7 +47,13 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
 def _on(torch, device: Device, stream: int):
     if device.memory == "cpu":
         return torch.device("cpu")
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device.ordinal))
+    # ExternalStream takes the default stream's address, 0, for none and makes a stream of its own.
+    given = (
+        torch.cuda.ExternalStream(stream, device=device.ordinal)
+        if stream
+        else torch.cuda.default_stream(device.ordinal)
+    )
+    return torch.cuda.stream(given)
 
 
 def _load(torch, t: Tensor, device: Device, buffers: Buffers, compute):

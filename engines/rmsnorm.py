@@ -4,7 +4,6 @@ Serves ``RmsNormFacts`` on NVIDIA GPUs. The kernel is ``rmsnorm.cu``; here are w
 accepts, how a row is spread over threads, and what the launch passes.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ _FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain ta
 _ACCESS = 16  # bytes of the widest memory access
 _MAX_THREADS = 1024
 _MAX_CTAS = 2**31 - 1
+_PROPOSED = 3
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 _WARP = 32
 # Registers of a thread that may hold the row's input, by threads a CTA. The register file has
@@ -105,11 +105,9 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         return None if reason is None else No(reason)
 
     def propose(self, facts: RmsNormFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
-        best = _usual_knobs(facts)
-        candidates = [best, *_near(best)]
-        if mode is heur_mode.B:
-            candidates += _every_knob()
-        return [k for k in dict.fromkeys(candidates) if self.illegal(facts, k, device) is None]
+        every = [k for k in _every_knob() if self.illegal(facts, k, device) is None]
+        ranked = sorted(filter(_is_usual, every), key=lambda knobs: _cost(facts, knobs, device))
+        return ranked[:_PROPOSED] if mode is not heur_mode.B else list(dict.fromkeys(ranked + every))
 
     def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
         reason = next(_faults(facts, knobs), None)
@@ -212,37 +210,38 @@ def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
     )
 
 
-def _usual_knobs(facts: RmsNormFacts) -> RmsNormKnobs:
-    """Knobs that stream well: one 16-byte chunk a thread for short rows, two up to 128 chunks, then more,
-    so that the reduction across threads stays small.
-
-    For bfloat16 that is 8 threads at 64 columns and 64 at 1024.
-    """
-    row = _Row.of(facts)
-    if not row.resident:
-        return RmsNormKnobs(_MAX_THREADS, _MAX_THREADS)
-    if row.chunks <= _WARP:
-        steps = 1
-    else:
-        steps = 2 if row.chunks <= 128 else 4 if row.chunks <= 2048 else 8
-        steps *= 4 // row.registers  # narrow chunks: as many bytes in flight
-    threads = _power_of_two(-(-row.chunks // min(steps, 8)))
-    # A quantized block spans up to four chunks and must not leave its row's threads.
-    threads = min(max(threads, 1 if row.chunks == 1 else 2 if row.chunks == 2 else 4), _MAX_THREADS)
-    return RmsNormKnobs(threads, max(threads, 128))
-
-
-def _near(knobs: RmsNormKnobs) -> Iterator[RmsNormKnobs]:
-    """Knobs with twice and half as many threads a row."""
-    for threads in (knobs.threads_per_row * 2, knobs.threads_per_row // 2):
-        yield dataclasses.replace(knobs, threads_per_row=threads, threads=max(threads, knobs.threads))
-
-
 def _every_knob() -> Iterator[RmsNormKnobs]:
     for chunks in (1, 2, 4):
         for threads_per_row in (1 << k for k in range(11)):
             for threads in (64, 128, 256, 512, 1024):
                 yield RmsNormKnobs(threads_per_row, threads, chunks)
+
+
+def _is_usual(knobs: RmsNormKnobs) -> bool:
+    """Whether CTAs are as small as pays: more threads wait for each other, fewer take more CTAs to start."""
+    return knobs.threads == max(knobs.threads_per_row, 128)
+
+
+def _cost(facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> float:
+    """Time of a launch in a unit of the model's own, by which knobs are compared.
+
+    What keeps an SM busy - memory or instructions, whichever takes longer - plus what a launch
+    takes on an idle device: the elements that a thread goes through and the reduction. The
+    figures are fitted to exhaustive searches on an H200 over random sizes (docs/tuning.md).
+    """
+    row = _Row.of(facts)
+    elements = row.steps(knobs) * knobs.chunks * row.chunk  # of a thread, those past the row's end among them
+    per_element = 1.4 if facts.block_size else 0.5
+    instructions = per_element * knobs.threads_per_row * (3 + elements)
+    if elements > 40:  # registers for fewer warps
+        instructions *= 1.08
+    if row.chunk * knobs.chunks < facts.block_size:  # lanes that share a block work its scale out each
+        instructions *= 1.2
+    if knobs.threads_per_row > _WARP:
+        instructions *= 1 + 0.08 * math.log2(knobs.threads_per_row / _WARP)
+    memory = facts.columns * (facts.input.dtype.bits + facts.output.dtype.bits) / 32
+    alone = 10 + elements + 4 * math.log2(knobs.threads_per_row)
+    return facts.rows / device.sm_count * max(memory, instructions) + 550 * alone
 
 
 def _power_of_two(value: int) -> int:

@@ -75,6 +75,24 @@ def test_work_is_ordered_on_its_stream(by):
     assert torch.equal(outputs["out"], wanted)
 
 
+def test_the_reference_engine_is_ordered_on_the_default_stream():
+    case = graphs.Norm(4096, 1024)
+    graph = case.graph()
+    graph.build([heur_mode.FALLBACK])
+    inputs, outputs = case.inputs("cuda"), case.outputs("cuda")
+    right = inputs["x"].clone()
+    inputs["x"].zero_()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20_000_000)
+    inputs["x"].copy_(right)
+    graph.execute(inputs | outputs)
+    late = outputs["out"].clone()
+    torch.cuda.synchronize()
+    graph.execute(inputs | outputs)
+    torch.cuda.synchronize()
+    assert late.abs().max() > 0 and torch.equal(late, outputs["out"])
+
+
 def test_two_devices():
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two CUDA devices; there is {torch.cuda.device_count()}")
