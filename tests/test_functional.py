@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,8 +59,8 @@ def test_a_problem_is_planned_once():
     fused_rmsnorm_silu(x, weight)
     before = functional._planned.cache_info()
     fused_rmsnorm_silu(torch.randn(11, 48), weight, eps=0.5)
-    after = functional._planned.cache_info()
-    assert (after.hits, after.misses) == (before.hits + 1, before.misses)
+    fused_rmsnorm_silu(x, weight, eps=np.float32(0.5))  # the long way
+    assert functional._planned.cache_info().misses == before.misses
 
 
 def good(**change):
