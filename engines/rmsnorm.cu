@@ -5,6 +5,7 @@
 // of the row as its threads hold in registers: with one pass the input stays there between the
 // sum and the output, longer rows are read twice.
 #include "graphfuse/convert.cuh"
+#include "graphfuse/dependent_launch.cuh"
 #include "graphfuse/math.cuh"
 #include "graphfuse/platform.cuh"
 #include "graphfuse/quantize.cuh"
@@ -138,6 +139,10 @@ extern "C" GF_KERNEL(THREADS)
     rmsnorm(const void* input, const void* weight, const void* bias, void* output, void* inverse_rms,
             void* block_scale, i64 rows, i64 input_stride, i64 output_stride, i64 inverse_rms_stride,
             i64 block_scale_stride, Epsilon epsilon_operand EPILOGUE_PARAMETERS) {
+  // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
+  gf::wait_for_previous_kernel();
+  gf::let_next_kernel_begin();
+
   using Sum = gf::RowSum<THREADS_PER_ROW, THREADS>;
   GF_SHARED(float, shared, Sum::SHARED_FLOATS);
   Sum sum_over_row{shared};

@@ -97,6 +97,7 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
     knobs: ClassVar[type] = RmsNormKnobs
     modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
     entry: ClassVar[str] = "rmsnorm"
+    dependent_launch: ClassVar[bool] = True
 
     def why_not(self, facts: RmsNormFacts, device: Device) -> No | None:
         reason = next(_reasons(facts, device), None)
