@@ -87,17 +87,18 @@ def _first_call(key, input, weight, eps, out, block_scale):  # noqa: A002
     graph = _planned(tuple(layouts.items()))
     graph.execute({**tensors, "eps": eps})
     given = [tensor for name, tensor in tensors.items() if name not in empty]
-    if key is not None and _repeats(torch, given) and (quantized or block_scale is None):
+    if key is not None and all(_repeats(t) for t in given) and (quantized or block_scale is None):
         if len(_PROBLEMS) >= _PROBLEMS_KEPT:
             _PROBLEMS.clear()
         _PROBLEMS[key] = _Problem(graph, given, empty, quantized)
     return (out, block_scale) if quantized else out
 
 
-def _repeats(torch, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether calls like this one go the short way: tensors of no class of their own that begin where most do."""
-    plain = (torch.Tensor, torch.nn.Parameter)
-    return all(type(tensor) in plain and tensor.data_ptr() % _ALIGNMENT == 0 for tensor in tensors)
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether calls with tensors like this one go the short way: most begin at multiples of 16 bytes."""
+    from graphfuse.runtime import form
+
+    return form.guardable(tensor) and tensor.data_ptr() % _ALIGNMENT == 0
 
 
 class _Problem:
@@ -165,7 +166,9 @@ def _empty_like(torch, model: torch.Tensor) -> Callable[[], torch.Tensor]:
         return general
     current, ordinal = torch._C._cuda_getDevice, device.index
     # As the code does that torch.compile generates; it allocates on the current device.
-    fast = torch._C._dynamo.guards._empty_strided_cuda
+    fast = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+    if fast is None:  # torch does not promise it
+        return general
     return lambda: fast(shape, stride, dtype) if current() == ordinal else general()
 
 

@@ -43,7 +43,9 @@ class Guard:
 def guardable(value: object) -> bool:
     """Whether a guard can tell all of what a value is: a torch tensor of no class of its own."""
     torch = sys.modules.get("torch")
-    return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
+    if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return hasattr(torch._C._dynamo.guards, "TensorGuards")  # not promised by torch; without it, no pack has a form
 
 
 def number(value: int | float) -> int | float | str:
