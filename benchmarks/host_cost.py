@@ -2,8 +2,9 @@
 
     python benchmarks/host_cost.py [--record FOLDER] [--repeats 7]
 
-2,000 calls, synchronizing every 200; each row is the median of some repeats, in turns with the others. "ours" are
-ratios to the bare launch of the same kernel with the same, prepacked arguments.
+2,000 calls, synchronizing every 200. Rows take turns; each shows the median, smallest and largest of its repeats,
+and the ratio to a bare launch from Python of the same kernel with prepacked arguments. What cannot run here is
+listed as absent, with the reason.
 """
 
 import argparse

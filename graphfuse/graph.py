@@ -368,7 +368,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         *,
         programmatic_dependent_launch: bool = False,
     ) -> Bound:
-        """The selected plan on fixed buffers: a callable without arguments that costs no more than its launches.
+        """The selected plan on fixed buffers: a callable without arguments whose calls are the launches alone.
 
         Takes what execute takes, with the same errors, and keeps the buffers alive; see ``Bound``
         for what a call does. It goes on running the plan it was made from when the graph changes.
