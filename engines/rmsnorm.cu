@@ -6,6 +6,7 @@
 // registers: with one pass the input stays there between the sum and the output, longer rows are
 // read twice.
 #include "graphfuse/convert.cuh"
+#include "graphfuse/dependent_launch.cuh"
 #include "graphfuse/math.cuh"
 #include "graphfuse/platform.cuh"
 #include "graphfuse/quantize.cuh"
@@ -159,6 +160,9 @@ extern "C" GF_KERNEL(THREADS)
                    gf::settled(gf::offset(
                        block_scale, BLOCK == 0 ? 0 : index * block_scale_stride + thread / BLOCK_LANES)),
                    thread, index < rows};
+  // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
+  gf::wait_for_previous_kernel();
+  gf::let_next_kernel_begin();
   Piece pieces[STEPS];
   if constexpr (PASSES == 1) {
     read_pass(row, 0, pieces);

@@ -32,6 +32,9 @@ _ACCESS = 16  # bytes of the widest memory access
 _MAX_THREADS = 1024
 _MAX_CTAS = 2**31 - 1
 _PROPOSED = 3
+_SECTOR = 32  # bytes that memory moves at least
+# Of a thread and of each of its elements, by the output's bits, in the time that four bytes take.
+_INSTRUCTIONS = {4: (10, 0.615), 8: (2.5, 0.515), 32: (1, 0.74)}
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 _WARP = 32
 # Registers of a thread that may hold the row's input, by threads a CTA. The register file has
@@ -99,6 +102,7 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
     knobs: ClassVar[type] = RmsNormKnobs
     modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
     entry: ClassVar[str] = "rmsnorm"
+    dependent_launch: ClassVar[bool] = True
 
     def why_not(self, facts: RmsNormFacts, device: Device) -> No | None:
         reason = next(_reasons(facts, device), None)
@@ -230,18 +234,16 @@ def _cost(facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> float:
     figures are fitted to exhaustive searches on an H200 over random sizes (docs/tuning.md).
     """
     row = _Row.of(facts)
-    elements = row.steps(knobs) * knobs.chunks * row.chunk  # of a thread, those past the row's end among them
-    per_element = 1.4 if facts.block_size else 0.5
-    instructions = per_element * knobs.threads_per_row * (3 + elements)
-    if elements > 40:  # registers for fewer warps
-        instructions *= 1.08
-    if row.chunk * knobs.chunks < facts.block_size:  # lanes that share a block work its scale out each
-        instructions *= 1.2
-    if knobs.threads_per_row > _WARP:
-        instructions *= 1 + 0.08 * math.log2(knobs.threads_per_row / _WARP)
-    memory = facts.columns * (facts.input.dtype.bits + facts.output.dtype.bits) / 32
-    alone = 10 + elements + 4 * math.log2(knobs.threads_per_row)
-    return facts.rows / device.sm_count * max(memory, instructions) + 550 * alone
+    threads, piece = knobs.threads_per_row, knobs.chunks * row.chunk
+    elements = row.steps(knobs) * piece  # of a thread, those past the row's end among them
+    start, each = next(figures for bits, figures in _INSTRUCTIONS.items() if facts.output.dtype.bits <= bits)
+    instructions = each * threads * (start + elements) * (1 + 0.11 * max(0.0, math.log2(threads / _WARP)))
+    if piece < facts.block_size:  # lanes that share a block each work its scale out
+        instructions *= 1.1
+    moved = facts.columns * (facts.input.dtype.bits + facts.output.dtype.bits) / 32
+    sectors = max(1.0, _SECTOR / (threads * facts.input.dtype.nbytes(piece)))  # read for each that is used
+    alone = 10 + elements + 2.4 * math.log2(threads) + 0.56 * max(1.0, threads / _WARP)
+    return facts.rows / device.sm_count * max(moved * sectors, instructions) + 1130 * alone
 
 
 def _power_of_two(value: int) -> int:

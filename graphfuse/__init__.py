@@ -74,4 +74,6 @@ def __getattr__(name: str):
         raise AttributeError(f"module 'graphfuse' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    # Kept: looking it up so at each call would cost half of what the call does.
+    found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+    return found

@@ -148,6 +148,11 @@ class KernelEngine(Engine[FactsT, KnobsT]):
     entry: ClassVar[str]
     """Name of the extern "C" kernel in the source."""
 
+    dependent_launch: ClassVar[bool] = False
+    """Whether the kernel may be started before the one before it on the stream has ended: every thread of it
+    calls ``gf::wait_for_previous_kernel`` (dependent_launch.cuh) before it reads or writes global memory, and
+    none ends before. Users ask for such a start with execute's ``programmatic_dependent_launch``."""
+
     @abc.abstractmethod
     def source(self, facts: FactsT, knobs: KnobsT) -> str:
         """The complete translation unit. Pure; never depends on the number of rows."""

@@ -30,6 +30,7 @@ from graphfuse.tensor import Tensor, checked_name, checked_number, checked_type
 if TYPE_CHECKING:
     from graphfuse import ir
     from graphfuse.planner import Planner
+    from graphfuse.runtime.bound import Bound
     from graphfuse.runtime.handle import Handle
     from graphfuse.tuning.report import Report
 
@@ -320,23 +321,63 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
     def get_workspace_size_plan_at_index(self, index: int) -> int:
         return self._plan(index).workspace_bytes
 
-    def execute(self, variant_pack: Mapping, workspace: object = None, handle: Handle | None = None) -> None:
+    def execute(
+        self,
+        variant_pack: Mapping,
+        workspace: object = None,
+        handle: Handle | None = None,
+        *,
+        programmatic_dependent_launch: bool = False,
+    ) -> None:
         """Run the selected plan, asynchronously on the handle's stream (or torch's current one).
 
         variant_pack: {tensor, uid or name: torch tensor, array or address} for every
         non-virtual tensor. workspace: a buffer of ``get_workspace_size()`` bytes.
+        A dict of torch tensors, addresses and numbers like one executed before, the memory of
+        its tensors aside, costs a few comparisons; any other pack is looked at in full.
+
+        programmatic_dependent_launch: let the kernels begin while the kernel before them on
+        the stream still runs; they wait for its end before they touch memory, so the result
+        is the same. GraphNotSupportedError where that is not possible: it takes SM90 or newer
+        (on the emulator, where kernels run one by one, it changes nothing) and engines that
+        declare ``dependent_launch``.
         """
-        planner = self._need(self._planner, "build")
-        self._check_keys(variant_pack)
-        planner.execute(planner.selected(), variant_pack, workspace, handle)
+        planner = self._planner or self._need(None, "build")
+        if programmatic_dependent_launch is not False:
+            _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
+        planner.execute(None, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
 
     def execute_plan_at_index(
-        self, variant_pack: Mapping, workspace: object = None, index: int = 0, handle: Handle | None = None
+        self,
+        variant_pack: Mapping,
+        workspace: object = None,
+        index: int = 0,
+        handle: Handle | None = None,
+        *,
+        programmatic_dependent_launch: bool = False,
     ) -> None:
         """Run one built plan without selecting it."""
         planner = self._need(self._planner, "build_plans")
+        _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
+        planner.execute(index, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
+
+    def bind(
+        self,
+        variant_pack: Mapping,
+        workspace: object = None,
+        handle: Handle | None = None,
+        *,
+        programmatic_dependent_launch: bool = False,
+    ) -> Bound:
+        """The selected plan on fixed buffers: a callable without arguments whose calls are the launches alone.
+
+        Takes what execute takes, with the same errors, and keeps the buffers alive; see ``Bound``
+        for what a call does. It goes on running the plan it was made from when the graph changes.
+        """
+        planner = self._need(self._planner, "build")
+        _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
         self._check_keys(variant_pack)
-        planner.execute(index, variant_pack, workspace, handle)
+        return planner.bind(variant_pack, workspace, handle, programmatic_dependent_launch)
 
     def autotune(
         self,
@@ -405,6 +446,11 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
     def _forget(self) -> None:
         self._ir: ir.Graph | None = None
         self._planner: Planner | None = None
+
+
+def _check_flag(what: str, value: object) -> None:
+    if value is not True and value is not False:
+        raise GraphTypeError(f"{what}: give True or False, got {value!r}")
 
 
 def _several(what: str, values: object) -> tuple:

@@ -2,12 +2,12 @@
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from graphfuse import plan, plugins
 from graphfuse.device import EMULATOR, Device
-from graphfuse.engine import Buffers, Engine, KernelEngine, knobs_from_dict
+from graphfuse.engine import Engine, KernelEngine, knobs_from_dict
 from graphfuse.enums import build_plan_policy, heur_mode
 from graphfuse.errors import (
     DeviceError,
@@ -19,15 +19,13 @@ from graphfuse.errors import (
 from graphfuse.ir import Graph
 from graphfuse.lower import lower
 from graphfuse.plan import Part, Plan, Proposal
+from graphfuse.runtime.bound import Bound
+from graphfuse.runtime.executable import Executable, Freeze
+from graphfuse.runtime.handle import stream_on
+from graphfuse.runtime.variant_pack import Binder
 from graphfuse.tables import store
 
-
-@dataclass(frozen=True)
-class Executable:
-    """A plan with its kernels loaded: one callable per part, called with buffers, scratch address and stream."""
-
-    plan: Plan
-    runs: tuple[Callable[[Buffers, int, int], None], ...]
+_DEPENDENT_LAUNCH_SM = 90
 
 
 class Planner:
@@ -102,7 +100,7 @@ class Planner:
     def _drop_barred(self) -> None:
         """A plan that was built before it was barred needs another choice."""
         with self._lock:
-            self._executables = {i: e for i, e in self._executables.items() if not self.barred(e.plan)}
+            self._executables = {i: e for i, e in self._executables.items() if not self.barred(self.plans[i])}
         if self.chosen not in self._executables:
             self.chosen = None
 
@@ -154,35 +152,60 @@ class Planner:
         with self._lock:
             if index not in self._executables:
                 p = self.plans[index]
-                self._executables[index] = Executable(p, tuple(self._runner(part) for part in p.parts))
+                self._executables[index] = Executable(
+                    lambda: Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed),
+                    [self._freeze(part) for part in p.parts],
+                    p.scratch,
+                    self._undependable(p),
+                )
 
-    def _runner(self, part: Part) -> Callable[[Buffers, int, int], None]:
-        if not isinstance(part.engine, KernelEngine):
-            return lambda buffers, scratch, stream: part.engine.run(
-                part.facts, part.knobs, self.device, buffers, stream
-            )
-        return functools.partial(kernel(part, self.device).run, part.launch)
+    def _freeze(self, part: Part) -> Freeze:
+        if isinstance(part.engine, KernelEngine):
+            return kernel(part, self.device).launcher(part.launch).freeze
+        return lambda buffers, scratch, stream, dependent: functools.partial(
+            part.engine.run, part.facts, part.knobs, self.device, buffers, stream
+        )
 
-    def execute(self, index: int, variant_pack: Mapping, workspace: object, handle) -> None:
-        """Run a built plan."""
-        from graphfuse.runtime import handle as handles
-        from graphfuse.runtime import variant_pack as packs
+    def _undependable(self, p: Plan) -> str | None:
+        """Why a plan cannot be started by programmatic dependent launch, or None."""
+        what = f"graph {self.graph.name!r}, plan {p.name}: programmatic_dependent_launch"
+        if not self.device.runs_kernels or self.device.sm < _DEPENDENT_LAUNCH_SM:
+            found = f"SM{self.device.sm}" if self.device.runs_kernels else self.device.name
+            return f"{what} needs SM{_DEPENDENT_LAUNCH_SM} or newer; {self.device} is {found}"
+        for part in p.parts:
+            if not isinstance(part.engine, KernelEngine) or not part.engine.dependent_launch:
+                return (
+                    f"{what} needs kernels that wait for the one before them; engine {part.engine.name!r} does not "
+                    "declare dependent_launch"
+                )
+        return None
 
-        executable = self._executables.get(index)
-        if executable is None:
-            raise GraphStateError(
-                f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})"
-            )
-        p = executable.plan
-        handle = handle if handle is not None else self.handle
-        if handle is not None and handles.alive(handle).device != self.device:
-            raise DeviceError(
-                f"graph {self.graph.name!r} is planned for {self.device}, the handle is for {handle.device}"
-            )
-        stream = handles.current_stream(self.device) if handle is None else handles.get_stream(handle)
-        buffers = packs.bind(self.graph, variant_pack, workspace, p.workspace_bytes, self.device, p.in_place, p.placed)
-        for run, scratch in zip(executable.runs, p.scratch, strict=True):
-            run(buffers, buffers.workspace + scratch, stream)
+    def execute(
+        self, index: int | None, variant_pack: Mapping, workspace: object, handle, dependent: bool, check
+    ) -> None:
+        """Run a built plan, the selected one if index is None. check: called with a pack unless one like it was
+        accepted before; raises."""
+        executable = self.executable(index)
+        stream = stream_on(self.device, self.handle if handle is None else handle)
+        calls = executable.recall(variant_pack, workspace, stream, dependent)
+        if calls is None:
+            check(variant_pack)
+            calls = executable.prepare(variant_pack, workspace, stream, dependent)
+        for call in calls:
+            call()
+
+    def bind(self, variant_pack: Mapping, workspace: object, handle, dependent: bool) -> Bound:
+        """The selected plan on fixed buffers."""
+        stream = functools.partial(stream_on, self.device, self.handle if handle is None else handle)
+        return Bound(self.executable(), variant_pack, workspace, stream, dependent)
+
+    def executable(self, index: int | None = None) -> Executable:
+        """A built plan's, the selected one's if index is None; GraphStateError if it is not built."""
+        return self._executables.get(self.chosen if index is None else index) or self._not_built(index)
+
+    def _not_built(self, index: int | None) -> NoReturn:
+        index = self.selected() if index is None else index
+        raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
 
     def _no_plan(self, what: str) -> str:
         lines = [f"graph {self.graph.name!r} on {self.device}: {what}"]

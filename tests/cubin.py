@@ -41,11 +41,16 @@ def usage(cubin: bytes) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
 
 
+def assembly(cubin: bytes) -> str:
+    """Its instructions, a line each."""
+    return _run(cubin, "nvdisasm", "-c", "-ndf")
+
+
 def read(cubin: bytes) -> Code:
     """All there is to know about the only kernel of a cubin."""
-    used, assembly = usage(cubin), _run(cubin, "nvdisasm", "-c", "-ndf")
+    used, text = usage(cubin), assembly(cubin)
     loads, read_only, stores, spills = set(), set(), set(), 0
-    for name, suffix in _ACCESS.findall(assembly):
+    for name, suffix in _ACCESS.findall(text):
         modifiers = suffix.split(".")
         width = next((_NARROW[m] for m in modifiers if m in _NARROW), 4)
         if name in ("LDL", "STL"):
@@ -60,9 +65,9 @@ def read(cubin: bytes) -> Code:
         used["STACK"],
         used["LOCAL"],
         spills,
-        len(_INSTRUCTION.findall(assembly)),
+        len(_INSTRUCTION.findall(text)),
         *map(frozenset, (loads, read_only, stores)),
-        frozenset(m for suffix in _CONVERSION.findall(assembly) for m in suffix.split(".") if m in _PACKED),
+        frozenset(m for suffix in _CONVERSION.findall(text) for m in suffix.split(".") if m in _PACKED),
     )
 
 

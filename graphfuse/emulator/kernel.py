@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 
 from graphfuse import engine
 from graphfuse.arguments import Packing
@@ -45,23 +46,57 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.entry!r} on the emulator)"
 
+    def launcher(self, launch: engine.Launch) -> "Launcher":
+        """What runs the kernel as `launch` says."""
+        return Launcher(self._run, self.entry, launch)
+
     def run(
         self, launch: engine.Launch, buffers: engine.Buffers, scratch: int, stream: int = 0, schedule: int = FORWARD
     ) -> None:
-        """Run the kernel to its end; there are no streams.
+        """Run the kernel once, to its end; arguments and errors as of ``Launcher.freeze``."""
+        self.launcher(launch).freeze(buffers, scratch, stream, schedule=schedule)()
 
-        scratch: address that the launch's Scratch offsets count from. Raises KernelFaultError
-        with what the machine found; an address outside the buffers it does not see (``check`` does).
+
+class Launcher:
+    """A kernel with how it is started; only buffers are open."""
+
+    def __init__(self, run: Callable[[object, object], bytes | None], entry: str, launch: engine.Launch):
+        self._run = run
+        self._entry = entry
+        self._launch = launch
+        self._packing = Packing(launch.arguments)
+
+    def freeze(
+        self,
+        buffers: engine.Buffers,
+        scratch: int,
+        stream: int = 0,
+        dependent: bool = False,
+        schedule: int = FORWARD,
+    ) -> Callable[[], None]:
+        """A launch with everything packed; calling it runs the kernel to its end.
+
+        scratch: address that the launch's Scratch offsets count from. There are no streams, and no kernel
+        begins before another ends, whatever `dependent` allows. The call raises KernelFaultError with what
+        the machine found; an address outside the buffers it does not see (``check`` does).
         """
-        if launch.grid == 0:
-            return
-        packing = Packing(launch.arguments)
-        arguments = ctypes.create_string_buffer(max(packing.size, 1))
-        packing.into(arguments, buffers, scratch)
-        with _turn:
-            error = self._run(ctypes.byref(Launch.of(launch, schedule)), arguments)
-        if error is not None:
-            raise KernelFaultError(f"kernel {self.entry!r} on the emulator: {error.decode()}")
+        if self._launch.grid == 0:
+            return _nothing
+        packed = ctypes.create_string_buffer(max(self._packing.size, 1))
+        self._packing.into(packed, buffers, scratch)
+        launch = Launch.of(self._launch, schedule)
+        return functools.partial(_start, self._run, self._entry, launch, packed)
+
+
+def _start(run: Callable[[object, object], bytes | None], entry: str, launch: Launch, packed: object) -> None:
+    with _turn:
+        error = run(ctypes.byref(launch), packed)
+    if error is not None:
+        raise KernelFaultError(f"kernel {entry!r} on the emulator: {error.decode()}")
+
+
+def _nothing() -> None:
+    """The launch of an empty grid."""
 
 
 @functools.lru_cache(maxsize=1024)

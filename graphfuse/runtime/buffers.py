@@ -57,13 +57,18 @@ def describe(value: object) -> Buffer:
     if value is None:
         return Buffer(0)
     if isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value < 2**64:
-            raise VariantPackError(f"{value:#x} is not an address; accepted: 0 to 2^64 - 1")
+        check_address(value)
         return Buffer(value)
     for attribute, reader in _BY_PROTOCOL:
         if hasattr(value, attribute):
             return reader(value)
     raise VariantPackTypeError(f"{type(value).__name__} is not a buffer; accepted: {ACCEPTED}")
+
+
+def check_address(value: int) -> None:
+    """VariantPackError for what no pointer can hold."""
+    if not 0 <= value < 2**64:
+        raise VariantPackError(f"{value:#x} is not an address; accepted: 0 to 2^64 - 1")
 
 
 def number(value: object, dtype: data_type) -> float:

@@ -2,6 +2,7 @@
 
 import operator
 import sys
+from collections.abc import Callable
 
 from graphfuse.device import Device
 from graphfuse.errors import DeviceError, GraphStateError, GraphTypeError
@@ -64,6 +65,19 @@ def get_stream(handle: Handle) -> int:
     return current_stream(handle._device) if stream is None else stream
 
 
+def stream_on(device: Device, handle: Handle | None) -> int:
+    """The address of the stream that work on `device` goes to: the handle's, torch's current one without a handle.
+
+    Raises as `alive` does, and DeviceError for a handle of another device.
+    """
+    if handle is None:
+        return current_stream(device)
+    place = alive(handle)._device
+    if place is not device and place != device:
+        raise DeviceError(f"the graph is planned for {device}, the handle is for {place}")
+    return current_stream(device) if handle._stream is None else handle._stream
+
+
 def stream_address(stream: object) -> int:
     """The address of a stream given in any accepted form (see `set_stream`)."""
     protocol = getattr(stream, "__cuda_stream__", None)
@@ -81,10 +95,20 @@ def stream_address(stream: object) -> int:
 
 def current_stream(device: Device) -> int:
     """The stream that torch uses on the device and this thread; 0 where torch has not begun to use CUDA."""
+    return _raw_stream(device.ordinal) if device.kind == "cuda" else 0
+
+
+def _first_raw_stream(ordinal: int) -> int:
+    """Until torch uses CUDA; asking it any other way costs more than a launch."""
+    global _raw_stream
     torch = sys.modules.get("torch")
-    if device.kind != "cuda" or torch is None or not torch.cuda.is_initialized():
+    if torch is None or not torch.cuda.is_initialized():
         return 0
-    return torch._C._cuda_getCurrentRawStream(device.ordinal)
+    _raw_stream = torch._C._cuda_getCurrentRawStream
+    return _raw_stream(ordinal)
+
+
+_raw_stream: Callable[[int], int] = _first_raw_stream
 
 
 def alive(handle: Handle) -> Handle:

@@ -1,13 +1,14 @@
 """Loading a cubin and launching its kernel.
 
-The hot path takes no lock: what a launch fills in belongs to the calling thread. It
-packs all arguments with one `struct` call into the buffer form of the driver's launch
-functions, whose layout is that of C with native alignment.
+A launch is frozen once - arguments packed in the buffer form of the driver's launch
+functions, whose layout is that of C with native alignment - and then only started: no
+packing, no lock and nothing shared that changes.
 """
 
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphfuse import engine
@@ -18,10 +19,13 @@ from graphfuse.runtime import device as devices
 
 _STATIC_LIMIT = 48 << 10  # shared memory a block gets without asking for more
 _PORTABLE_CLUSTER = 8
-_FRAMES_KEPT = 64
+_CONFIGS_KEPT = 64
 
 # cuLaunchKernel's `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END.
 _POINTER, _SIZE, _END = 1, 2, 0
+
+Start = Callable[[], tuple[int]]
+"""One of the driver's launch functions with all of its arguments."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +38,22 @@ class Attributes:
 
 
 class Kernel:
-    """A kernel of a loaded cubin on one device. Any number of threads may run it at once."""
+    """A kernel of a loaded cubin on one device. Any number of threads may run it at once.
 
-    def __init__(self, code: object, entry: str, device: Device, kernel: object):
+    function: its handle in the device's primary context, as the driver's launch functions take it.
+    """
+
+    def __init__(self, code: object, entry: str, device: Device, function: object):
         from cuda.bindings import driver
 
         self.entry = entry
         self.device = device
+        self.function = function
         self._code = code  # keeps the library loaded
         self._driver = driver
-        self._kernel = driver.CUkernel(int(kernel))
-        self._function = driver.CUfunction(int(kernel))
-        self._context = devices.context(device.ordinal)
-        self._context_address = int(self._context)
+        self._context_address = int(devices.context(device.ordinal))
         self._shared_limit = 0
         self._lock = threading.Lock()
-        self._frames = _Frames()
         attribute = driver.CUfunction_attribute
         self.attributes = Attributes(
             registers=self._get(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS),
@@ -60,73 +64,29 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.entry!r} on {self.device})"
 
-    def run(self, launch: engine.Launch, buffers: engine.Buffers, scratch: int, stream: int) -> None:
-        """Start the kernel on `stream`.
+    def launcher(self, launch: engine.Launch) -> "Launcher":
+        """What starts the kernel as `launch` says. DeviceError where the device has not so much shared memory."""
+        self._allow(launch)
+        return Launcher(self, launch)
 
-        scratch: address that the launch's Scratch offsets count from. The thread's current
-        device stays what it was. Raises DeviceError with what the driver reports.
+    def run(
+        self, launch: engine.Launch, buffers: engine.Buffers, scratch: int, stream: int, dependent: bool = False
+    ) -> None:
+        """Start the kernel once; arguments and errors as of ``Launcher.freeze`` and what that returns."""
+        self.launcher(launch).freeze(buffers, scratch, stream, dependent)()
+
+    def elsewhere(self, error: int, start: Start, launch: engine.Launch) -> None:
+        """Deal with a start that the driver refused: start again if that was for the current context alone.
+
+        The function belongs to the device's primary context, so in any other - on a thread that has not
+        touched CUDA, or one whose current device is another - the driver refuses it. To ask for the
+        current context before each launch would cost a tenth of the launch.
         """
-        if launch.grid == 0:
-            return
-        frame = self._frame(launch)
-        frame.fill(buffers, scratch)
-        driver = self._driver
-        error, now = driver.cuCtxGetCurrent()
-        if not error and int(now) == self._context_address:
-            error = self._start(frame, stream)
-        else:
-            # A thread that has not touched CUDA, or one whose current device is another.
-            (error,) = driver.cuCtxPushCurrent(self._context)
-            if not error:
-                try:
-                    error = self._start(frame, stream)
-                finally:
-                    driver.cuCtxPopCurrent()
-        if error:
-            devices.check(error, f"launching kernel {self.entry!r} on {self.device} with {_shape(launch)}")
-
-    def _start(self, frame: "_Frame", stream: int) -> int:
-        launch = frame.launch
-        if frame.config is None:
-            return self._driver.cuLaunchKernel(
-                self._function, launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes, stream, 0, frame.extra
-            )[0]
-        frame.config.hStream = self._driver.CUstream(stream)
-        return self._driver.cuLaunchKernelEx(frame.config, self._function, 0, frame.extra)[0]
-
-    def _frame(self, launch: engine.Launch) -> "_Frame":
-        # By identity: hashing a Launch would cost more than the launch does.
-        frames = self._frames.by_launch
-        frame = frames.get(id(launch))
-        if frame is None or frame.launch is not launch:
-            if len(frames) >= _FRAMES_KEPT:
-                frames.clear()
-            self._allow(launch)
-            frame = frames[id(launch)] = _Frame(launch, self._config(launch))
-        return frame
-
-    def _config(self, launch: engine.Launch) -> object | None:
-        """What cuLaunchKernelEx takes; None where plain cuLaunchKernel will do."""
-        driver = self._driver
-        kinds = driver.CUlaunchAttributeID
-        attributes = []
-        if launch.cluster != 1:
-            value = driver.CUlaunchAttributeValue()
-            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = launch.cluster, 1, 1
-            attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
-        if launch.cooperative:
-            value = driver.CUlaunchAttributeValue()
-            value.cooperative = 1
-            attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
-        if not attributes:
-            return None
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
-        config.sharedMemBytes = launch.shared_bytes
-        config.attrs = [_attribute(driver, *pair) for pair in attributes]
-        config.numAttrs = len(attributes)
-        return config
+        _, now = self._driver.cuCtxGetCurrent()
+        if int(now) != self._context_address:
+            with devices.current(self.device.ordinal):
+                error = start()[0]
+        devices.check(error, f"launching kernel {self.entry!r} on {self.device} with {_shape(launch)}")
 
     def _allow(self, launch: engine.Launch) -> None:
         """Opt in to more shared memory than every block gets, and to large clusters."""
@@ -140,13 +100,92 @@ class Kernel:
                 self._set(attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, launch)
 
     def _get(self, attribute: object) -> int:
-        error, value = self._driver.cuKernelGetAttribute(attribute, self._kernel, self.device.ordinal)
+        error, value = self._driver.cuFuncGetAttribute(attribute, self.function)
         devices.check(error, f"reading {attribute.name} of kernel {self.entry!r} on {self.device}")
         return value
 
     def _set(self, attribute: object, value: int, launch: engine.Launch) -> None:
-        (error,) = self._driver.cuKernelSetAttribute(attribute, value, self._kernel, self.device.ordinal)
+        with devices.current(self.device.ordinal):
+            (error,) = self._driver.cuFuncSetAttribute(self.function, attribute, value)
         devices.check(error, f"preparing kernel {self.entry!r} on {self.device} for {_shape(launch)}")
+
+
+class Launcher:
+    """A kernel with how it is started; only buffers and stream are open."""
+
+    def __init__(self, kernel: Kernel, launch: engine.Launch):
+        from cuda.bindings import driver
+
+        self._kernel = kernel
+        self._launch = launch
+        self._driver = driver
+        self._packing = Packing(launch.arguments)
+        self._configs: dict[tuple[int, bool], object] = {}
+
+    def freeze(self, buffers: engine.Buffers, scratch: int, stream: int, dependent: bool = False) -> Callable[[], None]:
+        """A launch with everything packed; calling it starts the kernel, on any thread and any number of times.
+
+        scratch: address that the launch's Scratch offsets count from. dependent: the kernel may begin before
+        the one before it on the stream ends (programmatic dependent launch), which only a kernel that
+        waits for it may. The thread's current device stays what it was. The call raises DeviceError with
+        what the driver reports.
+        """
+        launch, driver = self._launch, self._driver
+        if launch.grid == 0:
+            return _nothing
+        extra = _Extra(self._packing, buffers, scratch)
+        config = self._config(stream, dependent)
+        start = functools.partial(driver.cuLaunchKernelEx, config, self._kernel.function, 0, extra.address)
+        return _frozen(start, self._kernel.elsewhere, launch, extra)
+
+    def _config(self, stream: int, dependent: bool) -> object:
+        """What cuLaunchKernelEx takes. Kept: it does not depend on the buffers."""
+        config = self._configs.get((stream, dependent))
+        if config is None:
+            if len(self._configs) >= _CONFIGS_KEPT:
+                self._configs.clear()
+            config = self._configs[stream, dependent] = self._new_config(stream, dependent)
+        return config
+
+    def _new_config(self, stream: int, dependent: bool) -> object:
+        launch, driver = self._launch, self._driver
+        kinds = driver.CUlaunchAttributeID
+        attributes = []
+        if launch.cluster != 1:
+            value = driver.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = launch.cluster, 1, 1
+            attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+        if launch.cooperative:
+            value = driver.CUlaunchAttributeValue()
+            value.cooperative = 1
+            attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
+        if dependent:
+            value = driver.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
+            attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        config.sharedMemBytes = launch.shared_bytes
+        config.hStream = driver.CUstream(stream)
+        if attributes:
+            config.attrs = [_attribute(driver, *pair) for pair in attributes]
+            config.numAttrs = len(attributes)
+        return config
+
+
+def _frozen(start: Start, refused: Callable, launch: engine.Launch, extra: "_Extra") -> Callable[[], None]:
+    def call() -> None:
+        error = start()[0]
+        if error:
+            refused(error, start, launch)
+
+    call.memory = extra  # as long as the call is
+    return call
+
+
+def _nothing() -> None:
+    """The launch of an empty grid."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -162,34 +201,26 @@ def load(cubin: bytes, entry: str, device: Device) -> Kernel:
     with devices.current(device.ordinal):
         try:
             code = ObjectCode.from_cubin(cubin, name=entry)
-            kernel = code.get_kernel(entry).handle
+            kernel = int(code.get_kernel(entry).handle)
         except Exception as error:  # cuda.core's CUDAError, which it does not export
             raise DeviceError(f"loading kernel {entry!r} on {device} ({device.arch}): {error}") from None
-        return Kernel(code, entry, device, kernel)
+        from cuda.bindings import driver
+
+        error, function = driver.cuKernelGetFunction(driver.CUkernel(kernel))
+        devices.check(error, f"loading kernel {entry!r} on {device}")
+        return Kernel(code, entry, device, function)
 
 
-class _Frame:
-    """One thread's memory for one Launch: where its arguments are packed, and what the driver is given."""
+class _Extra:
+    """Packed arguments, never changed, and where `address` points: the driver's `extra`, 0 without arguments."""
 
-    def __init__(self, launch: engine.Launch, config: object | None):
-        self.launch = launch
-        self.config = config
-        self._packing = Packing(launch.arguments)
-        self._packed = ctypes.create_string_buffer(max(self._packing.size, 1))
-        self._size = ctypes.c_size_t(self._packing.size)
+    def __init__(self, packing: Packing, buffers: engine.Buffers, scratch: int):
+        self._packed = ctypes.create_string_buffer(max(packing.size, 1))
+        packing.into(self._packed, buffers, scratch)
+        self._size = ctypes.c_size_t(packing.size)
         where = (_POINTER, ctypes.addressof(self._packed), _SIZE, ctypes.addressof(self._size), _END)
         self._extra = (ctypes.c_void_p * len(where))(*where)
-        self.extra = ctypes.addressof(self._extra) if launch.arguments else 0
-
-    def fill(self, buffers: engine.Buffers, scratch: int) -> None:
-        self._packing.into(self._packed, buffers, scratch)
-
-
-class _Frames(threading.local):
-    """The frames of the calling thread by the identity of their Launch."""
-
-    def __init__(self):
-        self.by_launch: dict[int, _Frame] = {}
+        self.address = ctypes.addressof(self._extra) if packing.offsets else 0
 
 
 def _attribute(driver, kind: object, value: object) -> object:

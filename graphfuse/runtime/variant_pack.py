@@ -1,6 +1,5 @@
 """From the variant pack to addresses: finds each tensor's value and checks it before anything runs."""
 
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -38,59 +37,23 @@ class Bindings:
         return self.scalars[tensor]
 
 
-def bind(
-    graph: Graph,
-    pack: Mapping[object, object],
-    workspace: object,
-    workspace_bytes: int,
-    device: Device,
-    in_place: frozenset[tuple[TensorId, TensorId]] = frozenset(),
-    placed: Mapping[TensorId, int] | None = None,
-) -> Bindings:
-    """Check the variant pack against the graph and return where everything is.
+class Binder:
+    """Finds and checks the buffers of one plan. What it needs to know of the graph is worked out once.
 
-    pack: one entry for each tensor of graph.bound. Keys: uid, name, or an object with
-    get_uid(). Values: see ``buffers.describe``, and ``buffers.number`` for tensors passed
-    by value. workspace: a buffer of at least workspace_bytes, None if those are 0.
     in_place: (input, output) pairs that may be the same memory. placed: byte offsets of
     tensors in the workspace, beside those whose Tensor.workspace says so.
-
-    An array has to agree with the tensor in data type, shape (axes of extent 1 aside),
-    strides (of axes with more than one position), device and alignment; of an address
-    only the alignment can be checked. A tensor without elements accepts any address.
-    Outputs overlap neither inputs nor each other, and nothing overlaps the workspace.
-
-    Raises VariantPackTypeError for a wrong data type or what is no buffer, WorkspaceError
-    for the workspace, VariantPackError for all else.
     """
-    plan = _plan(graph)
-    values = plan.match(pack)
-    addresses: dict[TensorId, int] = {}
-    scalars = dict(plan.constants)
-    for tensor in graph.bound:
-        value = values[tensor.id]
-        try:
-            if tensor.by_value:
-                scalars[tensor.id] = buffers.number(value, tensor.dtype)
-                continue
-            buffer = buffers.describe(value)
-            _check(tensor, plan.storages[tensor.id], buffer, device)
-        except VariantPackError as error:
-            raise type(error)(f"{tensor}: {error}") from None
-        addresses[tensor.id] = buffer.address
-        if buffer.read_only and tensor.id in plan.outputs:
-            raise VariantPackError(f"{tensor}: the memory given is read-only; accepted for an output: writable memory")
-    base = _workspace(workspace, workspace_bytes, device)
-    _check_overlaps(plan, addresses, in_place, base, workspace_bytes)
-    for tensor_id, offset in {**plan.in_workspace, **(placed or {})}.items():
-        addresses[tensor_id] = base + offset
-    return Bindings(addresses, scalars, base)
 
-
-class _Plan:
-    """What binding needs to know about a graph, worked out once."""
-
-    def __init__(self, graph: Graph):
+    def __init__(
+        self,
+        graph: Graph,
+        device: Device,
+        workspace_bytes: int = 0,
+        in_place: frozenset[tuple[TensorId, TensorId]] = frozenset(),
+        placed: Mapping[TensorId, int] | None = None,
+    ):
+        self.device = device
+        self.workspace_bytes = workspace_bytes
         self.bound = graph.bound
         ids = {t.id for t in self.bound}
         self.by_uid = {t.uid: t for t in self.bound}
@@ -98,16 +61,88 @@ class _Plan:
         for t in self.bound:
             self.by_name.setdefault(t.name, []).append(t)
         self.others = {key: t for t in graph.tensors if t.id not in ids for key in (t.uid, t.name)}
-        self.arrays = tuple(t for t in self.bound if not t.by_value)
-        self.outputs = frozenset(t.id for t in self.arrays if t.id in graph.producer)
-        self.storages = {t.id: storage(t) for t in self.arrays}
+        arrays = [t for t in self.bound if not t.by_value]
+        self.outputs = frozenset(t.id for t in arrays if t.id in graph.producer)
+        self.storages = {t.id: storage(t) for t in arrays}
         self.constants = {t.id: _constant(t) for t in graph.tensors if t.value is not None}
-        self.in_workspace = {t.id: t.workspace for t in graph.tensors if t.workspace is not None}
+        in_workspace = {t.id: t.workspace for t in graph.tensors if t.workspace is not None}
+        self.in_workspace = (in_workspace | dict(placed or {})).items()
         # What must not overlap: each output against each input and each later output.
-        made = [t for t in self.arrays if t.id in self.outputs and t.elements]
-        read = [t for t in self.arrays if t.id not in self.outputs and t.elements]
+        made = [t for t in arrays if t.id in self.outputs and t.elements]
+        read = [t for t in arrays if t.id not in self.outputs and t.elements]
         self.occupied = (*read, *made)
-        self.conflicts = tuple((o, i) for n, o in enumerate(made) for i in (*read, *made[:n]))
+        self.conflicts = tuple((o, i, (i.id, o.id) in in_place) for n, o in enumerate(made) for i in (*read, *made[:n]))
+
+    def bind(self, pack: Mapping[object, object], workspace: object) -> Bindings:
+        """Check a variant pack and return where everything is.
+
+        pack: one entry for each tensor of graph.bound. Keys: uid, name, or an object with
+        get_uid(). Values: see ``buffers.describe``, and ``buffers.number`` for tensors passed
+        by value. workspace: a buffer of at least workspace_bytes, None if those are 0.
+
+        An array has to agree with the tensor in data type, shape (axes of extent 1 aside),
+        strides (of axes with more than one position), device and alignment; of an address
+        only the alignment can be checked. A tensor without elements accepts any address.
+        Outputs overlap neither inputs nor each other, and nothing overlaps the workspace.
+
+        Raises VariantPackTypeError for a wrong data type or what is no buffer, WorkspaceError
+        for the workspace, VariantPackError for all else.
+        """
+        given = self.match(pack)
+        tensor = None
+        try:
+            for tensor in self.bound:
+                if not tensor.by_value:
+                    buffer = buffers.describe(given[tensor.id])
+                    _check(tensor, self.storages[tensor.id], buffer, self.device, tensor.id in self.outputs)
+                    given[tensor.id] = buffer.address
+        except VariantPackError as error:
+            raise type(error)(f"{tensor}: {error}") from None
+        return self.place(given, _workspace(workspace, self.workspace_bytes, self.device))
+
+    def place(self, given: Mapping[TensorId, object], workspace: int) -> Bindings:
+        """The part of ``bind`` that looks at addresses and numbers, with its errors.
+
+        given: of each bound tensor the address, or what was given as its number.
+        """
+        addresses: dict[TensorId, int] = {}
+        scalars = dict(self.constants)
+        tensor = None
+        try:
+            for tensor in self.bound:
+                value = given[tensor.id]
+                if tensor.by_value:
+                    scalars[tensor.id] = buffers.number(value, tensor.dtype)
+                else:
+                    _check_address(tensor, value)
+                    addresses[tensor.id] = value
+        except VariantPackError as error:
+            raise type(error)(f"{tensor}: {error}") from None
+        if self.workspace_bytes:
+            _check_workspace_address(workspace, self.workspace_bytes, self.device)
+        self._check_overlaps(addresses, workspace)
+        for tensor_id, offset in self.in_workspace:
+            addresses[tensor_id] = workspace + offset
+        return Bindings(addresses, scalars, workspace)
+
+    def _check_overlaps(self, addresses: Mapping[TensorId, int], workspace: int) -> None:
+        if self.workspace_bytes:
+            for t in self.occupied:
+                start = addresses[t.id]
+                if start < workspace + self.workspace_bytes and workspace < start + self.storages[t.id].nbytes:
+                    raise WorkspaceError(f"the workspace overlaps {t}; accepted: memory of its own")
+        for made, other, in_place in self.conflicts:
+            a, b = addresses[made.id], addresses[other.id]
+            one, two = self.storages[made.id], self.storages[other.id]
+            if b + two.nbytes <= a or a + one.nbytes <= b or not overlap(one, a, two, b):
+                continue
+            if in_place:
+                if a == b and (made.dtype, one.layout) == (other.dtype, two.layout):
+                    continue
+                accepted = "memory of its own, or exactly that tensor's with the same data type, shape and stride"
+            else:
+                accepted = "memory of its own"
+            raise VariantPackError(f"output {made} overlaps {other}; accepted: {accepted}")
 
     def match(self, pack: Mapping[object, object]) -> dict[TensorId, object]:
         """Values by tensor id; VariantPackError for missing, unknown and duplicate entries."""
@@ -116,7 +151,7 @@ class _Plan:
         values: dict[TensorId, object] = {}
         unknown: list[str] = []
         for key, value in pack.items():
-            tensor = self.tensor(key, unknown)
+            tensor = self.find(key, unknown)
             if tensor is None:
                 continue
             if tensor.id in values:
@@ -132,7 +167,7 @@ class _Plan:
             raise VariantPackError(f"variant pack: {'; '.join(parts)}; accepted, by uid or name: {_names(self.bound)}")
         return values
 
-    def tensor(self, key: object, unknown: list[str]) -> Tensor | None:
+    def find(self, key: object, unknown: list[str]) -> Tensor | None:
         """The tensor a key means; notes the key in `unknown` if it means none."""
         get_uid = getattr(key, "get_uid", None)
         plain = key if get_uid is None else get_uid()
@@ -152,24 +187,6 @@ class _Plan:
             other = self.others.get(plain)
             unknown.append(repr(plain) if other is None else f"{plain!r} ({_why_unbound(other)})")
         return found
-
-
-_plans: dict[int, tuple[weakref.ref, _Plan]] = {}
-
-
-def _plan(graph: Graph) -> _Plan:
-    # By identity, as hashing a graph would cost more than all that binding does.
-    found = _plans.get(id(graph))
-    if found is not None and found[0]() is graph:
-        return found[1]
-    plan, key = _Plan(graph), id(graph)
-
-    def forget(reference: weakref.ref) -> None:
-        if _plans.get(key, (None,))[0] is reference:
-            del _plans[key]
-
-    _plans[key] = (weakref.ref(graph, forget), plan)
-    return plan
 
 
 def _constant(tensor: Tensor) -> float:
@@ -193,8 +210,10 @@ def _why_unbound(tensor: Tensor) -> str:
     return "no node uses it"
 
 
-def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device) -> None:
-    """Hold one buffer against its tensor. Messages leave the tensor's name to the caller."""
+def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device, written: bool) -> None:
+    """Hold all but the address of a buffer against its tensor. Messages leave the tensor's name to the caller."""
+    if written and buffer.read_only:
+        raise VariantPackError("the memory given is read-only; accepted for an output: writable memory")
     if buffer.dtype is not None and buffer.dtype is not tensor.dtype:
         bytes_too = tensor.dtype in _AS_BYTES
         if not (bytes_too and buffer.dtype is data_type.UINT8):
@@ -212,17 +231,21 @@ def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device) -> N
                 f"the stride given is {list(buffer.stride)} for shape {list(buffer.dim)}; "
                 f"accepted: {list(stored.stride)} for {list(stored.dim)}{_packing(tensor)}, axes of extent 1 aside"
             )
-    if not tensor.elements:
-        return
-    if buffer.device is not None and buffer.device != device.memory:
+    if tensor.elements and buffer.device is not None and buffer.device != device.memory:
         raise VariantPackError(
             f"the memory given is on {buffer.device}; accepted: {device.memory}, where the graph runs"
         )
-    if buffer.address == 0:
+
+
+def _check_address(tensor: Tensor, address: int) -> None:
+    buffers.check_address(address)
+    if not tensor.elements:
+        return
+    if address == 0:
         raise VariantPackError(f"the address given is null; accepted: memory for {tensor.elements} elements")
-    if buffer.address % tensor.alignment:
+    if address % tensor.alignment:
         raise VariantPackError(
-            f"the address given, {buffer.address:#x}, is a multiple of {_alignment(buffer.address)} bytes; "
+            f"the address given, {address:#x}, is a multiple of {_alignment(address)} bytes; "
             f"accepted: a multiple of {tensor.alignment}, as the tensor declares"
         )
 
@@ -257,36 +280,17 @@ def _workspace(value: object, needed: int, device: Device) -> int:
             )
     if buffer.nbytes is not None and buffer.nbytes < needed:
         raise WorkspaceError(f"the workspace given has {buffer.nbytes} bytes; accepted: at least {needed}")
-    if buffer.address == 0:
-        raise WorkspaceError(f"the workspace given is at the null address; accepted: {needed} bytes on {device}")
-    wanted = WORKSPACE_ALIGNMENT[device.kind]
-    if buffer.address % wanted:
-        raise WorkspaceError(
-            f"the workspace given, at {buffer.address:#x}, is a multiple of {_alignment(buffer.address)} bytes; "
-            f"accepted: a multiple of {wanted}"
-        )
     if buffer.read_only:
         raise WorkspaceError("the workspace given is read-only; accepted: memory that can be written")
     return buffer.address
 
 
-def _check_overlaps(
-    plan: _Plan, addresses: Mapping[TensorId, int], in_place: frozenset, workspace: int, workspace_bytes: int
-) -> None:
-    if workspace_bytes:
-        for t in plan.occupied:
-            start = addresses[t.id]
-            if start < workspace + workspace_bytes and workspace < start + plan.storages[t.id].nbytes:
-                raise WorkspaceError(f"the workspace overlaps {t}; accepted: memory of its own")
-    for made, other in plan.conflicts:
-        a, b = addresses[made.id], addresses[other.id]
-        one, two = plan.storages[made.id], plan.storages[other.id]
-        if b + two.nbytes <= a or a + one.nbytes <= b or not overlap(one, a, two, b):
-            continue
-        if (other.id, made.id) in in_place:
-            if a == b and (made.dtype, one.layout) == (other.dtype, two.layout):
-                continue
-            accepted = "memory of its own, or exactly that tensor's with the same data type, shape and stride"
-        else:
-            accepted = "memory of its own"
-        raise VariantPackError(f"output {made} overlaps {other}; accepted: {accepted}")
+def _check_workspace_address(address: int, needed: int, device: Device) -> None:
+    if address == 0:
+        raise WorkspaceError(f"the workspace given is at the null address; accepted: {needed} bytes on {device}")
+    wanted = WORKSPACE_ALIGNMENT[device.kind]
+    if address % wanted:
+        raise WorkspaceError(
+            f"the workspace given, at {address:#x}, is a multiple of {_alignment(address)} bytes; "
+            f"accepted: a multiple of {wanted}"
+        )

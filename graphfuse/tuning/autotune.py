@@ -166,15 +166,14 @@ def _base(planner: Planner) -> Plan:
 def bind(planner: Planner, base: Plan, variant_pack: Mapping, workspace: object, handle=None):
     """Where the caller's tensors are, checked as execute does."""
     from graphfuse.runtime import handle as handles
-    from graphfuse.runtime import variant_pack as packs
+    from graphfuse.runtime.variant_pack import Binder
 
     if handle is not None and handles.alive(handle).device != planner.device:
         raise DeviceError(
             f"graph {planner.graph.name!r} is planned for {planner.device}, the handle is for {handle.device}"
         )
-    return packs.bind(
-        planner.graph, variant_pack, workspace, base.workspace_bytes, planner.device, base.in_place, base.placed
-    )
+    binder = Binder(planner.graph, planner.device, base.workspace_bytes, base.in_place, base.placed)
+    return binder.bind(variant_pack, workspace)
 
 
 def _size(workspace: object, base: Plan) -> int:

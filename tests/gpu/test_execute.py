@@ -237,6 +237,68 @@ def test_any_graph_in_mode_a(drawn):
     graphs.check_drawn(drawn, [heur_mode.A], "cuda")
 
 
+def test_bind_follows_the_stream_and_is_captured():
+    graph, pack, outputs = graphs.fused(CASE), CASE.inputs("cuda"), CASE.outputs("cuda")
+    wanted, x = expected(CASE, pack), pack["x"].clone()
+    run = graph.bind(pack | outputs)
+    for stream in (torch.cuda.Stream(), torch.cuda.Stream()):
+        outputs["out"].zero_(), pack["x"].zero_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(100_000_000)
+            pack["x"].copy_(x)
+            run()
+        stream.synchronize()
+        assert torch.equal(outputs["out"], wanted)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        run()
+    for seed in (1, 2):
+        other = CASE.inputs("cuda", seed)
+        pack["x"].copy_(other["x"]), pack["weight"].copy_(other["weight"])
+        recorded.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(outputs["out"], expected(CASE, other))
+
+
+def test_a_repeated_call_follows_the_stream_and_the_memory():
+    """After calls that were remembered: another stream, other memory, memory that a tensor was given since."""
+    graph, pack, outputs = graphs.fused(CASE), CASE.inputs("cuda"), CASE.outputs("cuda")
+    x, wanted = pack["x"].clone(), expected(CASE, pack)
+    for _ in range(3):
+        graph.execute(pack | outputs)
+    pack["x"].zero_()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        pack["x"].copy_(x)
+        graph.execute(pack | outputs)
+    stream.synchronize()
+    assert torch.equal(outputs["out"], wanted)
+    other = CASE.inputs("cuda", 3)
+    pack["x"].data, pack["weight"].data = other["x"], other["weight"]
+    graph.execute(pack | outputs)
+    torch.cuda.synchronize()
+    assert torch.equal(outputs["out"], expected(CASE, other))
+    pack["x"].data = other["x"].cpu()
+    with pytest.raises(VariantPackError, match="'x'.*on cpu; accepted: cuda:0"):
+        graph.execute(pack | outputs)
+
+
+def test_functional_allocates_on_the_input_s_device():
+    devices = [f"cuda:{n}" for n in range(min(2, torch.cuda.device_count()))]
+    for current in range(len(devices)):
+        with torch.cuda.device(current):
+            for place in devices * 2:
+                x = torch.randn(8, 64, device=place).bfloat16()
+                weight = torch.ones(64, device=place).bfloat16()
+                out = graphfuse.fused_rmsnorm_silu(x, weight)
+                assert str(out.device) == place and out.is_contiguous() and out.dtype == x.dtype
+                want = torch.nn.functional.silu(torch.nn.functional.rms_norm(x.float(), (64,), None, 1e-6))
+                torch.testing.assert_close(out.float(), want, rtol=2e-2, atol=2e-2)
+
+
 def test_no_rows_launch_nothing():
     case = Norm(0, 64, training=True)
     graph = graphs.fused(case)

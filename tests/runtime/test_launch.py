@@ -202,6 +202,60 @@ def test_a_thread_that_never_touched_cuda(kernel):
     assert out.eq(4).all()
 
 
+def test_another_context_of_the_same_device_is_current(kernel):
+    """Memory of one context is not the other's: the launch goes to the kernel's own, and leaves the current one be."""
+    from cuda.bindings import driver
+
+    fill, out = kernel("fill"), torch.zeros(128, device="cuda:0")
+    start = fill.launcher(FILL).freeze(At({0: out.data_ptr()}, {1: 6.0}), 0, 0)
+    torch.cuda.synchronize()
+    seen, failures = [], []
+
+    def work():
+        context = other_context(driver)
+        try:
+            seen.append(int(driver.cuCtxGetCurrent()[1]) == int(context))
+            start()
+            seen.append(int(driver.cuCtxGetCurrent()[1]) == int(context))
+        except Exception as error:
+            failures.append(error)
+        driver.cuCtxDestroy(context)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failures and seen == [True, True]
+    torch.cuda.synchronize()
+    assert out.eq(6).all()
+
+
+def other_context(driver):
+    """A new context, current on this thread."""
+    try:
+        error, context = driver.cuCtxCreate(None, 0, 0)
+    except TypeError:  # before cuda-bindings 13
+        error, context = driver.cuCtxCreate(0, 0)
+    device.check(error, "making a context")
+    return context
+
+
+def test_a_frozen_launch_starts_again_and_again_on_any_thread(kernel):
+    fill, outs = kernel("fill"), torch.zeros(8, 128, device="cuda:0")
+    launcher = fill.launcher(FILL)
+    starts = [launcher.freeze(At({0: out.data_ptr()}, {1: n + 1.0}), 0, 0) for n, out in enumerate(outs)]
+    torch.cuda.synchronize()
+    for _ in range(3):
+        outs.zero_()
+        torch.cuda.synchronize()
+        threads = [threading.Thread(target=start) for start in starts]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        torch.cuda.synchronize()
+        assert outs.tolist() == [[n + 1.0] * 128 for n in range(8)]
+
+
 def test_torchs_current_device_stays(kernel):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two devices")

@@ -1,5 +1,3 @@
-import gc
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,8 +9,7 @@ from graphfuse.device import CPU, for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError, VariantPackTypeError, WorkspaceError
 from graphfuse.ir import Graph, Node, Tensor, packed_stride
-from graphfuse.runtime import variant_pack
-from graphfuse.runtime.variant_pack import bind
+from graphfuse.runtime.variant_pack import Binder
 
 GPU = for_arch("sm_90a")
 BF16, FP32 = data_type.BFLOAT16, data_type.FLOAT
@@ -33,6 +30,10 @@ def graph(*tensors: Tensor) -> Graph:
 
 ADD = graph(tensor(0), tensor(1), tensor(2))
 COPY = graph(tensor(0), tensor(1))
+
+
+def bind(graph, pack, workspace, workspace_bytes, device, in_place=frozenset(), placed=None):
+    return Binder(graph, device, workspace_bytes, in_place, placed).bind(pack, workspace)
 
 
 def arrays(count: int, shape=(4, 8)) -> list[torch.Tensor]:
@@ -425,16 +426,6 @@ def test_nothing_overlaps_the_workspace(name, shift):
 def test_tensors_without_elements_overlap_nothing():
     empty = graph(tensor(0, dim=(0, 8)), tensor(1, dim=(0, 8)))
     bind(empty, {100: 4096, 101: 4096}, 4096, 1024, CPU)
-
-
-def test_what_is_known_of_a_graph_goes_with_it():
-    g = graph(tensor(0), tensor(1))
-    bind(g, {100: 4096, 101: 8192}, None, 0, CPU)
-    key = id(g)
-    assert key in variant_pack._plans
-    del g
-    gc.collect()
-    assert key not in variant_pack._plans
 
 
 @pytest.mark.gpu
