@@ -343,6 +343,12 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         declare ``dependent_launch``.
         """
         planner = self._planner or self._need(None, "build")
+        if handle is None and workspace is None and programmatic_dependent_launch is False:
+            calls = planner.quick(variant_pack)
+            if calls is not None:
+                for call in calls:
+                    call()
+                return
         if programmatic_dependent_launch is not False:
             _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
         planner.execute(None, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)

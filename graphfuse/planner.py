@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from graphfuse import plan, plugins
@@ -20,8 +20,8 @@ from graphfuse.ir import Graph
 from graphfuse.lower import lower
 from graphfuse.plan import Part, Plan, Proposal
 from graphfuse.runtime.bound import Bound
-from graphfuse.runtime.executable import Executable, Freeze
-from graphfuse.runtime.handle import stream_on
+from graphfuse.runtime.executable import Calls, Executable, Freeze, no_calls
+from graphfuse.runtime.handle import stream_getter, stream_on
 from graphfuse.runtime.variant_pack import Binder
 from graphfuse.tables import store
 
@@ -40,11 +40,21 @@ class Planner:
         self.regions, self.declined = plan.matches(self.graph, self.registry)
         self.proposals: list[Proposal] = []
         self.plans: list[Plan] = []
-        self.chosen: int | None = None
+        self.chosen = None
         self._barred_engines: set[str] = set()
         self._workspace_limit: int | None = None
         self._executables: dict[int, Executable] = {}
         self._lock = threading.Lock()
+
+    @property
+    def chosen(self) -> int | None:
+        """Index of the plan that execute runs."""
+        return self._chosen
+
+    @chosen.setter
+    def chosen(self, index: int | None) -> None:
+        self._chosen = index
+        self.quick: Callable[[object], Calls | None] = no_calls  # the calls for a pack like the last one, if it knows
 
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Plans of every mode, in the order of the modes and without repeats."""
@@ -191,12 +201,14 @@ class Planner:
         if calls is None:
             check(variant_pack)
             calls = executable.prepare(variant_pack, workspace, stream, dependent)
+            if index is None:
+                self.quick = executable.quick(stream_getter(self.device, self.handle))
         for call in calls:
             call()
 
     def bind(self, variant_pack: Mapping, workspace: object, handle, dependent: bool) -> Bound:
         """The selected plan on fixed buffers."""
-        stream = functools.partial(stream_on, self.device, self.handle if handle is None else handle)
+        stream = stream_getter(self.device, self.handle if handle is None else handle)
         return Bound(self.executable(), variant_pack, workspace, stream, dependent)
 
     def executable(self, index: int | None = None) -> Executable:

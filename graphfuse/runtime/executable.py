@@ -29,6 +29,10 @@ class Known(dict):
         return calls
 
 
+def no_calls(pack: object) -> None:
+    """Recalls nothing."""
+
+
 class Executable:
     """Any number of threads may use one at once: what it knows is only ever added to or replaced.
 
@@ -60,6 +64,11 @@ class Executable:
             if key is not None:
                 return calls.get(key) or calls.keep(key, self.at(*known.given(pack, key), stream, dependent))
         return None
+
+    def quick(self, stream: Callable[[], int]) -> Callable[[object], Calls | None]:
+        """`recall` for packs like the last that was prepared, without a workspace and not dependent, on what
+        `stream` says at the time of a call."""
+        return (self._forms and self._forms[0][0].quick(stream, self._forms[0][1])) or no_calls
 
     def prepare(self, pack: Mapping, workspace: object, stream: int, dependent: bool) -> Calls:
         """The calls for a pack: errors as of ``Binder.bind``, GraphNotSupportedError where `dependent` may not be."""

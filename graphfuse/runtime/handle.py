@@ -1,5 +1,6 @@
 """cuDNN's handle: a device and the stream that work is put on."""
 
+import functools
 import operator
 import sys
 from collections.abc import Callable
@@ -76,6 +77,14 @@ def stream_on(device: Device, handle: Handle | None) -> int:
     if place is not device and place != device:
         raise DeviceError(f"the graph is planned for {device}, the handle is for {place}")
     return current_stream(device) if handle._stream is None else handle._stream
+
+
+def stream_getter(device: Device, handle: Handle | None) -> Callable[[], int]:
+    """`stream_on`, to be asked again and again."""
+    torch = sys.modules.get("torch")
+    if handle is None and device.kind == "cuda" and torch is not None and torch.cuda.is_initialized():
+        return functools.partial(torch._C._cuda_getCurrentRawStream, device.ordinal)
+    return functools.partial(stream_on, device, handle)
 
 
 def stream_address(stream: object) -> int:
