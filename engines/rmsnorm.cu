@@ -146,12 +146,13 @@ GF_DEVICE void finish(const Row& row, Index at, float (&values)[PIECE], const Af
 
 }  // namespace
 
-/// Strides are bytes from one row to the next. bias, inverse_rms and block_scale are null where the
-/// problem has none. CTA i takes CTA_ROWS rows from row i * CTA_ROWS on.
+/// Strides are bytes from one row to the next. bias, block_scale and inverse_rms are null where the
+/// problem has none. CTA i takes CTA_ROWS rows from row i * CTA_ROWS on. What a CTA needs first comes first:
+/// the six parameters up to output_stride are one line of the constant cache, the others are awaited later.
 extern "C" GF_KERNEL(THREADS)
-    rmsnorm(const void* input, const void* weight, const void* bias, void* output, void* inverse_rms,
-            void* block_scale, i64 rows, i64 input_stride, i64 output_stride, i64 inverse_rms_stride,
-            i64 block_scale_stride, Epsilon epsilon_operand EPILOGUE_PARAMETERS) {
+    rmsnorm(const void* input, i64 rows, i64 input_stride, const void* weight, void* output, i64 output_stride,
+            Epsilon epsilon_operand, const void* bias, void* block_scale, i64 block_scale_stride, void* inverse_rms,
+            i64 inverse_rms_stride EPILOGUE_PARAMETERS) {
   const Index thread = gf::thread_index() % THREADS_PER_ROW;
   const i64 index = i64(gf::block_index()) * CTA_ROWS + gf::thread_index() / THREADS_PER_ROW;
   // The last CTA may have fewer rows than threads for them, which all meet at the shuffles and barriers.

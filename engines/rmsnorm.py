@@ -135,23 +135,18 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
             grid=-(-facts.rows * knobs.threads_per_row // knobs.threads),
             block=knobs.threads,
             arguments=(
-                *(
-                    Address(view.tensor) if view else Constant("pointer", 0)
-                    for view in (
-                        facts.input,
-                        facts.weight,
-                        facts.bias,
-                        facts.output,
-                        facts.inverse_rms,
-                        facts.block_scale,
-                    )
-                ),
+                _address(facts.input),
                 Constant("int64", facts.rows),
-                *(
-                    Constant("int64", _row_bytes(view))
-                    for view in (facts.input, facts.output, facts.inverse_rms, facts.block_scale)
-                ),
+                Constant("int64", _row_bytes(facts.input)),
+                _address(facts.weight),
+                _address(facts.output),
+                Constant("int64", _row_bytes(facts.output)),
                 pointwise.argument(facts.epsilon),
+                _address(facts.bias),
+                _address(facts.block_scale),
+                Constant("int64", _row_bytes(facts.block_scale)),
+                _address(facts.inverse_rms),
+                Constant("int64", _row_bytes(facts.inverse_rms)),
                 *pointwise.functor(facts.epilogue).arguments,
             ),
         )
@@ -164,6 +159,10 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         }
         key |= {"columns": facts.columns, "block": facts.block_size, "inverse_rms": facts.inverse_rms is not None}
         return Problem(key | {"steps": [step.op_name for step in facts.epilogue.steps]}, facts.rows)
+
+
+def _address(view: View | None) -> Address | Constant:
+    return Address(view.tensor) if view else Constant("pointer", 0)
 
 
 def _row_bytes(view: View | None) -> int:
