@@ -54,6 +54,7 @@ class Planner:
     @chosen.setter
     def chosen(self, index: int | None) -> None:
         self._chosen = index
+        self._quick_form: object = None
         self.quick: Callable[[object], Calls | None] = no_calls  # the calls for a pack like the last one, if it knows
 
     def create(self, modes: Sequence[heur_mode]) -> None:
@@ -201,8 +202,9 @@ class Planner:
         if calls is None:
             check(variant_pack)
             calls = executable.prepare(variant_pack, workspace, stream, dependent)
-            if index is None:
-                self.quick = executable.quick(stream_getter(self.device, self.handle))
+        if index is None and executable.latest is not self._quick_form:
+            self._quick_form = executable.latest
+            self.quick = executable.quick(stream_getter(self.device, self.handle))
         for call in calls:
             call()
 

@@ -59,15 +59,22 @@ class Executable:
 
     def recall(self, pack: object, workspace: object, stream: int, dependent: bool) -> Calls | None:
         """The calls for a pack like one that was prepared; None for any other. Errors as of ``prepare``."""
-        for known, calls in self._forms:
+        for place, (known, calls) in enumerate(self._forms):
             key = known.key(pack, workspace, stream, dependent)
             if key is not None:
+                if place:
+                    self._forms = (self._forms[place], *self._forms[:place], *self._forms[place + 1 :])
                 return calls.get(key) or calls.keep(key, self.at(*known.given(pack, key), stream, dependent))
         return None
 
+    @property
+    def latest(self) -> Form | None:
+        """The form of the last pack that was recalled or prepared."""
+        return self._forms[0][0] if self._forms else None
+
     def quick(self, stream: Callable[[], int]) -> Callable[[object], Calls | None]:
-        """`recall` for packs like the last that was prepared, without a workspace and not dependent, on what
-        `stream` says at the time of a call."""
+        """`recall` for packs of the latest form, without a workspace and not dependent, on what `stream` says at the
+        time of a call."""
         return (self._forms and self._forms[0][0].quick(stream, self._forms[0][1])) or no_calls
 
     def prepare(self, pack: Mapping, workspace: object, stream: int, dependent: bool) -> Calls:
