@@ -61,8 +61,12 @@ struct Row {
 
 GF_DEVICE bool in_row(Index piece) { return PIECES % PASS_PIECES == 0 || piece < PIECES; }
 
-/// Pieces past the row's end are zero; those of a row that does not exist stay what they were.
+/// Pieces past the row's end are zero; those of a row that does not exist are anything, for they are never stored.
 GF_DEVICE void read_pass(const Row& row, Index pass, Piece (&pieces)[STEPS]) {
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    pieces[step] = gf::any_bytes<INPUT_BYTES>();
+  }
   if (row.exists) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {

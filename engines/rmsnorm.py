@@ -92,9 +92,10 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
     """One generated CUDA kernel; rows never enter its source.
 
     Numerics: float32 throughout; the row's sum of squares is a fixed binary tree. NVFP4
-    elements differ from the exact value by at most max(scale, amax - 6 * scale), scale
-    and amax being those of the block: half the widest gap of E2M1 (4 to 6), or what
-    saturation cuts off where rounding made the scale small.
+    elements differ from the value before quantization by at most max(scale, amax - 6 * scale),
+    scale and amax being those of the block: half the widest gap of E2M1 (4 to 6), or what
+    saturation cuts off where rounding made the scale small. Rounding value * (1 / scale)
+    may add 2e-6 of that.
     """
 
     name: ClassVar[str] = "rmsnorm"
@@ -319,6 +320,8 @@ def _reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
     yield from _block_reasons(facts)
     for role, (view, _) in views.items():
         yield from _stride_reasons(facts, role, view)
+    if not any(_is_usual(knobs) and next(_faults(facts, knobs), None) is None for knobs in _every_knob()):
+        yield f"{facts.rows} rows take more CTAs than a grid can have"
 
 
 def _device_reasons(device: Device) -> Iterator[str]:
@@ -380,7 +383,7 @@ def _notes(facts: RmsNormFacts, device: Device) -> Iterator[str]:
     yield "float32 throughout: virtual tensors are not rounded to their data types"
     yield "sum of squares: a fixed binary tree, the same bits for every row count, knob and run"
     if any("gf::sigmoid" in OPS[step.op_name].cuda for step in facts.epilogue.steps):
-        yield "sigmoid: relative error below 5e-6 (1.2e-6 for arguments above -27)"
+        yield "sigmoid of x: relative error below 5e-7 + 8e-8 |x|; below x = -87 absolute, below 1.2e-38"
     if not _Row.of(facts).resident:
         yield f"rows of {facts.columns} columns do not fit in registers: the input is read twice"
     instruction, software = "instruction", "software, bit-identical to the instruction"
@@ -389,5 +392,11 @@ def _notes(facts: RmsNormFacts, device: Device) -> Iterator[str]:
     if facts.output.dtype in _FP8 or facts.block_size:
         yield f"FP8 conversion: {instruction if device.sm >= _FP8_INSTRUCTION else software}"
     if facts.block_size:
-        yield f"FP4 conversion: {instruction if device.arch in _FP4_INSTRUCTION else software}"
-        yield "FP4 error |dequantized - exact|: at most max(scale, amax - 6 * scale) of the block"
+        if device.kind == "cuda" and device.arch in _FP4_INSTRUCTION:
+            yield "FP4 conversion: instruction, of value * (1 / scale) rounded to float32"
+        else:
+            yield (
+                "FP4 conversion: software, of value * (1 / scale) rounded to float32 and, unlike for the instruction, "
+                "then to a multiple of 2^-22 (2^-21 from 2 on, 2^-20 from 4 on)"
+            )
+        yield "FP4 error |dequantized - value|: at most (1 + 2e-6) max(scale, amax - 6 * scale) of the block"

@@ -1,6 +1,5 @@
 """The list of kernel variants covers what changes a kernel's code; each can be planned by the public API."""
 
-import dataclasses
 import re
 
 import pytest
@@ -42,25 +41,34 @@ def test_every_way_of_spreading_rows():
     knobs = [v.knobs_on(H200) for v in VARIANTS.values()]
     assert {k.threads_per_row for k in knobs} == {1 << power for power in range(11)}
     assert {k.threads for k in knobs} >= {32, 128, 256, 512, 1024}
-    assert {k.max_ctas > 0 for k in knobs} == {True, False}
     for warps in (range(2), range(2, 9), range(9, 33)):  # no barrier, one, two
         chosen = [k for k in knobs if k.threads_per_row // 32 in warps]
         assert {k.threads > k.threads_per_row for k in chosen} == {True, False}
+        assert {k.chunks for k in chosen} == {1, 2, 4}
+        assert {k.chunks for k in chosen if k.threads > k.threads_per_row} >= {1, 2}
+
+
+def test_every_number_of_lanes_that_share_a_block():
+    quantized = [(v.facts(), v.knobs_on(H200)) for v in VARIANTS.values() if v.facts().block_size]
+    sixteen_bytes = {data_type.FLOAT: 4, data_type.HALF: 8, data_type.BFLOAT16: 8}  # elements
+    lanes = {(f.input.dtype, 16 // (sixteen_bytes[f.input.dtype] * k.chunks), f.bias is None) for f, k in quantized}
+    wide = {(x, n) for x in FLOATS for n in (1, 2)} | {(data_type.FLOAT, 4)}
+    assert lanes >= {(*choice, False) for choice in wide}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_planned_by_the_public_api(name):
     variant = VARIANTS[name]
     counts = variant.row_counts(H200)
-    knobs = dataclasses.replace(variant.knobs_on(H200), max_ctas=0)
+    knobs = variant.knobs_on(H200)
     assert counts[0] == 1
     assert [variant.engine.launch(variant.facts(rows), knobs).grid for rows in counts] == [1, 3]
     graph = variant.problem.graph()
     graph.handle = Handle(H200)  # planning needs no GPU
     graph.validate()
     graph.build_operation_graph()
-    index = graph.create_execution_plan(variant.engine.name, knobs_to_dict(variant.knobs_on(H200)))
-    assert graph.get_engine_and_knobs_at_index(index) == (variant.engine.name, knobs_to_dict(variant.knobs_on(H200)))
+    index = graph.create_execution_plan(variant.engine.name, knobs_to_dict(knobs))
+    assert graph.get_engine_and_knobs_at_index(index) == (variant.engine.name, knobs_to_dict(knobs))
     assert graph.get_workspace_size_plan_at_index(index) == 0
 
 

@@ -96,19 +96,33 @@ def _types() -> Iterator[tuple[str, Variant]]:
 
 
 def _knobs() -> Iterator[tuple[str, Variant]]:
-    """Every number of threads a row: rows that share a warp, a warp, several with one barrier and with two."""
+    """Every number of threads a row: rows that share a warp, a warp, several with one barrier and with two.
+    Each with one chunk and with two to a piece, some with four."""
     for power in range(11):
         threads = 1 << power
-        # Two chunks a thread, of which half the threads lack the second; several rows a CTA, but for 32 and 1024.
-        columns = 8 * (threads + threads // 2)
+        # Several rows a CTA, but for 32 and 1024.
         cta = 32 if threads <= 32 else min(1024, 2 * threads)
-        ctas = 2 if threads in (4, 256) else 0
-        yield f"{threads} a row", Variant(Norm(1, columns), RmsNormKnobs(threads, cta, ctas))
+        for chunks in (1, 2, 4) if threads in (2, 16, 128) else (1, 2):
+            # Two pieces a thread, of which half the threads lack the second.
+            columns = 8 * chunks * (threads + threads // 2)
+            name = f"{threads} a row" + ("" if chunks == 1 else f" in pieces of {chunks}")
+            yield name, Variant(Norm(1, columns), RmsNormKnobs(threads, cta, chunks))
+
+
+def _blocks() -> Iterator[tuple[str, Variant]]:
+    """Blocks of one, two and four lanes, each with a row whose last step some lanes lack."""
+    for x, most in ((BF16, 2), (HALF, 2), (FLOAT, 4)):
+        for chunks in (1, 2, 4)[:most]:
+            lanes = most // chunks
+            threads = 4 * lanes
+            problem = Norm(1, 16 * 6, x, FLOAT, FP4, bias=BF16, training=x is HALF, blocks=True)
+            yield f"{x.name} blocks in {lanes} lanes", Variant(problem, RmsNormKnobs(threads, 32, chunks))
 
 
 VARIANTS: dict[str, Variant] = {
     **dict(_types()),
     **dict(_knobs()),
+    **dict(_blocks()),
     # Row lengths: tails, chunks narrower than 16 bytes, rows held and read twice, 64-bit offsets.
     "silu 1024": Variant(Norm(1, 1024)),
     "one column": Variant(Norm(1, 1, FLOAT, FLOAT, HALF, training=True)),
@@ -133,6 +147,19 @@ VARIANTS: dict[str, Variant] = {
     "float aligned to 4": Variant(Norm(1, 512, FLOAT, FLOAT, FLOAT, FLOAT, alignment=4, offset=1)),
     "e4m3 aligned to 1": Variant(Norm(1, 512, output=E4M3, alignment=2, output_stride=513)),
     "nvfp4 rows apart": Variant(Norm(1, 96, output=FP4, blocks=True, output_stride=98)),
+    # The same, and several types, in pieces of several chunks.
+    "512 a row in pieces of 4": Variant(Norm(1, 24576), RmsNormKnobs(512, 512, 4)),
+    "pieces aligned to 4": Variant(Norm(1, 528, alignment=4, offset=2), RmsNormKnobs(16, 64, 2)),
+    "pieces of odd rows apart": Variant(
+        Norm(1, 512, HALF, input_stride=513, output_stride=514, training=True), RmsNormKnobs(32, 32, 2)
+    ),
+    "pieces of float": Variant(Norm(1, 528, FLOAT, FLOAT, FLOAT, FLOAT), RmsNormKnobs(16, 64, 4)),
+    "pieces to e4m3": Variant(Norm(1, 640, weight=HALF, output=E4M3, bias=FLOAT), RmsNormKnobs(32, 128, 2)),
+    "pieces to e5m2 apart": Variant(Norm(1, 640, output=E5M2, output_stride=644), RmsNormKnobs(64, 128, 2)),
+    "pieces to nvfp4 apart": Variant(Norm(1, 96, output=FP4, blocks=True, output_stride=98), RmsNormKnobs(4, 64, 2)),
+    "pieces to nvfp4 aligned to 4": Variant(Norm(1, 96, output=FP4, blocks=True, alignment=4), RmsNormKnobs(4, 64, 2)),
+    "long pieces": Variant(Norm(1, 7680, bias=BF16, training=True), RmsNormKnobs(128, 128, 2)),
+    "long pieces to nvfp4": Variant(Norm(1, 8192, HALF, FLOAT, FP4, HALF, blocks=True), RmsNormKnobs(128, 256, 2)),
     # Epilogues and scalars.
     "norm alone": Variant(Norm(1, 1024, beta=None)),
     "every op": Variant(Norm(1, 1024, beta=1.5, factor="device", scalars=BF16, eps="device", chain=_EVERY_OP)),

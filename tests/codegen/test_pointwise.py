@@ -100,6 +100,9 @@ def grid() -> np.ndarray:
     return np.concatenate([positive, -positive, [np.inf, -np.inf, np.nan]]).astype(np.float32)
 
 
+SUBNORMAL = 2.0**-126  # below it a sigmoid may be anything from zero on
+
+
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{op.name}-{a}" for op, a in CASES])
 def test_scalar_form_against_torch(forms, index):
     op, attributes = CASES[index]
@@ -121,7 +124,11 @@ def test_scalar_form_against_torch(forms, index):
         expected = np.where(beyond, np.sign(expected) * np.inf, expected)
     # A clip that is not 0 is added last, and what it cancels keeps its rounding.
     absolute = 1.2e-7 if attributes.get("lower_clip") else 1.5e-41
-    np.testing.assert_allclose(out, expected, rtol=tolerance, atol=absolute)
+    if "sigmoid" in op.cuda:  # of which a product may be left where a sigmoid is no normal number
+        absolute = SUBNORMAL * np.where(np.isfinite(a), np.maximum(1, np.abs(a)), 1) * (1 + tolerance)
+    with np.errstate(invalid="ignore"):
+        close = np.abs(out - expected) <= tolerance * np.abs(expected) + absolute
+    assert (close | (out == expected) | (np.isnan(out) & np.isnan(expected))).all()
 
 
 def test_every_attribute_of_a_pointwise_op_is_printable():
@@ -130,15 +137,25 @@ def test_every_attribute_of_a_pointwise_op_is_printable():
             assert literal(attribute.default)
 
 
-def test_sigmoid_keeps_the_tail(host_library):
+def test_sigmoid_is_as_accurate_as_said(host_library):
+    """A bound that also holds for a GPU's approximations, of 2 ulp and 1 ulp: tests/gpu/test_rmsnorm.py."""
     library = host_library(
-        '#include "graphfuse/math.cuh"\nextern "C" float sigmoid(float x) { return gf::sigmoid(x); }'
+        '#include "graphfuse/math.cuh"\n'
+        'extern "C" void sigmoid(const float* x, float* y, long count) {\n'
+        "  for (long i = 0; i < count; ++i) y[i] = gf::sigmoid(x[i]);\n}"
     )
-    library.sigmoid.restype, library.sigmoid.argtypes = ctypes.c_float, [ctypes.c_float]
-    for x in (-1.0, -20.0, -26.9):
-        assert library.sigmoid(x) == pytest.approx(1 / (1 + np.exp(-np.float64(x))), rel=1.2e-6)
-    for x in (-50.0, -87.0, -89.0, -100.0):
-        assert library.sigmoid(x) == pytest.approx(np.exp(np.float64(x)), rel=5e-6, abs=1.5e-45)
-    assert library.sigmoid(-89.0) > 0
-    assert [library.sigmoid(x) for x in (np.inf, -np.inf, 0.0, 200.0)] == [1, 0, 0.5, 1]
-    assert np.isnan(library.sigmoid(np.nan))
+
+    def sigmoid(x):
+        x, y = np.asarray(x, np.float32), np.empty(len(x), np.float32)
+        library.sigmoid(x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(x.size))
+        return y
+
+    x = np.concatenate([np.linspace(-87, 30, 1 << 20), -np.geomspace(1e-30, 87, 1 << 16)]).astype(np.float32)
+    exact = 1 / (1 + np.exp(-x.astype(np.float64)))
+    error = np.abs(sigmoid(x) - exact) / exact
+    assert (error <= 5e-7 + 8e-8 * np.abs(x)).all()
+    assert error.max() > 3e-6  # which is why it is said
+    x = np.linspace(-120, -87, 1 << 16).astype(np.float32)
+    assert (np.abs(sigmoid(x) - np.exp(x.astype(np.float64))) <= 1.2e-38).all()
+    assert sigmoid([np.inf, -np.inf, 0.0, -0.0, 200.0, -200.0]).tolist() == [1, 0, 0.5, 0.5, 1, 0]
+    assert np.isnan(sigmoid([np.nan])).all()

@@ -13,7 +13,7 @@ from graphfuse.dtypes import data_type
 from graphfuse.emulator.compiler import Build
 from graphfuse.engines.rmsnorm import RmsNormKnobs
 from graphfuse.errors import KernelFaultError
-from rmsnorm_problem import Problem, Y
+from rmsnorm_problem import SCALES, Problem, Y
 from small_kernels import CASES, changed
 
 pytestmark = pytest.mark.emulate
@@ -63,10 +63,13 @@ def each(bugs: dict) -> list:
     return [(name, build) for name, (_, bug) in bugs.items() for build in bug.found]
 
 
-# The RMSNorm kernel: rows of two warps and more, several to a CTA, of which the last has too few, and several
-# rounds of a CTA.
-SHARED_ROWS = (dict(rows=5, columns=500), RmsNormKnobs(64, 128, 1))
-LONG_ROWS = (dict(rows=2, columns=2600), RmsNormKnobs(512, 512, 1))
+# The RMSNorm kernel: rows of two warps and more, several to a CTA, of which the last has too few.
+SHARED_ROWS = (dict(rows=5, columns=500), RmsNormKnobs(64, 128))
+LONG_ROWS = (dict(rows=2, columns=2600), RmsNormKnobs(512, 512))
+# Rows within a warp, in pieces of several chunks; blocks of one lane and of two.
+PIECES = (dict(rows=5, columns=528), RmsNormKnobs(16, 64, 2))
+BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), RmsNormKnobs(4, 32, 2))
+SPLIT_BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), RmsNormKnobs(8, 64))
 
 _WAIT = "shared->arrived[row % 2].wait(row / 2 % 2);"
 _LAST_ROUND = """  gf::cluster_arrive();
@@ -76,38 +79,56 @@ _LAST_ROUND = """  gf::cluster_arrive();
 """
 NOWHERE = ("", "")
 _ATOMICS = re.sub("#(pragma|include).*", "", template("graphfuse.codegen.headers", "atomics.cuh"))
-_ONE_BARRIER = """        parts[thread] = part;
-        barrier();
-        return over_lanes(over_warps(parts + row_start + thread % WARP));"""
-_TWO_BARRIERS = """        shared[thread] = part;
-        barrier();
-        if (in_row < WARP) {"""
+# The bytes right behind a buffer are poisoned, those further on belong to nobody.
+_READ, _WRITE = (f"(heap-buffer-overflow|use-after-poison)[^$]*{access} of size" for access in ("READ", "WRITE"))
+_LOAD = ("rmsnorm.cu", "pieces[step] = gf::load<INPUT_BYTES, INPUT_ACCESS>")
+_PARTS = ("graphfuse/reduce.cuh", "shared[i * THREADS + thread] = parts[i];")
+_BARRIER = """        shared[i * THREADS + thread] = parts[i];
+      }
+      barrier();
+"""
+_SECOND_BARRIER = """        barrier();
+        return *total;
+"""
 
 RMSNORM = {
     "out-of-bounds read": (
         SHARED_ROWS,
         Bug(
-            "if (row.exists && in_row(row.thread + at)) {",
+            "if (in_row(row.thread + at)) {",
             "if (row.exists) {",
-            {ADDRESS: "heap-buffer-overflow[^$]*READ of size"},
-            ("rmsnorm.cu", "return gf::load<INPUT_BYTES, INPUT_ACCESS>"),
+            {ADDRESS: _READ},
+            _LOAD,
         ),
     ),
     "read of the row after the last": (
         SHARED_ROWS,
-        Bug(
-            "if (row.exists && in_row(row.thread + at)) {",
-            "if (in_row(row.thread + at)) {",
-            {ADDRESS: "heap-buffer-overflow[^$]*READ of size"},
-            ("rmsnorm.cu", "return gf::load<INPUT_BYTES, INPUT_ACCESS>"),
-        ),
+        Bug("  if (row.exists) {", "  if (in_row(0)) {", {ADDRESS: _READ}, _LOAD),
     ),
     "out-of-bounds write": (
         SHARED_ROWS,
         Bug(
             "const bool stored = row.exists && in_row(row.thread + at);",
             "const bool stored = row.exists;",
-            {ADDRESS: "heap-buffer-overflow[^$]*WRITE of size"},
+            {ADDRESS: _WRITE},
+            ("rmsnorm.cu", "gf::store<OUTPUT_BYTES, OUTPUT_ACCESS>"),
+        ),
+    ),
+    "write of the row after the last": (
+        SHARED_ROWS,
+        Bug(
+            "const bool stored = row.exists && in_row(row.thread + at);",
+            "const bool stored = in_row(row.thread + at);",
+            {ADDRESS: _WRITE},
+            ("rmsnorm.cu", "gf::store<OUTPUT_BYTES, OUTPUT_ACCESS>"),
+        ),
+    ),
+    "out-of-bounds write of a block": (
+        BLOCKS,
+        Bug(
+            "const bool stored = row.exists && in_row(row.thread + at);",
+            "const bool stored = row.exists;",
+            {ADDRESS: _WRITE},
             ("rmsnorm.cu", "gf::store<OUTPUT_BYTES, OUTPUT_ACCESS>"),
         ),
     ),
@@ -116,8 +137,8 @@ RMSNORM = {
         Bug(
             "thread, index < rows}",
             "thread, index <= rows}",
-            {ADDRESS: "heap-buffer-overflow[^$]*READ of size"},
-            ("rmsnorm.cu", "return gf::load<INPUT_BYTES, INPUT_ACCESS>"),
+            {ADDRESS: _READ},
+            _LOAD,
         ),
     ),
     "last row left out": (
@@ -126,7 +147,60 @@ RMSNORM = {
     ),
     "wrong tail mask": (
         SHARED_ROWS,
-        Bug("|| chunk < CHUNKS;", "|| chunk < CHUNKS - 1;", {ADDRESS: WRONG}, NOWHERE),
+        Bug("|| piece < PIECES;", "|| piece < PIECES - 1;", {ADDRESS: WRONG}, NOWHERE),
+    ),
+    "wrong tail mask, several chunks to a piece": (
+        PIECES,
+        Bug("|| piece < PIECES;", "|| piece < PIECES - 1;", {ADDRESS: WRONG}, NOWHERE),
+    ),
+    "chunks of a thread added first": (
+        PIECES,
+        Bug(
+            "sums[chunk] = PASSES == 1 ? sum : sums[chunk] + sum;",
+            "sums[0] += sum;",
+            {ADDRESS: WRONG},
+            NOWHERE,
+        ),
+    ),
+    "lanes added in another order": (
+        PIECES,
+        Bug(
+            "for (int mask = LANES / 2; mask > 0; mask /= 2) {",
+            "for (int mask = 1; mask < LANES; mask *= 2) {",
+            {ADDRESS: WRONG},
+            NOWHERE,
+        ),
+    ),
+    "a chunk summed twice": (
+        PIECES,
+        Bug(
+            "sums[chunk] = gf::fma(values[chunk * CHUNK + i], values[chunk * CHUNK + i], sums[chunk]);",
+            "sums[chunk] = gf::fma(values[i], values[i], sums[chunk]);",
+            {ADDRESS: WRONG},
+            NOWHERE,
+        ),
+    ),
+    "scale of half a block": (
+        SPLIT_BLOCKS,
+        Bug("mask < BLOCK_LANES; mask *= 2", "mask < BLOCK_LANES / 2; mask *= 2", {ADDRESS: WRONG}, NOWHERE),
+    ),
+    "scale beside its block": (
+        SPLIT_BLOCKS,
+        Bug(
+            "index * block_scale_stride + thread / BLOCK_LANES",
+            "index * block_scale_stride + thread",
+            {ADDRESS: _WRITE},
+            ("rmsnorm.cu", "gf::store_pack<1>("),
+        ),
+    ),
+    "vote that rows which do not exist leave out": (
+        BLOCKS,
+        Bug(
+            "if (gf::any_lane(!gf::is_usual_scale(scale))) {",
+            "if (stored && gf::any_lane(/*some*/ !gf::is_usual_scale(scale))) {",
+            {ADDRESS: "ballot"},
+            ("rmsnorm.cu", "/*some*/"),
+        ),
     ),
     "shared memory overflow": (
         SHARED_ROWS,
@@ -134,41 +208,54 @@ RMSNORM = {
             "GF_SHARED(float, shared, Sum::SHARED_FLOATS);",
             "GF_SHARED(float, shared, Sum::SHARED_FLOATS - 1);",
             {ADDRESS: "heap-buffer-overflow[^$]*WRITE of size 4"},
-            ("graphfuse/reduce.cuh", "parts[thread] = part;"),
+            _PARTS,
+        ),
+    ),
+    "shared memory for one chunk a thread": (
+        (dict(rows=5, columns=992), RmsNormKnobs(64, 128, 2)),
+        Bug(
+            "PARTS = COUNT * THREADS;",
+            "PARTS = THREADS;",
+            {ADDRESS: "heap-buffer-overflow[^$]*WRITE of size 4"},
+            _PARTS,
         ),
     ),
     "missing barrier": (
         SHARED_ROWS,
         Bug(
-            _ONE_BARRIER,
-            _ONE_BARRIER.replace("barrier();", ""),
+            _BARRIER,
+            _BARRIER.replace("barrier();", ""),
             {ADDRESS: f"{WRONG}|{VARIES}", RACE: "data race"},
-            ("graphfuse/reduce.cuh", "parts[thread] = part;"),
+            _PARTS,
         ),
     ),
     "missing barrier, long rows": (
         LONG_ROWS,
+        Bug(_BARRIER, _BARRIER.replace("barrier();", ""), {RACE: "data race"}, _PARTS),
+    ),
+    "missing barrier behind the total": (
+        LONG_ROWS,
         Bug(
-            _TWO_BARRIERS,
-            _TWO_BARRIERS.replace("barrier();", ""),
-            {RACE: "data race"},
-            ("graphfuse/reduce.cuh", "shared[thread] = part;"),
+            _SECOND_BARRIER,
+            _SECOND_BARRIER.replace("barrier();", ""),
+            {ADDRESS: f"{WRONG}|{VARIES}", RACE: "data race"},
+            ("graphfuse/reduce.cuh", "total"),
         ),
     ),
-    "missing write-after-read barrier": (
-        SHARED_ROWS,
+    "total over a part that others still read": (
+        LONG_ROWS,
         Bug(
-            "shared + (call++ & 1u) * THREADS;",
-            "shared;",
+            "shared + PARTS + thread / THREADS_PER_ROW;",
+            "shared + 1;",
             {RACE: "data race"},
-            ("graphfuse/reduce.cuh", "parts[thread] = part;"),
+            ("graphfuse/reduce.cuh", "*total = sum;"),
         ),
     ),
     "divergent barrier": (
         SHARED_ROWS,
         Bug(
-            _ONE_BARRIER,
-            _ONE_BARRIER.replace(
+            _BARRIER,
+            _BARRIER.replace(
                 "barrier();", "if (thread < 64) {\n barrier(/*low*/);\n } else {\n barrier(/*high*/);\n }"
             ),
             {ADDRESS: "divergent barrier: thread 0 of CTA 0 is at another", RACE: "divergent barrier"},
@@ -178,8 +265,8 @@ RMSNORM = {
     "barrier that some leave out": (
         SHARED_ROWS,
         Bug(
-            _ONE_BARRIER,
-            _ONE_BARRIER.replace("barrier();", "if (thread < 64) barrier(/*low*/);"),
+            _BARRIER,
+            _BARRIER.replace("barrier();", "if (thread < 64) barrier(/*low*/);"),
             {ADDRESS: r"barrier that thread \d+ of CTA 0 does not come to: it has ended"},
             ("graphfuse/reduce.cuh", "barrier(/*low*/)"),
         ),
@@ -187,10 +274,10 @@ RMSNORM = {
     "return before a shuffle": (
         (dict(rows=5, columns=64), RmsNormKnobs(8, 64)),
         Bug(
-            "    Chunk chunks[STEPS];\n",
-            "    if (!row.exists) return;\n    Chunk chunks[STEPS];\n",
+            "  Piece pieces[STEPS];\n",
+            "  if (!row.exists) return;\n  Piece pieces[STEPS];\n",
             {ADDRESS: "shuffle names lane"},
-            ("graphfuse/reduce.cuh", "part += shuffle_xor(part, mask)"),
+            ("graphfuse/reduce.cuh", "parts[i] += shuffle_xor(parts[i], mask)"),
         ),
     ),
     "misaligned vector access": (
@@ -198,19 +285,21 @@ RMSNORM = {
         Bug(
             "gf::offset(input, index * input_stride + thread * INPUT_BYTES)",
             "gf::offset(input, index * input_stride + thread * INPUT_BYTES + (index == 4 && thread == 3) * 2)",
-            {ADDRESS: r"load of 8 bytes at an address that is a multiple of 2 \(thread 3 of CTA 0\)"},
-            ("rmsnorm.cu", "return gf::load<INPUT_BYTES, INPUT_ACCESS>"),
+            {ADDRESS: r"load of 8 bytes at an address that is a multiple of 2 \(thread 3 of CTA 2\)"},
+            _LOAD,
         ),
     ),
     "partial sums added in any order": (
-        (dict(rows=2, columns=1000), RmsNormKnobs(128, 128, 1)),
+        (dict(rows=2, columns=1000), RmsNormKnobs(128, 128)),
         Bug(
-            _ONE_BARRIER,
-            """        if (thread == 0) parts[0] = 0.0f;
+            _BARRIER,
+            """        if (thread == 0) shared[0] = 0.0f;
         barrier();
-        atomic_add(&parts[0], part);
-        barrier();
-        return parts[0];""",
+        atomic_add(&shared[0], parts[i]);
+      }
+      barrier();
+      if (THREADS > 0) return shared[0];
+""",
             {ADDRESS: VARIES},
             NOWHERE,
         ),
@@ -228,15 +317,17 @@ def test_in_rmsnorm(name, build):
         source = source.replace('#line 1 "graphfuse/reduce.cuh"', _ATOMICS + '#line 1 "graphfuse/reduce.cuh"')
     files = {"rmsnorm.cu": template("graphfuse.engines", "rmsnorm.cu")}
     files["graphfuse/reduce.cuh"] = template("graphfuse.codegen.headers", "reduce.cuh")
-    assert_caught(bug, caught(source, *rest, build, {Y: right}), build, files)
+    assert_caught(bug, caught(source, *rest, build, right), build, files)
 
 
-def problem_and_result(options: dict, knobs: RmsNormKnobs) -> tuple[Problem, np.ndarray]:
-    """A problem whose output is as it was before, and what belongs there."""
-    problem = Problem(**options, y=data_type.FLOAT)
-    before = problem.buffers[Y].copy()
-    right = problem.run(knobs)
-    problem.buffers[Y][:] = before
+def problem_and_result(options: dict, knobs: RmsNormKnobs) -> tuple[Problem, dict[int, np.ndarray]]:
+    """A problem whose outputs are as they were before, and what belongs there."""
+    problem = Problem(**{"y": data_type.FLOAT} | options)
+    before = {tensor: problem.buffers[tensor].copy() for tensor in (Y, SCALES) if tensor in problem.buffers}
+    problem.run(knobs)
+    right = {tensor: problem.buffers[tensor].copy() for tensor in before}
+    for tensor, content in before.items():
+        problem.buffers[tensor][:] = content
     return problem, right
 
 
@@ -487,4 +578,4 @@ def test_a_grid_barrier_needs_a_cooperative_launch():
 @pytest.mark.parametrize("build", [ADDRESS, RACE])
 def test_without_a_bug_nothing_is_found(options, knobs, build):
     problem, right = problem_and_result(options, knobs)
-    assert not caught(*problem.plan(knobs), build, {Y: right})
+    assert not caught(*problem.plan(knobs), build, right)

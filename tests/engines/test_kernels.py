@@ -54,7 +54,7 @@ def check_conversions(code: cubin.Code, facts, arch: str) -> None:
         data_type.BFLOAT16: {"BF16"},
         data_type.FP8_E4M3: {"E4M3"} if fp8 else set(),
         data_type.FP8_E5M2: {"E5M2"} if fp8 else set(),
-        data_type.FP4_E2M1: ({"E4M3"} if fp8 else set()) | ({"E2M1"} if fp4 else set()),
+        data_type.FP4_E2M1: {"E4M3", "E2M1" if fp4 else "E5M2"} if fp8 else set(),
     }.get(facts.output.dtype, set())
     assert code.conversions - {"F16"} == wanted
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from graphfuse import match
-from graphfuse.device import ARCHES, CPU, Device, for_arch
+from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, Constant, HostScalar
 from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
@@ -89,6 +89,7 @@ DECLINED = [
     (dataclasses.replace(FP4, block_scale=None), H200, "output 'y' is FP4_E2M1 and has no tensor for its block scales"),
     (with_view(FP4, "block_scale", dtype=data_type.FP8_E5M2), H200, "block scale 's' is FP8_E5M2; accepted: FP8_E4M3"),
     (with_view(FP4, "block_scale", rows=((100, 63),)), H200, "block scale 's' has row stride 63; .* at least 64"),
+    (facts(columns=1, rows=2**39), H200, "549755813888 rows take more CTAs than a grid can have"),
 ]
 
 
@@ -110,6 +111,7 @@ def test_the_first_reason_names_what_and_the_limit(declined, device, reason):
         facts(rows=0),
         facts(bias=BIAS, inverse_rms=INVERSE),
         facts(columns=2**20),
+        facts(columns=1, rows=2**36),
     ],
 )
 @pytest.mark.parametrize("arch", ARCHES)
@@ -132,12 +134,14 @@ def test_proposals_are_legal_and_not_repeated(arch, columns):
             assert few[0] == many[0]
             assert 1 <= len(few) <= len(many) == len(set(many))
             assert all(ENGINE.illegal(problem, knobs, device) is None for knobs in many)
-            assert few[0] == ENGINE.propose(facts(columns, rows=7, x=x, y=y), device, heur_mode.A)[0]
 
 
-def test_measured_best_comes_first():
-    assert ENGINE.propose(facts(1024), H200, heur_mode.A)[0] == RmsNormKnobs(64, 128)
+def test_the_first_proposal_has_no_idle_threads():
     assert ENGINE.propose(facts(64), H200, heur_mode.A)[0] == RmsNormKnobs(8, 128)
+    for columns in (64, 512, 1024, 7168):
+        for rows in (1, 1560, 399360):
+            knobs = ENGINE.propose(facts(columns, rows), H200, heur_mode.A)[0]
+            assert knobs.threads_per_row * knobs.chunks * 8 < 2 * columns
 
 
 @pytest.mark.parametrize(
@@ -149,17 +153,63 @@ def test_measured_best_comes_first():
         (BASE, (8, 16), "threads is 16; accepted: 32 to 1024"),
         (BASE, (64, 2048), "threads is 2048; accepted: 32 to 1024"),
         (BASE, (256, 128), "threads_per_row 256 exceeds threads 128"),
-        (BASE, (64, 128, -1), "max_ctas is -1"),
+        (BASE, (64, 128, -1), "chunks is -1; accepted: a power of two"),
+        (BASE, (64, 128, 0), "chunks is 0; accepted: a power of two"),
+        (BASE, (64, 128, 3), "chunks is 3; accepted: a power of two"),
+        (BASE, (64, 128, 2.0), "chunks is 2.0; accepted: a power of two"),
+        (facts(1000), (64, 128, 2), "chunks is 2; accepted: a divisor of the 125 chunks of a row"),
+        (facts(24), (1, 128, 4), "chunks is 4; accepted: a divisor of the 3 chunks of a row"),
+        (facts(111, x=data_type.FLOAT), (64, 128, 2), "chunks is 2; accepted: a divisor of the 111 chunks"),
+        (
+            facts(4096),
+            (8, 128, 2),
+            "threads_per_row 8 needs 256 registers a thread .* at most 64",
+        ),
+        (facts(8192), (64, 512, 4), "needs 64 registers a thread .* at 512 threads at most 40 may"),
         (facts(8192), (32, 128), "threads_per_row 32 needs 128 registers a thread to hold 8192 columns; .* at most 64"),
-        (facts(2**20), (512, 512), "threads_per_row is 512; rows of 1048576 columns are read twice, which takes 1024"),
+        (facts(2**20), (512, 512), "threads_per_row is 512, chunks 1; rows of 1048576 columns .* takes 1024 and 1"),
+        (
+            facts(2**20),
+            (1024, 1024, 2),
+            "chunks 2; rows of .* are read twice, which takes 1024 and 1",
+        ),
         (FP4, (1, 1024), "needs 512 registers"),
-        (facts(32, y=data_type.FP4_E2M1), (1, 128), "blocks of 16 elements take at least 2"),
+        (
+            facts(32, y=data_type.FP4_E2M1),
+            (1, 128),
+            "takes 8 elements .* block of 16, which the threads .* cover",
+        ),
+        (
+            facts(64, y=data_type.FP4_E2M1),
+            (2, 128, 4),
+            "chunks is 4, .* takes 32 elements together",
+        ),
+        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (1, 128, 8), "takes 32 elements together"),
+        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (2, 128), "a thread takes 4 elements together"),
+        (facts(64, rows=2**36), (8, 128), "68719476736 rows, 16 a CTA, take more CTAs than a grid can have"),
     ],
 )
 def test_illegal_knobs(problem, knobs, reason):
     with pytest.raises(AssertionError, match=reason):
         answer = ENGINE.illegal(problem, RmsNormKnobs(*knobs), H200)
         assert answer is None, answer.reason
+
+
+@pytest.mark.parametrize(
+    "problem, knobs",
+    [
+        (FP4, (64, 128, 2)),
+        (facts(16, y=data_type.FP4_E2M1), (1, 32, 2)),
+        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (1, 32, 4)),
+        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (2, 32, 2)),
+        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (4, 32, 1)),
+        (facts(64), (1024, 1024, 4)),
+        (facts(64, rows=16 * (2**31 - 1)), (8, 128)),
+        (facts(2**20), (1024, 1024)),
+    ],
+)
+def test_legal_knobs(problem, knobs):
+    assert ENGINE.illegal(problem, RmsNormKnobs(*knobs), H200) is None
 
 
 def test_a_single_strided_row_has_the_source_of_many():
@@ -173,11 +223,10 @@ def test_a_single_strided_row_has_the_source_of_many():
     assert len(sources) == 1
 
 
-def test_rows_names_and_grid_do_not_enter_the_source():
+def test_rows_and_names_do_not_enter_the_source():
     knobs = RmsNormKnobs(64, 128)
     source = ENGINE.source(BASE, knobs)
     assert source == ENGINE.source(facts(rows=399360), knobs)
-    assert source == ENGINE.source(BASE, dataclasses.replace(knobs, max_ctas=132))
     renamed = BASE
     for field in ("input", "weight", "output"):
         renamed = with_view(renamed, field, tensor=getattr(BASE, field).tensor + 10, name='"#error')
@@ -186,8 +235,8 @@ def test_rows_names_and_grid_do_not_enter_the_source():
     assert source != ENGINE.source(facts(columns=512), knobs)
 
 
-def prelude(problem: RmsNormFacts, name: str) -> str:
-    source = ENGINE.source(problem, ENGINE.propose(problem, H200, heur_mode.A)[0])
+def prelude(problem: RmsNormFacts, name: str, chunks: int = 1) -> str:
+    source = ENGINE.source(problem, RmsNormKnobs(16, 128, chunks))
     return source.split(f" {name} = ", 1)[1].split(";", 1)[0]
 
 
@@ -216,6 +265,35 @@ def test_access_width_is_each_tensors_own(problem, field, access):
     assert prelude(problem, f"{field}_ACCESS") == str(access)
 
 
+@pytest.mark.parametrize(
+    "problem, field, chunks, access",
+    [
+        (BASE, "INPUT", 2, 16),
+        (with_view(BASE, "input", alignment=8), "INPUT", 2, 8),
+        (with_view(BASE, "input", rows=((100, 1026),)), "INPUT", 4, 4),
+        (facts(y=data_type.FP8_E4M3), "OUTPUT", 2, 16),
+        (with_view(facts(y=data_type.FP8_E4M3), "output", rows=((100, 1028),)), "OUTPUT", 2, 4),
+        (FP4, "OUTPUT", 2, 8),
+        (with_view(FP4, "output", alignment=4), "OUTPUT", 2, 4),
+        (with_view(FP4, "output", rows=((100, 1026),)), "OUTPUT", 2, 1),
+        (facts(x=data_type.FLOAT, y=data_type.FP4_E2M1), "OUTPUT", 2, 4),
+        (facts(x=data_type.FLOAT, y=data_type.FP4_E2M1), "OUTPUT", 4, 8),
+    ],
+)
+def test_access_width_of_pieces(problem, field, chunks, access):
+    assert prelude(problem, f"{field}_ACCESS", chunks) == str(access)
+
+
+@pytest.mark.parametrize(
+    "columns, knobs, piece, steps",
+    [(1024, (64, 128, 1), 8, 2), (1024, (64, 128, 2), 16, 1), (1024, (16, 128, 4), 32, 2), (1040, (64, 128, 2), 16, 2)],
+)
+def test_pieces_and_steps(columns, knobs, piece, steps):
+    source = ENGINE.source(facts(columns), RmsNormKnobs(*knobs))
+    assert "int CHUNK = 8;" in source
+    assert f"int PIECE = {piece};" in source and f"int STEPS = {steps};" in source
+
+
 def test_launch_passes_strides_in_bytes_and_scalars():
     factor = Scalar(FACTOR, "factor", data_type.HALF, False)
     program = Program((Step("mul", (("a", Chain(0)), ("b", factor))),))
@@ -235,11 +313,10 @@ def test_launch_passes_null_for_what_is_absent():
     assert arguments[2] == arguments[4] == arguments[5] == Constant("pointer", 0)
 
 
-@pytest.mark.parametrize(
-    "rows, max_ctas, grid", [(0, 0, 0), (1, 0, 1), (2, 0, 1), (3, 0, 2), (1000, 132, 132), (3, 132, 2)]
-)
-def test_grid(rows, max_ctas, grid):
-    assert ENGINE.launch(facts(rows=rows), RmsNormKnobs(64, 128, max_ctas)).grid == grid
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("rows, grid", [(0, 0), (1, 1), (2, 1), (3, 2), (1000, 500), (2**32 - 2, 2**31 - 1)])
+def test_grid_covers_all_rows(rows, grid, chunks):
+    assert ENGINE.launch(facts(rows=rows), RmsNormKnobs(64, 128, chunks)).grid == grid
 
 
 def test_notes_tell_instruction_from_software():
@@ -250,8 +327,13 @@ def test_notes_tell_instruction_from_software():
     fp8 = facts(y=data_type.FP8_E5M2)
     assert "FP8 conversion: software, bit-identical" in notes(fp8, "sm_86")
     assert "FP8 conversion: instruction" in notes(fp8, "sm_90a")
-    assert "FP4 conversion: software" in notes(FP4, "sm_90a")
-    assert "FP4 conversion: instruction" in notes(FP4, "sm_103a")
+    for arch in ("sm_80", "sm_90a"):
+        assert "FP4 conversion: software" in notes(FP4, arch) and "multiple of 2^-22" in notes(FP4, arch)
+    for arch in ("sm_100a", "sm_103a", "sm_120"):
+        assert "FP4 conversion: instruction" in notes(FP4, arch) and "2^-22" not in notes(FP4, arch)
+    assert "FP4 conversion: software" in " | ".join(ENGINE.notes(FP4, RmsNormKnobs(64, 128), EMULATOR))
+    assert "sigmoid of x: relative error below 5e-7 + 8e-8 |x|" in notes(BASE, "sm_90a")
+    assert "sigmoid" not in notes(facts(epilogue=Program()), "sm_90a")
     assert "max(scale, amax - 6 * scale)" in notes(FP4, "sm_90a")
     assert "conversion" not in notes(BASE, "sm_80")
     assert "not rounded" in notes(BASE, "sm_80")

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.compile
 def test_no_proposed_knobs_spill(name):
     variant, device = VARIANTS[name], for_arch("sm_90a")
     engine, facts = variant.engine, variant.facts()
-    # Threads a CTA and how much a thread holds decide; one of each pair will do.
+    # Threads a CTA and how much a thread holds, in which pieces, decide; one of each will do.
     held = {}
     for knobs in engine.propose(facts, device, heur_mode.B):
-        held[knobs.threads_per_row, knobs.threads >= 512 and knobs.threads] = knobs
+        held[knobs.threads_per_row, knobs.chunks, knobs.threads >= 512 and knobs.threads] = knobs
     for knobs in held.values():
         used = cubin.usage(nvrtc.compile(engine.source(facts, knobs), "sm_90a", "rmsnorm.cu"))
         assert used["STACK"] == used["LOCAL"] == 0, (knobs, used)

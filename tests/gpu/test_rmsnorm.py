@@ -186,6 +186,26 @@ def test_extreme_values_in_every_format(output):
         assert oracle.ulps(out, values.to(out.dtype)).max() == 0
 
 
+def test_sigmoid_is_as_accurate_as_said():
+    """What the engine's note says, over arguments that are weights: a row of ones is normalized to ones."""
+    columns = 1 << 14
+    case = Norm(
+        2, columns, FLOAT, FLOAT, FLOAT, beta=None, eps=1e-12, training=True, chain=(graphs.Op("sigmoid", (0,)),)
+    )
+    pack, outputs = case.inputs("cuda"), case.outputs("cuda")
+    pack["x"].fill_(1)
+    pack["weight"][0, : columns // 2] = torch.linspace(-120, -87, columns // 2)
+    pack["weight"][0, columns // 2 :] = torch.linspace(-87, 30, columns // 2)
+    graphs.fused(case).execute(pack | outputs)
+    x = (pack["weight"][0] * outputs["inverse_rms"][0]).double()  # in float32, as the kernel does
+    exact, got = torch.special.expit(x), outputs["out"][0].double()
+    error = (got - exact).abs()
+    inside = x >= -87
+    assert (error <= exact * (5e-7 + 8e-8 * x.abs()))[inside].all()
+    assert (error <= 1.2e-38)[~inside].all()
+    assert torch.equal(outputs["out"][0], outputs["out"][1])
+
+
 def test_more_than_2_31_elements(room):
     room(40 << 30)
     case = Norm(2**31 // 512 + 3, 512)

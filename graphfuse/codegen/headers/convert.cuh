@@ -1,8 +1,8 @@
 // Between float and the storage types: rounding to nearest, ties to even.
 //
-// FP8 and FP4 saturate, infinities included. NaN becomes 0x7fff (bf16, half), 0x7f (FP8) or
-// +6 (FP4, which has no NaN). Where the chip has a conversion instruction it is used; the
-// integer code elsewhere gives the same bits.
+// FP8 and FP4 saturate, infinities included. NaN becomes 0x7fff (bf16, half) or 0x7f (FP8).
+// Where the chip has a conversion instruction it is used; the code elsewhere gives the same
+// bits, but for FP4, which encode_e2m1 tells about.
 #pragma once
 #include "graphfuse/platform.cuh"
 #include "graphfuse/types.cuh"
@@ -60,7 +60,6 @@ GF_DEVICE u32 encode_half(float value) {
 
 GF_DEVICE u32 encode_e4m3(float value) { return encode<4, 3>(value, 448.0f, 0x7fu); }
 GF_DEVICE u32 encode_e5m2(float value) { return encode<5, 2>(value, 57344.0f, 0x7fu); }
-GF_DEVICE u32 encode_e2m1(float value) { return encode<2, 1>(value, 6.0f, 0x7u); }
 
 GF_DEVICE float decode_half(u32 bits) {
   // The fields of a half, placed in a float, are 2^112 too small; the product is exact.
@@ -120,34 +119,27 @@ GF_DEVICE u32 encode_pair<e5m2>(float low, float high) {
 #endif
 }
 
-template <>
-GF_DEVICE u32 encode_pair<e2m1>(float low, float high) {
-#ifdef GF_HARDWARE_FP4
-  u16 bits;
-  asm("{ .reg .b8 pair;\n\t"
-      "cvt.rn.satfinite.e2m1x2.f32 pair, %1, %2;\n\t"
-      "mov.b16 %0, {pair, 0}; }"
-      : "=h"(bits)
-      : "f"(high), "f"(low));
-  return bits;
-#else
-  return software::encode_e2m1(low) | software::encode_e2m1(high) << 4;
-#endif
-}
-
-/// COUNT elements, 4 or 8, of value * factor as E2M1, the first in the low nibble. NaN has no code here.
+/// COUNT elements, 4 or 8, of value * factor as E2M1, the first in the low nibble. What NaN becomes, and the
+/// bits above COUNT elements, are undefined.
 ///
 /// Where there is no instruction, by way of E5M2. Its steps double every four codes and those of E2M1 every
 /// two from 2 on: 4 + 2q up to q = 4 and 8 + q beyond runs through the eight codes from 4 to 14 as q runs
 /// through those of E2M1, ties and saturation included. The sum rounds q to a multiple of 2^-22 below 2,
-/// of 2^-21 below 4 and of 2^-20 beyond.
+/// of 2^-21 below 4 and of 2^-20 beyond; the instruction does not, so that it rounds away from a midpoint
+/// of two codes what is closer to it than half of that, and here it is a tie.
 template <int COUNT>
 GF_DEVICE u32 encode_e2m1(const float (&values)[COUNT], float factor) {
 #ifdef GF_HARDWARE_FP4
   u32 codes = 0;
 #pragma unroll
   for (int i = 0; i < COUNT; i += 2) {
-    codes |= encode_pair<e2m1>(values[i] * factor, values[i + 1] * factor) << 4 * i;
+    u16 pair;
+    asm("{ .reg .b8 pair;\n\t"
+        "cvt.rn.satfinite.e2m1x2.f32 pair, %1, %2;\n\t"
+        "mov.b16 %0, {pair, 0}; }"
+        : "=h"(pair)
+        : "f"(values[i + 1] * factor), "f"(values[i] * factor));
+    codes |= pair << 4 * i;
   }
   return codes;
 #else

@@ -85,15 +85,6 @@ GF_DEVICE float min_number(float a, float b) {
 #endif
 }
 
-/// The larger of the two, or the one that is not NaN.
-GF_DEVICE float max_number(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return fmaxf(a, b);
-#else
-  return __builtin_fmaxf(a, b);
-#endif
-}
-
 GF_DEVICE bool is_nan(float value) { return value != value; }
 
 GF_DEVICE constexpr u32 max(u32 a, u32 b) { return a > b ? a : b; }

@@ -53,7 +53,7 @@ GF_DEVICE Bytes<COUNT / 2> constant_block(u32 scale_code) {
   Bytes<COUNT / 2> chunk = {};
 #pragma unroll
   for (int word = 0; word < (COUNT + 7) / 8; ++word) {
-    chunk.word[word] = scale_code == 0 ? 0u : 0x77777777u >> (COUNT < 8 ? 16 : 0);
+    chunk.word[word] = scale_code == 0 ? 0u : 0x77777777u;
   }
   return chunk;
 }

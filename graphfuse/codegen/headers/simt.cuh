@@ -68,6 +68,19 @@ GF_DEVICE void forget_unpacked(Bytes<COUNT>& chunk) {
 #endif
 }
 
+/// Bytes of no particular value, at no cost. To read a variable that was given none is undefined.
+template <int COUNT>
+GF_DEVICE Bytes<COUNT> any_bytes() {
+  Bytes<COUNT> chunk = {};
+#ifdef __CUDACC__
+#pragma unroll
+  for (int i = 0; i < (COUNT + 3) / 4; ++i) {
+    asm("" : "=r"(chunk.word[i]));
+  }
+#endif
+  return chunk;
+}
+
 GF_DEVICE u32 lane() { return thread_index() % WARP; }
 
 #ifndef __CUDACC__
@@ -163,9 +176,10 @@ GF_DEVICE const void* offset(const void* address, i64 bytes) { return static_cas
 GF_DEVICE void* offset(void* address, i64 bytes) { return static_cast<char*>(address) + bytes; }
 
 /// Has the compiler work an address in global memory out here, once, instead of wherever it is used.
+/// Left to it for SM120, whose code would spill the address.
 template <class T>
 GF_DEVICE T* settled(T* address) {
-#ifdef __CUDACC__
+#if defined(__CUDACC__) && __CUDA_ARCH__ < 1200
   size_t global = __cvta_generic_to_global(address);
   asm volatile("" : "+l"(global));
   return static_cast<T*>(__cvta_global_to_generic(global));
