@@ -343,7 +343,8 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         declare ``dependent_launch``.
         """
         planner = self._planner or self._need(None, "build")
-        if workspace is None and programmatic_dependent_launch is False and (handle is None or handle is self.handle):
+        own = handle is None or handle is planner.handle
+        if own and workspace is None and programmatic_dependent_launch is False:
             calls = planner.quick(variant_pack)
             if calls is not None:
                 for call in calls:

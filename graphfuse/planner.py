@@ -205,6 +205,8 @@ class Planner:
         if index is None and executable.latest is not self._quick_form:
             self._quick_form = executable.latest
             self.quick = executable.quick(stream_getter(self.device, self.handle))
+            if self._executables.get(self.chosen) is not executable:  # another was selected meanwhile
+                self.quick = no_calls
         for call in calls:
             call()
 

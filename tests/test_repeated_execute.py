@@ -17,6 +17,8 @@ from graphfuse import GraphfuseError, VariantPackError, data_type, heur_mode
 from graphs import FP4, Norm
 
 CASE = Norm(rows=6, columns=32, eps=None, training=True)
+QUICK = Norm(rows=6, columns=32, training=True)
+"""No numbers in its packs, so that execute finds them in one step."""
 
 
 def built(case: Norm = CASE) -> graphfuse.pygraph:
@@ -119,28 +121,32 @@ def read_only(t):
     return array
 
 
-@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
-def test_refused_as_at_the_first_call(change):
-    g, values = built(), pack()
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [pytest.param(CASE, change, id=name) for name, change in REFUSED.items()]
+    + [pytest.param(QUICK, change, id=f"quick {name}") for name, change in REFUSED.items() if "epsilon" not in name],
+)
+def test_refused_as_at_the_first_call(case, change):
+    g, values = built(case), pack(case)
     g.execute(values)
     g.execute(values)
-    assert forms(g) == 1
+    assert forms(g) == 1 and (g._planner.quick(values) is not None) == (case is QUICK)
     values = change(values)
     kept = values if isinstance(values, dict) else dict(values)
     before = memory(kept) if not isinstance(kept["inverse_rms"], np.ndarray) else None
     with pytest.raises(GraphfuseError) as repeated:
         g.execute(values)
     with pytest.raises(GraphfuseError) as first:
-        built().execute(values)
+        built(case).execute(values)
     assert type(repeated.value) is type(first.value) and str(repeated.value) == str(first.value)
     assert before is None or memory(kept) == before
-    good = pack()
+    good = pack(case)
     g.execute(good)
-    assert torch.equal(good["out"], run_alone(pack())["out"])
+    assert torch.equal(good["out"], run_alone(pack(case), case)["out"])
 
 
-def run_alone(values: dict) -> dict:
-    built().execute(values)
+def run_alone(values: dict, case: Norm = CASE) -> dict:
+    built(case).execute(values)
     return values
 
 
@@ -183,11 +189,14 @@ SAME = {
 
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME)
 @pytest.mark.parametrize("inference", [False, True])
-def test_results_are_those_of_a_first_call(make, inference):
-    g = built()
+@pytest.mark.parametrize("case", [CASE, QUICK], ids=["", "quick"])
+def test_results_are_those_of_a_first_call(make, inference, case):
+    if case is QUICK and make is SAME["a number as a tensor"]:
+        pytest.skip("it has none")
+    g = built(case)
     with torch.inference_mode(inference):
         for seed in (1, 2, 1, 3):
-            values, want = pack(seed=seed), run_alone(pack(seed=seed))
+            values, want = pack(case, seed), run_alone(pack(case, seed), case)
             given = make(values, g)
             g.execute(given)
             for name in ("out", "inverse_rms"):
@@ -244,6 +253,48 @@ def test_a_handle_counts_at_each_call():
     with pytest.raises(graphfuse.GraphTypeError, match="is not a handle"):
         g.execute(values, None, 0)
     g.execute(values)
+
+
+def test_the_handle_is_the_one_that_was_planned_with():
+    """graph.handle is a plain attribute; execute holds the handle it is given against the plan's."""
+    g, values, handle = built(QUICK), pack(QUICK), graphfuse.create_handle("cpu")
+    g.execute(values), g.execute(values)
+    g.handle = handle
+    graphfuse.destroy_handle(handle)
+    with pytest.raises(graphfuse.GraphStateError, match="destroy"):
+        g.execute(values, None, handle)
+    g.execute(values)
+
+
+def test_a_plan_selected_during_an_execute_is_the_next_to_run(monkeypatch):
+    """What the thread that executes then remembers is of the plan before."""
+    from graphfuse.runtime.executable import Executable
+
+    ran = []
+
+    class Noted(toys.HostSolo):
+        def run(self, facts, knobs, device, buffers, stream):
+            ran.append(knobs.size)
+
+    g = graphs.new()
+    g.relu(g.tensor([8], name="x")).set_output().set_name("out")
+    g.build([heur_mode.A], patterns=toys.solo("relu"), engines=[Noted("noted", sizes=(1, 2))])
+    recall = Executable.recall
+
+    def overtaken(*arguments):
+        calls = recall(*arguments)
+        g.build_plan_at_index(1)  # as another thread might
+        return calls
+
+    values = {"x": torch.ones(8), "out": torch.empty(8)}
+    for given in (values, {k: v.view(1, 8) for k, v in values.items()}):  # the last one's form is the quick one
+        g.execute(given), g.execute(given)
+    with monkeypatch.context() as patch:
+        patch.setattr(Executable, "recall", overtaken)
+        g.execute(values)
+    for _ in range(3):
+        g.execute(values)
+    assert ran == [1, 1, 1, 1, 1, 2, 2, 2]
 
 
 def test_a_changed_graph_is_not_run():

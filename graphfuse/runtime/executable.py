@@ -59,11 +59,12 @@ class Executable:
 
     def recall(self, pack: object, workspace: object, stream: int, dependent: bool) -> Calls | None:
         """The calls for a pack like one that was prepared; None for any other. Errors as of ``prepare``."""
-        for place, (known, calls) in enumerate(self._forms):
+        forms = self._forms  # others may replace it meanwhile
+        for place, (known, calls) in enumerate(forms):
             key = known.key(pack, workspace, stream, dependent)
             if key is not None:
                 if place:
-                    self._forms = (self._forms[place], *self._forms[:place], *self._forms[place + 1 :])
+                    self._forms = (forms[place], *forms[:place], *forms[place + 1 :])
                 return calls.get(key) or calls.keep(key, self.at(*known.given(pack, key), stream, dependent))
         return None
 
