@@ -1,5 +1,6 @@
 """One tuned choice of knobs: for which problem class, on which device, and how it was come by."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -86,8 +87,8 @@ class Entry:
         _check("rows", v.get("rows"), (int,))
         _check("others", v.get("others", []), (list,))
         _check("published", v.get("published"), (dict, type(None)))
-        if v["rows"] < 1:
-            raise ValueError(f"rows is {v['rows']}; accepted: 1 or more")
+        if not 1 <= v["rows"] < 1 << 63:
+            raise ValueError(f"rows is {v['rows']}; accepted: 1 to 2^63 - 1")
         return cls(
             source,
             v["engine"],
@@ -123,6 +124,6 @@ def _knobs(value: object) -> dict[str, object]:
 
 def _number(name: str, value: object) -> float:
     _check(name, value, (int, float))
-    if not 0 < value < float("inf"):
+    if not 0 < value <= sys.float_info.max:  # JSON has integers that no float holds
         raise ValueError(f"{name} is {value}; accepted: a positive number")
     return float(value)

@@ -42,11 +42,19 @@ def tunings(engines: Iterable[Engine], device: Device) -> Tunings:
     kernels = [e for e in engines if isinstance(e, KernelEngine)]
     if not kernels or not device.runs_kernels:
         return Tunings()
-    file = user_file(device)
-    own = tuple(e for e in read(file) if e.source.device == device.name)
-    if len(own) < len(read(file)):
+    return Tunings(_own(device), tuple(e for engine in kernels for e in first_party(engine, device)))
+
+
+def _own(device: Device) -> tuple[Entry, ...]:
+    try:
+        file = user_file(device)
+    except RuntimeError:  # a user without a home directory, as containers have them, has tuned nothing
+        return ()
+    entries = read(file)
+    own = tuple(e for e in entries if e.source.device == device.name)
+    if len(own) < len(entries):
         _warn(file, "some of its entries are another device's")
-    return Tunings(own, tuple(e for engine in kernels for e in first_party(engine, device)))
+    return own
 
 
 def first_party(engine: Engine, device: Device) -> tuple[Entry, ...]:

@@ -11,7 +11,7 @@ from graphfuse.tables.entry import Entry
 
 NEAREST = 2.0
 """Knobs tuned for another number of rows count if the two differ by at most this factor. The
-tables hold every fourth power of two of rows, so that one of them is always this near."""
+seeds' sizes, which tables hold, lie a factor of 4 apart, so that between them one is always this near."""
 
 HEURISTIC = "heuristic"
 """What is said of knobs that are the engine's own proposal."""

@@ -1,6 +1,7 @@
 """The search for the fastest knobs of one part: compile in parallel, check, time in rounds of growing length."""
 
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -89,7 +90,7 @@ def compile_all(part: Part, device: Device, candidates: Sequence[object], deadli
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         futures = {k: pool.submit(kernel, Part(part.region, part.engine, k), device) for k in candidates}
-        wait(futures.values(), max(0.0, deadline - time.monotonic()))
+        wait(futures.values(), min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
         pool.shutdown(wait=False, cancel_futures=True)
     return {knobs: future for knobs, future in futures.items() if not future.cancelled()}
 

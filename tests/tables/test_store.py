@@ -106,11 +106,13 @@ ODD = {
     "rows": lambda e: e | {"rows": "8"},
     "rows true": lambda e: e | {"rows": True},
     "rows 0": lambda e: e | {"rows": 0},
+    "rows no float holds": lambda e: e | {"rows": 10**400},
     "knobs": lambda e: e | {"knobs": [1]},
     "a knob": lambda e: e | {"knobs": {"threads": [1]}},
     "key": lambda e: e | {"key": "64"},
     "us": lambda e: e | {"us": -1},
     "nan": lambda e: e | {"us": float("nan")},
+    "us no float holds": lambda e: e | {"us": 10**400},
     "unknown": lambda e: e | {"colour": 1},
     "others": lambda e: e | {"others": [5]},
 }
@@ -127,6 +129,17 @@ def test_an_odd_entry_is_left_out_alone(file, change):
     assert len(seen) == 1
     with pytest.raises(ValueError):
         store.parse(text.encode())
+
+
+def test_who_has_no_home_has_tuned_nothing(monkeypatch):
+    """A container's user: no HOME, no line in the password file."""
+    import pwd
+
+    for name in ("HOME", "XDG_DATA_HOME", "GRAPHFUSE_TUNING_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    found = store.tunings([RmsNormEngine()], H200)
+    assert found.own == () and found.first_party
 
 
 def test_another_devices_entry_is_left_out(file):

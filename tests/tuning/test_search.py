@@ -92,6 +92,11 @@ def test_if_all_are_wrong_there_is_no_best():
     assert trial.status == WRONG and trial.time is None
 
 
+def test_there_may_be_no_deadline():
+    made, _ = bench(Norm(5, 64))
+    assert search(made, knobs_of(made.part, 32), float("inf"), SHORT, seconds)[0].status == BEST
+
+
 def test_after_the_deadline_nothing_is_tried_or_called_best():
     made, _ = bench(Norm(5, 64))
     trials = search(made, knobs_of(made.part, 32, 128), time.monotonic(), SHORT, seconds)
