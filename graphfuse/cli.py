@@ -37,6 +37,10 @@ def bench(
     chosen = command.Choice(tuple(output), tuple(rows), tuple(columns), tuple(peers), quick)
     if wrong := chosen.unknown(BENCHES[name]):
         raise typer.BadParameter(wrong)
+    if resume and record is None:
+        raise typer.BadParameter("there is no record to go on with; give --record FOLDER, too", param_hint="--resume")
+    if record is not None and record.exists() and not record.is_dir():
+        raise typer.BadParameter(f"{record} is no folder", param_hint="--record")
     if listing:
         typer.echo(command.listing(BENCHES[name], chosen))
         return

@@ -345,6 +345,8 @@ def invoke(*arguments: str):
         (["--output", "fp64"], "nvfp4"),
         (["--rows", "7"], "399360"),
         (["--quick", "--columns", "128"], "fewer filters"),
+        (["--quick", "--resume"], "give --record"),
+        (["--quick", "--record", __file__], "--record"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(arguments, said):
