@@ -83,7 +83,8 @@ def main() -> None:
         after = rendered(before, records)
         if arguments.check and after != before:
             raise SystemExit(f"{name} is not as its record: run make bench-docs")
-        file.write_text(after)
+        if after != before:
+            file.write_text(after)
     for kind in BENCHES:
         results = Results.read(records / f"{kind}-{DEVICE}.json")
         if results and not arguments.check:

@@ -1,4 +1,4 @@
-"""This project through its public graph API, with the knobs that its heuristic chooses."""
+"""This project through its public graph API, with the first plan: tuned knobs where there are, else the heuristic's."""
 
 import functools
 
