@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from graphfuse import record
+from graphfuse.benchmarks.command import CHECKOUT
 from graphfuse.engine import knobs_to_dict
 from graphfuse.enums import heur_mode
 from graphfuse.plan import Part
@@ -22,7 +23,6 @@ from graphfuse.tuning import sizes
 from graphfuse.tuning.report import Trial, words
 from graphfuse.tuning.search import HALVING, Round, search
 
-ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = (Round(1, 300, within=1.4, most=1000), Round(3, 1000, within=1.05, most=4), HALVING[-1])
 """Nothing is left out that one glance may have misjudged."""
 TURNS = 3
@@ -110,7 +110,7 @@ def main() -> None:
         arguments.all.write_text(json.dumps(everything))
     if arguments.record:
         content = {"seed": arguments.seed, "summary": summary, "results": results}
-        print(record.write(arguments.record, "heuristics", record.environment(ROOT), content))
+        print(record.write(arguments.record, "heuristics", record.environment(CHECKOUT), content))
 
 
 if __name__ == "__main__":

@@ -370,6 +370,13 @@ def test_without_a_gpu_it_says_so():
     assert done.returncode == 2 and done.stderr.startswith("needs a CUDA device: ")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["build_time", "heuristics", "host_cost"])
+def test_without_a_gpu_the_other_benches_say_so(name):
+    done = subprocess.run([sys.executable, "-m", f"graphfuse.benchmarks.{name}"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith(f"{name} needs a GPU: ")
+
+
 def test_the_command_line_is_light():
     code = "import sys, graphfuse.cli; print({'torch', 'numpy', 'graphfuse.benchmarks'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
