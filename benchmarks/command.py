@@ -93,7 +93,7 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
         "bench": bench.name,
         "ours": bench.ours,
         "stream": bench.stream,
-        "peers": {peer.name: {"title": peer.title, "versions": peer.versions()} for peer in peers},
+        "peers": {p.name: {"title": p.title, "versions": p.versions(), "own": p.own} for p in peers},
         "cases": _kept(folder, bench.name, about, peers) if folder and resume else [],
     }
     done = {_key(entry) for entry in content["cases"]}

@@ -27,6 +27,7 @@ class Peer:
     distributions: whose versions the record names; all must be installed. why_not(case, arch):
     why it cannot do a case on SM `arch` (90 for SM90), or None. tight: held to the case's tight
     tolerance. keeps_builds: what it compiles lies on disk, so that other processes can compile ahead.
+    own: another way of ours, which is no competitor.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Peer:
     why_not: Callable[[object, int], str | None] = lambda case, arch: None
     tight: bool = False
     keeps_builds: bool = False
+    own: bool = False
 
     def versions(self) -> dict[str, str | None]:
         return {name: record.version(name) for name in self.distributions}

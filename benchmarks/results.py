@@ -69,7 +69,8 @@ class Results:
         return a / b if a and b else None
 
     def best_peer(self, case: dict) -> str | None:
-        measured = [(us, peer) for peer in self.peers if (us := self.us(case, peer))]
+        others = (peer for peer in self.peers if not self.record["peers"][peer].get("own"))
+        measured = [(us, peer) for peer in others if (us := self.us(case, peer))]
         return min(measured)[1] if measured else None
 
     def ratios(self, cases: Iterable[dict], peer: str, to: str) -> list[tuple[float, dict]]:

@@ -163,6 +163,9 @@ def _decode(pairs: torch.Tensor) -> torch.Tensor:
 
 TARGETS = (
     target.slowest_against_best(("bf16", "fp8_e4m3"), 1.02),
+    target.slowest_against_best(
+        ("bf16", "fp8_e4m3"), 1.02, graphfuse.RMSNORM_SILU_DEPENDENT.name, " with dependent launch"
+    ),
     target.mean_speedup("torch_compile", "torch.compile", ("bf16", "fp8_e4m3"), 1.12),
     target.mean_speedup("cudnn_oss", "the cuDNN frontend's open-source engine", ("bf16", "fp8_e4m3"), 9),
     *(
@@ -182,6 +185,7 @@ BENCH = Bench(
     quick=tuple(Case(r, c, o) for o, c, r in itertools.product(OUTPUTS, (64, 1024), (1560, 399360))),
     peers=(
         graphfuse.RMSNORM_SILU,
+        graphfuse.RMSNORM_SILU_DEPENDENT,
         cudnn.RMSNORM_SILU_OSS,
         cudnn.RMSNORM_SILU_A,
         flashinfer.RMSNORM_SILU,

@@ -32,18 +32,18 @@ class Verdict:
     met: bool | None
 
 
-def slowest_against_best(outputs: tuple[str, ...], limit: float) -> Target:
-    """Ours over the best peer of the same case, at worst."""
+def slowest_against_best(outputs: tuple[str, ...], limit: float, by: str = "", how: str = "") -> Target:
+    """Ours over the best peer of the same case, at worst. by, how: another way of ours, and which, in words."""
 
     def figure(r: Results):
         found = [
             (ratio, name(case))
             for case in r.cases(*outputs)
-            if (best := r.best_peer(case)) and (ratio := r.ratio(case, r.ours, best))
+            if (best := r.best_peer(case)) and (ratio := r.ratio(case, by or r.ours, best))
         ]
         return max(found, default=None)
 
-    return Target(f"{_and(outputs)}: time over the best peer's, at worst", limit, False, figure)
+    return Target(f"{_and(outputs)}{how}: time over the best peer's, at worst", limit, False, figure)
 
 
 def mean_speedup(peer: str, title: str, outputs: tuple[str, ...], limit: float) -> Target:

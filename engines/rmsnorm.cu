@@ -42,6 +42,9 @@ constexpr bool READ_AFFINE_FIRST =
 // 16-bit input, unpacked for the sum and kept, takes three times its room, which long rows do not have.
 constexpr bool UNPACK_AGAIN = PASSES == 1 && sizeof(Input) == 2 && STEPS * PIECE > 40;
 
+// Read-only loads may move ahead of the sum, for which the largest CTAs have no registers left.
+constexpr bool AFFINE_MAY_MOVE = THREADS <= 512 || STEPS * PIECE <= 16;
+
 using Piece = gf::Bytes<INPUT_BYTES>;
 
 struct Affine {
@@ -82,9 +85,9 @@ GF_DEVICE void read_pass(const Row& row, Index pass, Piece (&pieces)[STEPS]) {
 GF_DEVICE Affine read_affine(const void* weight, const void* bias, Index thread, Index at) {
   Affine affine = {};
   if (in_row(thread + at)) {
-    affine.weight = gf::load<WEIGHT_BYTES, WEIGHT_ACCESS, true>(gf::offset(weight, at * WEIGHT_BYTES));
+    affine.weight = gf::load<WEIGHT_BYTES, WEIGHT_ACCESS, AFFINE_MAY_MOVE>(gf::offset(weight, at * WEIGHT_BYTES));
     if constexpr (HAS_BIAS) {
-      affine.bias = gf::load<BIAS_BYTES, BIAS_ACCESS, true>(gf::offset(bias, at * BIAS_BYTES));
+      affine.bias = gf::load<BIAS_BYTES, BIAS_ACCESS, AFFINE_MAY_MOVE>(gf::offset(bias, at * BIAS_BYTES));
     }
   }
   return affine;

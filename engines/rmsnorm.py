@@ -259,7 +259,7 @@ def _faults(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Iterator[str]:
     row = _Row.of(facts)
     for name in ("threads_per_row", "threads", "chunks"):
         value = getattr(knobs, name)
-        if not isinstance(value, int) or value < 1 or value & (value - 1):
+        if type(value) is not int or value < 1 or value & (value - 1):
             yield f"{name} is {value!r}; accepted: a power of two"
             return
     if not _WARP <= knobs.threads <= _MAX_THREADS:

@@ -104,10 +104,16 @@ def test_races(name):
 
 
 def all_knobs(variant: Variant) -> list[RmsNormKnobs]:
-    """Every legal way to spread the rows of a problem over threads and CTAs."""
-    powers = [1 << k for k in range(11)]
-    choices = [RmsNormKnobs(t, c, chunks) for t in powers for c in powers[5:] for chunks in (1, 2, 4)]
-    return [k for k in choices if RmsNormEngine().illegal(variant.facts(), k, EMULATOR) is None]
+    """Every legal number of threads a row with every number of chunks, each with some size of a CTA, and every
+    legal number of threads a row and a CTA, each with some number of chunks."""
+    powers, facts = range(11), variant.facts()
+    every = [RmsNormKnobs(1 << t, 1 << c, n) for t in powers for c in powers[5:] for n in (1, 2, 4)]
+    found: dict[tuple, RmsNormKnobs] = {}
+    for knobs in every:
+        if RmsNormEngine().illegal(facts, knobs, EMULATOR) is None:
+            found.setdefault((knobs.threads_per_row, "chunks", knobs.chunks), knobs)
+            found.setdefault((knobs.threads_per_row, "threads", knobs.threads), knobs)
+    return list(dict.fromkeys(found.values()))
 
 
 KNOBS = {

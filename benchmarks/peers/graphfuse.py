@@ -5,7 +5,7 @@ import functools
 from graphfuse.benchmarks.peer import Peer, Work
 
 
-def _rmsnorm_silu(case, sets) -> Work:
+def _rmsnorm_silu(case, sets, **options) -> Work:
     import graphfuse as gf
 
     data_type, device = gf.data_type, sets[0].x.device
@@ -26,7 +26,20 @@ def _rmsnorm_silu(case, sets) -> Work:
         named = {"x": s.x, "weight": s.weight, "out": s.out, "scales": s.scales}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
-    return Work([functools.partial(graph.execute, pack(s)) for s in sets], graph.get_plan_name_at_index(0))
+    return Work([functools.partial(graph.execute, pack(s), **options) for s in sets], graph.get_plan_name_at_index(0))
+
+
+def _dependent(case, sets) -> Work:
+    return _rmsnorm_silu(case, sets, programmatic_dependent_launch=True)
 
 
 RMSNORM_SILU = Peer("graphfuse", "graphfuse", _rmsnorm_silu, ("graphfuse",), tight=True, keeps_builds=True)
+RMSNORM_SILU_DEPENDENT = Peer(
+    "graphfuse_dependent",
+    "graphfuse, dependent launch",
+    _dependent,
+    ("graphfuse",),
+    lambda case, arch: None if arch >= 90 else f"dependent launch needs SM90, this is SM{arch}",
+    tight=True,
+    own=True,
+)

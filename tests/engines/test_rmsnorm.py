@@ -301,16 +301,20 @@ def test_launch_passes_strides_in_bytes_and_scalars():
     launch = ENGINE.launch(problem, RmsNormKnobs(64, 128))
     assert (launch.grid, launch.block, launch.shared_bytes, launch.scratch_bytes) == (50, 128, 0, 0)
     assert launch.arguments == (
-        *map(Address, (X, W, B, Y, RMS, SCALES)),
-        *(Constant("int64", value) for value in (100, 2048, 512, 4, 64)),
+        *(Address(X), Constant("int64", 100), Constant("int64", 2048)),
+        Address(W),
+        *(Address(Y), Constant("int64", 512)),
         HostScalar(EPS),
+        Address(B),
+        *(Address(SCALES), Constant("int64", 64)),
+        *(Address(RMS), Constant("int64", 4)),
         Address(FACTOR),
     )
 
 
 def test_launch_passes_null_for_what_is_absent():
     arguments = ENGINE.launch(BASE, RmsNormKnobs(64, 128)).arguments
-    assert arguments[2] == arguments[4] == arguments[5] == Constant("pointer", 0)
+    assert arguments[7] == arguments[8] == arguments[10] == Constant("pointer", 0)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
