@@ -77,7 +77,7 @@ def test_work_is_ordered_on_its_stream(by):
 
 def test_the_reference_engine_is_ordered_on_the_default_stream():
     case = graphs.Norm(4096, 1024)
-    graph = case.graph()
+    graph = case.graph("cuda")
     graph.build([heur_mode.FALLBACK])
     inputs, outputs = case.inputs("cuda"), case.outputs("cuda")
     right = inputs["x"].clone()
