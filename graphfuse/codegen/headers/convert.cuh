@@ -167,7 +167,11 @@ GF_DEVICE u32 encode_e2m1(const float (&values)[COUNT], float factor) {
 template <class T>
 GF_DEVICE u32 encode(float value) {
   if constexpr (is_same_float<T>) {
-    return as_bits(value);
+    u32 bits = as_bits(value);
+#ifdef __CUDA_ARCH__
+    asm("" : "+r"(bits));  // the compiler would split a wide store of words that it knows to be floats
+#endif
+    return bits;
   } else {
     return encode_pair<T>(value, 0.0f) & ((1u << bits_of<T>) - 1);
   }
