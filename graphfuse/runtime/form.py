@@ -72,7 +72,8 @@ class Form:
         self._int_keys = int in map(type, pack)
         self._ids = (*tensors, *numbers)
         self._arrays = len(tensors)
-        self._tensors = _values(tuple(tensors.values()))
+        self._names = tuple(tensors.values())
+        self._tensors = _values(self._names)
         self._numbers = _values(tuple(numbers.values()))
         self._kinds = tuple(type(value) for value in self._numbers(pack))
         self._has_workspace = workspace is not None
@@ -107,20 +108,7 @@ class Form:
         """
         if self._kinds or self._has_workspace or self._int_keys or not self._arrays:
             return None
-        locate, alike, take, count = _locator(self._arrays), self._guard.alike, self._tensors, len(self._keys)
-
-        def find(pack: object) -> object | None:
-            if type(pack) is dict and len(pack) == count:
-                try:
-                    tensors = take(pack)
-                    calls = known.get(locate(stream(), *tensors))
-                    if calls is not None and alike(*tensors):
-                        return calls
-                except (KeyError, AttributeError, RuntimeError, TypeError):  # as `Guard.locate`, or other keys
-                    pass
-            return None
-
-        return find
+        return _quick(self._arrays)(len(self._keys), stream, known.get, self._guard.alike, *self._names)
 
     def given(self, pack: Mapping[object, object], key: Key) -> tuple[dict[TensorId, object], int]:
         """What ``Binder.place`` takes: addresses and numbers by tensor, and the address of the workspace."""
@@ -148,13 +136,40 @@ def form(pack: object, workspace: object, find: Callable[[object], ir.Tensor]) -
     return Form(pack, tensors, numbers, workspace)
 
 
+_QUICK = """
+def quick(count, stream, get, alike, {names}):
+    def find(pack):
+        if type(pack) is dict and len(pack) == count:
+            try:
+                {values} = {taken}
+                if {nested}:  # to compare one would end the process
+                    return None
+                calls = get((stream(), False, {addresses}))
+                if calls is not None and alike({tensors}):
+                    return calls
+            except (KeyError, AttributeError, RuntimeError, TypeError):  # as `Guard.locate`, or other keys
+                pass
+        return None
+
+    return find
+"""
+
+
 @functools.cache
-def _locator(count: int) -> Callable[..., Key | None]:
-    """(stream, *tensors) -> their key, None if one is nested. Written out: a loop takes twice as long."""
-    names = [f"t{i}" for i in range(count)]
-    nested = " or ".join(f"{name}.is_nested" for name in names)
-    addresses = ", ".join(f"{name}.data_ptr()" for name in names)
-    return eval(f"lambda stream, {', '.join(names)}: None if {nested} else (stream, False, {addresses})")
+def _quick(count: int) -> Callable[..., Callable[[object], object | None]]:
+    """`Form.quick` for `count` tensors, whose keys are the last arguments. Written out: loops take twice as long."""
+    numbers = range(count)
+    text = _QUICK.format(
+        names=", ".join(f"k{i}" for i in numbers),
+        values=", ".join(f"t{i}" for i in numbers) + ",",
+        taken=", ".join(f"pack[k{i}]" for i in numbers) + ",",
+        nested=" or ".join(f"t{i}.is_nested" for i in numbers),
+        addresses=", ".join(f"t{i}.data_ptr()" for i in numbers),
+        tensors=", ".join(f"t{i}" for i in numbers),
+    )
+    made: dict[str, Callable] = {}
+    exec(text, made)
+    return made["quick"]
 
 
 def _values(keys: tuple) -> Callable[[Mapping[object, object]], tuple]:
