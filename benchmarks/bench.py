@@ -13,8 +13,7 @@ class Case(Protocol):
 
     output: str
 
-    @property
-    def label(self) -> str: ...
+    def __str__(self) -> str: ...
 
     @property
     def moved(self) -> int:

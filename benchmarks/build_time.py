@@ -16,7 +16,6 @@ import tempfile
 from pathlib import Path
 
 from graphfuse import record
-from graphfuse.benchmarks.command import CHECKOUT
 
 CHILD = """
 import json, time
@@ -75,11 +74,8 @@ def main() -> None:
     for kind, medians in results.items():
         print(f"{kind:5} " + ", ".join(f"{name} {value:.1f}" for name, value in medians.items()))
     if arguments.record:
-        print(
-            record.write(
-                arguments.record, "build-time", record.environment(CHECKOUT), {"medians_ms": results, "runs_ms": runs}
-            )
-        )
+        content = {"medians_ms": results, "runs_ms": runs}
+        print(record.write(arguments.record, "build-time", record.environment(record.CHECKOUT), content))
 
 
 if __name__ == "__main__":

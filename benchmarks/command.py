@@ -13,10 +13,6 @@ from graphfuse.benchmarks.bench import Bench, Case
 from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.results import Results
 
-_ROOT = Path(__file__).resolve().parent.parent
-CHECKOUT = _ROOT if (_ROOT / "pyproject.toml").exists() else None
-"""The sources that are measured, where this runs from a checkout."""
-
 WIDTH = 140
 
 
@@ -67,7 +63,7 @@ def listing(bench: Bench, choice: Choice) -> str:
         missing = [name for name, version in peer.versions().items() if version is None]
         absent = f" (absent: {', '.join(missing)} is not installed)" if missing else ""
         lines.append(f"  peer {peer.name}: {peer.title}{absent}")
-    lines += [f"  case {case.label}, {case.moved / 1e6:.1f} MB" for case in choice.cases(bench)]
+    lines += [f"  case {case}, {case.moved / 1e6:.1f} MB" for case in choice.cases(bench)]
     return "\n".join(lines)
 
 
@@ -88,7 +84,7 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
     peers, cases = choice.chosen_peers(bench), choice.cases(bench)
     major, minor = torch.cuda.get_device_capability()
     arch = 10 * major + minor
-    about = record.environment(CHECKOUT)
+    about = record.environment(record.CHECKOUT)
     content = {
         "bench": bench.name,
         "ours": bench.ours,

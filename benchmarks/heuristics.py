@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 from graphfuse import record
-from graphfuse.benchmarks.command import CHECKOUT
 from graphfuse.engine import knobs_to_dict
 from graphfuse.enums import heur_mode
 from graphfuse.plan import Part
@@ -64,7 +63,7 @@ def case(size: sizes.Size, deadline: float) -> tuple[dict[str, object], tuple[Tr
         "space": len(space),
         "ratio": round(ratio, 4),
         "us": round(us, 3),
-        "GB/s": round(size.bytes / us / 1e3),
+        "GB/s": round(size.moved / us / 1e3),
         "heuristic": knobs_to_dict(first),
         "best": trials[0].knobs,
     }
@@ -110,7 +109,7 @@ def main() -> None:
         arguments.all.write_text(json.dumps(everything))
     if arguments.record:
         content = {"seed": arguments.seed, "summary": summary, "results": results}
-        print(record.write(arguments.record, "heuristics", record.environment(CHECKOUT), content))
+        print(record.write(arguments.record, "heuristics", record.environment(record.CHECKOUT), content))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graphfuse import record
-from graphfuse.benchmarks.command import CHECKOUT
 from graphfuse.dtypes import data_type
 from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.errors import GraphNotSupportedError
@@ -266,7 +265,7 @@ def main() -> None:
             "problem": {"rows": ROWS, "columns": COLUMNS, "calls": CALLS, "between_synchronizing": BETWEEN},
             "rows": rows + [{"name": name, "absent": why} for name, why in absent.items()],
         }
-        print(record.write(arguments.record, "host-cost", record.environment(CHECKOUT), content))
+        print(record.write(arguments.record, "host-cost", record.environment(record.CHECKOUT), content))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ class Work:
     """One case as a peer does it.
 
     calls: the same work on one buffer set each, capturable into a CUDA graph. note: what
-    runs, for the record. check: why the first call's result is wrong, or None; without it
-    the case judges the output in the buffer set.
+    runs, for the record. knobs_from: who chose the knobs of our kernels, "heuristic" or a
+    table. check: why the first call's result is wrong, or None; without it the case judges
+    the output in the buffer set.
     """
 
     calls: Sequence[Callable[[], object]]
     note: str = ""
+    knobs_from: str = ""
     check: Callable[[], str | None] | None = None
 
 

@@ -40,7 +40,7 @@ def translate(published: Mapping[str, object], facts) -> RmsNormKnobs:
 
 def facts(columns: int, rows: int, output: str):
     """What the engine looks at in one of the published problems."""
-    (part,) = sizes.Size(columns, rows, output).plans(DEVICE)[0].parts
+    (part,) = sizes.Size(rows, columns, output).plans(DEVICE)[0].parts
     return part.facts
 
 

@@ -53,18 +53,32 @@ _VIEWS: dict[str, Callable[[Results], str]] = {
     "cases": lambda r: tables.markdown(tables.cases(r)),
     "absences": _absences,
     "plots": _figures,
+    "dependent": lambda r: "\n".join(f"- {text}" for text in tables.dependent(r)),
 }
 
 
+def _rows(record: dict) -> str:
+    return tables.markdown(tables.rows(record))
+
+
+def _profile(record: dict) -> str:
+    about = record["environment"]
+    where = f"{about['device']}, Nsight Compute {record['ncu']}, {about['date']}, commit {str(about['commit'])[:12]}."
+    return f"{where}\n\n{tables.markdown(tables.profile(record))}"
+
+
+_RECORDS: dict[str, Callable[[dict], str]] = {"host-cost": _rows, "rmsnorm-silu-profile": _profile}
+
+
 def block(name: str, records: Path) -> str:
-    """The text of one marked place: RECORD/VIEW of a bench, or RECORD of named rows."""
+    """The text of one marked place: RECORD/VIEW of a bench, or another RECORD."""
     kind, _, view = name.partition("/")
     file = records / f"{kind}-{DEVICE}.json"
     if not file.exists():
         return NONE
     if view:
         return _VIEWS[view](Results.read(file)) + "\n"
-    return tables.markdown(tables.rows(json.loads(file.read_text()))) + "\n"
+    return _RECORDS[kind](json.loads(file.read_text())) + "\n"
 
 
 def rendered(text: str, records: Path) -> str:

@@ -11,14 +11,11 @@ from graphfuse.benchmarks import target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.peers import cudnn, flashinfer, graphfuse, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
+from graphfuse.tuning.sizes import BLOCK, COLUMNS, EPS, OUTPUTS, ROWS, Size
 
 if TYPE_CHECKING:
     import torch
 
-COLUMNS = (64, 128, 160, 256, 320, 512, 640, 1024)
-ROWS = (1560, 6240, 24960, 99840, 399360)
-EPS = 1e-6
-BLOCK = 16
 CHECKED_ROWS = 4096
 CODES = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 """What the sixteen E2M1 codes stand for."""
@@ -34,21 +31,17 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Output:
-    """bits: of a value, packed in items of torch's type `storage`. tight: one rounding of the
-    exact value. loose: for peers that round in between."""
+class Accuracy:
+    """tight: one rounding of the exact value. loose: for peers that round in between."""
 
-    storage: str
-    bits: int
     tight: Tolerance
     loose: Tolerance
-    block_scales: bool = False
 
 
-OUTPUTS = {
-    "bf16": Output("bfloat16", 16, Tolerance(2**-7, 2**-20), Tolerance(2**-5, 2**-7)),
-    "fp8_e4m3": Output("float8_e4m3fn", 8, Tolerance(2**-4 + 2**-10, 2**-9), Tolerance(2**-3, 2**-6)),
-    "nvfp4": Output("uint8", 4, Tolerance(steps=1), Tolerance(steps=2), block_scales=True),
+ACCURACY = {
+    "bf16": Accuracy(Tolerance(2**-7, 2**-20), Tolerance(2**-5, 2**-7)),
+    "fp8_e4m3": Accuracy(Tolerance(2**-4 + 2**-10, 2**-9), Tolerance(2**-3, 2**-6)),
+    "nvfp4": Accuracy(Tolerance(steps=1), Tolerance(steps=2)),
 }
 
 
@@ -63,44 +56,13 @@ class Operands:
     eps: float = EPS
 
 
-@dataclass(frozen=True)
-class Case:
-    rows: int
-    columns: int
-    output: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.output} {self.rows}x{self.columns}"
-
-    @property
-    def moved(self) -> int:
-        """Input, weight, output and block scales in bytes."""
-        form = OUTPUTS[self.output]
-        values = self.rows * self.columns
-        scales = values // BLOCK if form.block_scales else 0
-        return 2 * (values + self.columns) + values * form.bits // 8 + scales
+class Case(Size):
+    """A size with what a bench asks of it: buffer sets, and a judgement of outputs."""
 
     def sets(self, count: int, device: str) -> list[Operands]:
         """Sets of random numbers of their own, with one weight."""
-        import torch
-
-        form, shape = OUTPUTS[self.output], (self.rows, self.columns)
-        dtype = getattr(torch, form.storage)
-        weight = (torch.rand(self.columns, device=device) + 0.5).to(torch.bfloat16)
-
-        def empty(columns: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.empty(self.rows, columns, dtype=dtype, device=device)
-
-        return [
-            Operands(
-                x=torch.randn(shape, dtype=torch.bfloat16, device=device),
-                weight=weight,
-                out=empty(self.columns * form.bits // 8 // dtype.itemsize, dtype),
-                scales=empty(self.columns // BLOCK, torch.float8_e4m3fn) if form.block_scales else None,
-            )
-            for _ in range(count)
-        ]
+        made = [self.tensors(device) for _ in range(count)]
+        return [Operands(t["x"], made[0]["weight"], t["out"], t.get("block_scale")) for t in made]
 
     def spoil(self, operands: Operands) -> None:
         """NaN, which no result is."""
@@ -116,10 +78,9 @@ class Case:
 
         rows = torch.arange(0, self.rows, -(-self.rows // CHECKED_ROWS), device=operands.x.device)
         rows = torch.cat([rows, rows.new_tensor([self.rows - 1])]).unique()
-        form = OUTPUTS[self.output]
         exact = _exact(operands, rows)
-        limit = form.tight if tight else form.loose
-        if form.block_scales:
+        limit = ACCURACY[self.output].tight if tight else ACCURACY[self.output].loose
+        if operands.scales is not None:
             scales = _taken(operands.scales, rows).double().repeat_interleave(BLOCK, dim=1)
             found = _decode(_taken(operands.out, rows)) * scales
             # A block's largest value may be beyond 6 scales by the rounding of the scale.

@@ -22,6 +22,8 @@ class Clock(Protocol):
 
     def capture(self, calls: Sequence) -> object: ...
 
+    def dependent_launch(self, captured: object) -> bool | None: ...
+
     def compare(self, captured: Sequence[object]) -> list[Time]: ...
 
 
@@ -44,11 +46,11 @@ def measure(bench: Bench, case: Case, peers: Sequence[Peer], arch: int, device: 
             entries[peer.name] = {"error": _first_line(error)}
             _still_alive(device)
     times = clock.compare([captured for captured, _ in ready.values()])
-    for (name, (_, work)), time in zip(ready.items(), times, strict=True):
+    for (name, (captured, work)), time in zip(ready.items(), times, strict=True):
         entries[name] = {"us": {field: round(value, 4) for field, value in vars(time).items()}}
         entries[name]["GB/s"] = round(case.moved / time.median / 1e3, 1)
-        if work.note:
-            entries[name]["note"] = work.note
+        entries[name] |= {field: said for field in ("note", "knobs_from") if (said := getattr(work, field))}
+        entries[name]["dependent_launch"] = clock.dependent_launch(captured)
     if bench.stream in ready:
         limit = entries[bench.stream]["us"]["median"]
         for name in ready:

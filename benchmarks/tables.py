@@ -127,6 +127,48 @@ def absences(r: Results) -> list[str]:
     ]
 
 
+def dependent(r: Results) -> list[str]:
+    """Whose kernels begin by programmatic dependent launch, as the captured CUDA graphs have it."""
+    return [f"{r.title(peer)}: {said}" for peer in r.record["peers"] if (said := _dependent(r, peer))]
+
+
+def _dependent(r: Results, peer: str) -> str | None:
+    entries = [case["peers"][peer] for case in r.cases() if r.us(case, peer)]
+    told = [entry["dependent_launch"] for entry in entries if entry.get("dependent_launch") is not None]
+    if not told:
+        return "not recorded" if entries else None
+    return f"in {sum(told) or 'none'} of {len(told)} cases"
+
+
+def profile(record: dict) -> Table:
+    """A record of `profile`."""
+    return Table(
+        "what keeps the kernel busy",
+        (
+            *("case", "µs", "GHz", "occupancy", "registers", "instructions a cycle and SM", "an element"),
+            *("ALU / FMA / XU / LSU", "DRAM", "TB/s", "KB held an SM", "in flight", "where warps are"),
+        ),
+        [
+            (
+                name({field: case[field] for field in ("rows", "columns", "output")}),
+                _figure(case["us"], 1),
+                _figure(case["ghz"], 2),
+                _figure(case["occupancy"], 0, " %"),
+                _figure(case["registers"], 0),
+                _figure(case["instructions_per_cycle"], 2),
+                _figure(case["instructions_per_element"], 2),
+                " / ".join(_figure(case[f"{pipe}_percent"], 0) for pipe in ("alu", "fma", "xu", "lsu")) + " %",
+                _figure(case["dram_percent"], 0, " %"),
+                _figure(case["dram_tb_per_s"], 2),
+                _figure(case["held_kb_per_sm"], 1),
+                _figure(case["in_flight_kb_per_sm"], 1),
+                ", ".join(f"{stall.replace('_', ' ')} {100 * v:.0f} %" for stall, v in [*case["stalls"].items()][:3]),
+            )
+            for case in record["cases"]
+        ],
+    )
+
+
 def rows(record: dict) -> Table:
     """A record of named rows: {"rows": [{"name", "us": {"median", "low", "high"}, "ratio"} or {"name", "absent"}]}."""
     return Table(
@@ -144,6 +186,10 @@ def rows(record: dict) -> Table:
             for row in record["rows"]
         ],
     )
+
+
+def _figure(value: float | None, places: int, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.{places}f}{unit}"
 
 
 def _us(value: float | None) -> str:

@@ -11,6 +11,9 @@ from pathlib import Path
 from graphfuse import settings
 
 _DESCRIBE = ("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+_ROOT = Path(__file__).resolve().parent.parent
+CHECKOUT = _ROOT if (_ROOT / "pyproject.toml").exists() else None
+"""The sources that run, where they are a checkout and no installed package."""
 DISTRIBUTIONS = ("torch", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-cuda-nvrtc", "numpy")
 
 

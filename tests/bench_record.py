@@ -5,6 +5,7 @@ from graphfuse.benchmarks.benches import BENCHES
 SPEED = {"graphfuse": 4.0, "cudnn_oss": 0.3, "cudnn_a": 2.0, "flashinfer": 0.31, "torch_compile": 3.5}
 SPEED |= {"torch_eager": 1.2, "graphfuse_dependent": 4.1, "stream": 4.2}
 LAUNCH_US = 1.5
+DEPENDENT = ("graphfuse_dependent", "cudnn_a")
 
 
 def environment() -> dict:
@@ -23,7 +24,8 @@ def entry(case, peer: str) -> dict:
     if case.output == "nvfp4" and peer not in ("graphfuse", "graphfuse_dependent", "stream"):
         return {"absent": "no NVFP4"}
     us = LAUNCH_US + case.moved / SPEED[peer] / 1e6
-    return {"us": {"median": us, "low": 0.99 * us, "high": 1.02 * us}, "GB/s": case.moved / us / 1e3}
+    times = {"median": us, "low": 0.99 * us, "high": 1.02 * us}
+    return {"us": times, "GB/s": case.moved / us / 1e3, "dependent_launch": peer in DEPENDENT}
 
 
 def record(name: str = "rmsnorm-silu") -> dict:
@@ -42,3 +44,27 @@ def record(name: str = "rmsnorm-silu") -> dict:
             for case in bench.cases
         ],
     }
+
+
+def profile() -> dict:
+    """A record of benchmarks.profile."""
+    figures = {
+        "us": 300.2,
+        "ghz": 1.75,
+        "occupancy": 52.1,
+        "registers": 58.0,
+        "instructions_per_cycle": 3.38,
+        "instructions_per_element": 20.75,
+        "alu_percent": 57.0,
+        "fma_percent": 42.0,
+        "xu_percent": 68.0,
+        "lsu_percent": None,
+        "dram_percent": 72.5,
+        "dram_tb_per_s": 3.49,
+        "held_kb_per_sm": 17.1,
+        "in_flight_kb_per_sm": 6.2,
+        "stalls": {"not_selected": 0.3, "long_scoreboard": 0.25, "wait": 0.2, "selected": 0.1, "barrier": 0.01},
+    }
+    case = {"rows": 399360, "columns": 1024, "output": "nvfp4", "bytes": 1047922688, "note": "rmsnorm[]"}
+    cases = [{**case, **figures, "metrics": {}}, {**case, "output": "bf16", **figures, "us": None, "metrics": {}}]
+    return {"environment": environment(), "ncu": "2025.3.0.0", "cases": cases}

@@ -56,11 +56,27 @@ def capture(calls: Sequence[Callable[[], object]], least_us: float = 4000.0) -> 
             call()
     torch.cuda.synchronize()
     count = max(len(calls), 8)
-    graph = torch.cuda.CUDAGraph()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)  # for its edges
     with torch.cuda.graph(graph, stream=stream):
         for i in range(count):
             calls[i % len(calls)]()
+    graph.instantiate()
     return Captured(graph, count, max(1, min(200, int(least_us / max(_replay(graph, 1), 1e-3)))))
+
+
+def dependent_launch(captured: Captured) -> bool | None:
+    """Whether kernels of the graph begin by programmatic dependent launch; None if the driver does not tell."""
+    from cuda.bindings import driver
+
+    graph, success = driver.CUgraph(int(captured.graph.raw_cuda_graph())), driver.CUresult.CUDA_SUCCESS
+    error, *_, count = driver.cuGraphGetEdges(graph, 0)
+    if error != success:
+        return None
+    error, _, _, edges, _ = driver.cuGraphGetEdges(graph, count)
+    if error != success:
+        return None
+    programmatic = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+    return any(edge.type == programmatic for edge in edges[:count])
 
 
 def compare(captured: Sequence[Captured], repeats: int = REPEATS) -> list[Time]:

@@ -74,7 +74,7 @@ def run(wanted: tuple[sizes.Size, ...], table: Path | None, time_budget: float, 
                 console.print(
                     f"{size!s:24} {best.time.median:9.2f} us  {words(best.knobs)}", highlight=False, soft_wrap=True
                 )
-            if size.bytes >= _LARGE:
+            if size.moved >= _LARGE:
                 del tensors
                 torch.cuda.empty_cache()
     console.print(

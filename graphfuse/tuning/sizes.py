@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphfuse import plan, plugins
 from graphfuse.device import Device
@@ -14,6 +14,7 @@ from graphfuse.lower import lower
 from graphfuse.plan import Plan
 from graphfuse.planner import Planner
 
+EPS = 1e-6
 COLUMNS = (64, 128, 160, 256, 320, 512, 640, 1024)
 ROWS = (1560, 6240, 24960, 99840, 399360)
 OUTPUTS = {"bf16": data_type.BFLOAT16, "fp8_e4m3": data_type.FP8_E4M3, "nvfp4": data_type.FP4_E2M1}
@@ -26,22 +27,30 @@ MOST_BYTES = 2 << 30  # moved by a random problem: larger ones run at the same s
 class Size:
     """rows x columns of bfloat16, to one of OUTPUTS."""
 
-    columns: int
     rows: int
+    columns: int
     output: str
 
+    def __str__(self) -> str:
+        return f"{self.output} {self.rows}x{self.columns}"
+
     @property
-    def bytes(self) -> int:
-        """Read and written, each element once."""
+    def row_bytes(self) -> int:
+        """Read and written of one row."""
         scales = self.columns // BLOCK if self.output == "nvfp4" else 0
-        return self.rows * (2 * self.columns + OUTPUTS[self.output].nbytes(self.columns) + scales)
+        return 2 * self.columns + OUTPUTS[self.output].nbytes(self.columns) + scales
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written, each element once, the weight's among them."""
+        return self.rows * self.row_bytes + 2 * self.columns
 
     def graph(self, handle=None) -> pygraph:
         """Its tensors are named x, weight, out and, for nvfp4, block_scale."""
         graph = pygraph(intermediate_data_type=data_type.FLOAT, handle=handle)
         x = graph.tensor([self.rows, self.columns], data_type=data_type.BFLOAT16, name="x")
         weight = graph.tensor([1, self.columns], data_type=data_type.BFLOAT16, name="weight")
-        y = graph.swish(graph.rmsnorm(x, weight, 1e-6, norm_forward_phase=norm_forward_phase.INFERENCE)[0])
+        y = graph.swish(graph.rmsnorm(x, weight, EPS, norm_forward_phase=norm_forward_phase.INFERENCE)[0])
         if self.output == "nvfp4":
             y, scales = graph.block_scale_quantize(y, block_size=BLOCK)
             scales.set_output().set_name("block_scale")
@@ -61,26 +70,25 @@ class Size:
         return plan.propose(graph, regions, known.engines, device, heur_mode.OPENSOURCE).plans
 
     def tensors(self, device: str) -> dict[str, object]:
-        """Random inputs and memory for the outputs, by name."""
+        """Random inputs and memory for the outputs, by name; FP4 elements in pairs, as uint8."""
         import torch
 
-        made = {"device": device, "dtype": torch.bfloat16}
-        pack = {"x": torch.randn(self.rows, self.columns, **made), "weight": torch.rand(1, self.columns, **made) + 0.5}
-        dtype = OUTPUTS[self.output]
-        if dtype is data_type.FP4_E2M1:
-            pack["out"] = torch.empty(self.rows, self.columns // 2, dtype=torch.uint8, device=device)
-            pack["block_scale"] = torch.empty(self.rows, self.columns // BLOCK, dtype=torch.uint8, device=device)
-        else:
-            pack["out"] = torch.empty(self.rows, self.columns, dtype=getattr(torch, dtype.facts.torch), device=device)
-        return pack
+        def empty(columns: int, dtype: str) -> torch.Tensor:
+            return torch.empty(self.rows, columns, dtype=getattr(torch, dtype), device=device)
 
-    def __str__(self) -> str:
-        return f"{self.rows} x {self.columns} {self.output}"
+        pack = {
+            "x": torch.randn(self.rows, self.columns, dtype=torch.bfloat16, device=device),
+            "weight": (torch.rand(self.columns, device=device) + 0.5).to(torch.bfloat16),
+        }
+        if self.output == "nvfp4":
+            pairs, scales = empty(self.columns // 2, "uint8"), empty(self.columns // BLOCK, "float8_e4m3fn")
+            return pack | {"out": pairs, "block_scale": scales}
+        return pack | {"out": empty(self.columns, OUTPUTS[self.output].facts.torch)}
 
 
 def seeds(columns=COLUMNS, rows=ROWS, outputs=tuple(OUTPUTS)) -> tuple[Size, ...]:
     """All combinations, those that share a source one after the other."""
-    return tuple(Size(c, r, o) for o, c, r in itertools.product(outputs, columns, rows))
+    return tuple(Size(r, c, o) for o, c, r in itertools.product(outputs, columns, rows))
 
 
 def off_the_table(count: int = 60, seed: int = JUDGED) -> tuple[Size, ...]:
@@ -101,7 +109,7 @@ def off_the_table(count: int = 60, seed: int = JUDGED) -> tuple[Size, ...]:
         columns = max(32, round(2 ** source.uniform(5, 14) / step) * step)
         columns = -(-columns // step) * step
         rows = round(10 ** source.uniform(0, 6))
-        size = Size(columns, rows, output)
-        size = Size(columns, max(1, min(rows, MOST_BYTES * rows // size.bytes)), output)
+        size = Size(rows, columns, output)
+        size = replace(size, rows=max(1, min(rows, MOST_BYTES // size.row_bytes)))
         if size not in tuned and size not in found:
             found.append(size)

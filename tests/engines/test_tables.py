@@ -52,7 +52,7 @@ def test_planning_for_a_b200_uses_it_and_says_so():
     from graphfuse.lower import lower
 
     device = for_arch("sm_100a")
-    graph, known = lower(freeze(sizes.Size(512, 24960, "nvfp4").graph())), plugins.installed()
+    graph, known = lower(freeze(sizes.Size(24960, 512, "nvfp4").graph())), plugins.installed()
     regions, _ = plan.matches(graph, known)
     tunings = store.tunings(known.engines, device)
     best = plan.propose(graph, regions, known.engines, device, heur_mode.A, tunings).plans[0]

@@ -157,7 +157,7 @@ def test_the_command_tunes_skips_and_goes_on(tmp_path):
     assert store.parse(table.read_bytes()) == first
     mine = CliRunner().invoke(app, [*arguments, "--time-budget", "60"])
     assert mine.exit_code == 0 and len(store.read(store.user_file(devices.get("cuda")))) == 2
-    best = sizes.Size(64, 1560, "bf16").planner().plans[0].parts[0]
+    best = sizes.Size(1560, 64, "bf16").planner().plans[0].parts[0]
     assert best.why.startswith("tuned on this")
 
 

@@ -1,0 +1,151 @@
+"""What keeps our kernel busy: a few cases under Nsight Compute.
+
+    python -m graphfuse.benchmarks.profile [--record FOLDER] [--csv FILE]
+
+The cases run once each in a child of `ncu`, with tuned knobs of the first-party tables, a cold L2
+and the clocks as they are. The record keeps every metric that was had and the figures made of
+them; what a version of ncu does not have is null. --csv keeps what ncu itself wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from graphfuse import record, settings
+from graphfuse.benchmarks import ncu
+from graphfuse.benchmarks.rmsnorm_silu import Case
+from graphfuse.errors import GraphfuseError
+
+KIND = "rmsnorm-silu-profile"
+KERNEL = "regex:rmsnorm"
+CASES = (
+    *(Case(r, c, o) for r, c in ((399360, 1024), (399360, 512), (24960, 1024)) for o in ("nvfp4", "fp8_e4m3", "bf16")),
+    *(Case(1560, 320, o) for o in ("nvfp4", "bf16")),
+)
+_SYSTEM = Path("/")
+_NEWEST_LAST = ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
+
+
+class ProfilerError(GraphfuseError):
+    """Nsight Compute is absent, or profiled nothing."""
+
+
+def find(root: Path = _SYSTEM) -> Path:
+    """ncu, on PATH, in CUDA_HOME and CUDA_PATH or where installers put it below `root`."""
+    named = [folder / "bin" / "ncu" for _, folder in settings.toolkit_roots()]
+    usual = [root / "usr/local/cuda/bin/ncu", *(f for p in _NEWEST_LAST for f in sorted(root.glob(p), reverse=True))]
+    on_path = shutil.which("ncu")
+    for file in ([Path(on_path)] if on_path else []) + named + usual:
+        if file.is_file():
+            return file
+    places = ", ".join(["PATH", *(str(file.parent) for file in named), *(f"/{p}" for p in _NEWEST_LAST)])
+    raise ProfilerError(f"Nsight Compute's command line, ncu, is not there; looked in {places}")
+
+
+def child() -> None:
+    """Launch the kernel of each case once, the first twice; print what ran as JSON."""
+    import torch
+
+    from graphfuse.benchmarks import session
+    from graphfuse.benchmarks.peers.graphfuse import RMSNORM_SILU
+
+    busy = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    for _ in range(300):  # for the clocks
+        busy = torch.tanh(busy @ busy)
+    ran = []
+    for case in CASES:
+        work = RMSNORM_SILU.make(case, case.sets(1, "cuda"))
+        for _ in range(1 if ran else 2):
+            work.calls[0]()
+        torch.cuda.synchronize()
+        ran.append({**vars(case), "bytes": case.moved, "note": work.note, "knobs_from": work.knobs_from})
+        del work
+        session.release("cuda")
+    print(json.dumps(ran))
+
+
+def command(program: Path, metrics: Sequence[str], log: Path) -> list[str]:
+    """ncu's arguments, but for what it starts."""
+    options = {
+        "--page": "raw",
+        "--print-units": "base",
+        "--log-file": str(log),
+        "--target-processes": "all",
+        "--clock-control": "none",
+        "--kernel-name": KERNEL,
+        "--launch-skip": "1",
+        "--launch-count": str(len(CASES)),
+        "--metrics": ",".join(metrics),
+    }
+    return [str(program), "--csv", *(word for option in options.items() for word in option)]
+
+
+def collect(program: Path, folder: Path) -> tuple[list[dict], str]:
+    """What the child says ran, and what ncu wrote, without the metrics that this ncu does not know."""
+    metrics, log = list(ncu.METRICS), folder / "ncu.csv"
+    start = [sys.executable, "-c", "from graphfuse.benchmarks.profile import child; child()"]
+    while True:
+        log.unlink(missing_ok=True)
+        # Knobs of the user's own tuning would be another kernel's figures.
+        environment = ["env", f"GRAPHFUSE_TUNING_DIR={folder / 'tuning'}"]
+        done = subprocess.run([*environment, *command(program, metrics, log), *start], capture_output=True, text=True)
+        text = log.read_text() if log.exists() else ""
+        said = "\n".join((text, done.stdout, done.stderr))
+        unknown = ncu.unknown(said, metrics)
+        if not unknown:
+            break
+        print(f"this ncu does not have {', '.join(unknown)}")
+        metrics = [m for m in metrics if m not in unknown]
+    ran = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")), None)
+    if ran is None or not ncu.parse(said):
+        errors = [line for line in said.splitlines() if "==ERROR==" in line or "Error" in line]
+        raise ProfilerError(
+            f"ncu profiled nothing (exit code {done.returncode}): {(errors or ['no reason given'])[-1]}"
+        )
+    return ran, said
+
+
+def entries(ran: Sequence[dict], text: str) -> list[dict]:
+    """The record's entry of each case: what ran, the figures, the metrics that they are made of."""
+    launches = ncu.parse(text)
+    if len(launches) != len(ran):
+        raise ProfilerError(f"ncu profiled {len(launches)} launches of {len(ran)} cases: which is which is not known")
+    return [
+        {**case, **ncu.figures(metrics, case["rows"], case["columns"]), "metrics": metrics}
+        for case, metrics in zip(ran, launches, strict=True)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help=f"write {KIND}-DEVICE.json into FOLDER")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="keep what ncu wrote in FILE")
+    arguments = parser.parse_args()
+    if reason := record.no_gpu():
+        parser.exit(2, f"profile needs a GPU: {reason}\n")
+    try:
+        program = find()
+        with tempfile.TemporaryDirectory() as folder:
+            ran, text = collect(program, Path(folder))
+        if arguments.csv:
+            arguments.csv.write_text(text)
+        found = entries(ran, text)
+    except ProfilerError as error:
+        parser.exit(3, f"profile: {error}\n")
+    for entry in found:
+        shown = {k: v for k, v in entry.items() if k not in ("metrics", "stalls", "note", "knobs_from", "bytes")}
+        print(json.dumps(shown), "stalls:", *(f"{name} {share:.0%}" for name, share in entry["stalls"].items()))
+    if arguments.record:
+        content = {"ncu": ncu.version(program), "cases": found}
+        print(record.write(arguments.record, KIND, record.environment(record.CHECKOUT), content))
+
+
+if __name__ == "__main__":
+    main()
