@@ -7,13 +7,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from graphfuse import record
+from graphfuse import record, settings
 from graphfuse.benchmarks import session, tables
 from graphfuse.benchmarks.bench import Bench, Case
 from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.results import Results
+from graphfuse.errors import GraphfuseError
 
 WIDTH = 140
+PART = "-part"
+"""Of the name of a record that does not have all cases of all peers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +70,17 @@ def listing(bench: Bench, choice: Choice) -> str:
     return "\n".join(lines)
 
 
+class ResumeError(GraphfuseError):
+    """There is a record to go on with, but this run would not go on alike."""
+
+
 def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Results:
     """Measure, print, and after each case write the record into `folder`, if there is one.
 
-    resume: keep the cases of a record there that was made by the same commit, on the same
-    device, with the same versions.
+    Until all cases of all peers are measured, and so for good where only some were chosen, the
+    record is that of a part, a file of its own beside the whole one. resume: keep the cases of
+    such a file, or of the whole one; ResumeError if another commit, driver or set of peers made it.
+    What the user tuned on this machine does not count.
     """
     import torch
     from rich.console import Console
@@ -90,22 +99,58 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
         "ours": bench.ours,
         "stream": bench.stream,
         "peers": {p.name: {"title": p.title, "versions": p.versions(), "own": p.own} for p in peers},
-        "cases": _kept(folder, bench.name, about, peers) if folder and resume else [],
+        "cases": kept(folder, bench, about, peers) if folder and resume else [],
     }
     done = {_key(entry) for entry in content["cases"]}
     left = [case for case in cases if _key(vars(case)) not in done]
     console.print(f"{bench.title}: {len(left)} of {len(cases)} cases to measure on {about['device']}")
-    with _progress(console) as progress:
+    file = None
+    with _progress(console) as progress, settings.nothing_tuned():
         _compile(bench, left, peers, arch, progress)
         for entry in _measure(bench, left, peers, arch, "cuda", timing, progress):
             content["cases"] = _in_order(bench, [*content["cases"], entry])
             if folder:
-                record.write(folder, bench.name, about, content)
+                file = keep(folder, bench, about, content)
     results = Results({"environment": about, **content})
     _report(bench, results, console)
-    if folder:
-        console.print(str(record.path(folder, bench.name, about)), markup=False)
+    if file:
+        console.print(str(file), markup=False)
     return results
+
+
+def keep(folder: Path, bench: Bench, about: dict, content: dict) -> Path:
+    """Write what is measured so far; the whole record takes the place of the part's."""
+    whole = {_key(vars(case)) for case in bench.cases} == {_key(entry) for entry in content["cases"]}
+    whole &= list(content["peers"]) == [peer.name for peer in bench.peers]
+    file = record.write(folder, bench.name if whole else bench.name + PART, about, content)
+    if whole:
+        record.path(folder, bench.name + PART, about).unlink(missing_ok=True)
+    return file
+
+
+def kept(folder: Path, bench: Bench, about: dict, peers: Sequence[Peer]) -> list[dict]:
+    """The cases of the record to go on with, none if there is no record."""
+    files = (record.path(folder, name, about) for name in (bench.name + PART, bench.name))
+    file = next((f for f in files if f.exists()), None)
+    if file is None:
+        return []
+    found = Results.read(file).record
+    differ = _differences(found, about, [peer.name for peer in peers])
+    if differ:
+        raise ResumeError(f"{file} is not gone on with: {differ}; accepted: another folder, or no --resume")
+    return found["cases"]
+
+
+def _differences(found: dict, about: dict, peers: list[str]) -> str:
+    old, dirty = found["environment"], str(about["commit"]).endswith("-dirty")
+    said = [
+        f"its {field} is {old.get(field)}, here it is {about.get(field)}"
+        for field in dict.fromkeys((*old, *about))
+        if field != "date" and old.get(field) != about.get(field)
+    ]
+    if list(found["peers"]) != peers:
+        said.append(f"its peers are {', '.join(found['peers'])}, here they are {', '.join(peers)}")
+    return "; ".join(said) or (f"sources of {about['commit']} may have changed since" if dirty else "")
 
 
 def _compile(bench: Bench, cases: Sequence[Case], peers: Sequence[Peer], arch: int, progress) -> None:
@@ -143,15 +188,6 @@ def _report(bench: Bench, results: Results, console) -> None:
 def _in_order(bench: Bench, entries: list[dict]) -> list[dict]:
     order = {_key(vars(case)): number for number, case in enumerate(bench.cases)}
     return sorted(entries, key=lambda entry: order[_key(entry)])
-
-
-def _kept(folder: Path, kind: str, about: dict, peers: Sequence[Peer]) -> list[dict]:
-    """The cases of a record that this run would make alike."""
-    found = Results.read(record.path(folder, kind, about))
-    if found is None or list(found.record["peers"]) != [peer.name for peer in peers]:
-        return []
-    old, new = ({k: v for k, v in e.items() if k != "date"} for e in (found.record["environment"], about))
-    return found.record["cases"] if old == new and not str(about["commit"]).endswith("-dirty") else []
 
 
 def _key(entry: dict) -> tuple:

@@ -93,9 +93,8 @@ def collect(program: Path, folder: Path) -> tuple[list[dict], str]:
     start = [sys.executable, "-c", "from graphfuse.benchmarks.profile import child; child()"]
     while True:
         log.unlink(missing_ok=True)
-        # Knobs of the user's own tuning would be another kernel's figures.
-        environment = ["env", f"GRAPHFUSE_TUNING_DIR={folder / 'tuning'}"]
-        done = subprocess.run([*environment, *command(program, metrics, log), *start], capture_output=True, text=True)
+        with settings.nothing_tuned():
+            done = subprocess.run([*command(program, metrics, log), *start], capture_output=True, text=True)
         text = log.read_text() if log.exists() else ""
         said = "\n".join((text, done.stdout, done.stderr))
         unknown = ncu.unknown(said, metrics)

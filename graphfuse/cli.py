@@ -23,7 +23,12 @@ def bench(
     columns: Annotated[list[int], typer.Option(help="only this number of columns (repeatable)")] = (),
     peers: Annotated[list[str], typer.Option(help="only this peer, beside ours and the limit (repeatable)")] = (),
     quick: Annotated[bool, typer.Option("--quick", help="a few of the cases")] = False,
-    record: Annotated[Path | None, typer.Option(metavar="FOLDER", help="write NAME-DEVICE.json into FOLDER")] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="write NAME-DEVICE.json into FOLDER, NAME-part-DEVICE.json until it has all"
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="keep what the record there already has")] = False,
     listing: Annotated[bool, typer.Option("--list", help="print peers and cases, measure nothing")] = False,
 ) -> None:
@@ -47,7 +52,11 @@ def bench(
     if reason := no_gpu():
         typer.echo(f"needs a CUDA device: {reason.removeprefix('no CUDA device: ')}", err=True)
         raise typer.Exit(2)
-    command.run(BENCHES[name], chosen, record, resume)
+    try:
+        command.run(BENCHES[name], chosen, record, resume)
+    except command.ResumeError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
 
 
 app.command()(tune)

@@ -15,7 +15,7 @@ def test_a_quick_run_leaves_a_record(tmp_path):
     command = [*BENCH, "--quick", "--rows", "1560", "--record", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (file,) = tmp_path.glob("rmsnorm-silu-*.json")
+    (file,) = tmp_path.glob("rmsnorm-silu-part-*.json")
     cases = json.loads(file.read_text())["cases"]
     assert len(cases) == 6
     for case in cases:
@@ -25,6 +25,10 @@ def test_a_quick_run_leaves_a_record(tmp_path):
         always = {"graphfuse", "stream"} | ({"torch_eager", "torch_compile"} if case["output"] != "nvfp4" else set())
         assert always <= measured, peers
         assert all(entry["us"]["low"] > 0 for entry in peers.values() if "us" in entry)
+        assert "this" not in peers["graphfuse"]["knobs_from"]  # as what a user tuned is said to be
+        linked = {name: peers[name]["dependent_launch"] for name in measured}
+        assert not linked["graphfuse"] and not linked["stream"], linked
+        assert linked.get("graphfuse_dependent", True), linked
         # Everybody else says why not.
         assert all(peers[name].get("absent") or peers[name].get("error") for name in set(peers) - measured)
     assert "targets" in done.stdout
@@ -37,3 +41,8 @@ def test_a_finished_run_is_not_measured_again(tmp_path):
         done = subprocess.run([*env, *BENCH, *few, "--resume"], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"{expected} cases to measure" in done.stdout
+    (file,) = tmp_path.iterdir()
+    before = file.read_text()
+    done = subprocess.run(["env", "GIT_COMMIT=another", *BENCH, *few, "--resume"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith(f"{file} is not gone on with: its commit is 0123456789")
+    assert file.read_text() == before and len(done.stderr.splitlines()) == 1
