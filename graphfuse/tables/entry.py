@@ -14,7 +14,8 @@ _SCALARS = (bool, int, float, str)
 @dataclass(frozen=True)
 class Source:
     """Where entries come from. arch: "sm_90". date: ISO 8601, None where it is not known, as of what
-    others published. versions: of the packages that took part."""
+    others published. versions: of the packages that took part. commit: of this project's sources,
+    with "-dirty" where files were changed; None where they are an installed package or took no part."""
 
     origin: str
     device: str
@@ -22,6 +23,12 @@ class Source:
     date: str | None = None
     driver: str | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)
+    commit: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """All, but a commit that is not known."""
+        values = asdict(self)
+        return values if self.commit else {name: v for name, v in values.items() if name != "commit"}
 
     @classmethod
     def parse(cls, value: object) -> "Source":
@@ -29,7 +36,7 @@ class Source:
         v = _mapping("a source", value, cls)
         for name in ("origin", "device", "arch"):
             _check(name, v.get(name), (str,))
-        for name in ("date", "driver"):
+        for name in ("date", "driver", "commit"):
             _check(name, v.get(name), (str, type(None)))
         _check("versions", v.get("versions", {}), (dict,))
         if v["origin"] not in ORIGINS:

@@ -15,7 +15,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 
@@ -108,9 +107,9 @@ def add(path: Path, entries: Sequence[Entry]) -> bool:
 
 def to_text(entries: Sequence[Entry]) -> str:
     """The content of a file, one line an entry, in an order that does not depend on when they were added."""
-    sources = sorted((dict(s) for s in {_key(asdict(e.source)): asdict(e.source) for e in entries}.values()), key=_key)
+    sources = sorted({_key(s): s for s in (e.source.to_json() for e in entries)}.values(), key=_key)
     number = {_key(source): i for i, source in enumerate(sources)}
-    values = [{"source": number[_key(asdict(e.source))], **e.to_json()} for e in entries]
+    values = [{"source": number[_key(e.source.to_json())], **e.to_json()} for e in entries]
     values.sort(key=lambda v: (v["engine"], _key(v["key"]), v["rows"]))
     lines = (",\n".join(f"  {json.dumps(v)}" for v in group) for group in (sources, values))
     return '{{"version": {},\n "sources": [\n{}],\n "entries": [\n{}]}}\n'.format(VERSION, *lines)

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,19 +54,14 @@ def autotune(
         for left, place in zip(range(len(places), 0, -1), places, strict=True):
             part = parts[place]
             found = next((t for t in tuned if t.fits(part)), None)
+            allowed = functools.partial(_allowed, planner, tuple(parts), place, limit)
             if found is None:
-
-                def allowed(knobs: object) -> bool:
-                    changed = Part(part.region, part.engine, knobs)
-                    p = plan.assemble(planner.graph, [*base.parts[:place], changed, *base.parts[place + 1 :]], device)
-                    return p.workspace_bytes <= limit and planner.barred(p) is None
-
                 knobs = [k for k in candidates(part.engine, part.facts, device, part.knobs) if allowed(k)]
                 now = time.monotonic()
                 deadline = now + (began + time_budget - now) / left
                 found = _Tuned(part, search(Workbench(part, device, memory, bound.scalars), knobs, deadline))
                 tuned.append(found)
-            parts[place] = found.applied(part, made)
+            parts[place] = found.applied(part, made, allowed)
     entries = [t.entry(made) for t in tuned if t.sure]
     file = file or store.user_file(device)
     kept = bool(entries) and store.add(file, entries)
@@ -109,12 +104,26 @@ class _Tuned:
     def entry(self, made: Source) -> Entry:
         return entry_of(self.part.engine, self.problem, self.trials, made)
 
-    def applied(self, part: Part, made: Source) -> Part:
-        """`part` with the best knobs."""
-        if not self.timed:
-            return part
-        why = said(self.entry(made)) if self.sure else "the fastest of those timed, which were not all"
-        return Part(part.region, part.engine, knobs_from_dict(part.engine, dict(self.best)), why)
+    def applied(self, part: Part, made: Source, allowed: Callable[[object], bool]) -> Part:
+        """`part` with the fastest knobs that are `allowed` at its place; as it is if none are."""
+        for rank, trial in enumerate(t for t in self.trials if t.time):
+            knobs = knobs_from_dict(part.engine, dict(trial.knobs))
+            if allowed(knobs):
+                return Part(part.region, part.engine, knobs, self._why(rank, made))
+        return part
+
+    def _why(self, rank: int, made: Source) -> str:
+        if rank:
+            return "the fastest of those timed that the workspace has room for"
+        return said(self.entry(made)) if self.sure else "the fastest of those timed, which were not all"
+
+
+def _allowed(planner: Planner, parts: tuple[Part, ...], place: int, limit: int, knobs: object) -> bool:
+    """Whether the part at `place` may have these knobs, the others being as they are by now. What fits into
+    `limit` bytes at one place, beside the tensors that live there, need not fit at another."""
+    changed = Part(parts[place].region, parts[place].engine, knobs)
+    p = plan.assemble(planner.graph, [*parts[:place], changed, *parts[place + 1 :]], planner.device)
+    return p.workspace_bytes <= limit and planner.barred(p) is None
 
 
 def candidates(engine: KernelEngine, facts: object, device: Device, first: object = None) -> list[object]:
@@ -127,12 +136,12 @@ def source(device: Device, origin: str) -> Source:
     """Where entries made here and now come from."""
     about = _environment()
     versions = {"graphfuse": record.version("graphfuse"), "nvrtc": about["nvrtc"], "cuda": about["cuda"]}
-    return Source(origin, device.name, arch(device), str(about["date"]), about["driver"], versions)
+    return Source(origin, device.name, arch(device), str(about["date"]), about["driver"], versions, about["commit"])
 
 
 @functools.cache
 def _environment() -> dict[str, object]:
-    return record.environment(Path(__file__).parent)
+    return record.environment(record.CHECKOUT)
 
 
 def entry_of(engine: KernelEngine, problem: Problem, trials: tuple[Trial, ...], source: Source) -> Entry:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import graphs
 import planted
-from graphfuse import WorkspaceError, heur_mode
+from graphfuse import WorkspaceError, heur_mode, record
 from graphfuse.cli import app
 from graphfuse.engines.rmsnorm import RmsNormEngine
 from graphfuse.runtime import device as devices
@@ -149,6 +149,7 @@ def test_the_command_tunes_skips_and_goes_on(tmp_path):
     assert done.exit_code == 0 and "2 of 2 sizes are tuned" in done.output, done.output
     first = store.parse(table.read_bytes())
     assert {e.source.origin for e in first} == {"measured"} and not any(e.others for e in first)
+    assert {e.source.commit for e in first} == {record.environment(record.CHECKOUT)["commit"]}
     CliRunner().invoke(app, [*arguments, "--table", str(table), "--time-budget", "60"])
     assert store.parse(table.read_bytes()) == first
     # Out of time: what is left is said, and nothing is lost.

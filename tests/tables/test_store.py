@@ -37,6 +37,18 @@ def test_what_is_added_is_read(file):
     assert store.add(file, [entry(16)]) and store.read(file) == (full, entry(16))
 
 
+def test_a_commit_is_kept_where_it_is_known(file):
+    known = entry(source=Source("user", "H200", "sm_90", "2030-01-02", "580.1", {}, "0123abcd"))
+    store.add(file, [known, entry(16)])
+    assert {e.source.commit for e in store.read(file)} == {"0123abcd", None}
+    sources = json.loads(file.read_text())["sources"]
+    assert sorted("commit" in source for source in sources) == [False, True]
+    damaged = json.loads(file.read_text())
+    damaged["sources"][0]["commit"] = damaged["sources"][1]["commit"] = 7
+    with pytest.raises(ValueError, match="commit is 7"):
+        store.parse(json.dumps(damaged).encode())
+
+
 def test_a_problem_class_has_one_entry_a_device(file):
     store.add(file, [entry(), entry(16)])
     again = entry(us=1.0, source=Source("user", "H200", "sm_90", "2030-02-02"))

@@ -1,10 +1,28 @@
-"""graph.autotune where nothing can be timed: said before anything happens."""
+"""graph.autotune where nothing can be timed, said before anything happens; and what it does with what was timed."""
+
+import dataclasses
+import functools
 
 import pytest
 
 import graphs
 import toys
-from graphfuse import GraphNotSupportedError, GraphStateError, GraphTypeError, VariantPackError, heur_mode, settings
+from graphfuse import (
+    GraphNotSupportedError,
+    GraphStateError,
+    GraphTypeError,
+    VariantPackError,
+    heur_mode,
+    plan,
+    settings,
+)
+from graphfuse.engine import Problem
+from graphfuse.freeze import freeze
+from graphfuse.planner import Planner
+from graphfuse.runtime.timing import Time
+from graphfuse.tables.entry import Source
+from graphfuse.tuning import autotune
+from graphfuse.tuning.report import BEST, TIMED, Trial
 from graphs import Norm
 
 
@@ -52,3 +70,52 @@ def test_keys_of_another_graph_are_refused():
 def test_a_tunable_engine_needs_a_problem_class():
     """What third-party kernels are until they say more."""
     assert toys.ScratchSolo(0).problem(object()) is None
+
+
+class Scratched(toys.ScratchSolo):
+    """`size` blocks of scratch memory; all of its parts are one problem class."""
+
+    knobs = toys.Knobs
+    propose = toys.HostSolo.propose
+    illegal = toys.HostSolo.illegal
+    sizes = (1,)
+
+    def launch(self, facts, knobs):
+        return dataclasses.replace(super().launch(facts, knobs), scratch_bytes=knobs.size * plan.ALIGNMENT)
+
+    def problem(self, facts):
+        return Problem({}, 1)
+
+
+def test_what_fits_into_the_workspace_at_one_place_is_not_used_where_it_does_not():
+    g = graphs.new()
+    x = g.tensor([64, plan.ALIGNMENT // 4], name="x")  # between two parts: 64 blocks of float32
+    for _ in range(3):
+        x = g.relu(x)
+    x.set_output()
+    planner = Planner(freeze(g), None, toys.solo("relu"), [Scratched(0)])
+    planner.create([heur_mode.A])
+    base = planner.plans[0]
+    assert len(base.parts) == 3 and base.workspace_bytes == (64 + 64 + 1) * plan.ALIGNMENT
+    limit = base.workspace_bytes + plan.ALIGNMENT
+
+    def trial(size: int, us: float, status: str) -> Trial:
+        return Trial({"size": size}, status, Time(us, us, us), 3)
+
+    trials = (trial(60, 1.0, BEST), trial(2, 2.0, TIMED), trial(3, 3.0, TIMED), Trial({"size": 4}))
+    made, parts = Source("user", "this", "sm_90"), list(base.parts)
+    found = autotune._Tuned(parts[0], trials)
+    assert all(found.fits(part) for part in parts)
+    for place, part in enumerate(parts):
+        allowed = functools.partial(autotune._allowed, planner, tuple(parts), place, limit)
+        parts[place] = found.applied(part, made, allowed)
+        assert plan.assemble(planner.graph, parts, planner.device).workspace_bytes <= limit
+    # Beside one tensor there is room for the fastest, beside two there is not.
+    assert [part.knobs.size for part in parts] == [60, 2, 60]
+    assert [part.why for part in parts] == [
+        "tuned on this this, None",
+        "the fastest of those timed that the workspace has room for",
+        "tuned on this this, None",
+    ]
+    # With no room for any, a part is as it was.
+    assert found.applied(base.parts[1], made, lambda knobs: False) is base.parts[1]
