@@ -47,8 +47,8 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 METRICS = tuple(dict.fromkeys([m for names in NAMES.values() for m in names] + [_STALL.format(s) for s in STALLS]))
 
-_PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_UNIT = re.compile(r"(?P<prefix>[numkKMGT]?)(?P<of>second|s|byte|hz)(?:/.*)?", re.IGNORECASE)
+_PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNIT = re.compile(r"(?P<prefix>[numkKMGT]?)(?:second|s|byte|[hH]z)")
 
 
 def parse(text: str) -> list[dict[str, float | None]]:
@@ -79,11 +79,14 @@ def _number(text: str, unit: str) -> float | None:
 
 
 def _scale(unit: str) -> float:
+    """What a value in `unit` is multiplied with: "Gbyte/nsecond" has a prefix on both sides."""
+    amount, _, per = unit.partition("/")
+    return _prefix(amount) / _prefix(per)
+
+
+def _prefix(unit: str) -> float:
     found = _UNIT.fullmatch(unit)
-    if not found:
-        return 1.0
-    prefix = found["prefix"]
-    return _PREFIXES["k" if prefix == "K" else prefix]
+    return _PREFIXES[found["prefix"]] if found else 1.0
 
 
 def unknown(text: str, metrics: Iterable[str]) -> list[str]:

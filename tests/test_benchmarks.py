@@ -494,6 +494,12 @@ def test_sizes_with_prefixes():
     ]
 
 
+@pytest.mark.parametrize("unit", ["Ghz", "cycle/nsecond", "GHz"])
+def test_clocks_come_in_several_units(unit):
+    rows = f'"Kernel Name","ID","sm__cycles_elapsed.avg.per_second"\n"","","{unit}"\n"a","0","1.755"\n'
+    assert ncu.figures(ncu.parse(rows)[0], 8, 8)["ghz"] == 1.755
+
+
 def test_nothing_is_made_of_nothing():
     figures = ncu.figures({}, 8, 8)
     assert figures.pop("stalls") == {} and set(figures.values()) == {None}

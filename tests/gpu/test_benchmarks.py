@@ -27,7 +27,7 @@ def test_a_quick_run_leaves_a_record(tmp_path):
         assert all(entry["us"]["low"] > 0 for entry in peers.values() if "us" in entry)
         assert "this" not in peers["graphfuse"]["knobs_from"]  # as what a user tuned is said to be
         linked = {name: peers[name]["dependent_launch"] for name in measured}
-        assert not linked["graphfuse"] and not linked["stream"], linked
+        assert linked["graphfuse"] is False and linked["stream"] is False, linked
         assert linked.get("graphfuse_dependent", True), linked
         # Everybody else says why not.
         assert all(peers[name].get("absent") or peers[name].get("error") for name in set(peers) - measured)
@@ -44,5 +44,5 @@ def test_a_finished_run_is_not_measured_again(tmp_path):
     (file,) = tmp_path.iterdir()
     before = file.read_text()
     done = subprocess.run(["env", "GIT_COMMIT=another", *BENCH, *few, "--resume"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith(f"{file} is not gone on with: its commit is 0123456789")
-    assert file.read_text() == before and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and f"{file} is not gone on with: its commit is 0123456789" in done.stderr
+    assert file.read_text() == before and "Traceback" not in done.stderr
