@@ -183,6 +183,8 @@ def _report(bench: Bench, results: Results, console) -> None:
         console.print(tables.terminal(table))
     for text in tables.absences(results):
         console.print(text, markup=False)
+    for text in tables.dependent(results):
+        console.print(f"dependent launch, {text}", markup=False)
 
 
 def _in_order(bench: Bench, entries: list[dict]) -> list[dict]:

@@ -34,13 +34,13 @@ NAMES: dict[str, tuple[str, ...]] = {
     "alu": (_PIPE.format("alu"), _INSTRUCTIONS.format("alu")),
     "fma": (_PIPE.format("fma"), _INSTRUCTIONS.format("fma")),
     "xu": (_PIPE.format("xu"), _INSTRUCTIONS.format("xu")),
-    "lsu": (_INSTRUCTIONS.format("lsu"), _PIPE.format("lsu")),
+    "lsu": (_INSTRUCTIONS.format("lsu"),),
     "dram": (
         "dram__throughput.avg.pct_of_peak_sustained_elapsed",
         "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     ),
-    "read": ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
-    "written": ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
+    "read": ("dram__bytes_read.sum",),
+    "written": ("dram__bytes_write.sum",),
     "life": ("smsp__average_warp_latency_per_inst_issued.ratio",),
 }
 """What is asked for, by a name of ours: versions and chips differ, the first that there is counts."""

@@ -437,6 +437,7 @@ def test_a_run_says_how_it_goes_and_what_came_out(capsys):
     command._report(BENCH, Results(bench_record.record() | {"cases": entries}), console)
     out = capsys.readouterr().out
     assert "[3/3, 0.0 min left] nvfp4 33x64: " in out and "of stream" in out
+    assert "dependent launch, graphfuse: not recorded" in out
     assert "targets" in out and "torch eager: torch converts nothing to FP4 (1 of 3 cases)" in out
 
 

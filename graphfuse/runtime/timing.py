@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 COLD_BYTES = 256 << 20
 REPEATS = 7
+_EDGES = (13, 3)  # cuda-bindings before it return freed memory for what an edge is (NVIDIA/cuda-python#1804)
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,16 @@ def capture(calls: Sequence[Callable[[], object]], least_us: float = 4000.0) -> 
 
 def dependent_launch(captured: Captured) -> bool | None:
     """Whether kernels of the graph begin by programmatic dependent launch; None if the driver does not tell."""
-    from cuda.bindings import driver
+    from cuda.bindings import __version__, driver
 
+    if tuple(map(int, __version__.split(".")[:2])) < _EDGES:
+        return None
     graph, success = driver.CUgraph(int(captured.graph.raw_cuda_graph())), driver.CUresult.CUDA_SUCCESS
     error, *_, count = driver.cuGraphGetEdges(graph, 0)
     if error != success:
         return None
+    if not count:
+        return False
     error, _, _, edges, _ = driver.cuGraphGetEdges(graph, count)
     if error != success:
         return None

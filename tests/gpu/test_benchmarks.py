@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from graphfuse.benchmarks import profile
+from graphfuse.benchmarks.rmsnorm_silu import Case
+
 pytestmark = pytest.mark.gpu
 
 BENCH = [sys.executable, "-c", "from graphfuse.cli import app; app()", "bench"]
@@ -46,3 +49,13 @@ def test_a_finished_run_is_not_measured_again(tmp_path):
     done = subprocess.run(["env", "GIT_COMMIT=another", *BENCH, *few, "--resume"], capture_output=True, text=True)
     assert done.returncode == 2 and f"{file} is not gone on with: its commit is 0123456789" in done.stderr
     assert file.read_text() == before and "Traceback" not in done.stderr
+
+
+def test_what_is_profiled_runs_and_says_what_it_is():
+    child = "from graphfuse.benchmarks.profile import child; child()"
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("[{"))
+    ran = json.loads(line)
+    assert [Case(r["rows"], r["columns"], r["output"]) for r in ran] == [*profile.CASES]
+    assert all(r["note"].startswith("rmsnorm[") and r["knobs_from"] for r in ran)
