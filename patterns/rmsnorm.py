@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from graphfuse.dtypes import data_type
 from graphfuse.engine import No
+from graphfuse.enums import tensor_reordering
 from graphfuse.ir import Tensor, TensorId
 from graphfuse.match import Match, Pattern, PatternGraph
 from graphfuse.ops import quantize_axis
@@ -78,6 +79,12 @@ def facts(match: Match) -> RmsNormFacts | No:
     for node in match.subgraph.nodes:
         if node.compute is not data_type.FLOAT:
             return No(f"{node} computes in {node.compute.name}; accepted: FLOAT")
+        for _, t in node.outputs:
+            made = graph.tensors[t]
+            if made.virtual and made.dtype is not data_type.FLOAT:
+                return No(f"{made} is rounded to {made.dtype.name} between nodes; accepted: FLOAT")
+            if made.reordering is not tensor_reordering.NONE:
+                return No(f"{made} is reordered; accepted: row-major scales")
     tensors = {name: graph.tensors[t] for name, t in match.tensors.items()}
     x, scale = tensors["input"], tensors["scale"]
     columns = tuple(axis for axis, extent in enumerate(scale.dim) if extent != 1)
