@@ -83,6 +83,16 @@ _EVERY_OP = (
     Op("gelu_approx_tanh", (0,)),
     Op("sub", (-1, 0)),
     Op("sigmoid", (0,)),
+    Op("sqrt", (0,)),
+    Op("reciprocal", (0,)),
+    Op("rsqrt", (0,)),
+    Op("exp", (0,)),
+    Op("log", (0,)),
+    Op("neg", (0,)),
+    Op("min", (0, -1)),
+    Op("abs", (0,)),
+    Op("div", (0, -1)),
+    Op("max", (0, -1)),
 )
 
 
