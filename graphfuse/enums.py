@@ -30,3 +30,17 @@ class norm_forward_phase(_Named):  # noqa: N801
     NOT_SET = "not_set"
     INFERENCE = "inference"
     TRAINING = "training"
+
+
+class reduction_mode(_Named):  # noqa: N801
+    """How ``reduction`` makes one number of several."""
+
+    ADD = "add"
+    MUL = "mul"
+    MIN = "min"
+    MAX = "max"
+    AMAX = "amax"  # of the magnitudes
+    AVG = "avg"
+    NORM1 = "norm1"
+    NORM2 = "norm2"
+    MUL_NO_ZEROS = "mul_no_zeros"

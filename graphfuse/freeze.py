@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from graphfuse import ir, verify
 from graphfuse.dtypes import FACTS, data_type
 from graphfuse.errors import GraphValidationError
 from graphfuse.ir import packed_stride
-from graphfuse.ops import Port
 from graphfuse.tensor import Tensor, checked_number
 
 if TYPE_CHECKING:
@@ -56,12 +56,13 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
     for t in node.inputs.values():
         if t.value is not None and not t.get_dim():
             t.inferred_dim = t.inferred_stride = (1,) * rank
-    shapes = {port: tuple(t.get_dim()) for port, t in node.inputs.items()}
+    shapes = _shapes(node.inputs)
+    wanted = {port: shape for port, shape in _shapes(node.outputs).items() if shape}
     try:
-        inferred = node.op.infer(shapes, node.attributes)
+        inferred = node.op.infer(shapes, node.attributes, wanted)
     except GraphValidationError as error:
         raise GraphValidationError(f"{where}: {error}{_shared_constants(node, rank)}") from None
-    ports = {p.name: p for p in node.op.outputs}
+    defaults, stored = {p.name: p.dtype for p in node.op.outputs}, node.op.stored(node.attributes)
     for port, t in node.outputs.items():
         if port in node.op.absent(node.attributes):
             if not t.get_is_virtual():
@@ -77,17 +78,15 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
         if not t.get_stride():
             alike = (i for i in node.inputs.values() if tuple(i.get_dim()) == shape)
             t.inferred_stride = _stride_like(shape, next(alike, next(iter(node.inputs.values()))))
-        _infer_data_type(graph, t, ports[port])
-        _check_stored(where, ports[port], t)
+        accepted = stored.get(port, OUTPUT_TYPES)
+        _infer_data_type(graph, t, accepted[0] if port in stored else defaults[port])
+        if not t.get_is_virtual() and t.get_data_type() not in accepted:
+            names = ", ".join(dtype.name for dtype in accepted)
+            raise GraphValidationError(f"{where}: {port} is stored as {t.get_data_type().name}; accepted: {names}")
 
 
-def _check_stored(where: str, port: Port, t: Tensor) -> None:
-    accepted = (port.dtype,) if port.fixed else OUTPUT_TYPES
-    if not t.get_is_virtual() and t.get_data_type() not in accepted:
-        raise GraphValidationError(
-            f"{where}: {port.name} is stored as {t.get_data_type().name}; "
-            f"accepted: {', '.join(d.name for d in accepted)}"
-        )
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {port: tuple(t.get_dim()) for port, t in tensors.items()}
 
 
 def _shared_constants(node: NodeRecord, rank: int) -> str:
@@ -109,11 +108,11 @@ def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
     return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
 
 
-def _infer_data_type(graph: pygraph, t: Tensor, port: Port | None) -> None:
+def _infer_data_type(graph: pygraph, t: Tensor, default: data_type | None) -> None:
     if t.get_data_type() is not data_type.NOT_SET:
         return
-    if port is not None and port.dtype is not None:
-        t.inferred_data_type = port.dtype
+    if default is not None:
+        t.inferred_data_type = default
     else:
         t.inferred_data_type = graph.intermediate_data_type if t.get_is_virtual() else graph.io_data_type
     if t.get_data_type() is data_type.NOT_SET:
@@ -142,12 +141,13 @@ def _freeze_tensor(number: int, t: Tensor) -> ir.Tensor:
 
 def _freeze_node(node: NodeRecord, ids: dict[int, int]) -> ir.Node:
     absent = node.op.absent(node.attributes)
+    outputs = {port: (tuple(t.get_dim()), t.get_data_type()) for port, t in node.outputs.items() if port not in absent}
     return ir.Node(
         name=node.name,
         op_name=node.op.name,
         inputs=tuple((port, ids[id(t)]) for port, t in node.inputs.items()),
-        outputs=tuple((port, ids[id(t)]) for port, t in node.outputs.items() if port not in absent),
-        attributes=tuple(node.attributes.items()),
+        outputs=tuple((port, ids[id(node.outputs[port])]) for port in outputs),
+        attributes=tuple(node.op.frozen(node.attributes, _shapes(node.inputs), outputs).items()),
         compute=node.compute,
     )
 

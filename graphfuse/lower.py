@@ -74,7 +74,10 @@ def _explicit_block_scales(graph: Graph) -> Graph:
     )
     node = graph.nodes[index]
     renamed = tuple((p, values.id if t == output.id else t) for p, t in node.outputs)
-    attributes = {a.name: a.default for a in OPS["block_scale_quantize"].attributes} | {"axis": axis}
+    quantizer = OPS["block_scale_quantize"]
+    attributes = {a.name: a.default for a in quantizer.attributes} | {"axis": axis}
+    shapes = {port: (shape, data_type.FP4_E2M1) for port, shape in (("Y", output.dim), ("scale", dim))}
+    attributes = quantizer.frozen(attributes, {"input": output.dim}, shapes)
     quantize = Node(
         f"{node.name}::block_scale_quantize",
         "block_scale_quantize",

@@ -8,26 +8,26 @@ this table; a new pointwise op is one entry here and nothing else.
 Loads neither torch nor CUDA: reference functions get the torch module as `t`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from graphfuse import rounding
 from graphfuse.dtypes import data_type
-from graphfuse.enums import norm_forward_phase
+from graphfuse.enums import norm_forward_phase, reduction_mode
 from graphfuse.errors import GraphValidationError
 
 Shape = tuple[int, ...]
+Attributes = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of an op. dtype: what an output gets when the user sets none;
-    fixed: it can be stored as nothing else."""
+    """An input or output of an op. dtype: what an output gets when the user sets none."""
 
     name: str
     optional: bool = False
     dtype: data_type | None = None
-    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,13 @@ class Attribute:
 class Op:
     """One kind of node.
 
-    infer(shapes by input port, attributes) -> shapes by output port; raises
-    GraphValidationError with a message that the caller prefixes with the node.
-    reference(t, inputs by port, attributes) -> outputs by port, on float tensors
+    infer(shapes by input port, attributes, shapes that the user set by output port) ->
+    shapes by output port; raises GraphValidationError with a message that the caller
+    prefixes with the node. stored(attributes) -> the data types of output ports that are
+    stored as nothing else, the default first. frozen(attributes, shapes by input port,
+    (shape, data type) by output port) -> the attributes of the frozen node: those given,
+    and what they leave to how its tensors are set up.
+    reference(t, inputs by port, frozen attributes) -> outputs by port, on float tensors
     broadcast as torch does. cuda: for pointwise ops, a C++ expression of float
     with {port} and {attribute} slots. absent(attributes): output ports not written.
     """
@@ -55,18 +59,20 @@ class Op:
     doc: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    infer: Callable[[Mapping[str, Shape], Mapping[str, object]], Mapping[str, Shape]]
+    infer: Callable[[Mapping[str, Shape], Attributes, Mapping[str, Shape]], Mapping[str, Shape]]
     reference: Callable[..., Mapping[str, object]]
     attributes: tuple[Attribute, ...] = ()
     cuda: str | None = None
-    absent: Callable[[Mapping[str, object]], frozenset[str]] = lambda attributes: frozenset()
+    absent: Callable[[Attributes], frozenset[str]] = lambda attributes: frozenset()
+    stored: Callable[[Attributes], Mapping[str, tuple[data_type, ...]]] = lambda attributes: {}
+    frozen: Callable[..., Attributes] = lambda attributes, inputs, outputs: attributes
 
     @property
     def pointwise(self) -> bool:
         return self.cuda is not None
 
 
-def _broadcast(shapes: Mapping[str, Shape], _: Mapping[str, object]) -> dict[str, Shape]:
+def _broadcast(shapes: Mapping[str, Shape], *_) -> dict[str, Shape]:
     ranks = {len(s) for s in shapes.values()}
     if len(ranks) > 1:
         raise GraphValidationError(f"inputs must have one rank, got {dict(shapes)}")
@@ -81,58 +87,128 @@ def _broadcast(shapes: Mapping[str, Shape], _: Mapping[str, object]) -> dict[str
     return {"output": tuple(out)}
 
 
-def _rmsnorm_axes(x: Shape, scale: Shape) -> tuple[int, ...]:
-    """The axes normalized over: those along which the scale varies."""
+def rmsnorm_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
+    """The axes normalized over: those along which the scale varies; without a scale, the last."""
+    if scale is None:
+        return (len(x) - 1,)
     return tuple(axis for axis, extent in enumerate(scale) if extent != 1)
 
 
-def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Mapping[str, object]) -> dict[str, Shape]:
-    x, scale = shapes["input"], shapes["scale"]
-    if len(scale) != len(x) or any(s not in (1, e) for s, e in zip(scale, x, strict=False)):
+def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, scale = shapes["input"], shapes.get("scale")
+    if scale is not None and (len(scale) != len(x) or any(s not in (1, e) for s, e in zip(scale, x, strict=False))):
         raise GraphValidationError(
             f"scale must have the rank of input {list(x)} with each extent 1 or input's, got {list(scale)}"
         )
-    if any(e == 0 for e, s in zip(x, scale, strict=True) if s != 1):
+    axes = rmsnorm_axes(x, scale)
+    if any(x[axis] == 0 for axis in axes):
         raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
-    if "bias" in shapes and shapes["bias"] != scale:
-        raise GraphValidationError(f"bias must have scale's shape {list(scale)}, got {list(shapes['bias'])}")
+    row = tuple(e if axis in axes else 1 for axis, e in enumerate(x))
+    if "bias" in shapes and shapes["bias"] != row:
+        whose = "the last axis' shape" if scale is None else "scale's shape"
+        raise GraphValidationError(f"bias must have {whose} {list(row)}, got {list(shapes['bias'])}")
     if any(e != 1 for e in shapes["epsilon"]):
         raise GraphValidationError(f"epsilon must have one element, got shape {list(shapes['epsilon'])}")
     if attributes["norm_forward_phase"] is norm_forward_phase.NOT_SET:
         raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
     out = {"Y": x}
     if attributes["norm_forward_phase"] is norm_forward_phase.TRAINING:
-        axes = _rmsnorm_axes(x, scale)
         out["inv_variance"] = tuple(1 if axis in axes else e for axis, e in enumerate(x))
     return out
 
 
-def _rmsnorm_absent(attributes: Mapping[str, object]) -> frozenset[str]:
+def _rmsnorm_absent(attributes: Attributes) -> frozenset[str]:
     training = attributes["norm_forward_phase"] is norm_forward_phase.TRAINING
     return frozenset() if training else frozenset({"inv_variance"})
 
 
 def _rmsnorm(t, x, a) -> dict[str, object]:
-    axes = _rmsnorm_axes(x["input"].shape, x["scale"].shape)
+    scale = x.get("scale")
+    axes = rmsnorm_axes(x["input"].shape, None if scale is None else scale.shape)
     square = x["input"] * x["input"]
     mean = square.mean(dim=axes, keepdim=True) if axes else square
     inverse = t.rsqrt(mean + x["epsilon"])
-    y = x["input"] * inverse * x["scale"]
+    y = x["input"] * inverse
+    if scale is not None:
+        y = y * scale
     if "bias" in x:
         y = y + x["bias"]
     return {"Y": y, "inv_variance": inverse}
 
 
+@dataclass(frozen=True)
+class Reduction:
+    """How the elements of one axis become one. start: the result of none. of(t, elements): along the last axis."""
+
+    start: float
+    of: Callable[..., object]
+
+
+_INFINITY = float("inf")
+
+REDUCTIONS = {
+    reduction_mode.ADD: Reduction(0.0, lambda t, x: x.sum(-1)),
+    reduction_mode.MUL: Reduction(1.0, lambda t, x: x.prod(-1)),
+    reduction_mode.MIN: Reduction(_INFINITY, lambda t, x: x.amin(-1)),
+    reduction_mode.MAX: Reduction(-_INFINITY, lambda t, x: x.amax(-1)),
+    reduction_mode.AMAX: Reduction(0.0, lambda t, x: x.abs().amax(-1)),
+    reduction_mode.AVG: Reduction(float("nan"), lambda t, x: x.mean(-1)),
+    reduction_mode.NORM1: Reduction(0.0, lambda t, x: x.abs().sum(-1)),
+    reduction_mode.NORM2: Reduction(0.0, lambda t, x: (x * x).sum(-1).sqrt()),
+    reduction_mode.MUL_NO_ZEROS: Reduction(1.0, lambda t, x: t.where(x == 0, t.ones_like(x), x).prod(-1)),
+}
+
+
+def _reduced_shape(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]):
+    x = shapes["input"]
+    out = wanted.get("output", (1,) * len(x))
+    if len(out) != len(x) or any(o not in (1, e) for o, e in zip(out, x, strict=True)):
+        raise GraphValidationError(
+            f"output must have the rank of input {list(x)} with each extent 1 or input's, got {list(out)}"
+        )
+    return {"output": out}
+
+
+def _reduced_axes(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    dim, _ = outputs["output"]
+    return {**attributes, "axes": tuple(axis for axis, extent in enumerate(dim) if extent == 1)}
+
+
+def _reduction(t, x, a) -> dict[str, object]:
+    values, how = x["input"], REDUCTIONS[a["mode"]]
+    dim = [1 if axis in a["axes"] else e for axis, e in enumerate(values.shape)]
+    kept = [axis for axis in range(len(dim)) if axis not in a["axes"]]
+    count = math.prod(values.shape[axis] for axis in a["axes"])
+    if count == 0:
+        return {"output": values.new_full(dim, how.start)}
+    rows = values.permute(*kept, *a["axes"]).reshape([*(dim[axis] for axis in kept), count])
+    return {"output": how.of(t, rows).reshape(dim)}
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """What block_scale_quantize makes: element types, the default first, and the type of a block's scale."""
+
+    elements: tuple[data_type, ...]
+    scale: data_type
+
+
+BLOCKS = {
+    16: BlockFormat((data_type.FP4_E2M1,), data_type.FP8_E4M3),  # NVFP4
+    32: BlockFormat((data_type.FP8_E4M3, data_type.FP8_E5M2), data_type.FP8_E8M0),  # MXFP8
+}
+"""By block size."""
+
 BLOCK_FORMATS = {16: (data_type.FP4_E2M1, data_type.FP8_E4M3)}
-"""Block size -> (element type, scale type) that block_scale_quantize makes."""
+"""Block size -> (element type, scale type) that the generated kernel makes."""
 
 
 def block_size(element: data_type) -> int | None:
     """Elements of a block of this element type; None for a type that is not quantized in blocks."""
-    return next((size for size, (made, _) in BLOCK_FORMATS.items() if made is element), None)
+    return next((size for size, made in BLOCKS.items() if element in made.elements), None)
 
 
-def quantize_axis(shape: Shape, attributes: Mapping[str, object]) -> int:
+def quantize_axis(shape: Shape, attributes: Attributes) -> int:
     """The axis blocks run along: the one asked for, else the last that is not 1."""
     axis = attributes["axis"]
     if axis is None:
@@ -143,10 +219,10 @@ def quantize_axis(shape: Shape, attributes: Mapping[str, object]) -> int:
     return axis % len(shape)
 
 
-def _quantize_shapes(shapes: Mapping[str, Shape], attributes: Mapping[str, object]) -> dict[str, Shape]:
+def _quantize_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     x, block = shapes["input"], attributes["block_size"]
-    if block not in BLOCK_FORMATS:
-        raise GraphValidationError(f"block_size {block} is not supported; accepted: {sorted(BLOCK_FORMATS)}")
+    if block not in BLOCKS:
+        raise GraphValidationError(f"block_size {block} is not supported; accepted: {sorted(BLOCKS)}")
     if attributes["transpose"]:
         raise GraphValidationError("transpose=True is not supported; accepted: False")
     axis = quantize_axis(x, attributes)
@@ -157,18 +233,38 @@ def _quantize_shapes(shapes: Mapping[str, Shape], attributes: Mapping[str, objec
     return {"Y": x, "scale": tuple(e // block if i == axis else e for i, e in enumerate(x))}
 
 
+def _quantize_stored(attributes: Attributes) -> dict[str, tuple[data_type, ...]]:
+    made = BLOCKS[attributes["block_size"]]
+    return {"Y": made.elements, "scale": (made.scale,)}
+
+
+def _quantize_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    elements, (_, declared) = BLOCKS[attributes["block_size"]].elements, outputs["Y"]
+    return {
+        **attributes,
+        "axis": quantize_axis(inputs["input"], attributes),
+        "element_type": declared if declared in elements else elements[0],  # who carries Y on may declare any type
+    }
+
+
 def _quantize(t, x, a) -> dict[str, object]:
-    values, block = x["input"], a["block_size"]
-    element, scale_type = BLOCK_FORMATS[block]
-    axis = quantize_axis(values.shape, a)
-    blocks = values.unflatten(axis, (-1, block))
+    values, element, axis = x["input"], a["element_type"], a["axis"]
+    blocks = values.unflatten(axis, (-1, a["block_size"]))
     amax = blocks.abs().amax(dim=axis + 1)
     # The scale is used as stored, so that a reader multiplying by it gets what was meant.
-    scale = rounding.round_to(t, amax * t.full_like(amax, element.facts.max).reciprocal(), scale_type)
+    scale = amax * t.full_like(amax, element.facts.max).reciprocal()
+    scale = rounding.round_to(t, scale, BLOCKS[a["block_size"]].scale)
     factor = scale.reciprocal().unsqueeze(axis + 1)
-    scaled = rounding.to_e2m1_places(t, blocks * factor)
+    scaled = blocks * factor
+    if element is data_type.FP4_E2M1:
+        scaled = rounding.to_e2m1_places(t, scaled)
     scaled = t.where(factor.isinf(), t.zeros_like(blocks), scaled)
     return {"Y": rounding.round_to(t, scaled, element).flatten(axis, axis + 1), "scale": scale}
+
+
+def _larger(t, a, b):
+    # Of two zeros the positive one, if there is one: torch does not say which.
+    return t.where((a == 0) & (b == 0), a + b, t.maximum(a, b))
 
 
 def _pointwise(name: str, doc: str, inputs: str, cuda: str, reference, *attributes: Attribute) -> Op:
@@ -195,9 +291,11 @@ _TABLE = (
         "rmsnorm",
         "RMS normalization: Y = input * inv_variance * scale (+ bias) with\n"
         "inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies\n"
-        "(Zhang and Sennrich 2019, equation 4, with epsilon inside the root). Returns\n"
-        "[Y, inv_variance]; inv_variance is None in the INFERENCE phase.",
-        inputs=(Port("input"), Port("scale"), Port("epsilon"), Port("bias", optional=True)),
+        "(Zhang and Sennrich 2019, equation 4, with epsilon inside the root). Without a scale it is\n"
+        "1 and the axis is the last one. bias has the extents of scale: input's along those axes,\n"
+        "1 along others. epsilon, one element, must be given. Returns [Y, inv_variance];\n"
+        "inv_variance is None in the INFERENCE phase.",
+        inputs=(Port("input"), Port("scale", optional=True), Port("epsilon"), Port("bias", optional=True)),
         outputs=(Port("Y"), Port("inv_variance", optional=True, dtype=data_type.FLOAT)),
         infer=_rmsnorm_shapes,
         reference=_rmsnorm,
@@ -205,18 +303,35 @@ _TABLE = (
         absent=_rmsnorm_absent,
     ),
     Op(
-        "block_scale_quantize",
-        "Block quantization: each block of block_size elements along axis gets the scale\n"
-        "max|input| * (1 / largest finite element), rounded to the scale's type, and the elements\n"
-        "are input * (1 / scale as stored), inverses and products rounded to float32, then to\n"
-        "a multiple of 2^-22 (2^-21 from 2 on, 2^-20 from 4 on), then to nearest even and saturated.\n"
-        "A block whose scale rounds to zero becomes zeros. Returns [Y, scale].",
+        "reduction",
+        "One number per group of elements, by mode: ADD sum, MUL product, MIN, MAX, AMAX max|input|,\n"
+        "AVG mean, NORM1 sum|input|, NORM2 sqrt(sum input^2), MUL_NO_ZEROS product of all but zeros.\n"
+        "set_dim of the result says which axes are reduced: those where it is 1; unset, all of them.\n"
+        "NaN stays NaN. The order of sums and products is not specified. Of no elements: 0, 1 for\n"
+        "products, +-infinity for MIN and MAX, NaN for AVG. Stored as FLOAT unless set otherwise.",
         inputs=(Port("input"),),
-        outputs=(
-            Port("Y", dtype=data_type.FP4_E2M1, fixed=True),
-            Port("scale", dtype=data_type.FP8_E4M3, fixed=True),
-        ),
+        outputs=(Port("output", dtype=data_type.FLOAT),),
+        infer=_reduced_shape,
+        frozen=_reduced_axes,
+        reference=_reduction,
+        attributes=(Attribute("mode", (reduction_mode,), reduction_mode.AMAX),),
+    ),
+    Op(
+        "block_scale_quantize",
+        "Block quantization: each block of block_size elements along axis (default: the last one that\n"
+        "is not 1) gets the scale max|input| * (1 / largest finite element), rounded to the scale's\n"
+        "type, and the elements are input * (1 / scale as stored), inverses and products in float32.\n"
+        "block_size 16, NVFP4: FP4_E2M1 elements, FP8_E4M3 scales. Scales round to nearest even and\n"
+        "saturate; elements round to a multiple of 2^-22 (2^-21 from 2 on, 2^-20 from 4 on), then to\n"
+        "nearest even, and saturate. A block whose scale rounds to zero becomes zeros.\n"
+        "block_size 32, MXFP8: FP8_E4M3 elements, or FP8_E5M2 if set, FP8_E8M0 scales (OCP\n"
+        "Microscaling Formats 1.0). Scales round up to a power of two from 2^-127 to 2^127; elements\n"
+        "round to nearest even and saturate. Returns [Y, scale].",
+        inputs=(Port("input"),),
+        outputs=(Port("Y"), Port("scale")),
         infer=_quantize_shapes,
+        stored=_quantize_stored,
+        frozen=_quantize_frozen,
         reference=_quantize,
         attributes=(
             Attribute("block_size", (int,), 16),
@@ -227,7 +342,29 @@ _TABLE = (
     _pointwise("add", "a + b.", "a b", "({a} + {b})", lambda t, a, b: a + b),
     _pointwise("sub", "a - b.", "a b", "({a} - {b})", lambda t, a, b: a - b),
     _pointwise("mul", "a * b.", "a b", "({a} * {b})", lambda t, a, b: a * b),
+    _pointwise("div", "a / b.", "a b", "({a} / {b})", lambda t, a, b: a / b),
     _pointwise("scale", "input * scale.", "input scale", "({input} * {scale})", lambda t, x, s: x * s),
+    _pointwise(
+        "max",
+        "The larger of the two (0 is larger than -0); NaN if either is.",
+        "input0 input1",
+        "gf::max({input0}, {input1})",
+        _larger,
+    ),
+    _pointwise(
+        "min",
+        "The smaller of the two (-0 is smaller than 0); NaN if either is.",
+        "input0 input1",
+        "gf::min({input0}, {input1})",
+        lambda t, a, b: -_larger(t, -a, -b),
+    ),
+    _pointwise("abs", "|input|.", "input", "gf::abs({input})", lambda t, x: x.abs()),
+    _pointwise("neg", "-input.", "input", "(-{input})", lambda t, x: -x),
+    _pointwise("reciprocal", "1 / input.", "input", "(1.0f / {input})", lambda t, x: x.reciprocal()),
+    _pointwise("sqrt", "Square root; NaN below 0.", "input", "sqrtf({input})", lambda t, x: x.sqrt()),
+    _pointwise("rsqrt", "1 / sqrt(input).", "input", "gf::rsqrt({input})", lambda t, x: x.rsqrt()),
+    _pointwise("exp", "e^input.", "input", "expf({input})", lambda t, x: x.exp()),
+    _pointwise("log", "Natural logarithm; NaN below 0.", "input", "logf({input})", lambda t, x: x.log()),
     _pointwise("identity", "input unchanged (a place to change the data type).", "input", "{input}", lambda t, x: x),
     _pointwise(
         "relu",
@@ -235,7 +372,7 @@ _TABLE = (
         "input",
         "gf::relu({input}, {negative_slope}, {lower_clip}, {upper_clip})",
         lambda t, x, slope, low, high: t.where(
-            x > low, x.clamp(max=high), low + slope * (x - low) if slope else x.clamp(min=low)
+            x > low, x.clamp(max=high), low + slope * (x - low) if slope else x.clamp(min=low) + 0.0
         ),
         _number("negative_slope", 0.0),
         _number("lower_clip", 0.0),

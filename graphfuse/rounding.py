@@ -1,10 +1,10 @@
 """How a float32 value becomes each storage type, as torch code: the reference semantics.
 
-Round to nearest, ties to even, everywhere. Integers saturate at the ends of their
+Round to nearest, ties to even, but for FP8_E8M0. Integers saturate at the ends of their
 range, FP8 and FP4 at their largest finite value (infinities too). NaN stays NaN where
 the type has one and becomes 0 in integers; BOOLEAN is whether a value is not 0.
-FP8_E8M0, which holds powers of two alone, is for scales and not written. Functions get
-the torch module as `t`, so that importing this loads nothing.
+FP8_E8M0, which holds powers of two alone, is for scales: magnitudes round up to it.
+Functions get the torch module as `t`, so that importing this loads nothing.
 """
 
 from graphfuse.dtypes import data_type
@@ -19,6 +19,8 @@ def encode(t, values, dtype: data_type):
     if dtype is data_type.FP4_E2M1:
         codes = _e2m1_codes(t, values)
         return codes[..., 0::2] | (codes[..., 1::2] << 4)
+    if dtype is data_type.FP8_E8M0:
+        return _e8m0_codes(t, values).view(t.float8_e8m0fnu)
     if dtype in _SATURATING:
         limit = dtype.facts.max
         # One NaN, as the conversion instruction makes: torch would keep its sign.
@@ -79,3 +81,13 @@ def _e2m1_codes(t, values):
     code |= t.signbit(values).to(t.uint8) << 3
     # NaN has no code: it becomes +6, as the conversion instruction does.
     return t.where(values.isnan(), t.full_like(code, 7), code)
+
+
+def _e8m0_codes(t, values):
+    """127 + the exponent of the power of two at or above |value|, as cvt.rp.satfinite.ue8m0x2 makes it: 0 for what
+    is below 2^-127 (zero, too), 254 for what is above 2^127 (infinity, too), 255 for NaN."""
+    magnitude = values.abs()
+    fraction, exponent = t.frexp(magnitude)  # of zero and infinity any fraction
+    codes = (exponent - (fraction == 0.5).to(exponent.dtype) + 127).clamp(0, 254)
+    codes = codes.masked_fill(magnitude == 0, 0).masked_fill(magnitude.isinf(), 254)
+    return codes.masked_fill(values.isnan(), 255).to(t.uint8)

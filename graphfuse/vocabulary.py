@@ -23,13 +23,14 @@ def methods(call: Callable[..., object], trailing: Mapping[str, object]) -> Call
 
 def _method(op: Op, call: Callable[..., object], trailing: Mapping[str, object]) -> Callable[..., object]:
     keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    ports = [p for p in op.inputs if not p.optional]
-    optional = [p for p in op.inputs if p.optional]
+    # In the table's order. What stands after an optional port has a default, as Python wants it, and must be
+    # given all the same if it is not optional itself.
+    optional = next((i for i, p in enumerate(op.inputs) if p.optional), len(op.inputs))
     required = [a for a in op.attributes if a.required]
     rest = [a for a in op.attributes if not a.required]
     parameters = [
-        *(inspect.Parameter(p.name, keyword) for p in ports),
-        *(inspect.Parameter(p.name, keyword, default=None) for p in optional),
+        *(inspect.Parameter(p.name, keyword) for p in op.inputs[:optional]),
+        *(inspect.Parameter(p.name, keyword, default=None) for p in op.inputs[optional:]),
         *(inspect.Parameter(a.name, keyword, default=a.default) for a in (*required, *rest)),
         *(inspect.Parameter(name, keyword, default=default) for name, default in trailing.items()),
     ]
@@ -40,6 +41,9 @@ def _method(op: Op, call: Callable[..., object], trailing: Mapping[str, object])
     def method(*args, **kwargs):
         try:
             bound = signature.bind(*args, **kwargs)
+            absent = next((p for p in op.inputs if not p.optional and p.name not in bound.arguments), None)
+            if absent is not None:
+                raise TypeError(f"missing a required argument: {absent.name!r}")
         except TypeError as error:
             raise GraphTypeError(f"{op.name}: {error}; accepted: {accepted}") from None
         given = dict(bound.arguments)

@@ -274,8 +274,8 @@ def check_extreme(value: float, want: float, modes=(heur_mode.FALLBACK,), device
 
 # Arbitrary graphs
 
-UNARY = ("identity", "relu", "sigmoid", "tanh", "swish", "gelu", "gelu_approx_tanh")
-BINARY = ("add", "sub", "mul", "scale")
+UNARY = ("identity", "abs", "neg", "relu", "sigmoid", "tanh", "swish", "gelu", "gelu_approx_tanh")
+BINARY = ("add", "sub", "mul", "scale", "max", "min")
 SHAPE = (3, 16)
 
 

@@ -5,6 +5,8 @@ with ml_dtypes, and as a search over the list of representable values that runs 
 torch device; test_oracle.py holds the two against each other.
 """
 
+import warnings
+
 import numpy as np
 import torch
 from torch.nn import functional
@@ -13,10 +15,10 @@ from torch.nn import functional
 
 
 def rmsnorm(x, weight, eps, bias=None, axes=(-1,)):
-    """(Y, inverse RMS) in float64; `axes` are those normalized over."""
+    """(Y, inverse RMS) in float64; `axes` are those normalized over. weight: None for 1."""
     x = x.double()
     inverse = 1 / torch.sqrt(x.square().mean(dim=axes, keepdim=True) + eps)
-    y = x * inverse * weight.double()
+    y = x * inverse if weight is None else x * inverse * weight.double()
     return (y if bias is None else y + bias.double()), inverse
 
 
@@ -39,7 +41,17 @@ POINTWISE = {
     "add": lambda a, b: torch.add(a.double(), b.double()),
     "sub": lambda a, b: torch.sub(a.double(), b.double()),
     "mul": lambda a, b: torch.mul(a.double(), b.double()),
+    "div": lambda a, b: torch.div(a.double(), b.double()),
     "scale": lambda a, b: torch.mul(a.double(), b.double()),
+    "max": lambda a, b: torch.maximum(a.double(), b.double()),
+    "min": lambda a, b: torch.minimum(a.double(), b.double()),
+    "abs": lambda x: torch.abs(x.double()),
+    "neg": lambda x: torch.neg(x.double()),
+    "reciprocal": lambda x: 1 / x.double(),
+    "sqrt": lambda x: torch.sqrt(x.double()),
+    "rsqrt": lambda x: 1 / torch.sqrt(x.double()),
+    "exp": lambda x: torch.exp(x.double()),
+    "log": lambda x: torch.log(x.double()),
     "identity": lambda x: x.double(),
     "relu": relu,
     "sigmoid": lambda x: torch.special.expit(x.double()),
@@ -49,6 +61,27 @@ POINTWISE = {
     "gelu_approx_tanh": lambda x: functional.gelu(x.double(), approximate="tanh"),
 }
 """Every pointwise op: operands as tensors, attributes by name; float64 results."""
+
+REDUCTION = {
+    "ADD": lambda x, axes: np.sum(x, axes, keepdims=True),
+    "MUL": lambda x, axes: np.prod(x, axes, keepdims=True),
+    "MIN": lambda x, axes: np.min(x, axes, keepdims=True, initial=np.inf),
+    "MAX": lambda x, axes: np.max(x, axes, keepdims=True, initial=-np.inf),
+    "AMAX": lambda x, axes: np.max(np.abs(x), axes, keepdims=True, initial=0),
+    "AVG": lambda x, axes: np.mean(x, axes, keepdims=True),
+    "NORM1": lambda x, axes: np.sum(np.abs(x), axes, keepdims=True),
+    "NORM2": lambda x, axes: np.sqrt(np.sum(np.square(x), axes, keepdims=True)),
+    "MUL_NO_ZEROS": lambda x, axes: np.prod(x, axes, keepdims=True, where=x != 0),
+}
+
+
+def reduction(x, mode: str, dim) -> torch.Tensor:
+    """`x` reduced to extents `dim`, each that of x or 1; float64."""
+    axes = tuple(axis for axis, extent in enumerate(dim) if extent == 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing
+        return torch.from_numpy(np.asarray(REDUCTION[mode](x.double().numpy(), axes)))
+
 
 # Distances
 
@@ -117,6 +150,28 @@ def kept_places(scaled: np.ndarray) -> np.ndarray:
     return np.copysign(kept, scaled)
 
 
+def e8m0(values: np.ndarray) -> np.ndarray:
+    """E8M0 codes (uint8) of float32: magnitudes rounded up to a power of two from 2^-127 to 2^127; NaN is 0xff."""
+    bits = np.abs(values).astype(np.float32).view(np.uint32)
+    exponent, fraction = bits >> 23, bits & 0x7FFFFF
+    codes = np.where(exponent == 0, fraction > 0x400000, exponent + (fraction != 0))
+    return np.where(np.isnan(values), 255, np.minimum(codes, 254)).astype(np.uint8)
+
+
+def mxfp8(values: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of 32 along the last axis: (FP8 codes, E8M0 scales), both uint8.
+
+    The scale is the E8M0 of max|block| * (1 / largest element), elements are FP8 of value / scale, in float32.
+    """
+    values = np.asarray(values, np.float32)
+    blocks = values.reshape(*values.shape[:-1], -1, 32)
+    largest = np.float32({"e4m3": 448.0, "e5m2": 57344.0}[name])
+    scales = e8m0(np.abs(blocks).max(axis=-1) * (1 / largest))
+    factor = np.where(scales == 255, np.nan, np.ldexp(1.0, 127 - scales.astype(int))).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        return fp8(blocks * factor[..., None], name).reshape(values.shape), scales
+
+
 # The same by search, on any torch device
 
 
@@ -142,6 +197,28 @@ def nvfp4_search(values):
     scaled = torch.where(scale == 0, torch.zeros_like(blocks), scaled)
     codes = torch.where(scaled.isnan(), 7, _nearest(scaled, 2, 1, 6.0)).flatten(-2).to(torch.uint8)
     return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
+
+
+def e8m0_search(values):
+    """As `e8m0`, for a float32 tensor."""
+    powers = torch.tensor([2.0**e for e in range(-127, 128)], dtype=torch.float32, device=values.device)
+    codes = torch.bucketize(values.abs(), powers).clamp(max=254)
+    return torch.where(values.isnan(), 255, codes).to(torch.uint8)
+
+
+def mxfp8_search(values, name: str):
+    """As `mxfp8`, for a float32 tensor."""
+    blocks = values.unflatten(-1, (-1, 32))
+    amax = blocks.abs().amax(-1)
+    scales = e8m0_search(amax * (1 / torch.full_like(amax, {"e4m3": 448.0, "e5m2": 57344.0}[name])))
+    scaled = blocks * (1 / _powers(scales)).float().unsqueeze(-1)
+    return fp8_search(scaled, name).flatten(-2), scales
+
+
+def _powers(scales):
+    """E8M0 codes (uint8 tensor) as float64."""
+    table = [*(2.0**e for e in range(-127, 128)), float("nan")]
+    return torch.tensor(table, dtype=torch.float64, device=scales.device)[scales.long()]
 
 
 def _grid(exponent_bits: int, mantissa_bits: int, largest: float) -> list[float]:
@@ -172,6 +249,13 @@ def from_nvfp4(packed, scales):
     divisor = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float64, device=packed.device)
     values = table[torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).long()].unflatten(-1, (-1, 16))
     return (values * divisor[scales.long()].unsqueeze(-1)).flatten(-2)
+
+
+def from_mxfp8(codes, scales, name: str):
+    """FP8 codes and E8M0 codes (uint8 tensors) as float64."""
+    kind = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[name]
+    values = codes.view(kind).double().unflatten(-1, (-1, 32))
+    return (values * _powers(scales).unsqueeze(-1)).flatten(-2)
 
 
 def probes() -> np.ndarray:

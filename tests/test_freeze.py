@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import graphfuse
 import graphs
 from graphfuse import GraphValidationError, data_type, norm_forward_phase
-from graphs import BF16, E4M3, FLOAT, FP4, HALF
+from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF
 
 INFERENCE = norm_forward_phase.INFERENCE
 
@@ -71,6 +71,24 @@ def test_data_types_come_from_the_graph():
     assert types == [BF16, FLOAT, FP4, E4M3]
 
 
+def test_what_a_frozen_node_says_beyond_its_attributes():
+    g = graphs.new()
+    x = g.tensor([4, 64, 1])
+    y, scale = g.block_scale_quantize(x, block_size=32)
+    wide, wide_scale = g.block_scale_quantize(x, block_size=32, axis=-2)
+    for t in (y, scale, wide.set_data_type(E5M2), wide_scale):
+        t.set_output()
+    g.reduction(x).set_output().set_dim([4, 1, 1])
+    g.validate()
+    one, other, reduction = g._ir.nodes
+    assert (one.attribute("axis"), one.attribute("element_type")) == (1, E4M3)
+    assert (other.attribute("axis"), other.attribute("element_type")) == (1, data_type.FP8_E5M2)
+    assert reduction.attribute("axes") == (1, 2)
+    types = [t.get_data_type() for t in (y, scale, wide, wide_scale)]
+    assert types == [E4M3, data_type.FP8_E8M0, E5M2, data_type.FP8_E8M0]
+    assert scale.get_dim() == [4, 2, 1]
+
+
 def test_inference_starts_afresh_after_a_change():
     g = graphs.new()
     x = g.tensor([4, 8])
@@ -99,8 +117,8 @@ def two_ranks(g):
     g.mul(g.tensor([3, 4]), two).set_output()
 
 
-def typed(g, port, dtype):
-    y, scale = g.block_scale_quantize(g.tensor([4, 16]))
+def typed(g, port, dtype, block=16):
+    y, scale = g.block_scale_quantize(g.tensor([4, 32]), block_size=block)
     y.set_output(), scale.set_output()
     {"Y": y, "scale": scale}[port].set_data_type(dtype)
 
@@ -130,7 +148,18 @@ REFUSED = {
         "NOT_SET.*INFERENCE",
     ),
     "no columns": (lambda g: norm(g, g.tensor([4, 0]), g.tensor([1, 0])), r"no elements"),
-    "block": (lambda g: quantize(g, g.tensor([4, 16]), block_size=8), r"block_size 8.*16"),
+    "bias without scale": (
+        lambda g: norm(g, g.tensor([4, 8]), None, bias=g.tensor([4, 8])),
+        r"bias.*last axis.*\[1, 8\], got \[4, 8\]",
+    ),
+    "no columns without scale": (lambda g: norm(g, g.tensor([4, 0]), None), r"no elements"),
+    "block": (lambda g: quantize(g, g.tensor([4, 16]), block_size=8), r"block_size 8.*16, 32"),
+    "wide block extent": (lambda g: quantize(g, g.tensor([4, 48]), block_size=32), r"extent 48.*multiple.*32"),
+    "reduced dim": (
+        lambda g: g.reduction(g.tensor([4, 8])).set_output().set_dim([4, 2]),
+        r"reduction.0.*input \[4, 8\].*got \[4, 2\]",
+    ),
+    "reduced rank": (lambda g: g.reduction(g.tensor([4, 8])).set_output().set_dim([4]), r"rank of input.*got \[4\]"),
     "block extent": (lambda g: quantize(g, g.tensor([4, 24]), block_size=16), r"extent 24.*multiple"),
     "block axis": (lambda g: quantize(g, g.tensor([4, 16]), block_size=16, axis=2), "axis 2"),
     "transpose": (lambda g: quantize(g, g.tensor([4, 16]), transpose=True), "transpose"),
@@ -161,6 +190,11 @@ REFUSED = {
     "scale type": (lambda g: typed(g, "scale", data_type.FP8_E5M2), "quantize.0'.*scale.*E5M2; accepted: FP8_E4M3$"),
     "scale float": (lambda g: typed(g, "scale", FLOAT), "quantize.0'.*scale.*FLOAT; accepted: FP8_E4M3$"),
     "element type": (lambda g: typed(g, "Y", data_type.INT8), "quantize.0'.*Y.*INT8; accepted: FP4_E2M1$"),
+    "wide element type": (
+        lambda g: typed(g, "Y", HALF, 32),
+        "quantize.0'.*Y.*HALF; accepted: FP8_E4M3, FP8_E5M2$",
+    ),
+    "wide scale type": (lambda g: typed(g, "scale", E4M3, 32), "scale.*FP8_E4M3; accepted: FP8_E8M0$"),
     "e8m0": (
         lambda g: g.relu(g.tensor([2])).set_output().set_data_type(data_type.FP8_E8M0),
         "relu.0'.*output.*FP8_E8M0; accepted: FLOAT",

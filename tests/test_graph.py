@@ -239,7 +239,7 @@ def test_a_refused_tensor_leaves_the_graph_as_it_was(arguments):
     [
         (
             lambda g, x: g.rmsnorm(x, x),
-            "rmsnorm: missing a required argument: 'epsilon'; accepted: input, scale, epsilon",
+            "rmsnorm: missing a required argument: 'epsilon'; accepted: input, scale=None, epsilon",
         ),
         (lambda g, x: g.swish(x, beta=2), "swish: .*'beta'; accepted: input, swish_beta=1.0"),
         (lambda g, x: g.relu(), "relu: missing a required argument: 'input'"),

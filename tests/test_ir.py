@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphs
-from graphfuse import data_type, norm_forward_phase
+from graphfuse import data_type, norm_forward_phase, reduction_mode
 from graphfuse.ir import Subgraph
 from graphs import BF16, E4M3, FLOAT, HALF, Norm
 
@@ -129,6 +129,16 @@ def test_key_tells_one_tensor_from_two_alike():
         return g
 
     assert key(graph(True)) != key(graph(False))
+
+
+def test_key_sees_how_a_reduction_reduces():
+    def graph(mode, dim):
+        g = graphs.new()
+        g.reduction(g.tensor([4, 16]), mode).set_output().set_dim(dim)
+        return key(g)
+
+    keys = {graph(mode, dim) for mode in reduction_mode for dim in ([1, 1], [4, 1], [1, 16])}
+    assert len(keys) == 3 * len(reduction_mode)
 
 
 def test_key_sees_the_phase():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import graphs
 import oracle
-from graphfuse import data_type, heur_mode, norm_forward_phase
+from graphfuse import data_type, heur_mode, norm_forward_phase, reduction_mode
 from graphfuse.ops import OPS
 from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm
 
@@ -33,6 +33,8 @@ def test_pointwise_op(name, attributes, compute):
         torch.linspace(-9, 9, 64, dtype=torch_type).view(4, 16),
         torch.linspace(-3, 2, 16, dtype=torch_type).view(1, 16),
     ][:arity]
+    if name in ("sqrt", "rsqrt", "log"):
+        data = [d.abs() for d in data]
     tensors = [g.tensor(d.shape, name=f"i{i}") for i, d in enumerate(data)]
     getattr(g, name)(*tensors, **attributes, compute_data_type=compute).set_output().set_name("out")
     out = torch.empty(4, 16, dtype=torch_type)
@@ -117,6 +119,126 @@ def test_fp8_is_the_quantizer_of_the_float32_values(name):
     want = oracle.fp8(values["out"].numpy(), name)
     assert (outputs["out"].view(torch.uint8).numpy() == want).all()
     assert (want & 0x7F == {"e4m3": 0x7E, "e5m2": 0x7B}[name]).any()
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2"])
+def test_mxfp8_is_the_quantizer_of_the_float32_values(name):
+    values = torch.randn(40, 96) * 10.0 ** torch.randint(-6, 6, (40, 1))
+    values[0], values[1, 3], values[2, 40], values[3] = 0, float("nan"), -float("inf"), 1e-44
+    g = graphs.new()
+    y, scale = g.block_scale_quantize(g.tensor([40, 96], name="x"), block_size=32)
+    y.set_output().set_name("y"), scale.set_output().set_name("scale")
+    if name == "e5m2":
+        y.set_data_type(E5M2)
+    codes, scales = torch.empty(40, 96, dtype=torch.uint8), torch.empty(40, 3, dtype=torch.float8_e8m0fnu)
+    graphs.run(g, {"x": values, "y": codes, "scale": scales})
+    want, want_scales = oracle.mxfp8(values.numpy(), name)
+    assert (scales.view(torch.uint8).numpy() == want_scales).all()
+    assert (codes.numpy() == want).all()
+    # Half of the widest gap at the element's exponent; rounding the scale up, nothing saturates.
+    finite = values[4:].double()
+    error = (oracle.from_mxfp8(codes, torch.from_numpy(want_scales), name)[4:] - finite).abs()
+    least = torch.from_numpy(want_scales[4:]).double() - 127
+    gap = finite.abs() * {"e4m3": 2.0**-4, "e5m2": 2.0**-3}[name]
+    smallest = 2.0 ** (least - {"e4m3": 10, "e5m2": 17}[name]).repeat_interleave(32, -1)
+    assert (error <= torch.maximum(gap, smallest)).all()
+
+
+def test_blocks_along_another_axis():
+    values = torch.randn(64, 6) * 10
+    g = graphs.new()
+    y, scale = g.block_scale_quantize(g.tensor([64, 6], name="x"), block_size=32, axis=0)
+    y.set_output().set_name("y"), scale.set_output().set_name("scale")
+    codes, scales = torch.empty(64, 6, dtype=torch.float8_e4m3fn), torch.empty(2, 6, dtype=torch.uint8)
+    graphs.run(g, {"x": values, "y": codes, "scale": scales})
+    want, want_scales = oracle.mxfp8(values.T.contiguous().numpy(), "e4m3")
+    assert (codes.view(torch.uint8).numpy() == want.T).all() and (scales.numpy() == want_scales.T).all()
+
+
+def test_a_virtual_quantized_tensor_is_of_its_element_type():
+    values = torch.randn(4, 64) * 10
+    for block, kind in ((16, FP4), (32, E4M3), (32, E5M2)):
+        g = graphs.new()
+        y, scale = g.block_scale_quantize(g.tensor([4, 64], name="x"), block_size=block)
+        y.set_data_type(kind)
+        scale.set_output().set_name("scale")
+        g.identity(y).set_output().set_name("out")
+        out, scales = torch.empty(4, 64), torch.empty(4, 64 // block, dtype=torch.uint8)
+        graphs.run(g, {"x": values, "out": out, "scale": scales})
+        name = {E4M3: "e4m3", E5M2: "e5m2"}.get(kind)
+        if block == 16:
+            codes, want = (torch.from_numpy(a) for a in oracle.nvfp4(values.numpy()))
+            one = torch.full_like(want, 0x38)  # 1 in E4M3
+            assert torch.equal(out.double(), oracle.from_nvfp4(codes, one))
+        else:
+            codes, want = (torch.from_numpy(a) for a in oracle.mxfp8(values.numpy(), name))
+            assert torch.equal(out.double(), oracle.from_mxfp8(codes, torch.full_like(want, 127), name))
+        assert torch.equal(scales, want)
+
+
+@pytest.mark.parametrize("compute", [FLOAT, data_type.DOUBLE])
+@pytest.mark.parametrize("mode", reduction_mode, ids=lambda m: m.name)
+def test_reduction(mode, compute):
+    values = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))
+    values[0, 0, 0], values[1, 2] = 0, 0
+    for dim in ([1, 1, 1], [3, 1, 1], [1, 5, 1], [3, 1, 4], [3, 5, 1], [1, 1, 4], [3, 5, 4]):
+        reduced(values, mode, dim, compute)
+    reduced(values.transpose(0, 2), mode, [4, 1, 3], compute)
+    for shape, dim in (([0, 4], [1, 1]), ([0, 4], [1, 4]), ([0, 4], [0, 1]), ([3, 0], [3, 1])):
+        reduced(torch.empty(shape), mode, dim, compute)
+    values[2, 1, 1] = float("nan")
+    reduced(values, mode, [3, 1, 1], compute)
+
+
+def reduced(values, mode, dim, compute):
+    g = graphs.new()
+    x = g.tensor(values.shape, values.stride(), name="x")
+    made = g.reduction(x, mode, compute_data_type=compute).set_output().set_name("out")
+    if any(extent != 1 for extent in dim):
+        made.set_dim(dim)
+    g.validate()
+    assert (made.get_dim(), made.get_data_type()) == (list(dim), FLOAT)
+    out = torch.empty_strided(dim, made.get_stride()).fill_(-5.0)
+    graphs.run(g, {"x": values, "out": out})
+    want = oracle.reduction(values, mode.name, dim)
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_max_and_min_order_zeros_and_pass_nan():
+    a = torch.tensor([0.0, -0.0, 0.0, -0.0, float("nan"), 1.0, float("inf"), 2.0])
+    b = torch.tensor([-0.0, 0.0, 0.0, -0.0, 1.0, float("nan"), 3.0, -2.0])
+    g = graphs.new()
+    x, y = g.tensor([8], name="a"), g.tensor([8], name="b")
+    g.max(x, y).set_output().set_name("max"), g.min(x, y).set_output().set_name("min")
+    larger, smaller = torch.empty(8), torch.empty(8)
+    graphs.run(g, {"a": a, "b": b, "max": larger, "min": smaller})
+    assert [str(v) for v in larger.tolist()] == ["0.0", "0.0", "0.0", "-0.0", "nan", "nan", "inf", "2.0"]
+    assert [str(v) for v in smaller.tolist()] == ["-0.0", "-0.0", "0.0", "-0.0", "nan", "nan", "3.0", "-2.0"]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_rmsnorm_without_a_scale_is_over_the_last_axis(bias):
+    g = graphs.new()
+    x, b = torch.randn(2, 3, 8), torch.randn(1, 1, 8)
+    given = g.tensor([1, 1, 8], name="b") if bias else None
+    y, inverse = g.rmsnorm(g.tensor([2, 3, 8], name="x"), None, 1e-3, given, norm_forward_phase.TRAINING)
+    y.set_output().set_name("out"), inverse.set_output().set_name("inverse")
+    pack = {"x": x, "out": torch.empty(2, 3, 8), "inverse": torch.empty(2, 3, 1)}
+    graphs.run(g, pack | ({"b": b} if bias else {}))
+    exact, exact_inverse = oracle.rmsnorm(x, None, 1e-3, b if bias else None)
+    torch.testing.assert_close(pack["out"].double(), exact, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(pack["inverse"].double(), exact_inverse, rtol=1e-5, atol=0)
+
+
+def test_zero_centred_weight_is_a_node_on_the_weight():
+    g = graphs.new()
+    x, w = torch.randn(4, 8), torch.randn(1, 8) * 0.1
+    weight = g.add(g.tensor([1, 8], name="w"), 1.0)
+    phase = norm_forward_phase.INFERENCE
+    g.rmsnorm(g.tensor([4, 8], name="x"), weight, 1e-3, norm_forward_phase=phase)[0].set_output().set_name("out")
+    out = torch.empty(4, 8)
+    graphs.run(g, {"x": x, "w": w, "out": out})
+    torch.testing.assert_close(out.double(), oracle.rmsnorm(x, w.double() + 1, 1e-3)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("value", "want"), graphs.EXTREMES.values(), ids=graphs.EXTREMES)

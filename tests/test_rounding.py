@@ -41,6 +41,20 @@ def test_fp4_packs_pairs_low_nibble_first():
     ).all()
 
 
+@pytest.mark.parametrize("compute", [torch.float32, torch.float64])
+def test_e8m0_rounds_up(compute):
+    powers = 2.0 ** np.arange(-149, 128, dtype=np.float64)
+    values = np.concatenate([powers.astype(np.float32), oracle.probes()])
+    values = np.concatenate([values, np.nextafter(values, np.float32(np.inf)), np.nextafter(values, np.float32(0))])
+    stored = rounding.encode(torch, torch.from_numpy(values).to(compute), data_type.FP8_E8M0)
+    want = oracle.e8m0(values)
+    assert (stored.view(torch.uint8).numpy() == want).all()
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    decoded = rounding.decode(torch, every, data_type.FP8_E8M0, compute)
+    assert decoded[:255].tolist() == [2.0**e for e in range(-127, 128)] and decoded[255].isnan()
+    assert torch.equal(rounding.round_to(torch, decoded[:255], data_type.FP8_E8M0), decoded[:255])
+
+
 @pytest.mark.parametrize("dtype", [data_type.BFLOAT16, data_type.HALF])
 def test_half_precision_rounds_to_nearest_even(dtype):
     values = np.random.default_rng(0).standard_normal(10000).astype(np.float32)

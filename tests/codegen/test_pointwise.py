@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from graphfuse.codegen.pointwise import functor, literal
+from graphfuse.codegen.render import render
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, HostScalar
 from graphfuse.ops import OPS
@@ -131,6 +132,26 @@ def test_scalar_form_against_torch(forms, index):
     assert (close | (out == expected) | (np.isnan(out) & np.isnan(expected))).all()
 
 
+def test_max_and_min_order_zeros_and_pass_nan(host_library):
+    """As the instructions do, to the bit."""
+    library = host_library(
+        '#include "graphfuse/math.cuh"\n'
+        'extern "C" float larger(float a, float b) { return gf::max(a, b); }\n'
+        'extern "C" float smaller(float a, float b) { return gf::min(a, b); }\n'
+    )
+
+    def bits(function, a, b):
+        function.argtypes, function.restype = [ctypes.c_float] * 2, ctypes.c_float
+        return hex(np.float32(function(a, b)).view(np.uint32))
+
+    nan = float("nan")
+    larger = [bits(library.larger, a, b) for a, b in ((0.0, -0.0), (-0.0, 0.0), (-0.0, -0.0), (nan, 1), (1, nan))]
+    smaller = [bits(library.smaller, a, b) for a, b in ((0.0, -0.0), (-0.0, 0.0), (0.0, 0.0), (nan, 1), (1, nan))]
+    assert larger == ["0x0", "0x0", "0x80000000", "0x7fffffff", "0x7fffffff"]
+    assert smaller == ["0x80000000", "0x80000000", "0x0", "0x7fffffff", "0x7fffffff"]
+    assert [library.larger(-2, 1), library.smaller(-2, 1), library.larger(float("inf"), 5)] == [1, -2, float("inf")]
+
+
 def test_every_attribute_of_a_pointwise_op_is_printable():
     for op in POINTWISE:
         for attribute in op.attributes:
@@ -159,3 +180,18 @@ def test_sigmoid_is_as_accurate_as_said(host_library):
     assert (np.abs(sigmoid(x) - np.exp(x.astype(np.float64))) <= 1.2e-38).all()
     assert sigmoid([np.inf, -np.inf, 0.0, -0.0, 200.0, -200.0]).tolist() == [1, 0, 0.5, 0.5, 1, 0]
     assert np.isnan(sigmoid([np.nan])).all()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_every_scalar_form_compiles(arch):
+    from graphfuse.runtime import nvrtc
+
+    generated, lines = [], []
+    for i, op in enumerate(POINTWISE):
+        operands = [(port.name, Chain(0)) for port in op.inputs]
+        generated.append(functor(Program((Step(op.name, tuple(operands)),)), f"F{i}").source)
+        lines.append(f"  out[{i}] = F{i}{{}}(in[{i}]);")
+    text = ['#include "graphfuse/math.cuh"', '#include "generated.cuh"', 'extern "C" GF_KERNEL(32)']
+    text += ["forms(const float* in, float* out) {", *lines, "}"]
+    assert nvrtc.compile(render("\n".join(text), "".join(generated)), arch, "forms.cu")

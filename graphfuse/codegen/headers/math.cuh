@@ -2,9 +2,12 @@
 #pragma once
 #include "graphfuse/platform.cuh"
 
+// Of CUDA's own functions, sqrtf and the operator / are rounded to nearest, expf and logf are within 2 ulp.
 #ifndef __CUDACC__
 extern "C" {
 float exp2f(float) noexcept;
+float expf(float) noexcept;
+float logf(float) noexcept;
 float sqrtf(float) noexcept;
 float tanhf(float) noexcept;
 float erfcf(float) noexcept;
@@ -46,30 +49,31 @@ GF_DEVICE float rsqrt(float x) {
 #endif
 }
 
-/// The larger of the two; NaN if either is.
+/// The larger of the two, 0 being larger than -0; NaN if either is.
 GF_DEVICE float max(float a, float b) {
 #ifdef __CUDA_ARCH__
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 #else
-  return is_nan(a) || a > b ? a : b;
+  if (is_nan(a) || is_nan(b)) return as_float(0x7fffffffu);
+  if (a == b) return as_float(as_bits(a) & as_bits(b));
+  return a > b ? a : b;
 #endif
 }
 
-/// The smaller of the two; NaN if either is.
+/// The smaller of the two, -0 being smaller than 0; NaN if either is.
 GF_DEVICE float min(float a, float b) {
 #ifdef __CUDA_ARCH__
   float y;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 #else
-  return is_nan(a) || a < b ? a : b;
+  if (is_nan(a) || is_nan(b)) return as_float(0x7fffffffu);
+  if (a == b) return as_float(as_bits(a) | as_bits(b));
+  return a < b ? a : b;
 #endif
 }
-
-/// e^x, zero below e^-87. Relative error below 3e-7 + 1e-7 |x|.
-GF_DEVICE float exp(float x) { return exp2_approx(x * 1.44269504088896341f); }
 
 /// 1 / (1 + e^-x). Relative error below 5e-7 + 8e-8 |x| for x >= -87, of which 7.3e-8 |x| are those of the exponent:
 /// its rounding and that of log2 e. On a GPU zero from -87.4 on, where the result would be subnormal. No select,
