@@ -34,16 +34,12 @@ constexpr bool TAILLESS = PIECES % PASS_PIECES == 0;
 constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
 
 /// The smallest power of two that is not below `count`, as its exponent.
-constexpr int levels(int count) { return count <= 1 ? 0 : 1 + levels((count + 1) / 2); }
+GF_DEVICE constexpr int levels(int count) { return count <= 1 ? 0 : 1 + levels((count + 1) / 2); }
 constexpr int PASS_LEVELS = levels(PASSES);
 
 // What later phases read is read before the sum if it takes few registers: more would cost occupancy.
-template <class T>
-constexpr bool read_first(int registers) {
-  return PASSES == 1 && STEPS * ((int(sizeof(T)) + 3) / 4) <= registers;
-}
-constexpr bool ROWS_FIRST = read_first<Phase1::Rows>(16);
-constexpr bool COLUMNS_FIRST = read_first<Phase1::Columns>(4);
+constexpr bool ROWS_FIRST = PASSES == 1 && STEPS * int(sizeof(Phase1::Rows)) <= 4 * 16;
+constexpr bool COLUMNS_FIRST = PASSES == 1 && STEPS * int(sizeof(Phase1::Columns)) <= 4 * 4;
 
 GF_DEVICE bool in_row(Index piece) { return TAILLESS || piece < PIECES; }
 
@@ -90,14 +86,17 @@ GF_DEVICE void sum_squares(const float (&values)[PIECE], float (&sums)[CHUNKS]) 
 using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, CHUNKS>;
 using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS>;
 
-/// The largest of each of COUNT values over the row's threads. shared: COUNT * RowMax::SHARED_FLOATS.
-template <int COUNT, int SIZE>
-GF_DEVICE void over_row(float* shared, float (&maxima)[SIZE]) {
+/// The largest of each of the values of a phase over the row's threads.
+template <int PHASE, int SIZE>
+GF_DEVICE void over_row(float (&maxima)[SIZE]) {
+  if constexpr (MAXIMA[PHASE] > 0) {
+    GF_SHARED(float, shared, MAXIMA[PHASE] * RowMax::SHARED_FLOATS);
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    RowMax::leave();  // the reduction before
-    float part[1] = {maxima[i]};
-    maxima[i] = RowMax{shared + i * RowMax::SHARED_FLOATS}(part);
+    for (int i = 0; i < MAXIMA[PHASE]; ++i) {
+      RowMax::leave();  // the reduction before
+      float part[1] = {maxima[i]};
+      maxima[i] = RowMax{shared + i * RowMax::SHARED_FLOATS}(part);
+    }
   }
 }
 
@@ -206,11 +205,7 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   }
   GF_SHARED(float, shared, RowSum::SHARED_FLOATS);
   const float sum = RowSum{shared}(totals);
-  if constexpr (MAXIMA[0] > 0) {
-    GF_SHARED(float, shared_maxima, MAXIMA[0] * RowMax::SHARED_FLOATS);
-    over_row<MAXIMA[0]>(shared_maxima, maxima0);
-  }
-
+  over_row<0>(maxima0);
   per_row.begin1(row, operands, sum, maxima0);
   if (writes_rows) {
     per_row.store1(row);
@@ -219,8 +214,7 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   run<Phase1, ROWS_FIRST, COLUMNS_FIRST>(row, rows1, columns1, held, operands, per_row, largest, maxima1);
 
   if constexpr (LAST_PHASE == 2) {
-    GF_SHARED(float, shared_maxima, MAXIMA[1] * RowMax::SHARED_FLOATS);
-    over_row<MAXIMA[1]>(shared_maxima, maxima1);
+    over_row<1>(maxima1);
     per_row.begin2(row, operands, maxima1);
     if (writes_rows) {
       per_row.store2(row);

@@ -18,7 +18,7 @@ from graphfuse.dtypes import data_type
 from graphfuse.engine import KernelEngine, Launch, No, Problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
-from graphfuse.ops import BLOCK_FORMATS, OPS
+from graphfuse.ops import BLOCKS, OPS
 from graphfuse.patterns.rmsnorm import RmsNormFacts
 from graphfuse.pointwise import Load
 from graphfuse.rowwise import REDUCTIONS, View
@@ -377,12 +377,12 @@ def _store_reasons(facts: RmsNormFacts, number: int) -> Iterator[str]:
     if not store.block_size:
         yield from _view_reasons(facts, "output", y, _FLOATS + _FP8, facts.columns, facts.columns)
         return
-    elements, scale = BLOCK_FORMATS[store.block_size]
-    yield from _view_reasons(facts, "output", y, elements, facts.columns, facts.columns)
+    made = BLOCKS[store.block_size]
+    yield from _view_reasons(facts, "output", y, made.elements, facts.columns, facts.columns)
     if y.dtype.bits < 8 and any(stride % 2 for stride in y.row_strides):
         yield f"output {y.name!r} has row strides {list(y.row_strides)}; accepted: even, as a byte holds two elements"
     blocks = facts.columns // store.block_size
-    yield from _view_reasons(facts, "block scale", store.block_scale, (scale,), blocks, blocks)
+    yield from _view_reasons(facts, "block scale", store.block_scale, (made.scale,), blocks, blocks)
 
 
 def _view_reasons(

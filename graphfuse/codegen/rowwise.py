@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphfuse.codegen.pointwise import argument, expression, parameter_type
-from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, Argument, Constant
 from graphfuse.pointwise import Chain, Load, Operand, Scalar, Step
 from graphfuse.rowwise import AMAX, INVERSE_RMS, NORMALIZE, RowProgram, Store, View
@@ -285,7 +284,7 @@ class Rows:
         yield f"struct Phase{phase} {{"
         yield from self._reads("Rows", rows)
         yield "  GF_DEVICE static Rows any_rows() {"
-        yield "    return {" + ", ".join(f"gf::any_bytes<sizeof(Rows::r{i})>()" for i in rows) + "};"
+        yield "    return {" + ", ".join(f"gf::any_bytes<{self._bytes(Load(i)) * self.piece}>()" for i in rows) + "};"
         yield "  }"
         yield from self._read("Rows", "read_rows", rows)
         yield from self._reads("Columns", columns)
