@@ -5,7 +5,7 @@ neither torch nor CUDA; names beyond the plain data come in when first used.
 """
 
 from graphfuse.dtypes import data_type
-from graphfuse.enums import build_plan_policy, heur_mode, norm_forward_phase, reduction_mode
+from graphfuse.enums import build_plan_policy, heur_mode, norm_forward_phase, reduction_mode, tensor_reordering
 from graphfuse.errors import (
     CompilerNotFoundError,
     DeviceError,
@@ -67,6 +67,7 @@ __all__ = [
     "pygraph",
     "reduction_mode",
     "set_stream",
+    "tensor_reordering",
 ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from graphfuse.dtypes import data_type
 from graphfuse.engine import No
-from graphfuse.enums import reduction_mode
+from graphfuse.enums import reduction_mode, tensor_reordering
 from graphfuse.ir import Graph, Node, Tensor, TensorId
 from graphfuse.match import Match, Pattern, PatternGraph, convex
 from graphfuse.ops import quantize_axis
@@ -338,7 +338,7 @@ class _Layout:
             tensor.alignment,
             rows,
             columns,
-            getattr(tensor, 'reordering', None) is not None and tensor.reordering.name == 'F8_128x4',
+            tensor.reordering is tensor_reordering.F8_128x4,
         )
 
 

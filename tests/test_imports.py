@@ -21,7 +21,7 @@ OUTSIDE = ("engines", "patterns", "benchmarks")
 # for its whole package). Names in one row do not know each other.
 LAYERS = (
     ("dtypes", "enums", "errors", "settings"),
-    ("device", "rounding"),
+    ("device", "reordering", "rounding"),
     ("memory",),
     ("ops",),
     ("ir",),
