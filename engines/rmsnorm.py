@@ -4,7 +4,6 @@ Serves ``RmsNormFacts`` on NVIDIA GPUs. The kernel is ``rmsnorm.cu``; here are w
 accepts, how a row is spread over threads, and what the launch passes.
 """
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -87,7 +86,11 @@ class _Row:
 
     @classmethod
     def of(cls, facts: RmsNormFacts) -> "_Row":
-        return _row(facts)
+        chunk = math.gcd(facts.columns, _CHUNK)
+        chunks = facts.columns // chunk
+        rows = Rows(facts.program, facts.row_extents, facts.columns, chunk, resident=True)
+        registers = max(1, -(-chunk * max(rows.held_bytes, rows.read_bytes(0, True)) // 4))
+        return cls(chunk, chunks, registers, -(-chunks // 512) * 512 * registers <= _ROW_REGISTERS)
 
     def resident(self, knobs: RmsNormKnobs) -> bool:
         return self.fits or knobs.cluster > 1
@@ -97,15 +100,6 @@ class _Row:
         if self.resident(knobs):
             return -(-self.chunks // (knobs.threads_per_row * knobs.chunks))
         return max(1, 8 // self.registers)
-
-
-@functools.lru_cache(maxsize=256)
-def _row(facts: RmsNormFacts) -> _Row:
-    chunk = math.gcd(facts.columns, _CHUNK)
-    chunks = facts.columns // chunk
-    rows = Rows(facts.program, facts.row_extents, facts.columns, chunk, resident=True)
-    registers = max(1, -(-chunk * max(rows.held_bytes, rows.read_bytes(0, True)) // 4))
-    return _Row(chunk, chunks, registers, -(-chunks // 512) * 512 * registers <= _ROW_REGISTERS)
 
 
 class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
@@ -131,12 +125,13 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         return None if reason is None else No(reason)
 
     def propose(self, facts: RmsNormFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
-        every = [k for k in _every_knob() if self.illegal(facts, k, device) is None]
-        ranked = sorted(filter(_is_usual, every), key=lambda knobs: _cost(facts, knobs, device))
+        row = _Row.of(facts)
+        every = [k for k in _every_knob() if next(_faults(facts, row, k, device), None) is None]
+        ranked = sorted(filter(_is_usual, every), key=lambda knobs: _cost(facts, row, knobs, device))
         return ranked[:_PROPOSED] if mode is not heur_mode.B else list(dict.fromkeys(ranked + every))
 
     def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
-        reason = next(_faults(facts, knobs, device), None)
+        reason = next(_faults(facts, _Row.of(facts), knobs, device), None)
         return None if reason is None else No(reason)
 
     def notes(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> tuple[str, ...]:
@@ -237,14 +232,14 @@ def _is_usual(knobs: RmsNormKnobs) -> bool:
     return knobs.threads == (512 if knobs.cluster > 1 else max(knobs.threads_per_row, 128))
 
 
-def _cost(facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> float:
+def _cost(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -> float:
     """Time of a launch in a unit of the model's own, by which knobs are compared.
 
     What keeps an SM busy - memory or instructions, whichever takes longer - plus what a launch
     takes on an idle device: the elements that a thread goes through and the reduction. The
     figures are fitted to exhaustive searches on an H200 over random sizes (docs/tuning.md).
     """
-    row, program = _Row.of(facts), facts.program
+    program = facts.program
     threads, piece = knobs.threads_per_row, knobs.chunks * row.chunk
     elements = row.steps(knobs) * piece  # of a thread, those past the row's end among them
     if not row.resident(knobs):
@@ -268,8 +263,7 @@ def _held_registers(threads: int) -> int:
     return _HELD_REGISTERS.get(threads, _MOST_HELD)
 
 
-def _faults(facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
-    row = _Row.of(facts)
+def _faults(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
     for name in ("threads_per_row", "threads", "chunks"):
         value = getattr(knobs, name)
         if type(value) is not int or value < 1 or value & (value - 1):
@@ -330,7 +324,8 @@ def _reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
         yield f"{facts.node}: rows have {len(facts.row_extents)} axes with strides of their own; accepted: {_MAX_AXES}"
     if len(facts.row_extents) > 1 and facts.rows >= _MAX_DIVIDED:
         yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {_MAX_DIVIDED}"
-    if not any(next(_faults(facts, knobs, device), None) is None for knobs in filter(_is_usual, _every_knob())):
+    row = _Row.of(facts)
+    if not any(next(_faults(facts, row, knobs, device), None) is None for knobs in filter(_is_usual, _every_knob())):
         yield f"{facts.rows} rows take more CTAs than a grid can have"
 
 
@@ -381,6 +376,11 @@ def _store_reasons(facts: RmsNormFacts, number: int) -> Iterator[str]:
     yield from _view_reasons(facts, "output", y, made.elements, facts.columns, facts.columns)
     if y.dtype.bits < 8 and any(stride % 2 for stride in y.row_strides):
         yield f"output {y.name!r} has row strides {list(y.row_strides)}; accepted: even, as a byte holds two elements"
+    if facts.columns % store.block_size:
+        yield f"output {y.name!r} has {facts.columns} columns; accepted: a multiple of {store.block_size}"
+    if store.block_scale is None:
+        yield f"output {y.name!r} is quantized in blocks and has no tensor for their scales"
+        return
     blocks = facts.columns // store.block_size
     yield from _view_reasons(facts, "block scale", store.block_scale, (made.scale,), blocks, blocks)
 
