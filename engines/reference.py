@@ -1,17 +1,17 @@
 """Any graph, by the op table's reference semantics in torch: mode FALLBACK, and what runs without a GPU."""
 
-from graphfuse import memory, rounding
+from graphfuse import memory, reordering, rounding
 from graphfuse.device import Device
 from graphfuse.engine import Buffers, HostEngine, No, NoKnobs
-from graphfuse.enums import heur_mode
+from graphfuse.enums import heur_mode, tensor_reordering
 from graphfuse.ir import Subgraph, Tensor
 
 
 class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
     """Runs node by node in each node's compute type, on the CPU or the GPU.
 
-    Values between nodes are not rounded; inputs are read and outputs rounded once, by
-    ``graphfuse.rounding``.
+    Every value is rounded to its tensor's type once, by ``graphfuse.rounding``; a virtual
+    tensor's is its node's compute type, unless the graph rounds to the declared ones.
     """
 
     name = "reference"
@@ -22,7 +22,14 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
         return None
 
     def notes(self, facts: Subgraph, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
-        return ("reference: torch operations one by one, values between nodes kept in the compute type",)
+        made = [(facts.graph.tensors[t], node.compute) for node in facts.nodes for _, t in node.outputs]
+        rounded = [f"{t.name!r} to {t.dtype.name}" for t, compute in made if t.virtual and t.dtype is not compute]
+        between = f"rounded, as declared: {', '.join(rounded)}" if rounded else "kept in the compute type"
+        return (f"reference: torch operations one by one, values between nodes {between}",)
+
+    def in_place(self, facts: Subgraph, knobs: NoKnobs) -> tuple[tuple[int, int], ...]:
+        # Every input is copied before the first output is written.
+        return tuple((i, o) for i in facts.inputs for o in facts.outputs)
 
     def run(self, facts: Subgraph, knobs: NoKnobs, device: Device, buffers: Buffers, stream: int) -> None:
         import torch
@@ -37,9 +44,8 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                 inputs = {port: values[t].to(compute) for port, t in node.inputs}
                 results = node.op.reference(torch, inputs, dict(node.attributes))
                 for port, t in node.outputs:
-                    made = facts.graph.tensors[t]
                     # Who reads an output reads what is stored, as where another engine made it.
-                    values[t] = results[port] if made.virtual else rounding.round_to(torch, results[port], made.dtype)
+                    values[t] = rounding.round_to(torch, results[port], facts.graph.tensors[t].dtype)
             for t in facts.outputs:
                 _store(torch, facts.graph.tensors[t], device, buffers, values[t])
 
@@ -61,7 +67,12 @@ def _load(torch, t: Tensor, device: Device, buffers: Buffers, compute):
         return torch.empty(t.dim, dtype=compute, device=device.memory)
     if t.by_value:
         return torch.full(t.dim, buffers.scalar(t.id), dtype=compute, device=device.memory)
-    values = rounding.decode(torch, _view(torch, t, device, buffers), t.dtype, compute)
+    if t.reordering is not tensor_reordering.NONE:
+        stored = _memory(torch, t, device, buffers)[reordering.offsets(torch, t.dim, device.memory)]
+        return rounding.decode(torch, stored.view(getattr(torch, t.dtype.facts.torch)), t.dtype, compute)
+    stored = _view(torch, t, device, buffers)
+    values = rounding.decode(torch, stored, t.dtype, compute)
+    values = values.clone() if values is stored else values
     return values.movedim(-1, t.packed_axis) if t.dtype.bits < 8 else values
 
 
@@ -71,7 +82,12 @@ def _store(torch, t: Tensor, device: Device, buffers: Buffers, values) -> None:
     if t.dtype.bits < 8:
         # Along the last axis is where encode packs; the view has its axes in that order too.
         values = values.movedim(t.packed_axis, -1)
-    _view(torch, t, device, buffers).copy_(rounding.encode(torch, values, t.dtype))
+    stored = rounding.encode(torch, values, t.dtype)
+    if t.reordering is tensor_reordering.NONE:
+        _view(torch, t, device, buffers).copy_(stored)
+    else:
+        places = reordering.offsets(torch, t.dim, device.memory)
+        _memory(torch, t, device, buffers)[places] = stored.view(torch.uint8)
 
 
 def _view(torch, t: Tensor, device: Device, buffers: Buffers):
@@ -83,5 +99,9 @@ def _view(torch, t: Tensor, device: Device, buffers: Buffers):
         dim = (*(dim[a] for a in order), dim[axis] // 2)
         stride = (*(stride[a] // 2 for a in order), 1)
         dtype = torch.uint8
-    raw = memory.wrap(torch, buffers.address(t.id), t.nbytes, device)
-    return raw.view(dtype).as_strided(dim, stride)
+    return _memory(torch, t, device, buffers).view(dtype).as_strided(dim, stride)
+
+
+def _memory(torch, t: Tensor, device: Device, buffers: Buffers):
+    """The bytes of `t`, padding and gaps included."""
+    return memory.wrap(torch, buffers.address(t.id), t.nbytes, device)

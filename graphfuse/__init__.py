@@ -5,7 +5,7 @@ neither torch nor CUDA; names beyond the plain data come in when first used.
 """
 
 from graphfuse.dtypes import data_type
-from graphfuse.enums import build_plan_policy, heur_mode, norm_forward_phase, reduction_mode
+from graphfuse.enums import build_plan_policy, heur_mode, norm_forward_phase, reduction_mode, tensor_reordering
 from graphfuse.errors import (
     CompilerNotFoundError,
     DeviceError,
@@ -36,6 +36,7 @@ _LAZY = {
     "set_stream": "graphfuse.runtime.handle",
     "get_stream": "graphfuse.runtime.handle",
     "fused_rmsnorm_silu": "graphfuse.functional",
+    "functional": "graphfuse.functional",
 }
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "cudnnGraphNotSupportedError",
     "data_type",
     "destroy_handle",
+    "functional",
     "fused_rmsnorm_silu",
     "get_stream",
     "heur_mode",
@@ -67,6 +69,7 @@ __all__ = [
     "pygraph",
     "reduction_mode",
     "set_stream",
+    "tensor_reordering",
 ]
 
 
@@ -76,5 +79,6 @@ def __getattr__(name: str):
     import importlib
 
     # Kept: looking it up so at each call would cost half of what the call does.
-    found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+    module = importlib.import_module(_LAZY[name])
+    found = globals()[name] = getattr(module, name, module)
     return found

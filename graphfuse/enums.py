@@ -32,6 +32,13 @@ class norm_forward_phase(_Named):  # noqa: N801
     TRAINING = "training"
 
 
+class tensor_reordering(_Named):  # noqa: N801
+    """In which order the elements of a tensor are in memory: NONE, as dim and stride say."""
+
+    NONE = "none"
+    F8_128x4 = "f8_128x4"  # of block scales, see graphfuse/reordering.py
+
+
 class reduction_mode(_Named):  # noqa: N801
     """How ``reduction`` makes one number of several."""
 

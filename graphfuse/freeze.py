@@ -1,4 +1,7 @@
-"""From the user's graph to the frozen IR: shapes, strides and data types inferred, everything checked."""
+"""From the user's graph to the frozen IR: shapes, strides and data types inferred, everything checked.
+
+What virtual tensors carry is said here, too: their node's compute type, or, with
+intermediate_rounding "declared", the type they declare."""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from graphfuse import ir, verify
 from graphfuse.dtypes import FACTS, data_type
+from graphfuse.enums import tensor_reordering
 from graphfuse.errors import GraphValidationError
 from graphfuse.ir import packed_stride
 from graphfuse.tensor import Tensor, checked_number
@@ -37,7 +41,8 @@ def freeze(graph: pygraph) -> ir.Graph:
     absent = {id(node.outputs[port]) for node in graph.nodes for port in node.op.absent(node.attributes)}
     kept = [t for t in graph.tensors if id(t) not in absent]
     ids = {id(t): i for i, t in enumerate(kept)}
-    tensors = tuple(_freeze_tensor(i, t) for i, t in enumerate(kept))
+    carried = _carried(graph)
+    tensors = tuple(_freeze_tensor(i, t, carried.get(id(t), t.get_data_type())) for i, t in enumerate(kept))
     nodes = tuple(_freeze_node(node, ids) for node in graph.nodes)
     frozen = ir.Graph(graph.name, tensors, nodes)
     verify.check_ir(frozen)
@@ -122,20 +127,29 @@ def _infer_data_type(graph: pygraph, t: Tensor, default: data_type | None) -> No
         )
 
 
-def _freeze_tensor(number: int, t: Tensor) -> ir.Tensor:
+def _carried(graph: pygraph) -> dict[int, data_type]:
+    """What virtual tensors carry that are not rounded to the type they declare."""
+    if graph.intermediate_rounding == "declared":
+        return {}
+    return {id(t): node.compute for node in graph.nodes for t in node.outputs.values() if t.get_is_virtual()}
+
+
+def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.Tensor:
     if t.value is not None:
         checked_number(f"tensor {t.get_name()!r}", t.value, t.get_data_type())
+    reordered = t.get_reordering_type() is not tensor_reordering.NONE
     return ir.Tensor(
         id=number,
         uid=t.get_uid(),
         name=t.get_name(),
-        dtype=t.get_data_type(),
+        dtype=dtype,
         dim=tuple(t.get_dim()),
-        stride=tuple(t.get_stride()),
+        stride=packed_stride(t.get_dim()) if reordered else tuple(t.get_stride()),
         virtual=t.get_is_virtual(),
         by_value=t.get_is_pass_by_value(),
         value=t.value,
         alignment=t.get_byte_alignment(),
+        reordering=t.get_reordering_type(),
     )
 
 

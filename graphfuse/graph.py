@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from graphfuse import vocabulary
 from graphfuse.dtypes import data_type
-from graphfuse.enums import build_plan_policy, heur_mode
+from graphfuse.enums import build_plan_policy, heur_mode, tensor_reordering
 from graphfuse.errors import (
     GraphfuseError,
     GraphNotSupportedError,
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from graphfuse.runtime.bound import Bound
     from graphfuse.runtime.handle import Handle
     from graphfuse.tuning.report import Report
+
+
+_ROUNDINGS = ("float32", "declared")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
     intermediate_data_type: likewise of virtual tensors. compute_data_type: what nodes
     compute in (FLOAT or DOUBLE). handle: device and stream to plan and run on; without
     one, the device current when ``build_operation_graph`` is called.
+
+    intermediate_rounding: what nodes read of a virtual tensor. "float32": what its node
+    computed, in the node's compute type, whatever type the tensor declares. "declared": that
+    rounded to the declared type, as if each node were a kernel of its own. Outputs that other
+    nodes read are read as stored, either way.
     """
 
     def __init__(
@@ -68,7 +76,14 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         intermediate_data_type=data_type.NOT_SET,
         compute_data_type=data_type.FLOAT,
         handle: Handle | None = None,
+        *,
+        intermediate_rounding: str = "float32",
     ):
+        if intermediate_rounding not in _ROUNDINGS:
+            raise GraphTypeError(
+                f"graph {name!r}: intermediate_rounding must be {' or '.join(map(repr, _ROUNDINGS))}, "
+                f"got {intermediate_rounding!r}"
+            )
         if handle is not None:
             from graphfuse.runtime.handle import alive
 
@@ -78,6 +93,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         self.io_data_type = checked_type(f"graph {name!r}: io_data_type", io_data_type)
         self.intermediate_data_type = checked_type(f"graph {name!r}: intermediate_data_type", intermediate_data_type)
         self.compute_data_type = checked_type(f"graph {name!r}: compute_data_type", compute_data_type)
+        self.intermediate_rounding = intermediate_rounding
         self.tensors: list[Tensor] = []
         self.nodes: list[NodeRecord] = []
         self._uids: dict[int, Tensor] = {}
@@ -94,7 +110,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         is_virtual: bool = False,
         is_pass_by_value: bool = False,
         ragged_offset: None = None,
-        reordering_type: None = None,
+        reordering_type: tensor_reordering = tensor_reordering.NONE,
         name: str = "",
         uid: int | None = None,
         *,
@@ -104,15 +120,13 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
 
         byte_alignment: what every address bound to it is a multiple of.
         """
-        if ragged_offset is not None or reordering_type is not None:
-            raise GraphNotSupportedError(
-                f"tensor {name!r}: ragged_offset and reordering_type are not supported; leave them None"
-            )
+        if ragged_offset is not None:
+            raise GraphNotSupportedError(f"tensor {name!r}: ragged_offset is not supported; leave it None")
         t = self._new_tensor(name)
         try:
             t.set_dim(dim).set_stride(packed_stride(t.get_dim()) if stride is None else stride)
             t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
-            t.set_byte_alignment(byte_alignment)
+            t.set_byte_alignment(byte_alignment).set_reordering_type(reordering_type)
             return t if uid is None else t.set_uid(uid)
         except GraphfuseError:
             # What was refused leaves nothing behind that validate would stumble over.
@@ -133,6 +147,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
                 template.get_data_type(),
                 is_virtual,
                 template.get_is_pass_by_value(),
+                reordering_type=template.get_reordering_type(),
                 name=name,
                 byte_alignment=template.get_byte_alignment(),
             )

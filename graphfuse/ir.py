@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from graphfuse import reordering
 from graphfuse.dtypes import data_type
+from graphfuse.enums import tensor_reordering
 from graphfuse.ops import OPS, Op
 
 TensorId = int
@@ -22,6 +24,7 @@ class Tensor:
     virtual: lives only between nodes. by_value: a host scalar given at execute, or
     `value` if that is set. alignment: bytes that its address is a multiple of.
     workspace: fixed byte offset in the workspace, for results that callers read there.
+    reordering: the order of elements in memory; if there is one, the stride says nothing.
     """
 
     id: TensorId
@@ -35,6 +38,7 @@ class Tensor:
     value: float | None = None
     alignment: int = 16
     workspace: int | None = None
+    reordering: tensor_reordering = tensor_reordering.NONE
 
     @property
     def elements(self) -> int:
@@ -45,7 +49,9 @@ class Tensor:
 
     @property
     def span(self) -> int:
-        """Elements from the first to one past the last (0 for an empty tensor)."""
+        """Elements from the first to one past the last (0 for an empty tensor); of a reordered one, with padding."""
+        if self.reordering is tensor_reordering.F8_128x4:
+            return reordering.padded(self.dim)
         if 0 in self.dim:
             return 0
         return 1 + sum((e - 1) * s for e, s in zip(self.dim, self.stride, strict=True))
@@ -62,7 +68,9 @@ class Tensor:
         return self.dtype.nbytes(self.span)
 
     def __str__(self) -> str:
-        return f"tensor {self.name!r} ({self.dtype.name} {list(self.dim)}, stride {list(self.stride)})"
+        plain = self.reordering is tensor_reordering.NONE
+        layout = f"stride {list(self.stride)}" if plain else self.reordering.name
+        return f"tensor {self.name!r} ({self.dtype.name} {list(self.dim)}, {layout})"
 
 
 @dataclass(frozen=True)
@@ -245,7 +253,17 @@ def _colors(graph: Graph) -> dict[TensorId, str]:
 
 def _own(t: Tensor) -> tuple:
     # Number, uid and name are left out: they say which tensor, not what is computed.
-    return (t.dtype.name, t.dim, t.stride, t.virtual, t.by_value, t.value, t.alignment, t.workspace)
+    return (
+        t.dtype.name,
+        t.dim,
+        t.stride,
+        t.virtual,
+        t.by_value,
+        t.value,
+        t.alignment,
+        t.workspace,
+        t.reordering.name,
+    )
 
 
 def _described(node: Node) -> tuple:

@@ -14,16 +14,9 @@ _ROW = 128
 
 def lower(graph: Graph) -> Graph:
     """All rewrites, in order; the result is checked."""
-    lowered = _carry_compute_type(_explicit_block_scales(graph))
+    lowered = _explicit_block_scales(graph)
     verify.check_ir(lowered)
     return lowered
-
-
-def _carry_compute_type(graph: Graph) -> Graph:
-    """Virtual tensors carry what their node computed, unrounded, whatever type they declare."""
-    types = {t: node.compute for node in graph.nodes for _, t in node.outputs}
-    tensors = tuple(replace(t, dtype=types[t.id]) if t.virtual and t.id in types else t for t in graph.tensors)
-    return replace(graph, tensors=tensors)
 
 
 def _explicit_block_scales(graph: Graph) -> Graph:
@@ -60,7 +53,7 @@ def _explicit_block_scales(graph: Graph) -> Graph:
         id=len(graph.tensors),
         uid=_free_uid(graph, 0),
         name=f"{output.name}::values",
-        dtype=data_type.FLOAT,
+        dtype=graph.nodes[index].compute,
         virtual=True,
     )
     scales = Tensor(

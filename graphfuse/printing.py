@@ -23,6 +23,7 @@ def to_python(graph: pygraph) -> str:
     lines += [f"    name={graph.name!r},"]
     for field in ("io_data_type", "intermediate_data_type", "compute_data_type"):
         lines.append(f"    {field}={_type(getattr(graph, field))},")
+    lines.append(f"    intermediate_rounding={graph.intermediate_rounding!r},")
     lines.append(")")
     lines += [_leaf(t, names) for t in graph.tensors if id(t) not in made]
     for node in graph.nodes:
@@ -56,7 +57,8 @@ def _leaf(t: Tensor, names: dict[int, str]) -> str:
         return f"{names[id(t)]} = graph.tensor_scalar({arguments}){layout}"
     return (
         f"{names[id(t)]} = graph.tensor({t.get_dim()}, {t.get_stride()}, {_type(t.get_data_type())}, "
-        f"is_virtual={t.get_is_virtual()}, is_pass_by_value={t.get_is_pass_by_value()}, {common})"
+        f"is_virtual={t.get_is_virtual()}, is_pass_by_value={t.get_is_pass_by_value()}, "
+        f"reordering_type={_value(t.get_reordering_type())}, {common})"
     )
 
 
@@ -80,6 +82,7 @@ def _setters(t: Tensor) -> str:
     if t.get_data_type() is not data_type.NOT_SET:
         calls.append(f"set_data_type({_type(t.get_data_type())})")
     calls.append(f"set_byte_alignment({t.get_byte_alignment()})")
+    calls.append(f"set_reordering_type({_value(t.get_reordering_type())})")
     return "".join(f".{call}" for call in calls)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from graphfuse import dtypes
 from graphfuse.dtypes import data_type
+from graphfuse.enums import tensor_reordering
 from graphfuse.errors import GraphTypeError, GraphValidationError
 
 
@@ -27,6 +28,7 @@ class Tensor:
         self._virtual = True
         self._by_value = False
         self._alignment = 16
+        self._reordering = tensor_reordering.NONE
         # What validate worked out, kept apart from what the user said: a later change
         # upstream must not collide with an old inference.
         self.inferred_dim: tuple[int, ...] = ()
@@ -93,6 +95,20 @@ class Tensor:
         self._alignment = alignment
         return self._done()
 
+    def set_reordering_type(self, reordering_type: tensor_reordering) -> Tensor:
+        """The order of the elements in memory. F8_128x4 is for the scales of ``block_scale_quantize``, whose blocks
+        must run along the last axis.
+
+        dim stays [rows..., blocks], strides say nothing. The memory is that of ceil(rows / 128) * 128
+        rows of ceil(blocks / 4) * 4 elements; what is beyond the tensor's own is not written.
+        """
+        if not isinstance(reordering_type, tensor_reordering):
+            raise GraphTypeError(
+                f"tensor {self._name!r}: reordering type must be a tensor_reordering, got {reordering_type!r}"
+            )
+        self._reordering = reordering_type
+        return self._done()
+
     def get_dim(self) -> list[int]:
         """Extents, empty if neither set nor inferred yet."""
         return list(self._dim or self.inferred_dim)
@@ -122,6 +138,9 @@ class Tensor:
 
     def get_byte_alignment(self) -> int:
         return self._alignment
+
+    def get_reordering_type(self) -> tensor_reordering:
+        return self._reordering
 
     def _done(self) -> Tensor:
         self._changed()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from graphfuse.enums import tensor_reordering
 from graphfuse.errors import GraphValidationError
 from graphfuse.ir import Graph, Subgraph, Tensor
 
@@ -28,6 +29,9 @@ def check_ir(graph: Graph) -> None:
             raise GraphValidationError(f"{t} is passed by value but {graph.nodes[graph.producer[t.id]]} writes it")
         elif _overlaps_itself(t):
             raise GraphValidationError(f"{t} is written but its strides map several elements to one address")
+    for t in graph.tensors:
+        if t.reordering is not tensor_reordering.NONE:
+            _check_reordered(graph, t)
     for node in graph.nodes:
         for port, t in node.inputs:
             if t not in seen:
@@ -49,7 +53,7 @@ def _check_tensor(t: Tensor) -> None:
         raise GraphValidationError(f"{t} has the value {t.value} and must be passed by value")
     if t.by_value and t.elements != 1:
         raise GraphValidationError(f"{t} is passed by value and must have one element, it has {t.elements}")
-    if t.dtype.bits < 8 and not t.virtual and t.elements:
+    if t.dtype.bits < 8 and t.elements:
         axis = t.packed_axis
         others = [s for a, (e, s) in enumerate(zip(t.dim, t.stride, strict=True)) if e > 1 and a != axis]
         if axis is None or t.dim[axis] % 2 or any(s % 2 for s in others):
@@ -57,6 +61,19 @@ def _check_tensor(t: Tensor) -> None:
                 f"{t} packs two elements a byte: one axis must have stride 1 and an even extent, "
                 "other strides must be even"
             )
+
+
+def _check_reordered(graph: Graph, t: Tensor) -> None:
+    node = graph.nodes[graph.producer[t.id]] if t.id in graph.producer else None
+    if node is None or node.op_name != "block_scale_quantize" or node.output("scale") != t.id:
+        raise GraphValidationError(f"{t} is reordered; accepted: scales that block_scale_quantize makes")
+    if t.virtual:
+        raise GraphValidationError(f"{t} is reordered and virtual: only what is in memory has an order there")
+    if node.attribute("axis") != len(t.dim) - 1:
+        raise GraphValidationError(
+            f"{t} is reordered and {node} quantizes along axis {node.attribute('axis')}; "
+            f"accepted: blocks along the last axis, {len(t.dim) - 1}"
+        )
 
 
 def _overlaps_itself(t: Tensor) -> bool:

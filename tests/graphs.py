@@ -296,9 +296,9 @@ class Drawn:
     ops: tuple[Op, ...]
     outputs: frozenset[int]
 
-    def build(self, order=None, prefix: str = "", device: str = "cpu") -> graphfuse.pygraph:
+    def build(self, order=None, prefix: str = "", device: str = "cpu", **types) -> graphfuse.pygraph:
         """The graph, nodes added in `order`; leaves are named l1, l2, ..., results n0, n1, ... after `prefix`."""
-        g = new(device=device)
+        g = new(device=device, **types)
         values = {
             -1 - i: g.tensor(shape, name=f"{prefix}l{i + 1}")
             for i, shape in enumerate(self.leaves)

@@ -172,6 +172,16 @@ def mxfp8(values: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
         return fp8(blocks * factor[..., None], name).reshape(values.shape), scales
 
 
+def swizzled(scales: np.ndarray, fill: int) -> np.ndarray:
+    """Scale codes [rows..., blocks] in the order F8_128x4, flat: padded to whole tiles of 128 x 4, a tile's rows
+    r, r + 32, r + 64 and r + 96 side by side."""
+    scales = scales.reshape(-1, scales.shape[-1])
+    rows, blocks = scales.shape
+    padded = np.pad(scales, ((0, -rows % 128), (0, -blocks % 4)), constant_values=fill)
+    tiles = padded.reshape(-1, 4, 32, padded.shape[1] // 4, 4)
+    return np.ascontiguousarray(tiles.transpose(0, 3, 2, 1, 4)).reshape(-1)
+
+
 # The same by search, on any torch device
 
 

@@ -135,6 +135,7 @@ def test_in_place(columns, build):
     variant = Variant(graphs.Norm(2, columns, graphs.FLOAT, output=graphs.FLOAT))
     apart, same = Problem(variant, 2), Problem(variant, 2)
     apart.run()
-    x, out = same.part.facts.input.tensor, same.part.facts.output.tensor
+    program = same.part.facts.program
+    x, out = program.inputs[0].tensor, program.stores[0].view.tensor
     same.memory[out] = same.memory[x]
     assert same.check(build)[out] == apart.contents()[out]

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 import graphfuse
 import graphs
-from graphfuse import GraphValidationError, data_type, norm_forward_phase
+from graphfuse import GraphValidationError, data_type, norm_forward_phase, tensor_reordering
 from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF
 
+F8_128x4 = tensor_reordering.F8_128x4
 INFERENCE = norm_forward_phase.INFERENCE
 
 
@@ -89,6 +90,21 @@ def test_what_a_frozen_node_says_beyond_its_attributes():
     assert scale.get_dim() == [4, 2, 1]
 
 
+@pytest.mark.parametrize(
+    ("rounding", "want"),
+    [("float32", [data_type.DOUBLE, FLOAT, BF16]), ("declared", [HALF, BF16, BF16])],
+)
+def test_what_virtual_tensors_carry(rounding, want):
+    g = graphs.new(intermediate_data_type=BF16, intermediate_rounding=rounding)
+    wide = g.relu(g.tensor([4]), compute_data_type=data_type.DOUBLE).set_data_type(HALF)
+    single = g.relu(wide)
+    out = g.tanh(single).set_output().set_data_type(BF16)
+    g.validate()
+    by_uid = {t.uid: t.dtype for t in g._ir.tensors}
+    assert [by_uid[t.get_uid()] for t in (wide, single, out)] == want
+    assert (wide.get_data_type(), single.get_data_type()) == (HALF, BF16)
+
+
 def test_inference_starts_afresh_after_a_change():
     g = graphs.new()
     x = g.tensor([4, 8])
@@ -121,6 +137,13 @@ def typed(g, port, dtype, block=16):
     y, scale = g.block_scale_quantize(g.tensor([4, 32]), block_size=block)
     y.set_output(), scale.set_output()
     {"Y": y, "scale": scale}[port].set_data_type(dtype)
+
+
+def reordered(g, port, axis=None):
+    made = g.block_scale_quantize(g.tensor([16, 32]), axis=axis)
+    for t in made:
+        t.set_output()
+    return made[port].set_reordering_type(F8_128x4)
 
 
 def output_all(g):
@@ -190,6 +213,28 @@ REFUSED = {
     "scale type": (lambda g: typed(g, "scale", data_type.FP8_E5M2), "quantize.0'.*scale.*E5M2; accepted: FP8_E4M3$"),
     "scale float": (lambda g: typed(g, "scale", FLOAT), "quantize.0'.*scale.*FLOAT; accepted: FP8_E4M3$"),
     "element type": (lambda g: typed(g, "Y", data_type.INT8), "quantize.0'.*Y.*INT8; accepted: FP4_E2M1$"),
+    "reordered input": (
+        lambda g: g.relu(g.tensor([4, 4], name="s", reordering_type=F8_128x4)).set_output(),
+        "'s'.*is reordered; accepted: scales that block_scale_quantize makes",
+    ),
+    "reordered result": (
+        lambda g: g.relu(g.tensor([4, 4])).set_output().set_reordering_type(F8_128x4),
+        "relu.0::output.*is reordered; accepted: scales",
+    ),
+    "reordered elements": (lambda g: reordered(g, 0), "Y.*is reordered; accepted: scales"),
+    "reordered and virtual": (
+        lambda g: g.relu(reordered(g, 1).set_output(False)).set_output(),
+        "scale.*is reordered and virtual",
+    ),
+    "reordered along another axis": (
+        lambda g: reordered(g, 1, axis=0),
+        r"scale.*F8_128x4.*quantize.0'.*along axis 0; accepted: blocks along the last axis, 1",
+    ),
+    "declared fp4": (
+        lambda g: g.relu(g.relu(g.tensor([2, 3])).set_data_type(FP4)).set_output(),
+        "two elements a byte",
+        "declared",
+    ),
     "wide element type": (
         lambda g: typed(g, "Y", HALF, 32),
         "quantize.0'.*Y.*HALF; accepted: FP8_E4M3, FP8_E5M2$",
@@ -215,9 +260,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
-def test_refused(make, message):
-    g = graphs.new()
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_refused(case):
+    make, message, rounding = (*case, "float32")[:3]
+    g = graphs.new(intermediate_rounding=rounding)
     make(g)
     with pytest.raises(GraphValidationError, match=message):
         g.validate()

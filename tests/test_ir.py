@@ -98,7 +98,7 @@ BASE = {
 
 
 def base(beta=1.0, compute=FLOAT, op="mul", phase=norm_forward_phase.INFERENCE):
-    g = graphs.new()
+    g = graphs.new(intermediate_rounding="declared")
     x, w = g.tensor([4, 16], name="x"), g.tensor([1, 16], name="w")
     s, c = g.tensor([1, 1], name="s"), g.tensor_scalar(2.0, name="c")
     y = g.rmsnorm(x, w, 1e-5, norm_forward_phase=phase)[0].set_name("y")

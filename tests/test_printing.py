@@ -57,6 +57,17 @@ def test_hostile_names(name):
     assert {t.get_name() for t in again(g).tensors} == {t.get_name() for t in g.tensors}
 
 
+def test_rounding_order_and_a_missing_scale():
+    g = graphs.new(intermediate_rounding="declared", intermediate_data_type=graphs.BF16)
+    phase = graphfuse.norm_forward_phase.INFERENCE
+    y = g.rmsnorm(g.tensor([4, 64]), epsilon=1e-5, norm_forward_phase=phase)[0]
+    q, scale = g.block_scale_quantize(y, block_size=32)
+    q.set_output().set_data_type(graphs.E5M2)
+    scale.set_output().set_reordering_type(graphfuse.tensor_reordering.F8_128x4)
+    g.reduction(y, graphfuse.reduction_mode.NORM2).set_output().set_dim([4, 1])
+    same(g)
+
+
 def test_nan_and_repeated_names():
     g = graphs.new()
     g.add(g.tensor([2], name="a"), g.tensor([2], name="a")).set_output().set_name("a")

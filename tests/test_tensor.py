@@ -6,7 +6,7 @@ import torch
 
 import graphfuse
 import graphs
-from graphfuse import GraphTypeError, GraphValidationError, data_type
+from graphfuse import GraphTypeError, GraphValidationError, data_type, tensor_reordering
 
 SETTINGS = [
     ("dim", [2, 3], [2, 3]),
@@ -24,6 +24,7 @@ SETTINGS = [
     ("is_virtual", True, True),
     ("is_pass_by_value", True, True),
     ("byte_alignment", 2, 2),
+    ("reordering_type", tensor_reordering.F8_128x4, tensor_reordering.F8_128x4),
 ]
 
 
@@ -53,6 +54,8 @@ WRONG = [
     ("uid", -1, GraphTypeError),
     ("uid", "1", GraphTypeError),
     ("uid", True, GraphTypeError),
+    ("reordering_type", None, GraphTypeError),
+    ("reordering_type", "F8_128x4", GraphTypeError),
     ("byte_alignment", 3, GraphValidationError),
     ("byte_alignment", 0, GraphValidationError),
 ]

@@ -47,6 +47,14 @@ class Buffer:
             return 0
         return self.itemsize * (1 + sum((e - 1) * abs(s) for e, s in zip(self.dim, self.stride, strict=True)))
 
+    @property
+    def dense(self) -> bool:
+        """Whether elements follow one another without gaps; True of an address."""
+        if self.dim is None or 0 in self.dim:
+            return True
+        axes = [(e, s) for e, s in zip(self.dim, self.stride, strict=True) if e != 1]
+        return tuple(s for _, s in axes) == packed_stride([e for e, _ in axes])
+
 
 def describe(value: object) -> Buffer:
     """The buffer behind a value; None is the null address. Raises VariantPackTypeError for what is none."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphfuse.dtypes import data_type
+from graphfuse.enums import tensor_reordering
 from graphfuse.errors import VariantPackError
 from graphfuse.ir import Tensor
 
@@ -38,7 +39,10 @@ class Storage:
 
 
 def storage(tensor: Tensor) -> Storage:
-    """The storage of a tensor. VariantPackError for an FP4 tensor whose pairs do not fill bytes."""
+    """The storage of a tensor, of a reordered one all bytes that it takes. VariantPackError for an FP4 tensor
+    whose pairs do not fill bytes."""
+    if tensor.reordering is not tensor_reordering.NONE:
+        return Storage((tensor.nbytes,), (1,), 1)
     if tensor.dtype is not data_type.FP4_E2M1:
         return Storage(tensor.dim, tensor.stride, tensor.dtype.bits // 8)
     axes = [a for a, (e, s) in enumerate(zip(tensor.dim, tensor.stride, strict=True)) if s == 1 and e > 1]

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
+from graphfuse.enums import tensor_reordering
 from graphfuse.errors import VariantPackError, VariantPackTypeError, WorkspaceError
-from graphfuse.ir import Graph, Tensor, TensorId, packed_stride
+from graphfuse.ir import Graph, Tensor, TensorId
 from graphfuse.runtime import buffers
 from graphfuse.runtime.buffers import Buffer
 from graphfuse.runtime.storage import Storage, overlap, storage
@@ -81,8 +82,9 @@ class Binder:
         by value. workspace: a buffer of at least workspace_bytes, None if those are 0.
 
         An array has to agree with the tensor in data type, shape (axes of extent 1 aside),
-        strides (of axes with more than one position), device and alignment; of an address
-        only the alignment can be checked. A tensor without elements accepts any address.
+        strides (of axes with more than one position), device and alignment; one for reordered
+        scales may have any shape, if it is dense and large enough. Of an address only the alignment
+        can be checked. A tensor without elements accepts any address.
         Outputs overlap neither inputs nor each other, and nothing overlaps the workspace.
 
         Raises VariantPackTypeError for a wrong data type or what is no buffer, WorkspaceError
@@ -219,7 +221,9 @@ def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device, writ
         if not (bytes_too and buffer.dtype is data_type.UINT8):
             accepted = tensor.dtype.name + (" or UINT8" if bytes_too else "")
             raise VariantPackTypeError(f"the data type given is {buffer.dtype.name}; accepted: {accepted}")
-    if buffer.dim is not None and (buffer.dim != stored.dim or buffer.stride != stored.stride):
+    if tensor.reordering is not tensor_reordering.NONE:
+        _check_reordered(stored, buffer)
+    elif buffer.dim is not None and (buffer.dim != stored.dim or buffer.stride != stored.stride):
         given = Storage(buffer.dim, buffer.stride, stored.itemsize)
         if given.shape != stored.shape:
             raise VariantPackError(
@@ -234,6 +238,14 @@ def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device, writ
     if tensor.elements and buffer.device is not None and buffer.device != device.memory:
         raise VariantPackError(
             f"the memory given is on {buffer.device}; accepted: {device.memory}, where the graph runs"
+        )
+
+
+def _check_reordered(stored: Storage, buffer: Buffer) -> None:
+    if buffer.dim is not None and (not buffer.dense or buffer.nbytes < stored.nbytes):
+        raise VariantPackError(
+            f"the memory given has shape {list(buffer.dim)}, stride {list(buffer.stride)}; accepted for reordered "
+            f"scales: dense memory of at least {stored.nbytes} bytes, whole tiles of 128 rows by 4 blocks"
         )
 
 
@@ -271,13 +283,10 @@ def _workspace(value: object, needed: int, device: Device) -> int:
         return buffer.address
     if buffer.device is not None and buffer.device != device.memory:
         raise WorkspaceError(f"the workspace is on {buffer.device}; accepted: {device.memory}, where the graph runs")
-    if buffer.dim is not None:
-        axes = [e for e in buffer.dim if e != 1]
-        dense = packed_stride(tuple(axes))
-        if tuple(s for e, s in zip(buffer.dim, buffer.stride, strict=True) if e != 1) != dense and 0 not in axes:
-            raise WorkspaceError(
-                f"the workspace has shape {list(buffer.dim)}, stride {list(buffer.stride)}; accepted: dense memory"
-            )
+    if not buffer.dense:
+        raise WorkspaceError(
+            f"the workspace has shape {list(buffer.dim)}, stride {list(buffer.stride)}; accepted: dense memory"
+        )
     if buffer.nbytes is not None and buffer.nbytes < needed:
         raise WorkspaceError(f"the workspace given has {buffer.nbytes} bytes; accepted: at least {needed}")
     if buffer.read_only:

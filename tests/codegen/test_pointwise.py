@@ -4,16 +4,13 @@ import ctypes
 
 import numpy as np
 import pytest
-import torch
 
+import scalar_forms
 from graphfuse.codegen.pointwise import functor, literal
-from graphfuse.codegen.render import render
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, HostScalar
-from graphfuse.ops import OPS
 from graphfuse.pointwise import Chain, Program, Scalar, Step
-
-POINTWISE = [op for op in OPS.values() if op.pointwise]
+from scalar_forms import CASES
 
 
 def test_empty_program_is_the_identity():
@@ -66,70 +63,23 @@ def test_literals_are_exact(host_library, value):
     assert "nan" not in literal(float("nan")) and "inf" not in literal(float("inf"))
 
 
-VARIANTS = {
-    "relu": [
-        {},
-        {"negative_slope": 0.25},
-        {"lower_clip": -1.0, "upper_clip": 2.5},
-        {"negative_slope": 0.5, "lower_clip": 1},
-    ],
-    "swish": [{}, {"swish_beta": 0.5}, {"swish_beta": 2}],
-}
-CASES = [(op, attributes) for op in POINTWISE for attributes in VARIANTS.get(op.name, [{}])]
-
-
 @pytest.fixture(scope="module")
 def forms(host_library):
     """All cases in one library: form_N(a, b, out, count)."""
-    text = ['#include "graphfuse/simt.cuh"', '#include "graphfuse/math.cuh"', '#include "generated.cuh"']
-    generated = []
-    for i, (op, attributes) in enumerate(CASES):
-        values = (Chain(0), Scalar(0, "b", data_type.FLOAT, True))
-        operands = [(port.name, value) for port, value in zip(op.inputs, values, strict=False)]
-        generated.append(functor(Program((Step(op.name, tuple(operands), tuple(attributes.items())),)), f"F{i}").source)
-        arguments = "{b[k]}" if len(operands) == 2 else "{}"
-        text.append(
-            f'extern "C" void form_{i}(const float* a, const float* b, float* out, long count) {{\n'
-            f"  (void)b;\n  for (long k = 0; k < count; ++k) out[k] = F{i}{arguments}(a[k]);\n}}"
-        )
-    return host_library("\n".join(text), "".join(generated))
+    text, generated = scalar_forms.source(
+        'extern "C" void form_{i}(const float* a, const float* b, float* out, long count) {{\n'
+        "  (void)b;\n  for (long k = 0; k < count; ++k) out[k] = {call};\n}}"
+    )
+    return host_library(text, generated)
 
 
-def grid() -> np.ndarray:
-    """Magnitudes from subnormal to 1e4, dense where functions bend, and the special values."""
-    positive = np.concatenate([np.geomspace(1e-40, 1e4, 4000), np.linspace(0, 30, 6001), [87, 88, 89, 95, 104]])
-    return np.concatenate([positive, -positive, [np.inf, -np.inf, np.nan]]).astype(np.float32)
-
-
-SUBNORMAL = 2.0**-126  # below it a sigmoid may be anything from zero on
-
-
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{op.name}-{a}" for op, a in CASES])
+@pytest.mark.parametrize("index", range(len(CASES)), ids=scalar_forms.IDS)
 def test_scalar_form_against_torch(forms, index):
-    op, attributes = CASES[index]
-    a = grid()
-    b = np.random.default_rng(index).permutation(a)
+    a, b = scalar_forms.operands(index)
     out = np.empty_like(a)
     pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (a, b, out)]
     forms[f"form_{index}"](*pointers, ctypes.c_long(a.size))
-
-    operands = [torch.from_numpy(v.astype(np.float64)) for v in (a, b)[: len(op.inputs)]]
-    full = {attribute.name: attribute.default for attribute in op.attributes} | attributes
-    named = {port.name: value for port, value in zip(op.inputs, operands, strict=True)}
-    expected = op.reference(torch, named, full)["output"].numpy()
-    # Conditioning: rounding the argument once costs |x f'(x)| / |f(x)| units, up to the square for gelu.
-    usual = 5e-6 if "sigmoid" in op.cuda else 3e-7
-    tolerance = {"gelu": 2e-5, "gelu_approx_tanh": 2e-4, "tanh": 1e-6}.get(op.name, usual)
-    beyond = np.abs(expected) > 3.4e38
-    with np.errstate(over="ignore", invalid="ignore"):
-        expected = np.where(beyond, np.sign(expected) * np.inf, expected)
-    # A clip that is not 0 is added last, and what it cancels keeps its rounding.
-    absolute = 1.2e-7 if attributes.get("lower_clip") else 1.5e-41
-    if "sigmoid" in op.cuda:  # of which a product may be left where a sigmoid is no normal number
-        absolute = SUBNORMAL * np.where(np.isfinite(a), np.maximum(1, np.abs(a)), 1) * (1 + tolerance)
-    with np.errstate(invalid="ignore"):
-        close = np.abs(out - expected) <= tolerance * np.abs(expected) + absolute
-    assert (close | (out == expected) | (np.isnan(out) & np.isnan(expected))).all()
+    scalar_forms.hold(index, a, b, out, sigmoid=5e-6)
 
 
 def test_max_and_min_order_zeros_and_pass_nan(host_library):
@@ -153,7 +103,7 @@ def test_max_and_min_order_zeros_and_pass_nan(host_library):
 
 
 def test_every_attribute_of_a_pointwise_op_is_printable():
-    for op in POINTWISE:
+    for op, _ in CASES:
         for attribute in op.attributes:
             assert literal(attribute.default)
 
@@ -187,11 +137,4 @@ def test_sigmoid_is_as_accurate_as_said(host_library):
 def test_every_scalar_form_compiles(arch):
     from graphfuse.runtime import nvrtc
 
-    generated, lines = [], []
-    for i, op in enumerate(POINTWISE):
-        operands = [(port.name, Chain(0)) for port in op.inputs]
-        generated.append(functor(Program((Step(op.name, tuple(operands)),)), f"F{i}").source)
-        lines.append(f"  out[{i}] = F{i}{{}}(in[{i}]);")
-    text = ['#include "graphfuse/math.cuh"', '#include "generated.cuh"', 'extern "C" GF_KERNEL(32)']
-    text += ["forms(const float* in, float* out) {", *lines, "}"]
-    assert nvrtc.compile(render("\n".join(text), "".join(generated)), arch, "forms.cu")
+    assert nvrtc.compile(scalar_forms.kernels(), arch, "forms.cu")

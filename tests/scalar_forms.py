@@ -1,0 +1,77 @@
+"""Every pointwise op's scalar form as a function, and how far from torch in float64 it may be, on CPU and GPU."""
+
+import numpy as np
+import torch
+
+from graphfuse.codegen.pointwise import functor
+from graphfuse.codegen.render import render
+from graphfuse.dtypes import data_type
+from graphfuse.ops import OPS
+from graphfuse.pointwise import Chain, Program, Scalar, Step
+
+VARIANTS = {
+    "relu": [
+        {},
+        {"negative_slope": 0.25},
+        {"lower_clip": -1.0, "upper_clip": 2.5},
+        {"negative_slope": 0.5, "lower_clip": 1},
+    ],
+    "swish": [{}, {"swish_beta": 0.5}, {"swish_beta": 2}],
+}
+CASES = [(op, attributes) for op in OPS.values() if op.pointwise for attributes in VARIANTS.get(op.name, [{}])]
+IDS = [f"{op.name}-{attributes}" for op, attributes in CASES]
+
+_SUBNORMAL = 2.0**-126  # below it a sigmoid may be anything from zero on
+
+
+def source(function: str) -> tuple[str, str]:
+    """(text that includes generated.cuh, that file): `function` for each case i, with {i} and {call}, the form of
+    a[k] and b[k]."""
+    text = ['#include "graphfuse/simt.cuh"', '#include "graphfuse/math.cuh"', '#include "generated.cuh"']
+    generated = []
+    for i, (op, attributes) in enumerate(CASES):
+        values = (Chain(0), Scalar(0, "b", data_type.FLOAT, True))
+        operands = [(port.name, value) for port, value in zip(op.inputs, values, strict=False)]
+        generated.append(functor(Program((Step(op.name, tuple(operands), tuple(attributes.items())),)), f"F{i}").source)
+        call = f"F{i}{'{b[k]}' if len(operands) == 2 else '{}'}(a[k])"
+        text.append(function.format(i=i, call=call))
+    return "\n".join(text), "".join(generated)
+
+
+def kernels() -> str:
+    """CUDA C++: form_N(a, b, out, count), a thread per element."""
+    text, generated = source(
+        'extern "C" GF_KERNEL(256) form_{i}(const float* a, const float* b, float* out, int count) {{\n'
+        "  const int k = blockIdx.x * 256 + threadIdx.x;\n  if (k < count) out[k] = {call};\n}}"
+    )
+    return render(text, generated)
+
+
+def operands(index: int) -> tuple[np.ndarray, np.ndarray]:
+    """Magnitudes from subnormal to 1e4, dense where functions bend, and the special values; then in another order."""
+    positive = np.concatenate([np.geomspace(1e-40, 1e4, 4000), np.linspace(0, 30, 6001), [87, 88, 89, 95, 104]])
+    a = np.concatenate([positive, -positive, [np.inf, -np.inf, np.nan]]).astype(np.float32)
+    return a, np.random.default_rng(index).permutation(a)
+
+
+def hold(index: int, a: np.ndarray, b: np.ndarray, out: np.ndarray, sigmoid: float) -> None:
+    """sigmoid: relative error of what is made of one."""
+    op, attributes = CASES[index]
+    inputs = [torch.from_numpy(v.astype(np.float64)) for v in (a, b)[: len(op.inputs)]]
+    full = {attribute.name: attribute.default for attribute in op.attributes} | attributes
+    named = {port.name: value for port, value in zip(op.inputs, inputs, strict=True)}
+    expected = op.reference(torch, named, full)["output"].numpy()
+    # Conditioning: rounding the argument once costs |x f'(x)| / |f(x)| units, up to the square for gelu.
+    usual = sigmoid if "sigmoid" in op.cuda else 3e-7
+    tolerance = {"gelu": 2e-5, "gelu_approx_tanh": 2e-4, "tanh": 1e-6}.get(op.name, usual)
+    beyond = np.abs(expected) > 3.4e38
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = np.where(beyond, np.sign(expected) * np.inf, expected)
+    # A clip that is not 0 is added last, and what it cancels keeps its rounding.
+    absolute = 1.2e-7 if attributes.get("lower_clip") else 1.5e-41
+    if "sigmoid" in op.cuda:  # of which a product may be left where a sigmoid is no normal number
+        absolute = _SUBNORMAL * np.where(np.isfinite(a), np.maximum(1, np.abs(a)), 1) * (1 + tolerance)
+    with np.errstate(invalid="ignore"):
+        close = np.abs(out - expected) <= tolerance * np.abs(expected) + absolute
+    close |= (out == expected) | (np.isnan(out) & np.isnan(expected))
+    assert close.all(), [(a[k], b[k], out[k], expected[k]) for k in np.flatnonzero(~close)[:5]]

@@ -1,0 +1,127 @@
+"""intermediate_rounding: what nodes read of a virtual tensor, bit for bit, in both modes."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import graphfuse
+import graphs
+from graphfuse import GraphTypeError, data_type, heur_mode, norm_forward_phase
+from graphs import BF16, E4M3, E5M2, FLOAT, HALF
+
+TYPES = [FLOAT, BF16, HALF, E4M3, E5M2, data_type.INT8]
+
+
+def build(drawn: graphs.Drawn, types, rounding: str, every: bool) -> graphfuse.pygraph:
+    """The graph with result i of type types[i]; every: all results are outputs."""
+    g = drawn.build(intermediate_rounding=rounding)
+    for t in g.tensors:
+        if t.get_name().startswith("n") and t.get_name()[1:].isdigit():
+            t.set_data_type(types[int(t.get_name()[1:])])
+            t.set_output(every or not t.get_is_virtual())
+    return g
+
+
+def outputs(g: graphfuse.pygraph) -> dict[str, torch.Tensor]:
+    g.validate()
+    made = {t.name: (t.dim, getattr(torch, t.dtype.facts.torch)) for t in g._ir.outputs}
+    return {name: torch.zeros(dim, dtype=dtype) for name, (dim, dtype) in made.items()}
+
+
+@given(drawn=graphs.drawn(), data=st.data())
+def test_declared_is_what_node_after_node_makes(drawn, data):
+    """As if each result went through memory: equal bytes."""
+    types = data.draw(st.lists(st.sampled_from(TYPES), min_size=len(drawn.ops), max_size=len(drawn.ops)))
+    pack = drawn.inputs()
+    declared, stored = (build(drawn, types, *how) for how in (("declared", False), ("float32", True)))
+    found, want = outputs(declared), outputs(stored)
+    graphs.run(declared, pack | found)
+    graphs.run(stored, pack | want)
+    assert found
+    for name, values in found.items():
+        assert torch.equal(values.view(torch.uint8), want[name].view(torch.uint8)), name
+
+
+@given(drawn=graphs.drawn(), data=st.data())
+def test_float32_does_not_look_at_declared_types(drawn, data):
+    types = data.draw(st.lists(st.sampled_from(TYPES), min_size=len(drawn.ops), max_size=len(drawn.ops)))
+    types = [FLOAT if i in drawn.outputs else t for i, t in enumerate(types)]
+    pack = drawn.inputs()
+    one, plain = build(drawn, types, "float32", False), build(drawn, [FLOAT] * len(types), "float32", False)
+    found, want = outputs(one), outputs(plain)
+    assert one.key() == plain.key()
+    graphs.run(one, pack | found)
+    graphs.run(plain, pack | want)
+    for name, values in found.items():
+        assert torch.equal(values.view(torch.uint8), want[name].view(torch.uint8)), name
+
+
+def squared(rounding: str, device: str = "cpu") -> graphfuse.pygraph:
+    g = graphs.new(device=device, intermediate_data_type=BF16, intermediate_rounding=rounding)
+    x = g.tensor([4], name="x")
+    y = g.add(x, 1.0).set_name("y")
+    g.mul(y, y).set_output().set_name("out")
+    return g
+
+
+def test_an_example():
+    x, out = torch.tensor([1 / 256, 1 / 128, 3 / 256, 0.1]), torch.zeros(4)
+    for rounding, want in (("float32", (x + 1) ** 2), ("declared", (x + 1).bfloat16().float() ** 2)):
+        g = squared(rounding)
+        graphs.run(g, {"x": x, "out": out})
+        assert torch.equal(out, want)
+    assert not torch.equal((x + 1) ** 2, (x + 1).bfloat16().float() ** 2)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "note"), [("float32", "kept in the compute type"), ("declared", "'y' to BFLOAT16")]
+)
+def test_notes_say_which(rounding, note):
+    g = squared(rounding)
+    g.build([heur_mode.FALLBACK])
+    assert any(note in line for line in g.get_numerical_notes_at_index(0))
+    assert note in g.explain()
+
+
+def test_declared_is_part_of_the_key():
+    keys = set()
+    for rounding in ("float32", "declared"):
+        g = squared(rounding)
+        g.validate()
+        keys.add(g.key())
+    assert len(keys) == 2
+
+
+def test_a_quantized_tensor_between_nodes_may_be_stored():
+    """Its own types hold what it is: nothing changes in either mode."""
+    results = []
+    for rounding in ("float32", "declared"):
+        g = graphs.new(intermediate_rounding=rounding)
+        y, scale = g.block_scale_quantize(g.tensor([4, 64], name="x"), block_size=16)
+        g.identity(y).set_output().set_name("y"), g.identity(scale).set_output().set_name("scale")
+        pack = {"y": torch.zeros(4, 64), "scale": torch.zeros(4, 4)}
+        graphs.run(g, {"x": torch.linspace(-9, 9, 256).view(4, 64)} | pack)
+        results.append(pack)
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_generated_kernels_round_between_nodes_or_leave_it():
+    """Whoever runs it: the values of the reference."""
+    found = {}
+    for device, mode in (("emulator", heur_mode.A), ("cpu", heur_mode.FALLBACK)):
+        g = graphs.new(device=device, intermediate_data_type=E5M2, intermediate_rounding="declared")
+        x, w = g.tensor([8, 64], name="x"), g.tensor([1, 64], name="w")
+        y = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+        g.swish(y).set_output().set_name("out")
+        pack = {"x": torch.linspace(-2, 3, 512).view(8, 64), "w": torch.linspace(0.5, 1.5, 64).view(1, 64)}
+        found[device] = torch.empty(8, 64)
+        graphs.run(g, pack | {"out": found[device]}, [mode])
+    close = (found["emulator"] - found["cpu"]).abs() <= 1e-5
+    assert close.float().mean() > 0.99  # a value near a midpoint may round either way
+
+
+@pytest.mark.parametrize("value", ["float16", None, True, data_type.FLOAT, ["declared"]])
+def test_other_roundings_are_refused(value):
+    with pytest.raises(GraphTypeError, match="'g': intermediate_rounding must be 'float32' or 'declared', got"):
+        graphfuse.pygraph("g", intermediate_rounding=value)
