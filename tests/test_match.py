@@ -169,6 +169,30 @@ def test_all_that_follows_on_the_same_rows_is_taken(how, taken):
     assert names(next(match.find(rmsnorm_silu.PATTERN, ir(g)))) == taken
 
 
+@pytest.mark.parametrize(
+    ("how", "taken"),
+    [("plain", ["relu.0"]), ("two consumers", []), ("output inside", []), ("big operand", []), ("joined", ["mul.0"])],
+)
+def test_where_a_tail_ends(how, taken):
+    def template(g):
+        return {"out": g.tail(g.swish(g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"))[0]))}
+
+    g = graphs.new()
+    y = g.rmsnorm(g.tensor([12, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0]
+    tail(g, g.swish(y), how).set_output()
+    assert found(echo("p", template), g) == [[*taken, "rmsnorm.0", "swish.0"]]
+
+
+def test_an_operand_made_from_the_chain_itself_ends_the_tail():
+    """tanh(norm) + a one-element tensor that depends on the norm cannot come before it."""
+    pattern = echo("p", lambda g: {"out": g.tail(g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"))[0])})
+    g = graphs.new()
+    y = g.rmsnorm(g.tensor([1, 1]), g.tensor([1, 1]), 1e-5, norm_forward_phase=INFERENCE)[0]
+    g.add(g.tanh(y), g.sigmoid(y)).set_output()
+    assert found(pattern, g) == [["rmsnorm.0"]]
+    assert names(next(match.find(rmsnorm.PATTERN, ir(g)))) == ["add.0", "rmsnorm.0", "sigmoid.0", "tanh.0"]
+
+
 def test_the_prologue_is_taken_with_what_it_gives_others():
     g = graphs.new()
     x, residual = g.tensor([12, 64]), g.tensor([12, 64])
@@ -314,12 +338,18 @@ def test_equal_operands_are_not_tried_twice():
     assert found(echo("p", template), g) == []
 
 
-def test_values_of_one_element_a_row_are_worked_out_inside():
-    """One row in the training phase: the inverse RMS has one element and comes from the region itself."""
+def test_a_tail_stops_before_an_operand_that_needs_the_match():
+    """One row in the training phase: the inverse RMS has one element and comes from the match itself."""
+
+    def template(g):
+        y, inverse = g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"))
+        return {"out": g.tail(g.swish(y)), "inverse_rms": inverse}
+
     g = graphs.new()
     x, w = g.tensor([1, 64]), g.tensor([1, 64])
     y, inverse = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
     g.mul(g.swish(y), g.relu(inverse)).set_output()
+    assert found(echo("p", template), g) == [["rmsnorm.0", "swish.0"]]
     region = next(match.find(rmsnorm_silu.PATTERN, ir(g)))
     assert names(region) == ["mul.0", "relu.0", "rmsnorm.0", "swish.0"]
 
