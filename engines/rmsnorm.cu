@@ -169,28 +169,31 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
 #pragma unroll 1
   for (int i = 0; i < 1 << PASS_LEVELS; ++i) {
     const Index pass = gf::Passes<gf::Add, PASS_LEVELS>::place(i);
-    if constexpr (PASSES > 1) {
-      read_rows<Phase0>(row, pass, rows0);
-    }
-    float parts[CHUNKS][STEPS];
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const Index at = pass * PASS_PIECES + step * THREADS_PER_ROW;
-      const bool inside = in_row(thread + at);
-      float x[PIECE];
-      Phase0::run(row, at, inside, rows0[step], read_columns<Phase0>(row, at), held[step], operands, per_row, largest,
-                  maxima0, x);
-      if constexpr (!TAILLESS && !ZEROS_STAY_ZERO) {
-#pragma unroll
-        for (int k = 0; k < PIECE; ++k) {
-          x[k] = inside ? x[k] : 0.0f;
-        }
+    float parts[CHUNKS][STEPS] = {};
+    // The tree has a power of two of passes; those that the row has not are zero.
+    if (PASSES == 1 << PASS_LEVELS || pass < PASSES) {
+      if constexpr (PASSES > 1) {
+        read_rows<Phase0>(row, pass, rows0);
       }
-      float squares[CHUNKS];
-      sum_squares(x, squares);
 #pragma unroll
-      for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        parts[chunk][step] = squares[chunk];
+      for (int step = 0; step < STEPS; ++step) {
+        const Index at = pass * PASS_PIECES + step * THREADS_PER_ROW;
+        const bool inside = in_row(thread + at);
+        float x[PIECE];
+        Phase0::run(row, at, inside, rows0[step], read_columns<Phase0>(row, at), held[step], operands, per_row, largest,
+                    maxima0, x);
+        if constexpr (!TAILLESS && !ZEROS_STAY_ZERO) {
+#pragma unroll
+          for (int k = 0; k < PIECE; ++k) {
+            x[k] = inside ? x[k] : 0.0f;
+          }
+        }
+        float squares[CHUNKS];
+        sum_squares(x, squares);
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+          parts[chunk][step] = squares[chunk];
+        }
       }
     }
 #pragma unroll
