@@ -22,7 +22,7 @@ DEVICE = for_arch("sm_100a")
 ENGINE = RmsNormEngine()
 
 _WARP = 32
-_CHUNK_BYTES = 16  # of input that a thread of this kernel moves at once
+_CHUNK = 8  # elements that a thread of this kernel takes at once
 
 
 def translate(published: Mapping[str, object], facts) -> RmsNormKnobs:
@@ -32,7 +32,7 @@ def translate(published: Mapping[str, object], facts) -> RmsNormKnobs:
     many where several of their CTAs share a row. CTAs have as many threads. Their width of a
     load has no counterpart, nor have persistent grids and where gamma is kept.
     """
-    chunks = facts.columns * facts.input.dtype.bits // 8 // _CHUNK_BYTES
+    chunks = facts.columns // _CHUNK
     most = 1 << (chunks - 1).bit_length()
     threads_per_row = min(most, _WARP * (2 if published["split_columns"] else 1))
     return RmsNormKnobs(threads_per_row, max(threads_per_row, _WARP * published["warps_per_cta"]))
@@ -48,7 +48,7 @@ def translated(entries):
     """`entries` with their knobs translated anew from their published figures."""
     output = {dtype.value: name for name, dtype in sizes.OUTPUTS.items()}
     for entry in entries:
-        seen = facts(entry.key["columns"], entry.rows, output[entry.key["output"]["type"]])
+        seen = facts(entry.key["columns"], entry.rows, output[entry.key["stores"][0]["type"]])
         problem = ENGINE.problem(seen)
         knobs = knobs_to_dict(translate(entry.published, seen))
         yield replace(entry, engine=ENGINE.name, key=problem.key, rows=problem.rows, knobs=knobs)

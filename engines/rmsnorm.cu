@@ -1,20 +1,24 @@
-// Y = epilogue(input * inverse_rms * weight + bias), for rows of any length, stored in any output type.
+// A row program with one RMS normalization, for rows of any length.
 //
 // A row is cut into pieces of PIECE elements. Piece j belongs to thread j % THREADS_PER_ROW of the
-// row's threads. Squares are summed by chunks of CHUNK elements, at most 16 bytes of input, one or
-// several to a piece. All arithmetic is float32. A pass is as much of the row as its threads hold in
-// registers: with one pass the input stays there between the sum and the output, longer rows are
-// read twice.
+// row's threads, which may be a part of a warp or several CTAs of a cluster. Squares are summed by chunks of
+// CHUNK elements, one or several to a piece. All arithmetic is float32. A pass is as much of the row as its
+// threads hold in registers: with one pass what is needed again stays there, longer rows are read and worked
+// out again in each phase.
+//
+// Phase 0 is what comes before the sum of squares, phase 1 what needs the inverse RMS, phase 2 what needs
+// the largest magnitude of a row of phase 1.
 #include "graphfuse/convert.cuh"
 #include "graphfuse/dependent_launch.cuh"
+#include "graphfuse/divide.cuh"
 #include "graphfuse/math.cuh"
 #include "graphfuse/platform.cuh"
-#include "graphfuse/quantize.cuh"
 #include "graphfuse/reduce.cuh"
+#include "graphfuse/rows.cuh"
 #include "graphfuse/simt.cuh"
 #include "graphfuse/types.cuh"
 
-// This problem: namespace problem, struct Epilogue, EPILOGUE_PARAMETERS, EPILOGUE_ARGUMENTS.
+// This problem: constants, and what codegen.rowwise prints.
 #include "generated.cuh"
 
 namespace {
@@ -22,75 +26,49 @@ namespace {
 using gf::i64;
 using namespace problem;
 
-constexpr int INPUT_BYTES = PIECE * gf::bits_of<Input> / 8;
-constexpr int WEIGHT_BYTES = PIECE * gf::bits_of<Weight> / 8;
-constexpr int BIAS_BYTES = PIECE * gf::bits_of<Bias> / 8;
-constexpr int OUTPUT_BYTES = PIECE * gf::bits_of<Output> / 8;
-
 constexpr Index PIECES = COLUMNS / PIECE;
 constexpr int CHUNKS = PIECE / CHUNK;  // of a piece
 constexpr int PASS_PIECES = STEPS * THREADS_PER_ROW;
-constexpr Index PASSES = (PIECES + PASS_PIECES - 1) / PASS_PIECES;
-constexpr int BLOCK_LANES = BLOCK == 0 ? 1 : BLOCK / PIECE;  // neighbouring lanes that share a block
-constexpr int CTA_ROWS = THREADS / THREADS_PER_ROW;
-constexpr float PER_COLUMN = float(1.0 / double(COLUMNS));
+constexpr int PASSES = (PIECES + PASS_PIECES - 1) / PASS_PIECES;
+constexpr bool TAILLESS = PIECES % PASS_PIECES == 0;
+constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
 
-// Weight and bias that take this few registers are read before the sum: more would cost occupancy.
-constexpr bool READ_AFFINE_FIRST =
-    PASSES == 1 && STEPS * ((WEIGHT_BYTES + 3) / 4 + (HAS_BIAS ? (BIAS_BYTES + 3) / 4 : 0)) <= 4;
+/// The smallest power of two that is not below `count`, as its exponent.
+GF_DEVICE constexpr int levels(int count) { return count <= 1 ? 0 : 1 + levels((count + 1) / 2); }
+constexpr int PASS_LEVELS = levels(PASSES);
 
-// 16-bit input, unpacked for the sum and kept, takes three times its room, which long rows do not have.
-constexpr bool UNPACK_AGAIN = PASSES == 1 && sizeof(Input) == 2 && STEPS * PIECE > 40;
+// What later phases read is read before the sum if it takes few registers: more would cost occupancy.
+constexpr bool ROWS_FIRST = PASSES == 1 && STEPS * int(sizeof(Phase1::Rows)) <= 4 * 16;
+constexpr bool COLUMNS_FIRST = PASSES == 1 && STEPS * int(sizeof(Phase1::Columns)) <= 4 * 4;
 
-// Read-only loads may move ahead of the sum, for which the largest CTAs have no registers left.
-constexpr bool AFFINE_MAY_MOVE = THREADS <= 512 || STEPS * PIECE <= 16;
-
-using Piece = gf::Bytes<INPUT_BYTES>;
-
-struct Affine {
-  gf::Bytes<WEIGHT_BYTES> weight;
-  gf::Bytes<BIAS_BYTES> bias;
-};
-
-// One row as one of its threads sees it: addresses are those of the thread's first piece. Others are
-// `at` pieces further on, a constant where the row is one pass, so that one address register serves all.
-struct Row {
-  const void* input;
-  void* output;
-  void* block_scale;
-  Index thread;
-  bool exists;  // the last CTA may have fewer rows than threads for them
-};
-
-GF_DEVICE bool in_row(Index piece) { return PIECES % PASS_PIECES == 0 || piece < PIECES; }
+GF_DEVICE bool in_row(Index piece) { return TAILLESS || piece < PIECES; }
 
 /// Pieces past the row's end are zero; those of a row that does not exist are anything, for they are never stored.
-GF_DEVICE void read_pass(const Row& row, Index pass, Piece (&pieces)[STEPS]) {
+template <class Phase>
+GF_DEVICE void read_rows(const Row& row, Index pass, typename Phase::Rows (&reads)[STEPS]) {
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
-    pieces[step] = gf::any_bytes<INPUT_BYTES>();
+    reads[step] = Phase::any_rows();
   }
   if (row.exists) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
       const Index at = pass * PASS_PIECES + step * THREADS_PER_ROW;
-      pieces[step] = {};
+      reads[step] = {};
       if (in_row(row.thread + at)) {
-        pieces[step] = gf::load<INPUT_BYTES, INPUT_ACCESS>(gf::offset(row.input, at * INPUT_BYTES));
+        reads[step] = Phase::read_rows(row, at);
       }
     }
   }
 }
 
-GF_DEVICE Affine read_affine(const void* weight, const void* bias, Index thread, Index at) {
-  Affine affine = {};
-  if (in_row(thread + at)) {
-    affine.weight = gf::load<WEIGHT_BYTES, WEIGHT_ACCESS, AFFINE_MAY_MOVE>(gf::offset(weight, at * WEIGHT_BYTES));
-    if constexpr (HAS_BIAS) {
-      affine.bias = gf::load<BIAS_BYTES, BIAS_ACCESS, AFFINE_MAY_MOVE>(gf::offset(bias, at * BIAS_BYTES));
-    }
+template <class Phase>
+GF_DEVICE typename Phase::Columns read_columns(const Row& row, Index at) {
+  typename Phase::Columns reads = {};
+  if (in_row(row.thread + at)) {
+    reads = Phase::read_columns(row, at);
   }
-  return affine;
+  return reads;
 }
 
 /// One sum for each chunk of the piece.
@@ -105,139 +83,150 @@ GF_DEVICE void sum_squares(const float (&values)[PIECE], float (&sums)[CHUNKS]) 
   }
 }
 
-/// Stores one piece as it is (BLOCK_SIZE 0) or quantized with a scale per BLOCK_SIZE elements, which lie
-/// in neighbouring lanes; all lanes of a warp call it together.
-template <int BLOCK_SIZE, int COUNT>
-GF_DEVICE void store_output(const Row& row, Index at, const float (&values)[COUNT]) {
-  const bool stored = row.exists && in_row(row.thread + at);
-  void* const output = gf::offset(row.output, at * OUTPUT_BYTES);
-  if constexpr (BLOCK_SIZE == 0) {
-    if (stored) {
-      gf::store<OUTPUT_BYTES, OUTPUT_ACCESS>(output, gf::pack<Output>(values));
-    }
-  } else {
-    float amax = gf::max_magnitude(values);
+using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, CHUNKS>;
+using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS>;
+
+/// The largest of each of the values of a phase over the row's threads.
+template <int PHASE, int SIZE>
+GF_DEVICE void over_row(float (&maxima)[SIZE]) {
+  if constexpr (MAXIMA[PHASE] > 0) {
+    GF_SHARED(float, shared, MAXIMA[PHASE] * RowMax::SHARED_FLOATS);
 #pragma unroll
-    for (int mask = 1; mask < BLOCK_LANES; mask *= 2) {
-      amax = gf::max(amax, gf::shuffle_xor(amax, mask));
-    }
-    const gf::u32 scale = gf::block_scale(amax);
-    gf::Bytes<OUTPUT_BYTES> elements = gf::quantize_block(values, scale);
-    // Asked of the warp, because a branch of each lane's own costs more.
-    if (gf::any_lane(!gf::is_usual_scale(scale))) {
-      elements = gf::is_usual_scale(scale) ? elements : gf::constant_block<COUNT>(scale);
-    }
-    if (stored) {
-      gf::store<OUTPUT_BYTES, OUTPUT_ACCESS>(output, elements);
-      if (row.thread % BLOCK_LANES == 0) {
-        gf::store_pack<1>(gf::offset(row.block_scale, at / BLOCK_LANES), {{scale}});
-      }
+    for (int i = 0; i < MAXIMA[PHASE]; ++i) {
+      RowMax::leave();  // the reduction before
+      float part[1] = {maxima[i]};
+      maxima[i] = RowMax{shared + i * RowMax::SHARED_FLOATS}(part);
     }
   }
 }
 
-/// Normalizes one piece, applies the epilogue and stores the result.
-GF_DEVICE void finish(const Row& row, Index at, float (&values)[PIECE], const Affine& affine, float inverse,
-                      const Epilogue& epilogue) {
-  float weight[PIECE];
-  float bias[PIECE];
-  gf::unpack<Weight>(affine.weight, weight);
-  gf::unpack<Bias>(affine.bias, bias);
+/// All of a phase behind the first. reads, columns: what was read already.
+template <class Phase, bool ROWS_READ, bool COLUMNS_READ, int SIZE>
+GF_DEVICE void run(const Row& row, typename Phase::Rows (&rows)[STEPS], typename Phase::Columns (&columns)[STEPS],
+                   Held (&held)[STEPS], const Operands& operands, const PerRow& per_row, float (&largest)[AMAXES],
+                   float (&maxima)[SIZE]) {
+#pragma unroll 1
+  for (int pass = 0; pass < PASSES; ++pass) {
+    if constexpr (!ROWS_READ) {
+      read_rows<Phase>(row, pass, rows);
+    }
 #pragma unroll
-  for (int i = 0; i < PIECE; ++i) {
-    const float normal = values[i] * inverse;
-    values[i] = epilogue(HAS_BIAS ? gf::fma(normal, weight[i], bias[i]) : normal * weight[i]);
+    for (int step = 0; step < STEPS; ++step) {
+      const Index at = Index(pass) * PASS_PIECES + step * THREADS_PER_ROW;
+      if constexpr (!COLUMNS_READ) {
+        columns[step] = read_columns<Phase>(row, at);
+      }
+      Phase::run(row, at, in_row(row.thread + at), rows[step], columns[step], held[step], operands, per_row, largest,
+                 maxima);
+    }
   }
-  store_output<BLOCK>(row, at, values);
 }
 
 }  // namespace
 
-/// Strides are bytes from one row to the next. bias, block_scale and inverse_rms are null where the
-/// problem has none. CTA i takes CTA_ROWS rows from row i * CTA_ROWS on. What a CTA needs first comes first:
-/// the six parameters up to output_stride are one line of the constant cache, the others are awaited later.
-extern "C" GF_KERNEL(THREADS)
-    rmsnorm(const void* input, i64 rows, i64 input_stride, const void* weight, void* output, i64 output_stride,
-            Epsilon epsilon_operand, const void* bias, void* block_scale, i64 block_scale_stride, void* inverse_rms,
-            i64 inverse_rms_stride EPILOGUE_PARAMETERS) {
-  const Index thread = gf::thread_index() % THREADS_PER_ROW;
-  const i64 index = i64(gf::block_index()) * CTA_ROWS + gf::thread_index() / THREADS_PER_ROW;
+/// Strides are bytes from one row to the next. CTA i takes the rows from i * THREADS / THREADS_PER_ROW on. What a
+/// CTA needs first comes first: the first six parameters are one line of the constant cache, others are awaited later.
+extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
+  const i64 cta = gf::block_index();
+  const Index thread = CTAS_PER_ROW == 1 ? gf::thread_index() % THREADS_PER_ROW
+                                         : cta % CTAS_PER_ROW * THREADS + gf::thread_index();
   // The last CTA may have fewer rows than threads for them, which all meet at the shuffles and barriers.
-  const Row row = {gf::offset(input, index * input_stride + thread * INPUT_BYTES),
-                   gf::settled(gf::offset(output, index * output_stride + thread * OUTPUT_BYTES)),
-                   gf::settled(gf::offset(
-                       block_scale, BLOCK == 0 ? 0 : index * block_scale_stride + thread / BLOCK_LANES)),
-                   thread, index < rows};
+  const i64 index = CTAS_PER_ROW == 1 ? cta * (THREADS / THREADS_PER_ROW) + gf::thread_index() / THREADS_PER_ROW
+                                      : cta / CTAS_PER_ROW;
+  ROW_AXES
+  const Row row = ROW;
   // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
   gf::wait_for_previous_kernel();
   gf::let_next_kernel_begin();
-  Piece pieces[STEPS];
+  Phase0::Rows rows0[STEPS];
   if constexpr (PASSES == 1) {
-    read_pass(row, 0, pieces);
+    read_rows<Phase0>(row, 0, rows0);
   }
-  weight = gf::offset(weight, thread * WEIGHT_BYTES);
-  bias = gf::offset(bias, HAS_BIAS ? thread * BIAS_BYTES : 0);
-  Affine affine[STEPS];
-  if constexpr (READ_AFFINE_FIRST) {
+  Phase1::Rows rows1[STEPS];
+  if constexpr (ROWS_FIRST) {
+    read_rows<Phase1>(row, 0, rows1);
+  }
+  Phase1::Columns columns1[STEPS];
+  if constexpr (COLUMNS_FIRST) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      affine[step] = read_affine(weight, bias, thread, step * THREADS_PER_ROW);
+      columns1[step] = read_columns<Phase1>(row, step * THREADS_PER_ROW);
     }
   }
-  const float epsilon = gf::scalar(epsilon_operand);
-  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+  const Operands operands = OPERANDS;
+  PerRow per_row;
+  const float none[1] = {};
+  per_row.begin0(row, operands, none);
+  const bool writes_rows = thread == 0 && row.exists;
+  if (writes_rows) {
+    per_row.store0(row);
+  }
 
-  float values[STEPS][PIECE];
-  float sums[CHUNKS] = {};
+  Held held[STEPS];
+  float largest[AMAXES] = {};
+  float maxima0[MAXIMA[0] + (MAXIMA[0] == 0)] = {};
+  gf::Passes<gf::Add, PASS_LEVELS> sums[CHUNKS];
 #pragma unroll 1
-  for (Index pass = 0; pass < PASSES; ++pass) {
-    if constexpr (PASSES > 1) {
-      read_pass(row, pass, pieces);
-    }
-    float parts[CHUNKS][STEPS];
+  for (int i = 0; i < 1 << PASS_LEVELS; ++i) {
+    const Index pass = gf::Passes<gf::Add, PASS_LEVELS>::place(i);
+    float parts[CHUNKS][STEPS] = {};
+    // The tree has a power of two of passes; those that the row has not are zero.
+    if (PASSES == 1 << PASS_LEVELS || pass < PASSES) {
+      if constexpr (PASSES > 1) {
+        read_rows<Phase0>(row, pass, rows0);
+      }
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      gf::unpack<Input>(pieces[step], values[step]);
-      float squares[CHUNKS];
-      sum_squares(values[step], squares);
+      for (int step = 0; step < STEPS; ++step) {
+        const Index at = pass * PASS_PIECES + step * THREADS_PER_ROW;
+        const bool inside = in_row(thread + at);
+        float x[PIECE];
+        Phase0::run(row, at, inside, rows0[step], read_columns<Phase0>(row, at), held[step], operands, per_row, largest,
+                    maxima0, x);
+        if constexpr (!TAILLESS && !ZEROS_STAY_ZERO) {
 #pragma unroll
-      for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        parts[chunk][step] = squares[chunk];
+          for (int k = 0; k < PIECE; ++k) {
+            x[k] = inside ? x[k] : 0.0f;
+          }
+        }
+        float squares[CHUNKS];
+        sum_squares(x, squares);
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+          parts[chunk][step] = squares[chunk];
+        }
       }
     }
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-      const float sum = gf::tree_sum(parts[chunk]);
-      sums[chunk] = PASSES == 1 ? sum : sums[chunk] + sum;
+      sums[chunk].add(i, gf::tree<gf::Add>(parts[chunk]));
     }
   }
-  using Sum = gf::RowSum<THREADS_PER_ROW, THREADS, CHUNKS>;
-  GF_SHARED(float, shared, Sum::SHARED_FLOATS);
-  const float inverse = gf::rsqrt(gf::fma(Sum{shared}(sums), PER_COLUMN, epsilon));
-  if constexpr (HAS_INVERSE_RMS) {
-    if (thread == 0 && row.exists) {
-      gf::store_pack<4>(gf::offset(inverse_rms, index * inverse_rms_stride), {{gf::as_bits(inverse)}});
-    }
-  }
-
-#pragma unroll 1
-  for (Index pass = 0; pass < PASSES; ++pass) {
-    if constexpr (PASSES > 1) {
-      read_pass(row, pass, pieces);
-    }
+  float totals[CHUNKS];
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const Index at = pass * PASS_PIECES + step * THREADS_PER_ROW;
-      if constexpr (UNPACK_AGAIN) {
-        gf::forget_unpacked(pieces[step]);
-      }
-      if constexpr (PASSES > 1 || UNPACK_AGAIN) {
-        gf::unpack<Input>(pieces[step], values[step]);
-      }
-      if constexpr (!READ_AFFINE_FIRST) {
-        affine[step] = read_affine(weight, bias, thread, at);
-      }
-      finish(row, at, values[step], affine[step], inverse, epilogue);
-    }
+  for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    totals[chunk] = sums[chunk].total();
   }
+  GF_SHARED(float, shared, RowSum::SHARED_FLOATS);
+  const float sum = RowSum{shared}(totals);
+  over_row<0>(maxima0);
+  per_row.begin1(row, operands, sum, maxima0);
+  if (writes_rows) {
+    per_row.store1(row);
+  }
+  float maxima1[MAXIMA[1] + (MAXIMA[1] == 0)] = {};
+  run<Phase1, ROWS_FIRST, COLUMNS_FIRST>(row, rows1, columns1, held, operands, per_row, largest, maxima1);
+
+  if constexpr (LAST_PHASE == 2) {
+    over_row<1>(maxima1);
+    per_row.begin2(row, operands, maxima1);
+    if (writes_rows) {
+      per_row.store2(row);
+    }
+    Phase2::Rows rows2[STEPS];
+    Phase2::Columns columns2[STEPS];
+    float unused[1] = {};
+    run<Phase2, false, false>(row, rows2, columns2, held, operands, per_row, largest, unused);
+  }
+  raise_amaxes(row, largest);
+  RowMax::leave();
 }

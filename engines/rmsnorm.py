@@ -1,4 +1,4 @@
-"""RMSNorm with a pointwise epilogue and quantized output in one kernel, for any row length.
+"""A row program around one RMS normalization in one kernel, for any row length.
 
 Serves ``RmsNormFacts`` on NVIDIA GPUs. The kernel is ``rmsnorm.cu``; here are what it
 accepts, how a row is spread over threads, and what the launch passes.
@@ -11,33 +11,39 @@ from typing import ClassVar
 
 from graphfuse.codegen import pointwise
 from graphfuse.codegen.render import render, template
+from graphfuse.codegen.rowwise import Rows, access
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, Constant, KernelEngine, Launch, No, Problem
+from graphfuse.engine import KernelEngine, Launch, No, Problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
-from graphfuse.ops import BLOCK_FORMATS, OPS
-from graphfuse.patterns.rmsnorm import RmsNormFacts, View
+from graphfuse.ops import BLOCKS, OPS
+from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.pointwise import Load
+from graphfuse.rowwise import REDUCTIONS, View
 
 _FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 _FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
-_BLOCK_FORMATS = {element: (size, scale) for size, (element, scale) in BLOCK_FORMATS.items()}
 
 # Chips that every variant of the kernel is compiled for by the tests.
 _COMPILED = (80, 86, 89, 90, 100, 103, 120)
 _FP8_INSTRUCTION = 89  # and newer
 _FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain targets
+_CLUSTER = 90  # and newer
+_LARGEST_CLUSTER = {90: 16, 100: 16, 103: 16}  # CTAs; elsewhere the portable 8
 
-_ACCESS = 16  # bytes of the widest memory access
+_CHUNK = 8  # elements whose squares are summed one after another; of shorter rows, what divides them
 _MAX_THREADS = 1024
 _MAX_CTAS = 2**31 - 1
+_MAX_DIVIDED = 2**31  # rows of several axes, whose numbers are found by division
+_MAX_AXES = 4
 _PROPOSED = 3
 _SECTOR = 32  # bytes that memory moves at least
 # Of a thread and of each of its elements, by the output's bits, in the time that four bytes take.
 _INSTRUCTIONS = {4: (10, 0.615), 8: (2.5, 0.515), 32: (1, 0.74)}
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 _WARP = 32
-# Registers of a thread that may hold the row's input, by threads a CTA. The register file has
+# Registers of a thread that may hold what is kept of a row, by threads a CTA. The register file has
 # 64 or 128 for each thread, of which the rest of the kernel needs 40 to 50 without spilling;
 # smaller CTAs gain nothing by more than 64.
 _HELD_REGISTERS = {1024: 16, 512: 40}
@@ -49,49 +55,58 @@ _ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 class RmsNormKnobs:
     """How rows are spread over threads. None of them changes a bit of the result.
 
-    threads_per_row, threads (a CTA): powers of two. chunks: how many neighbouring 16-byte
-    chunks of a row a thread takes together, a power of two.
+    threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
+    cluster of CTAs. chunks: how many neighbouring chunks of a row, of 8 elements, a thread takes together,
+    a power of two.
     """
 
     threads_per_row: int
     threads: int
     chunks: int = 1
 
+    @property
+    def cluster(self) -> int:
+        """CTAs that share a row."""
+        return max(1, self.threads_per_row // self.threads)
+
 
 @dataclass(frozen=True)
 class _Row:
-    """How a row is cut, from facts alone, so that sums are the same for all knobs.
+    """How a row is cut, from facts alone.
 
-    chunk: elements moved together, at most 16 bytes of input. chunks: a row's.
-    registers: 32-bit registers one chunk of input takes. resident: the row's input
-    fits the registers of a CTA; otherwise it is read twice.
+    chunk: elements that are summed one after another. chunks: a row's. registers: 32-bit registers that
+    a thread needs for one chunk, to read it or to keep of it what later phases need. fits: one CTA can
+    keep a row; otherwise a cluster may, or the row is read and worked out again in each phase.
     """
 
     chunk: int
     chunks: int
     registers: int
-    resident: bool
+    fits: bool
 
     @classmethod
     def of(cls, facts: RmsNormFacts) -> "_Row":
-        itemsize = facts.input.dtype.nbytes(1)
-        chunk = math.gcd(facts.columns, _ACCESS // itemsize)
+        chunk = math.gcd(facts.columns, _CHUNK)
         chunks = facts.columns // chunk
-        registers = max(1, chunk * itemsize // 4)
-        held = -(-chunks // 512) * 512 * registers
-        return cls(chunk, chunks, registers, held <= _ROW_REGISTERS)
+        rows = Rows(facts.program, facts.row_extents, facts.columns, chunk, resident=True)
+        registers = max(1, -(-chunk * max(rows.held_bytes, rows.read_bytes(0, True)) // 4))
+        return cls(chunk, chunks, registers, -(-chunks // 512) * 512 * registers <= _ROW_REGISTERS)
+
+    def resident(self, knobs: RmsNormKnobs) -> bool:
+        return self.fits or knobs.cluster > 1
 
     def steps(self, knobs: RmsNormKnobs) -> int:
         """Pieces of one pass over the row that each thread takes."""
-        if self.resident:
+        if self.resident(knobs):
             return -(-self.chunks // (knobs.threads_per_row * knobs.chunks))
-        return 8 // self.registers
+        return max(1, 8 // self.registers)
 
 
 class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
     """One generated CUDA kernel; rows never enter its source.
 
-    Numerics: float32 throughout; the row's sum of squares is a fixed binary tree. NVFP4
+    Numerics: float32 throughout, unless the graph declares roundings; the row's sum of squares is a fixed
+    binary tree over chunks of 8 elements, each summed in order. NVFP4
     elements differ from the value before quantization by at most max(scale, amax - 6 * scale),
     scale and amax being those of the block: half the widest gap of E2M1 (4 to 6), or what
     saturation cuts off where rounding made the scale small. Rounding value * (1 / scale)
@@ -110,153 +125,145 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         return None if reason is None else No(reason)
 
     def propose(self, facts: RmsNormFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
-        every = [k for k in _every_knob() if self.illegal(facts, k, device) is None]
-        ranked = sorted(filter(_is_usual, every), key=lambda knobs: _cost(facts, knobs, device))
+        row = _Row.of(facts)
+        every = [k for k in _every_knob() if next(_faults(facts, row, k, device), None) is None]
+        ranked = sorted(filter(_is_usual, every), key=lambda knobs: _cost(facts, row, knobs, device))
         return ranked[:_PROPOSED] if mode is not heur_mode.B else list(dict.fromkeys(ranked + every))
 
     def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
-        reason = next(_faults(facts, knobs), None)
+        reason = next(_faults(facts, _Row.of(facts), knobs, device), None)
         return None if reason is None else No(reason)
 
     def notes(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> tuple[str, ...]:
-        return tuple(_notes(facts, device))
+        return tuple(_notes(facts, knobs, device))
 
     def in_place(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
-        # Each thread writes an element after it last read it, if both lie at one address.
-        x, y = facts.input, facts.output
-        same = (x.dtype, x.rows, x.column_stride) == (y.dtype, y.rows, y.column_stride)
-        return ((x.tensor, y.tensor),) if same else ()
+        """Each thread writes an element after it last read it, if both lie at one address."""
+        rows, program = _rows(facts, knobs), facts.program
+        return tuple(
+            (x.tensor, store.view.tensor)
+            for number, x in enumerate(program.inputs)
+            for store in program.stores
+            if x.rows and x.columns and not store.block_size and not store.amax
+            if (x.dtype, x.row_strides, x.column_stride)
+            == (store.view.dtype, store.view.row_strides, store.view.column_stride)
+            if program.shapes[store.value.index].columns
+            if max(rows.read_in(number), default=0) <= program.phase[store.value.index]
+        )
 
     def source(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
-        generated = _prelude(facts, knobs) + pointwise.functor(facts.epilogue).source
-        return render(template("graphfuse.engines", "rmsnorm.cu"), generated, "rmsnorm.cu")
+        return render(template("graphfuse.engines", "rmsnorm.cu"), _prelude(facts, knobs), "rmsnorm.cu")
 
     def launch(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> Launch:
         return Launch(
             grid=-(-facts.rows * knobs.threads_per_row // knobs.threads),
             block=knobs.threads,
-            arguments=(
-                _address(facts.input),
-                Constant("int64", facts.rows),
-                Constant("int64", _row_bytes(facts.input)),
-                _address(facts.weight),
-                _address(facts.output),
-                Constant("int64", _row_bytes(facts.output)),
-                pointwise.argument(facts.epsilon),
-                _address(facts.bias),
-                _address(facts.block_scale),
-                Constant("int64", _row_bytes(facts.block_scale)),
-                _address(facts.inverse_rms),
-                Constant("int64", _row_bytes(facts.inverse_rms)),
-                *pointwise.functor(facts.epilogue).arguments,
-            ),
+            arguments=_rows(facts, knobs).arguments,
+            cluster=knobs.cluster,
+            cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
         )
 
     def problem(self, facts: RmsNormFacts) -> Problem:
-        chunk = _Row.of(facts).chunk
-        views = {"input": facts.input, "weight": facts.weight, "bias": facts.bias, "output": facts.output}
+        chunk, program = _Row.of(facts).chunk, facts.program
+
+        def described(view: View) -> dict[str, object]:
+            varies = "rows" * view.rows + "columns" * view.columns
+            return {"type": view.dtype.value, "varies": varies, "access": access(view, chunk)}
+
+        stores = [described(s.view) | {"block": s.block_size, "value": s.value.index} for s in program.stores]
         key = {
-            name: view and {"type": view.dtype.value, "access": _access(view, chunk)} for name, view in views.items()
+            "columns": facts.columns,
+            "axes": len(facts.row_extents),
+            "inputs": [described(view) for view in program.inputs],
+            "steps": [step.op_name for step in program.steps],
+            "stores": stores,
         }
-        key |= {"columns": facts.columns, "block": facts.block_size, "inverse_rms": facts.inverse_rms is not None}
-        return Problem(key | {"steps": [step.op_name for step in facts.epilogue.steps]}, facts.rows)
+        return Problem(key, facts.rows)
 
 
-def _address(view: View | None) -> Address | Constant:
-    return Address(view.tensor) if view else Constant("pointer", 0)
-
-
-def _row_bytes(view: View | None) -> int:
-    """Bytes from one row to the next."""
-    return view.row_stride * view.dtype.bits // 8 if view else 0
-
-
-def _access(view: View | None, elements: int) -> int:
-    """Bytes of the widest access that every chunk of `elements` of the tensor is aligned for."""
-    if view is None:
-        return 1
-    return math.gcd(_ACCESS, view.dtype.nbytes(elements), view.alignment, _row_bytes(view))
+def _rows(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Rows:
+    row = _Row.of(facts)
+    piece = row.chunk * knobs.chunks
+    # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.
+    again = row.resident(knobs) and row.steps(knobs) * piece > 40
+    return Rows(facts.program, facts.row_extents, facts.columns, piece, row.resident(knobs), again)
 
 
 def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
     row = _Row.of(facts)
-    piece = row.chunk * knobs.chunks
-    types = {
-        "Input": facts.input.dtype.facts.ctype,
-        "Weight": facts.weight.dtype.facts.ctype,
-        "Bias": (facts.bias or facts.weight).dtype.facts.ctype,
-        "Output": facts.output.dtype.facts.ctype,
-        "Index": "int" if facts.columns < _INT_COLUMNS else "gf::i64",
-        "Epsilon": pointwise.parameter_type(facts.epsilon),
-    }
+    piece, steps = row.chunk * knobs.chunks, row.steps(knobs)
     constants = {
         "gf::i64 COLUMNS": facts.columns,
         "int CHUNK": row.chunk,
         "int PIECE": piece,
-        "int STEPS": row.steps(knobs),
+        "int STEPS": steps,
         "int THREADS_PER_ROW": knobs.threads_per_row,
         "int THREADS": knobs.threads,
-        "int INPUT_ACCESS": _access(facts.input, piece),
-        "int WEIGHT_ACCESS": _access(facts.weight, piece),
-        "int BIAS_ACCESS": _access(facts.bias, piece),
-        "int OUTPUT_ACCESS": _access(facts.output, piece),
-        "int BLOCK": facts.block_size,
-        "bool HAS_BIAS": str(facts.bias is not None).lower(),
-        "bool HAS_INVERSE_RMS": str(facts.inverse_rms is not None).lower(),
+        "float PER_COLUMN": "float(1.0 / double(COLUMNS))",
+        # What the largest CTAs have no registers left for: reads of columns ahead of the sum.
+        "bool COLUMNS_MAY_MOVE": _cpp(knobs.threads <= 512 or steps * piece <= 16),
+        # The padding of a row is zero when it is read; so are its squares, if nothing is computed before.
+        "bool ZEROS_STAY_ZERO": _cpp(isinstance(facts.input, Load)),
     }
     return "".join(
         [
-            "namespace problem {\n",
-            *(f"using {name} = {ctype};\n" for name, ctype in types.items()),
+            "namespace problem {\n\n",
+            f"using Index = {'int' if facts.columns < _INT_COLUMNS else 'gf::i64'};\n",
             *(f"constexpr {name} = {value};\n" for name, value in constants.items()),
-            "}  // namespace problem\n",
+            _rows(facts, knobs).source,
+            "\n}  // namespace problem\n",
         ]
     )
 
 
+def _cpp(value: bool) -> str:
+    return str(value).lower()
+
+
 def _every_knob() -> Iterator[RmsNormKnobs]:
     for chunks in (1, 2, 4):
-        for threads_per_row in (1 << k for k in range(11)):
+        for threads_per_row in (1 << k for k in range(15)):
             for threads in (64, 128, 256, 512, 1024):
                 yield RmsNormKnobs(threads_per_row, threads, chunks)
 
 
 def _is_usual(knobs: RmsNormKnobs) -> bool:
     """Whether CTAs are as small as pays: more threads wait for each other, fewer take more CTAs to start."""
-    return knobs.threads == max(knobs.threads_per_row, 128)
+    return knobs.threads == (512 if knobs.cluster > 1 else max(knobs.threads_per_row, 128))
 
 
-def _cost(facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> float:
+def _cost(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -> float:
     """Time of a launch in a unit of the model's own, by which knobs are compared.
 
     What keeps an SM busy - memory or instructions, whichever takes longer - plus what a launch
     takes on an idle device: the elements that a thread goes through and the reduction. The
     figures are fitted to exhaustive searches on an H200 over random sizes (docs/tuning.md).
     """
-    row = _Row.of(facts)
+    program = facts.program
     threads, piece = knobs.threads_per_row, knobs.chunks * row.chunk
     elements = row.steps(knobs) * piece  # of a thread, those past the row's end among them
-    start, each = next(figures for bits, figures in _INSTRUCTIONS.items() if facts.output.dtype.bits <= bits)
+    if not row.resident(knobs):
+        elements = facts.columns / threads * (program.last + 1)
+    written = [s.view.dtype.bits for s in program.stores if program.shapes[s.value.index].columns and not s.amax]
+    read = [view.dtype.bits for view in program.inputs if view.rows and view.columns]
+    bits = min(written, default=32)
+    start, each = next(figures for most, figures in _INSTRUCTIONS.items() if bits <= most)
     instructions = each * threads * (start + elements) * (1 + 0.11 * max(0.0, math.log2(threads / _WARP)))
-    if piece < facts.block_size:  # lanes that share a block each work its scale out
+    if piece < max((s.block_size for s in program.stores), default=0):  # lanes that share a block work on its scale
         instructions *= 1.1
-    moved = facts.columns * (facts.input.dtype.bits + facts.output.dtype.bits) / 32
-    sectors = max(1.0, _SECTOR / (threads * facts.input.dtype.nbytes(piece)))  # read for each that is used
-    alone = 10 + elements + 2.4 * math.log2(threads) + 0.56 * max(1.0, threads / _WARP)
+    moved = facts.columns * (sum(read) * (1 if row.resident(knobs) else program.last + 1) + sum(written)) / 32
+    least = min((view.dtype.nbytes(piece) for view in program.inputs if view.rows and view.columns), default=_SECTOR)
+    sectors = max(1.0, _SECTOR / (threads * least))  # read for each that is used
+    alone = 10 + elements + 2.4 * math.log2(threads) + 0.56 * max(1.0, min(threads, knobs.threads) / _WARP)
+    alone += 10 * (knobs.cluster > 1)
     return facts.rows / device.sm_count * max(moved * sectors, instructions) + 1130 * alone
-
-
-def _power_of_two(value: int) -> int:
-    """The smallest power of two that is not below `value`."""
-    return 1 << (value - 1).bit_length()
 
 
 def _held_registers(threads: int) -> int:
     return _HELD_REGISTERS.get(threads, _MOST_HELD)
 
 
-def _faults(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Iterator[str]:
-    row = _Row.of(facts)
+def _faults(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
     for name in ("threads_per_row", "threads", "chunks"):
         value = getattr(knobs, name)
         if type(value) is not int or value < 1 or value & (value - 1):
@@ -264,18 +271,21 @@ def _faults(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Iterator[str]:
             return
     if not _WARP <= knobs.threads <= _MAX_THREADS:
         yield f"threads is {knobs.threads}; accepted: {_WARP} to {_MAX_THREADS}"
-    if knobs.threads_per_row > knobs.threads:
-        yield f"threads_per_row {knobs.threads_per_row} exceeds threads {knobs.threads}"
+    if knobs.cluster > 1:
+        most = _LARGEST_CLUSTER.get(device.sm, 8) if device.sm and device.sm >= _CLUSTER else 1
+        if knobs.cluster > most:
+            limit = f"clusters of up to {most} CTAs" if most > 1 else f"no clusters: {device} is SM{device.sm}"
+            yield f"threads_per_row {knobs.threads_per_row} exceeds threads {knobs.threads}; accepted: {limit}"
     if facts.rows * knobs.threads_per_row > _MAX_CTAS * knobs.threads:
-        yield f"{facts.rows} rows, {knobs.threads // knobs.threads_per_row} a CTA, take more CTAs than a grid can have"
+        yield f"{facts.rows} rows, {knobs.threads_per_row} threads each, take more CTAs than a grid can have"
     if row.chunks % knobs.chunks:
         yield f"chunks is {knobs.chunks}; accepted: a divisor of the {row.chunks} chunks of a row"
         return
-    if not row.resident:
+    if not row.resident(knobs):
         if (knobs.threads_per_row, knobs.chunks) != (_MAX_THREADS, 1):
             yield (
                 f"threads_per_row is {knobs.threads_per_row}, chunks {knobs.chunks}; rows of {facts.columns} columns "
-                f"are read twice, which takes {_MAX_THREADS} and 1"
+                f"are read again in each phase, which takes {_MAX_THREADS} and 1"
             )
         return
     held = row.steps(knobs) * knobs.chunks * row.registers
@@ -285,29 +295,22 @@ def _faults(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Iterator[str]:
             f"columns; at {knobs.threads} threads at most {_held_registers(knobs.threads)} may"
         )
     piece = row.chunk * knobs.chunks
-    if facts.block_size and not piece <= facts.block_size <= knobs.threads_per_row * piece:
-        yield (
-            f"chunks is {knobs.chunks}, threads_per_row {knobs.threads_per_row}: a thread takes {piece} elements "
-            f"together; accepted: up to a block of {facts.block_size}, which the threads of a row must cover"
-        )
+    for block in {store.block_size for store in facts.program.stores if store.block_size}:
+        if not piece <= block <= knobs.threads_per_row * piece:
+            yield (
+                f"chunks is {knobs.chunks}, threads_per_row {knobs.threads_per_row}: a thread takes {piece} elements "
+                f"together; accepted: up to a block of {block}, which the threads of a row must cover"
+            )
 
 
 def _reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
     yield from _device_reasons(device)
-    x, y = facts.input, facts.output
-    accepted = {
-        "input": (x, _FLOATS),
-        "weight": (facts.weight, _FLOATS),
-        "bias": (facts.bias, _FLOATS),
-        "output": (y, _FLOATS + _FP8 + tuple(_BLOCK_FORMATS)),
-        "inverse RMS": (facts.inverse_rms, (data_type.FLOAT,)),
-        "block scale": (facts.block_scale, tuple(scale for _, scale in _BLOCK_FORMATS.values())),
-    }
-    views = {role: (view, dtypes) for role, (view, dtypes) in accepted.items() if view is not None}
-    for role, (view, dtypes) in views.items():
-        if view.dtype not in dtypes:
-            yield f"{role} {view.name!r} is {view.dtype.name}; accepted: {_names(dtypes)}"
-    for scalar in (facts.epsilon, *facts.epilogue.scalars):
+    yield from _program_reasons(facts)
+    for view in facts.program.inputs:
+        yield from _view_reasons(facts, "input", view, _FLOATS, facts.columns if view.columns else 1, 0)
+    for number, store in enumerate(facts.program.stores):
+        yield from _store_reasons(facts, number)
+    for scalar in facts.program.scalars:
         if scalar.by_value:
             continue
         if scalar.dtype not in _FLOATS:
@@ -317,10 +320,12 @@ def _reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
                 f"scalar {scalar.name!r} in device memory is aligned to {scalar.alignment} bytes; "
                 f"accepted: a multiple of {scalar.dtype.nbytes(1)}"
             )
-    yield from _block_reasons(facts)
-    for role, (view, _) in views.items():
-        yield from _stride_reasons(facts, role, view)
-    if not any(_is_usual(knobs) and next(_faults(facts, knobs), None) is None for knobs in _every_knob()):
+    if len(facts.row_extents) > _MAX_AXES:
+        yield f"{facts.node}: rows have {len(facts.row_extents)} axes with strides of their own; accepted: {_MAX_AXES}"
+    if len(facts.row_extents) > 1 and facts.rows >= _MAX_DIVIDED:
+        yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {_MAX_DIVIDED}"
+    row = _Row.of(facts)
+    if not any(next(_faults(facts, row, knobs, device), None) is None for knobs in filter(_is_usual, _every_knob())):
         yield f"{facts.rows} rows take more CTAs than a grid can have"
 
 
@@ -335,63 +340,97 @@ def _device_reasons(device: Device) -> Iterator[str]:
         )
 
 
-def _block_reasons(facts: RmsNormFacts) -> Iterator[str]:
-    y = facts.output
-    size, _ = _BLOCK_FORMATS.get(y.dtype, (0, None))
-    if facts.block_size != size:
-        yield f"output {y.name!r} is {y.dtype.name} in blocks of {facts.block_size}; accepted: blocks of {size}"
-    if size == 0:
+def _program_reasons(facts: RmsNormFacts) -> Iterator[str]:
+    program = facts.program
+    if isinstance(facts.input, Load) and not program.inputs[facts.input.index].columns:
+        yield f"{facts.node}: the input does not vary over columns"
+    for k, step in enumerate(program.steps):
+        if step.rounded not in (None, *_FLOATS, *_FP8):
+            yield f"a value of {step.op_name} is rounded to {step.rounded.name}; accepted: {_names(_FLOATS + _FP8)}"
+        if step.op_name in REDUCTIONS and program.earliest[k] != (1 if step.op_name == "inverse_rms" else program.earliest[k]):
+            yield f"{facts.node}: normalizes what depends on the largest magnitude of a row; accepted: pointwise values"
+    if program.last > 2:
+        yield f"{facts.node}: {program.last} reductions of a row follow one another; accepted: 2"
+
+
+def _store_reasons(facts: RmsNormFacts, number: int) -> Iterator[str]:
+    store = facts.program.stores[number]
+    y, shape = store.view, facts.program.shapes[store.value.index]
+    if store.amax:
+        if y.dtype is not data_type.FLOAT:
+            yield f"amax {y.name!r} is {y.dtype.name}; accepted: FLOAT"
+        if y.alignment % 4:
+            yield f"amax {y.name!r} is aligned to {y.alignment} bytes; accepted: a multiple of 4"
         return
-    if facts.block_scale is None:
-        yield f"output {y.name!r} is {y.dtype.name} and has no tensor for its block scales"
-    if facts.columns % size:
-        yield f"output {y.name!r} has {facts.columns} columns; accepted: a multiple of {size}"
-    if facts.rows > 1 and y.row_stride % 2:
-        yield f"output {y.name!r} has row stride {y.row_stride}; accepted: even, as a byte holds two elements"
+    if not shape.columns:
+        if not shape.rows and facts.rows != 1:
+            yield f"output {y.name!r} is the same for all rows"
+        yield from _view_reasons(facts, "output", y, _FLOATS, 1, 1)
+        return
+    if not shape.rows:
+        yield f"output {y.name!r} is the same for all rows"
+    if not store.block_size:
+        yield from _view_reasons(facts, "output", y, _FLOATS + _FP8, facts.columns, facts.columns)
+        return
+    made = BLOCKS[store.block_size]
+    yield from _view_reasons(facts, "output", y, made.elements, facts.columns, facts.columns)
+    if y.dtype.bits < 8 and any(stride % 2 for stride in y.row_strides):
+        yield f"output {y.name!r} has row strides {list(y.row_strides)}; accepted: even, as a byte holds two elements"
+    if facts.columns % store.block_size:
+        yield f"output {y.name!r} has {facts.columns} columns; accepted: a multiple of {store.block_size}"
+    if store.block_scale is None:
+        yield f"output {y.name!r} is quantized in blocks and has no tensor for their scales"
+        return
+    blocks = facts.columns // store.block_size
+    yield from _view_reasons(facts, "block scale", store.block_scale, (made.scale,), blocks, blocks)
 
 
-def _stride_reasons(facts: RmsNormFacts, role: str, view: View) -> Iterator[str]:
-    columns = {
-        "inverse RMS": 1,
-        "block scale": facts.columns // facts.block_size if facts.block_size else 1,
-    }.get(role, facts.columns)
+def _view_reasons(
+    facts: RmsNormFacts, role: str, view: View, dtypes: Sequence[data_type], columns: int, least: int
+) -> Iterator[str]:
+    """columns: extent. least: the smallest stride between rows."""
+    what = f"{role} {view.name!r}"
+    if view.dtype not in dtypes:
+        yield f"{what} is {view.dtype.name}; accepted: {_names(dtypes)}"
+        return
+    if view.swizzled:
+        if role != "block scale":
+            yield f"{what} is reordered as F8_128x4; accepted for block scales alone"
+        return
     if view.column_stride != 1 and columns > 1:
-        yield f"{role} {view.name!r} has stride {view.column_stride} between columns; accepted: 1"
-    if role in ("weight", "bias"):
-        if any(extent > 1 for extent, _ in view.rows):
-            yield f"{role} {view.name!r} varies over rows {_axes(view)}; accepted: one row"
-        return
-    if len(view.rows) > 1:
-        yield f"{role} {view.name!r} has rows with several strides {_axes(view)}; accepted: one"
-        return
-    least = 0 if role == "input" else columns
-    if facts.rows > 1 and view.row_stride < least:
-        yield f"{role} {view.name!r} has row stride {view.row_stride}; accepted: at least {least}"
-    if role == "inverse RMS" and view.alignment % 4:
-        yield f"{role} {view.name!r} is aligned to {view.alignment} bytes; accepted: a multiple of 4"
-
-
-def _axes(view: View) -> str:
-    return "(extent, stride) " + ", ".join(f"({extent}, {stride})" for extent, stride in view.rows)
+        yield f"{what} has stride {view.column_stride} between columns; accepted: 1"
+    if not view.columns and view.alignment % view.dtype.nbytes(1):
+        yield f"{what} is aligned to {view.alignment} bytes; accepted: a multiple of {view.dtype.nbytes(1)}"
+    # Rows, from the closest ones on, must not reach into each other.
+    strides = zip(facts.row_extents, view.row_strides, strict=True)
+    for extent, stride in sorted(((e, s) for e, s in strides if e > 1), key=lambda pair: pair[1]):
+        if stride < least:
+            yield f"{what} has row stride {stride}; accepted: at least {least}"
+        least = least and max(least, stride * extent)
 
 
 def _names(dtypes: Sequence[data_type]) -> str:
     return ", ".join(dtype.name for dtype in dtypes)
 
 
-def _notes(facts: RmsNormFacts, device: Device) -> Iterator[str]:
-    yield "float32 throughout: virtual tensors are not rounded to their data types"
+def _notes(facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
+    program = facts.program
+    rounded = sorted({step.rounded.name for step in program.steps if step.rounded is not None})
+    if rounded:
+        yield f"float32 throughout; values of tensors declared as {', '.join(rounded)} are rounded to that"
+    else:
+        yield "float32 throughout: virtual tensors are not rounded to their data types"
     yield "sum of squares: a fixed binary tree, the same bits for every row count, knob and run"
-    if any("gf::sigmoid" in OPS[step.op_name].cuda for step in facts.epilogue.steps):
+    if any("gf::sigmoid" in OPS[step.op_name].cuda for step in program.steps if step.op_name in OPS):
         yield "sigmoid of x: relative error below 5e-7 + 8e-8 |x|; below x = -87 absolute, below 1.2e-38"
-    if not _Row.of(facts).resident:
-        yield f"rows of {facts.columns} columns do not fit in registers: the input is read twice"
+    if not _Row.of(facts).resident(knobs):
+        yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"
     instruction, software = "instruction", "software, bit-identical to the instruction"
     if device.kind != "cuda":
         instruction = software
-    if facts.output.dtype in _FP8 or facts.block_size:
+    if any(store.view.dtype in _FP8 or store.block_size for store in program.stores):
         yield f"FP8 conversion: {instruction if device.sm >= _FP8_INSTRUCTION else software}"
-    if facts.block_size:
+    if any(store.view.dtype is data_type.FP4_E2M1 for store in program.stores):
         if device.kind == "cuda" and device.arch in _FP4_INSTRUCTION:
             yield "FP4 conversion: instruction, of value * (1 / scale) rounded to float32"
         else:

@@ -77,7 +77,7 @@ class Launch:
     shared memory a CTA. scratch_bytes: workspace the launch needs for itself, 256-byte
     aligned. arguments: in the order of the kernel's parameters. cooperative: all CTAs run
     at the same time, which a barrier of the grid needs; more than the device holds at once
-    are refused.
+    are refused. cleared: tensors of 4 bytes that are set to zero before the kernel starts, on its stream.
     """
 
     grid: int
@@ -87,6 +87,7 @@ class Launch:
     shared_bytes: int = 0
     scratch_bytes: int = 0
     cooperative: bool = False
+    cleared: tuple[TensorId, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ Names and the order of nodes never matter; the operands of add and mul may be sw
 An attribute that the template leaves out may have any value, an input port that it
 leaves out must be absent. A tensor made inside a match is never dropped: unless the
 template returns it under a name, it must be virtual and read inside the match only.
+
+A pattern that grows takes nodes around what its template names: `grow` says which, its facts
+then hold every output of the subgraph. `convex` helps to choose nodes that can run as one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from graphfuse import vocabulary
 from graphfuse.engine import No
@@ -124,11 +127,15 @@ class Match:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A named template and the function that turns a match into frozen facts (or says No)."""
+    """A named template and the function that turns a match into frozen facts (or says No).
+
+    grow: the sets of nodes (by index) to take for a match of the template, each tried in turn.
+    """
 
     name: str
     template: Callable[[PatternGraph], Mapping[str, Symbol]]
     facts: Callable[[Match], object]
+    grow: Callable[[Match], Iterable[frozenset[int]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -154,14 +161,52 @@ def find(pattern: Pattern, graph: Graph) -> Iterator[Region | Declined]:
     outputs, anchor = _read(pattern)
     for index in range(len(graph.nodes)):
         for found in _match_node(graph, anchor, index, _Found({}, {}, {})):
-            match = _complete(graph, outputs, found)
+            match = _complete(graph, outputs, found, grows=pattern.grow is not None)
             if match is not None:
-                facts = pattern.facts(match)
-                if type(facts).__hash__ is None:
-                    raise PluginError(f"pattern {pattern.name!r}: facts must be a frozen dataclass, got {facts!r}")
-                kind = Declined if isinstance(facts, No) else Region
-                yield kind(pattern.name, match.subgraph, facts)
+                yield from (_described(pattern, m) for m in _grown(pattern, match))
                 break
+
+
+def _grown(pattern: Pattern, match: Match) -> Iterator[Match]:
+    if pattern.grow is None:
+        yield match
+        return
+    for nodes in dict.fromkeys(pattern.grow(match)):
+        yield replace(match, subgraph=Subgraph(match.graph, tuple(sorted(nodes))))
+
+
+def _described(pattern: Pattern, match: Match) -> Region | Declined:
+    facts = pattern.facts(match)
+    if type(facts).__hash__ is None:
+        raise PluginError(f"pattern {pattern.name!r}: facts must be a frozen dataclass, got {facts!r}")
+    kind = Declined if isinstance(facts, No) else Region
+    return kind(pattern.name, match.subgraph, facts)
+
+
+def convex(graph: Graph, inside: Iterable[int], may_join: Callable[[int, frozenset[int]], bool]) -> frozenset[int]:
+    """`inside` with all neighbours that may join, theirs and so on, as long as no way leads out of the set and
+    back: such a set can run as one. may_join(index, set so far)."""
+    grown = frozenset(inside)
+    while True:
+        for index in sorted(_neighbours(graph, grown)):
+            wider = grown | {index}
+            if may_join(index, grown) and _is_convex(graph, wider):
+                grown = wider
+                break
+        else:
+            return grown
+
+
+def _neighbours(graph: Graph, nodes: frozenset[int]) -> set[int]:
+    found: set[int] = set()
+    for index in nodes:
+        found |= {graph.producer[t] for _, t in graph.nodes[index].inputs if t in graph.producer}
+        found |= {reader for _, t in graph.nodes[index].outputs for reader in graph.consumers.get(t, ())}
+    return found - nodes
+
+
+def _is_convex(graph: Graph, nodes: frozenset[int]) -> bool:
+    return not any(graph.needs(t, set(nodes)) for t in Subgraph(graph, tuple(sorted(nodes))).inputs)
 
 
 def _read(pattern: Pattern) -> tuple[Mapping[str, Symbol], NodeTemplate]:
@@ -248,8 +293,8 @@ def _match_tensor(graph: Graph, symbol: Symbol, tensor: TensorId | None, found: 
         yield from _match_node(graph, symbol.node, made_by, found)
 
 
-def _complete(graph: Graph, outputs: Mapping[str, Symbol], found: _Found) -> Match | None:
-    """The Match for an assignment, or None if a tensor would be dropped."""
+def _complete(graph: Graph, outputs: Mapping[str, Symbol], found: _Found, grows: bool) -> Match | None:
+    """The Match for an assignment, or None if a tensor would be dropped; of one that grows, facts hold all outputs."""
     inside, end = set(found.nodes.values()), None
     tensors = dict(found.names)
     for name, symbol in outputs.items():
@@ -262,7 +307,7 @@ def _complete(graph: Graph, outputs: Mapping[str, Symbol], found: _Found) -> Mat
             tensors[name] = t
     subgraph = Subgraph(graph, tuple(sorted(inside)))
     kept = set(tensors.values()) | {t for _, t in (end.outputs if end else ())}
-    if any(t not in kept for t in subgraph.outputs):
+    if not grows and any(t not in kept for t in subgraph.outputs):
         return None
     return Match(subgraph, tensors, end)
 

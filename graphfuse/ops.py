@@ -199,10 +199,6 @@ BLOCKS = {
 }
 """By block size."""
 
-BLOCK_FORMATS = {16: (data_type.FP4_E2M1, data_type.FP8_E4M3)}
-"""Block size -> (element type, scale type) that the generated kernel makes."""
-
-
 def block_size(element: data_type) -> int | None:
     """Elements of a block of this element type; None for a type that is not quantized in blocks."""
     return next((size for size, made in BLOCKS.items() if element in made.elements), None)

@@ -189,6 +189,8 @@ class Planner:
                     f"{what} needs kernels that wait for the one before them; engine {part.engine.name!r} does not "
                     "declare dependent_launch"
                 )
+            if part.launch.cleared:
+                return f"{what} needs kernels that begin with nothing but themselves; this one has memory cleared first"
         return None
 
     def execute(

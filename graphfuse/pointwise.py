@@ -1,7 +1,8 @@
 """A straight-line program of pointwise ops on one element: what a fused kernel applies per value.
 
-Value 0 is what the kernel hands in; value k is the result of step k - 1. The last
-value is the result. Code generation prints it (``codegen.pointwise``).
+In a `Program`, value 0 is what the kernel hands in, value k is the result of step k - 1 and the
+last value is the result; ``codegen.pointwise`` prints it. Steps of programs that work on rows
+read inputs, too (``rowwise``).
 """
 
 from dataclasses import dataclass
@@ -34,12 +35,23 @@ class Scalar:
 
 
 @dataclass(frozen=True)
+class Load:
+    """An operand read from memory: input number `index` of a row program."""
+
+    index: int
+
+
+Operand = Chain | Load | Scalar
+
+
+@dataclass(frozen=True)
 class Step:
-    """One op of the table with its operands by port."""
+    """One op with its operands by port. rounded: the type that its result is rounded to, None for float32."""
 
     op_name: str
-    operands: tuple[tuple[str, Chain | Scalar], ...]
+    operands: tuple[tuple[str, Operand], ...]
     attributes: tuple[tuple[str, object], ...] = ()
+    rounded: data_type | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""RMS normalization that feeds a swish, with whatever pointwise chain and quantization follow."""
+"""RMS normalization that feeds a swish, with all that stands around the two on the same rows."""
 
 from graphfuse.match import Pattern, PatternGraph
 from graphfuse.patterns import rmsnorm
@@ -6,7 +6,7 @@ from graphfuse.patterns import rmsnorm
 
 def template(g: PatternGraph):
     y, inverse_rms = rmsnorm.norm(g)
-    return {"output": g.tail(g.swish(y), ends=("block_scale_quantize",)), "inverse_rms": inverse_rms}
+    return {"output": g.swish(y), "inverse_rms": inverse_rms}
 
 
-PATTERN = Pattern("rmsnorm_silu", template, rmsnorm.facts)
+PATTERN = Pattern("rmsnorm_silu", template, rmsnorm.facts, rmsnorm.grow)

@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 
 import emulation
+from described import Described, Tensor
 from graphfuse.device import for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm import RmsNormEngine
 from graphfuse.enums import heur_mode
-from graphfuse.patterns.rmsnorm import RmsNormFacts, View
 from graphfuse.pointwise import Chain, Program, Scalar, Step
 
 ENGINE = RmsNormEngine()
@@ -73,20 +73,19 @@ class Problem:
             self.buffers[SCALES] = np.zeros((self.rows, self.columns // 16), np.uint8)
         self.scalars = {EPS: np.float32(1e-5), OFFSET: np.float32(0.125)}
         row = 2 if fp4 else 1
-        self.facts = RmsNormFacts(
-            node="norm",
+        self.facts = Described(
             rows=self.rows,
             columns=self.columns,
-            input=self.view(X, self.x),
-            weight=dataclasses.replace(self.view(W, self.w), rows=()),
-            bias=dataclasses.replace(self.view(B, self.bias), rows=()) if self.bias else None,
+            input=self.tensor(X, self.x),
+            weight=dataclasses.replace(self.tensor(W, self.w), row_stride=None),
+            bias=dataclasses.replace(self.tensor(B, self.bias), row_stride=None) if self.bias else None,
             epsilon=Scalar(EPS, "epsilon", data_type.FLOAT, True),
             epilogue=self.program,
-            output=self.view(Y, self.y, row),
-            inverse_rms=View(RMS, "inverse", data_type.FLOAT, ((self.rows, 1),), 1, 16) if self.inverse_rms else None,
-            block_scale=self.view(SCALES, data_type.FP8_E4M3) if fp4 else None,
+            output=self.tensor(Y, self.y, row),
+            inverse_rms=Tensor(RMS, "inverse", data_type.FLOAT, 1) if self.inverse_rms else None,
+            block_scale=self.tensor(SCALES, data_type.FP8_E4M3) if fp4 else None,
             block_size=16 if fp4 else 0,
-        )
+        ).facts()
 
     def matrix(self, dtype, columns, rows=None):
         """Rows with the problem's gap between them, `offset` elements after a 16-byte boundary."""
@@ -97,10 +96,10 @@ class Problem:
         flat = raw[start : start + rows * (columns + self.gap) * item.itemsize].view(item)
         return flat.reshape(rows, columns + self.gap)[:, :columns]
 
-    def view(self, tensor, dtype, elements_per_item=1):
+    def tensor(self, tensor, dtype, elements_per_item=1):
         array = self.buffers[tensor]
         stride = array.strides[0] // array.itemsize * elements_per_item if array.ndim == 2 else 0
-        return View(tensor, "t", dtype, ((self.rows, stride),), 1, array.ctypes.data & -array.ctypes.data)
+        return Tensor(tensor, "t", dtype, stride, 1, array.ctypes.data & -array.ctypes.data)
 
     def expected(self):
         """Values before storage, in float64."""

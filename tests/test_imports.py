@@ -26,6 +26,7 @@ LAYERS = (
     ("ops",),
     ("ir",),
     ("pointwise", "tensor", "verify", "vocabulary"),
+    ("rowwise",),
     ("engine",),
     ("arguments",),
     ("match", "codegen"),

@@ -1,14 +1,16 @@
 """Matching is structural: names and order never matter, nothing anyone else reads is swallowed."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import graphs
-from graphfuse import match, norm_forward_phase
+from graphfuse import match, norm_forward_phase, reduction_mode
 from graphfuse.engine import No
 from graphfuse.errors import PluginError
-from graphfuse.ir import Subgraph
+from graphfuse.ir import Subgraph, packed_stride
 from graphfuse.lower import lower
 from graphfuse.match import Declined, Match, Pattern, Region
 from graphfuse.patterns import rmsnorm, rmsnorm_silu
@@ -113,23 +115,27 @@ def test_an_optional_capture_and_an_unused_port():
     "case", [Norm(), Norm(bias=BF16), Norm(training=True), Norm(factor="value"), Norm(output=FP4, blocks=True)], ids=str
 )
 def test_rmsnorm_silu_takes_the_whole_graph(case):
-    (region,) = match.find(rmsnorm_silu.PATTERN, ir(case.graph()))
+    region = next(match.find(rmsnorm_silu.PATTERN, ir(case.graph())))
     assert len(region.subgraph.node_ids) == len(region.subgraph.graph.nodes)
     facts = region.facts
     assert (facts.rows, facts.columns) == (case.rows, case.columns)
-    assert (facts.bias is not None, facts.inverse_rms is not None) == (case.bias is not None, case.training)
-    assert facts.block_size == (16 if case.blocks else 0)
-    assert [s.op_name for s in facts.epilogue.steps] == ["swish"] + ["mul"] * (case.factor is not None)
+    names = [v.name for v in facts.program.inputs]
+    assert names == ["x", "weight", *(["bias"] if case.bias else [])]
+    stores = {s.view.name: s for s in facts.program.stores}
+    assert set(stores) == {"out", *(["inverse_rms"] if case.training else [])}
+    assert stores["out"].block_size == (16 if case.blocks else 0)
+    steps = [s.op_name for s in facts.program.steps]
+    assert steps == ["inverse_rms", "normalize", "swish"] + ["mul"] * (case.factor is not None)
 
 
-def test_the_inverse_rms_of_training_must_be_kept():
-    """A training norm whose inverse RMS is an output and read again: the match emits it."""
+def test_the_inverse_rms_of_training_is_kept_and_read():
+    """A training norm whose inverse RMS is an output and read again: the match emits both."""
     g = Norm(training=True).graph()
     inverse = next(t for t in g.tensors if t.get_name() == "inverse_rms")
-    g.mul(inverse, inverse).set_output()
-    (region,) = match.find(rmsnorm_silu.PATTERN, ir(g))
-    assert names(region) == ["rmsnorm.0", "swish.0"]
-    assert region.facts.inverse_rms.name == "inverse_rms"
+    g.mul(inverse, inverse).set_output().set_name("square")
+    region = next(match.find(rmsnorm_silu.PATTERN, ir(g)))
+    assert names(region) == ["mul.0", "rmsnorm.0", "swish.0"]
+    assert {s.view.name for s in region.facts.program.stores} == {"inverse_rms", "square", "out"}
 
 
 def tail(g, y, how):
@@ -149,26 +155,73 @@ def tail(g, y, how):
     ("how", "taken"),
     [
         ("plain", ["relu.0", "rmsnorm.0", "swish.0"]),
-        ("two consumers", ["rmsnorm.0", "swish.0"]),
-        ("output inside", ["rmsnorm.0", "swish.0"]),
-        ("big operand", ["rmsnorm.0", "swish.0"]),
+        ("two consumers", ["relu.0", "rmsnorm.0", "swish.0", "tanh.0"]),
+        ("output inside", ["relu.0", "rmsnorm.0", "swish.0"]),
+        ("big operand", ["add.0", "rmsnorm.0", "swish.0"]),
         ("joined", ["mul.0", "rmsnorm.0", "swish.0"]),
     ],
 )
-def test_where_the_tail_ends(how, taken):
+def test_all_that_follows_on_the_same_rows_is_taken(how, taken):
     g = graphs.new()
     y = g.rmsnorm(g.tensor([12, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0]
     tail(g, g.swish(y), how).set_output()
-    assert found(rmsnorm_silu.PATTERN, g) == [taken]
+    assert found(rmsnorm_silu.PATTERN, g)[-1] == ["rmsnorm.0", "swish.0"]  # alone, if engines take no more
+    assert names(next(match.find(rmsnorm_silu.PATTERN, ir(g)))) == taken
+
+
+@pytest.mark.parametrize(
+    ("how", "taken"),
+    [("plain", ["relu.0"]), ("two consumers", []), ("output inside", []), ("big operand", []), ("joined", ["mul.0"])],
+)
+def test_where_a_tail_ends(how, taken):
+    def template(g):
+        return {"out": g.tail(g.swish(g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"))[0]))}
+
+    g = graphs.new()
+    y = g.rmsnorm(g.tensor([12, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0]
+    tail(g, g.swish(y), how).set_output()
+    assert found(echo("p", template), g) == [[*taken, "rmsnorm.0", "swish.0"]]
 
 
 def test_an_operand_made_from_the_chain_itself_ends_the_tail():
     """tanh(norm) + a one-element tensor that depends on the norm cannot come before it."""
+    pattern = echo("p", lambda g: {"out": g.tail(g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"))[0])})
     g = graphs.new()
     y = g.rmsnorm(g.tensor([1, 1]), g.tensor([1, 1]), 1e-5, norm_forward_phase=INFERENCE)[0]
     g.add(g.tanh(y), g.sigmoid(y)).set_output()
-    for region in match.find(rmsnorm.PATTERN, ir(g)):
-        assert names(region) == ["rmsnorm.0"]
+    assert found(pattern, g) == [["rmsnorm.0"]]
+    assert names(next(match.find(rmsnorm.PATTERN, ir(g)))) == ["add.0", "rmsnorm.0", "sigmoid.0", "tanh.0"]
+
+
+def test_the_prologue_is_taken_with_what_it_gives_others():
+    g = graphs.new()
+    x, residual = g.tensor([12, 64]), g.tensor([12, 64])
+    total = g.add(x, residual).set_output().set_name("sum")
+    weight = g.add(g.tensor([1, 64]), 1.0)
+    g.rmsnorm(total, weight, 1e-5, norm_forward_phase=INFERENCE)[0].set_output().set_name("y")
+    region = next(match.find(rmsnorm.PATTERN, ir(g)))
+    assert names(region) == ["add.0", "add.1", "rmsnorm.0"]
+    assert {s.view.name for s in region.facts.program.stores} == {"sum", "y"}
+
+
+def test_two_norms_share_what_stands_between_them():
+    """Each has a match with the chain between and one without, so that one of them takes it."""
+    g = graphs.new()
+    w = g.tensor([1, 64])
+    first = g.rmsnorm(g.tensor([12, 64]), w, 1e-5, norm_forward_phase=INFERENCE)[0]
+    between = g.add(g.swish(first), g.tensor([12, 64]))
+    g.rmsnorm(between, w, 1e-5, norm_forward_phase=INFERENCE)[0].set_output()
+    regions = found(rmsnorm.PATTERN, g)
+    assert ["add.0", "rmsnorm.0", "swish.0"] in regions and ["rmsnorm.1"] in regions
+
+
+def test_a_node_that_another_way_leads_around_is_left_out():
+    """What needs the match and is needed by a node of it would wait for itself."""
+    g = graphs.new()
+    y = g.rmsnorm(g.tensor([12, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0]
+    total = g.reduction(y, mode=reduction_mode.ADD)  # of all rows: not of the match
+    g.mul(g.swish(y), total).set_output()
+    assert names(next(match.find(rmsnorm.PATTERN, ir(g)))) == ["rmsnorm.0", "swish.0"]
 
 
 @given(st.data())
@@ -192,7 +245,10 @@ def test_what_a_match_makes_and_others_read_is_in_its_facts(drawn):
     graph = ir(drawn.build())
     for pattern in (rmsnorm.PATTERN, rmsnorm_silu.PATTERN):
         for region in match.find(pattern, graph):
-            kept = {v.tensor for v in (region.facts.output, region.facts.inverse_rms, region.facts.block_scale) if v}
+            if isinstance(region, Declined):
+                continue
+            stores = region.facts.program.stores
+            kept = {v.tensor for s in stores for v in (s.view, s.block_scale) if v}
             assert set(region.subgraph.outputs) <= kept
 
 
@@ -283,46 +339,57 @@ def test_equal_operands_are_not_tried_twice():
 
 
 def test_a_tail_stops_before_an_operand_that_needs_the_match():
-    """One row in the training phase: the inverse RMS has one element and comes from the region itself."""
+    """One row in the training phase: the inverse RMS has one element and comes from the match itself."""
+
+    def template(g):
+        y, inverse = g.rmsnorm(g.capture("x"), g.capture("w"), g.capture("e"))
+        return {"out": g.tail(g.swish(y)), "inverse_rms": inverse}
+
     g = graphs.new()
     x, w = g.tensor([1, 64]), g.tensor([1, 64])
     y, inverse = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
     g.mul(g.swish(y), g.relu(inverse)).set_output()
-    (region,) = match.find(rmsnorm_silu.PATTERN, ir(g))
-    assert names(region) == ["rmsnorm.0", "swish.0"]
+    assert found(echo("p", template), g) == [["rmsnorm.0", "swish.0"]]
+    region = next(match.find(rmsnorm_silu.PATTERN, ir(g)))
+    assert names(region) == ["mul.0", "relu.0", "rmsnorm.0", "swish.0"]
 
 
 VIEWS = [
-    # dim, stride, scale dim -> rows as (extent, stride), column stride
-    ([6, 8], [8, 1], [1, 8], ((6, 8),), 1),
-    ([6, 8], [20, 1], [1, 8], ((6, 20),), 1),
-    ([2, 3, 8], [24, 8, 1], [1, 1, 8], ((6, 8),), 1),
-    ([2, 3, 8], [100, 8, 1], [1, 1, 8], ((2, 100), (3, 8)), 1),
-    ([6, 8, 1, 1], [8, 1, 1, 1], [1, 8, 1, 1], ((6, 8),), 1),
-    ([2, 8, 3, 5], [120, 1, 40, 8], [1, 8, 1, 1], ((30, 8),), 1),
-    ([2, 8, 3, 5], [120, 15, 5, 1], [1, 8, 1, 1], ((2, 120), (15, 1)), 15),
-    ([3, 4, 8], [32, 8, 1], [1, 4, 8], ((3, 32),), 1),
-    ([1, 8], [8, 1], [1, 8], ((1, 8),), 1),
-    ([1, 8], [9, 1], [1, 8], ((1, 9),), 1),
-    ([5, 0, 8], [8, 8, 1], [1, 1, 8], ((0, 8),), 1),
-    ([1, 8], [1, 1], [1, 8], (), 1),  # a stride shorter than the row says nothing about rows
-    ([6, 1], [1, 1], [1, 1], None, None),
+    # dim, stride, extents of the scale, extents of row axes, input's row strides and column stride
+    ([12, 64], [64, 1], [1, 64], (12,), (64,), 1),
+    ([2, 3, 8], [24, 8, 1], [1, 1, 8], (6,), (8,), 1),
+    ([6, 8, 1, 1], [8, 1, 1, 1], [1, 8, 1, 1], (6,), (8,), 1),
+    ([2, 8, 3, 5], [120, 1, 40, 8], [1, 8, 1, 1], (30,), (8,), 1),
+    ([3, 4, 8], [32, 8, 1], [1, 4, 8], (3,), (32,), 1),
+    ([1, 8], [8, 1], [1, 8], (1,), (8,), 1),
+    ([1, 8], [9, 1], [1, 8], (1,), (9,), 1),
+    ([5, 0, 8], [8, 8, 1], [1, 1, 8], (0,), None, 1),
+    ([1, 8], [1, 1], [1, 8], (1,), (0,), 1),  # a stride shorter than the row says nothing about rows
+    ([6, 1], [1, 1], [1, 1], (6,), (1,), 1),  # one column: every element is a row
 ]
 
 
-@pytest.mark.parametrize(("dim", "stride", "scale", "rows", "column_stride"), VIEWS)
-def test_how_a_tensor_is_seen_as_rows(dim, stride, scale, rows, column_stride):
+@pytest.mark.parametrize(("dim", "stride", "scale", "extents", "strides", "column_stride"), VIEWS)
+def test_how_a_tensor_is_seen_as_rows(dim, stride, scale, extents, strides, column_stride):
     g = graphs.new()
-    g.rmsnorm(g.tensor(dim, stride), g.tensor(scale), 1e-5, norm_forward_phase=INFERENCE)[0].set_output()
-    (region,) = match.find(rmsnorm.PATTERN, ir(g))
-    if rows is None:  # one column: every element is a row
-        assert (region.facts.rows, region.facts.columns) == (6, 1)
-        return
-    assert (region.facts.input.rows, region.facts.input.column_stride) == (rows, column_stride)
-    elements = 1
-    for e in dim:
-        elements *= e
-    assert region.facts.rows * region.facts.columns == elements
+    y = g.rmsnorm(g.tensor(dim, stride), g.tensor(scale), 1e-5, norm_forward_phase=INFERENCE)[0]
+    y.set_output().set_dim(dim).set_stride(stride if 0 not in dim else packed_stride(dim))
+    region = next(match.find(rmsnorm.PATTERN, ir(g)))
+    facts, x = region.facts, region.facts.program.inputs[0]
+    assert facts.row_extents == extents
+    assert strides is None or (x.row_strides, x.column_stride) == (strides, column_stride)
+    assert facts.rows * facts.columns == math.prod(dim)
+
+
+def test_row_axes_join_only_where_every_tensor_allows_it():
+    """Heads of a packed tensor: rows of the input lie apart, those of the output do not."""
+    g = graphs.new()
+    x = g.tensor([5, 4, 64], [3 * 4 * 64, 64, 1])
+    g.rmsnorm(x, g.tensor([1, 1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0].set_output()
+    facts = next(match.find(rmsnorm.PATTERN, ir(g))).facts
+    assert facts.row_extents == (5, 4)
+    assert facts.program.inputs[0].row_strides == (768, 64)
+    assert facts.program.stores[0].view.row_strides == (256, 64)
 
 
 def test_columns_that_are_no_run_are_declined_with_a_reason():
@@ -330,10 +397,10 @@ def test_columns_that_are_no_run_are_declined_with_a_reason():
     g.rmsnorm(g.tensor([3, 4, 8], [64, 16, 1], name="x"), g.tensor([1, 4, 8]), 1e-5, norm_forward_phase=INFERENCE)[
         0
     ].set_output()
-    (declined,) = match.find(rmsnorm.PATTERN, ir(g))
+    declined = next(match.find(rmsnorm.PATTERN, ir(g)))
     assert isinstance(declined, Declined) and "'x'" in str(declined.why) and isinstance(declined.subgraph, Subgraph)
 
 
 def test_regions_are_not_declined_for_nothing():
-    (region,) = match.find(rmsnorm.PATTERN, ir(Norm().graph()))
+    region = next(match.find(rmsnorm.PATTERN, ir(Norm().graph())))
     assert isinstance(region, Region) and region.pattern == "rmsnorm"

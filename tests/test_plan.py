@@ -278,7 +278,6 @@ def weight_by_value(g):
     ("make", "reason"),
     [
         (double_compute, "node 'rmsnorm.0' .* computes in DOUBLE"),
-        (double_epilogue, "node 'swish.0' .* computes in DOUBLE"),
         (weight_by_value, "'rmsnorm.0::scale' .* is passed by value"),
     ],
 )
@@ -290,3 +289,11 @@ def test_what_the_facts_cannot_say_is_left_to_the_reference_engine(make, reason)
     assert not regions and all(re.search(reason, str(d.why)) for d in declined)
     best = plan.propose(graph, regions, known.engines, H200, heur_mode.A).plans[0]
     assert [p.engine.name for p in best.parts] == ["reference"]
+
+
+def test_a_node_that_cannot_be_fused_is_left_outside():
+    g = graphs.new()
+    double_epilogue(g).set_output()
+    graph, known = ir(g), plugins.installed()
+    best = plan.propose(graph, plan.matches(graph, known)[0], known.engines, H200, heur_mode.A).plans[0]
+    assert [p.engine.name for p in best.parts] == ["rmsnorm", "reference"]

@@ -17,29 +17,30 @@ FLOATS = {data_type.FLOAT, data_type.HALF, data_type.BFLOAT16}
 
 
 def test_every_type_in_every_role():
-    assert {f.input.dtype for f in FACTS} == {f.weight.dtype for f in FACTS} == FLOATS
-    assert {f.bias and f.bias.dtype for f in FACTS} == FLOATS | {None}
+    programs = [f.program for f in FACTS]
+    rows = {view.dtype for p in programs for view in p.inputs if view.rows}
+    columns = {view.dtype for p in programs for view in p.inputs if not view.rows}
+    assert rows == columns == FLOATS
     outputs = FLOATS | {data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP4_E2M1}
-    assert {(f.input.dtype, f.output.dtype) for f in FACTS} == {(x, y) for x in FLOATS for y in outputs}
-    for scalars in ([f.epsilon for f in FACTS], [s for f in FACTS for s in f.epilogue.scalars]):
-        assert {None if s.by_value else s.dtype for s in scalars} == FLOATS | {None}
-    assert {f.inverse_rms is None for f in FACTS} == {True, False}
+    assert {(p.inputs[0].dtype, p.stores[-1].view.dtype) for p in programs} >= {(x, y) for x in FLOATS for y in outputs}
+    assert {None if s.by_value else s.dtype for p in programs for s in p.scalars} == FLOATS | {None}
 
 
 def test_every_pointwise_op():
-    used = {step.op_name for f in FACTS for step in f.epilogue.steps}
+    used = {step.op_name for f in FACTS for step in f.program.steps} & OPS.keys()
     assert used == {op.name for op in OPS.values() if op.pointwise}
 
 
-@pytest.mark.parametrize("role, widths", [("INPUT", {2, 4, 8, 16}), ("OUTPUT", {1, 2, 4, 8, 16})])
-def test_every_access_width(role, widths):
-    sources = [v.source(H200) for v in VARIANTS.values()]
-    assert {int(re.search(rf"int {role}_ACCESS = (\d+);", s)[1]) for s in sources} == widths
+@pytest.mark.parametrize("access, widths", [("load<", {2, 4, 8, 16}), ("store_", {1, 2, 4, 8, 16})])
+def test_every_access_width(access, widths):
+    found = re.compile(rf"gf::{access}[^()]*?(\d+)(?:, gf::Scales\w+|, COLUMNS_MAY_MOVE)?>\(").findall
+    assert {int(width) for v in VARIANTS.values() for width in found(v.source(H200).split("namespace problem")[1])} >= widths
 
 
 def test_every_way_of_spreading_rows():
     knobs = [v.knobs_on(H200) for v in VARIANTS.values()]
-    assert {k.threads_per_row for k in knobs} == {1 << power for power in range(11)}
+    assert {k.threads_per_row for k in knobs} >= {1 << power for power in range(11)}
+    assert {k.cluster > 1 for k in knobs} == {True, False}
     assert {k.threads for k in knobs} >= {32, 128, 256, 512, 1024}
     for warps in (range(2), range(2, 9), range(9, 33)):  # no barrier, one, two
         chosen = [k for k in knobs if k.threads_per_row // 32 in warps]
@@ -49,11 +50,11 @@ def test_every_way_of_spreading_rows():
 
 
 def test_every_number_of_lanes_that_share_a_block():
-    quantized = [(v.facts(), v.knobs_on(H200)) for v in VARIANTS.values() if v.facts().block_size]
-    sixteen_bytes = {data_type.FLOAT: 4, data_type.HALF: 8, data_type.BFLOAT16: 8}  # elements
-    lanes = {(f.input.dtype, 16 // (sixteen_bytes[f.input.dtype] * k.chunks), f.bias is None) for f, k in quantized}
-    wide = {(x, n) for x in FLOATS for n in (1, 2)} | {(data_type.FLOAT, 4)}
-    assert lanes >= {(*choice, False) for choice in wide}
+    quantized = [(v.facts().program, v.knobs_on(H200)) for v in VARIANTS.values()]
+    lanes = {
+        (p.inputs[0].dtype, s.block_size // (8 * k.chunks)) for p, k in quantized for s in p.stores if s.block_size
+    }
+    assert lanes >= {(x, n) for x in FLOATS for n in (1, 2)}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -62,7 +63,9 @@ def test_planned_by_the_public_api(name):
     counts = variant.row_counts(H200)
     knobs = variant.knobs_on(H200)
     assert counts[0] == 1
-    assert [variant.engine.launch(variant.facts(rows), knobs).grid for rows in counts] == [1, 3]
+    assert [variant.engine.launch(variant.facts(rows), knobs).grid for rows in counts] == [
+        -(-n * knobs.threads_per_row // knobs.threads) for n in counts
+    ]
     graph = variant.problem.graph()
     graph.handle = Handle(H200)  # planning needs no GPU
     graph.validate()

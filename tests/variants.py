@@ -48,7 +48,7 @@ class Variant:
     def row_counts(self, device: Device) -> tuple[int, ...]:
         """Rows to run it with: one, and as many as fill two CTAs and begin a third."""
         knobs = self.knobs_on(device)
-        return 1, 2 * knobs.threads // knobs.threads_per_row + 1
+        return 1, 2 * knobs.threads // knobs.threads_per_row + 1 if knobs.cluster == 1 else 2
 
     @property
     def small(self) -> bool:
@@ -59,8 +59,7 @@ class Variant:
 @functools.cache
 def _facts(problem: Norm, pattern: match.Pattern) -> object:
     found = match.find(pattern, lower(freeze(problem.graph())))
-    (region,) = (m for m in found if isinstance(m, match.Region))
-    return region.facts
+    return next(m for m in found if isinstance(m, match.Region)).facts
 
 
 def digest() -> str:
@@ -120,10 +119,10 @@ def _knobs() -> Iterator[tuple[str, Variant]]:
 
 
 def _blocks() -> Iterator[tuple[str, Variant]]:
-    """Blocks of one, two and four lanes, each with a row whose last step some lanes lack."""
-    for x, most in ((BF16, 2), (HALF, 2), (FLOAT, 4)):
-        for chunks in (1, 2, 4)[:most]:
-            lanes = most // chunks
+    """Blocks of one lane and of two, each with a row whose last step some lanes lack."""
+    for x in (BF16, HALF, FLOAT):
+        for chunks in (1, 2):
+            lanes = 2 // chunks
             threads = 4 * lanes
             problem = Norm(1, 16 * 6, x, FLOAT, FP4, bias=BF16, training=x is HALF, blocks=True)
             yield f"{x.name} blocks in {lanes} lanes", Variant(problem, RmsNormKnobs(threads, 32, chunks))
@@ -145,8 +144,10 @@ VARIANTS: dict[str, Variant] = {
     "long nvfp4": Variant(Norm(1, 8192, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True)),
     "long": Variant(Norm(1, 32768, BF16, FLOAT, BF16, FLOAT, training=True)),
     "longest held": Variant(Norm(1, 40960, output=E4M3, bias=BF16)),
-    "read twice": Variant(Norm(1, 65536, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True)),
-    "odd read twice": Variant(Norm(1, 65537)),
+    "read twice": Variant(
+        Norm(1, 65536, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True), RmsNormKnobs(1024, 1024)
+    ),
+    "odd read twice": Variant(Norm(1, 65537), RmsNormKnobs(1024, 1024)),
     "64-bit columns": Variant(Norm(1, (1 << 28) + 8)),
     # Alignment of addresses and of rows.
     "aligned to 8": Variant(Norm(1, 512, alignment=8, offset=4)),
@@ -163,7 +164,7 @@ VARIANTS: dict[str, Variant] = {
     "pieces of odd rows apart": Variant(
         Norm(1, 512, HALF, input_stride=513, output_stride=514, training=True), RmsNormKnobs(32, 32, 2)
     ),
-    "pieces of float": Variant(Norm(1, 528, FLOAT, FLOAT, FLOAT, FLOAT), RmsNormKnobs(16, 64, 4)),
+    "pieces of float": Variant(Norm(1, 544, FLOAT, FLOAT, FLOAT, FLOAT), RmsNormKnobs(16, 64, 4)),
     "pieces to e4m3": Variant(Norm(1, 640, weight=HALF, output=E4M3, bias=FLOAT), RmsNormKnobs(32, 128, 2)),
     "pieces to e5m2 apart": Variant(Norm(1, 640, output=E5M2, output_stride=644), RmsNormKnobs(64, 128, 2)),
     "pieces to nvfp4 apart": Variant(Norm(1, 96, output=FP4, blocks=True, output_stride=98), RmsNormKnobs(4, 64, 2)),

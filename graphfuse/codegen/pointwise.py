@@ -5,11 +5,12 @@ and nothing a user writes is compiled.
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphfuse.engine import Address, Argument, HostScalar
 from graphfuse.ops import OPS
-from graphfuse.pointwise import Chain, Program, Scalar
+from graphfuse.pointwise import Chain, Operand, Program, Scalar, Step
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,7 @@ def functor(program: Program, name: str = "Epilogue") -> Functor:
     def operand(value: Chain | Scalar) -> str:
         return f"x{value.index}" if isinstance(value, Chain) else f"s{number[value]}"
 
-    body = []
-    for k, step in enumerate(program.steps):
-        op = OPS[step.op_name]
-        if op.cuda is None:
-            raise ValueError(f"op {op.name!r} has no scalar form: it is not pointwise")
-        slots = {a.name: a.default for a in op.attributes} | dict(step.attributes)
-        slots = {key: literal(value) for key, value in slots.items()}
-        slots |= {port: operand(value) for port, value in step.operands}
-        body.append(f"    const float x{k + 1} = {op.cuda.format(**slots)};")
+    body = [f"    const float x{k + 1} = {expression(step, operand)};" for k, step in enumerate(program.steps)]
 
     prefix = name.lower()
     indices = range(len(number))
@@ -63,6 +56,19 @@ def functor(program: Program, name: str = "Epilogue") -> Functor:
         f"#define {name.upper()}_ARGUMENTS {', '.join(initializers)}".rstrip(),
     ]
     return Functor("\n".join(lines) + "\n", tuple(argument(scalar) for scalar in number))
+
+
+def expression(step: Step, operand: Callable[[Operand], str]) -> str:
+    """The scalar form of a step, its operands spelled by `operand`.
+
+    ValueError: it is not a pointwise op, or an attribute is not a number.
+    """
+    op = OPS[step.op_name]
+    if op.cuda is None:
+        raise ValueError(f"op {op.name!r} has no scalar form: it is not pointwise")
+    slots = {a.name: a.default for a in op.attributes} | dict(step.attributes)
+    slots = {key: literal(value) for key, value in slots.items()}
+    return op.cuda.format(**slots, **{port: operand(value) for port, value in step.operands})
 
 
 def parameter_type(scalar: Scalar) -> str:

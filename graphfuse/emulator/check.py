@@ -6,7 +6,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphfuse import engine
@@ -44,12 +44,13 @@ def check(
 ) -> list[dict[TensorId, bytes]]:
     """What each tensor's memory holds afterwards, per schedule.
 
-    Every schedule starts from the given contents. Memory outside the tensors, and the
+    Every schedule starts from the given contents, but for what the launch clears. Memory outside the tensors, and the
     launch's scratch memory (which holds NaN bytes at first) outside its size, is out of
     bounds. Raises KernelFaultError with the report of the machine or the sanitizers, and
     what ``compiler.build`` raises.
     """
     program = build(source, entry, sanitizers)
+    memory = {t: replace(m, content=bytes(len(m.content))) if t in launch.cleared else m for t, m in memory.items()}
     allocations = _allocations(memory, launch.scratch_bytes)
     packing = Packing(launch.arguments)
     arguments = bytearray(packing.size)

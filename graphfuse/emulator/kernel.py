@@ -80,23 +80,28 @@ class Launcher:
         begins before another ends, whatever `dependent` allows. The call raises KernelFaultError with what
         the machine found; an address outside the buffers it does not see (``check`` does).
         """
+        cleared = [buffers.address(tensor) for tensor in self._launch.cleared]
         if self._launch.grid == 0:
-            return _nothing
+            return functools.partial(_clear, cleared)
         packed = ctypes.create_string_buffer(max(self._packing.size, 1))
         self._packing.into(packed, buffers, scratch)
         launch = Launch.of(self._launch, schedule)
-        return functools.partial(_start, self._run, self._entry, launch, packed)
+        return functools.partial(_start, self._run, self._entry, launch, packed, cleared)
 
 
-def _start(run: Callable[[object, object], bytes | None], entry: str, launch: Launch, packed: object) -> None:
+def _start(
+    run: Callable[[object, object], bytes | None], entry: str, launch: Launch, packed: object, cleared: list[int]
+) -> None:
     with _turn:
+        _clear(cleared)
         error = run(ctypes.byref(launch), packed)
     if error is not None:
         raise KernelFaultError(f"kernel {entry!r} on the emulator: {error.decode()}")
 
 
-def _nothing() -> None:
-    """The launch of an empty grid."""
+def _clear(addresses: list[int]) -> None:
+    for address in addresses:
+        ctypes.memset(address, 0, 4)
 
 
 @functools.lru_cache(maxsize=1024)

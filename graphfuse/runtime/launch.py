@@ -131,11 +131,17 @@ class Launcher:
         what the driver reports.
         """
         launch, driver = self._launch, self._driver
-        if launch.grid == 0:
+        starts: list[Start] = [
+            functools.partial(driver.cuMemsetD32Async, buffers.address(tensor), 0, 1, stream) for tensor in launch.cleared
+        ]
+        extra = None
+        if launch.grid:
+            extra = _Extra(self._packing, buffers, scratch)
+            config = self._config(stream, dependent)
+            starts.append(functools.partial(driver.cuLaunchKernelEx, config, self._kernel.function, 0, extra.address))
+        if not starts:
             return _nothing
-        extra = _Extra(self._packing, buffers, scratch)
-        config = self._config(stream, dependent)
-        start = functools.partial(driver.cuLaunchKernelEx, config, self._kernel.function, 0, extra.address)
+        start = starts[0] if len(starts) == 1 else functools.partial(_in_turn, starts)
         return _frozen(start, self._kernel.elsewhere, launch, extra)
 
     def _config(self, stream: int, dependent: bool) -> object:
@@ -174,7 +180,15 @@ class Launcher:
         return config
 
 
-def _frozen(start: Start, refused: Callable, launch: engine.Launch, extra: "_Extra") -> Callable[[], None]:
+def _in_turn(starts: list[Start]) -> tuple[int]:
+    for start in starts:
+        result = start()
+        if result[0]:
+            break
+    return result
+
+
+def _frozen(start: Start, refused: Callable, launch: engine.Launch, extra: "_Extra | None") -> Callable[[], None]:
     def call() -> None:
         error = start()[0]
         if error:

@@ -49,7 +49,7 @@ extern "C" void quantize(const float* in, gf::u32* scale, gf::u32* codes, long b
   for (long i = 0; i < blocks; ++i) {
     float low[8], high[8];
     for (int k = 0; k < 8; ++k) low[k] = in[16 * i + k], high[k] = in[16 * i + 8 + k];
-    scale[i] = gf::block_scale(gf::max(gf::max_magnitude(low), gf::max_magnitude(high)));
+    scale[i] = gf::block_scale<gf::e2m1>(gf::max(gf::max_magnitude(low), gf::max_magnitude(high)));
     codes[2 * i] = block(low, scale[i], 0);
     codes[2 * i + 1] = block(high, scale[i], 0);
   }
@@ -59,7 +59,7 @@ extern "C" void quantize_16(const float* in, gf::u32* scale, gf::u32* codes, lon
   for (long i = 0; i < blocks; ++i) {
     float all[16];
     for (int k = 0; k < 16; ++k) all[k] = in[16 * i + k];
-    scale[i] = gf::block_scale(gf::max_magnitude(all));
+    scale[i] = gf::block_scale<gf::e2m1>(gf::max_magnitude(all));
     codes[2 * i] = block(all, scale[i], 0);
     codes[2 * i + 1] = block(all, scale[i], 1);
   }
@@ -69,11 +69,33 @@ extern "C" void quantize_4(const float* in, gf::u32* scale, gf::u32* codes, long
     float part[4][4], amax = 0.0f;
     for (int k = 0; k < 16; ++k) part[k / 4][k % 4] = in[16 * i + k];
     for (int k = 0; k < 4; ++k) amax = gf::max(amax, gf::max_magnitude(part[k]));
-    scale[i] = gf::block_scale(amax);
+    scale[i] = gf::block_scale<gf::e2m1>(amax);
     for (int k = 0; k < 2; ++k) {
       codes[2 * i + k] = (block(part[2 * k], scale[i], 0) & 0xffffu) | block(part[2 * k + 1], scale[i], 0) << 16;
     }
   }
+}
+extern "C" void encode_e8m0_up(const float* in, gf::u32* out, long count) {
+  for (long i = 0; i < count; ++i) out[i] = gf::encode_e8m0_up(in[i]);
+}
+extern "C" void reciprocal_of_e8m0(const gf::u32* in, float* out, long count) {
+  for (long i = 0; i < count; ++i) out[i] = gf::reciprocal_of_e8m0(in[i]);
+}
+template <class T>
+void quantize_mx(const float* in, gf::u32* scale, gf::Bytes<8>* codes, long blocks) {
+  for (long i = 0; i < blocks; ++i) {
+    float part[4][8], amax = 0.0f;
+    for (int k = 0; k < 32; ++k) part[k / 8][k % 8] = in[32 * i + k];
+    for (int k = 0; k < 4; ++k) amax = gf::max(amax, gf::max_magnitude(part[k]));
+    scale[i] = gf::block_scale<T>(amax);
+    for (int k = 0; k < 4; ++k) codes[4 * i + k] = gf::quantized<T>(part[k], scale[i]);
+  }
+}
+extern "C" void quantize_e4m3(const float* in, gf::u32* scale, void* codes, long blocks) {
+  quantize_mx<gf::e4m3>(in, scale, (gf::Bytes<8>*)codes, blocks);
+}
+extern "C" void quantize_e5m2(const float* in, gf::u32* scale, void* codes, long blocks) {
+  quantize_mx<gf::e5m2>(in, scale, (gf::Bytes<8>*)codes, blocks);
 }
 """
 
@@ -240,3 +262,51 @@ def test_quantizer(library, function):
     bound = np.maximum(step, amax.astype(np.float64) - 6 * step)[exact]
     assert (error <= bound * (1 + 1e-6)).all()
     assert (error >= bound * 0.99).any()  # the bound is reached
+
+
+def test_e8m0_rounds_up_to_powers_of_two(library):
+    powers = np.ldexp(1.0, np.arange(-149, 128)).astype(np.float32)
+    values = [floats(), powers, np.nextafter(powers, np.float32(np.inf)), np.nextafter(powers, np.float32(0))]
+    values = np.abs(np.concatenate(values))  # amaxes are not negative
+    np.testing.assert_array_equal(through(library.encode_e8m0_up, values, np.uint32), oracle.e8m0(values))
+
+
+def test_the_reciprocal_of_e8m0_is_exact(library):
+    codes = np.arange(256, dtype=np.uint32)
+    found = through(library.reciprocal_of_e8m0, codes, np.float32)
+    np.testing.assert_array_equal(found[:255], np.ldexp(1.0, 127 - np.arange(255)).astype(np.float32))
+    assert np.isnan(found[255])
+
+
+def mx_inputs() -> np.ndarray:
+    """Blocks of 32 with every scale there is, elements on and beside midpoints of both formats, and special values."""
+    random = np.random.default_rng(2)
+    probes = oracle.probes()
+    probes = np.concatenate([probes, np.zeros(-probes.size % 31, np.float32)]).reshape(-1, 31)
+    blocks = []
+    for largest in (448.0, 57344.0):  # as they are: with scale 1
+        near = np.where(np.abs(probes) <= largest, probes, np.float32(0.0))
+        blocks.append(np.hstack([near, np.full((len(near), 1), largest, np.float32)]))
+    amax = np.ldexp(random.uniform(1, 2, 278), np.arange(-149, 129))
+    with np.errstate(over="ignore"):
+        spread = (random.uniform(-1, 1, (len(amax), 32)) * amax[:, None]).astype(np.float32)
+        spread[:, 7] = amax  # infinite in the last
+    values = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 3.4e38, -3.4e38, 1e-45]
+    special = np.zeros((2 * len(values), 32), np.float32)
+    for i, value in enumerate(values):
+        special[i, 3 * i] = value
+        special[len(values) + i] = np.linspace(-3, 3, 32)
+        special[len(values) + i, 3 * i] = value
+    return np.concatenate([*blocks, spread, -spread, special]).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2"])
+def test_mx_quantizer(library, name):
+    blocks = mx_inputs()
+    scales, codes = np.empty(len(blocks), np.uint32), np.empty(blocks.shape, np.uint8)
+    pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in (blocks, scales, codes)]
+    library[f"quantize_{name}"](*pointers, ctypes.c_long(len(blocks)))
+    with np.errstate(over="ignore"):
+        expected, expected_scales = oracle.mxfp8(blocks, name)
+    np.testing.assert_array_equal(scales, expected_scales[:, 0])
+    np.testing.assert_array_equal(codes, expected)

@@ -45,19 +45,18 @@ def test_kernel(name, arch, note):
 
 
 def check_accesses(code: cubin.Code, source: str) -> None:
-    """The widths that the kernel's constants promise are there, and none is wider than its tensor is aligned for."""
-    promised = {role: int(width) for role, width in re.findall(r"int (\w+)_ACCESS = (\d+);", source)}
-    shape = {name: int(value) for name, value in re.findall(r"int (THREADS|STEPS|PIECE) = (\d+);", source)}
-    assert max(code.loads) == promised["INPUT"]
-    affine = {promised["WEIGHT"], promised["BIAS"]} - {1}
-    assert affine <= (
-        code.read_only if shape["THREADS"] <= 512 or shape["STEPS"] * shape["PIECE"] <= 16 else code.loads
-    )
-    small = {4} if "HAS_INVERSE_RMS = true" in source else set()
-    assert code.stores - small - ({1} if "int BLOCK = 0;" not in source else set()) <= {promised["OUTPUT"]}
-    assert promised["OUTPUT"] in code.stores
-    # Scalars in device memory take up to 4 bytes, as an inverse RMS does; block scales take 1.
-    assert max(code.read_only, default=0) <= max(promised["WEIGHT"], promised["BIAS"], 4)
+    """The widths that the kernel's text promises are there, and none is wider than its tensor is aligned for."""
+    text = source.split("namespace problem", 1)[1]
+    loads = {int(w) for w in re.findall(r"gf::load<\d+, (\d+)>\(", text)}
+    columns = {int(w) for w in re.findall(r"gf::load<\d+, (\d+), COLUMNS_MAY_MOVE>", text)}
+    stores = {int(w) for w in re.findall(r"gf::store_(?:piece<[\w:]+|blocks<[\w:]+, \d+), (\d+)", text)}
+    narrow = {int(w) for w in re.findall(r"gf::store_pack<(\d+)>\(row", text)}
+    may_move = "COLUMNS_MAY_MOVE = true" in text
+    assert max(code.loads) == max(loads)
+    assert columns <= (code.read_only if may_move else code.loads)
+    assert stores <= code.stores <= stores | narrow | ({1} if "store_blocks" in text else set())
+    # Scalars in device memory take up to 4 bytes.
+    assert max(code.read_only, default=0) <= max(*columns, 4)
 
 
 def check_conversions(code: cubin.Code, facts, arch: str) -> None:
@@ -68,7 +67,7 @@ def check_conversions(code: cubin.Code, facts, arch: str) -> None:
         data_type.FP8_E4M3: {"E4M3"} if fp8 else set(),
         data_type.FP8_E5M2: {"E5M2"} if fp8 else set(),
         data_type.FP4_E2M1: {"E4M3", "E2M1" if fp4 else "E5M2"} if fp8 else set(),
-    }.get(facts.output.dtype, set())
+    }.get(facts.program.stores[-1].view.dtype, set())
     assert code.conversions - {"F16"} == wanted
 
 

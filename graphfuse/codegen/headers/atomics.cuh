@@ -27,6 +27,32 @@ GF_DEVICE T atomic_add(T* address, T value GF_SITE) {
 #endif
 }
 
+GF_DEVICE u32 atomic_max(u32* address, u32 value GF_SITE) {
+#ifdef __CUDACC__
+  return atomicMax(address, value);
+#else
+  host::check_atomic(address, 4, true, site);
+  u32 before;
+  __atomic_load(address, &before, __ATOMIC_RELAXED);
+  while (before < value &&
+         !__atomic_compare_exchange(address, &before, &value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return before;
+#endif
+}
+
+/// What the word is at some moment.
+GF_DEVICE u32 load_relaxed(const u32* address GF_SITE) {
+#ifdef __CUDACC__
+  u32 value;
+  asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+#else
+  host::check_atomic(address, 4, false, site);
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+#endif
+}
+
 GF_DEVICE u32 atomic_exchange(u32* address, u32 value GF_SITE) {
 #ifdef __CUDACC__
   return atomicExch(address, value);

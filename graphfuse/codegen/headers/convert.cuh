@@ -215,6 +215,31 @@ GF_DEVICE float decode<e4m3>(u32 bits) {
 #endif
 }
 
+template <>
+GF_DEVICE float decode<e5m2>(u32 bits) {
+  return decode<half>((bits & 0xffu) << 8);
+}
+
+/// `value` rounded to what T holds.
+template <class T>
+GF_DEVICE float rounded(float value) {
+  return decode<T>(encode<T>(value));
+}
+
+/// The code in E8M0 of the smallest power of two that it has and that is not below `value`, which is not negative; NaN stays NaN.
+GF_DEVICE u32 encode_e8m0_up(float value) {
+  const u32 bits = as_bits(value);
+  const u32 exponent = bits >> 23;
+  const u32 half_way = exponent == 0 ? 0x400000u : 0u;  // code 0 is 2^-127, half of the smallest normal number
+  const u32 code = exponent + ((bits & 0x7fffffu) > half_way ? 1u : 0u);
+  return is_nan(value) ? 0xffu : code > 254u ? 254u : code;
+}
+
+/// 1 / what the code of an E8M0 means, which float32 holds exactly.
+GF_DEVICE float reciprocal_of_e8m0(u32 code) {
+  return as_float(code == 0xffu ? 0x7fc00000u : code == 254u ? 0x400000u : (254u - code) << 23);
+}
+
 /// COUNT elements out of a chunk of a row.
 template <class T, int COUNT>
 GF_DEVICE void unpack(const Bytes<COUNT * bits_of<T> / 8>& chunk, float (&values)[COUNT]) {

@@ -1,12 +1,16 @@
-// NVFP4: blocks of 16 FP4 E2M1 elements with one FP8 E4M3 scale.
+// Blocks of elements that share a scale.
 //
-// scale = E4M3(max|x| * (1 / 6)), element = E2M1(x * (1 / scale as stored)), inverses and products rounded
-// to float32, elements then as encode_e2m1 says. A scale that rounds to zero makes the block zero; a NaN
-// makes the scale NaN and the elements +6.
+// NVFP4: 16 elements of FP4 E2M1, scale = E4M3(max|x| * (1 / 6)), element = E2M1(x * (1 / scale as stored)),
+// elements then as encode_e2m1 says. A scale that rounds to zero makes the block zero; a NaN makes the scale
+// NaN and the elements +6.
+// MXFP8: 32 elements of FP8, scale = max|x| * (1 / largest element) rounded up to a power of two in E8M0,
+// element = FP8(x / scale). A NaN makes scale and elements NaN.
+// Inverses and products are rounded to float32.
 #pragma once
 #include "graphfuse/convert.cuh"
 #include "graphfuse/math.cuh"
 #include "graphfuse/platform.cuh"
+#include "graphfuse/simt.cuh"
 #include "graphfuse/types.cuh"
 
 namespace gf {
@@ -21,8 +25,24 @@ GF_DEVICE float max_magnitude(const float (&values)[COUNT]) {
   }
 }
 
-/// The E4M3 code of the scale for a block whose largest magnitude is amax.
-GF_DEVICE u32 block_scale(float amax) { return encode<e4m3>(amax * (1.0f / 6.0f)); }
+/// The code of the scale for a block of T whose largest magnitude is amax.
+template <class T>
+GF_DEVICE u32 block_scale(float amax);
+
+template <>
+GF_DEVICE u32 block_scale<e2m1>(float amax) {
+  return encode<e4m3>(amax * (1.0f / 6.0f));
+}
+
+template <>
+GF_DEVICE u32 block_scale<e4m3>(float amax) {
+  return encode_e8m0_up(amax * (1.0f / 448.0f));
+}
+
+template <>
+GF_DEVICE u32 block_scale<e5m2>(float amax) {
+  return encode_e8m0_up(amax * (1.0f / 57344.0f));
+}
 
 /// COUNT elements of a block as E2M1, for a scale by its E4M3 code, which is neither 0 nor NaN.
 template <int COUNT>
@@ -56,6 +76,27 @@ GF_DEVICE Bytes<COUNT / 2> constant_block(u32 scale_code) {
     chunk.word[word] = scale_code == 0 ? 0u : 0x77777777u;
   }
   return chunk;
+}
+
+/// COUNT elements of a block as T, for the code of its scale. All lanes of a warp call it together.
+template <class T, int COUNT>
+GF_DEVICE Bytes<COUNT * bits_of<T> / 8> quantized(const float (&values)[COUNT], u32 scale) {
+  if constexpr (bits_of<T> == 4) {
+    const Bytes<COUNT / 2> elements = quantize_block(values, scale);
+    // Asked of the warp, because a branch of each lane's own costs more.
+    if (any_lane(!is_usual_scale(scale))) {
+      return is_usual_scale(scale) ? elements : constant_block<COUNT>(scale);
+    }
+    return elements;
+  } else {
+    const float inverse = reciprocal_of_e8m0(scale);
+    float scaled[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      scaled[i] = values[i] * inverse;
+    }
+    return pack<T>(scaled);
+  }
 }
 
 }  // namespace gf

@@ -1,38 +1,79 @@
-// Sums over a row in an order that does not depend on how the row is spread over threads.
+// Sums and maxima over a row in an order that does not depend on how the row is spread over threads.
 //
 // Part j of a row belongs to thread j / COUNT % THREADS_PER_ROW, which takes COUNT neighbouring ones a
 // step. The sum is the binary tree over j, padded with zeros to a power of two, that joins the highest
-// bit of j first: steps, then warps, then lanes, then the COUNT. Another THREADS_PER_ROW or COUNT only
-// moves the boundaries between the four, and adding a padding zero changes no sum of squares, so the
+// bit of j first: passes and steps, then CTAs, warps and lanes, then the COUNT. Another THREADS_PER_ROW or
+// COUNT only moves the boundaries between them, and adding a padding zero changes no sum of squares, so the
 // bits stay.
 #pragma once
+#include "graphfuse/cluster.cuh"
+#include "graphfuse/math.cuh"
 #include "graphfuse/platform.cuh"
 #include "graphfuse/simt.cuh"
 
 namespace gf {
 
+struct Add {
+  GF_DEVICE static float join(float a, float b) { return a + b; }
+};
+struct Max {
+  GF_DEVICE static float join(float a, float b) { return max(a, b); }
+};
+
 /// The tree over parts[FIRST], parts[FIRST + STRIDE], ...: for eight
 /// ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)). COUNT need not be a power of two.
-template <int COUNT, int FIRST = 0, int STRIDE = 1>
-GF_DEVICE float tree_sum(const float (&parts)[COUNT]) {
+template <class Join, int COUNT, int FIRST = 0, int STRIDE = 1>
+GF_DEVICE float tree(const float (&parts)[COUNT]) {
   if constexpr (FIRST + STRIDE < COUNT) {
-    return tree_sum<COUNT, FIRST, 2 * STRIDE>(parts) + tree_sum<COUNT, FIRST + STRIDE, 2 * STRIDE>(parts);
+    return Join::join(tree<Join, COUNT, FIRST, 2 * STRIDE>(parts), tree<Join, COUNT, FIRST + STRIDE, 2 * STRIDE>(parts));
   } else {
     return parts[FIRST];
   }
 }
 
-/// The tree over the threads of each row, whose total all of them get.
-/// All threads of the CTA call it, once.
-template <int THREADS_PER_ROW, int THREADS, int COUNT = 1>
-struct RowSum {
-  static constexpr int WARPS = THREADS_PER_ROW / WARP;  // of one row; 0 if rows share a warp
-  static constexpr int LANES = THREADS_PER_ROW < WARP ? THREADS_PER_ROW : WARP;
-  // Up to here every warp reads the partial sums of all warps of its row, which costs one
+/// The same tree over parts that come one by one, for a row that is read in several passes: of 2^LEVELS, number
+/// i is to be that of pass `place(i)`.
+template <class Join, int LEVELS>
+struct Passes {
+  float joined[LEVELS + 1];  // joined[l]: over 2^l parts that wait for their neighbours
+
+  GF_DEVICE static int place(int i) {
+    int pass = 0;
+#pragma unroll
+    for (int level = 0; level < LEVELS; ++level) {
+      pass |= (i >> level & 1) << (LEVELS - 1 - level);
+    }
+    return pass;
+  }
+
+  GF_DEVICE void add(int i, float part) {
+    bool carried = true;  // all bits of i below the level are set
+#pragma unroll
+    for (int level = 0; level <= LEVELS; ++level) {
+      const bool waits = carried && !(i >> level & 1);
+      part = carried && !waits ? Join::join(joined[level], part) : part;
+      joined[level] = waits ? part : joined[level];
+      carried = carried && !waits;
+    }
+  }
+
+  GF_DEVICE float total() const { return joined[LEVELS]; }
+};
+
+/// The tree over the threads of each row, whose total all of them get. THREADS: a CTA's. Rows of more threads
+/// than that are spread over the CTAs of a cluster. All threads of the CTA, or cluster, call it, once.
+template <class Join, int THREADS_PER_ROW, int THREADS, int COUNT = 1>
+struct RowReduction {
+  static constexpr int CTAS = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;  // of one row
+  static constexpr int ROW_THREADS = THREADS_PER_ROW / CTAS;  // of one row in one CTA
+  static constexpr int WARPS = ROW_THREADS / WARP;  // likewise; 0 if rows share a warp
+  static constexpr int LANES = ROW_THREADS < WARP ? ROW_THREADS : WARP;
+  // Up to here every warp reads the partial results of all warps of its row, which costs one
   // barrier. Beyond, those WARPS^2 reads would take longer than a second barrier.
   static constexpr bool ONE_BARRIER = WARPS <= 8;
   static constexpr int PARTS = COUNT * THREADS;
-  static constexpr int SHARED_FLOATS = WARPS <= 1 ? 1 : ONE_BARRIER ? PARTS : PARTS + THREADS / THREADS_PER_ROW;
+  static constexpr int TOTALS = WARPS <= 1 ? 1 : ONE_BARRIER ? PARTS : PARTS + THREADS / ROW_THREADS;
+  static constexpr int SHARED_FLOATS = CTAS == 1 ? TOTALS : TOTALS + PARTS;
 
   float* shared;  // SHARED_FLOATS of the CTA
 
@@ -41,14 +82,14 @@ struct RowSum {
     for (int i = 0; i < COUNT; ++i) {
 #pragma unroll
       for (int mask = LANES / 2; mask > 0; mask /= 2) {
-        parts[i] += shuffle_xor(parts[i], mask);
+        parts[i] = Join::join(parts[i], shuffle_xor(parts[i], mask));
       }
     }
-    return tree_sum(parts);
+    return tree<Join>(parts);
   }
 
   GF_DEVICE static float over_row(const float* parts) {
-    float sums[COUNT];
+    float results[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       float part[WARPS];
@@ -56,17 +97,51 @@ struct RowSum {
       for (int warp = 0; warp < WARPS; ++warp) {
         part[warp] = parts[i * THREADS + warp * WARP];
       }
-      sums[i] = tree_sum(part);
+      results[i] = tree<Join>(part);
     }
-    return over_lanes(sums);
+    return over_lanes(results);
+  }
+
+  GF_DEVICE void over_ctas(float (&parts)[COUNT]) {
+#ifdef GF_HAS_CLUSTERS
+    float* const exchanged = shared + TOTALS;
+    const u32 thread = thread_index();
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      exchanged[i * THREADS + thread] = parts[i];
+    }
+    cluster_barrier();
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      float part[CTAS];
+#pragma unroll
+      for (int cta = 0; cta < CTAS; ++cta) {
+        part[cta] = *map_shared(exchanged + i * THREADS + thread, cta);
+      }
+      parts[i] = tree<Join>(part);
+    }
+    cluster_arrive();  // what the others read is there until they have
+#endif
+  }
+
+  /// What follows the last use of the results: a CTA stays until the others have read what it shares.
+  GF_DEVICE static void leave() {
+#ifdef GF_HAS_CLUSTERS
+    if constexpr (CTAS > 1) {
+      cluster_wait();
+    }
+#endif
   }
 
   GF_DEVICE float operator()(float (&parts)[COUNT]) {
+    if constexpr (CTAS > 1) {
+      over_ctas(parts);
+    }
     if constexpr (WARPS <= 1) {
       return over_lanes(parts);
     } else {
       const u32 thread = thread_index();
-      const u32 in_row = thread % THREADS_PER_ROW;
+      const u32 in_row = thread % ROW_THREADS;
       const u32 row_start = thread - in_row;
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) {
@@ -76,11 +151,11 @@ struct RowSum {
       if constexpr (ONE_BARRIER) {
         return over_row(shared + row_start + thread % WARP);
       } else {
-        float* const total = shared + PARTS + thread / THREADS_PER_ROW;
+        float* const total = shared + PARTS + thread / ROW_THREADS;
         if (in_row < WARP) {
-          const float sum = over_row(shared + thread);
+          const float result = over_row(shared + thread);
           if (in_row == 0) {
-            *total = sum;
+            *total = result;
           }
         }
         barrier();

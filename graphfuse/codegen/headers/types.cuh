@@ -16,6 +16,9 @@ struct e4m3 {  // FP8 without infinities, largest 448
 struct e5m2 {  // FP8 with infinities, largest finite 57344
   u8 bits;
 };
+struct e8m0 {  // powers of two from 2^-127 to 2^127, and NaN
+  u8 exponent;
+};
 struct e2m1 {  // FP4, largest 6; two to a byte, the even element in the low nibble
   u8 pair;
 };

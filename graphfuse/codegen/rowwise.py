@@ -1,0 +1,425 @@
+"""Prints a row program as C++: what a kernel template for rows includes as its generated part.
+
+The template spreads rows over threads and reduces; printed here is all that depends on the program:
+kernel parameters, addresses, what is read, computed, kept and written in each phase. Names of the
+user's tensors never enter the text.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphfuse.codegen.pointwise import argument, expression, parameter_type
+from graphfuse.engine import Address, Argument, Constant
+from graphfuse.pointwise import Chain, Load, Operand, Scalar, Step
+from graphfuse.rowwise import AMAX, INVERSE_RMS, NORMALIZE, RowProgram, Store, View
+
+ACCESS = 16
+"""Bytes of the widest memory access."""
+
+
+def access(view: View, elements: int) -> int:
+    """Bytes of the widest access that every piece of `elements` elements is aligned for."""
+    strides = (view.dtype.nbytes(abs(stride)) for stride in view.row_strides)
+    return math.gcd(ACCESS, view.dtype.nbytes(elements), view.alignment, *strides)
+
+
+def divider(divisor: int) -> tuple[int, int]:
+    """Multiplier and shift by which ``gf::divide`` divides numbers below 2^31: with 2^(s-1) < divisor <= 2^s the
+    product errs by less than 2^(31+s) / n."""
+    shift = 31 + (divisor - 1).bit_length()
+    return (1 << shift) // divisor + 1, shift
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row program and how a kernel goes through rows.
+
+    extents: of the row axes. piece: elements that a thread takes together. resident: what the phases
+    after the first need is kept in registers; otherwise it is read and computed again.
+    reads_first: registers that may hold what later phases read, so that it is read at once.
+    unpack_again: kept 16-bit values are unpacked for each phase.
+    """
+
+    program: RowProgram
+    extents: tuple[int, ...]
+    columns: int
+    piece: int
+    resident: bool
+    unpack_again: bool = False
+
+    @property
+    def source(self) -> str:
+        """The structs Row, Operands, PerRow, Held and Phase0 to Phase2, and the macros KERNEL_PARAMETERS, ROW
+        (initializes a Row from `index` and `thread`) and OPERANDS."""
+        return "\n".join(self._lines()) + "\n"
+
+    # Which input is read how
+
+    def _known(self, phase: int) -> tuple[Chain | Load, ...]:
+        return self.program.held[phase - 1] if phase and self.resident else ()
+
+    def elements(self, phase: int) -> tuple[Chain | Load, ...]:
+        return self.program.elements(phase, self._known(phase))
+
+    def reads(self, phase: int, rows: bool) -> tuple[int, ...]:
+        """Inputs that a phase reads: those that vary over rows, or those that do not."""
+        inputs, known = self.program.inputs, self._known(phase)
+        found = (o.index for o in self.elements(phase) if isinstance(o, Load) and o not in known)
+        return tuple(sorted(i for i in found if inputs[i].rows == rows))
+
+    def read_bytes(self, phase: int, rows: bool) -> int:
+        """Of each element, what a phase reads."""
+        return sum(self.program.inputs[i].dtype.bits // 8 for i in self.reads(phase, rows))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of each element, what is kept between phases."""
+        held = (self.program.held or ((),)) if self.resident else ((),)
+        return max(sum(self._bytes(o) for o in kept) for kept in held)
+
+    def _bytes(self, o: Chain | Load) -> int:
+        return 4 if isinstance(o, Chain) else self.program.inputs[o.index].dtype.bits // 8
+
+    def read_in(self, index: int) -> tuple[int, ...]:
+        """The phases that read an input from memory."""
+        return tuple(p for p in range(self.program.last + 1) if index in self.reads(p, True))
+
+    # Kernel parameters, in the order of need: of one line of the constant cache, later ones are awaited
+
+    @cached_property
+    def _tensors(self) -> tuple[tuple[str, View], ...]:
+        """Addresses of the kernel's parameters by their names: row inputs of phase 0, columns, outputs, the rest."""
+        inputs, stores = self.program.inputs, self.program.stores
+        early = [i for i in self.reads(0, True)]
+        wide = [i for i, view in enumerate(inputs) if view.columns and not view.rows]
+        late = [i for i in range(len(inputs)) if i not in (*early, *wide)]
+        scales = [(f"b{k}", store.block_scale) for k, store in enumerate(stores) if store.block_scale]
+        return (
+            *((f"i{i}", inputs[i]) for i in (*early, *wide)),
+            *((f"o{k}", store.view) for k, store in enumerate(stores)),
+            *((f"i{i}", inputs[i]) for i in late),
+            *scales,
+        )
+
+    def _strided(self, name: str, view: View) -> bool:
+        return view.rows and not view.swizzled
+
+    def _parameters(self) -> Iterator[tuple[str, Argument]]:
+        """Declarations and what the launch passes."""
+        first, rest = self._tensors[:1], self._tensors[1:]
+        for name, view in first:
+            yield from self._parameter(name, view)
+        yield "gf::i64 rows", Constant("int64", math.prod(self.extents))
+        for axis, extent in enumerate(self.extents[1:], start=1):
+            multiplier, shift = divider(max(extent, 1))
+            yield f"gf::u32 extent{axis}", Constant("int32", extent)
+            yield f"gf::u32 multiplier{axis}", Constant("int64", multiplier)
+            yield f"gf::u32 shift{axis}", Constant("int32", shift)
+        for name, view in rest:
+            yield from self._parameter(name, view)
+        for number, scalar in enumerate(self.program.scalars):
+            yield f"{parameter_type(scalar)} scalar{number}", argument(scalar)
+
+    def _parameter(self, name: str, view: View) -> Iterator[tuple[str, Argument]]:
+        yield f"{'const ' if name[0] == 'i' else ''}void* {name}", Address(view.tensor)
+        if self._strided(name, view):
+            for axis, stride in enumerate(view.row_strides):
+                yield f"gf::i64 {name}_stride{axis}", Constant("int64", stride * view.dtype.bits // 8)
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return tuple(value for _, value in self._parameters())
+
+    # The text
+
+    def _lines(self) -> Iterator[str]:
+        yield f"constexpr int LAST_PHASE = {self.program.last};"
+        yield f"constexpr int AMAXES = {max(len(self._amaxes), 1)};"
+        yield "#define KERNEL_PARAMETERS " + ", ".join(declaration for declaration, _ in self._parameters())
+        yield from self._row()
+        yield from self._operands()
+        yield from self._per_row()
+        yield from self._held()
+        for phase in range(3):
+            yield from self._phase(phase)
+        yield from self._raise()
+
+    def _row(self) -> Iterator[str]:
+        yield ""
+        yield "/// The addresses of one row as one of its threads sees it: of the thread's first piece."
+        yield "struct Row {"
+        for name, view in self._tensors:
+            yield f"  {'const ' if name[0] == 'i' else ''}void* {name};"
+        yield "  Index thread;"
+        yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
+        yield "};"
+        initializers = [self._address(name, view) for name, view in self._tensors]
+        yield f"#define ROW_AXES {' '.join(self._axes())}".rstrip()
+        yield "#define ROW {" + ", ".join([*initializers, "thread", "index < rows"]) + "}"
+
+    def _axes(self) -> Iterator[str]:
+        """The numbers of a row along several axes."""
+        if len(self.extents) == 1:
+            return
+        rest = "gf::u32(index)"
+        for axis in range(len(self.extents) - 1, 0, -1):
+            yield f"const gf::u32 above{axis} = gf::divide({rest}, multiplier{axis}, shift{axis});"
+            yield f"const gf::u32 axis{axis} = {rest} - above{axis} * extent{axis};"
+            rest = f"above{axis}"
+        yield f"const gf::u32 axis0 = {rest};"
+
+    def _address(self, name: str, view: View) -> str:
+        number = int(name[1:])
+        store = None if name[0] == "i" else self.program.stores[number]
+        if store is not None and store.amax:
+            return name
+        at = "index" if len(self.extents) == 1 else "axis{}"
+        terms = []
+        if view.swizzled:
+            blocks = self.columns // store.block_size
+            terms = [f"gf::ScalesInTiles::row(index, {blocks})"]
+        elif view.rows:
+            terms = [f"{at.format(a)} * {name}_stride{a}" for a in range(len(view.row_strides))]
+        if name[0] == "b" and not view.swizzled:
+            terms.append(f"thread / {store.block_size // self.piece}")
+        elif name[0] != "b" and self._wide(name):
+            terms.append(f"thread * {view.dtype.nbytes(self.piece)}")
+        offset = f"gf::offset({name}, {' + '.join(terms) or '0'})"
+        return offset if name[0] == "i" else f"gf::settled({offset})"
+
+    def _wide(self, name: str) -> bool:
+        if name[0] == "i":
+            return self.program.inputs[int(name[1:])].columns
+        return self.program.shapes[self.program.stores[int(name[1:])].value.index].columns
+
+    def _operands(self) -> Iterator[str]:
+        scalars = range(len(self.program.scalars))
+        yield ""
+        yield "/// Operands of one element."
+        yield "struct Operands {"
+        yield from (f"  float s{k};" for k in scalars)
+        yield "};"
+        yield f"#define OPERANDS {{{', '.join(f'gf::scalar(scalar{k})' for k in scalars)}}}"
+
+    # Values of which there is one a row
+
+    def _per_row(self) -> Iterator[str]:
+        program = self.program
+        narrow = [k for k, shape in enumerate(program.shapes) if not shape.columns]
+        loads = [i for i, view in enumerate(program.inputs) if not view.columns]
+        maxima = self._maxima()
+        yield f"constexpr int MAXIMA[] = {{{', '.join(str(len(m)) for m in maxima)}}};"
+        yield ""
+        yield "/// Values of which there is one a row, known from the phase on that `begin` is numbered by."
+        yield "struct PerRow {"
+        yield from (f"  float q{i};" for i in loads)
+        yield from (f"  float v{k};" for k in narrow)
+        for phase in range(3):
+            yield f"  GF_DEVICE void begin{phase}(const Row& row, const Operands& s{', float sum' * (phase == 1)}, "
+            yield f"                       const float (&maxima)[{max(len(maxima[phase - 1]), 1) if phase else 1}]) {{"
+            yield "    (void)row, (void)s, (void)maxima;"
+            for i in loads if phase == 0 else ():
+                ctype = program.inputs[i].dtype.facts.ctype
+                yield f"    q{i} = row.exists ? gf::scalar(static_cast<const {ctype}*>(row.i{i})) : 0.0f;"
+            for k in narrow:
+                if self._row_phase(k) == phase:
+                    yield f"    v{k} = {self._row_expression(k, maxima, phase)};"
+            yield "  }"
+            yield f"  GF_DEVICE void store{phase}(const Row& row) const {{"
+            yield "    (void)row;"
+            for number, store in enumerate(program.stores):
+                k = store.value.index
+                if not program.shapes[k].columns and not store.amax and self._row_phase(k) == phase:
+                    ctype, size = store.view.dtype.facts.ctype, store.view.dtype.nbytes(1)
+                    yield f"    gf::store_pack<{size}>(row.o{number}, {{{{gf::encode<{ctype}>(v{k})}}}});"
+            yield "  }"
+        yield "};"
+
+    def _row_phase(self, k: int) -> int:
+        return self.program.earliest[k]
+
+    def _maxima(self) -> tuple[tuple[int, ...], ...]:
+        """Steps that are the largest magnitude of a row, by the phase that they follow."""
+        return tuple(
+            tuple(k for k, step in self.program.reduced_after(phase) if step.op_name == AMAX) for phase in range(3)
+        )
+
+    def _row_expression(self, k: int, maxima, phase: int) -> str:
+        step = self.program.steps[k]
+        if step.op_name == INVERSE_RMS:
+            epsilon = self._row_operand(dict(step.operands)["epsilon"])
+            return self._rounded(step, f"gf::rsqrt(gf::fma(sum, PER_COLUMN, {epsilon}))")
+        if step.op_name == AMAX:
+            return self._rounded(step, f"maxima[{maxima[phase - 1].index(k)}]")
+        return self._rounded(step, expression(step, self._row_operand))
+
+    def _row_operand(self, o: Operand) -> str:
+        if isinstance(o, Scalar):
+            return f"s.s{self.program.scalars.index(o)}"
+        return f"q{o.index}" if isinstance(o, Load) else f"v{o.index}"
+
+    def _rounded(self, step: Step, text: str) -> str:
+        return text if step.rounded is None else f"gf::rounded<{step.rounded.facts.ctype}>({text})"
+
+    # Values of which there is one an element
+
+    def _held(self) -> Iterator[str]:
+        yield ""
+        yield "/// What is kept of a piece between phases."
+        yield "struct Held {"
+        kept = sorted({o for p in range(1, self.program.last + 1) for o in self._known(p)}, key=str)
+        for o in kept:
+            yield f"  {self._bytes_type(o.index)} l{o.index};" if isinstance(o, Load) else f"  float v{o.index}[PIECE];"
+        yield "};"
+
+    def _bytes_type(self, index: int) -> str:
+        return f"gf::Bytes<{self.program.inputs[index].dtype.nbytes(self.piece)}>"
+
+    def _phase(self, phase: int) -> Iterator[str]:
+        exists = phase <= self.program.last
+        rows, columns = (self.reads(phase, kind) if exists else () for kind in (True, False))
+        yield ""
+        yield f"struct Phase{phase} {{"
+        yield from self._reads("Rows", rows)
+        yield "  GF_DEVICE static Rows any_rows() {"
+        yield "    return {" + ", ".join(f"gf::any_bytes<{self._bytes(Load(i)) * self.piece}>()" for i in rows) + "};"
+        yield "  }"
+        yield from self._read("Rows", "read_rows", rows)
+        yield from self._reads("Columns", columns)
+        yield from self._read("Columns", "read_columns", columns)
+        if exists:
+            yield from self._run(phase, rows, columns)
+        yield "};"
+
+    def _reads(self, name: str, inputs: Sequence[int]) -> Iterator[str]:
+        yield f"  struct {name} {{"
+        yield from (f"    {self._bytes_type(i)} r{i};" for i in inputs)
+        yield "  };"
+
+    def _read(self, kind: str, name: str, inputs: Sequence[int]) -> Iterator[str]:
+        yield f"  GF_DEVICE static {kind} {name}(const Row& row, Index at) {{"
+        yield "    (void)row, (void)at;"
+        loads = []
+        for i in inputs:
+            view = self.program.inputs[i]
+            size = view.dtype.nbytes(self.piece)
+            # Only what nothing writes meanwhile: a row may be overwritten by the output.
+            constant = "" if view.rows else ", COLUMNS_MAY_MOVE"
+            loads.append(f"gf::load<{size}, {access(view, self.piece)}{constant}>(gf::offset(row.i{i}, at * {size}))")
+        yield "    return {" + ",\n            ".join(loads) + "};"
+        yield "  }"
+
+    def _run(self, phase: int, rows: Sequence[int], columns: Sequence[int]) -> Iterator[str]:
+        program = self.program
+        elements, known = self.elements(phase), self._known(phase)
+        stores = list(program.stored_in(phase))
+        maxima = [k for k, step in program.reduced_after(phase) if step.op_name == AMAX]
+        squares = [step for _, step in program.reduced_after(phase) if step.op_name == INVERSE_RMS]
+        kept = self._known(phase + 1) if phase < program.last else ()
+        yield "  GF_DEVICE static void run(const Row& row, Index at, bool inside, const Rows& rows, const Columns& columns,"
+        yield "                            Held& held, const Operands& s, const PerRow& p, float (&largest)[AMAXES],"
+        yield f"                            float (&maxima)[{max(len(maxima), 1)}]{', float (&x)[PIECE]' * bool(squares)}) {{"
+        yield "    (void)row, (void)at, (void)inside, (void)rows, (void)columns, (void)held, (void)s, (void)p;"
+        yield "    (void)largest, (void)maxima;"
+        arrays = self._arrays(phase)
+        for o in elements:
+            if isinstance(o, Load):
+                source = f"held.l{o.index}" if o in known else f"{'rows' if o.index in rows else 'columns'}.r{o.index}"
+                if o in known and self.unpack_again:
+                    yield f"    gf::forget_unpacked({source});"
+                ctype = program.inputs[o.index].dtype.facts.ctype
+                yield f"    float l{o.index}[PIECE];"
+                yield f"    gf::unpack<{ctype}>({source}, l{o.index});"
+                if o in kept and o not in known:
+                    yield f"    held.l{o.index} = {source};"
+        for o in arrays:
+            if o not in known:
+                yield f"    float a{o.index}[PIECE];"
+        steps = [o for o in elements if isinstance(o, Chain) and o not in known]
+        if steps:
+            yield "#pragma unroll"
+            yield "    for (int i = 0; i < PIECE; ++i) {"
+            for o in steps:
+                step = program.steps[o.index]
+                text = self._rounded(step, self._expression(step, known))
+                yield f"      const float v{o.index} = {text};"
+                if o in arrays:
+                    yield f"      a{o.index}[i] = v{o.index};"
+                if o in kept:
+                    yield f"      held.v{o.index}[i] = v{o.index};"
+            yield "    }"
+        for step in squares:
+            array = self._array(dict(step.operands)["input"], known)
+            yield "#pragma unroll"
+            yield "    for (int i = 0; i < PIECE; ++i) {"
+            yield f"      x[i] = {array}[i];"
+            yield "    }"
+        for number, k in enumerate(maxima):
+            array = self._array(dict(program.steps[k].operands)["input"], known)
+            yield f"    maxima[{number}] = inside ? gf::max(maxima[{number}], gf::max_magnitude({array})) : maxima[{number}];"
+        for number, store in stores:
+            yield from self._store(number, store, self._array(store.value, known))
+        yield "  }"
+
+    def _arrays(self, phase: int) -> tuple[Chain, ...]:
+        """Values that are needed as a whole piece."""
+        program = self.program
+        wanted = [store.value for _, store in program.stored_in(phase)]
+        wanted += [dict(step.operands)["input"] for _, step in program.reduced_after(phase)]
+        return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
+
+    def _array(self, o: Chain | Load, known: Iterable) -> str:
+        if isinstance(o, Load):
+            return f"l{o.index}"
+        return f"held.v{o.index}" if o in known else f"a{o.index}"
+
+    def _expression(self, step: Step, known: Iterable) -> str:
+        def operand(o: Operand) -> str:
+            if isinstance(o, Scalar):
+                return f"s.s{self.program.scalars.index(o)}"
+            if not self.program.shape(o).columns:
+                return f"p.{'q' if isinstance(o, Load) else 'v'}{o.index}"
+            if isinstance(o, Load):
+                return f"l{o.index}[i]"
+            return f"held.v{o.index}[i]" if o in known else f"v{o.index}"
+
+        if step.op_name != NORMALIZE:
+            return expression(step, operand)
+        given = {port: operand(o) for port, o in step.operands}
+        normal = f"({given['input']} * {given['inverse']})"
+        if "bias" in given:
+            return f"gf::fma({normal}, {given.get('scale', '1.0f')}, {given['bias']})"
+        return f"({normal} * {given['scale']})" if "scale" in given else normal
+
+    def _store(self, number: int, store: Store, array: str) -> Iterator[str]:
+        ctype = store.view.dtype.facts.ctype
+        if store.amax:
+            k = self._amaxes.index(number)
+            yield "    if (inside && row.exists) {"
+            yield f"      largest[{k}] = gf::max(largest[{k}], gf::max_magnitude({array}));"
+            yield "    }"
+            return
+        width = access(store.view, self.piece)
+        if not store.block_size:
+            yield f"    gf::store_piece<{ctype}, {width}>(row.o{number}, at, {array}, inside && row.exists);"
+            return
+        scales = "gf::ScalesInTiles" if store.block_scale.swizzled else "gf::ScalesInRow"
+        yield (
+            f"    gf::store_blocks<{ctype}, {store.block_size}, {width}>(row.o{number}, {scales}{{row.b{number}}}, "
+            f"row.thread, at, {array}, inside && row.exists);"
+        )
+
+    def _raise(self) -> Iterator[str]:
+        yield ""
+        yield "/// What is largest of all, as far as the warp's lanes know; all of them call it together."
+        yield "GF_DEVICE void raise_amaxes(const Row& row, const float (&largest)[AMAXES]) {"
+        yield "  (void)row, (void)largest;"
+        yield from (f"  gf::raise(row.o{number}, largest[{k}]);" for k, number in enumerate(self._amaxes))
+        yield "}"
+
+    @cached_property
+    def _amaxes(self) -> tuple[int, ...]:
+        """The stores that are the largest magnitude of all."""
+        return tuple(number for number, store in enumerate(self.program.stores) if store.amax)

@@ -1,0 +1,179 @@
+"""Programs on rows: what a fused kernel computes for each row of tensors seen as rows x columns.
+
+A program is a straight line of steps. Most are pointwise ops of the table, on values of which there
+is one an element, one a column, one a row, or one in all. `INVERSE_RMS` and `AMAX` reduce a row to
+one value, so that they cut the program into phases: what must be known before a reduction, and what
+can only be computed after. Nothing here knows how rows are spread over threads.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphfuse.dtypes import data_type
+from graphfuse.ir import TensorId
+from graphfuse.pointwise import Chain, Load, Operand, Scalar, Step
+
+INVERSE_RMS = "inverse_rms"
+"""Step: 1 / sqrt(mean(input^2) + epsilon) of a row."""
+NORMALIZE = "normalize"
+"""Step: input * inverse (* scale) (+ bias), the last product and the sum rounded once."""
+AMAX = "amax"
+"""Step: max |input| of a row."""
+REDUCTIONS = (INVERSE_RMS, AMAX)
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor read or written as rows x columns, strides in elements.
+
+    rows, columns: whether it varies along them. row_strides: one for each row axis of the program,
+    0 where it does not vary. column_stride: 1 for packed columns (also of tensors without columns).
+    alignment: bytes that the address is a multiple of. swizzled: in tiles of 128 x 4 (F8_128x4),
+    where strides say nothing.
+    """
+
+    tensor: TensorId
+    name: str
+    dtype: data_type
+    row_strides: tuple[int, ...]
+    column_stride: int
+    alignment: int
+    rows: bool = True
+    columns: bool = True
+    swizzled: bool = False
+
+
+@dataclass(frozen=True)
+class Store:
+    """A value that is written.
+
+    block_size: elements that share a scale, 0 if the output is not quantized in blocks.
+    block_scale: where the scales go, columns / block_size a row. amax: the view is one element,
+    the largest magnitude of all.
+    """
+
+    view: View
+    value: Chain
+    block_size: int = 0
+    block_scale: View | None = None
+    amax: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Along what a value varies."""
+
+    rows: bool
+    columns: bool
+
+
+@dataclass(frozen=True)
+class RowProgram:
+    """inputs: what Load operands number. steps: value k is the result of step k. stores: what is written."""
+
+    inputs: tuple[View, ...]
+    steps: tuple[Step, ...]
+    stores: tuple[Store, ...]
+
+    @property
+    def scalars(self) -> tuple[Scalar, ...]:
+        """The distinct one-element operands in order of first use."""
+        found = (o for step in self.steps for _, o in step.operands if isinstance(o, Scalar))
+        return tuple(dict.fromkeys(found))
+
+    def shape(self, operand: Operand) -> Shape:
+        if isinstance(operand, Scalar):
+            return Shape(False, False)
+        if isinstance(operand, Load):
+            return Shape(self.inputs[operand.index].rows, self.inputs[operand.index].columns)
+        return self.shapes[operand.index]
+
+    @cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Of each step's value."""
+        found: list[Shape] = []
+        for step in self.steps:
+            known = [
+                found[o.index] if isinstance(o, Chain) else self.shape(o) for _, o in step.operands
+            ]
+            reduces = step.op_name in REDUCTIONS
+            found.append(Shape(any(k.rows for k in known), not reduces and any(k.columns for k in known)))
+        return tuple(found)
+
+    @cached_property
+    def earliest(self) -> tuple[int, ...]:
+        """The first phase in which each step's value can be known; a reduction's is that after its input's."""
+        found: list[int] = []
+        for step in self.steps:
+            before = max((found[o.index] for _, o in step.operands if isinstance(o, Chain)), default=0)
+            found.append(before + (step.op_name in REDUCTIONS))
+        return tuple(found)
+
+    @cached_property
+    def phase(self) -> tuple[int, ...]:
+        """The phase in which each step is computed: the last that serves all who read it, as values that
+        wait take registers. What is written is computed, and written, as early as can be."""
+        found = [self.last] * len(self.steps)
+        for store in self.stores:
+            index = store.value.index
+            found[index] = min(found[index], self.earliest[index])
+        for k in reversed(range(len(self.steps))):
+            reduces = self.steps[k].op_name in REDUCTIONS
+            found[k] = self.earliest[k] if reduces else found[k]
+            for _, o in self.steps[k].operands:
+                if isinstance(o, Chain):
+                    found[o.index] = min(found[o.index], found[k] - reduces)
+        return tuple(found)
+
+    @property
+    def last(self) -> int:
+        """The number of the last phase."""
+        return max(self.earliest, default=0)
+
+    def stored_in(self, phase: int) -> Iterator[tuple[int, Store]]:
+        """The stores of values that vary over columns, with their numbers."""
+        for number, store in enumerate(self.stores):
+            index = store.value.index
+            if self.shapes[index].columns and self.phase[index] == phase:
+                yield number, store
+
+    def reduced_after(self, phase: int) -> Iterator[tuple[int, Step]]:
+        """The reductions that stand between a phase and the next."""
+        for k, step in enumerate(self.steps):
+            if step.op_name in REDUCTIONS and self.phase[k] == phase + 1:
+                yield k, step
+
+    @cached_property
+    def held(self) -> tuple[tuple[Chain | Load, ...], ...]:
+        """For each phase but the first: what one element a thread keeps for it from the phases before."""
+        return tuple(self._held(phase) for phase in range(1, self.last + 1))
+
+    def _held(self, phase: int) -> tuple[Chain | Load, ...]:
+        before = {o for p in range(phase) for o in self.elements(p)}
+        kept = {}
+        for later in range(phase, self.last + 1):
+            needed = self.elements(later, before)
+            kept |= dict.fromkeys(o for o in needed if o in before and self.shape(o).rows)
+        return tuple(sorted(kept, key=lambda o: (isinstance(o, Chain), o.index)))
+
+    def elements(self, phase: int, known: Iterable[Chain | Load] = ()) -> tuple[Chain | Load, ...]:
+        """All elementwise values that a phase needs, in an order in which each follows its operands; those
+        of `known` as they are, others with what they are computed from. Values that are one a column
+        are computed or read again in each phase and never held: they come with all they need."""
+        known = set(known)
+        wanted = [store.value for _, store in self.stored_in(phase)]
+        wanted += [dict(step.operands)["input"] for _, step in self.reduced_after(phase)]
+        found: dict[Chain | Load, None] = {}
+
+        def visit(o: Operand) -> None:
+            if isinstance(o, Scalar) or o in found or not self.shape(o).columns:
+                return
+            if isinstance(o, Chain) and not (o in known and self.shape(o).rows):
+                for _, operand in self.steps[o.index].operands:
+                    visit(operand)
+            found[o] = None
+
+        for o in wanted:
+            visit(o)
+        return tuple(found)

@@ -1,0 +1,62 @@
+"""RMSNorm problems in the terms of one normalization - input, weight, bias, epilogue, output - and the row program
+that the pattern would make of each."""
+
+from dataclasses import dataclass, replace
+
+from graphfuse.dtypes import data_type
+from graphfuse.ir import TensorId
+from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.pointwise import Chain, Load, Program, Scalar, Step
+from graphfuse.rowwise import INVERSE_RMS, NORMALIZE, RowProgram, Store, View
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One operand: row_stride between rows, None for what is one row."""
+
+    tensor: TensorId
+    name: str
+    dtype: data_type
+    row_stride: int | None
+    column_stride: int = 1
+    alignment: int = 16
+
+    def view(self, columns: bool = True) -> View:
+        stride = (self.row_stride or 0,)
+        rows = self.row_stride is not None
+        return View(self.tensor, self.name, self.dtype, stride, self.column_stride, self.alignment, rows, columns)
+
+
+@dataclass(frozen=True)
+class Described:
+    """output = epilogue(input * inverse_rms * weight + bias) on rows x columns."""
+
+    rows: int
+    columns: int
+    input: Tensor
+    weight: Tensor
+    epsilon: Scalar
+    epilogue: Program
+    output: Tensor
+    bias: Tensor | None = None
+    inverse_rms: Tensor | None = None
+    block_scale: Tensor | None = None
+    block_size: int = 0
+    node: str = "norm"
+
+    def facts(self) -> RmsNormFacts:
+        inputs = [self.input.view(), self.weight.view(), *([self.bias.view()] if self.bias else [])]
+        normalize = [("input", Load(0)), ("inverse", Chain(0)), ("scale", Load(1))]
+        steps = [
+            Step(INVERSE_RMS, (("input", Load(0)), ("epsilon", self.epsilon))),
+            Step(NORMALIZE, (*normalize, *([("bias", Load(2))] if self.bias else []))),
+        ]
+        for step in self.epilogue.steps:
+            operands = ((p, Chain(o.index + 1) if isinstance(o, Chain) else o) for p, o in step.operands)
+            steps.append(replace(step, operands=tuple(operands)))
+        scale = self.block_scale and self.block_scale.view()
+        stores = [Store(self.output.view(), Chain(len(steps) - 1), self.block_size, scale)]
+        if self.inverse_rms:
+            stores.append(Store(self.inverse_rms.view(columns=False), Chain(0)))
+        program = RowProgram(tuple(inputs), tuple(steps), tuple(stores))
+        return RmsNormFacts(self.node, (self.rows,), self.columns, Load(0), program)
