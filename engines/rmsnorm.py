@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graphfuse.codegen import pointwise
 from graphfuse.codegen.render import render, template
 from graphfuse.codegen.rowwise import Rows, access
 from graphfuse.device import Device
@@ -20,7 +19,7 @@ from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCKS, OPS
 from graphfuse.patterns.rmsnorm import RmsNormFacts
 from graphfuse.pointwise import Load
-from graphfuse.rowwise import REDUCTIONS, View
+from graphfuse.rowwise import INVERSE_RMS, View
 
 _FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 _FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
@@ -308,7 +307,7 @@ def _reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
     yield from _program_reasons(facts)
     for view in facts.program.inputs:
         yield from _view_reasons(facts, "input", view, _FLOATS, facts.columns if view.columns else 1, 0)
-    for number, store in enumerate(facts.program.stores):
+    for number in range(len(facts.program.stores)):
         yield from _store_reasons(facts, number)
     for scalar in facts.program.scalars:
         if scalar.by_value:
@@ -347,7 +346,7 @@ def _program_reasons(facts: RmsNormFacts) -> Iterator[str]:
     for k, step in enumerate(program.steps):
         if step.rounded not in (None, *_FLOATS, *_FP8):
             yield f"a value of {step.op_name} is rounded to {step.rounded.name}; accepted: {_names(_FLOATS + _FP8)}"
-        if step.op_name in REDUCTIONS and program.earliest[k] != (1 if step.op_name == "inverse_rms" else program.earliest[k]):
+        if step.op_name == INVERSE_RMS and program.earliest[k] != 1:
             yield f"{facts.node}: normalizes what depends on the largest magnitude of a row; accepted: pointwise values"
     if program.last > 2:
         yield f"{facts.node}: {program.last} reductions of a row follow one another; accepted: 2"

@@ -199,6 +199,7 @@ BLOCKS = {
 }
 """By block size."""
 
+
 def block_size(element: data_type) -> int | None:
     """Elements of a block of this element type; None for a type that is not quantized in blocks."""
     return next((size for size, made in BLOCKS.items() if element in made.elements), None)

@@ -94,9 +94,7 @@ class RowProgram:
         """Of each step's value."""
         found: list[Shape] = []
         for step in self.steps:
-            known = [
-                found[o.index] if isinstance(o, Chain) else self.shape(o) for _, o in step.operands
-            ]
+            known = [found[o.index] if isinstance(o, Chain) else self.shape(o) for _, o in step.operands]
             reduces = step.op_name in REDUCTIONS
             found.append(Shape(any(k.rows for k in known), not reduces and any(k.columns for k in known)))
         return tuple(found)

@@ -103,7 +103,9 @@ class _Rows:
         graph, node = self.graph, self.graph.nodes[index]
         if node.compute is not data_type.FLOAT or not all(self._fits(t) for _, t in node.inputs):
             return False
-        if any(graph.producer.get(t) in inside and self._is_end(graph.nodes[graph.producer[t]]) for _, t in node.inputs):
+        if any(
+            graph.producer.get(t) in inside and self._is_end(graph.nodes[graph.producer[t]]) for _, t in node.inputs
+        ):
             return False
         if node.op_name in _ENDS:
             return self._ends(node) and graph.tensors[node.input("input")].dim == self.dim

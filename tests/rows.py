@@ -1,4 +1,4 @@
-"""Row problems as data: what stands before and after an RMSNorm, how the result is stored, what is an output beside it."""
+"""Row problems as data: what stands around an RMSNorm, how the result is stored, what is an output beside it."""
 
 import itertools
 from dataclasses import dataclass, replace

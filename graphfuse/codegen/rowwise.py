@@ -11,12 +11,22 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphfuse.codegen.pointwise import argument, expression, parameter_type
+from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, Argument, Constant
 from graphfuse.pointwise import Chain, Load, Operand, Scalar, Step
 from graphfuse.rowwise import AMAX, INVERSE_RMS, NORMALIZE, RowProgram, Store, View
 
 ACCESS = 16
 """Bytes of the widest memory access."""
+
+
+def _plain(store: Store) -> bool:
+    return not store.amax and not store.block_size
+
+
+def _name(o: Chain | Load) -> str:
+    """Of a member that holds a value."""
+    return f"{'l' if isinstance(o, Load) else 'v'}{o.index}"
 
 
 def access(view: View, elements: int) -> int:
@@ -39,7 +49,7 @@ class Rows:
     extents: of the row axes. piece: elements that a thread takes together. resident: what the phases
     after the first need is kept in registers; otherwise it is read and computed again.
     reads_first: registers that may hold what later phases read, so that it is read at once.
-    unpack_again: kept 16-bit values are unpacked for each phase.
+    unpack_again: kept values of few bits are unpacked for each phase.
     """
 
     program: RowProgram
@@ -80,7 +90,27 @@ class Rows:
         return max(sum(self._bytes(o) for o in kept) for kept in held)
 
     def _bytes(self, o: Chain | Load) -> int:
-        return 4 if isinstance(o, Chain) else self.program.inputs[o.index].dtype.bits // 8
+        dtype = self._dtype(o)
+        return 4 if dtype is None else dtype.bits // 8
+
+    def _dtype(self, o: Chain | Load) -> data_type | None:
+        """The type as which a value is packed: an input as it is read, one that is rounded if it is kept or stored
+        so. None for float32, an array."""
+        if isinstance(o, Load):
+            return self.program.inputs[o.index].dtype
+        return self.program.steps[o.index].rounded if o in self._packed else None
+
+    @cached_property
+    def _packed(self) -> frozenset[Chain]:
+        """Rounded values that are kept or stored as what they are rounded to."""
+        program, kept = self.program, {o for p in range(1, self.program.last + 1) for o in self._known(p)}
+        kept |= {s.value for s in program.stores if _plain(s) and s.view.dtype is program.steps[s.value.index].rounded}
+        return frozenset(
+            o
+            for o in kept
+            if isinstance(o, Chain) and program.shapes[o.index].columns
+            if program.steps[o.index].rounded not in (None, data_type.FLOAT)
+        )
 
     def read_in(self, index: int) -> tuple[int, ...]:
         """The phases that read an input from memory."""
@@ -150,7 +180,7 @@ class Rows:
         yield ""
         yield "/// The addresses of one row as one of its threads sees it: of the thread's first piece."
         yield "struct Row {"
-        for name, view in self._tensors:
+        for name, _ in self._tensors:
             yield f"  {'const ' if name[0] == 'i' else ''}void* {name};"
         yield "  Index thread;"
         yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
@@ -271,11 +301,12 @@ class Rows:
         yield "struct Held {"
         kept = sorted({o for p in range(1, self.program.last + 1) for o in self._known(p)}, key=str)
         for o in kept:
-            yield f"  {self._bytes_type(o.index)} l{o.index};" if isinstance(o, Load) else f"  float v{o.index}[PIECE];"
+            packed = self._dtype(o) is not None
+            yield f"  {self._bytes_type(o)} {_name(o)};" if packed else f"  float {_name(o)}[PIECE];"
         yield "};"
 
-    def _bytes_type(self, index: int) -> str:
-        return f"gf::Bytes<{self.program.inputs[index].dtype.nbytes(self.piece)}>"
+    def _bytes_type(self, o: Chain | Load) -> str:
+        return f"gf::Bytes<{self._dtype(o).nbytes(self.piece)}>"
 
     def _phase(self, phase: int) -> Iterator[str]:
         exists = phase <= self.program.last
@@ -295,7 +326,7 @@ class Rows:
 
     def _reads(self, name: str, inputs: Sequence[int]) -> Iterator[str]:
         yield f"  struct {name} {{"
-        yield from (f"    {self._bytes_type(i)} r{i};" for i in inputs)
+        yield from (f"    {self._bytes_type(Load(i))} r{i};" for i in inputs)
         yield "  };"
 
     def _read(self, kind: str, name: str, inputs: Sequence[int]) -> Iterator[str]:
@@ -318,38 +349,43 @@ class Rows:
         maxima = [k for k, step in program.reduced_after(phase) if step.op_name == AMAX]
         squares = [step for _, step in program.reduced_after(phase) if step.op_name == INVERSE_RMS]
         kept = self._known(phase + 1) if phase < program.last else ()
-        yield "  GF_DEVICE static void run(const Row& row, Index at, bool inside, const Rows& rows, const Columns& columns,"
-        yield "                            Held& held, const Operands& s, const PerRow& p, float (&largest)[AMAXES],"
-        yield f"                            float (&maxima)[{max(len(maxima), 1)}]{', float (&x)[PIECE]' * bool(squares)}) {{"
+        yield "  GF_DEVICE static void run(const Row& row, Index at, bool inside, const Rows& rows,"
+        yield "                            const Columns& columns, Held& held, const Operands& s, const PerRow& p,"
+        maximal = f"float (&maxima)[{max(len(maxima), 1)}]"
+        squared = ", float (&x)[PIECE]" * bool(squares)
+        yield f"                            float (&largest)[AMAXES], {maximal}{squared}) {{"
         yield "    (void)row, (void)at, (void)inside, (void)rows, (void)columns, (void)held, (void)s, (void)p;"
         yield "    (void)largest, (void)maxima;"
         arrays = self._arrays(phase)
         for o in elements:
-            if isinstance(o, Load):
-                source = f"held.l{o.index}" if o in known else f"{'rows' if o.index in rows else 'columns'}.r{o.index}"
-                if o in known and self.unpack_again:
-                    yield f"    gf::forget_unpacked({source});"
-                ctype = program.inputs[o.index].dtype.facts.ctype
-                yield f"    float l{o.index}[PIECE];"
-                yield f"    gf::unpack<{ctype}>({source}, l{o.index});"
-                if o in kept and o not in known:
+            if o in known:
+                yield from self._unpack(o, f"held.{_name(o)}", again=self.unpack_again)
+            elif isinstance(o, Load):
+                source = f"{'rows' if o.index in rows else 'columns'}.r{o.index}"
+                yield from self._unpack(o, source)
+                if o in kept:
                     yield f"    held.l{o.index} = {source};"
         for o in arrays:
             if o not in known:
                 yield f"    float a{o.index}[PIECE];"
-        steps = [o for o in elements if isinstance(o, Chain) and o not in known]
-        if steps:
+        for steps in self._loops(o for o in elements if isinstance(o, Chain) and o not in known):
             yield "#pragma unroll"
             yield "    for (int i = 0; i < PIECE; ++i) {"
             for o in steps:
                 step = program.steps[o.index]
-                text = self._rounded(step, self._expression(step, known))
-                yield f"      const float v{o.index} = {text};"
+                text = self._expression(step, known)
+                yield f"      const float v{o.index} = {text if o in self._packed else self._rounded(step, text)};"
                 if o in arrays:
                     yield f"      a{o.index}[i] = v{o.index};"
-                if o in kept:
+                if o in kept and o not in self._packed:
                     yield f"      held.v{o.index}[i] = v{o.index};"
             yield "    }"
+            if o in self._packed:
+                ctype = self._dtype(o).facts.ctype
+                yield f"    const {self._bytes_type(o)} p{o.index} = gf::pack<{ctype}>(a{o.index});"
+                yield f"    gf::unpack<{ctype}>(p{o.index}, a{o.index});"
+                if o in kept:
+                    yield f"    held.v{o.index} = p{o.index};"
         for step in squares:
             array = self._array(dict(step.operands)["input"], known)
             yield "#pragma unroll"
@@ -358,22 +394,45 @@ class Rows:
             yield "    }"
         for number, k in enumerate(maxima):
             array = self._array(dict(program.steps[k].operands)["input"], known)
-            yield f"    maxima[{number}] = inside ? gf::max(maxima[{number}], gf::max_magnitude({array})) : maxima[{number}];"
+            at = f"maxima[{number}]"
+            yield f"    {at} = inside ? gf::max({at}, gf::max_magnitude({array})) : {at};"
         for number, store in stores:
-            yield from self._store(number, store, self._array(store.value, known))
+            yield from self._store(number, store, known)
         yield "  }"
+
+    def _unpack(self, o: Chain | Load, source: str, again: bool = False) -> Iterator[str]:
+        dtype = self._dtype(o)
+        if dtype is not None:
+            if again:
+                yield f"    gf::forget_unpacked({source});"
+            array = self._array(o, ())
+            yield f"    float {array}[PIECE];"
+            yield f"    gf::unpack<{dtype.facts.ctype}>({source}, {array});"
+
+    def _loops(self, steps: Iterable[Chain]) -> Iterator[list[Chain]]:
+        """Steps that are worked out element by element together: up to one that is packed, a piece at a time."""
+        loop: list[Chain] = []
+        for o in steps:
+            loop.append(o)
+            if o in self._packed:
+                yield loop
+                loop = []
+        if loop:
+            yield loop
 
     def _arrays(self, phase: int) -> tuple[Chain, ...]:
         """Values that are needed as a whole piece."""
         program = self.program
         wanted = [store.value for _, store in program.stored_in(phase)]
         wanted += [dict(step.operands)["input"] for _, step in program.reduced_after(phase)]
+        wanted += [o for o in self.elements(phase) if o in self._packed]
         return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
 
     def _array(self, o: Chain | Load, known: Iterable) -> str:
+        """A piece of values, as float32."""
         if isinstance(o, Load):
             return f"l{o.index}"
-        return f"held.v{o.index}" if o in known else f"a{o.index}"
+        return f"held.v{o.index}" if o in known and o not in self._packed else f"a{o.index}"
 
     def _expression(self, step: Step, known: Iterable) -> str:
         def operand(o: Operand) -> str:
@@ -381,9 +440,8 @@ class Rows:
                 return f"s.s{self.program.scalars.index(o)}"
             if not self.program.shape(o).columns:
                 return f"p.{'q' if isinstance(o, Load) else 'v'}{o.index}"
-            if isinstance(o, Load):
-                return f"l{o.index}[i]"
-            return f"held.v{o.index}[i]" if o in known else f"v{o.index}"
+            whole = isinstance(o, Load) or o in known or o in self._packed
+            return f"{self._array(o, known)}[i]" if whole else f"v{o.index}"
 
         if step.op_name != NORMALIZE:
             return expression(step, operand)
@@ -393,8 +451,8 @@ class Rows:
             return f"gf::fma({normal}, {given.get('scale', '1.0f')}, {given['bias']})"
         return f"({normal} * {given['scale']})" if "scale" in given else normal
 
-    def _store(self, number: int, store: Store, array: str) -> Iterator[str]:
-        ctype = store.view.dtype.facts.ctype
+    def _store(self, number: int, store: Store, known: Iterable) -> Iterator[str]:
+        ctype, array = store.view.dtype.facts.ctype, self._array(store.value, known)
         if store.amax:
             k = self._amaxes.index(number)
             yield "    if (inside && row.exists) {"
@@ -403,7 +461,10 @@ class Rows:
             return
         width = access(store.view, self.piece)
         if not store.block_size:
-            yield f"    gf::store_piece<{ctype}, {width}>(row.o{number}, at, {array}, inside && row.exists);"
+            piece = f"gf::pack<{ctype}>({array})"
+            if self._dtype(store.value) is store.view.dtype:
+                piece = f"held.v{store.value.index}" if store.value in known else f"p{store.value.index}"
+            yield f"    gf::store_piece<{width}>(row.o{number}, at, {piece}, inside && row.exists);"
             return
         scales = "gf::ScalesInTiles" if store.block_scale.swizzled else "gf::ScalesInRow"
         yield (

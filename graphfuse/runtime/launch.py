@@ -132,7 +132,8 @@ class Launcher:
         """
         launch, driver = self._launch, self._driver
         starts: list[Start] = [
-            functools.partial(driver.cuMemsetD32Async, buffers.address(tensor), 0, 1, stream) for tensor in launch.cleared
+            functools.partial(driver.cuMemsetD32Async, buffers.address(tensor), 0, 1, stream)
+            for tensor in launch.cleared
         ]
         extra = None
         if launch.grid:

@@ -9,12 +9,11 @@
 
 namespace gf {
 
-/// Stores a piece as T in accesses of ACCESS bytes. address: of the thread's first piece, `at` pieces before.
-template <class T, int ACCESS, int PIECE>
-GF_DEVICE void store_piece(void* address, i64 at, const float (&values)[PIECE], bool stored) {
-  constexpr int BYTES = PIECE * bits_of<T> / 8;
+/// Stores a piece in accesses of ACCESS bytes. address: of the thread's first piece, `at` pieces before.
+template <int ACCESS, int BYTES>
+GF_DEVICE void store_piece(void* address, i64 at, const Bytes<BYTES>& piece, bool stored) {
   if (stored) {
-    store<BYTES, ACCESS>(offset(address, at * BYTES), pack<T>(values));
+    store<BYTES, ACCESS>(offset(address, at * BYTES), piece);
   }
 }
 
