@@ -88,7 +88,8 @@ class _Row:
         chunk = math.gcd(facts.columns, _CHUNK)
         chunks = facts.columns // chunk
         rows = Rows(facts.program, facts.row_extents, facts.columns, chunk, resident=True)
-        registers = max(1, -(-chunk * max(rows.held_bytes, rows.read_bytes(0, True)) // 4))
+        # What is read is worked on at once, when little else takes registers.
+        registers = max(1, -(-chunk * max(rows.held_bytes, rows.read_bytes(0, True) // 2) // 4))
         return cls(chunk, chunks, registers, -(-chunks // 512) * 512 * registers <= _ROW_REGISTERS)
 
     def resident(self, knobs: RmsNormKnobs) -> bool:
