@@ -145,7 +145,7 @@ class Rows:
         for axis, extent in enumerate(self.extents[1:], start=1):
             multiplier, shift = divider(max(extent, 1))
             yield f"gf::u32 extent{axis}", Constant("int32", extent)
-            yield f"gf::u32 multiplier{axis}", Constant("int64", multiplier)
+            yield f"gf::i64 multiplier{axis}", Constant("int64", multiplier)
             yield f"gf::u32 shift{axis}", Constant("int32", shift)
         for name, view in rest:
             yield from self._parameter(name, view)
