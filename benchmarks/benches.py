@@ -1,5 +1,5 @@
 """The benches there are, by name."""
 
-from graphfuse.benchmarks import rmsnorm_silu
+from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_silu
 
-BENCHES = {bench.name: bench for bench in (rmsnorm_silu.BENCH,)}
+BENCHES = {bench.name: bench for bench in (rmsnorm_silu.BENCH, add_rmsnorm.BENCH, add_rmsnorm.FP8, qk_norm.BENCH)}

@@ -98,7 +98,7 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
         "bench": bench.name,
         "ours": bench.ours,
         "stream": bench.stream,
-        "peers": {p.name: {"title": p.title, "versions": p.versions(), "own": p.own} for p in peers},
+        "peers": {p.name: _about(p) for p in peers},
         "cases": kept(folder, bench, about, peers) if folder and resume else [],
     }
     done = {_key(entry) for entry in content["cases"]}
@@ -116,6 +116,10 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
     if file:
         console.print(str(file), markup=False)
     return results
+
+
+def _about(peer: Peer) -> dict:
+    return {"title": peer.title, "versions": peer.versions(), "own": peer.own, "way": peer.way}
 
 
 def keep(folder: Path, bench: Bench, about: dict, content: dict) -> Path:
@@ -166,12 +170,13 @@ def _measure(
 ) -> Iterator[dict]:
     """The record's entry of each case; a line on each, with the time left where no bar shows it."""
     task, start = progress.add_task("measuring", total=len(cases)), time.monotonic()
+    results = Results({"ours": bench.ours, "stream": bench.stream, "peers": {p.name: _about(p) for p in peers}})
     for number, case in enumerate(cases, 1):
         entry = session.measure(bench, case, peers, arch, device, clock)
         session.release(device)
         yield entry
         minutes = (time.monotonic() - start) / number * (len(cases) - number) / 60
-        line = tables.line(Results({"ours": bench.ours, "stream": bench.stream, "peers": entry["peers"]}), entry)
+        line = tables.line(results, entry)
         text = f"[{number}/{len(cases)}, {minutes:.1f} min left] {line}"
         progress.console.print(text, markup=False, soft_wrap=True)
         progress.update(task, advance=1)

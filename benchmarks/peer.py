@@ -1,7 +1,8 @@
 """A peer: somebody's way to do a case, ours and the stream limit among them."""
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphfuse import record
 
@@ -22,6 +23,23 @@ class Work:
     check: Callable[[], str | None] | None = None
 
 
+def returning(case, sets: Sequence[object], fields: Sequence[str], function: Callable) -> Work:
+    """For a peer that makes its outputs itself: function(set) gives one for each of `fields`."""
+    mine = [replace(s) for s in sets]
+
+    def call(s) -> None:
+        vars(s).update(zip(fields, function(s), strict=True))
+
+    return Work([functools.partial(call, s) for s in mine], check=lambda: case.wrong(mine[0], tight=False))
+
+
+def overwriting(case, sets: Sequence[object], call: Callable, **fields: str) -> Work:
+    """For a peer that writes over its inputs: call(set), where an output of the set, named by each of `fields`, is a
+    copy of the input that it takes the place of. The case's own inputs stay, so the first result can be judged."""
+    mine = [replace(s, **{out: getattr(s, given).clone() for out, given in fields.items()}) for s in sets]
+    return Work([functools.partial(call, s) for s in mine], check=lambda: case.wrong(mine[0], tight=False))
+
+
 @dataclass(frozen=True)
 class Peer:
     """make(case, sets) -> Work, where sets are the case's buffer sets, which all peers share.
@@ -29,7 +47,8 @@ class Peer:
     distributions: whose versions the record names; all must be installed. why_not(case, arch):
     why it cannot do a case on SM `arch` (90 for SM90), or None. tight: held to the case's tight
     tolerance. keeps_builds: what it compiles lies on disk, so that other processes can compile ahead.
-    own: another way of ours, which is no competitor.
+    own: another way of ours, which is no competitor. way: how it differs from what it is usually compared with;
+    it is compared with our way of that name only, "" with all of them.
     """
 
     name: str
@@ -40,6 +59,7 @@ class Peer:
     tight: bool = False
     keeps_builds: bool = False
     own: bool = False
+    way: str = ""
 
     def versions(self) -> dict[str, str | None]:
         return {name: record.version(name) for name in self.distributions}

@@ -68,8 +68,11 @@ class Results:
         a, b = self.us(case, peer), self.us(case, to)
         return a / b if a and b else None
 
-    def best_peer(self, case: dict) -> str | None:
-        others = (peer for peer in self.peers if not self.record["peers"][peer].get("own"))
+    def best_peer(self, case: dict, by: str = "") -> str | None:
+        """The fastest of those that `by`, ours or another way of ours, is compared with."""
+        about = self.record["peers"]
+        ways = ("", about[by or self.ours].get("way", ""))
+        others = (p for p in self.peers if not about[p].get("own") and about[p].get("way", "") in ways)
         measured = [(us, peer) for peer in others if (us := self.us(case, peer))]
         return min(measured)[1] if measured else None
 

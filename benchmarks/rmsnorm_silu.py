@@ -7,8 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphfuse.benchmarks import target
+from graphfuse.benchmarks import judge, target
 from graphfuse.benchmarks.bench import Bench
+from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import cudnn, flashinfer, graphfuse, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
 from graphfuse.tuning.sizes import BLOCK, COLUMNS, EPS, OUTPUTS, ROWS, Size
@@ -16,26 +17,8 @@ from graphfuse.tuning.sizes import BLOCK, COLUMNS, EPS, OUTPUTS, ROWS, Size
 if TYPE_CHECKING:
     import torch
 
-CHECKED_ROWS = 4096
 CODES = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 """What the sixteen E2M1 codes stand for."""
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """Accepted errors, absolute and relative to the exact value; `steps` of a block scale for NVFP4."""
-
-    relative: float = 0
-    absolute: float = 0
-    steps: float = 0
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """tight: one rounding of the exact value. loose: for peers that round in between."""
-
-    tight: Tolerance
-    loose: Tolerance
 
 
 ACCURACY = {
@@ -55,6 +38,11 @@ class Operands:
     scales: torch.Tensor | None
     eps: float = EPS
 
+    def pack(self) -> dict[str, torch.Tensor]:
+        """By the names of the case's graph."""
+        named = {"x": self.x, "weight": self.weight, "out": self.out, "block_scale": self.scales}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
 
 class Case(Size):
     """A size with what a bench asks of it: buffer sets, and a judgement of outputs."""
@@ -73,30 +61,19 @@ class Case(Size):
                 tensor.view(torch.uint8).fill_(0xFF)
 
     def wrong(self, operands: Operands, tight: bool) -> str | None:
-        """Why the outputs are wrong, judged in float64 on some thousands of rows, the last one among them."""
         import torch
 
-        rows = torch.arange(0, self.rows, -(-self.rows // CHECKED_ROWS), device=operands.x.device)
-        rows = torch.cat([rows, rows.new_tensor([self.rows - 1])]).unique()
+        rows = judge.checked_rows(self.rows, operands.x.device)
         exact = _exact(operands, rows)
-        limit = ACCURACY[self.output].tight if tight else ACCURACY[self.output].loose
-        if operands.scales is not None:
-            scales = _taken(operands.scales, rows).double().repeat_interleave(BLOCK, dim=1)
-            found = _decode(_taken(operands.out, rows)) * scales
-            # A block's largest value may be beyond 6 scales by the rounding of the scale.
-            top = exact.abs().unflatten(1, (-1, BLOCK)).amax(2).repeat_interleave(BLOCK, dim=1)
-            accepted = limit.steps * torch.maximum(scales, top - 6 * scales) * (1 + 2**-20)
-        else:
-            found = _taken(operands.out, rows).double()
-            accepted = limit.relative * exact.abs() + limit.absolute
-        bad = ~((found - exact).abs() <= accepted)  # NaN is bad
-        if not bad.any():
-            return None
-        row, column = bad.nonzero()[0].tolist()
-        return (
-            f"wrong result: {int(bad.sum())} of {bad.numel()} values checked, first in row {int(rows[row])}, "
-            f"column {column}: {found[row, column].item():.6g} for {exact[row, column].item():.6g}"
-        )
+        limit = ACCURACY[self.output].of(tight)
+        if operands.scales is None:
+            return judge.wrong(judge.taken(operands.out, rows).double(), exact, limit.around(exact), rows)
+        scales = judge.taken(operands.scales, rows).double().repeat_interleave(BLOCK, dim=1)
+        found = _decode(judge.taken(operands.out, rows)) * scales
+        # A block's largest value may be beyond 6 scales by the rounding of the scale.
+        top = exact.abs().unflatten(1, (-1, BLOCK)).amax(2).repeat_interleave(BLOCK, dim=1)
+        accepted = limit.steps * torch.maximum(scales, top - 6 * scales) * (1 + 2**-20)
+        return judge.wrong(found, exact, accepted, rows)
 
 
 def _exact(operands: Operands, rows: torch.Tensor) -> torch.Tensor:
@@ -105,13 +82,6 @@ def _exact(operands: Operands, rows: torch.Tensor) -> torch.Tensor:
     x = operands.x[rows].double()
     y = x * torch.rsqrt(x.square().mean(1, keepdim=True) + operands.eps) * operands.weight.double()
     return y * torch.sigmoid(y)
-
-
-def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows of a tensor, as bytes: not every torch indexes every type."""
-    import torch
-
-    return tensor.view(torch.uint8)[rows].view(tensor.dtype)
 
 
 def _decode(pairs: torch.Tensor) -> torch.Tensor:
@@ -125,7 +95,7 @@ def _decode(pairs: torch.Tensor) -> torch.Tensor:
 TARGETS = (
     target.slowest_against_best(("bf16", "fp8_e4m3"), 1.02),
     target.slowest_against_best(
-        ("bf16", "fp8_e4m3"), 1.02, graphfuse.RMSNORM_SILU_DEPENDENT.name, " with dependent launch"
+        ("bf16", "fp8_e4m3"), 1.02, graphfuse.DEPENDENT.name, " with dependent launch"
     ),
     target.mean_speedup("torch_compile", "torch.compile", ("bf16", "fp8_e4m3"), 1.12),
     target.mean_speedup("cudnn_oss", "the cuDNN frontend's open-source engine", ("bf16", "fp8_e4m3"), 9),
@@ -145,8 +115,8 @@ BENCH = Bench(
     cases=tuple(Case(r, c, o) for o, c, r in itertools.product(OUTPUTS, COLUMNS, ROWS)),
     quick=tuple(Case(r, c, o) for o, c, r in itertools.product(OUTPUTS, (64, 1024), (1560, 399360))),
     peers=(
-        graphfuse.RMSNORM_SILU,
-        graphfuse.RMSNORM_SILU_DEPENDENT,
+        graphfuse.PEER,
+        graphfuse.DEPENDENT,
         cudnn.RMSNORM_SILU_OSS,
         cudnn.RMSNORM_SILU_A,
         flashinfer.RMSNORM_SILU,

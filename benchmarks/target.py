@@ -39,7 +39,7 @@ def slowest_against_best(outputs: tuple[str, ...], limit: float, by: str = "", h
         found = [
             (ratio, name(case))
             for case in r.cases(*outputs)
-            if (best := r.best_peer(case)) and (ratio := r.ratio(case, by or r.ours, best))
+            if (best := r.best_peer(case, by)) and (ratio := r.ratio(case, by or r.ours, best))
         ]
         return max(found, default=None)
 

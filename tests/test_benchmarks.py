@@ -51,7 +51,7 @@ def made(peer: Peer, case: Case, count: int = 2):
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: c.output)
-@pytest.mark.parametrize("peer", [graphfuse.RMSNORM_SILU, torch_eager.RMSNORM_SILU, stream.PEER], ids=lambda p: p.name)
+@pytest.mark.parametrize("peer", [graphfuse.PEER, torch_eager.RMSNORM_SILU, stream.PEER], ids=lambda p: p.name)
 def test_peers_compute_the_case(peer, case):
     if peer.why_absent(case, 90):
         pytest.skip(peer.why_absent(case, 90))
@@ -64,7 +64,7 @@ def test_peers_compute_the_case(peer, case):
 @pytest.mark.parametrize("tight", [True, False])
 def test_a_wrong_result_is_seen(case, tight):
     (operands,) = sets = case.sets(1, "cpu")
-    work = graphfuse.RMSNORM_SILU.make(case, sets)
+    work = graphfuse.PEER.make(case, sets)
     nothing = Work([lambda: None])
     assert "wrong result: 2112 of 2112" in session.checked(case, operands, nothing, tight)
     work.calls[0]()
@@ -80,7 +80,7 @@ def test_a_wrong_result_is_seen(case, tight):
 
 def test_our_own_result_is_held_to_one_rounding():
     case, (operands,) = SMALL[0], SMALL[0].sets(1, "cpu")
-    graphfuse.RMSNORM_SILU.make(case, [operands]).calls[0]()
+    graphfuse.PEER.make(case, [operands]).calls[0]()
     operands.out[0] *= 1 + 2**-6
     assert case.wrong(operands, tight=True) and case.wrong(operands, tight=False) is None
 
@@ -88,7 +88,7 @@ def test_our_own_result_is_held_to_one_rounding():
 def test_the_last_row_is_always_checked():
     case = Case(9000, 64, "bf16")
     (operands,) = case.sets(1, "cpu")
-    graphfuse.RMSNORM_SILU.make(case, [operands]).calls[0]()
+    graphfuse.PEER.make(case, [operands]).calls[0]()
     operands.out[-1] = 0
     assert "row 8999" in case.wrong(operands, tight=False)
 
@@ -122,7 +122,7 @@ def broken(case, sets):
 
 
 PEERS = (
-    graphfuse.RMSNORM_SILU,
+    graphfuse.PEER,
     Peer("missing", "Missing", broken, ("no-such-distribution",)),
     Peer("declining", "Declining", broken, why_not=lambda case, arch: f"not on SM{arch}"),
     Peer("broken", "Broken", broken),
@@ -431,7 +431,7 @@ def test_a_run_says_how_it_goes_and_what_came_out(capsys):
     from rich.console import Console
 
     console = Console(width=command.WIDTH)
-    peers = (graphfuse.RMSNORM_SILU, torch_eager.RMSNORM_SILU, stream.PEER)
+    peers = (graphfuse.PEER, torch_eager.RMSNORM_SILU, stream.PEER)
     with command._progress(console) as progress:
         entries = list(command._measure(BENCH, SMALL, peers, 90, "cpu", wall_clock(), progress))
     command._report(BENCH, Results(bench_record.record() | {"cases": entries}), console)

@@ -1,8 +1,12 @@
-"""FlashInfer's fused kernels."""
+"""FlashInfer's fused kernels. Where it has a norm in CuTe DSL, that is what its functions run, and one in CUDA beside it.
+
+Its functions start by dependent launch unless told not to.
+"""
 
 import functools
 
-from graphfuse.benchmarks.peer import Peer, Work
+from graphfuse.benchmarks.peer import Peer, Work, overwriting
+from graphfuse.benchmarks.peers.graphfuse import DEPENDENT_LAUNCH
 
 
 def _why_not(case, arch: int) -> str | None:
@@ -24,6 +28,77 @@ def _rmsnorm_silu(case, sets) -> Work:
     return Work([call(s) for s in sets])
 
 
-RMSNORM_SILU = Peer(
-    "flashinfer", "FlashInfer", _rmsnorm_silu, ("flashinfer-python", "apache-tvm-ffi"), _why_not, keeps_builds=True
+def _add_rmsnorm(dependent: bool, case, sets) -> Work:
+    from flashinfer.norm import fused_add_rmsnorm
+
+    def norm(s) -> None:
+        fused_add_rmsnorm(s.out, s.sum, s.weight, s.eps, enable_pdl=dependent)
+
+    return overwriting(case, sets, norm, out="x", sum="residual")
+
+
+def _add_rmsnorm_cuda(case, sets) -> Work:
+    from flashinfer.norm import get_norm_module
+
+    def norm(s) -> None:
+        get_norm_module().fused_add_rmsnorm(s.out, s.sum, s.weight, s.eps, False)
+
+    return overwriting(case, sets, norm, out="x", sum="residual")
+
+
+def _add_rmsnorm_fp8(dependent: bool, case, sets) -> Work:
+    from flashinfer.norm import fused_add_rmsnorm_quant
+
+    def norm(s) -> None:
+        fused_add_rmsnorm_quant(s.out, s.x, s.sum, s.weight, s.scale, s.eps, enable_pdl=dependent)
+
+    return overwriting(case, sets, norm, sum="residual")
+
+
+def _add_rmsnorm_fp8_cuda(case, sets) -> Work:
+    from flashinfer.norm import get_norm_module
+
+    def norm(s) -> None:
+        get_norm_module().fused_add_rmsnorm_quant(s.out, s.x, s.sum, s.weight, s.scale, s.eps, False)
+
+    return overwriting(case, sets, norm, sum="residual")
+
+
+def _qk_norm(dependent: bool, case, sets) -> Work:
+    from flashinfer.norm import rmsnorm
+
+    def norm(s) -> None:
+        rmsnorm(s.q, s.q_weight, s.eps, out=s.q, enable_pdl=dependent)
+        rmsnorm(s.k, s.k_weight, s.eps, out=s.k, enable_pdl=dependent)
+
+    return Work([functools.partial(norm, s) for s in sets])
+
+
+_VERSIONS = ("flashinfer-python", "apache-tvm-ffi")
+_CUTE = (*_VERSIONS, "nvidia-cutlass-dsl")
+
+
+def _norms(make, where: str = "") -> tuple[Peer, Peer]:
+    """As it is usually compared, and with dependent launch."""
+    return (
+        Peer("flashinfer", f"FlashInfer{where}", functools.partial(make, False), _CUTE),
+        Peer(
+            "flashinfer_dependent",
+            f"FlashInfer{where}, dependent launch",
+            functools.partial(make, True),
+            _CUTE,
+            way=DEPENDENT_LAUNCH,
+        ),
+    )
+
+
+RMSNORM_SILU = Peer("flashinfer", "FlashInfer", _rmsnorm_silu, _VERSIONS, _why_not, keeps_builds=True)
+ADD_RMSNORM = (
+    *_norms(_add_rmsnorm, ", in place"),
+    Peer("flashinfer_cuda", "FlashInfer's CUDA norm, in place", _add_rmsnorm_cuda, _VERSIONS),
 )
+ADD_RMSNORM_FP8 = (
+    *_norms(_add_rmsnorm_fp8, ", sum in place"),
+    Peer("flashinfer_cuda", "FlashInfer's CUDA norm, sum in place", _add_rmsnorm_fp8_cuda, _VERSIONS),
+)
+QK_NORM = _norms(_qk_norm)

@@ -1,33 +1,47 @@
-"""This project through its public graph API, with the first plan: tuned knobs where there are, else the heuristic's."""
+"""This project through its public graph API, with the first plan: tuned knobs where there are, else the heuristic's.
+
+The graph is the case's, the tensors are those of the set's pack.
+"""
 
 import functools
+from collections.abc import Mapping, Sequence
 
 from graphfuse.benchmarks.peer import Peer, Work
 
+DEPENDENT_LAUNCH, ONE_LAUNCH = "dependent launch", "one launch"
+"""Ways that are compared among themselves."""
 
-def _rmsnorm_silu(case, sets, **options) -> Work:
+
+def work(graph, packs: Sequence[Mapping[str, object]], **options) -> Work:
+    """One graph executed on each pack; options are those of execute."""
     import graphfuse as gf
 
-    device = sets[0].x.device
-    graph = case.graph(gf.create_handle(str(device)))
-    graph.build([gf.heur_mode.OPENSOURCE if device.type == "cuda" else gf.heur_mode.FALLBACK])
+    graph.build([gf.heur_mode.FALLBACK if str(graph.handle.device) == "cpu" else gf.heur_mode.OPENSOURCE])
+    why = dict.fromkeys(part.why for part in graph._plan(0).parts)
+    calls = [functools.partial(graph.execute, pack, **options) for pack in packs]
+    return Work(calls, graph.get_plan_name_at_index(0), ", ".join(why))
 
-    (part,) = graph._plan(0).parts
 
-    def pack(s) -> dict:
-        named = {"x": s.x, "weight": s.weight, "out": s.out, "block_scale": s.scales}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+def handle(sets):
+    import graphfuse as gf
 
-    calls = [functools.partial(graph.execute, pack(s), **options) for s in sets]
-    return Work(calls, graph.get_plan_name_at_index(0), part.why)
+    return gf.create_handle(str(sets[0].x.device))
+
+
+def _plain(case, sets, **options) -> Work:
+    return work(case.graph(handle(sets)), [s.pack() for s in sets], **options)
 
 
 def _dependent(case, sets) -> Work:
-    return _rmsnorm_silu(case, sets, programmatic_dependent_launch=True)
+    return _plain(case, sets, programmatic_dependent_launch=True)
 
 
-RMSNORM_SILU = Peer("graphfuse", "graphfuse", _rmsnorm_silu, ("graphfuse",), tight=True, keeps_builds=True)
-RMSNORM_SILU_DEPENDENT = Peer(
+def _one_launch(case, sets) -> Work:
+    return work(case.joint_graph(handle(sets)), [s.joint_pack() for s in sets])
+
+
+PEER = Peer("graphfuse", "graphfuse", _plain, ("graphfuse",), tight=True, keeps_builds=True)
+DEPENDENT = Peer(
     "graphfuse_dependent",
     "graphfuse, dependent launch",
     _dependent,
@@ -35,4 +49,15 @@ RMSNORM_SILU_DEPENDENT = Peer(
     lambda case, arch: None if arch >= 90 else f"dependent launch needs SM90, this is SM{arch}",
     tight=True,
     own=True,
+    way=DEPENDENT_LAUNCH,
+)
+ONE_KERNEL = Peer(
+    "graphfuse_one_kernel",
+    "graphfuse, one kernel",
+    _one_launch,
+    ("graphfuse",),
+    tight=True,
+    keeps_builds=True,
+    own=True,
+    way=ONE_LAUNCH,
 )

@@ -2,7 +2,7 @@
 
 import functools
 
-from graphfuse.benchmarks.peer import Peer, Work
+from graphfuse.benchmarks.peer import Peer, Work, returning
 
 
 def why_not(case, arch: int) -> str | None:
@@ -25,3 +25,47 @@ def _rmsnorm_silu(case, sets) -> Work:
 
 
 RMSNORM_SILU = Peer("torch_eager", "torch eager", _rmsnorm_silu, ("torch",), why_not)
+
+
+def add_rmsnorm(x, residual, weight, eps):
+    """The normalized rows and the sum."""
+    from torch.nn.functional import rms_norm
+
+    total = x + residual
+    return rms_norm(total, weight.shape, weight, eps), total
+
+
+def quantized(y, scale):
+    """FP8 E4M3 of y over the scale."""
+    import torch
+
+    return (y.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def qk_norm(q, k, q_weight, k_weight, eps) -> None:
+    """In place."""
+    from torch.nn.functional import rms_norm
+
+    q.copy_(rms_norm(q, q_weight.shape, q_weight, eps))
+    k.copy_(rms_norm(k, k_weight.shape, k_weight, eps))
+
+
+def _add_rmsnorm(case, sets) -> Work:
+    return returning(case, sets, ("out", "sum"), lambda s: add_rmsnorm(s.x, s.residual, s.weight, s.eps))
+
+
+def _add_rmsnorm_fp8(case, sets) -> Work:
+    def norm(s):
+        y, total = add_rmsnorm(s.x, s.residual, s.weight, s.eps)
+        return quantized(y, s.scale), total
+
+    return returning(case, sets, ("out", "sum"), norm)
+
+
+def _qk_norm(case, sets) -> Work:
+    return Work([functools.partial(qk_norm, s.q, s.k, s.q_weight, s.k_weight, s.eps) for s in sets])
+
+
+ADD_RMSNORM = Peer("torch_eager", "torch eager", _add_rmsnorm, ("torch",))
+ADD_RMSNORM_FP8 = Peer("torch_eager", "torch eager", _add_rmsnorm_fp8, ("torch",))
+QK_NORM = Peer("torch_eager", "torch eager", _qk_norm, ("torch",))

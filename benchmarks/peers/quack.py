@@ -1,0 +1,41 @@
+"""Quack's kernel, with its own choice of configuration, writing into given tensors."""
+
+import functools
+
+from graphfuse.benchmarks.peer import Peer, Work
+from graphfuse.benchmarks.peers.graphfuse import ONE_LAUNCH
+
+
+def _norm(s, x, weight, out, residual=None, total=None) -> None:
+    from quack.rmsnorm import _rmsnorm_fwd
+
+    _rmsnorm_fwd(x, weight, out, None, None, None, residual, total, s.eps)
+
+
+def _add_rmsnorm(case, sets) -> Work:
+    return Work([functools.partial(_norm, s, s.x, s.weight, s.out, s.residual, s.sum) for s in sets])
+
+
+def _qk_norm(case, sets) -> Work:
+    # A weight of more heads than one row is asked to be of all: [heads, HEAD].
+    (first, *_), heads = sets, (case.q_heads, case.k_heads)
+    q_weight, k_weight = first.joint_weight.split(heads)
+
+    def call(s) -> None:
+        _norm(s, s.q, q_weight, s.q)
+        _norm(s, s.k, k_weight, s.k)
+
+    return Work([functools.partial(call, s) for s in sets])
+
+
+def _qk_norm_one(case, sets) -> Work:
+    return Work([functools.partial(_norm, s, s.joint, s.joint_weight, s.joint) for s in sets])
+
+
+_VERSIONS = ("quack-kernels", "nvidia-cutlass-dsl")
+
+ADD_RMSNORM = Peer("quack", "Quack", _add_rmsnorm, _VERSIONS, keeps_builds=True)
+QK_NORM = (
+    Peer("quack", "Quack", _qk_norm, _VERSIONS, keeps_builds=True),
+    Peer("quack_one_launch", "Quack, one launch", _qk_norm_one, _VERSIONS, way=ONE_LAUNCH),
+)
