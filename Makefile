@@ -2,7 +2,7 @@
 # make test       every test that needs no GPU
 # make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json
 # make gpu-check  those, then the kernels under compute-sanitizer; writes docs/records/gpu-check-DEVICE.json
-# make bench      every size, every peer that is installed; writes docs/records/rmsnorm-silu-DEVICE.json
+# make bench      every bench, size and peer that is installed; writes docs/records/BENCH-DEVICE.json
 # make bench-docs the tables and plots of the docs, from the records (no GPU)
 # make kernel-table  registers, instructions and access widths of every kernel, for docs/records (no GPU)
 #
@@ -10,6 +10,7 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 
+BENCHES := rmsnorm-silu add-rmsnorm add-rmsnorm-fp8 qk-norm
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 INSTALLED := .venv/installed
 
@@ -28,7 +29,7 @@ gpu-check: $(INSTALLED)
 	.venv/bin/python tests/gpu_check.py
 
 bench: $(INSTALLED)
-	.venv/bin/graphfuse bench --record docs/records
+	for name in $(BENCHES); do .venv/bin/graphfuse bench $$name --record docs/records || exit; done
 
 bench-docs: $(INSTALLED)
 	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[bench]'

@@ -77,7 +77,8 @@ class Case:
     def graph(self, handle=None) -> pygraph:
         graph = pygraph(intermediate_data_type=data_type.FLOAT, handle=handle)
         x, residual = (
-            graph.tensor([self.rows, self.columns], data_type=data_type.BFLOAT16, name=name) for name in ("x", "residual")
+            graph.tensor([self.rows, self.columns], data_type=data_type.BFLOAT16, name=name)
+            for name in ("x", "residual")
         )
         weight = graph.tensor([1, self.columns], data_type=data_type.BFLOAT16, name="weight")
         total = graph.add(x, residual)

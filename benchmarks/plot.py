@@ -8,6 +8,7 @@ from graphfuse.benchmarks.results import MB, Results, mean
 
 STYLES = (("#d62728", "o", 2.2), ("#1f77b4", "s", 1.3), ("#17becf", "D", 1.3), ("#9467bd", "v", 1.3))
 STYLES += (("#2ca02c", "^", 1.3), ("#8c564b", "P", 1.3), ("#e377c2", "X", 1.3))
+STYLES += (("#ff7f0e", "<", 1.3), ("#bcbd22", ">", 1.3), ("#000000", "*", 1.3))
 """Colour, marker and line width: ours first, then the peers."""
 
 
@@ -60,7 +61,7 @@ def _figure(r: Results, output: str, file: Path, made_from: str) -> Path:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("MB moved (input and weight read, output written)")
+    axes.set_xlabel("MB moved (inputs read, outputs written)")
     axes.set_ylabel("TB/s")
     axes.set_title(f"{output} output on {r.record['environment']['device']}")
     axes.grid(True, which="major", alpha=0.3)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "nvidia-h200"
 FILES = ("README.md", "docs/performance.md")
 MARKED = re.compile(r"(<!-- bench:(\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
-NONE = "No record yet.\n"
+NONE = "<!-- no record yet -->\n"
 
 
 def _measured(r: Results) -> str:
@@ -57,6 +57,33 @@ _VIEWS: dict[str, Callable[[Results], str]] = {
 }
 
 
+_PARTS = {
+    "": "environment",
+    "### Targets": "targets",
+    "### Fraction of the stream limit, geometric mean (least)": "sizes",
+    "### Times as fast as each peer, geometric mean (least)": "speedups",
+    "### Bandwidth": "plots",
+    "### Not measured": "absences",
+    "### Who starts by dependent launch": "dependent",
+    "### Every case, microseconds": "cases",
+}
+"""Of a section: headings and views."""
+
+
+def _section(r: Results) -> str:
+    """All there is of a bench, with its own headings."""
+    parts = (f"{heading}\n\n{_VIEWS[view](r)}".lstrip() for heading, view in _PARTS.items())
+    return "\n\n".join([f"## {BENCHES[r.record['bench']].title}", *parts])
+
+
+_VIEWS["section"] = _section
+
+
+def _overview(records: Path) -> str:
+    found = [(b, r) for b in BENCHES.values() if (r := Results.read(records / f"{b.name}-{DEVICE}.json"))]
+    return tables.markdown(tables.overview(found)) + "\n" if found else NONE
+
+
 def _rows(record: dict) -> str:
     return tables.markdown(tables.rows(record))
 
@@ -71,7 +98,9 @@ _RECORDS: dict[str, Callable[[dict], str]] = {"host-cost": _rows, "rmsnorm-silu-
 
 
 def block(name: str, records: Path) -> str:
-    """The text of one marked place: RECORD/VIEW of a bench, or another RECORD."""
+    """The text of one marked place: RECORD/VIEW of a bench, another RECORD, or the overview of all benches."""
+    if name == "overview":
+        return _overview(records)
     kind, _, view = name.partition("/")
     file = records / f"{kind}-{DEVICE}.json"
     if not file.exists():

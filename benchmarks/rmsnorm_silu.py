@@ -94,9 +94,7 @@ def _decode(pairs: torch.Tensor) -> torch.Tensor:
 
 TARGETS = (
     target.slowest_against_best(("bf16", "fp8_e4m3"), 1.02),
-    target.slowest_against_best(
-        ("bf16", "fp8_e4m3"), 1.02, graphfuse.DEPENDENT.name, " with dependent launch"
-    ),
+    target.slowest_against_best(("bf16", "fp8_e4m3"), 1.02, graphfuse.DEPENDENT.name, " with dependent launch"),
     target.mean_speedup("torch_compile", "torch.compile", ("bf16", "fp8_e4m3"), 1.12),
     target.mean_speedup("cudnn_oss", "the cuDNN frontend's open-source engine", ("bf16", "fp8_e4m3"), 9),
     *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from graphfuse.benchmarks.bench import Bench
@@ -95,6 +96,25 @@ def speedups(r: Results) -> Table:
         "times as fast as each peer: geometric mean (least)",
         ("peer", *r.outputs),
         [(r.title(peer), *(cell(output, peer) for output in r.outputs)) for peer in r.peers],
+    )
+
+
+def overview(benches: Iterable[tuple[Bench, Results]]) -> Table:
+    """One row for each bench and output."""
+
+    def row(bench: Bench, r: Results, output: str) -> tuple[str, ...]:
+        measured = r.cases(output)
+        best = [ratio for case in measured for ratio, _ in r.ratios([case], r.best_peer(case) or "", r.ours)]
+        large = [ratio for ratio, _ in r.ratios(r.cases(output, size=SIZES[-1]), r.stream, r.ours)]
+        against = f"{_times(mean(best))} ({_times(min(best))})" if best else "-"
+        of_stream = f"{_percent(mean(large))} ({_percent(min(large))})" if large else "-"
+        return (bench.title, output, str(len(measured)), against, of_stream)
+
+    return Table(
+        "times as fast as the best peer, and fraction of the stream limit: geometric mean (least)",
+        ("", "output", "cases", "the best peer", f"the stream limit, {size_text(*SIZES[-1])}"),
+        [row(bench, r, output) for bench, r in benches for output in r.outputs],
+        left=2,
     )
 
 

@@ -14,13 +14,17 @@ import torch
 from typer.testing import CliRunner
 
 import bench_record
-from graphfuse import cli, record, settings
+from graphfuse import cli, heur_mode, record, settings
 from graphfuse.benchmarks import command, ncu, profile, render, session, tables, target
+from graphfuse.benchmarks.add_rmsnorm import Case as AddCase
 from graphfuse.benchmarks.benches import BENCHES
-from graphfuse.benchmarks.peer import Peer, Work
+from graphfuse.benchmarks.peer import Peer, Work, overwriting
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, stream, torch_eager
+from graphfuse.benchmarks.qk_norm import Case as QkCase
 from graphfuse.benchmarks.results import MB, Results
 from graphfuse.benchmarks.rmsnorm_silu import Case
+from graphfuse.device import for_arch
+from graphfuse.runtime.handle import Handle, create_handle
 from graphfuse.runtime.timing import Time
 from graphfuse.tuning.sizes import OUTPUTS
 
@@ -93,6 +97,170 @@ def test_the_last_row_is_always_checked():
     assert "row 8999" in case.wrong(operands, tight=False)
 
 
+# Residual add, QK-norm
+
+NEW = [b for b in BENCHES.values() if b is not BENCH]
+SMALL_ADD = [AddCase(5, 96, output) for output in ("bf16", "fp8_e4m3")]
+QK = QkCase(5, 4, 2)
+
+
+@pytest.mark.parametrize("bench", NEW, ids=lambda b: b.name)
+def test_every_case_is_one_kernel(bench):
+    """Of QK-norm one for Q and one for K, or one for both."""
+    assert len(set(bench.cases)) == len(bench.cases) and set(bench.quick) <= set(bench.cases)
+    for case in bench.cases:
+        graphs = {case.graph: 2, case.joint_graph: 1} if bench.name == "qk-norm" else {case.graph: 1}
+        for graph, kernels in graphs.items():
+            made = graph(Handle(for_arch("sm_90a")))  # planning needs no GPU
+            made.validate()
+            made.build_operation_graph()
+            made.create_execution_plans([heur_mode.OPENSOURCE])
+            assert made.get_plan_name_at_index(0).count("rmsnorm[") == kernels, case
+            assert made.get_workspace_size_plan_at_index(0) == 0, case
+
+
+def test_the_sizes_asked_for():
+    sizes = {(c.rows, c.columns) for c in BENCHES["add-rmsnorm"].cases}
+    assert len(sizes) == 28 and {(4096, 1024), (32768, 32768), (1, 3584)} <= sizes
+    assert {(c.rows, c.columns) for c in BENCHES["add-rmsnorm-fp8"].cases} < sizes
+
+
+@pytest.mark.parametrize("case", SMALL_ADD, ids=lambda c: c.output)
+def test_added_bytes_are_those_of_the_tensors(case):
+    (operands,) = case.sets(1, "cpu")
+    assert case.moved == sum(t.numel() * t.itemsize for t in operands.pack().values())
+
+
+def test_bytes_of_heads_are_read_and_written():
+    (operands,) = QK.sets(1, "cpu")
+    assert QK.moved == sum(t.numel() * t.itemsize for t in operands.pack().values())
+
+
+ADDING = {"bf16": torch_eager.ADD_RMSNORM, "fp8_e4m3": torch_eager.ADD_RMSNORM_FP8}
+
+
+@pytest.mark.parametrize("case", SMALL_ADD, ids=lambda c: c.output)
+def test_peers_add(case):
+    for peer in (graphfuse.PEER, ADDING[case.output], stream.PEER):
+        sets, work = made(peer, case)
+        assert session.checked(case, sets[0], work, peer.tight) is None, peer.name
+        assert len({id(s.out) for s in sets}) == 2  # what a peer makes itself replaces nothing of the case's
+
+
+def test_eager_torch_normalizes_heads():
+    sets, work = made(torch_eager.QK_NORM, QK)
+    assert session.checked(QK, sets[0], work, False) is None
+    assert torch.equal(sets[0].x, sets[0].before)
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("joint", [False, True])
+def test_our_kernels_normalize_heads_in_place(joint):
+    sets = QK.sets(2, "cpu")
+    handle = create_handle("emulator")
+    graph, packs = QK.graph(handle), [s.pack() for s in sets]
+    if joint:
+        graph, packs = QK.joint_graph(handle), [s.joint_pack() for s in sets]
+    work = graphfuse.work(graph, packs)
+    assert work.note.count("rmsnorm[") == (1 if joint else 2) and work.knobs_from
+    assert session.checked(QK, sets[0], work, tight=True) is None
+    for _ in range(20):
+        work.calls[0]()
+    assert sets[0].q.float().square().mean().item() == pytest.approx(1, abs=0.01)  # again and again, and yet not worn
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("case", SMALL_ADD, ids=lambda c: c.output)
+def test_our_kernel_adds(case):
+    sets = case.sets(1, "cpu")
+    work = graphfuse.work(case.graph(create_handle("emulator")), [sets[0].pack()])
+    assert session.checked(case, sets[0], work, tight=True) is None
+
+
+def in_place(s) -> None:
+    """As FlashInfer does it."""
+    s.sum += s.out
+    s.out.copy_(torch.nn.functional.rms_norm(s.sum, s.weight.shape, s.weight, s.eps))
+
+
+def test_who_writes_over_its_inputs_is_judged_by_the_first_call():
+    case = SMALL_ADD[0]
+    sets = case.sets(1, "cpu")
+    given = sets[0].x.clone(), sets[0].residual.clone()
+    work = overwriting(case, sets, in_place, out="x", sum="residual")
+    assert session.checked(case, sets[0], work, False) is None
+    work.calls[0]()
+    assert "wrong sum" in work.check()  # of the second, as its inputs are the first one's results
+    assert torch.equal(given[0], sets[0].x) and torch.equal(given[1], sets[0].residual)
+    for wrong in (lambda s: None, lambda s: s.out.zero_()):
+        assert "wrong" in session.checked(case, sets[0], overwriting(case, sets, wrong, out="x", sum="residual"), False)
+
+
+@pytest.mark.parametrize("case", SMALL_ADD, ids=lambda c: c.output)
+@pytest.mark.parametrize("tight", [True, False])
+def test_a_wrong_sum_or_row_is_seen(case, tight):
+    sets, work = made(graphfuse.PEER, case, 1)
+    (operands,) = sets
+    assert "wrong sum: 480 of 480" in session.checked(case, operands, Work([lambda: None]), tight)
+    work.calls[0]()
+    assert case.wrong(operands, tight) is None
+    for tensor, said in ((operands.sum, "wrong sum"), (operands.out, "wrong result")):
+        bits = tensor.view(torch.uint8)
+        before, last = bits.clone(), bits[4, -1].item()
+        bits[4, -1] = last ^ 0x24
+        assert f"{said}: 1 of 480 values checked, first in row 4, column 95" in case.wrong(operands, tight)
+        bits.copy_(before)
+    operands.eps = 1.0
+    assert "wrong result" in case.wrong(operands, tight)
+
+
+def test_a_wrong_head_is_seen():
+    (operands,) = sets = QK.sets(1, "cpu")
+    assert "wrong result" in session.checked(QK, operands, Work([lambda: None]), False)
+    right = torch_eager.qk_norm(operands.q, operands.k, operands.q_weight, operands.k_weight, operands.eps)
+
+    def write(s, q, k) -> None:
+        s.q.copy_(q), s.k.copy_(k)
+
+    assert session.checked(QK, operands, Work([lambda: write(sets[0], *right)]), False) is None
+    operands.x[2, -1] += 1
+    assert "wrong V: 1 of 1280" in QK.wrong(operands, False)
+    swapped = Work([lambda: write(sets[0], right[0], -right[1])])
+    assert "wrong result" in session.checked(QK, operands, swapped, False)
+
+
+def test_ways_are_compared_with_their_own():
+    def record(bench: str, **us) -> Results:
+        made = Results(bench_record.record(bench))
+        for case in made.cases():
+            case["peers"] |= {name: {"us": {"median": t, "low": t, "high": t}} for name, t in us.items()}
+        return made
+
+    r = record("add-rmsnorm", flashinfer_dependent=1.0, flashinfer=2.0, graphfuse=2.0, graphfuse_dependent=1.5)
+    case = r.record["cases"][0]
+    assert r.best_peer(case) != "flashinfer_dependent" == r.best_peer(case, "graphfuse_dependent")
+    verdicts = {t.text: t.verdict(r) for t in BENCHES["add-rmsnorm"].targets}
+    assert verdicts["bf16 with dependent launch: time over the best peer's, at worst"].value == pytest.approx(1.5)
+    r = record("qk-norm", quack_one_launch=0.1, flashinfer_dependent=0.2)
+    case = r.record["cases"][0]
+    assert r.best_peer(case, "graphfuse_one_kernel") == "quack_one_launch"
+    assert r.best_peer(case, "graphfuse_dependent") == "flashinfer_dependent"
+    assert r.best_peer(case) not in ("quack_one_launch", "flashinfer_dependent", "graphfuse_one_kernel")
+
+
+@pytest.mark.parametrize("bench", NEW, ids=lambda b: b.name)
+def test_a_record_of_it_makes_its_section(bench, tmp_path):
+    content = bench_record.record(bench.name)
+    text = f"<!-- bench:{bench.name}/section -->\n<!-- /bench -->\n<!-- bench:overview -->\n<!-- /bench -->\n"
+    assert render.rendered(text, tmp_path).count(render.NONE) == 2
+    record.write(tmp_path, bench.name, content["environment"], content)
+    once = render.rendered(text, tmp_path)
+    assert f"\n## {bench.title}\n" in once and "not measured" not in once
+    assert all(peer.title in once for peer in bench.peers)
+    assert f"| {bench.title} | {bench.cases[0].output} | {len(bench.cases)} |" in once
+    assert render.rendered(once, tmp_path) == once
+
+
 # Sessions
 
 
@@ -154,6 +322,18 @@ def test_a_session_says_what_became_of_every_peer():
         assert peers[name]["of_stream"] == pytest.approx(peers["stream"]["us"]["median"] / us["median"], abs=1e-4)
     assert peers["graphfuse"]["note"]
     json.dumps(entry)
+
+
+def test_in_a_session_whoever_is_not_installed_is_named():
+    for name, case in (("add-rmsnorm", AddCase(3, 64, "bf16")), ("add-rmsnorm-fp8", AddCase(3, 64, "fp8_e4m3"))):
+        bench = BENCHES[name]
+        peers = [p for p in bench.peers if p.name not in ("graphfuse_dependent", "torch_compile")]
+        entries = session.measure(bench, case, peers, 90, "cpu", wall_clock())["peers"]
+        assert list(entries) == [p.name for p in peers]
+        for peer in peers:
+            missing = [d for d, version in peer.versions().items() if version is None]
+            said = f"{', '.join(missing)} is not installed"
+            assert entries[peer.name] == {"absent": said} if missing else entries[peer.name]["us"]["low"] > 0
 
 
 def test_flashinfer_says_what_it_cannot():
@@ -333,8 +513,9 @@ def test_marked_places_follow_the_record(tmp_path):
 
 @pytest.mark.parametrize("name", render.FILES)
 def test_the_docs_own_places_render(name, tmp_path):
-    content = bench_record.record()
-    record.write(tmp_path, "rmsnorm-silu", content["environment"], content)
+    for bench in BENCHES:
+        content = bench_record.record(bench)
+        record.write(tmp_path, bench, content["environment"], content)
     rows = [
         {"name": "execute", "us": {"median": 7.5, "low": 7.0, "high": 9.0}, "ratio": 1.25},
         {"name": "Quack", "absent": "quack-kernels is not installed"},

@@ -1,6 +1,6 @@
-"""FlashInfer's fused kernels. Where it has a norm in CuTe DSL, that is what its functions run, and one in CUDA beside it.
+"""FlashInfer's fused kernels.
 
-Its functions start by dependent launch unless told not to.
+Its norms are in CuTe DSL where that is installed, and in CUDA; they start by dependent launch unless told not to.
 """
 
 import functools
@@ -68,8 +68,8 @@ def _qk_norm(dependent: bool, case, sets) -> Work:
     from flashinfer.norm import rmsnorm
 
     def norm(s) -> None:
-        rmsnorm(s.q, s.q_weight, s.eps, out=s.q, enable_pdl=dependent)
-        rmsnorm(s.k, s.k_weight, s.eps, out=s.k, enable_pdl=dependent)
+        rmsnorm(s.q, s.q_weight, s.eps, out=s.q_out, enable_pdl=dependent)
+        rmsnorm(s.k, s.k_weight, s.eps, out=s.k_out, enable_pdl=dependent)
 
     return Work([functools.partial(norm, s) for s in sets])
 

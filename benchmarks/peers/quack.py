@@ -17,13 +17,13 @@ def _add_rmsnorm(case, sets) -> Work:
 
 
 def _qk_norm(case, sets) -> Work:
-    # A weight of more heads than one row is asked to be of all: [heads, HEAD].
+    # With one weight for all heads it takes rows only, of a copy.
     (first, *_), heads = sets, (case.q_heads, case.k_heads)
     q_weight, k_weight = first.joint_weight.split(heads)
 
     def call(s) -> None:
-        _norm(s, s.q, q_weight, s.q)
-        _norm(s, s.k, k_weight, s.k)
+        _norm(s, s.q, q_weight, s.q_out)
+        _norm(s, s.k, k_weight, s.k_out)
 
     return Work([functools.partial(call, s) for s in sets])
 

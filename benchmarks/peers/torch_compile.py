@@ -1,8 +1,8 @@
-"""torch.compile, one graph for each shape, writing into the outputs that it is given."""
+"""torch.compile, one graph for each shape, writing into the outputs that it is given but for QK-norm."""
 
 import functools
 
-from graphfuse.benchmarks.peer import Peer, Work
+from graphfuse.benchmarks.peer import Peer, Work, returning
 from graphfuse.benchmarks.peers import torch_eager
 
 
@@ -50,14 +50,14 @@ def _add_rmsnorm_fp8(case, sets) -> Work:
 
 def _qk_norm(case, sets) -> Work:
     compiled = _compiled(torch_eager.qk_norm)
-    return Work([functools.partial(compiled, s.q, s.k, s.q_weight, s.k_weight, s.eps) for s in sets])
+    return returning(case, sets, ("q_out", "k_out"), lambda s: compiled(s.q, s.k, s.q_weight, s.k_weight, s.eps))
 
 
-def _peer(make, why_not=lambda case, arch: None) -> Peer:
-    return Peer("torch_compile", "torch.compile", make, ("torch", "triton"), why_not, keeps_builds=True)
+def _peer(make, why_not=lambda case, arch: None, where: str = "") -> Peer:
+    return Peer("torch_compile", f"torch.compile{where}", make, ("torch", "triton"), why_not, keeps_builds=True)
 
 
 RMSNORM_SILU = _peer(_rmsnorm_silu, torch_eager.why_not)
 ADD_RMSNORM = _peer(_add_rmsnorm)
 ADD_RMSNORM_FP8 = _peer(_add_rmsnorm_fp8)
-QK_NORM = _peer(_qk_norm)
+QK_NORM = _peer(_qk_norm, where=", new tensors")

@@ -37,6 +37,26 @@ def test_a_quick_run_leaves_a_record(tmp_path):
     assert "targets" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["add-rmsnorm", "add-rmsnorm-fp8", "qk-norm"])
+def test_the_other_benches_measure_who_is_there(name, tmp_path):
+    done = subprocess.run(
+        [*BENCH, name, "--quick", "--rows", "128", "--record", str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob(f"{name}-part-*.json")
+    (case,) = json.loads(file.read_text())["cases"]
+    ours = {"graphfuse", "graphfuse_dependent"} | ({"graphfuse_one_kernel"} if name == "qk-norm" else set())
+    measured = {peer: entry for peer, entry in case["peers"].items() if "us" in entry}
+    assert ours | {"torch_compile", "torch_eager", "stream"} <= set(measured), case["peers"]
+    kernels = {peer: measured[peer]["note"].count("rmsnorm[") for peer in ours}
+    assert kernels == {peer: 2 if name == "qk-norm" and peer != "graphfuse_one_kernel" else 1 for peer in ours}
+    for peer, entry in measured.items():
+        linked = entry["dependent_launch"]
+        assert linked in (None, peer.endswith("_dependent")), (peer, entry)
+    # Nobody who is there is wrong.
+    assert not [entry for entry in case["peers"].values() if "error" in entry], case["peers"]
+
+
 def test_a_finished_run_is_not_measured_again(tmp_path):
     few = ["--quick", "--rows", "1560", "--columns", "64", "--peers", "graphfuse", "--record", str(tmp_path)]
     env = ["env", "GIT_COMMIT=0123456789"]  # a commit that is not dirty
