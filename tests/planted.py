@@ -4,7 +4,8 @@ import re
 
 
 def wrong(source: str) -> str:
-    """A kernel's source with an epilogue that gives twice the value."""
-    text, count = re.subn(r"(struct Epilogue \{.*?return )(x\d+;)", r"\g<1>2.0f * \2", source, flags=re.DOTALL)
-    assert count == 1
-    return text
+    """A row kernel's source with twice the value that the phase after the norm computes last."""
+    before, found, after = source.partition("struct Phase1 {")
+    text, count = re.subn(r"(a\d+\[i\] = )(v\d+;)", r"\g<1>2.0f * \2", after, count=1)
+    assert found and count == 1
+    return before + found + text

@@ -66,6 +66,7 @@ def each(bugs: dict) -> list:
 # The RMSNorm kernel: rows of two warps and more, several to a CTA, of which the last has too few.
 SHARED_ROWS = (dict(rows=5, columns=500), RmsNormKnobs(64, 128))
 LONG_ROWS = (dict(rows=2, columns=2600), RmsNormKnobs(512, 512))
+CLUSTERS = (dict(rows=2, columns=2600), RmsNormKnobs(512, 128))
 # Rows within a warp, in pieces of several chunks; blocks of one lane and of two.
 PIECES = (dict(rows=5, columns=528), RmsNormKnobs(16, 64, 2))
 BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), RmsNormKnobs(4, 32, 2))
@@ -78,10 +79,11 @@ _LAST_ROUND = """  gf::cluster_arrive();
   neighbours[gf::i64(gf::block_index()) * THREADS + thread] = mailbox[thread];
 """
 NOWHERE = ("", "")
-_ATOMICS = re.sub("#(pragma|include).*", "", template("graphfuse.codegen.headers", "atomics.cuh"))
 # The bytes right behind a buffer are poisoned, those further on belong to nobody.
 _READ, _WRITE = (f"(heap-buffer-overflow|use-after-poison)[^$]*{access} of size" for access in ("READ", "WRITE"))
-_LOAD = ("rmsnorm.cu", "pieces[step] = gf::load<INPUT_BYTES, INPUT_ACCESS>")
+_LOAD = ("rmsnorm.cu", "reads[step] = Phase::read_rows(row, at);")
+_STORE = ("graphfuse/rows.cuh", "store<BYTES, ACCESS>(offset(address, at * BYTES), piece)")
+_STORE_BLOCK = ("graphfuse/rows.cuh", "store<BYTES, ACCESS>(offset(address, at * BYTES), elements)")
 _PARTS = ("graphfuse/reduce.cuh", "shared[i * THREADS + thread] = parts[i];")
 _BARRIER = """        shared[i * THREADS + thread] = parts[i];
       }
@@ -95,8 +97,8 @@ RMSNORM = {
     "out-of-bounds read": (
         SHARED_ROWS,
         Bug(
-            "if (in_row(row.thread + at)) {",
-            "if (row.exists) {",
+            "reads[step] = {};\n      if (in_row(row.thread + at)) {",
+            "reads[step] = {};\n      if (row.exists) {",
             {ADDRESS: _READ},
             _LOAD,
         ),
@@ -108,28 +110,28 @@ RMSNORM = {
     "out-of-bounds write": (
         SHARED_ROWS,
         Bug(
-            "const bool stored = row.exists && in_row(row.thread + at);",
-            "const bool stored = row.exists;",
+            "inside && row.exists",
+            "row.exists",
             {ADDRESS: _WRITE},
-            ("rmsnorm.cu", "gf::store<OUTPUT_BYTES, OUTPUT_ACCESS>"),
+            _STORE,
         ),
     ),
     "write of the row after the last": (
         SHARED_ROWS,
         Bug(
-            "const bool stored = row.exists && in_row(row.thread + at);",
-            "const bool stored = in_row(row.thread + at);",
+            "inside && row.exists",
+            "inside",
             {ADDRESS: _WRITE},
-            ("rmsnorm.cu", "gf::store<OUTPUT_BYTES, OUTPUT_ACCESS>"),
+            _STORE,
         ),
     ),
     "out-of-bounds write of a block": (
         BLOCKS,
         Bug(
-            "const bool stored = row.exists && in_row(row.thread + at);",
-            "const bool stored = row.exists;",
+            "inside && row.exists",
+            "row.exists",
             {ADDRESS: _WRITE},
-            ("rmsnorm.cu", "gf::store<OUTPUT_BYTES, OUTPUT_ACCESS>"),
+            _STORE_BLOCK,
         ),
     ),
     "off by one in the last row": (
@@ -156,8 +158,8 @@ RMSNORM = {
     "chunks of a thread added first": (
         PIECES,
         Bug(
-            "sums[chunk] = PASSES == 1 ? sum : sums[chunk] + sum;",
-            "sums[0] += sum;",
+            "const float sum = RowSum{shared}(totals);",
+            "float first[CHUNKS] = {};\n  for (float t : totals) first[0] += t;\n  const float sum = RowSum{shared}(first);",
             {ADDRESS: WRONG},
             NOWHERE,
         ),
@@ -182,31 +184,31 @@ RMSNORM = {
     ),
     "scale of half a block": (
         SPLIT_BLOCKS,
-        Bug("mask < BLOCK_LANES; mask *= 2", "mask < BLOCK_LANES / 2; mask *= 2", {ADDRESS: WRONG}, NOWHERE),
+        Bug("mask < LANES; mask *= 2", "mask < LANES / 2; mask *= 2", {ADDRESS: WRONG}, NOWHERE),
     ),
     "scale beside its block": (
         SPLIT_BLOCKS,
         Bug(
-            "index * block_scale_stride + thread / BLOCK_LANES",
-            "index * block_scale_stride + thread",
+            "index * b0_stride0 + thread / 2",
+            "index * b0_stride0 + thread",
             {ADDRESS: _WRITE},
-            ("rmsnorm.cu", "gf::store_pack<1>("),
+            ("graphfuse/rows.cuh", "store_pack<1>("),
         ),
     ),
     "vote that rows which do not exist leave out": (
         BLOCKS,
         Bug(
-            "if (gf::any_lane(!gf::is_usual_scale(scale))) {",
-            "if (stored && gf::any_lane(/*some*/ !gf::is_usual_scale(scale))) {",
+            "const Bytes<BYTES> elements = quantized<T>(values, scale);",
+            "const Bytes<BYTES> elements = stored ? quantized<T>(values, scale) : Bytes<BYTES>{};",
             {ADDRESS: "ballot"},
-            ("rmsnorm.cu", "/*some*/"),
+            ("graphfuse/quantize.cuh", "if (any_lane("),
         ),
     ),
     "shared memory overflow": (
         SHARED_ROWS,
         Bug(
-            "GF_SHARED(float, shared, Sum::SHARED_FLOATS);",
-            "GF_SHARED(float, shared, Sum::SHARED_FLOATS - 1);",
+            "GF_SHARED(float, shared, RowSum::SHARED_FLOATS);",
+            "GF_SHARED(float, shared, RowSum::SHARED_FLOATS - 1);",
             {ADDRESS: "heap-buffer-overflow[^$]*WRITE of size 4"},
             _PARTS,
         ),
@@ -245,10 +247,37 @@ RMSNORM = {
     "total over a part that others still read": (
         LONG_ROWS,
         Bug(
-            "shared + PARTS + thread / THREADS_PER_ROW;",
+            "shared + PARTS + thread / ROW_THREADS;",
             "shared + 1;",
             {RACE: "data race"},
-            ("graphfuse/reduce.cuh", "*total = sum;"),
+            ("graphfuse/reduce.cuh", "*total = result;"),
+        ),
+    ),
+    "missing cluster barrier": (
+        CLUSTERS,
+        Bug(
+            "    cluster_barrier();\n#pragma unroll",
+            "#pragma unroll",
+            {ADDRESS: f"{WRONG}|{VARIES}|use-after-poison", RACE: "data race"},
+            ("graphfuse/reduce.cuh", "exchanged + i * THREADS + thread"),
+        ),
+    ),
+    "CTA that ends while others read from it": (
+        CLUSTERS,
+        Bug(
+            "    if constexpr (CTAS > 1) {\n      cluster_wait();",
+            "    if constexpr (CTAS > 1000) {\n      cluster_wait();",
+            {ADDRESS: "cluster_arrive without cluster_wait"},
+            ("graphfuse/reduce.cuh", "shuffle_xor"),
+        ),
+    ),
+    "another CTA's part left out": (
+        CLUSTERS,
+        Bug(
+            "map_shared(exchanged + i * THREADS + thread, cta)",
+            "map_shared(exchanged + i * THREADS + thread, 0)",
+            {ADDRESS: WRONG},
+            NOWHERE,
         ),
     ),
     "divergent barrier": (
@@ -274,19 +303,19 @@ RMSNORM = {
     "return before a shuffle": (
         (dict(rows=5, columns=64), RmsNormKnobs(8, 64)),
         Bug(
-            "  Piece pieces[STEPS];\n",
-            "  if (!row.exists) return;\n  Piece pieces[STEPS];\n",
+            "  Phase0::Rows rows0[STEPS];\n",
+            "  if (!row.exists) return;\n  Phase0::Rows rows0[STEPS];\n",
             {ADDRESS: "shuffle names lane"},
-            ("graphfuse/reduce.cuh", "parts[i] += shuffle_xor(parts[i], mask)"),
+            ("graphfuse/reduce.cuh", "parts[i] = Join::join(parts[i], shuffle_xor(parts[i], mask))"),
         ),
     ),
     "misaligned vector access": (
         SHARED_ROWS,
         Bug(
-            "gf::offset(input, index * input_stride + thread * INPUT_BYTES)",
-            "gf::offset(input, index * input_stride + thread * INPUT_BYTES + (index == 4 && thread == 3) * 2)",
+            "gf::offset(i0, index * i0_stride0 + thread * 8)",
+            "gf::offset(i0, index * i0_stride0 + thread * 8 + (index == 4 && thread == 3) * 2)",
             {ADDRESS: r"load of 8 bytes at an address that is a multiple of 2 \(thread 3 of CTA 2\)"},
-            _LOAD,
+            ("generated.cuh", "gf::load<8, 8>"),
         ),
     ),
     "partial sums added in any order": (
@@ -314,9 +343,13 @@ def test_in_rmsnorm(name, build):
     source, *rest = problem.plan(knobs)
     source = plant(source, bug)
     if "atomic_add" in bug.new:
-        source = source.replace('#line 1 "graphfuse/reduce.cuh"', _ATOMICS + '#line 1 "graphfuse/reduce.cuh"')
+        place = '#line 1 "graphfuse/reduce.cuh"'
+        for part in re.findall(r'#line \d+ "graphfuse/atomics.cuh"\n.*?(?=#line)', source, re.DOTALL):
+            source = source.replace(part, "").replace(place, part + place)
     files = {"rmsnorm.cu": template("graphfuse.engines", "rmsnorm.cu")}
-    files["graphfuse/reduce.cuh"] = template("graphfuse.codegen.headers", "reduce.cuh")
+    (files["generated.cuh"],) = re.findall(r'#line 1 "generated.cuh"\n(.*?)#line', source, re.DOTALL)
+    for header in ("reduce.cuh", "rows.cuh", "quantize.cuh"):
+        files[f"graphfuse/{header}"] = template("graphfuse.codegen.headers", header)
     assert_caught(bug, caught(source, *rest, build, right), build, files)
 
 
