@@ -1,8 +1,10 @@
 """One graph's plans: proposing, barring, compiling and running them. `pygraph` keeps one."""
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from graphfuse import plan, plugins
@@ -133,8 +135,11 @@ class Planner:
     def build(self, policy: build_plan_policy) -> None:
         self.check_support()
         usable = [i for i, p in enumerate(self.plans) if not self.barred(p)]
-        for i in usable if policy is build_plan_policy.ALL else usable[:1]:
-            self._build(i)
+        self._build(usable[0])
+        if policy is build_plan_policy.ALL:
+            with compilers(self.device) as pool:
+                for made in [pool.submit(self._build, i) for i in usable[1:]]:
+                    made.result()
         self.chosen = usable[0]
 
     def build_at(self, index: int) -> None:
@@ -160,15 +165,17 @@ class Planner:
         self.chosen = index
 
     def _build(self, index: int) -> None:
+        if index in self._executables:
+            return
+        p = self.plans[index]
+        made = Executable(
+            lambda: Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed),
+            [self._freeze(part) for part in p.parts],
+            p.scratch,
+            self._undependable(p),
+        )
         with self._lock:
-            if index not in self._executables:
-                p = self.plans[index]
-                self._executables[index] = Executable(
-                    lambda: Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed),
-                    [self._freeze(part) for part in p.parts],
-                    p.scratch,
-                    self._undependable(p),
-                )
+            self._executables.setdefault(index, made)
 
     def _freeze(self, part: Part) -> Freeze:
         if isinstance(part.engine, KernelEngine):
@@ -250,6 +257,13 @@ def _device(handle, emulated: bool) -> Device:
             f"create_handle({str(EMULATOR)!r})"
         )
     return EMULATOR
+
+
+def compilers(device: Device) -> ThreadPoolExecutor:
+    """Threads in which kernels for a device can be compiled and loaded side by side."""
+    if device.kind == "cuda":
+        from graphfuse.runtime import cuda_core  # noqa: F401 - two first imports of it at once, in the threads, fail
+    return ThreadPoolExecutor(os.cpu_count())
 
 
 def kernel(part: Part, device: Device):

@@ -1,18 +1,17 @@
 """The search for the fastest knobs of one part: compile in parallel, check, time in rounds of growing length."""
 
-import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
 from graphfuse.device import Device
 from graphfuse.engine import knobs_to_dict
 from graphfuse.errors import DeviceError, KernelCompileError
 from graphfuse.plan import Part
-from graphfuse.planner import kernel
+from graphfuse.planner import compilers, kernel
 from graphfuse.runtime import timing
 from graphfuse.tuning.report import BEST, BROKEN, TIMED, WRONG, Trial
 from graphfuse.tuning.workbench import Workbench
@@ -85,10 +84,7 @@ def search(
 
 def compile_all(part: Part, device: Device, candidates: Sequence[object], deadline: float) -> dict[object, Future]:
     """Compile and load kernels side by side; those that are done by the deadline, errors among them."""
-    if device.kind == "cuda":
-        from graphfuse.runtime import cuda_core  # noqa: F401 - two first imports of it at once, in the threads, fail
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with compilers(device) as pool:
         futures = {k: pool.submit(kernel, Part(part.region, part.engine, k), device) for k in candidates}
         wait(futures.values(), min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
         pool.shutdown(wait=False, cancel_futures=True)

@@ -159,7 +159,8 @@ RMSNORM = {
         PIECES,
         Bug(
             "const float sum = RowSum{shared}(totals);",
-            "float first[CHUNKS] = {};\n  for (float t : totals) first[0] += t;\n  const float sum = RowSum{shared}(first);",
+            "float first[CHUNKS] = {};\n  for (float t : totals) first[0] += t;\n"
+            "  const float sum = RowSum{shared}(first);",
             {ADDRESS: WRONG},
             NOWHERE,
         ),

@@ -1,5 +1,6 @@
 """Every combination of what stands around an RMSNorm as one generated kernel on the GPU."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -17,9 +18,9 @@ COLUMNS = (1, 17, 111, 760, 3420, 3584, 7168, 16384, 65537, 131072, 262144)
 
 @pytest.mark.parametrize("end", rows.ENDS)
 def test_every_combination(end):
-    for case in CASES:
-        if case.end == end:
-            rows.check(case, [heur_mode.OPENSOURCE], "cuda", "cuda")
+    cases = [case for case in CASES if case.end == end]
+    with ThreadPoolExecutor(8) as pool:  # most of it is compiling
+        list(pool.map(lambda case: rows.check(case, [heur_mode.OPENSOURCE], "cuda", "cuda"), cases))
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
