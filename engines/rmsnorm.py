@@ -228,16 +228,21 @@ def _every_knob() -> Iterator[RmsNormKnobs]:
 
 
 def _is_usual(knobs: RmsNormKnobs) -> bool:
-    """Whether CTAs are as small as pays: more threads wait for each other, fewer take more CTAs to start."""
-    return knobs.threads == (512 if knobs.cluster > 1 else max(knobs.threads_per_row, 128))
+    """Whether CTAs are of a size that may pay. Of rows of their own as small as can be, for more threads wait for
+    each other, but not too small, for each takes time to start; long rows may pay as neighbours."""
+    if knobs.cluster > 1:
+        return knobs.threads >= 128
+    whole = knobs.threads == _MAX_THREADS and knobs.threads_per_row >= 256
+    return whole or knobs.threads == max(knobs.threads_per_row, 128)
 
 
 def _cost(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -> float:
     """Time of a launch in a unit of the model's own, by which knobs are compared.
 
-    What keeps an SM busy - memory or instructions, whichever takes longer - plus what a launch
-    takes on an idle device: the elements that a thread goes through and the reduction. The
-    figures are fitted to exhaustive searches on an H200 over random sizes (docs/tuning.md).
+    What keeps an SM busy - memory or instructions, whichever takes longer, what CTAs of a cluster
+    exchange, and that CTAs start - plus what a launch takes on an idle device: the elements that a
+    thread goes through and the reduction. The figures are fitted to exhaustive searches on an H200
+    over random sizes and over rows with a residual or many columns (docs/tuning.md).
     """
     program = facts.program
     threads, piece = knobs.threads_per_row, knobs.chunks * row.chunk
@@ -246,17 +251,24 @@ def _cost(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -
         elements = facts.columns / threads * (program.last + 1)
     written = [s.view.dtype.bits for s in program.stores if program.shapes[s.value.index].columns and not s.amax]
     read = [view.dtype.bits for view in program.inputs if view.rows and view.columns]
+    more = max(0, len(read) - 1)
     bits = min(written, default=32)
     start, each = next(figures for most, figures in _INSTRUCTIONS.items() if bits <= most)
     instructions = each * threads * (start + elements) * (1 + 0.11 * max(0.0, math.log2(threads / _WARP)))
+    instructions *= 1 + 0.42 * more
     if piece < max((s.block_size for s in program.stores), default=0):  # lanes that share a block work on its scale
         instructions *= 1.1
     moved = facts.columns * (sum(read) * (1 if row.resident(knobs) else program.last + 1) + sum(written)) / 32
     least = min((view.dtype.nbytes(piece) for view in program.inputs if view.rows and view.columns), default=_SECTOR)
     sectors = max(1.0, _SECTOR / (threads * least))  # read for each that is used
-    alone = 10 + elements + 2.4 * math.log2(threads) + 0.56 * max(1.0, min(threads, knobs.threads) / _WARP)
-    alone += 10 * (knobs.cluster > 1)
-    return facts.rows / device.sm_count * max(moved * sectors, instructions) + 1130 * alone
+    busy = max(moved * sectors, instructions) + 4.75 * threads / knobs.threads
+    warps = max(1.0, min(threads, knobs.threads) / _WARP)  # that meet for a row
+    alone = 10 + elements * (1 + 0.45 * more) + 2.4 * math.log2(threads) + 0.11 * warps
+    alone += 0.45 * knobs.threads / _WARP
+    if knobs.cluster > 1:
+        busy += knobs.cluster**2 * (126 + 11.4 * knobs.threads)
+        alone += 11 + 1.75 * math.log2(knobs.cluster) + 0.0006 * threads
+    return facts.rows / device.sm_count * busy + 1130 * alone
 
 
 def _held_registers(threads: int) -> int:
