@@ -27,6 +27,10 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
         between = f"rounded, as declared: {', '.join(rounded)}" if rounded else "kept in the compute type"
         return (f"reference: torch operations one by one, values between nodes {between}",)
 
+    def in_place(self, facts: Subgraph, knobs: NoKnobs) -> tuple[tuple[int, int], ...]:
+        # Every input is copied before the first output is written.
+        return tuple((i, o) for i in facts.inputs for o in facts.outputs)
+
     def run(self, facts: Subgraph, knobs: NoKnobs, device: Device, buffers: Buffers, stream: int) -> None:
         import torch
 
@@ -66,7 +70,9 @@ def _load(torch, t: Tensor, device: Device, buffers: Buffers, compute):
     if t.reordering is not tensor_reordering.NONE:
         stored = _memory(torch, t, device, buffers)[reordering.offsets(torch, t.dim, device.memory)]
         return rounding.decode(torch, stored.view(getattr(torch, t.dtype.facts.torch)), t.dtype, compute)
-    values = rounding.decode(torch, _view(torch, t, device, buffers), t.dtype, compute)
+    stored = _view(torch, t, device, buffers)
+    values = rounding.decode(torch, stored, t.dtype, compute)
+    values = values.clone() if values is stored else values
     return values.movedim(-1, t.packed_axis) if t.dtype.bits < 8 else values
 
 

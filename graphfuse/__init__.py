@@ -36,6 +36,7 @@ _LAZY = {
     "set_stream": "graphfuse.runtime.handle",
     "get_stream": "graphfuse.runtime.handle",
     "fused_rmsnorm_silu": "graphfuse.functional",
+    "functional": "graphfuse.functional",
 }
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "cudnnGraphNotSupportedError",
     "data_type",
     "destroy_handle",
+    "functional",
     "fused_rmsnorm_silu",
     "get_stream",
     "heur_mode",
@@ -77,5 +79,6 @@ def __getattr__(name: str):
     import importlib
 
     # Kept: looking it up so at each call would cost half of what the call does.
-    found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+    module = importlib.import_module(_LAZY[name])
+    found = globals()[name] = getattr(module, name, module)
     return found

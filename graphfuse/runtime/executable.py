@@ -50,7 +50,7 @@ class Executable:
     ):
         self._new_binder = binder
         self._parts = tuple(zip(freezes, scratch, strict=True))
-        self._undependable = undependable
+        self.undependable = undependable
         self._forms: tuple[tuple[Form, Known], ...] = ()
 
     @functools.cached_property
@@ -94,6 +94,6 @@ class Executable:
         return self.freeze(self._binder.place(given, workspace), stream, dependent)
 
     def freeze(self, bindings: Bindings, stream: int, dependent: bool) -> Calls:
-        if dependent and self._undependable:
-            raise GraphNotSupportedError(self._undependable)
+        if dependent and self.undependable:
+            raise GraphNotSupportedError(self.undependable)
         return tuple(freeze(bindings, bindings.workspace + at, stream, dependent) for freeze, at in self._parts)

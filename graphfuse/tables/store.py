@@ -27,9 +27,13 @@ from graphfuse.tables.tunings import Tunings, arch
 
 VERSION = 1
 
-_read: dict[Path, tuple[tuple[int, int, int], tuple[Entry, ...]]] = {}
+generation = 0
+"""Goes up whenever tuned knobs are found to have changed: added by this process, or read from a file that another one
+changed. What was planned in an earlier generation may be planned anew."""
+
+_read: dict[Path, tuple[tuple[int, int, int] | None, tuple[Entry, ...]]] = {}
 _warned: set[Path] = set()
-_lock = threading.Lock()  # guards the two above
+_lock = threading.Lock()  # guards the three above
 
 
 class _OtherVersion(ValueError):
@@ -79,11 +83,13 @@ def read(path: Path) -> tuple[Entry, ...]:
         if faults:
             _warn(path, f"{len(faults)} of its entries cannot be used; the first: {faults[0]}")
     except FileNotFoundError:
-        return ()
+        state, entries = None, ()
     except (OSError, ValueError, RecursionError) as error:
         _warn(path, str(error))
         return ()
     with _lock:
+        if path in _read and _read[path][0] != state:
+            _changed()
         _read[path] = (state, entries)
     return entries
 
@@ -99,6 +105,8 @@ def add(path: Path, entries: Sequence[Entry]) -> bool:
         with _alone(path):
             kept = [e for e in _before(path) if not any(e.same_class(new) for new in entries)]
             _replace(path, to_text([*kept, *entries]))
+        with _lock:
+            _changed()
         return True
     except (OSError, _OtherVersion) as error:
         _warn(path, f"{error}; nothing was added to it")
@@ -195,6 +203,11 @@ def _replace(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _changed() -> None:
+    global generation
+    generation += 1
 
 
 def _state(path: Path) -> tuple[int, int, int]:

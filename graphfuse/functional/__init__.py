@@ -1,0 +1,37 @@
+"""Ready-made calls on torch tensors: a graph is built and planned once per problem, then only executed.
+
+Names, order of arguments and what is written in place are FlashInfer's. Each function is an operator of torch too,
+``graphfuse::NAME``, which torch.compile and torch.export use.
+"""
+
+from graphfuse.functional.fp4 import add_rmsnorm_fp4quant, rmsnorm_fp4quant
+from graphfuse.functional.fp8 import (
+    fused_add_rmsnorm_quant,
+    fused_add_rmsnorm_quant_dynamic,
+    rmsnorm_quant,
+    rmsnorm_quant_dynamic,
+)
+from graphfuse.functional.norms import (
+    fused_add_rmsnorm,
+    gemma_fused_add_rmsnorm,
+    gemma_rmsnorm,
+    qk_rmsnorm,
+    rmsnorm,
+)
+from graphfuse.functional.silu import fused_rmsnorm_silu, rmsnorm_silu_gate
+
+__all__ = [
+    "add_rmsnorm_fp4quant",
+    "fused_add_rmsnorm",
+    "fused_add_rmsnorm_quant",
+    "fused_add_rmsnorm_quant_dynamic",
+    "fused_rmsnorm_silu",
+    "gemma_fused_add_rmsnorm",
+    "gemma_rmsnorm",
+    "qk_rmsnorm",
+    "rmsnorm",
+    "rmsnorm_fp4quant",
+    "rmsnorm_quant",
+    "rmsnorm_quant_dynamic",
+    "rmsnorm_silu_gate",
+]

@@ -1,0 +1,131 @@
+"""The tensors a function takes, as data: types, shapes, which are written, what is allocated."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from graphfuse.dtypes import data_type
+from graphfuse.errors import VariantPackError
+
+Shape = tuple[int, ...]
+
+Rule = Callable[[Mapping[str, Shape]], tuple[Shape, ...]]
+"""From the shapes of the arguments before it to those an argument may have, the one it is allocated with first.
+In elements, two of which FP4 keeps in a byte. VariantPackError if there is none."""
+
+Types = Mapping[torch.dtype, data_type]
+"""What torch calls a type -> what the graph stores."""
+
+
+def types(*accepted: data_type, as_bytes: bool = False) -> Types:
+    """`accepted`, and with as_bytes also uint8, for the bytes of the only one."""
+    found = {getattr(torch, a.facts.torch): a for a in accepted}
+    return found | {torch.uint8: accepted[0]} if as_bytes else found
+
+
+FLOATS = types(data_type.BFLOAT16, data_type.HALF, data_type.FLOAT)
+FORMATS = FLOATS | types(data_type.FP8_E4M3, data_type.FP8_E5M2)
+FLOAT = types(data_type.FLOAT)
+FP8 = types(data_type.FP8_E4M3, data_type.FP8_E5M2)
+PAIRS = torch.float4_e2m1fn_x2
+
+
+@dataclass(frozen=True, eq=False)
+class Argument:
+    """One tensor of a function.
+
+    shape: None for one that may have any, as the first has. free: whether it leaves some of the shape to the
+    caller, so that it tells problems apart. written: whether the function writes it. new: the
+    type it is allocated with where the caller gives none: torch's, or that of the argument so named. optional:
+    whether it may be left out altogether. only: (name, type) of another argument without which this one is
+    ignored. note: said where it is refused.
+    """
+
+    name: str
+    types: Types
+    shape: Rule | None = None
+    free: bool = False
+    written: bool = False
+    new: torch.dtype | str | None = None
+    optional: bool = False
+    only: tuple[str, torch.dtype] | None = None
+    note: str = ""
+
+
+def like(name: str) -> Rule:
+    """The shape of another argument."""
+    return lambda shapes: (shapes[name],)
+
+
+def columns(name: str) -> Rule:
+    """One value for each column of another argument."""
+    return lambda shapes: (shapes[name][-1:],)
+
+
+def rows(name: str) -> Rule:
+    """One value for each row of another argument."""
+    return lambda shapes: ((*shapes[name][:-1], 1),)
+
+
+def one(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+    """A single value."""
+    return (1,), ()
+
+
+def blocks(name: str, size: int) -> Rule:
+    """One value for each `size` neighbours in a row of another argument."""
+
+    def rule(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+        *leading, columns = shapes[name]
+        if columns % size:
+            raise VariantPackError(
+                f"{name} has shape {tuple(shapes[name])}; accepted with blocks of {size}: a last dimension that is "
+                f"a multiple of {size}"
+            )
+        return ((*leading, columns // size),)
+
+    return rule
+
+
+def swizzled(rule: Rule) -> Rule:
+    """Memory for what `rule` says in tiles of 128 rows by 4 columns, the last ones filled up."""
+
+    def tiles(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+        *leading, columns = rule(shapes)[0]
+        height, width = -(-prod(leading) // 128) * 128, -(-columns // 4) * 4
+        return (height * width,), (height, width)
+
+    return tiles
+
+
+def stored(shape: Shape, dtype: data_type) -> Shape:
+    """The shape torch has for elements of `shape`."""
+    return (*shape[:-1], shape[-1] // 2) if dtype is data_type.FP4_E2M1 else shape
+
+
+def elements(shape: Shape, dtype: data_type | None) -> Shape:
+    """The way back from `stored`."""
+    return (*shape[:-1], shape[-1] * 2) if dtype is data_type.FP4_E2M1 and len(shape) else shape
+
+
+def complete(arguments: Iterable[Argument], given: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    """The tensors that are used, in order, those that the caller did not give allocated. torch.compile traces this."""
+    tensors: dict[str, torch.Tensor] = {}
+    shapes: dict[str, Shape] = {}
+    device = None
+    for a in arguments:
+        if a.only is not None and tensors[a.only[0]].dtype != a.only[1]:
+            continue
+        value = given[a.name]
+        if value is None:
+            if a.optional:
+                continue
+            dtype = tensors[a.new].dtype if isinstance(a.new, str) else a.new
+            value = torch.empty(stored(a.shape(shapes)[0], a.types[dtype]), dtype=dtype, device=device)
+        if device is None:
+            device = value.device
+        tensors[a.name] = value
+        shapes[a.name] = elements(value.shape, a.types.get(value.dtype))  # other types are refused later
+    return tensors

@@ -1,0 +1,203 @@
+"""Functions made from their declarations: checked and planned once for each problem, then compared and started."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from graphfuse.errors import VariantPackError
+from graphfuse.functional import operator, option
+from graphfuse.functional.argument import Argument, complete
+from graphfuse.functional.layout import check_given, layout
+from graphfuse.functional.problem import Variant, plan
+from graphfuse.functional.shortcut import DECLINED, Shortcut, shortcut
+from graphfuse.functional.written import written
+from graphfuse.tables import store
+
+_KEPT = 4096
+
+DeclarationT = TypeVar("DeclarationT", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """One function. parameters: all, in order, some with defaults. options: those that are neither tensors nor eps.
+
+    variants: by the values of the options named in `chosen_by`. results: the arguments that are returned.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    defaults: Mapping[str, object]
+    options: tuple[str, ...]
+    chosen_by: tuple[str, ...]
+    variants: Mapping[tuple[object, ...], Variant]
+    results: tuple[str, ...]
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Those of any variant: names, and which are written and optional, are the same in all."""
+        return next(iter(self.variants.values())).arguments
+
+    def argument(self, name: str) -> Argument:
+        return next(a for a in self.arguments if a.name == name)
+
+    def variant(self, values: Mapping[str, object]) -> Variant:
+        chosen = tuple(values[name] for name in self.chosen_by)
+        if chosen not in self.variants:
+            accepted = " or ".join(map(repr, self.variants))
+            raise VariantPackError(f"({', '.join(self.chosen_by)}) is {chosen}; accepted: {accepted}")
+        return self.variants[chosen]
+
+    def returned(self, tensors: Mapping[str, torch.Tensor]) -> object:
+        found = tuple(tensors[name] for name in self.results if name in tensors)
+        return found if len(found) > 1 else found[0] if found else None
+
+
+def function(
+    variants: Variant | Mapping[tuple[object, ...], Variant], *results: str, chosen_by: tuple[str, ...] = ()
+) -> Callable[[DeclarationT], DeclarationT]:
+    """Makes the function whose signature and documentation it decorates, and its operator ``graphfuse::NAME``.
+
+    variants: by the values of the options that `chosen_by` names. results: the names of what is returned.
+    """
+    variants = {(): variants} if isinstance(variants, Variant) else variants
+
+    def declare(declaration: DeclarationT) -> DeclarationT:
+        signature = inspect.signature(declaration).parameters
+        parameters = tuple(signature)
+        defaults = {name: p.default for name, p in signature.items() if p.default is not p.empty}
+        tensors = [a.name for a in next(iter(variants.values())).arguments]
+        options = tuple(name for name in parameters if name not in tensors and name != "eps")
+        made = Function(declaration.__name__, parameters, defaults, options, chosen_by, variants, results)
+        call = functools.wraps(declaration)(_written(made))
+        call.__defaults__ = declaration.__defaults__
+        return call
+
+    return declare
+
+
+_TEXT = """
+def call({parameters}):
+    if compiling():
+        {compiled}
+    try:
+        # What tells problems apart; whether a call is like the first one of its problem, the problem tells.
+        key = ({key})
+        short = problems.get(key)
+    except (AttributeError, RuntimeError, TypeError):  # of what is no tensor, or has no strides
+        key = short = None
+    result = declined if short is None else short({parameters})
+    return first(key, {parameters}) if result is declined else result
+"""
+
+
+def _written(f: Function) -> Callable[..., object]:
+    """The function itself, written out for its parameters: it is all that a call costs besides its shortcut."""
+    problems: dict[tuple, Shortcut] = {}
+    names = {
+        "compiling": is_dynamo_compiling,
+        "declined": DECLINED,
+        "first": functools.partial(_first, f, problems),
+        "dispatched": functools.partial(_dispatched, f),
+        "problems": problems,
+        "store": store,
+        "torch": torch,
+    }
+    text = _TEXT.format(parameters=", ".join(f.parameters), compiled="\n        ".join(_compiled(f)), key=_key(f))
+    call = written(f.name, "call", text, names)
+    call.problems = problems
+    operator.define(f, call)
+    packet = getattr(torch.ops.graphfuse, f.name)
+    call.__globals__.update(run=packet.default, run_out=getattr(packet, "out", None))
+    return call
+
+
+def _key(f: Function) -> str:
+    parts = ["store.generation"]
+    for a in f.arguments:
+        if a is f.arguments[0] or a.free:
+            parts += [f"{a.name}.shape", f"{a.name}.stride()", f"{a.name}.dtype", f"{a.name}.get_device()"]
+        elif a.name in f.defaults:
+            parts.append(f"None if {a.name} is None else {a.name}.dtype")
+        else:
+            parts.append(f"{a.name}.dtype")
+    return ", ".join((*parts, *f.options))
+
+
+def _compiled(f: Function) -> list[str]:
+    """The call as torch.compile sees it: an operator. It guards every object that it passes, so there are few."""
+    new, others = operator.ports(f)
+    run = f"run({', '.join(others)})"
+    given = ", ".join(f"{name}={name}" for name in new)
+    plain = "".join(f" and {name} is {option.VALUES[name][0]}" for name in f.options if name in option.UNSUPPORTED)
+    if not new:
+        return [f"return {run}"]
+    returned = ", ".join(name for name in f.results if f.argument(name).only is None)
+    known = [f"{name} is not None" for name in new]
+    for a in f.arguments:
+        if a.only is not None:
+            known[new.index(a.name)] = f"({a.name} is not None or {a.only[0]}.dtype != {a.only[1]})"
+            returned = f"({', '.join(f.results)}) if {a.only[0]}.dtype == {a.only[1]} else {returned}"
+    return [
+        f"if {' and '.join(f'{name} is None' for name in new)}{plain}:",
+        f"    return {run}",
+        f"if {' and '.join(known)}{plain}:",
+        f"    run_out({', '.join(others)}, {given})",
+        f"    return {returned}",
+        f"return dispatched({', '.join(f.parameters)})",
+    ]
+
+
+def _dispatched(f: Function, *values) -> object:
+    """Any call by way of the operators: of tensors that others than torch itself see to, and a compiled one whose
+    caller gives some of the tensors that might be allocated, or what is not accepted."""
+    given = dict(zip(f.parameters, values, strict=True))
+    option.check({name: given[name] for name in f.options})
+    new, others = operator.ports(f)
+    packet = getattr(torch.ops.graphfuse, f.name)
+    if all(given[name] is None for name in new):
+        return packet.default(*(given[name] for name in others))
+    given |= complete(f.variant(given).arguments, given)
+    packet.out(*(given[name] for name in others), **{name: given[name] for name in new})
+    return f.returned(given)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether no class of its own wants to see what is done to a tensor, as those of fake tensors do."""
+    return getattr(type(value), "__torch_dispatch__", torch._C._disabled_torch_dispatch_impl) is (
+        torch._C._disabled_torch_dispatch_impl
+    )
+
+
+def _first(f: Function, problems: dict[tuple, Shortcut], key: tuple | None, *values) -> object:
+    """A call that checks every argument, and remembers for others of its key what they need to know."""
+    if not all(map(_is_plain, values)):
+        return _dispatched(f, *values)
+    given = dict(zip(f.parameters, values, strict=True))
+    options = {name: given[name] for name in f.options}
+    option.check(options)
+    variant = f.variant(options)
+    for a in variant.arguments:
+        check_given(a, given[a.name])
+    tensors = complete(variant.arguments, given)
+    layouts = tuple((a.name, layout(a, tensors[a.name])) for a in variant.arguments if a.name in tensors)
+    problem = plan(f.name, variant, layouts, store.generation)
+    dependent = options.get("enable_pdl", False) is not False and problem.executable.undependable is None
+    pack = {key: tensors[name] for key, name in problem.pack.items()} | {"eps": given["eps"]}
+    workspace = problem.new_workspace() if problem.workspace_bytes else None
+    problem.graph.execute(pack, workspace, programmatic_dependent_launch=dependent)
+    ignored = [a.name for a in variant.arguments if given[a.name] is not None and a.name not in tensors]
+    if key is not None and not ignored:
+        new = [name for name in tensors if given[name] is None]
+        results = [name for name in f.results if name in tensors]
+        short = shortcut(f.parameters, options, tensors, new, results, problem, dependent)
+        if short is not None:
+            if len(problems) >= _KEPT:
+                problems.clear()
+            problems[key] = short
+    return f.returned(tensors)

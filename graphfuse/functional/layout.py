@@ -1,0 +1,99 @@
+"""What a plan depends on in a tensor, and whether the tensors of a call fit each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graphfuse.dtypes import data_type
+from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.functional.argument import Argument, Shape, elements, stored
+from graphfuse.verify import MAX_RANK
+
+ALIGNMENT = 16
+"""Bytes: no access is wider, so that no plan gains by more."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor but for its address, of which only what it is a multiple of counts.
+
+    dtype, shape, stride: torch's, which for FP4 count pairs. stored: the type in the graph.
+    """
+
+    dtype: torch.dtype
+    stored: data_type
+    shape: Shape
+    stride: Shape
+    device: torch.device
+    alignment: int
+
+
+def check_given(a: Argument, value: object) -> None:
+    """VariantPackTypeError unless `value` is what the argument may be by itself."""
+    if value is None and (a.optional or a.new is not None):
+        return
+    if not isinstance(value, torch.Tensor):
+        raise VariantPackTypeError(f"{a.name} must be a torch tensor, got {type(value).__name__}{_note(a)}")
+    if a.only is None:  # else whether it counts is not known yet
+        _check_type(a, value)
+
+
+def layout(a: Argument, value: torch.Tensor) -> Layout:
+    """VariantPackTypeError for a tensor without memory, or of a type or layout that is not accepted."""
+    _check_type(a, value)
+    try:
+        address = value.data_ptr()
+    except RuntimeError as error:
+        raise VariantPackTypeError(f"{a.name} has no memory: {str(error).splitlines()[0]}") from None
+    return _layout(a, value, min(ALIGNMENT, address & -address) if address else ALIGNMENT)
+
+
+def fake_layout(a: Argument, value: torch.Tensor) -> Layout:
+    """As `layout`, of a tensor without memory."""
+    _check_type(a, value)
+    return _layout(a, value, ALIGNMENT)
+
+
+def _layout(a: Argument, value: torch.Tensor, alignment: int) -> Layout:
+    return Layout(value.dtype, a.types[value.dtype], tuple(value.shape), value.stride(), value.device, alignment)
+
+
+def check(arguments: Sequence[Argument], layouts: Mapping[str, Layout]) -> None:
+    """VariantPackError for shapes and devices that do not fit each other. layouts: of those used, in order."""
+    first = next(iter(layouts))
+    device, given = layouts[first].device, f"as {first} has shape {layouts[first].shape}"
+    shapes: dict[str, Shape] = {}
+    for a in arguments:
+        if a.name not in layouts:
+            continue
+        t = layouts[a.name]
+        shapes[a.name] = elements(t.shape, t.stored)
+        if a.shape is None:
+            if not 1 <= len(t.shape) <= MAX_RANK or t.shape[-1] == 0:
+                raise VariantPackError(
+                    f"{a.name} has shape {t.shape}; accepted: 1 to {MAX_RANK} dimensions, the last not empty"
+                )
+        else:
+            accepted = [stored(shape, t.stored) for shape in a.shape(shapes)]
+            if t.shape not in accepted:
+                raise VariantPackError(
+                    f"{a.name} has shape {t.shape}; accepted: {' or '.join(map(str, accepted))}, {given}"
+                )
+        if t.device != device:
+            raise VariantPackError(f"{a.name} is on {t.device}, {first} is on {device}; one device is accepted")
+        if t.stored is data_type.FP4_E2M1 and t.stride[-1] != 1:
+            raise VariantPackError(f"{a.name} has stride {t.stride}; accepted for FP4: 1 along the last dimension")
+
+
+def _check_type(a: Argument, value: torch.Tensor) -> None:
+    if value.is_nested or value.layout is not torch.strided:
+        kind = "nested" if value.is_nested else value.layout
+        raise VariantPackTypeError(f"{a.name} is a tensor of layout {kind}; accepted: torch.strided")
+    if value.dtype not in a.types:
+        accepted = ", ".join(str(t).removeprefix("torch.") for t in a.types)
+        raise VariantPackTypeError(f"{a.name} is of {value.dtype}; accepted: {accepted}{_note(a)}")
+
+
+def _note(a: Argument) -> str:
+    return f" ({a.note})" if a.note else ""

@@ -1,0 +1,157 @@
+"""RMSNorm by itself and after a residual sum, with a plain or a zero-centred weight."""
+
+from collections.abc import Callable
+
+import torch
+
+from graphfuse.functional.argument import FLOATS, FORMATS, Argument, columns, like
+from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.function import function
+from graphfuse.functional.problem import Variant
+from graphfuse.tensor import Tensor
+
+INPUT = Argument("input", FLOATS)
+WEIGHT = Argument("weight", FLOATS, columns("input"))
+RESIDUAL = Argument("residual", FLOATS, like("input"), written=True)
+OUT = Argument("out", FORMATS, like("input"), written=True, new="input")
+
+
+def plain(d: Drawing) -> Tensor:
+    """The norm of input."""
+    return d.norm(d["input"], d["weight"])
+
+
+def added(d: Drawing) -> Tensor:
+    """The norm of input + residual, a sum that residual gets rounded and the norm does not."""
+    return d.norm(_sum(d), d["weight"])
+
+
+def _zero_centred(d: Drawing) -> Tensor:
+    return d.norm(d["input"], d.graph.add(d["weight"], 1.0))
+
+
+def _added_zero_centred(d: Drawing) -> Tensor:
+    return d.norm(_sum(d), d.graph.add(d["weight"], 1.0))
+
+
+def _sum(d: Drawing) -> Tensor:
+    total = d.graph.add(d["input"], d["residual"])
+    d.store("residual", d.graph.identity(total))  # an output that is read would be read as stored
+    return total
+
+
+def _norm(draw: Callable[[Drawing], Tensor]) -> Variant:
+    return Variant((INPUT, WEIGHT, OUT), lambda d: d.store("out", draw(d)))
+
+
+def _in_place(draw: Callable[[Drawing], Tensor]) -> Variant:
+    arguments = (
+        Argument("input", FLOATS, written=True),
+        RESIDUAL,
+        WEIGHT,
+        Argument("out", FORMATS, like("input"), written=True, optional=True),
+    )
+    return Variant(arguments, lambda d: d.store("out" if "out" in d else "input", draw(d)))
+
+
+def _draw_qk(d: Drawing) -> None:
+    for name in ("q", "k"):
+        d.store(f"{name}_out", d.norm(d[name], d[f"{name}_weight"]))
+
+
+_QK = Variant(
+    (
+        Argument("q", FLOATS),
+        Argument("k", FLOATS, lambda s: ((*s["q"][:-2], *s["k"][-2:-1], s["q"][-1]),), free=True),
+        Argument("q_weight", FLOATS, columns("q")),
+        Argument("k_weight", FLOATS, columns("k")),
+        Argument("q_out", FORMATS, like("q"), written=True, new="q"),
+        Argument("k_out", FORMATS, like("k"), written=True, new="k"),
+    ),
+    _draw_qk,
+)
+
+
+@function(_norm(plain), "out")
+def rmsnorm(
+    input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """input / sqrt(mean(input^2) + eps) * weight over the last dimension, in float32, rounded once.
+
+    input: (..., hidden) of 1 to 8 dimensions, bfloat16, float16 or float32, any strides. weight: (hidden,), of
+    any of these types. out: of input's shape, any strides; of these types, or float8_e4m3fn or float8_e5m2,
+    saturating; it may be input itself where types agree. Default: input's type, newly allocated.
+    enable_pdl: whether the kernel may begin while the one before it on the stream still runs (programmatic
+    dependent launch), which changes no result. None and True: where that is possible, from SM90 on.
+
+    Returns out. On CPU tensors the reference engine runs. Autograd does not see the call: the result has no
+    gradient. Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument, before
+    anything is written.
+    """
+
+
+@function(_norm(_zero_centred), "out")
+def gemma_rmsnorm(
+    input: torch.Tensor,  # noqa: A002
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """As ``rmsnorm``, times weight + 1 instead of weight."""
+
+
+@function(_in_place(added))
+def fused_add_rmsnorm(
+    input: torch.Tensor,  # noqa: A002
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+    out: torch.Tensor | None = None,
+) -> None:
+    """residual becomes input + residual, and input becomes RMSNorm of that sum.
+
+    The sum is normalized in float32, unrounded; residual gets it rounded to its type. input, weight, eps,
+    enable_pdl: as for ``rmsnorm``. residual: of input's shape, any strides; bfloat16, float16 or float32.
+    out: written instead of input; as for ``rmsnorm``.
+
+    Returns None. Errors as of ``rmsnorm``; tensors that are written overlap no other one.
+    """
+
+
+@function(_in_place(_added_zero_centred))
+def gemma_fused_add_rmsnorm(
+    input: torch.Tensor,  # noqa: A002
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+    out: torch.Tensor | None = None,
+) -> None:
+    """As ``fused_add_rmsnorm``, times weight + 1 instead of weight."""
+
+
+@function(_QK, "q_out", "k_out")
+def qk_rmsnorm(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float = 1e-6,
+    q_out: torch.Tensor | None = None,
+    k_out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RMSNorm of each head of queries and keys, one kernel each.
+
+    q: (tokens, heads, head_dim), any strides: slices of a packed tensor are read where they are. k: as q, with
+    its own number of heads. q_weight, k_weight: (head_dim,). q_out, k_out: as ``rmsnorm``'s out, of q's and
+    k's shape; they may be q and k themselves. Types, eps, enable_pdl and errors as of ``rmsnorm``.
+
+    Returns (q_out, k_out).
+    """

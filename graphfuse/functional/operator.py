@@ -1,0 +1,87 @@
+"""Functions as operators of torch: what torch.compile and torch.export put into their graphs.
+
+``graphfuse::NAME`` allocates what the function allocates where the caller gives none, and returns it;
+``graphfuse::NAME.out`` writes what the caller gives. A function that allocates nothing has the first alone, which
+returns nothing. They are defined for all devices and autograd passes them by, as it does not see these functions;
+``torch.library.custom_op`` would make them with wrappers that take longer than a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from graphfuse.functional import option
+from graphfuse.functional.argument import Argument, complete
+from graphfuse.functional.layout import check, check_given, fake_layout
+
+if TYPE_CHECKING:
+    from graphfuse.functional.function import Function
+
+_LIBRARY = torch.library.Library("graphfuse", "FRAGMENT")
+
+
+def define(f: Function, call: Callable[..., object]) -> None:
+    """Define the operators of a function. call: the function itself."""
+    new, others = ports(f)
+    returned = ["Tensor" for a in f.arguments if a.name in new and a.only is None]
+    _define(f, call, f.name, others, [], f"({', '.join(returned)})" if len(returned) != 1 else returned[0])
+    if new:
+        _define(f, call, f"{f.name}.out", others, new, "()")
+
+
+def ports(f: Function) -> tuple[list[str], list[str]]:
+    """The parameters that are allocated where the caller gives none, and the others that operators have."""
+    new = [a.name for a in f.arguments if a.new is not None]
+    return new, [name for name in f.parameters if name not in new and name not in option.UNSUPPORTED]
+
+
+def _define(f: Function, call, name: str, positional: list[str], keywords: list[str], returned: str) -> None:
+    writes_only = returned == "()"
+
+    def run(*values, **named):
+        result = call(**dict(zip(positional, values, strict=False)), **named)
+        return None if writes_only else result
+
+    def fake(*values, **named):
+        tensors = _fake(f, f.defaults | dict(zip(positional, values, strict=False)) | named)
+        return None if writes_only else f.returned(tensors)
+
+    _LIBRARY.define(f"{name}({_parameters(f, positional, keywords)}) -> {returned}", tags=_TAGS)
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake(f"graphfuse::{name}", fake, lib=_LIBRARY)
+
+
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+
+
+def _fake(f: Function, given: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    arguments = f.variant(given).arguments
+    for a in arguments:
+        check_given(a, given[a.name])
+    tensors = complete(arguments, given)
+    check(arguments, {a.name: fake_layout(a, tensors[a.name]) for a in arguments if a.name in tensors})
+    return tensors
+
+
+def _parameters(f: Function, positional: list[str], keywords: list[str]) -> str:
+    """As torch.library writes them; with defaults where all that follow have one."""
+    arguments = {a.name: a for a in f.arguments}
+    letters = iter("abcdefgh")
+    last = max((i for i, name in enumerate(positional) if name not in f.defaults), default=-1)
+    found = []
+    for i, name in enumerate(positional):
+        kind = _tensor(arguments[name], letters) if name in arguments else option.SCHEMA.get(name, "float")
+        default = f"={f.defaults[name]!r}" if i > last else ""
+        found.append(f"{kind} {name}{default}")
+    found += ["*"] * bool(keywords)
+    found += [f"{_tensor(arguments[name], letters)} {name}" for name in keywords]
+    return ", ".join(found)
+
+
+def _tensor(a: Argument, letters) -> str:
+    maybe = "?" if a.optional or a.only is not None else ""
+    return f"Tensor({next(letters)}!){maybe}" if a.written else f"Tensor{maybe}"

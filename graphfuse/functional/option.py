@@ -1,0 +1,32 @@
+"""Arguments that are no tensors, by name, with all the values they may have."""
+
+from collections.abc import Mapping
+
+from graphfuse.errors import VariantPackError, VariantPackTypeError
+
+VALUES: Mapping[str, tuple[object, ...]] = {
+    "enable_pdl": (None, True, False),
+    "block_size": (16, 32),
+    "scale_format": (None, "e4m3", "ue8m0"),
+    "is_sf_swizzled_layout": (False, True),
+    "output_both_sf_layouts": (False,),
+    "block_scale_unswizzled": (None,),
+}
+
+SCHEMA = {"enable_pdl": "bool?", "block_size": "int", "scale_format": "str?", "is_sf_swizzled_layout": "bool"}
+"""How torch.library calls their types."""
+
+UNSUPPORTED = frozenset(VALUES) - frozenset(SCHEMA)
+"""Those that are there because FlashInfer has them: they have one value, and operators do without them."""
+
+
+def check(options: Mapping[str, object]) -> None:
+    """VariantPackError for a value that is not one of those accepted, VariantPackTypeError where its type is why."""
+    for name, value in options.items():
+        accepted = VALUES[name]
+        if any(type(value) is type(a) and value == a for a in accepted):
+            continue
+        known_type = any(type(value) is type(a) for a in accepted)
+        error = VariantPackError if known_type else VariantPackTypeError
+        given = repr(value) if known_type else type(value).__name__
+        raise error(f"{name} is {given}; accepted: {', '.join(map(repr, accepted))}")

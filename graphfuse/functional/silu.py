@@ -1,0 +1,86 @@
+"""RMSNorm followed by SiLU, alone or times a gate."""
+
+import torch
+
+from graphfuse.dtypes import data_type
+from graphfuse.functional.argument import FLOATS, FORMATS, PAIRS, Argument, blocks, like, types
+from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.function import function
+from graphfuse.functional.norms import INPUT, OUT, WEIGHT, plain
+from graphfuse.functional.problem import Variant
+from graphfuse.ops import block_size
+
+_BLOCK = block_size(data_type.FP4_E2M1)
+
+
+def _draw_silu(d: Drawing) -> None:
+    z = d.graph.swish(plain(d))
+    if "block_scale" in d:
+        z, scales = d.graph.block_scale_quantize(z, block_size=_BLOCK, axis=d.rank - 1)
+        d.store("block_scale", scales)
+    d.store("out", z)
+
+
+def _draw_gate(d: Drawing) -> None:
+    d.store("out", d.graph.mul(d.graph.swish(plain(d)), d["gate"]))
+
+
+_SILU = Variant(
+    (
+        INPUT,
+        WEIGHT,
+        Argument("out", FORMATS | types(data_type.FP4_E2M1), like("input"), written=True, new="input"),
+        Argument(
+            "block_scale",
+            types(data_type.FP8_E4M3),
+            blocks("input", _BLOCK),
+            written=True,
+            new=torch.float8_e4m3fn,
+            only=("out", PAIRS),
+        ),
+    ),
+    _draw_silu,
+)
+_GATE = Variant((INPUT, WEIGHT, Argument("gate", FLOATS, like("input")), OUT), _draw_gate)
+
+
+@function(_SILU, "out", "block_scale")
+def fused_rmsnorm_silu(
+    input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    block_scale: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """SiLU(RMSNorm(input, weight, eps)) over the last dimension.
+
+    input: (..., hidden) of 1 to 8 dimensions, bfloat16, float16 or float32, any strides of
+    the leading dimensions. weight: (hidden,), of any of these types. out: its dtype selects
+    the format: bfloat16, float16, float32, float8_e4m3fn or float8_e5m2 of shape
+    (..., hidden) (default: input's dtype, newly allocated), or float4_e2m1fn_x2 of shape
+    (..., hidden / 2) for NVFP4, whose hidden is a multiple of 16. block_scale: with NVFP4,
+    float8_e4m3fn of shape (..., hidden / 16), allocated if None; ignored with other formats.
+
+    Returns out, or (out, block_scale) for NVFP4. On CPU tensors the reference engine
+    runs. Autograd does not see the call: the result has no gradient, whatever
+    requires_grad says. Raises VariantPackError, and VariantPackTypeError for wrong types,
+    naming the argument, before anything is written.
+    """
+
+
+@function(_GATE, "out")
+def rmsnorm_silu_gate(
+    input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
+    weight: torch.Tensor,
+    gate: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """SiLU(RMSNorm(input, weight, eps)) * gate, both factors in float32.
+
+    input, weight, eps, enable_pdl: as for ``rmsnorm``. gate: of input's shape; bfloat16, float16 or float32.
+    out: as for ``rmsnorm``; it may be gate itself, too.
+
+    Returns out. Errors as of ``rmsnorm``.
+    """

@@ -1,0 +1,113 @@
+"""Every call is one kernel, two for queries and keys: planned, and some run, on the emulator, which asks the engines as
+a GPU does."""
+
+import pytest
+import torch
+
+from functional_calls import F8, F8_WIDE, NAMES, call, check
+from graphfuse import create_handle, functional, heur_mode
+from graphfuse.functional import function, problem
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs of calls from now on, drawn for the emulator too and planned there."""
+    found, plan = [], problem.plan.__wrapped__
+
+    def both(name, variant, layouts, generation):
+        graph = problem.draw(name, variant, dict(layouts), create_handle("emulator")).graph
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([heur_mode.OPENSOURCE])
+        found.append(graph)
+        return plan(name, variant, layouts, generation)
+
+    monkeypatch.setattr(function, "plan", both)
+    for name in NAMES:
+        getattr(functional, name).problems.clear()
+    return found
+
+
+def kernels(graphs) -> tuple[str, ...]:
+    (graph,) = graphs
+    engines = graph.get_engine_and_knobs_at_index(0)[0]
+    return (engines,) if isinstance(engines, str) else engines
+
+
+def wanted(name: str) -> tuple[str, ...]:
+    return ("rmsnorm",) * (2 if name == "qk_rmsnorm" else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_kernel(name, dtype, graphs):
+    call(name, (21, 2, 128), dtype).run()
+    assert kernels(graphs) == wanted(name)
+
+
+OUTS = {
+    f"{name}-{out}-{kind}": (name, {out: torch.empty(21, 2, 128, dtype=kind)})
+    for name, out, kind in (
+        ("rmsnorm", "out", F8),
+        ("gemma_rmsnorm", "out", torch.float32),
+        ("fused_add_rmsnorm", "out", torch.float16),
+        ("gemma_fused_add_rmsnorm", "out", F8_WIDE),
+        ("fused_rmsnorm_silu", "out", F8),
+        ("rmsnorm_silu_gate", "out", F8),
+        ("rmsnorm_quant", "out", F8_WIDE),
+        ("fused_add_rmsnorm_quant", "out", F8_WIDE),
+        ("rmsnorm_quant_dynamic", "out", F8_WIDE),
+        ("fused_add_rmsnorm_quant_dynamic", "out", F8_WIDE),
+        ("add_rmsnorm_fp4quant", "y_out", torch.bfloat16),
+    )
+}
+
+
+@pytest.mark.parametrize(("name", "outs"), OUTS.values(), ids=OUTS)
+def test_one_kernel_for_each_format(name, outs, graphs):
+    call(name, (21, 2, 128)).run(**outs)
+    assert kernels(graphs) == wanted(name)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("swizzled", [False, True])
+@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("name", ["rmsnorm_fp4quant", "add_rmsnorm_fp4quant"])
+def test_one_kernel_for_blocks(name, size, swizzled, scaled, graphs):
+    change = {"block_size": size, "is_sf_swizzled_layout": swizzled}
+    change |= {"y_fp4": torch.empty(21, 2, 128, dtype=F8)} if size == 32 else {}
+    change |= {"global_scale": torch.ones(1)} if scaled else {}
+    call(name, (21, 2, 128)).run(**change)
+    assert kernels(graphs) == wanted(name)
+
+
+def test_one_kernel_for_slices(graphs):
+    packed = torch.randn(9, 8, 128).bfloat16()
+    functional.qk_rmsnorm(packed[:, :4], packed[:, 4:6], packed[0, 0], packed[0, 0])
+    assert kernels(graphs) == wanted("qk_rmsnorm")
+
+
+def test_one_kernel_in_place(graphs):
+    x = torch.randn(9, 128)
+    functional.rmsnorm_silu_gate(x, x[0].clone(), x.clone(), out=x)
+    assert kernels(graphs) == wanted("rmsnorm_silu_gate")
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kernels_do_what_the_functions_promise(name, monkeypatch):
+    """Run by the emulator, as by a GPU: in place, first the long way, then the short one."""
+    problems, plan, used = getattr(functional, name).problems, problem.plan.__wrapped__, []
+    problems.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(problem, "create_handle", lambda _: create_handle("emulator"))
+        patch.setattr(function, "plan", lambda *a: used.append(plan(*a)) or used[-1])
+        for _ in range(3):
+            made = call(name, (5, 2, 64))
+            results = made.run()
+            check(results, made.exact)
+    assert [p.graph.get_plan_name_at_index(0).count("rmsnorm[") for p in used] == [len(wanted(name))], used
+    problems.clear()
+    reference = call(name, (5, 2, 64)).run()
+    for output in {"y_fp4", "block_scale"} & {*results}:
+        assert torch.equal(results[output].view(torch.uint8), reference[output].view(torch.uint8))
