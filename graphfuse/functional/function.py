@@ -84,7 +84,8 @@ def function(
 _TEXT = """
 def call({parameters}):
     if compiling():
-        {compiled}
+        # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
+        return run({others}) if {usual} else dispatched({parameters})
     try:
         # What tells problems apart; whether a call is like the first one of its problem, the problem tells.
         key = ({key})
@@ -106,14 +107,19 @@ def _written(f: Function) -> Callable[..., object]:
         "dispatched": functools.partial(_dispatched, f),
         "problems": problems,
         "store": store,
-        "torch": torch,
     }
-    text = _TEXT.format(parameters=", ".join(f.parameters), compiled="\n        ".join(_compiled(f)), key=_key(f))
+    new, others = operator.ports(f)
+    ignored = [name for name in f.options if name not in others]
+    text = _TEXT.format(
+        parameters=", ".join(f.parameters),
+        others=", ".join(others),
+        usual=" and ".join(f"{name} is {f.defaults[name]}" for name in (*new, *ignored)) or "True",
+        key=_key(f),
+    )
     call = written(f.name, "call", text, names)
     call.problems = problems
     operator.define(f, call)
-    packet = getattr(torch.ops.graphfuse, f.name)
-    call.__globals__.update(run=packet.default, run_out=getattr(packet, "out", None))
+    call.__globals__["run"] = getattr(torch.ops.graphfuse, f.name).default
     return call
 
 
@@ -129,42 +135,17 @@ def _key(f: Function) -> str:
     return ", ".join((*parts, *f.options))
 
 
-def _compiled(f: Function) -> list[str]:
-    """The call as torch.compile sees it: an operator. It guards every object that it passes, so there are few."""
-    new, others = operator.ports(f)
-    run = f"run({', '.join(others)})"
-    given = ", ".join(f"{name}={name}" for name in new)
-    plain = "".join(f" and {name} is {option.VALUES[name][0]}" for name in f.options if name in option.UNSUPPORTED)
-    if not new:
-        return [f"return {run}"]
-    returned = ", ".join(name for name in f.results if f.argument(name).only is None)
-    known = [f"{name} is not None" for name in new]
-    for a in f.arguments:
-        if a.only is not None:
-            known[new.index(a.name)] = f"({a.name} is not None or {a.only[0]}.dtype != {a.only[1]})"
-            returned = f"({', '.join(f.results)}) if {a.only[0]}.dtype == {a.only[1]} else {returned}"
-    return [
-        f"if {' and '.join(f'{name} is None' for name in new)}{plain}:",
-        f"    return {run}",
-        f"if {' and '.join(known)}{plain}:",
-        f"    run_out({', '.join(others)}, {given})",
-        f"    return {returned}",
-        f"return dispatched({', '.join(f.parameters)})",
-    ]
-
-
 def _dispatched(f: Function, *values) -> object:
-    """Any call by way of the operators: of tensors that others than torch itself see to, and a compiled one whose
-    caller gives some of the tensors that might be allocated, or what is not accepted."""
+    """A call by way of the operators: what torch.compile traces, and one of tensors whose class wants to see it."""
     given = dict(zip(f.parameters, values, strict=True))
     option.check({name: given[name] for name in f.options})
     new, others = operator.ports(f)
     packet = getattr(torch.ops.graphfuse, f.name)
     if all(given[name] is None for name in new):
         return packet.default(*(given[name] for name in others))
-    given |= complete(f.variant(given).arguments, given)
-    packet.out(*(given[name] for name in others), **{name: given[name] for name in new})
-    return f.returned(given)
+    tensors = complete(f.variant(given).arguments, given)
+    packet.out(*(given[name] for name in others), **{name: tensors.get(name) for name in new})
+    return f.returned(tensors)
 
 
 def _is_plain(value: object) -> bool:

@@ -1,6 +1,7 @@
 """What a plan depends on in a tensor, and whether the tensors of a call fit each other."""
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,8 +60,13 @@ def _layout(a: Argument, value: torch.Tensor, alignment: int) -> Layout:
     return Layout(value.dtype, a.types[value.dtype], tuple(value.shape), value.stride(), value.device, alignment)
 
 
-def check(arguments: Sequence[Argument], layouts: Mapping[str, Layout]) -> None:
-    """VariantPackError for shapes and devices that do not fit each other. layouts: of those used, in order."""
+def check(
+    arguments: Sequence[Argument], layouts: Mapping[str, Layout], same: Callable[[Shape, Shape], bool] = operator.eq
+) -> None:
+    """VariantPackError for shapes and devices that do not fit each other.
+
+    layouts: of the tensors used, in order. same: whether two shapes are one.
+    """
     first = next(iter(layouts))
     device, given = layouts[first].device, f"as {first} has shape {layouts[first].shape}"
     shapes: dict[str, Shape] = {}
@@ -76,7 +82,7 @@ def check(arguments: Sequence[Argument], layouts: Mapping[str, Layout]) -> None:
                 )
         else:
             accepted = [stored(shape, t.stored) for shape in a.shape(shapes)]
-            if t.shape not in accepted:
+            if not any(same(t.shape, shape) for shape in accepted):
                 raise VariantPackError(
                     f"{a.name} has shape {t.shape}; accepted: {' or '.join(map(str, accepted))}, {given}"
                 )

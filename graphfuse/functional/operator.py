@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphfuse.functional import option
-from graphfuse.functional.argument import Argument, complete
+from graphfuse.functional.argument import Argument, Shape, complete
 from graphfuse.functional.layout import check, check_given, fake_layout
 
 if TYPE_CHECKING:
@@ -63,8 +63,17 @@ def _fake(f: Function, given: Mapping[str, object]) -> dict[str, torch.Tensor]:
     for a in arguments:
         check_given(a, given[a.name])
     tensors = complete(arguments, given)
-    check(arguments, {a.name: fake_layout(a, tensors[a.name]) for a in arguments if a.name in tensors})
+    layouts = {a.name: fake_layout(a, tensors[a.name]) for a in arguments if a.name in tensors}
+    check(arguments, layouts, _may_be_same)
     return tensors
+
+
+def _may_be_same(a: Shape, b: Shape) -> bool:
+    """Whether two shapes are one, as far as is known: extents that are not (``mark_unbacked``) are looked at by the
+    call itself."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_true  # imports sympy, as fake tensors have done
+
+    return len(a) == len(b) and all(guard_or_true(m == n) for m, n in zip(a, b, strict=True))
 
 
 def _parameters(f: Function, positional: list[str], keywords: list[str]) -> str:

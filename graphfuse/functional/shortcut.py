@@ -76,9 +76,9 @@ def make(declined, stream, alike, get, keep, at, dependent{kinds}{makers}):
                 return declined
             if {nested}:  # to compare one would end the process
                 return declined
-            {addresses}
-            if not alike({distinct}):
+            if not alike({distinct}):  # before addresses are asked for, which not every class of tensor has
                 return declined
+            {addresses}
         except (AttributeError, RuntimeError, TypeError):  # of no tensor, none with memory, another number of them
             return declined
         {made}

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from torch._dynamo.decorators import mark_unbacked
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import graphfuse
 from functional_calls import F8, FP4, NAMES, OPERATORS, OUTS, Tensors, call, operator_check, outs
 from graphfuse import functional
 
-ROWS = (5, 7, 3, 64, 1000, 2)  # the first one unlike other extents, which torch would take for the same
+ROWS = (5, 7, 3, 129, 2)  # the first one unlike other extents, which torch would take for the same
 
 
 @pytest.mark.parametrize(("name", "kinds"), OPERATORS.values(), ids=OPERATORS)
@@ -33,31 +35,45 @@ def test_what_is_written_is_declared(name):
         assert written <= {"input", "residual", "out", "q_out", "k_out", "scale", "y_fp4", "y_out", "block_scale"}
 
 
-def compiled(name, backend, **options):
-    """The function in the middle of others, compiled, and what it does uncompiled."""
-    function = getattr(functional, name)
+def around(name):
+    """The function in the middle of others."""
 
-    def around(tensors):
+    def function(tensors):
         tensors = {n: t if t.dtype in (F8, FP4) else t * 2 for n, t in tensors.items()}
-        result = function(**tensors, eps=1e-5, **options)
+        result = getattr(functional, name)(**tensors, eps=1e-5)
         results = result if isinstance(result, tuple) else () if result is None else (result,)
         return (*results, *(t for n, t in tensors.items() if n in ("input", "residual", "out")))
 
-    torch._dynamo.reset()
-    return torch.compile(around, fullgraph=True, dynamic=True, backend=backend), around
+    return function
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("marked", [False, True], ids=["from 2 on", "from 0 on"])
 @pytest.mark.parametrize("name", NAMES)
-def test_one_graph_for_all_row_counts(name, backend):
-    fast, plain = compiled(name, backend)
+def test_one_graph_for_all_row_counts(name, marked):
+    """torch makes a graph of its own of 0 and 1, unless rows are marked as unknown."""
+    torch._dynamo.reset()
+    function, counter = around(name), CompileCounterWithBackend("aot_eager")
+    fast = torch.compile(function, fullgraph=True, dynamic=True, backend=counter)
     with torch.no_grad():
-        for n, rows in enumerate(ROWS):
-            with torch.compiler.set_stance("fail_on_recompile" if n else "default"):
-                tensors = call(name, (rows, 4, 64), tensors=Tensors(seed=n)).tensors
-                got = fast({k: t.clone() for k, t in tensors.items()})
-            for a, b in zip(got, plain(tensors), strict=True):
+        for n, rows in enumerate((*ROWS, *(1, 0) * marked)):
+            tensors = call(name, (rows, 4, 64), tensors=Tensors(seed=n)).tensors
+            given = {k: t.clone() for k, t in tensors.items()}
+            for t in given.values():
+                if marked and t.dim() > 1:
+                    mark_unbacked(t, 0)
+            for a, b in zip(fast(given), function(tensors), strict=True):
                 assert a.dtype is b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            assert counter.frame_count == 1, f"compiled again for {rows} rows"
+
+
+def test_shapes_that_are_not_known_are_checked_by_the_call():
+    torch._dynamo.reset()
+    fast = torch.compile(functional.fused_add_rmsnorm, fullgraph=True, dynamic=True, backend="eager")
+    x, residual = torch.randn(5, 64), torch.randn(4, 64)
+    for t in (x, residual):
+        mark_unbacked(t, 0)
+    with pytest.raises(graphfuse.VariantPackError, match=r"residual has shape \(4, 64\); accepted: \(5, 64\)"):
+        fast(x, residual, torch.randn(64))
 
 
 @pytest.mark.parametrize(
