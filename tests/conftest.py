@@ -1,5 +1,6 @@
 """Lanes, the hypothesis profile, and the record that a run on a GPU leaves."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,10 @@ import pytest
 from graphfuse import record
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# There are as many workers as cores: threads of torch would wait for each other's, which takes half of the time.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Derandomized: a run says something about the code, not about the day. Shared machines have no deadlines.
 hypothesis.settings.register_profile("graphfuse", deadline=None, derandomize=True, max_examples=30, database=None)

@@ -163,6 +163,7 @@ def test_gradients_elsewhere_in_a_compiled_function():
     assert torch.equal(weight.grad, torch.full((64,), 4.0))
 
 
+@pytest.mark.filterwarnings("error")  # torch warns where the address of a fake tensor is asked for
 @pytest.mark.parametrize("name", NAMES)
 def test_fake_tensors(name):
     """Called with fake tensors, as export and memory estimates do: shapes and types as of real ones, and errors."""
