@@ -55,7 +55,7 @@ def test_types(name, dtype):
         check(c.run(), c.exact)
 
 
-@pytest.mark.parametrize("hidden", [1, 17, 111, 760, 3584, 7168, 16384])
+@pytest.mark.parametrize("hidden", [1, 111, 3584, 16384])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BLOCKS])
 def test_hidden_sizes(name, hidden):
     c = made(name, (257, hidden))
@@ -69,18 +69,8 @@ def test_shapes(name, shape):
     check(c.run(), c.exact)
 
 
-@pytest.mark.parametrize("kind", [*FLOATS, F8, F8_WIDE], ids=str)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "rmsnorm",
-        "gemma_rmsnorm",
-        "fused_add_rmsnorm",
-        "gemma_fused_add_rmsnorm",
-        "rmsnorm_silu_gate",
-        "fused_rmsnorm_silu",
-    ],
-)
+@pytest.mark.parametrize("kind", [torch.float32, F8, F8_WIDE], ids=str)
+@pytest.mark.parametrize("name", ["rmsnorm", "fused_add_rmsnorm", "rmsnorm_silu_gate", "fused_rmsnorm_silu"])
 def test_formats(name, kind):
     c = made(name)
     want = c.exact if c.returned else {"residual": c.exact["residual"], "out": c.exact["input"]}
@@ -261,24 +251,31 @@ def test_streams_and_capture(name):
         check(static | dict(zip(c.returned, results, strict=False)), other.exact)
 
 
-@pytest.mark.parametrize(("name", "kinds"), OPERATORS.values(), ids=OPERATORS)
+# The operators of both kinds, each function once; those that return FP4, which torch cannot compare on every device,
+# with bytes given.
+CHECKED = {n: v for n, v in OPERATORS.items() if n.endswith("-given" if v[0] in BLOCKS else "-new")}
+
+
+@pytest.mark.parametrize(("name", "kinds"), CHECKED.values(), ids=CHECKED)
 def test_opcheck(name, kinds):
     operator_check(name, kinds, Tensors(DEVICE))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_one_graph_for_all_row_counts(name):
-    """Compiled by inductor between other operations; by aot_eager where FP4 is allocated, which inductor may not do."""
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    # FP4 is nothing that inductor may allocate.
+    [("fused_add_rmsnorm", "inductor"), ("qk_rmsnorm", "inductor"), ("add_rmsnorm_fp4quant", "aot_eager")],
+)
+def test_one_graph_for_all_row_counts(name, backend):
     function = getattr(functional, name)
 
     def around(tensors):
-        tensors = {n: t * 2 if t.dtype in FLOATS else t for n, t in tensors.items()}
+        tensors = {n: t * 2 for n, t in tensors.items()}
         result = function(**tensors, eps=EPS)
         results = result if isinstance(result, tuple) else () if result is None else (result,)
-        return (*results, *(t for n, t in tensors.items() if n in ("input", "residual", "out")))
+        return (*results, *(t for n, t in tensors.items() if n in ("input", "residual")))
 
     torch._dynamo.reset()
-    backend = "aot_eager" if name in BLOCKS else "inductor"
     fast = torch.compile(around, fullgraph=True, dynamic=True, backend=backend)
     with torch.no_grad():
         for n, rows in enumerate((5, 7, 64, 1000, 2)):
@@ -303,7 +300,8 @@ def test_a_block_of_a_model_compiled_by_inductor():
     fast = torch.compile(block, fullgraph=True, dynamic=True)
     weight, scale = torch.randn(512, device=DEVICE).bfloat16(), torch.full((1,), 0.02, device=DEVICE)
     for n, rows in enumerate((5, 7, 333, 4096)):
-        # Not slices of one tensor: of operators that write two of those inductor makes wrong code, whoever's they are.
+        # Not slices of one tensor: for operators that write two of those torch 2.13's inductor makes wrong code,
+        # whoever's they are.
         x, residual, gate = (torch.randn(rows, 512, device=DEVICE).bfloat16() for _ in range(3))
         other = [t.clone() for t in (x, residual)]
         with torch.compiler.set_stance("fail_on_recompile" if n else "default"):
