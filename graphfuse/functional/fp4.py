@@ -76,7 +76,8 @@ def rmsnorm_fp4quant(
     float8_e8m0fnu. hidden is a multiple of block_size. How scales and elements are found:
     ``pygraph.block_scale_quantize``.
 
-    global_scale: float32, (1,) or (), by which values are multiplied before their blocks are looked at.
+    global_scale: float32, (1,) or (), by which values are multiplied before their blocks are looked at (FlashInfer's
+    documentation says divided; its kernels multiply, too).
     block_scale: (..., hidden / block_size), any strides; with is_sf_swizzled_layout the memory of whole tiles
     of 128 rows by 4 blocks instead, packed, in one dimension or as (rows, blocks) rounded up, in the order
     that block-scaled GEMMs read (``tensor_reordering.F8_128x4``); padding is not written.

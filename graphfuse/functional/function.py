@@ -43,9 +43,6 @@ class Function:
         """Those of any variant: names, and which are written and optional, are the same in all."""
         return next(iter(self.variants.values())).arguments
 
-    def argument(self, name: str) -> Argument:
-        return next(a for a in self.arguments if a.name == name)
-
     def variant(self, values: Mapping[str, object]) -> Variant:
         chosen = tuple(values[name] for name in self.chosen_by)
         if chosen not in self.variants:

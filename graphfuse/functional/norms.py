@@ -88,9 +88,9 @@ def rmsnorm(
     enable_pdl: whether the kernel may begin while the one before it on the stream still runs (programmatic
     dependent launch), which changes no result. None and True: where that is possible, from SM90 on.
 
-    Returns out. On CPU tensors the reference engine runs. Autograd does not see the call: the result has no
-    gradient. Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument, before
-    anything is written.
+    Returns out. The reference engine runs on CPU tensors and where rows or weight have strides other than 1 along
+    the last dimension. Autograd does not see the call: the result has no gradient. Raises VariantPackError, and
+    VariantPackTypeError for wrong types, naming the argument, before anything is written.
     """
 
 

@@ -54,17 +54,11 @@ def fused_rmsnorm_silu(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """SiLU(RMSNorm(input, weight, eps)) over the last dimension.
 
-    input: (..., hidden) of 1 to 8 dimensions, bfloat16, float16 or float32, any strides of
-    the leading dimensions. weight: (hidden,), of any of these types. out: its dtype selects
-    the format: bfloat16, float16, float32, float8_e4m3fn or float8_e5m2 of shape
-    (..., hidden) (default: input's dtype, newly allocated), or float4_e2m1fn_x2 of shape
-    (..., hidden / 2) for NVFP4, whose hidden is a multiple of 16. block_scale: with NVFP4,
-    float8_e4m3fn of shape (..., hidden / 16), allocated if None; ignored with other formats.
+    input, weight, eps, out: as for ``rmsnorm``; out may be NVFP4, too: float4_e2m1fn_x2 of shape
+    (..., hidden / 2), hidden a multiple of 16. block_scale: with NVFP4, float8_e4m3fn of shape (..., hidden / 16),
+    allocated if None; ignored with other formats.
 
-    Returns out, or (out, block_scale) for NVFP4. On CPU tensors the reference engine
-    runs. Autograd does not see the call: the result has no gradient, whatever
-    requires_grad says. Raises VariantPackError, and VariantPackTypeError for wrong types,
-    naming the argument, before anything is written.
+    Returns out, or (out, block_scale) for NVFP4. Errors as of ``rmsnorm``.
     """
 
 

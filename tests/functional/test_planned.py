@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from functional_calls import F8, F8_WIDE, NAMES, call, check
-from graphfuse import create_handle, functional, heur_mode
+from graphfuse import GraphNotSupportedError, create_handle, functional, heur_mode
 from graphfuse.functional import function, problem
 
 
@@ -79,6 +79,32 @@ def test_one_kernel_for_blocks(name, size, swizzled, scaled, graphs):
     change |= {"global_scale": torch.ones(1)} if scaled else {}
     call(name, (21, 2, 128)).run(**change)
     assert kernels(graphs) == wanted(name)
+
+
+SLICES = {
+    "behind more columns": lambda t: t.new_empty((*t.shape[:-1], t.shape[-1] + 9))[..., 9:],
+    "every other row": lambda t: t.new_empty((*(2 * e for e in t.shape[:-1]), t.shape[-1]))[::2, ::2, ::2],
+    "rows in another order": lambda t: t.new_empty((*t.shape[-2::-1], t.shape[-1])).permute(2, 1, 0, 3),
+    "off 16 bytes": lambda t: t.new_empty(t.numel() + 1)[1:].view(t.shape),
+}
+
+
+@pytest.mark.parametrize("form", SLICES)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_kernel_for_rows_of_any_strides(name, form, graphs):
+    made = call(name, (2, 3, 4, 64))
+    given = {n: SLICES[form](t).copy_(t) if t.dim() == 4 else t for n, t in made.tensors.items()}
+    outs = {
+        n: SLICES[form](torch.empty_like(made.exact[n]).bfloat16()) for n in {"out", "q_out", "k_out"} & {*made.exact}
+    }
+    check(made.run(**given | (outs if "quant" not in name else {})), made.exact)
+    assert kernels(graphs) == wanted(name)
+
+
+def test_columns_apart_are_no_kernel_s(graphs):
+    """README says so; the reference engine sees to them."""
+    with pytest.raises(GraphNotSupportedError, match="has stride 2 between columns; accepted: 1"):
+        functional.rmsnorm(torch.randn(5, 128)[:, ::2], torch.randn(64))
 
 
 def test_one_kernel_for_slices(graphs):

@@ -263,7 +263,7 @@ def test_opcheck(name, kinds):
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    # FP4 is nothing that inductor may allocate.
+    # Not inductor for FP4, of which torch promises little.
     [("fused_add_rmsnorm", "inductor"), ("qk_rmsnorm", "inductor"), ("add_rmsnorm_fp4quant", "aot_eager")],
 )
 def test_one_graph_for_all_row_counts(name, backend):
