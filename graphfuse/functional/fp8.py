@@ -49,7 +49,8 @@ def rmsnorm_quant(
     """out becomes RMSNorm(input, weight, eps) * (1 / scale) as FP8, rounded once and saturating.
 
     out: of input's shape, any strides; its type selects float8_e4m3fn or float8_e5m2. scale: float32, (1,) or
-    (), on input's device (no number, which FlashInfer deprecates). The rest, and errors, as of ``rmsnorm``. Returns None.
+    (), on input's device (no number, which FlashInfer deprecates). The rest, and errors, as of ``rmsnorm``.
+    Returns None.
     """
 
 
