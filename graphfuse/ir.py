@@ -5,7 +5,7 @@ type filled in; never changed afterwards. ``verify.check_ir`` states its invaria
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -123,17 +123,29 @@ class Graph:
                 found.setdefault(t, []).append(i)
         return {t: tuple(nodes) for t, nodes in found.items()}
 
-    def needs(self, tensor: TensorId, nodes: set[int]) -> bool:
-        """Whether computing `tensor` takes one of `nodes`."""
-        waiting, seen = [tensor], set()
+    def needs(self, tensors: Iterable[TensorId], nodes: Collection[int]) -> bool:
+        """Whether computing one of `tensors` takes one of `nodes`."""
+        return not self.above(tensors, min(nodes, default=0)).isdisjoint(nodes)
+
+    def above(self, tensors: Iterable[TensorId], first: int = 0) -> set[int]:
+        """The nodes, from the index `first` on, that computing `tensors` takes."""
+        waiting, found = list(tensors), set()
         while waiting:
-            made_by = self.producer.get(waiting.pop())
-            if made_by in nodes:
-                return True
-            if made_by is not None and made_by not in seen:
-                seen.add(made_by)
+            made_by = self.producer.get(waiting.pop(), -1)
+            # What a node needs comes before it: nothing from `first` on stands behind an earlier one.
+            if made_by >= first and made_by not in found:
+                found.add(made_by)
                 waiting += [t for _, t in self.nodes[made_by].inputs]
-        return False
+        return found
+
+    def below(self, tensors: Iterable[TensorId]) -> set[int]:
+        """The nodes that need one of `tensors`."""
+        waiting, found = list(tensors), set()
+        while waiting:
+            readers = set(self.consumers.get(waiting.pop(), ())) - found
+            found |= readers
+            waiting += [t for i in readers for _, t in self.nodes[i].outputs]
+        return found
 
     @cached_property
     def bound(self) -> tuple[Tensor, ...]:
@@ -241,14 +253,23 @@ def _colors(graph: Graph) -> dict[TensorId, str]:
     told_apart = 0
     while told_apart < len(set(colors.values())):
         told_apart = len(set(colors.values()))
-        seen: dict[TensorId, list[object]] = {t.id: [] for t in graph.tensors}
+        # Down and up in the order of the nodes, so that one round sees all that a tensor is made from and
+        # all that is made from it: a chain takes a few rounds, whatever its length.
         for node in graph.nodes:
-            ports = [(port, colors[t]) for port, t in sorted(node.inputs) + sorted(node.outputs)]
-            around = _digest(_described(node), ports)
-            for port, t in node.inputs + node.outputs:
-                seen[t].append((port, around))
-        colors = {t: _digest(color, sorted(seen[t])) for t, color in colors.items()}
+            around = _around(node, colors)
+            colors |= {t: _digest(colors[t], port, around) for port, t in node.outputs}
+        read: dict[TensorId, list[object]] = {t.id: [] for t in graph.tensors}
+        for node in reversed(graph.nodes):
+            colors |= {t: _digest(colors[t], sorted(read[t])) for _, t in node.outputs}
+            around = _around(node, colors)
+            for port, t in node.inputs:
+                read[t].append((port, around))
+        colors |= {t: _digest(colors[t], sorted(found)) for t, found in read.items() if t not in graph.producer}
     return colors
+
+
+def _around(node: Node, colors: Mapping[TensorId, str]) -> str:
+    return _digest(_described(node), [(port, colors[t]) for port, t in sorted(node.inputs) + sorted(node.outputs)])
 
 
 def _own(t: Tensor) -> tuple:

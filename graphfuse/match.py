@@ -206,7 +206,7 @@ def _neighbours(graph: Graph, nodes: frozenset[int]) -> set[int]:
 
 
 def _is_convex(graph: Graph, nodes: frozenset[int]) -> bool:
-    return not any(graph.needs(t, set(nodes)) for t in Subgraph(graph, tuple(sorted(nodes))).inputs)
+    return not graph.needs(Subgraph(graph, tuple(sorted(nodes))).inputs, nodes)
 
 
 def _read(pattern: Pattern) -> tuple[Mapping[str, Symbol], NodeTemplate]:
@@ -337,4 +337,4 @@ def _belongs(graph: Graph, node: Node, chain: TensorId, inside: set[int]) -> boo
     """Whether the shape stays and every operand beside the chain is one element that needs nothing from inside."""
     others = [t for _, t in node.inputs if t != chain]
     same_shape = graph.tensors[node.output("output")].dim == graph.tensors[chain].dim
-    return same_shape and all(graph.tensors[t].elements == 1 and not graph.needs(t, inside) for t in others)
+    return same_shape and all(graph.tensors[t].elements == 1 and not graph.needs([t], inside) for t in others)

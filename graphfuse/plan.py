@@ -61,14 +61,24 @@ class Part:
 @dataclass(frozen=True)
 class Plan:
     """Parts in the order they run. placed: tensor id -> byte offset in the workspace.
-    scratch: byte offset of each part's own scratch memory. emulated: kernels run on the CPU."""
+    scratch: byte offset of each part's own scratch memory."""
 
     parts: tuple[Part, ...]
     placed: Mapping[TensorId, int] = field(repr=False)
     scratch: tuple[int, ...]
     workspace_bytes: int
-    notes: tuple[str, ...]
-    emulated: bool = False
+    device: Device = field(repr=False)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether kernels run on the CPU."""
+        return self.device.kind == EMULATOR.kind and any(isinstance(part.engine, KernelEngine) for part in self.parts)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What the engines have to say; put together for the plans that are asked, which few of many are."""
+        found = dict.fromkeys(n for p in self.parts for n in p.engine.notes(p.facts, p.knobs, self.device))
+        return (*found, _EMULATED) if self.emulated else tuple(found)
 
     @property
     def name(self) -> str:
@@ -257,11 +267,7 @@ def assemble(graph: Graph, parts: Sequence[Part], device: Device) -> Plan:
     """The plan that runs `parts` in order: checked, with its workspace laid out."""
     verify.check_partition(graph, [part.region.subgraph for part in parts])
     placed, scratch, total = _layout(graph, parts)
-    notes = dict.fromkeys(n for part in parts for n in part.engine.notes(part.facts, part.knobs, device))
-    emulated = device.kind == EMULATOR.kind and any(isinstance(part.engine, KernelEngine) for part in parts)
-    if emulated:
-        notes[_EMULATED] = None
-    return Plan(tuple(parts), placed, scratch, total, tuple(notes), emulated)
+    return Plan(tuple(parts), placed, scratch, total, device)
 
 
 def named(
@@ -314,11 +320,13 @@ def _layout(graph: Graph, parts: Sequence[Part]) -> tuple[dict[TensorId, int], t
     scratch, used, total = [0] * len(parts), [], floor
     for first, last, size, tensor in wanted:
         at = _round_up(floor)
-        for low, high, _, _ in sorted(u for u in used if u[2] <= last and first <= u[3]):
+        # In the order of their first parts: what is used no more now is free for all that follow.
+        used = sorted(u for u in used if first <= u[2])
+        for low, high, _ in used:
             if at + size <= low:
                 break
             at = max(at, _round_up(high))
-        used.append((at, at + size, first, last))
+        used.append((at, at + size, last))
         total = max(total, at + size)
         if tensor is None:
             scratch[first] = at

@@ -57,20 +57,11 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     graph, rows = match.graph, _Rows.of(match)
     core = frozenset(match.subgraph.node_ids)
     center = match.node("rmsnorm")
-    before = {i for i in range(len(graph.nodes)) if _needs(graph, center.input("input"), i)}
-    made = {t for _, t in center.outputs}
-    after = {i for i, node in enumerate(graph.nodes) if any(_reads(graph, t, node) for t in made)}
+    before = graph.above([center.input("input")])
+    after = graph.below(t for _, t in center.outputs)
     for excluded in (frozenset(), before, after):
         yield convex(graph, core, lambda i, inside, out=excluded: i not in out and rows.takes(i, inside))
     yield core
-
-
-def _needs(graph: Graph, tensor: TensorId, index: int) -> bool:
-    return graph.needs(tensor, {index})
-
-
-def _reads(graph: Graph, tensor: TensorId, node: Node) -> bool:
-    return any(t == tensor or graph.needs(t, {graph.producer[tensor]}) for _, t in node.inputs)
 
 
 @dataclass(frozen=True)

@@ -158,3 +158,20 @@ def test_subgraph_boundary(drawn, data):
     outside = {t for i in set(range(len(ir.nodes))) - set(ids) for _, t in ir.nodes[i].inputs}
     assert set(part.inputs) == read - made
     assert set(part.outputs) == {t for t in made if t in outside or not ir.tensors[t].virtual}
+
+
+@given(graphs.drawn())
+def test_above_and_below_say_the_same(drawn):
+    g = drawn.build()
+    g.validate()
+    ir = g._ir
+    nodes = range(len(ir.nodes))
+    written = [{t for _, t in node.outputs} for node in ir.nodes]
+    follow = [written[i].union(*(written[j] for j in ir.below(written[i]))) for i in nodes]
+    for t in range(len(ir.tensors)):
+        behind = ir.above([t])
+        assert behind == {i for i in nodes if t in follow[i]}
+        assert not ir.needs([t], ())
+        for first in nodes:
+            assert ir.above([t], first) == {i for i in behind if i >= first}
+            assert ir.needs([t], {first}) == (first in behind)
