@@ -1,17 +1,22 @@
 """What the machine code of a kernel uses and how wide its memory accesses are, by NVIDIA's disassemblers from pip."""
 
+import bisect
 import re
+import struct
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from itertools import accumulate
 from pathlib import Path
 
 # "@!P0 LDG.E.128.CONSTANT R4, desc[...]": global (G), local (L) and generic accesses and their modifiers.
 _ACCESS = re.compile(r"\b(LDG?|STG?|LDL|STL)((?:\.\w+)*) ")
 _CONVERSION = re.compile(r"\bF2FP((?:\.\w+)*) ")
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+_ADDRESS = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/")
 _PACKED = {"F16", "BF16", "E4M3", "E5M2", "E2M1"}
 _NARROW = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
@@ -19,16 +24,16 @@ _NARROW = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 @dataclass(frozen=True)
 class Code:
     """One kernel as compiled. registers: a thread's. shared: static bytes a CTA. stack, local: bytes
-    a thread. spills: instructions that access local memory. loads, read_only, stores: the widths,
-    in bytes, of global accesses; read_only are those that go the way of ``ld.global.nc``.
-    conversions: types that float32 is packed into by an instruction, "E4M3" for one."""
+    a thread. spills: instructions that access local memory. opcodes: its instructions' names, in order.
+    loads, read_only, stores: the widths, in bytes, of global accesses; read_only are those that go the way
+    of ``ld.global.nc``. conversions: types that float32 is packed into by an instruction, "E4M3" for one."""
 
     registers: int
     shared: int
     stack: int
     local: int
     spills: int
-    instructions: int
+    opcodes: tuple[str, ...]
     loads: frozenset[int]
     read_only: frozenset[int]
     stores: frozenset[int]
@@ -41,14 +46,12 @@ def usage(cubin: bytes) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
 
 
-def assembly(cubin: bytes) -> str:
-    """Its instructions, a line each."""
-    return _run(cubin, "nvdisasm", "-c", "-ndf")
+def read(cubins: Sequence[bytes], arch: str) -> list[Code]:
+    """All there is to know about the only kernel of each cubin, all of them for one chip."""
+    return [_code(usage(cubin), text) for cubin, text in zip(cubins, _assembly(cubins, arch), strict=True)]
 
 
-def read(cubin: bytes) -> Code:
-    """All there is to know about the only kernel of a cubin."""
-    used, text = usage(cubin), assembly(cubin)
+def _code(used: dict[str, int], text: str) -> Code:
     loads, read_only, stores, spills = set(), set(), set(), 0
     for name, suffix in _ACCESS.findall(text):
         modifiers = suffix.split(".")
@@ -65,10 +68,31 @@ def read(cubin: bytes) -> Code:
         used["STACK"],
         used["LOCAL"],
         spills,
-        len(_INSTRUCTION.findall(text)),
+        tuple(_INSTRUCTION.findall(text)),
         *map(frozenset, (loads, read_only, stores)),
         frozenset(m for suffix in _CONVERSION.findall(text) for m in suffix.split(".") if m in _PACKED),
     )
+
+
+def _assembly(cubins: Sequence[bytes], arch: str) -> list[str]:
+    """The instructions of each, a line each. Disassembled as one piece: nvdisasm takes a hundred times longer
+    to start than for a kernel."""
+    kernels = [_instructions(cubin) for cubin in cubins]
+    ends = list(accumulate(map(len, kernels)))
+    lines: list[list[str]] = [[] for _ in kernels]
+    for line in _run(b"".join(kernels), "nvdisasm", "-b", arch.replace("sm_", "SM"), "-ndf").splitlines():
+        if address := _ADDRESS.match(line):
+            lines[bisect.bisect_right(ends, int(address[1], 16))].append(line)
+    return ["\n".join(found) for found in lines]
+
+
+def _instructions(cubin: bytes) -> bytes:
+    """The .text section of a cubin, which is an ELF file, with one kernel."""
+    (headers,), (size, count, names) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<3H", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, headers + n * size) for n in range(count)]  # name, ..., at, bytes
+    found = [s for s in sections if cubin.startswith(b".text.", sections[names][4] + s[0])]
+    ((*_, at, length),) = found
+    return cubin[at : at + length]
 
 
 def _run(cubin: bytes, tool: str, *options: str) -> str:

@@ -1,13 +1,18 @@
 """The checked-in table of what every kernel variant uses on every chip. Run it to write the table anew."""
 
 import csv
+import functools
 import io
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 import cubin
+from graphfuse.device import Device
 from graphfuse.runtime import nvrtc, toolkit
 from variants import TARGETS, VARIANTS, Variant
 
@@ -31,19 +36,48 @@ def compiler() -> str:
     return metadata.version("nvidia-cuda-nvrtc") if kit.origin == "pip wheels" else kit.version
 
 
-def compiled(variant: Variant, arch: str) -> cubin.Code:
-    """The variant's machine code for one of TARGETS. AssertionError where NVRTC warns."""
-    log = io.StringIO()
+@functools.cache
+def compiled(names: tuple[str, ...], arch: str) -> dict[str, cubin.Code]:
+    """Variants' machine code for one of TARGETS. AssertionError where NVRTC warns."""
+    return dict(zip(names, cubin.read([_compiled(name, arch) for name in names], arch), strict=True))
+
+
+@functools.cache
+def _compiled(name: str, arch: str) -> bytes:
+    variant, log = VARIANTS[name], io.StringIO()
     code = nvrtc.compile(variant.source(TARGETS[arch]), arch, f"{variant.engine.name}.cu", log)
-    assert not log.getvalue().strip("\0 \n"), log.getvalue()
-    return cubin.read(code)
+    assert not log.getvalue().strip("\0 \n"), f"{name!r} for {arch}: {log.getvalue()}"
+    return code
+
+
+CHECKED = {
+    arch: tuple(name for number, name in enumerate(VARIANTS) if arch == "sm_90a" or (number + place) % 2)
+    for place, arch in enumerate(TARGETS)
+}
+"""What tests compile: every variant for SM90 and, for time's sake, every other one for each other chip."""
+
+
+def checked(wanted: Callable[[Variant, Device], bool] = lambda variant, device: True) -> list:
+    """Those of CHECKED that are wanted, as parameters (name, arch) of a test that looks at `code`; the tests
+    of one chip run in one process."""
+    return [
+        pytest.param(name, arch, marks=pytest.mark.xdist_group(arch))
+        for arch, names in CHECKED.items()
+        for name in names
+        if wanted(VARIANTS[name], TARGETS[arch])
+    ]
+
+
+def code(name: str, arch: str) -> cubin.Code:
+    """One of CHECKED, compiled with all others for the chip."""
+    return compiled(CHECKED[arch], arch)[name]
 
 
 def row(variant: Variant, arch: str, code: cubin.Code) -> tuple[int, ...]:
     """The numbers of one line: threads a CTA, what the code uses, and its widest accesses in bytes."""
     threads = variant.engine.launch(variant.facts(), variant.knobs_on(TARGETS[arch])).block
-    *used, loads, read_only, stores, _ = astuple(code)
-    return (threads, *used, max(loads), max(read_only, default=0), max(stores))
+    used = (code.registers, code.shared, code.stack, code.local, code.spills, len(code.opcodes))
+    return (threads, *used, max(code.loads), max(code.read_only, default=0), max(code.stores))
 
 
 def read() -> Table:
@@ -67,12 +101,10 @@ def difference(name: str, arch: str, now: tuple[int, ...]) -> str:
 def main() -> None:
     import cuda.core  # noqa: F401 - before the threads: two first imports of it at once fail
 
-    def line(key: tuple[str, str]) -> list[object]:
-        name, arch = key
-        return [name, arch, *row(VARIANTS[name], arch, compiled(VARIANTS[name], arch))]
-
     with ThreadPoolExecutor() as pool:
-        lines = list(pool.map(line, ((name, arch) for name in VARIANTS for arch in TARGETS)))
+        codes = dict(zip(TARGETS, pool.map(functools.partial(compiled, tuple(VARIANTS)), TARGETS), strict=True))
+    keys = [(name, arch) for name in VARIANTS for arch in TARGETS]
+    lines = [[name, arch, *row(VARIANTS[name], arch, codes[arch][name])] for name, arch in keys]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_COLUMNS, *lines])
     PATH.parent.mkdir(parents=True, exist_ok=True)

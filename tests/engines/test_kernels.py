@@ -15,23 +15,14 @@ pytestmark = pytest.mark.compile
 REGISTER_FILE = 65536  # of a CTA, on all of these chips
 
 
-CHECKED = [
-    (name, arch)
-    for number, name in enumerate(VARIANTS)
-    for place, arch in enumerate(TARGETS)
-    if arch == "sm_90a" or (number + place) % 2
-]
-"""Every variant for SM90 and, for time's sake, every other one for each other chip; `make kernel-table` does all."""
-
-
-@pytest.mark.parametrize(("name", "arch"), CHECKED)
+@pytest.mark.parametrize(("name", "arch"), kernel_table.checked())
 def test_kernel(name, arch, note):
     variant, device = VARIANTS[name], TARGETS[arch]
     facts, knobs = variant.facts(), variant.knobs_on(device)
     assert variant.engine.why_not(facts, device) is None
     assert variant.engine.illegal(facts, knobs, device) is None
 
-    code = kernel_table.compiled(variant, arch)
+    code = kernel_table.code(name, arch)
     row = kernel_table.row(variant, arch, code)
     assert code.stack == code.local == code.spills == 0
     assert code.registers * variant.engine.launch(facts, knobs).block <= REGISTER_FILE
@@ -102,6 +93,6 @@ extern "C" __global__ void __launch_bounds__(1024) spills(float4* memory, int la
 def test_spills_and_widths_are_seen(arch):
     from graphfuse.runtime import nvrtc
 
-    code = cubin.read(nvrtc.compile(SPILLING, arch, "spills.cu"))
+    (code,) = cubin.read([nvrtc.compile(SPILLING, arch, "spills.cu")], arch)
     assert code.stack > 0 and code.spills > 0
     assert code.loads == {4} and code.stores == {16} and not code.read_only
