@@ -17,7 +17,8 @@ from graphfuse.codegen.render import template
 from graphfuse.errors import CompilerNotFoundError, KernelCompileError
 
 _RUNTIME = ("entry.hpp", "fiber.hpp", "launch.hpp", "library.cpp", "machine.cpp", "runner.cpp", "sanitizers.hpp")
-_COMMON = ("-std=c++17", "-fPIC", "-g", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden")
+# -g1 has the lines and inlined functions that reports name; -g would double the time of sanitizer builds.
+_COMMON = ("-std=c++17", "-fPIC", "-g1", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden")
 # Names that only a CUDA compiler knows; a kernel has them from the headers instead.
 _CUDA_NAMES = re.compile(
     r"\b(__global__|__device__|__shared__|__launch_bounds__|threadIdx|blockIdx|blockDim|gridDim|__sync\w+|__shfl\w+"
