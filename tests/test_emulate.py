@@ -38,7 +38,11 @@ def clean(problem: Planned, build: Build) -> None:
     """Nothing is found, and every byte is what a run without sanitizers leaves."""
     found = problem.check(build)
     problem.run()
-    for name, content in problem.contents().items():
+    assert_same(found, problem.contents())
+
+
+def assert_same(found: dict[str, bytes], wanted: dict[str, bytes]) -> None:
+    for name, content in wanted.items():
         assert found[name] == content, name
 
 
@@ -57,7 +61,9 @@ SHARING += ["three blocks", "nvfp4 rows apart", "odd columns", "scalars in half"
 
 @pytest.mark.parametrize("name", SHARING)
 def test_races(name):
-    clean(planned(SMALL[name], rows_of(name)[-1]), Build.RACE)
+    """Of as many rows as fill a CTA and begin another: a thread takes ThreadSanitizer most of a millisecond to make."""
+    knobs = SMALL[name].knobs_on(EMULATOR)
+    clean(planned(SMALL[name], max(1, knobs.threads // knobs.threads_per_row) + 1), Build.RACE)
 
 
 def all_knobs(variant: Variant) -> list[RmsNormKnobs]:
@@ -82,8 +88,16 @@ KNOBS = {
 
 @pytest.mark.parametrize(("columns", "output", "knobs"), KNOBS.values(), ids=KNOBS)
 def test_all_knobs(columns, output, knobs):
+    """Nothing is found, and every byte is what the first choice of knobs leaves in a run without sanitizers."""
     case = graphs.Norm(5, columns, output=output, blocks=output is data_type.FP4_E2M1)
-    clean(planned(Variant(case, knobs), 5), Build.ADDRESS)
+    assert_same(planned(Variant(case, knobs), 5).check(Build.ADDRESS), first_choice(case))
+
+
+@functools.cache
+def first_choice(case: graphs.Norm) -> dict[str, bytes]:
+    problem = planned(Variant(case), case.rows)
+    problem.run()
+    return problem.contents()
 
 
 IN_PLACE = {
