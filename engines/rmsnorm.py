@@ -6,7 +6,7 @@ accepts, how a row is spread over threads, and what the launch passes.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from graphfuse.codegen.render import render, template
@@ -47,6 +47,7 @@ _WARP = 32
 # smaller CTAs gain nothing by more than 64.
 _HELD_REGISTERS = {1024: 16, 512: 40}
 _MOST_HELD = 64
+_MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
 _ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 
 
@@ -56,17 +57,33 @@ class RmsNormKnobs:
 
     threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
     cluster of CTAs. chunks: how many neighbouring chunks of a row, of 8 elements, a thread takes together,
-    a power of two.
+    a power of two. eviction: what the L2 gives up; 0 as usual, 1 rows that were read last of all, 2 rows
+    that were read or written first.
     """
 
     threads_per_row: int
     threads: int
     chunks: int = 1
+    eviction: int = 0
 
     @property
     def cluster(self) -> int:
         """CTAs that share a row."""
         return max(1, self.threads_per_row // self.threads)
+
+
+@dataclass(frozen=True)
+class _Eviction:
+    """How rows are accessed, names of ``gf::Access``."""
+
+    reads: str
+    writes: str
+
+
+_EVICTIONS = (_Eviction("USUAL", "USUAL"), _Eviction("LAST", "USUAL"), _Eviction("FIRST", "FIRST"))
+_AS_USUAL, _READS_LAST, _ALL_FIRST = range(len(_EVICTIONS))
+_TINY = 4 << 20  # bytes moved, up to which rows are best given up first
+_HUGE = 200 << 20  # from which rows read are best given up last: what was written goes out earlier
 
 
 @dataclass(frozen=True)
@@ -126,9 +143,12 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
 
     def propose(self, facts: RmsNormFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
         row = _Row.of(facts)
-        every = [k for k in _every_knob() if next(_faults(facts, row, k, device), None) is None]
+        every = [k for k in _every_knob(_eviction(facts)) if next(_faults(facts, row, k, device), None) is None]
         ranked = sorted(filter(_is_usual, every), key=lambda knobs: _cost(facts, row, knobs, device))
-        return ranked[:_PROPOSED] if mode is not heur_mode.B else list(dict.fromkeys(ranked + every))
+        if mode is not heur_mode.B:
+            return ranked[:_PROPOSED]
+        others = [replace(k, eviction=e) for k in ranked[:_PROPOSED] for e in range(len(_EVICTIONS))]
+        return list(dict.fromkeys(ranked + others + every))
 
     def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
         reason = next(_faults(facts, _Row.of(facts), knobs, device), None)
@@ -200,8 +220,11 @@ def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
         "int THREADS_PER_ROW": knobs.threads_per_row,
         "int THREADS": knobs.threads,
         "float PER_COLUMN": "float(1.0 / double(COLUMNS))",
-        # What the largest CTAs have no registers left for: reads of columns ahead of the sum.
-        "bool COLUMNS_MAY_MOVE": _cpp(knobs.threads <= 512 or steps * piece <= 16),
+        # Only of what nothing writes meanwhile, as no row is, can reads move ahead of the sum, for which the
+        # largest CTAs have no registers left.
+        "gf::Access COLUMN_READS": _access("READ_ONLY" if knobs.threads <= 512 or steps * piece <= 16 else "USUAL"),
+        "gf::Access ROW_READS": _access(_EVICTIONS[knobs.eviction].reads),
+        "gf::Access ROW_WRITES": _access(_EVICTIONS[knobs.eviction].writes),
         # The padding of a row is zero when it is read; so are its squares, if nothing is computed before.
         "bool ZEROS_STAY_ZERO": _cpp(isinstance(facts.input, Load)),
     }
@@ -220,11 +243,25 @@ def _cpp(value: bool) -> str:
     return str(value).lower()
 
 
-def _every_knob() -> Iterator[RmsNormKnobs]:
+def _access(name: str) -> str:
+    return f"gf::Access::{name}"
+
+
+def _every_knob(eviction: int = _AS_USUAL) -> Iterator[RmsNormKnobs]:
     for chunks in (1, 2, 4):
         for threads_per_row in (1 << k for k in range(15)):
             for threads in (64, 128, 256, 512, 1024):
-                yield RmsNormKnobs(threads_per_row, threads, chunks)
+                yield RmsNormKnobs(threads_per_row, threads, chunks, eviction)
+
+
+def _eviction(facts: RmsNormFacts) -> int:
+    """Measured on an H200 with cold buffers; in between it makes no difference that lasts."""
+    wide = [v for v in facts.program.inputs if v.rows and v.columns]
+    wide += [s.view for s in facts.program.stores if facts.program.shapes[s.value.index].columns and not s.amax]
+    moved = facts.rows * sum(view.dtype.nbytes(facts.columns) for view in wide)
+    if moved <= _TINY:
+        return _ALL_FIRST
+    return _READS_LAST if moved >= _HUGE else _AS_USUAL
 
 
 def _is_usual(knobs: RmsNormKnobs) -> bool:
@@ -254,6 +291,7 @@ def _cost(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -
     more = max(0, len(read) - 1)
     bits = min(written, default=32)
     start, each = next(figures for most, figures in _INSTRUCTIONS.items() if bits <= most)
+    start += 6 * (len(facts.row_extents) - 1)  # to find the row along its axes
     instructions = each * threads * (start + elements) * (1 + 0.11 * max(0.0, math.log2(threads / _WARP)))
     instructions *= 1 + 0.42 * more
     if piece < max((s.block_size for s in program.stores), default=0):  # lanes that share a block work on its scale
@@ -281,6 +319,8 @@ def _faults(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device)
         if type(value) is not int or value < 1 or value & (value - 1):
             yield f"{name} is {value!r}; accepted: a power of two"
             return
+    if type(knobs.eviction) is not int or knobs.eviction not in range(len(_EVICTIONS)):
+        yield f"eviction is {knobs.eviction!r}; accepted: 0 to {len(_EVICTIONS) - 1}"
     if not _WARP <= knobs.threads <= _MAX_THREADS:
         yield f"threads is {knobs.threads}; accepted: {_WARP} to {_MAX_THREADS}"
     if knobs.cluster > 1:
@@ -307,6 +347,11 @@ def _faults(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device)
             f"columns; at {knobs.threads} threads at most {_held_registers(knobs.threads)} may"
         )
     piece = row.chunk * knobs.chunks
+    if knobs.threads == _MAX_THREADS and piece > _MOST_TOGETHER:
+        yield (
+            f"chunks is {knobs.chunks}: of {knobs.threads} threads each has registers for {_MOST_TOGETHER} elements "
+            f"at a time, not for {piece}"
+        )
     for block in {store.block_size for store in facts.program.stores if store.block_size}:
         if not piece <= block <= knobs.threads_per_row * piece:
             yield (

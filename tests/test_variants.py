@@ -33,7 +33,7 @@ def test_every_pointwise_op():
 
 @pytest.mark.parametrize("access, widths", [("load<", {2, 4, 8, 16}), ("store_", {1, 2, 4, 8, 16})])
 def test_every_access_width(access, widths):
-    found = re.compile(rf"gf::{access}[^()]*?(\d+)(?:, gf::Scales\w+|, COLUMNS_MAY_MOVE)?>\(").findall
+    found = re.compile(rf"gf::{access}[^()]*?(\d+)(?:, (?:ROW|COLUMN)_\w+)?(?:, gf::Scales\w+)?>\(").findall
     assert {
         int(width) for v in VARIANTS.values() for width in found(v.source(H200).split("namespace problem")[1])
     } >= widths

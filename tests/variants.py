@@ -171,6 +171,13 @@ VARIANTS: dict[str, Variant] = {
     "pieces to nvfp4 aligned to 4": Variant(Norm(1, 96, output=FP4, blocks=True, alignment=4), RmsNormKnobs(4, 64, 2)),
     "long pieces": Variant(Norm(1, 7680, bias=BF16, training=True), RmsNormKnobs(128, 128, 2)),
     "long pieces to nvfp4": Variant(Norm(1, 8192, HALF, FLOAT, FP4, HALF, blocks=True), RmsNormKnobs(128, 256, 2)),
+    # What the L2 gives up last, or first, in accesses of every width.
+    "reads last": Variant(Norm(1, 512), RmsNormKnobs(64, 128, 1, 1)),
+    "reads last aligned to 8": Variant(Norm(1, 512, alignment=8, offset=4), RmsNormKnobs(64, 128, 1, 1)),
+    "reads last aligned to 4": Variant(Norm(1, 512, alignment=4, offset=2), RmsNormKnobs(64, 128, 1, 1)),
+    "reads last aligned to 2": Variant(Norm(1, 512, HALF, alignment=2, offset=1), RmsNormKnobs(64, 128, 1, 1)),
+    "all first": Variant(Norm(1, 512, FLOAT, output=FP4, blocks=True), RmsNormKnobs(32, 128, 1, 2)),
+    "all first aligned to 2": Variant(Norm(1, 512, HALF, alignment=2, offset=1), RmsNormKnobs(64, 128, 1, 2)),
     # Epilogues and scalars.
     "norm alone": Variant(Norm(1, 1024, beta=None)),
     "every op": Variant(Norm(1, 1024, beta=1.5, factor="device", scalars=BF16, eps="device", chain=_EVERY_OP)),

@@ -337,8 +337,8 @@ class Rows:
             view = self.program.inputs[i]
             size = view.dtype.nbytes(self.piece)
             # Only what nothing writes meanwhile: a row may be overwritten by the output.
-            constant = "" if view.rows else ", COLUMNS_MAY_MOVE"
-            loads.append(f"gf::load<{size}, {access(view, self.piece)}{constant}>(gf::offset(row.i{i}, at * {size}))")
+            how = "ROW_READS" if view.rows else "COLUMN_READS"
+            loads.append(f"gf::load<{size}, {access(view, self.piece)}, {how}>(gf::offset(row.i{i}, at * {size}))")
         yield "    return {" + ",\n            ".join(loads) + "};"
         yield "  }"
 
@@ -464,12 +464,12 @@ class Rows:
             piece = f"gf::pack<{ctype}>({array})"
             if self._dtype(store.value) is store.view.dtype:
                 piece = f"held.v{store.value.index}" if store.value in known else f"p{store.value.index}"
-            yield f"    gf::store_piece<{width}>(row.o{number}, at, {piece}, inside && row.exists);"
+            yield f"    gf::store_piece<{width}, ROW_WRITES>(row.o{number}, at, {piece}, inside && row.exists);"
             return
         scales = "gf::ScalesInTiles" if store.block_scale.swizzled else "gf::ScalesInRow"
         yield (
-            f"    gf::store_blocks<{ctype}, {store.block_size}, {width}>(row.o{number}, {scales}{{row.b{number}}}, "
-            f"row.thread, at, {array}, inside && row.exists);"
+            f"    gf::store_blocks<{ctype}, {store.block_size}, {width}, ROW_WRITES>(row.o{number}, "
+            f"{scales}{{row.b{number}}}, row.thread, at, {array}, inside && row.exists);"
         )
 
     def _raise(self) -> Iterator[str]:

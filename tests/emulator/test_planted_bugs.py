@@ -82,8 +82,8 @@ NOWHERE = ("", "")
 # The bytes right behind a buffer are poisoned, those further on belong to nobody.
 _READ, _WRITE = (f"(heap-buffer-overflow|use-after-poison)[^$]*{access} of size" for access in ("READ", "WRITE"))
 _LOAD = ("rmsnorm.cu", "reads[step] = Phase::read_rows(row, at);")
-_STORE = ("graphfuse/rows.cuh", "store<BYTES, ACCESS>(offset(address, at * BYTES), piece)")
-_STORE_BLOCK = ("graphfuse/rows.cuh", "store<BYTES, ACCESS>(offset(address, at * BYTES), elements)")
+_STORE = ("graphfuse/rows.cuh", "store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), piece)")
+_STORE_BLOCK = ("graphfuse/rows.cuh", "store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), elements)")
 _PARTS = ("graphfuse/reduce.cuh", "shared[i * THREADS + thread] = parts[i];")
 _BARRIER = """        shared[i * THREADS + thread] = parts[i];
       }
@@ -193,7 +193,7 @@ RMSNORM = {
             "index * b0_stride0 + thread / 2",
             "index * b0_stride0 + thread",
             {ADDRESS: _WRITE},
-            ("graphfuse/rows.cuh", "store_pack<1>("),
+            ("graphfuse/rows.cuh", "store_pack<1, ACCESS>("),
         ),
     ),
     "vote that rows which do not exist leave out": (
@@ -316,7 +316,7 @@ RMSNORM = {
             "gf::offset(i0, index * i0_stride0 + thread * 8)",
             "gf::offset(i0, index * i0_stride0 + thread * 8 + (index == 4 && thread == 3) * 2)",
             {ADDRESS: r"load of 8 bytes at an address that is a multiple of 2 \(thread 3 of CTA 2\)"},
-            ("generated.cuh", "gf::load<8, 8>"),
+            ("generated.cuh", "gf::load<8, 8, ROW_READS>"),
         ),
     ),
     "partial sums added in any order": (

@@ -38,11 +38,11 @@ def test_kernel(name, arch, note):
 def check_accesses(code: cubin.Code, source: str) -> None:
     """The widths that the kernel's text promises are there, and none is wider than its tensor is aligned for."""
     text = source.split("namespace problem", 1)[1]
-    loads = {int(w) for w in re.findall(r"gf::load<\d+, (\d+)>\(", text)}
-    columns = {int(w) for w in re.findall(r"gf::load<\d+, (\d+), COLUMNS_MAY_MOVE>", text)}
-    stores = {int(w) for w in re.findall(r"gf::store_(?:piece<[\w:]+|blocks<[\w:]+, \d+), (\d+)", text)}
+    loads = {int(w) for w in re.findall(r"gf::load<\d+, (\d+), ROW_READS>", text)}
+    columns = {int(w) for w in re.findall(r"gf::load<\d+, (\d+), COLUMN_READS>", text)}
+    stores = {int(w) for w in re.findall(r"gf::store_(?:piece<|blocks<[\w:]+, \d+, )(\d+)", text)}
     narrow = {int(w) for w in re.findall(r"gf::store_pack<(\d+)>\(row", text)}
-    may_move = "COLUMNS_MAY_MOVE = true" in text
+    may_move = "COLUMN_READS = gf::Access::READ_ONLY" in text
     assert max(code.loads) == max(loads)
     assert columns <= (code.read_only if may_move else code.loads)
     assert stores <= code.stores <= stores | narrow | ({1} if "store_blocks" in text else set())

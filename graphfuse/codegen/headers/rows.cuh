@@ -9,11 +9,11 @@
 
 namespace gf {
 
-/// Stores a piece in accesses of ACCESS bytes. address: of the thread's first piece, `at` pieces before.
-template <int ACCESS, int BYTES>
+/// Stores a piece in accesses of WIDTH bytes. address: of the thread's first piece, `at` pieces before.
+template <int WIDTH, Access ACCESS, int BYTES>
 GF_DEVICE void store_piece(void* address, i64 at, const Bytes<BYTES>& piece, bool stored) {
   if (stored) {
-    store<BYTES, ACCESS>(offset(address, at * BYTES), piece);
+    store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), piece);
   }
 }
 
@@ -40,7 +40,7 @@ struct ScalesInTiles {
 
 /// Stores a piece quantized to T with a scale per BLOCK elements, which lie in neighbouring lanes; all lanes of a
 /// warp call it together. thread: the number in its row of the thread's first piece, `at` pieces before this one.
-template <class T, int BLOCK, int ACCESS, class Scales, int PIECE>
+template <class T, int BLOCK, int WIDTH, Access ACCESS, class Scales, int PIECE>
 GF_DEVICE void store_blocks(void* address, Scales scales, i64 thread, i64 at, const float (&values)[PIECE],
                             bool stored) {
   constexpr int LANES = BLOCK / PIECE;
@@ -53,9 +53,9 @@ GF_DEVICE void store_blocks(void* address, Scales scales, i64 thread, i64 at, co
   const u32 scale = block_scale<T>(amax);
   const Bytes<BYTES> elements = quantized<T>(values, scale);
   if (stored) {
-    store<BYTES, ACCESS>(offset(address, at * BYTES), elements);
+    store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), elements);
     if (thread % LANES == 0) {
-      store_pack<1>(scales.of(thread / LANES, at / LANES), {{scale}});
+      store_pack<1, ACCESS>(scales.of(thread / LANES, at / LANES), {{scale}});
     }
   }
 }

@@ -192,34 +192,64 @@ GF_DEVICE T* settled(T* address) {
 template <int WIDTH>
 using Pack = Bytes<WIDTH>;
 
+/// How memory is accessed. READ_ONLY promises that nothing writes it while the kernel runs. What was accessed LAST or
+/// FIRST is what the L2 gives up after all else, or before; a hint, in accesses of 4 bytes and more for LAST.
+enum class Access { USUAL, READ_ONLY, LAST, FIRST };
+
 #ifdef __CUDACC__
-template <bool READ_ONLY, class T>
+#define GF_LOAD_LAST "{ .reg .b64 last; createpolicy.fractional.L2::evict_last.b64 last, 1.0; ld.global.L2::cache_hint"
+
+template <Access ACCESS, class T>
 GF_DEVICE T fetch(const T* address) {
-  if constexpr (READ_ONLY) {
+  if constexpr (ACCESS == Access::READ_ONLY) {
     return __ldg(address);
+  } else if constexpr (ACCESS == Access::FIRST) {
+    return __ldcs(address);
+  } else if constexpr (ACCESS == Access::LAST && sizeof(T) == 16) {
+    T v;
+    asm volatile(GF_LOAD_LAST ".v4.b32 {%0, %1, %2, %3}, [%4], last; }"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address) : "memory");
+    return v;
+  } else if constexpr (ACCESS == Access::LAST && sizeof(T) == 8) {
+    T v;
+    asm volatile(GF_LOAD_LAST ".v2.b32 {%0, %1}, [%2], last; }" : "=r"(v.x), "=r"(v.y) : "l"(address) : "memory");
+    return v;
+  } else if constexpr (ACCESS == Access::LAST && sizeof(T) == 4) {
+    T v;
+    asm volatile(GF_LOAD_LAST ".b32 %0, [%1], last; }" : "=r"(v) : "l"(address) : "memory");
+    return v;
   } else {
     return *address;
   }
 }
+
+template <Access ACCESS, class T>
+GF_DEVICE void put(T* address, T value) {
+  static_assert(ACCESS == Access::USUAL || ACCESS == Access::FIRST, "no such store");
+  if constexpr (ACCESS == Access::FIRST) {
+    __stcs(address, value);
+  } else {
+    *address = value;
+  }
+}
 #endif
 
-/// READ_ONLY promises that nothing writes the memory while the kernel runs.
-template <int WIDTH, bool READ_ONLY>
+template <int WIDTH, Access ACCESS>
 GF_DEVICE Pack<WIDTH> load_pack(const void* address GF_SITE) {
   static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4 || WIDTH == 8 || WIDTH == 16, "no access of this width");
 #ifdef __CUDACC__
   if constexpr (WIDTH == 16) {
-    const uint4 v = fetch<READ_ONLY>(static_cast<const uint4*>(address));
+    const uint4 v = fetch<ACCESS>(static_cast<const uint4*>(address));
     return {{v.x, v.y, v.z, v.w}};
   } else if constexpr (WIDTH == 8) {
-    const uint2 v = fetch<READ_ONLY>(static_cast<const uint2*>(address));
+    const uint2 v = fetch<ACCESS>(static_cast<const uint2*>(address));
     return {{v.x, v.y}};
   } else if constexpr (WIDTH == 4) {
-    return {{fetch<READ_ONLY>(static_cast<const u32*>(address))}};
+    return {{fetch<ACCESS>(static_cast<const u32*>(address))}};
   } else if constexpr (WIDTH == 2) {
-    return {{fetch<READ_ONLY>(static_cast<const u16*>(address))}};
+    return {{fetch<ACCESS>(static_cast<const u16*>(address))}};
   } else {
-    return {{fetch<READ_ONLY>(static_cast<const u8*>(address))}};
+    return {{fetch<ACCESS>(static_cast<const u8*>(address))}};
   }
 #else
   host::check_access(address, WIDTH, false, site);
@@ -229,20 +259,20 @@ GF_DEVICE Pack<WIDTH> load_pack(const void* address GF_SITE) {
 #endif
 }
 
-template <int WIDTH>
+template <int WIDTH, Access ACCESS = Access::USUAL>
 GF_DEVICE void store_pack(void* address, const Pack<WIDTH>& pack GF_SITE) {
   static_assert(WIDTH == 1 || WIDTH == 2 || WIDTH == 4 || WIDTH == 8 || WIDTH == 16, "no access of this width");
 #ifdef __CUDACC__
   if constexpr (WIDTH == 16) {
-    *static_cast<uint4*>(address) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+    put<ACCESS>(static_cast<uint4*>(address), make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]));
   } else if constexpr (WIDTH == 8) {
-    *static_cast<uint2*>(address) = make_uint2(pack.word[0], pack.word[1]);
+    put<ACCESS>(static_cast<uint2*>(address), make_uint2(pack.word[0], pack.word[1]));
   } else if constexpr (WIDTH == 4) {
-    *static_cast<u32*>(address) = pack.word[0];
+    put<ACCESS>(static_cast<u32*>(address), pack.word[0]);
   } else if constexpr (WIDTH == 2) {
-    *static_cast<u16*>(address) = u16(pack.word[0]);
+    put<ACCESS>(static_cast<u16*>(address), u16(pack.word[0]));
   } else {
-    *static_cast<u8*>(address) = u8(pack.word[0]);
+    put<ACCESS>(static_cast<u8*>(address), u8(pack.word[0]));
   }
 #else
   host::check_access(address, WIDTH, true, site);
@@ -251,13 +281,13 @@ GF_DEVICE void store_pack(void* address, const Pack<WIDTH>& pack GF_SITE) {
 }
 
 /// COUNT bytes in accesses of WIDTH.
-template <int COUNT, int WIDTH, bool READ_ONLY = false>
+template <int COUNT, int WIDTH, Access ACCESS = Access::USUAL>
 GF_DEVICE Bytes<COUNT> load(const void* address GF_SITE) {
   static_assert(COUNT % WIDTH == 0, "accesses must fill the chunk");
   Bytes<COUNT> chunk = {};
 #pragma unroll
   for (int at = 0; at < COUNT; at += WIDTH) {
-    const Pack<WIDTH> pack = load_pack<WIDTH, READ_ONLY>(offset(address, at) GF_FROM);
+    const Pack<WIDTH> pack = load_pack<WIDTH, ACCESS>(offset(address, at) GF_FROM);
 #pragma unroll
     for (int i = 0; i < (WIDTH + 3) / 4; ++i) {
       chunk.word[at / 4 + i] |= pack.word[i] << (at % 4 * 8);
@@ -267,7 +297,7 @@ GF_DEVICE Bytes<COUNT> load(const void* address GF_SITE) {
 }
 
 /// COUNT bytes in accesses of WIDTH.
-template <int COUNT, int WIDTH>
+template <int COUNT, int WIDTH, Access ACCESS = Access::USUAL>
 GF_DEVICE void store(void* address, const Bytes<COUNT>& chunk GF_SITE) {
   static_assert(COUNT % WIDTH == 0, "accesses must fill the chunk");
 #pragma unroll
@@ -277,7 +307,7 @@ GF_DEVICE void store(void* address, const Bytes<COUNT>& chunk GF_SITE) {
     for (int i = 0; i < (WIDTH + 3) / 4; ++i) {
       pack.word[i] = chunk.word[at / 4 + i] >> (at % 4 * 8);
     }
-    store_pack<WIDTH>(offset(address, at), pack GF_FROM);
+    store_pack<WIDTH, ACCESS>(offset(address, at), pack GF_FROM);
   }
 }
 
@@ -286,7 +316,7 @@ GF_DEVICE float scalar(float value) { return value; }
 
 template <class T>
 GF_DEVICE float scalar(const T* address GF_SITE) {
-  return decode<T>(load<sizeof(T), sizeof(T), true>(address GF_FROM).word[0]);
+  return decode<T>(load<sizeof(T), sizeof(T), Access::READ_ONLY>(address GF_FROM).word[0]);
 }
 
 }  // namespace gf
