@@ -53,13 +53,16 @@ def norm(g: PatternGraph):
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
-    """All around the normalization that works on its rows; without what comes before; without what comes after."""
+    """All around the normalization that works on its rows; without what comes before; without what comes after.
+    What stands between two normalizations belongs to the first: what the second reads is in memory anyway."""
     graph, rows = match.graph, _Rows.of(match)
     core = frozenset(match.subgraph.node_ids)
     center = match.node("rmsnorm")
     before = graph.above([center.input("input")])
     after = graph.below(t for _, t in center.outputs)
-    for excluded in (frozenset(), before, after):
+    others = (graph.nodes[i] for i in before if graph.nodes[i].op_name == center.op_name)
+    theirs = before & graph.below(t for node in others for _, t in node.outputs)
+    for excluded in (theirs, before, after | theirs):
         yield convex(graph, core, lambda i, inside, out=excluded: i not in out and rows.takes(i, inside))
     yield core
 
