@@ -28,14 +28,14 @@ using namespace problem;
 
 constexpr Index PIECES = COLUMNS / PIECE;
 constexpr int CHUNKS = PIECE / CHUNK;  // of a piece
-constexpr int PASS_PIECES = STEPS * THREADS_PER_ROW;
-constexpr int PASSES = (PIECES + PASS_PIECES - 1) / PASS_PIECES;
-constexpr bool TAILLESS = PIECES % PASS_PIECES == 0;
+constexpr bool TAILLESS = PIECES % (Index(STEPS) * PASSES * THREADS_PER_ROW) == 0;
 constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
 
-/// The smallest power of two that is not below `count`, as its exponent.
-GF_DEVICE constexpr int levels(int count) { return count <= 1 ? 0 : 1 + levels((count + 1) / 2); }
+GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
 constexpr int PASS_LEVELS = levels(PASSES);
+
+/// The row's first piece of a step. The steps of a pass lie far apart, as the sum joins them before the passes.
+GF_DEVICE Index first_piece(int step, Index pass) { return (step * PASSES + pass) * THREADS_PER_ROW; }
 
 // What later phases read is read before the sum if it takes few registers: more would cost occupancy.
 constexpr bool ROWS_FIRST = PASSES == 1 && STEPS * int(sizeof(Phase1::Rows)) <= 4 * 16;
@@ -53,7 +53,7 @@ GF_DEVICE void read_rows(const Row& row, Index pass, typename Phase::Rows (&read
   if (row.exists) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      const Index at = pass * PASS_PIECES + step * THREADS_PER_ROW;
+      const Index at = first_piece(step, pass);
       reads[step] = {};
       if (in_row(row.thread + at)) {
         reads[step] = Phase::read_rows(row, at);
@@ -112,7 +112,7 @@ GF_DEVICE void run(const Row& row, typename Phase::Rows (&rows)[STEPS], typename
     }
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      const Index at = Index(pass) * PASS_PIECES + step * THREADS_PER_ROW;
+      const Index at = first_piece(step, pass);
       if constexpr (!COLUMNS_READ) {
         columns[step] = read_columns<Phase>(row, at);
       }
@@ -167,33 +167,30 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   float maxima0[MAXIMA[0] + (MAXIMA[0] == 0)] = {};
   gf::Passes<gf::Add, PASS_LEVELS> sums[CHUNKS];
 #pragma unroll 1
-  for (int i = 0; i < 1 << PASS_LEVELS; ++i) {
+  for (int i = 0; i < PASSES; ++i) {
     const Index pass = gf::Passes<gf::Add, PASS_LEVELS>::place(i);
-    float parts[CHUNKS][STEPS] = {};
-    // The tree has a power of two of passes; those that the row has not are zero.
-    if (PASSES == 1 << PASS_LEVELS || pass < PASSES) {
-      if constexpr (PASSES > 1) {
-        read_rows<Phase0>(row, pass, rows0);
+    if constexpr (PASSES > 1) {
+      read_rows<Phase0>(row, pass, rows0);
+    }
+    float parts[CHUNKS][STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      const Index at = first_piece(step, pass);
+      const bool inside = in_row(thread + at);
+      float x[PIECE];
+      Phase0::run(row, at, inside, rows0[step], read_columns<Phase0>(row, at), held[step], operands, per_row, largest,
+                  maxima0, x);
+      if constexpr (!TAILLESS && !ZEROS_STAY_ZERO) {
+#pragma unroll
+        for (int k = 0; k < PIECE; ++k) {
+          x[k] = inside ? x[k] : 0.0f;
+        }
       }
+      float squares[CHUNKS];
+      sum_squares(x, squares);
 #pragma unroll
-      for (int step = 0; step < STEPS; ++step) {
-        const Index at = pass * PASS_PIECES + step * THREADS_PER_ROW;
-        const bool inside = in_row(thread + at);
-        float x[PIECE];
-        Phase0::run(row, at, inside, rows0[step], read_columns<Phase0>(row, at), held[step], operands, per_row, largest,
-                    maxima0, x);
-        if constexpr (!TAILLESS && !ZEROS_STAY_ZERO) {
-#pragma unroll
-          for (int k = 0; k < PIECE; ++k) {
-            x[k] = inside ? x[k] : 0.0f;
-          }
-        }
-        float squares[CHUNKS];
-        sum_squares(x, squares);
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-          parts[chunk][step] = squares[chunk];
-        }
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        parts[chunk][step] = squares[chunk];
       }
     }
 #pragma unroll

@@ -82,8 +82,9 @@ class _Eviction:
 
 _EVICTIONS = (_Eviction("USUAL", "USUAL"), _Eviction("LAST", "USUAL"), _Eviction("FIRST", "FIRST"))
 _AS_USUAL, _READS_LAST, _ALL_FIRST = range(len(_EVICTIONS))
-_TINY = 4 << 20  # bytes moved, up to which rows are best given up first
-_HUGE = 200 << 20  # from which rows read are best given up last: what was written goes out earlier
+# Bytes moved. Up to the first, rows are often in the L2 when a kernel starts; to the second they are best given up
+# first; from the third, those read are best given up last: what was written goes out earlier.
+_CACHED, _SMALL, _LARGE = 512 << 10, 8 << 20, 100 << 20
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,20 @@ class _Row:
     def resident(self, knobs: RmsNormKnobs) -> bool:
         return self.fits or knobs.cluster > 1
 
+    def passes(self, knobs: RmsNormKnobs) -> int:
+        """How often a thread reads what it has registers for, a power of two."""
+        if self.resident(knobs):
+            return 1
+        at_once = max(1, 8 // self.registers)
+        return 1 << (-(-self._pieces(knobs) // at_once) - 1).bit_length()
+
     def steps(self, knobs: RmsNormKnobs) -> int:
         """Pieces of one pass over the row that each thread takes."""
-        if self.resident(knobs):
-            return -(-self.chunks // (knobs.threads_per_row * knobs.chunks))
-        return max(1, 8 // self.registers)
+        return -(-self._pieces(knobs) // self.passes(knobs))
+
+    def _pieces(self, knobs: RmsNormKnobs) -> int:
+        """Of the row, that each thread takes."""
+        return -(-self.chunks // (knobs.threads_per_row * knobs.chunks))
 
 
 class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
@@ -217,6 +227,7 @@ def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
         "int CHUNK": row.chunk,
         "int PIECE": piece,
         "int STEPS": steps,
+        "int PASSES": row.passes(knobs),
         "int THREADS_PER_ROW": knobs.threads_per_row,
         "int THREADS": knobs.threads,
         "float PER_COLUMN": "float(1.0 / double(COLUMNS))",
@@ -255,13 +266,13 @@ def _every_knob(eviction: int = _AS_USUAL) -> Iterator[RmsNormKnobs]:
 
 
 def _eviction(facts: RmsNormFacts) -> int:
-    """Measured on an H200 with cold buffers; in between it makes no difference that lasts."""
+    """As measured on an H200 (docs/tuning.md)."""
     wide = [v for v in facts.program.inputs if v.rows and v.columns]
     wide += [s.view for s in facts.program.stores if facts.program.shapes[s.value.index].columns and not s.amax]
     moved = facts.rows * sum(view.dtype.nbytes(facts.columns) for view in wide)
-    if moved <= _TINY:
+    if _CACHED < moved <= _SMALL:
         return _ALL_FIRST
-    return _READS_LAST if moved >= _HUGE else _AS_USUAL
+    return _READS_LAST if moved >= _LARGE else _AS_USUAL
 
 
 def _is_usual(knobs: RmsNormKnobs) -> bool:

