@@ -25,7 +25,7 @@ from graphfuse.ir import Graph, Node, Subgraph, TensorId
 from graphfuse.ops import Op
 from graphfuse.pointwise import Chain, Program, Scalar, Step
 
-COMMUTATIVE = frozenset({"add", "mul"})
+COMMUTATIVE = frozenset({"add", "mul", "max", "min"})
 
 
 @dataclass(frozen=True, eq=False)

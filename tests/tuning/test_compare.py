@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from graphfuse import reordering
 from graphfuse.dtypes import data_type
+from graphfuse.enums import tensor_reordering
 from graphfuse.ir import Tensor
 from graphfuse.tuning import compare
 from graphs import TORCH
@@ -106,3 +108,14 @@ def test_large_tensors_are_compared_in_pieces(monkeypatch):
     assert difference(data_type.HALF, want.clone(), want) is None and "1 of 2048" in difference(
         data_type.HALF, got, want
     )
+
+
+def test_of_scales_in_tiles_only_what_is_written_counts():
+    scales = Tensor(0, 1, "scale", data_type.FP8_E8M0, (5, 6), (6, 1), reordering=tensor_reordering.F8_128x4)
+    want = torch.arange(reordering.padded(scales.dim)).to(torch.uint8)
+    written = reordering.offsets(torch, scales.dim, "cpu").flatten()
+    got = ~want
+    got[written] = want[written]
+    assert compare.difference(torch, scales, got, want) is None
+    got[written[-1]] += 1
+    assert "1 of 30 elements are off" in compare.difference(torch, scales, got, want)
