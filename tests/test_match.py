@@ -67,7 +67,9 @@ def test_a_named_intermediate_may_be_read_elsewhere():
     assert set(region.facts.tensors) == {"a", "b", "out", "total"}
 
 
-@pytest.mark.parametrize(("op", "commutes"), [("add", True), ("mul", True), ("max", True), ("min", True), ("sub", False), ("scale", False)])
+@pytest.mark.parametrize(
+    ("op", "commutes"), [("add", True), ("mul", True), ("max", True), ("min", True), ("sub", False), ("scale", False)]
+)
 def test_operands_swap_where_the_op_commutes(op, commutes):
     pattern = echo("p", lambda g: {"out": getattr(g, op)(g.tanh(g.capture("a")), g.capture("b"))})
     for order in (0, 1):

@@ -121,6 +121,56 @@ def test_generated_kernels_round_between_nodes_or_leave_it():
     assert close.float().mean() > 0.99  # a value near a midpoint may round either way
 
 
+# name: op, operands, declared type. All ops are exact or rounded once, so that every engine makes the same of them.
+CHAIN = {
+    "sum": ("add", ("x", "residual"), BF16),
+    "y": ("rmsnorm", ("sum", "weight"), HALF),
+    "gated": ("mul", ("y", "gate"), BF16),
+    "clamped": ("max", ("gated", "least"), E4M3),
+    "out": ("mul", ("clamped", "factor"), E5M2),
+}
+GIVEN = {"x": (8, 96), "residual": (8, 96), "gate": (8, 96), "weight": (1, 96), "least": (8, 1), "factor": (1, 1)}
+
+
+def part_of_chain(names, types, rounding: str) -> graphfuse.pygraph:
+    """These nodes of the chain on the emulator, the last one's result an output."""
+    g = graphs.new(device="emulator", intermediate_rounding=rounding)
+    made = {}
+    for name in names:
+        op, operands, _ = CHAIN[name]
+        for o in operands:
+            if o not in made:
+                made[o] = g.tensor(list(GIVEN.get(o, (8, 96))), data_type=types[o], name=o)
+        left, right = (made[o] for o in operands)
+        if op == "rmsnorm":
+            made[name] = g.rmsnorm(left, right, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+        else:
+            made[name] = getattr(g, op)(left, right)
+        made[name].set_name(name).set_data_type(types[name])
+    made[name].set_output()
+    return g
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("rounding", ["declared", "float32"])
+def test_one_kernel_makes_the_bytes_of_one_node_after_another(rounding):
+    types = {name: BF16 for name in GIVEN} | {name: dtype for name, (_, _, dtype) in CHAIN.items()}
+    source = graphs.generator("cpu", 3)
+    pack = {name: (2 * torch.randn(dim, generator=source)).bfloat16() for name, dim in GIVEN.items()}
+    fused = torch.zeros(8, 96, dtype=graphs.TORCH[E5M2])
+    g = part_of_chain(CHAIN, types, rounding)
+    graphs.run(g, pack | {"out": fused}, [heur_mode.OPENSOURCE])
+    assert g.get_engine_and_knobs_at_index(0)[0] == "rmsnorm"  # one part
+    if rounding == "float32":
+        types |= {name: FLOAT for name in CHAIN if name != "out"}
+    for name, (op, operands, _) in CHAIN.items():
+        pack[name] = torch.zeros(8, 96, dtype=graphs.TORCH[types[name]])
+        one = part_of_chain([name], types, rounding)
+        mode = heur_mode.OPENSOURCE if op == "rmsnorm" else heur_mode.FALLBACK
+        graphs.run(one, {o: pack[o] for o in (*operands, name)}, [mode])
+    assert torch.equal(fused.view(torch.uint8), pack["out"].view(torch.uint8))
+
+
 @pytest.mark.parametrize("value", ["float16", None, True, data_type.FLOAT, ["declared"]])
 def test_other_roundings_are_refused(value):
     with pytest.raises(GraphTypeError, match="'g': intermediate_rounding must be 'float32' or 'declared', got"):
