@@ -106,6 +106,9 @@ class Case:
         scale = torch.full((1,), SCALE, device=device) if self.output == "fp8_e4m3" else None
         return [Operands(random(), random(), weight, empty(out), empty(torch.bfloat16), scale) for _ in range(count)]
 
+    def tensors(self, device: str) -> dict[str, torch.Tensor]:
+        return self.sets(1, device)[0].pack()
+
     def spoil(self, operands: Operands) -> None:
         """NaN, which no result is."""
         import torch

@@ -124,6 +124,9 @@ class Case:
             made.append(Operands(x, q, k, q, k, joint, before, q_weight, k_weight, joint_weight))
         return made
 
+    def tensors(self, device: str) -> dict[str, torch.Tensor]:
+        return self.sets(1, device)[0].pack()
+
     def spoil(self, operands: Operands) -> None:
         """The inputs again, which are three times too large."""
         operands.x.copy_(operands.before)

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from graphfuse.tuning.command import tune
-
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -59,4 +57,42 @@ def bench(
         raise typer.Exit(2) from error
 
 
-app.command()(tune)
+@app.command()
+def tune(
+    name: Annotated[str, typer.Argument(help="the bench whose problems are tuned for")] = "rmsnorm-silu",
+    rows: Annotated[list[int], typer.Option(help="only this number of rows (repeatable)")] = (),
+    columns: Annotated[list[int], typer.Option(help="only this number of columns (repeatable)")] = (),
+    output: Annotated[list[str], typer.Option(help="only this output type (repeatable)")] = (),
+    quick: Annotated[bool, typer.Option("--quick", help="a few of the problems")] = False,
+    time_budget: Annotated[float, typer.Option(help="seconds after which it stops; run it again to go on")] = 600.0,
+    again: Annotated[bool, typer.Option("--again", help="also what is tuned already")] = False,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write an engine's own table instead of the user's store")
+    ] = None,
+) -> None:
+    """Time the knobs of many problems on the GPU and keep the fastest: kernels planned from then on use them.
+
+    Finished problems are skipped, so it can be stopped and run again. Of rmsnorm-silu, rows and columns may be any.
+    """
+    from graphfuse.benchmarks import benches, rmsnorm_silu
+    from graphfuse.benchmarks.command import Choice
+    from graphfuse.record import no_gpu
+    from graphfuse.tuning import command
+
+    if name not in benches.BENCHES:
+        raise typer.BadParameter(f"{name!r} is no bench; there are: {', '.join(benches.BENCHES)}")
+    if name == rmsnorm_silu.BENCH.name:
+        wanted = command.rmsnorm_silu(rows, columns, output, quick)
+    else:
+        bench, choice = benches.BENCHES[name], Choice(tuple(output), tuple(rows), tuple(columns), (), quick)
+        if wrong := choice.unknown(bench):
+            raise typer.BadParameter(wrong)
+        wanted = choice.cases(bench)
+    if not time_budget > 0:
+        raise typer.BadParameter(f"{time_budget}; accepted: seconds above 0", param_hint="--time-budget")
+    if reason := no_gpu():
+        typer.echo(f"graphfuse tune needs a GPU: {reason}", err=True)
+        raise typer.Exit(2)
+    left = command.run(wanted, table, time_budget, again)
+    if left:
+        typer.echo(f"out of time: {len(left)} of {len(wanted)} problems are left; run it again to go on", err=True)

@@ -741,3 +741,12 @@ def test_ncu_is_looked_for_where_it_may_be(tmp_path, monkeypatch):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "ncu").write_text("")
         assert profile.find(tmp_path) == tmp_path / place / "ncu"
+
+
+@pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
+def test_the_problems_of_every_bench_can_be_tuned(bench):
+    case = min(bench.quick, key=lambda case: case.moved)
+    g = case.graph(create_handle("cpu"))
+    g.validate()
+    named = {t.name for t in g._ir.bound if not t.by_value}
+    assert set(case.tensors("cpu")) == named

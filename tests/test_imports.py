@@ -161,15 +161,12 @@ def python(code: str, *arguments: str, cwd=None) -> str:
 
 
 def test_import_is_light():
+    """What takes long to import comes when it is needed; how long it takes is in the build-time record."""
     code = (
-        "import sys, time; start = time.perf_counter(); import graphfuse; took = time.perf_counter() - start; "
-        "import json; heavy = {m.split('.')[0] for m in sys.modules} & {'torch', 'cuda', 'numpy'}; "
-        "print(json.dumps([took, sorted(heavy)]))"
+        "import sys, graphfuse; "
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'cuda', 'numpy', 'typer', 'rich'}))"
     )
-    runs = [json.loads(python(code)) for _ in range(3)]
-    assert runs[0][1] == []
-    # The best of three: the first may have had to compile, and others use this machine too.
-    assert min(took for took, _ in runs) < 0.1
+    assert python(code) == "[]"
 
 
 def test_building_a_graph_needs_neither_torch_nor_cuda():

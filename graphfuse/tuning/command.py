@@ -1,49 +1,37 @@
-"""``graphfuse tune``: times the knobs of the RMSNorm → SiLU problem classes on this machine's GPU."""
+"""What ``graphfuse tune`` does: times the knobs of problem classes on this machine's GPU."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Protocol
 
 import typer
 
+from graphfuse.graph import pygraph
 from graphfuse.plan import Part
 from graphfuse.tables.entry import Entry
 from graphfuse.tuning import sizes
+from graphfuse.tuning.sizes import planner
 
 _QUICK = {"columns": (64, 1024), "rows": (1560, 99840)}
 _LEAST = 1.0  # seconds that it makes sense to begin another class with
 _LARGE = 1 << 28  # bytes; buffers of such sizes are not kept for the next class
 
 
-def tune(
-    rows: Annotated[list[int] | None, typer.Option(help="Only these; may be repeated.")] = None,
-    columns: Annotated[list[int] | None, typer.Option(help="Only these; may be repeated.")] = None,
-    output: Annotated[list[str] | None, typer.Option(help="bf16, fp8_e4m3 or nvfp4; may be repeated.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Twelve sizes only.")] = False,
-    time_budget: Annotated[float, typer.Option(help="Seconds after which it stops; run it again to go on.")] = 600.0,
-    again: Annotated[bool, typer.Option("--again", help="Also what is tuned already.")] = False,
-    table: Annotated[Path | None, typer.Option(help="Write an engine's own table instead of the user's store.")] = None,
-) -> None:
-    """Time the knobs of RMSNorm → SiLU for many sizes on this GPU and keep the fastest.
+class Tunable(Protocol):
+    """A problem to tune for."""
 
-    Kernels planned from then on use them. Finished sizes are skipped, so it can be stopped and run again.
-    """
-    from graphfuse import record
+    @property
+    def moved(self) -> int:
+        """Bytes: each input read once, each output written once."""
 
-    wanted = _wanted(rows, columns, output, quick)
-    if not time_budget > 0:
-        raise typer.BadParameter(f"{time_budget}; accepted: seconds above 0", param_hint="--time-budget")
-    reason = record.no_gpu()
-    if reason:
-        typer.echo(f"graphfuse tune needs a GPU: {reason}", err=True)
-        raise typer.Exit(2)
-    left = run(wanted, table, time_budget, again)
-    if left:
-        typer.echo(f"out of time: {len(left)} of {len(wanted)} sizes are left; run it again to go on", err=True)
+    def graph(self) -> pygraph: ...
+
+    def tensors(self, device: str) -> dict[str, object]:
+        """Random inputs and memory for outputs, by the names of the graph's tensors."""
 
 
-def run(wanted: tuple[sizes.Size, ...], table: Path | None, time_budget: float, again: bool) -> list[sizes.Size]:
+def run(wanted: Sequence[Tunable], table: Path | None, time_budget: float, again: bool) -> list[Tunable]:
     """Tune `wanted` on the current device into `table` (default: the user's store); what is left is returned."""
     import torch
     from rich.console import Console
@@ -57,24 +45,25 @@ def run(wanted: tuple[sizes.Size, ...], table: Path | None, time_budget: float, 
     end, device = time.monotonic() + time_budget, devices.get("cuda")
     file, origin = (table.absolute(), "measured") if table else (store.user_file(device), "user")
     known = () if again else tuple(e for e in store.read(file) if e.source.device == device.name)
-    left = [size for size in wanted if not tuned(size.planner().plans[0].parts[0], known)]
+    left = [one for one in wanted if not all(tuned(part, known) for part in planner(one.graph()).plans[0].parts)]
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        for size in progress.track([*left], description=f"tuning on {device.name}"):
+        for one in progress.track([*left], description=f"tuning on {device.name}"):
             budget = end - time.monotonic()
             if budget < _LEAST:
                 break
-            planner, tensors = size.planner(), size.tensors(device.memory)
-            workspace = torch.empty(planner.plans[0].workspace_bytes, dtype=torch.uint8, device=device.memory)
-            report = autotune(planner, tensors, workspace, None, budget, file, origin)
+            planned, tensors = planner(one.graph()), one.tensors(device.memory)
+            workspace = torch.empty(planned.plans[0].workspace_bytes, dtype=torch.uint8, device=device.memory)
+            report = autotune(planned, tensors, workspace, None, budget, file, origin)
             if report.stored:
-                left.remove(size)
-                best = report.parts[0].trials[0]
+                left.remove(one)
+            for part in report.parts if report.stored else ():
+                best = part.trials[0]
                 console.print(
-                    f"{size!s:24} {best.time.median:9.2f} us  {words(best.knobs)}", highlight=False, soft_wrap=True
+                    f"{one!s:24} {best.time.median:9.2f} us  {words(best.knobs)}", highlight=False, soft_wrap=True
                 )
-            if size.moved >= _LARGE:
+            if one.moved >= _LARGE:
                 del tensors
                 torch.cuda.empty_cache()
     console.print(
@@ -89,7 +78,8 @@ def tuned(part: Part, known: Iterable[Entry]) -> bool:
     return any((e.engine, e.rows, e.key) == (part.engine.name, problem.rows, problem.key) for e in known)
 
 
-def _wanted(rows, columns, output, quick: bool) -> tuple[sizes.Size, ...]:
+def rmsnorm_silu(rows, columns, output, quick: bool) -> tuple[sizes.Size, ...]:
+    """The sizes of RMSNorm → SiLU that are asked for, any numbers among them."""
     outputs = tuple(output or sizes.OUTPUTS)
     for name in outputs:
         if name not in sizes.OUTPUTS:

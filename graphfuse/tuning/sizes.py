@@ -58,10 +58,7 @@ class Size:
         return graph
 
     def planner(self, handle=None) -> Planner:
-        """Its plans of generated kernels, on the current device or the handle's."""
-        planner = Planner(freeze(self.graph(handle)), handle, (), ())
-        planner.create([heur_mode.OPENSOURCE])
-        return planner
+        return planner(self.graph(handle), handle)
 
     def plans(self, device: Device) -> tuple[Plan, ...]:
         """Those plans for a device that need not be there, tables left aside."""
@@ -84,6 +81,13 @@ class Size:
             pairs, scales = empty(self.columns // 2, "uint8"), empty(self.columns // BLOCK, "float8_e4m3fn")
             return pack | {"out": pairs, "block_scale": scales}
         return pack | {"out": empty(self.columns, OUTPUTS[self.output].facts.torch)}
+
+
+def planner(graph: pygraph, handle=None) -> Planner:
+    """A graph's plans of generated kernels, on the current device or the handle's."""
+    made = Planner(freeze(graph), handle, (), ())
+    made.create([heur_mode.OPENSOURCE])
+    return made
 
 
 def seeds(columns=COLUMNS, rows=ROWS, outputs=tuple(OUTPUTS)) -> tuple[Size, ...]:

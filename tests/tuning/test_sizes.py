@@ -45,6 +45,8 @@ def run(*arguments: str):
         (("--rows", "0"), "1 or more"),
         (("--columns", "100"), "multiples of 16"),
         (("--time-budget", "0"), "seconds above 0"),
+        (("norms",), "is no bench; there are: rmsnorm-silu"),
+        (("add-rmsnorm", "--rows", "7"), "rows 7: add-rmsnorm has 1, 16"),
     ],
 )
 def test_wrong_arguments(arguments, message):
