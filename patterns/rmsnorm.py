@@ -266,11 +266,14 @@ class _Facts:
 
     def _norm(self, node: Node) -> None:
         self.normalized = self._operand(node.input("input"), in_memory=True)
-        operands = (("input", self.normalized), ("epsilon", self._operand(node.input("epsilon"))))
+        epsilon = self.values.get(t := node.input("epsilon"), Scalar.of(self.graph.tensors[t]))
+        inverse = self._step(Step(INVERSE_RMS, (("input", self.normalized), ("epsilon", epsilon))))
         inverse_rms = node.output("inv_variance")
-        inverse = self._step(Step(INVERSE_RMS, operands, (), self._rounded(inverse_rms)))
+        rounded = self._rounded(inverse_rms)
         if inverse_rms is not None:
-            self.values[inverse_rms] = inverse
+            # Who reads it gets it rounded; the normalization itself does not.
+            copy = Step("identity", (("input", inverse),), (), rounded)
+            self.values[inverse_rms] = self._step(copy) if rounded else inverse
         operands = (("input", self.normalized), ("inverse", inverse))
         for port in ("scale", "bias"):
             if node.input(port) is not None:
