@@ -222,7 +222,8 @@ class _Facts:
     def _operand(self, t: TensorId, in_memory: bool = False) -> Operand:
         if t not in self.values:
             tensor = self.graph.tensors[t]
-            if tensor.elements == 1 and not in_memory:
+            # Of one row of one column all tensors have one element, and are rows as they are elsewhere.
+            if tensor.elements == 1 and not in_memory and (tensor.by_value or math.prod(self.rows.dim) != 1):
                 return Scalar.of(tensor)
             self.values[t] = Load(self.loaded.setdefault(t, len(self.loaded)))
         return self.values[t]
@@ -323,6 +324,12 @@ class _Layout:
             axes = list(self.rows.columns)
             return No(f"{tensor}: the normalized axes {axes} are not one run of elements with one stride")
         width, column_stride = packed[0] if packed else (1, 1)
+        swizzled = tensor.reordering is tensor_reordering.F8_128x4
+        if swizzled and len(self.rows.columns) > 1:
+            axes = list(self.rows.columns)
+            return No(
+                f"{tensor}: accepted where one axis is normalized, as its rows are all axes but the last; got {axes}"
+            )
         strides = _row_strides(tensor)
         if self.groups == ((),):
             # One row keeps the stride it declares, so that it is planned like any number of them.
@@ -339,7 +346,7 @@ class _Layout:
             tensor.alignment,
             rows,
             columns,
-            tensor.reordering is tensor_reordering.F8_128x4,
+            swizzled,
         )
 
 
