@@ -19,7 +19,7 @@ from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCKS, OPS
 from graphfuse.patterns.rmsnorm import RmsNormFacts
 from graphfuse.pointwise import Load
-from graphfuse.rowwise import INVERSE_RMS, View
+from graphfuse.rowwise import AMAX, INVERSE_RMS, View
 
 _FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 _FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
@@ -410,11 +410,16 @@ def _device_reasons(device: Device) -> Iterator[str]:
 
 def _program_reasons(facts: RmsNormFacts) -> Iterator[str]:
     program = facts.program
-    if isinstance(facts.input, Load) and not program.inputs[facts.input.index].columns:
+    if not program.shape(facts.input).columns:
         yield f"{facts.node}: the input does not vary over columns"
     for k, step in enumerate(program.steps):
         if step.rounded not in (None, *_FLOATS, *_FP8):
             yield f"a value of {step.op_name} is rounded to {step.rounded.name}; accepted: {_names(_FLOATS + _FP8)}"
+        operands = dict(step.operands)
+        if step.op_name == INVERSE_RMS and program.shape(operands["epsilon"]).columns:
+            yield f"{facts.node}: epsilon is a value of the rows; accepted: one that is the same for all elements"
+        if step.op_name == AMAX and not program.shape(operands["input"]).columns:
+            yield "the largest magnitude of what is one a row; accepted: of values that vary over columns"
         if step.op_name == INVERSE_RMS and program.earliest[k] != 1:
             yield f"{facts.node}: normalizes what depends on the largest magnitude of a row; accepted: pointwise values"
     if program.last > 2:
@@ -425,6 +430,8 @@ def _store_reasons(facts: RmsNormFacts, number: int) -> Iterator[str]:
     store = facts.program.stores[number]
     y, shape = store.view, facts.program.shapes[store.value.index]
     if store.amax:
+        if not shape.columns:
+            yield f"amax {y.name!r} is of what is one a row; accepted: of values that vary over columns"
         if y.dtype is not data_type.FLOAT:
             yield f"amax {y.name!r} is {y.dtype.name}; accepted: FLOAT"
         if y.alignment % 4:

@@ -103,8 +103,10 @@ class _Rows:
             return False
         if node.op_name in _ENDS:
             return self._ends(node) and graph.tensors[node.input("input")].dim == self.dim
+        if not node.op.pointwise:
+            return False
         (output,) = (graph.tensors[t] for _, t in node.outputs)
-        if not node.op.pointwise or not self._fits(output.id):
+        if not self._fits(output.id):
             return False
         # What is the same for all rows can be worked out by each of them, but not written by one.
         varies = any(output.dim[axis] != 1 for axis in self.axes) or math.prod(self.dim[a] for a in self.axes) == 1
@@ -220,7 +222,8 @@ class _Facts:
     def _operand(self, t: TensorId, in_memory: bool = False) -> Operand:
         if t not in self.values:
             tensor = self.graph.tensors[t]
-            if tensor.elements == 1 and not in_memory:
+            # Of one row of one column all tensors have one element, and are rows as they are elsewhere.
+            if tensor.elements == 1 and not in_memory and (tensor.by_value or math.prod(self.rows.dim) != 1):
                 return Scalar.of(tensor)
             self.values[t] = Load(self.loaded.setdefault(t, len(self.loaded)))
         return self.values[t]
@@ -264,11 +267,14 @@ class _Facts:
 
     def _norm(self, node: Node) -> None:
         self.normalized = self._operand(node.input("input"), in_memory=True)
-        operands = (("input", self.normalized), ("epsilon", self._operand(node.input("epsilon"))))
+        epsilon = self.values.get(t := node.input("epsilon"), Scalar.of(self.graph.tensors[t]))
+        inverse = self._step(Step(INVERSE_RMS, (("input", self.normalized), ("epsilon", epsilon))))
         inverse_rms = node.output("inv_variance")
-        inverse = self._step(Step(INVERSE_RMS, operands, (), self._rounded(inverse_rms)))
+        rounded = self._rounded(inverse_rms)
         if inverse_rms is not None:
-            self.values[inverse_rms] = inverse
+            # Who reads it gets it rounded; the normalization itself does not.
+            copy = Step("identity", (("input", inverse),), (), rounded)
+            self.values[inverse_rms] = self._step(copy) if rounded else inverse
         operands = (("input", self.normalized), ("inverse", inverse))
         for port in ("scale", "bias"):
             if node.input(port) is not None:
@@ -318,6 +324,12 @@ class _Layout:
             axes = list(self.rows.columns)
             return No(f"{tensor}: the normalized axes {axes} are not one run of elements with one stride")
         width, column_stride = packed[0] if packed else (1, 1)
+        swizzled = tensor.reordering is tensor_reordering.F8_128x4
+        if swizzled and len(self.rows.columns) > 1:
+            axes = list(self.rows.columns)
+            return No(
+                f"{tensor}: accepted where one axis is normalized, as its rows are all axes but the last; got {axes}"
+            )
         strides = _row_strides(tensor)
         if self.groups == ((),):
             # One row keeps the stride it declares, so that it is planned like any number of them.
@@ -334,7 +346,7 @@ class _Layout:
             tensor.alignment,
             rows,
             columns,
-            tensor.reordering is tensor_reordering.F8_128x4,
+            swizzled,
         )
 
 

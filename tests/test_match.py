@@ -206,6 +206,17 @@ def test_the_prologue_is_taken_with_what_it_gives_others():
     assert {s.view.name for s in region.facts.program.stores} == {"sum", "y"}
 
 
+def test_a_norm_with_two_outputs_beside_another():
+    g = graphs.new()
+    x, w = g.tensor([12, 64]), g.tensor([1, 64])
+    training = norm_forward_phase.TRAINING
+    y, inverse = g.rmsnorm(x, w, 1e-5, norm_forward_phase=training)
+    inverse.set_output()
+    z, inverse = g.rmsnorm(y, w, 1e-5, norm_forward_phase=training)
+    z.set_output(), inverse.set_output()
+    assert found(rmsnorm.PATTERN, g) == [["rmsnorm.0"], ["rmsnorm.1"]]
+
+
 def test_what_stands_between_two_norms_belongs_to_the_first():
     g = graphs.new()
     w = g.tensor([1, 64])

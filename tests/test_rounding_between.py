@@ -171,6 +171,38 @@ def test_one_kernel_makes_the_bytes_of_one_node_after_another(rounding):
     assert torch.equal(fused.view(torch.uint8), pack["out"].view(torch.uint8))
 
 
+@pytest.mark.emulate
+def test_the_normalization_does_not_read_its_rounded_inverse():
+    found = {}
+    for device, mode in (("emulator", heur_mode.OPENSOURCE), ("cpu", heur_mode.FALLBACK)):
+        g = graphs.new(device=device)
+        training = norm_forward_phase.TRAINING
+        y, inverse = g.rmsnorm(g.tensor([5, 16], name="x"), epsilon=1e-5, norm_forward_phase=training)
+        inverse.set_output().set_name("inverse").set_data_type(BF16)
+        y.set_output().set_name("y"), g.mul(y, inverse).set_output().set_name("out")
+        pack = {"x": torch.linspace(-2, 3, 80).view(5, 16), "inverse": torch.zeros(5, 1, dtype=torch.bfloat16)}
+        found[device] = [torch.zeros(5, 16), torch.zeros(5, 16)]
+        graphs.run(g, pack | dict(zip(("y", "out"), found[device], strict=True)), [mode])
+    torch.testing.assert_close(found["emulator"], found["cpu"], rtol=1e-6, atol=0)
+
+
+@pytest.mark.emulate
+def test_values_around_one_that_is_kept_rounded():
+    """What is worked out before a value that is packed, and read after it too."""
+    found = {}
+    for device, mode in (("emulator", heur_mode.OPENSOURCE), ("cpu", heur_mode.FALLBACK)):
+        g = graphs.new(device=device)
+        x = g.abs(g.tensor([5, 16], name="x"))
+        y = g.rmsnorm(g.tensor([5, 16], name="z"), epsilon=1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+        y = g.mul(y, x)
+        rounded = g.neg(y).set_output().set_name("rounded").set_data_type(BF16)
+        g.add(rounded, y).set_output().set_name("out")
+        pack = {"x": torch.linspace(-2, 3, 80).view(5, 16), "z": torch.linspace(-1, 1, 80).view(5, 16)}
+        found[device] = torch.zeros(5, 16)
+        graphs.run(g, pack | {"rounded": torch.zeros(5, 16, dtype=torch.bfloat16), "out": found[device]}, [mode])
+    torch.testing.assert_close(found["emulator"], found["cpu"], rtol=0, atol=2e-2)
+
+
 @pytest.mark.parametrize("value", ["float16", None, True, data_type.FLOAT, ["declared"]])
 def test_other_roundings_are_refused(value):
     with pytest.raises(GraphTypeError, match="'g': intermediate_rounding must be 'float32' or 'declared', got"):

@@ -368,12 +368,12 @@ class Rows:
         for o in arrays:
             if o not in known:
                 yield f"    float a{o.index}[PIECE];"
-        for steps in self._loops(o for o in elements if isinstance(o, Chain) and o not in known):
+        for loop in self._loops(o for o in elements if isinstance(o, Chain) and o not in known):
             yield "#pragma unroll"
             yield "    for (int i = 0; i < PIECE; ++i) {"
-            for o in steps:
+            for o in loop:
                 step = program.steps[o.index]
-                text = self._expression(step, known)
+                text = self._expression(step, known, loop)
                 yield f"      const float v{o.index} = {text if o in self._packed else self._rounded(step, text)};"
                 if o in arrays:
                     yield f"      a{o.index}[i] = v{o.index};"
@@ -426,7 +426,15 @@ class Rows:
         wanted = [store.value for _, store in program.stored_in(phase)]
         wanted += [dict(step.operands)["input"] for _, step in program.reduced_after(phase)]
         wanted += [o for o in self.elements(phase) if o in self._packed]
+        wanted += self._outlasting(phase)
         return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
+
+    def _outlasting(self, phase: int) -> Iterator[Chain]:
+        """Values that a later loop reads than the one that works them out."""
+        known, done = self._known(phase), set()
+        for loop in self._loops(o for o in self.elements(phase) if isinstance(o, Chain) and o not in known):
+            yield from (o for k in loop for _, o in self.program.steps[k.index].operands if o in done)
+            done |= set(loop)
 
     def _array(self, o: Chain | Load, known: Iterable) -> str:
         """A piece of values, as float32."""
@@ -434,14 +442,13 @@ class Rows:
             return f"l{o.index}"
         return f"held.v{o.index}" if o in known and o not in self._packed else f"a{o.index}"
 
-    def _expression(self, step: Step, known: Iterable) -> str:
+    def _expression(self, step: Step, known: Iterable, loop: Sequence[Chain]) -> str:
         def operand(o: Operand) -> str:
             if isinstance(o, Scalar):
                 return f"s.s{self.program.scalars.index(o)}"
             if not self.program.shape(o).columns:
                 return f"p.{'q' if isinstance(o, Load) else 'v'}{o.index}"
-            whole = isinstance(o, Load) or o in known or o in self._packed
-            return f"{self._array(o, known)}[i]" if whole else f"v{o.index}"
+            return f"v{o.index}" if o in loop else f"{self._array(o, known)}[i]"
 
         if step.op_name != NORMALIZE:
             return expression(step, operand)
