@@ -92,11 +92,13 @@ class Plan:
 
     @cached_property
     def in_place(self) -> frozenset[tuple[TensorId, TensorId]]:
-        """(input, output) tensors that may be the same memory: the engine can, and no other part reads the input."""
+        """(input, output) tensors that may be the same memory: the engine can, and no other part reads the input,
+        or writes it: an output would be lost."""
         pairs = ((p, pair) for p in self.parts for pair in p.engine.in_place(p.facts, p.knobs))
         return frozenset(
             pair
             for part, pair in pairs
+            if pair[0] not in part.region.subgraph.graph.producer
             if not any(pair[0] in other.region.subgraph.inputs for other in self.parts if other is not part)
         )
 

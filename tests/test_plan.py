@@ -194,6 +194,18 @@ def test_a_wrong_partition_is_refused(regions, message):
         verify.check_partition(graph, [Subgraph(graph, r) for r in regions])
 
 
+def test_what_one_part_writes_for_users_no_other_overwrites():
+    g = graphs.new(device="emulator")
+    x, inference = g.tensor([4, 64], name="x"), norm_forward_phase.INFERENCE
+    y = g.rmsnorm(x, epsilon=1e-5, norm_forward_phase=inference)[0].set_output().set_name("y")
+    g.rmsnorm(y, epsilon=0.5, norm_forward_phase=inference)[0].set_output().set_name("z")
+    g.validate(), g.build_operation_graph()
+    g.create_execution_plans([heur_mode.OPENSOURCE])
+    plan, ids = g._planner.at(0), {t.name: t.id for t in g._planner.graph.tensors}
+    assert len(plan.parts) == 2
+    assert plan.in_place == {(ids["x"], ids["y"])}
+
+
 def two_norms():
     g = graphs.new()
     y = g.relu(g.tensor([8]))
