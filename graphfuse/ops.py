@@ -282,6 +282,39 @@ def _number(name: str, default: float) -> Attribute:
 
 
 _GELU_TANH = 0.7978845608028654  # sqrt(2 / pi)
+_GELU_TANH_FORM = "1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})"
+_NORMAL_DENSITY = 0.3989422804014327  # 1 / sqrt(2 pi)
+
+# Backward of activations, which may be asked for any input: slopes that are products of what grows and what
+# vanishes get their input within bounds beyond which, in float64, what vanishes is zero.
+
+
+def _relu_backward(t, loss, x, slope, low, high):
+    below = slope * loss if slope else t.zeros_like(loss)
+    return t.where(x > high, 0.0, t.where(x > low, loss, t.where(x <= low, below, x)))  # the last is NaN
+
+
+def _sigmoid_slope(t, x):
+    return t.sigmoid(x) * t.sigmoid(-x)  # 1 - sigmoid cancels
+
+
+def _swish_slope(t, x):
+    x = x.clamp(-1000, 1000)
+    return t.sigmoid(x) * (1 + x * t.sigmoid(-x))
+
+
+def _gelu_slope(t, x):
+    x = x.clamp(-100, 100)
+    density = _NORMAL_DENSITY * t.exp(-0.5 * x * x)
+    return 0.5 * t.special.erfc(-(0.5**0.5) * x) + x * density
+
+
+def _gelu_approx_tanh_slope(t, x):
+    x = x.clamp(-100, 100)
+    argument = 2 * _GELU_TANH * (x + 0.044715 * x * x * x)
+    inner = 2 * _GELU_TANH * (1 + 3 * 0.044715 * x * x)
+    return t.sigmoid(argument) * (1 + x * inner * t.sigmoid(-argument))
+
 
 _TABLE = (
     Op(
@@ -398,8 +431,56 @@ _TABLE = (
         "0.5 * input * (1 + tanh(sqrt(2/pi) * (input + 0.044715 * input^3))).",
         "input",
         # (1 + tanh u) / 2 is sigmoid(2u), which does not cancel for negative input.
-        "({input} * gf::sigmoid(1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})))",
+        f"({{input}} * gf::sigmoid({_GELU_TANH_FORM}))",
         lambda t, x: x * t.sigmoid(2 * _GELU_TANH * (x + 0.044715 * x * x * x)),
+    ),
+    _pointwise(
+        "relu_backward",
+        "Gradient of relu, from that of its result: loss where input is above lower_clip and at most\n"
+        "upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is.",
+        "loss input",
+        "gf::relu_backward({loss}, {input}, {negative_slope}, {lower_clip}, {upper_clip})",
+        _relu_backward,
+        _number("negative_slope", 0.0),
+        _number("lower_clip", 0.0),
+        _number("upper_clip", float("inf")),
+    ),
+    _pointwise(
+        "sigmoid_backward",
+        "loss * sigmoid(input) * sigmoid(-input).",
+        "loss input",
+        "gf::sigmoid_backward({loss}, {input})",
+        lambda t, loss, x: loss * _sigmoid_slope(t, x),
+    ),
+    _pointwise(
+        "tanh_backward",
+        "loss * (1 - tanh(input)^2).",
+        "loss input",
+        # 1 - tanh^2, which cancels, is 4 sigmoid(2x) sigmoid(-2x).
+        "(4.0f * gf::sigmoid_backward({loss}, 2.0f * {input}))",
+        lambda t, loss, x: loss * (4 * _sigmoid_slope(t, 2 * x)),
+    ),
+    _pointwise(
+        "swish_backward",
+        "loss * s * (1 + swish_beta * input * (1 - s)) with s = sigmoid(swish_beta * input).",
+        "loss input",
+        "gf::swish_backward({loss}, {swish_beta} * {input}, gf::sigmoids({swish_beta} * {input}))",
+        lambda t, loss, x, beta: loss * _swish_slope(t, beta * x),
+        _number("swish_beta", 1.0),
+    ),
+    _pointwise(
+        "gelu_backward",
+        "loss * (Phi(input) + input * phi(input)) with the normal distribution function and its density.",
+        "loss input",
+        "gf::gelu_backward({loss}, {input})",
+        lambda t, loss, x: loss * _gelu_slope(t, x),
+    ),
+    _pointwise(
+        "gelu_approx_tanh_backward",
+        "loss times the derivative of gelu_approx_tanh at input.",
+        "loss input",
+        f"gf::gelu_approx_tanh_backward({{loss}}, {{input}}, gf::sigmoids({_GELU_TANH_FORM}))",
+        lambda t, loss, x: loss * _gelu_approx_tanh_slope(t, x),
     ),
 )
 

@@ -37,6 +37,22 @@ def relu(x, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf")):
     return torch.where(x > lower_clip, x.clamp(max=upper_clip), below)
 
 
+def gradient(forward):
+    """(loss, input, attributes of `forward`) -> the gradient with respect to input, by torch.autograd in float64."""
+
+    def backward(loss, x, **attributes):
+        loss, x = (t.double().detach() for t in torch.broadcast_tensors(loss, x))
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(forward(x, **attributes), x, loss)[0]
+
+    return backward
+
+
+def _clipped(x, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf")):
+    # As relu, of torch's functions with a gradient: at lower_clip negative_slope, at upper_clip 1.
+    return lower_clip + functional.leaky_relu(x - lower_clip, negative_slope).clamp(max=upper_clip - lower_clip)
+
+
 POINTWISE = {
     "add": lambda a, b: torch.add(a.double(), b.double()),
     "sub": lambda a, b: torch.sub(a.double(), b.double()),
@@ -59,6 +75,12 @@ POINTWISE = {
     "swish": lambda x, swish_beta=1.0: swish(x, swish_beta),
     "gelu": lambda x: functional.gelu(x.double()),
     "gelu_approx_tanh": lambda x: functional.gelu(x.double(), approximate="tanh"),
+    "relu_backward": gradient(_clipped),
+    "sigmoid_backward": gradient(torch.sigmoid),
+    "tanh_backward": gradient(torch.tanh),
+    "swish_backward": gradient(lambda x, swish_beta=1.0: swish(x, swish_beta)),
+    "gelu_backward": gradient(functional.gelu),
+    "gelu_approx_tanh_backward": gradient(lambda x: functional.gelu(x, approximate="tanh")),
 }
 """Every pointwise op: operands as tensors, attributes by name; float64 results."""
 
