@@ -52,7 +52,8 @@ class Op:
     and what they leave to how its tensors are set up.
     reference(t, inputs by port, frozen attributes) -> outputs by port, on float tensors
     broadcast as torch does. cuda: for pointwise ops, a C++ expression of float
-    with {port} and {attribute} slots. absent(attributes): output ports not written.
+    with {port} and {attribute} slots. absent(attributes, input ports given): output
+    ports not written.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Op:
     reference: Callable[..., Mapping[str, object]]
     attributes: tuple[Attribute, ...] = ()
     cuda: str | None = None
-    absent: Callable[[Attributes], frozenset[str]] = lambda attributes: frozenset()
+    absent: Callable[[Attributes, frozenset[str]], frozenset[str]] = lambda attributes, inputs: frozenset()
     stored: Callable[[Attributes], Mapping[str, tuple[data_type, ...]]] = lambda attributes: {}
     frozen: Callable[..., Attributes] = lambda attributes, inputs, outputs: attributes
 
@@ -94,8 +95,7 @@ def rmsnorm_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
     return tuple(axis for axis, extent in enumerate(scale) if extent != 1)
 
 
-def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    x, scale = shapes["input"], shapes.get("scale")
+def _normalized_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
     if scale is not None and (len(scale) != len(x) or any(s not in (1, e) for s, e in zip(scale, x, strict=False))):
         raise GraphValidationError(
             f"scale must have the rank of input {list(x)} with each extent 1 or input's, got {list(scale)}"
@@ -103,6 +103,12 @@ def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> d
     axes = rmsnorm_axes(x, scale)
     if any(x[axis] == 0 for axis in axes):
         raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
+    return axes
+
+
+def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, scale = shapes["input"], shapes.get("scale")
+    axes = _normalized_axes(x, scale)
     row = tuple(e if axis in axes else 1 for axis, e in enumerate(x))
     if "bias" in shapes and shapes["bias"] != row:
         whose = "the last axis' shape" if scale is None else "scale's shape"
@@ -113,11 +119,15 @@ def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> d
         raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
     out = {"Y": x}
     if attributes["norm_forward_phase"] is norm_forward_phase.TRAINING:
-        out["inv_variance"] = tuple(1 if axis in axes else e for axis, e in enumerate(x))
+        out["inv_variance"] = _one_per_row(x, axes)
     return out
 
 
-def _rmsnorm_absent(attributes: Attributes) -> frozenset[str]:
+def _one_per_row(x: Shape, axes: tuple[int, ...]) -> Shape:
+    return tuple(1 if axis in axes else e for axis, e in enumerate(x))
+
+
+def _rmsnorm_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
     training = attributes["norm_forward_phase"] is norm_forward_phase.TRAINING
     return frozenset() if training else frozenset({"inv_variance"})
 
@@ -125,15 +135,57 @@ def _rmsnorm_absent(attributes: Attributes) -> frozenset[str]:
 def _rmsnorm(t, x, a) -> dict[str, object]:
     scale = x.get("scale")
     axes = rmsnorm_axes(x["input"].shape, None if scale is None else scale.shape)
-    square = x["input"] * x["input"]
-    mean = square.mean(dim=axes, keepdim=True) if axes else square
-    inverse = t.rsqrt(mean + x["epsilon"])
+    inverse = t.rsqrt(_mean(x["input"] * x["input"], axes) + x["epsilon"])
     y = x["input"] * inverse
     if scale is not None:
         y = y * scale
     if "bias" in x:
         y = y + x["bias"]
     return {"Y": y, "inv_variance": inverse}
+
+
+def _rmsnorm_backward_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, scale = shapes["input"], shapes.get("scale")
+    if shapes["grad"] != x:
+        raise GraphValidationError(f"grad must have input's shape {list(x)}, got {list(shapes['grad'])}")
+    axes = _normalized_axes(x, scale)
+    if shapes["inv_variance"] != _one_per_row(x, axes):
+        raise GraphValidationError(
+            f"inv_variance must have input's extents and 1 along the normalized axes {list(axes)}, "
+            f"{list(_one_per_row(x, axes))}, got {list(shapes['inv_variance'])}"
+        )
+    if scale is None and attributes["has_dbias"]:
+        raise GraphValidationError("has_dbias=True without a scale; accepted: False, or a scale, whose shape DBias has")
+    return {"DX": x} if scale is None else {"DX": x, "DScale": scale, "DBias": scale}
+
+
+def _rmsnorm_backward_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
+    if "scale" not in inputs:
+        return frozenset({"DScale", "DBias"})
+    return frozenset() if attributes["has_dbias"] else frozenset({"DBias"})
+
+
+def _rmsnorm_backward(t, x, a) -> dict[str, object]:
+    grad, scale, inverse = x["grad"], x.get("scale"), x["inv_variance"]
+    axes = rmsnorm_axes(grad.shape, None if scale is None else scale.shape)
+    normal = x["input"] * inverse
+    scaled = grad if scale is None else grad * scale
+    out = {"DX": inverse * (scaled - normal * _mean(scaled * normal, axes))}
+    if scale is not None:
+        rows = tuple(axis for axis in range(grad.dim()) if axis not in axes)
+        out |= {"DScale": _sum(grad * normal, rows), "DBias": _sum(grad, rows)}
+    return out
+
+
+# Of no axes torch would take all.
+
+
+def _mean(values, axes: tuple[int, ...]):
+    return values.mean(dim=axes, keepdim=True) if axes else values
+
+
+def _sum(values, axes: tuple[int, ...]):
+    return values.sum(dim=axes, keepdim=True) if axes else values
 
 
 @dataclass(frozen=True)
@@ -331,6 +383,21 @@ _TABLE = (
         reference=_rmsnorm,
         attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
         absent=_rmsnorm_absent,
+    ),
+    Op(
+        "rmsnorm_backward",
+        "Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
+        "n = input * inv_variance and g = grad * scale, over the same axes as rmsnorm:\n"
+        "DX = inv_variance * (g - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the sums over\n"
+        "all rows, in the shape of scale; their order is not specified. has_dbias must be given. Returns\n"
+        "[DX, DScale, DBias]; DBias is None without has_dbias, and without a scale, which is 1 then,\n"
+        "DScale is, too, and has_dbias must be False.",
+        inputs=(Port("grad"), Port("input"), Port("scale", optional=True), Port("inv_variance")),
+        outputs=(Port("DX"), Port("DScale", optional=True), Port("DBias", optional=True)),
+        infer=_rmsnorm_backward_shapes,
+        reference=_rmsnorm_backward,
+        attributes=(Attribute("has_dbias", (bool,), required=True),),
+        absent=_rmsnorm_backward_absent,
     ),
     Op(
         "reduction",

@@ -22,6 +22,15 @@ def rmsnorm(x, weight, eps, bias=None, axes=(-1,)):
     return (y if bias is None else y + bias.double()), inverse
 
 
+def rmsnorm_gradients(grad, x, weight, eps, axes=(-1,)):
+    """(dx, dscale, dbias) in float64, by torch.autograd. weight: None for 1, which leaves the others out."""
+    leaves = [t.double().detach().clone().requires_grad_() for t in (x, weight) if t is not None]
+    if weight is not None:
+        leaves.append(torch.zeros_like(leaves[1], requires_grad=True))
+    y, _ = rmsnorm(leaves[0], None if weight is None else leaves[1], eps, *leaves[2:], axes=axes)
+    return torch.autograd.grad(y, leaves, grad.double())
+
+
 def swish(x, beta=1.0):
     x = x.double()
     return functional.silu(x) if beta == 1 else x * torch.special.expit(beta * x)

@@ -7,9 +7,9 @@ import torch
 
 import graphs
 import oracle
-from graphfuse import data_type
+from graphfuse import data_type, heur_mode, norm_forward_phase
 from graphfuse.ops import OPS
-from graphs import FLOAT
+from graphs import BF16, FLOAT
 
 INFINITY, NAN = math.inf, math.nan
 DTYPES = {FLOAT: torch.float32, data_type.DOUBLE: torch.float64}
@@ -105,3 +105,28 @@ def test_relu_is_torchs():
     for attributes in ({}, {"negative_slope": 0.25}, {"lower_clip": -1, "upper_clip": 6, "negative_slope": 0.1}):
         want = oracle.POINTWISE["relu_backward"](torch.full_like(x, 3), x, **attributes)
         assert torch.equal(slopes("relu_backward", x, loss=3, **attributes), want)
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("name", ["relu_backward", *SMOOTH])
+def test_kernels_take_them_before_and_after_a_norm(name):
+    """As any pointwise op of the table, on the emulator; against float64."""
+    g = graphs.new(device="emulator")
+    shape = [5, 96]
+    tensors = {n: g.tensor(shape, data_type=BF16, name=n) for n in ("dy", "h", "dz")}
+    weight = g.tensor([1, 96], data_type=BF16, name="weight")
+    x = getattr(g, name)(tensors["dy"], tensors["h"])
+    y, inverse = g.rmsnorm(x, weight, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
+    getattr(g, name)(tensors["dz"], y).set_output().set_name("out")
+    inverse.set_output().set_name("inverse")
+    g.build([heur_mode.OPENSOURCE])
+    assert g.get_engine_and_knobs_at_index(0)[0] == "rmsnorm"  # one kernel
+    source = graphs.generator("cpu", 3)
+    pack = {n: torch.randn(shape, generator=source).mul(3).bfloat16() for n in tensors}
+    pack["weight"] = torch.randn(1, 96, generator=source).bfloat16()
+    out, inverse = torch.empty(shape), torch.empty(5, 1)
+    g.execute(pack | {"out": out, "inverse": inverse}, graphs.workspace(g.get_workspace_size()))
+    backward = oracle.POINTWISE[name]
+    want, want_inverse = oracle.rmsnorm(backward(pack["dy"], pack["h"]), pack["weight"], 1e-5)
+    torch.testing.assert_close(out.double(), backward(pack["dz"], want), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(inverse.double(), want_inverse, rtol=1e-5, atol=0)
