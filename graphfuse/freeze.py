@@ -38,7 +38,7 @@ def freeze(graph: pygraph) -> ir.Graph:
     for t in graph.tensors:
         if t.value is not None and not t.get_dim():
             t.inferred_dim = t.inferred_stride = (1,)  # a constant that no node reads
-    absent = {id(node.outputs[port]) for node in graph.nodes for port in node.op.absent(node.attributes)}
+    absent = {id(node.outputs[port]) for node in graph.nodes for port in node.absent}
     kept = [t for t in graph.tensors if id(t) not in absent]
     ids = {id(t): i for i, t in enumerate(kept)}
     carried = _carried(graph)
@@ -69,7 +69,7 @@ def _infer(graph: pygraph, node: NodeRecord) -> None:
         raise GraphValidationError(f"{where}: {error}{_shared_constants(node, rank)}") from None
     defaults, stored = {p.name: p.dtype for p in node.op.outputs}, node.op.stored(node.attributes)
     for port, t in node.outputs.items():
-        if port in node.op.absent(node.attributes):
+        if port in node.absent:
             if not t.get_is_virtual():
                 raise GraphValidationError(
                     f"{where}: {port} is marked as output, but with {_given(node)} the node does not write it"
@@ -154,8 +154,8 @@ def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.Tensor:
 
 
 def _freeze_node(node: NodeRecord, ids: dict[int, int]) -> ir.Node:
-    absent = node.op.absent(node.attributes)
-    outputs = {port: (tuple(t.get_dim()), t.get_data_type()) for port, t in node.outputs.items() if port not in absent}
+    written = {port: t for port, t in node.outputs.items() if port not in node.absent}
+    outputs = {port: (tuple(t.get_dim()), t.get_data_type()) for port, t in written.items()}
     return ir.Node(
         name=node.name,
         op_name=node.op.name,
@@ -167,7 +167,8 @@ def _freeze_node(node: NodeRecord, ids: dict[int, int]) -> ir.Node:
 
 
 def _given(node: NodeRecord) -> str:
-    return ", ".join(f"{name}={value}" for name, value in node.attributes.items())
+    given = [f"{name}={value}" for name, value in node.attributes.items()]
+    return ", ".join([*given, *(f"no {p.name}" for p in node.op.inputs if p.name not in node.inputs)])
 
 
 def _check_live(graph: ir.Graph) -> None:

@@ -49,6 +49,11 @@ class NodeRecord:
     attributes: Mapping[str, object]
     compute: data_type
 
+    @property
+    def absent(self) -> frozenset[str]:
+        """Output ports that the node does not write."""
+        return self.op.absent(self.attributes, frozenset(self.inputs))
+
 
 def _add_node(graph: pygraph, op: Op, given: dict[str, object], compute_data_type, name: str):
     return graph._add(op, given, compute_data_type, name)
@@ -248,8 +253,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         return made[0] if len(op.outputs) == 1 else made
 
     def _visible_outputs(self, node: NodeRecord) -> list[Tensor | None]:
-        absent = node.op.absent(node.attributes)
-        return [None if port in absent else t for port, t in node.outputs.items()]
+        return [None if port in node.absent else t for port, t in node.outputs.items()]
 
     # The steps, in cuDNN's order
 

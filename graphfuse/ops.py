@@ -52,7 +52,8 @@ class Op:
     and what they leave to how its tensors are set up.
     reference(t, inputs by port, frozen attributes) -> outputs by port, on float tensors
     broadcast as torch does. cuda: for pointwise ops, a C++ expression of float
-    with {port} and {attribute} slots. absent(attributes): output ports not written.
+    with {port} and {attribute} slots. absent(attributes, input ports given): output
+    ports not written.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Op:
     reference: Callable[..., Mapping[str, object]]
     attributes: tuple[Attribute, ...] = ()
     cuda: str | None = None
-    absent: Callable[[Attributes], frozenset[str]] = lambda attributes: frozenset()
+    absent: Callable[[Attributes, frozenset[str]], frozenset[str]] = lambda attributes, inputs: frozenset()
     stored: Callable[[Attributes], Mapping[str, tuple[data_type, ...]]] = lambda attributes: {}
     frozen: Callable[..., Attributes] = lambda attributes, inputs, outputs: attributes
 
@@ -94,8 +95,7 @@ def rmsnorm_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
     return tuple(axis for axis, extent in enumerate(scale) if extent != 1)
 
 
-def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    x, scale = shapes["input"], shapes.get("scale")
+def _normalized_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
     if scale is not None and (len(scale) != len(x) or any(s not in (1, e) for s, e in zip(scale, x, strict=False))):
         raise GraphValidationError(
             f"scale must have the rank of input {list(x)} with each extent 1 or input's, got {list(scale)}"
@@ -103,6 +103,12 @@ def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> d
     axes = rmsnorm_axes(x, scale)
     if any(x[axis] == 0 for axis in axes):
         raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
+    return axes
+
+
+def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, scale = shapes["input"], shapes.get("scale")
+    axes = _normalized_axes(x, scale)
     row = tuple(e if axis in axes else 1 for axis, e in enumerate(x))
     if "bias" in shapes and shapes["bias"] != row:
         whose = "the last axis' shape" if scale is None else "scale's shape"
@@ -113,11 +119,15 @@ def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> d
         raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
     out = {"Y": x}
     if attributes["norm_forward_phase"] is norm_forward_phase.TRAINING:
-        out["inv_variance"] = tuple(1 if axis in axes else e for axis, e in enumerate(x))
+        out["inv_variance"] = _one_per_row(x, axes)
     return out
 
 
-def _rmsnorm_absent(attributes: Attributes) -> frozenset[str]:
+def _one_per_row(x: Shape, axes: tuple[int, ...]) -> Shape:
+    return tuple(1 if axis in axes else e for axis, e in enumerate(x))
+
+
+def _rmsnorm_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
     training = attributes["norm_forward_phase"] is norm_forward_phase.TRAINING
     return frozenset() if training else frozenset({"inv_variance"})
 
@@ -125,15 +135,57 @@ def _rmsnorm_absent(attributes: Attributes) -> frozenset[str]:
 def _rmsnorm(t, x, a) -> dict[str, object]:
     scale = x.get("scale")
     axes = rmsnorm_axes(x["input"].shape, None if scale is None else scale.shape)
-    square = x["input"] * x["input"]
-    mean = square.mean(dim=axes, keepdim=True) if axes else square
-    inverse = t.rsqrt(mean + x["epsilon"])
+    inverse = t.rsqrt(_mean(x["input"] * x["input"], axes) + x["epsilon"])
     y = x["input"] * inverse
     if scale is not None:
         y = y * scale
     if "bias" in x:
         y = y + x["bias"]
     return {"Y": y, "inv_variance": inverse}
+
+
+def _rmsnorm_backward_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, scale = shapes["input"], shapes.get("scale")
+    if shapes["grad"] != x:
+        raise GraphValidationError(f"grad must have input's shape {list(x)}, got {list(shapes['grad'])}")
+    axes = _normalized_axes(x, scale)
+    if shapes["inv_variance"] != _one_per_row(x, axes):
+        raise GraphValidationError(
+            f"inv_variance must have input's extents and 1 along the normalized axes {list(axes)}, "
+            f"{list(_one_per_row(x, axes))}, got {list(shapes['inv_variance'])}"
+        )
+    if scale is None and attributes["has_dbias"]:
+        raise GraphValidationError("has_dbias=True without a scale; accepted: False, or a scale, whose shape DBias has")
+    return {"DX": x} if scale is None else {"DX": x, "DScale": scale, "DBias": scale}
+
+
+def _rmsnorm_backward_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
+    if "scale" not in inputs:
+        return frozenset({"DScale", "DBias"})
+    return frozenset() if attributes["has_dbias"] else frozenset({"DBias"})
+
+
+def _rmsnorm_backward(t, x, a) -> dict[str, object]:
+    grad, scale, inverse = x["grad"], x.get("scale"), x["inv_variance"]
+    axes = rmsnorm_axes(grad.shape, None if scale is None else scale.shape)
+    normal = x["input"] * inverse
+    scaled = grad if scale is None else grad * scale
+    out = {"DX": inverse * (scaled - normal * _mean(scaled * normal, axes))}
+    if scale is not None:
+        rows = tuple(axis for axis in range(grad.dim()) if axis not in axes)
+        out |= {"DScale": _sum(grad * normal, rows), "DBias": _sum(grad, rows)}
+    return out
+
+
+# Of no axes torch would take all.
+
+
+def _mean(values, axes: tuple[int, ...]):
+    return values.mean(dim=axes, keepdim=True) if axes else values
+
+
+def _sum(values, axes: tuple[int, ...]):
+    return values.sum(dim=axes, keepdim=True) if axes else values
 
 
 @dataclass(frozen=True)
@@ -282,6 +334,39 @@ def _number(name: str, default: float) -> Attribute:
 
 
 _GELU_TANH = 0.7978845608028654  # sqrt(2 / pi)
+_GELU_TANH_FORM = "1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})"
+_NORMAL_DENSITY = 0.3989422804014327  # 1 / sqrt(2 pi)
+
+# Backward of activations, which may be asked for any input: slopes that are products of what grows and what
+# vanishes get their input within bounds beyond which, in float64, what vanishes is zero.
+
+
+def _relu_backward(t, loss, x, slope, low, high):
+    below = slope * loss if slope else t.zeros_like(loss)
+    return t.where(x > high, 0.0, t.where(x > low, loss, t.where(x <= low, below, x)))  # the last is NaN
+
+
+def _sigmoid_slope(t, x):
+    return t.sigmoid(x) * t.sigmoid(-x)  # 1 - sigmoid cancels
+
+
+def _swish_slope(t, x):
+    x = x.clamp(-1000, 1000)
+    return t.sigmoid(x) * (1 + x * t.sigmoid(-x))
+
+
+def _gelu_slope(t, x):
+    x = x.clamp(-100, 100)
+    density = _NORMAL_DENSITY * t.exp(-0.5 * x * x)
+    return 0.5 * t.special.erfc(-(0.5**0.5) * x) + x * density
+
+
+def _gelu_approx_tanh_slope(t, x):
+    x = x.clamp(-100, 100)
+    argument = 2 * _GELU_TANH * (x + 0.044715 * x * x * x)
+    inner = 2 * _GELU_TANH * (1 + 3 * 0.044715 * x * x)
+    return t.sigmoid(argument) * (1 + x * inner * t.sigmoid(-argument))
+
 
 _TABLE = (
     Op(
@@ -298,6 +383,21 @@ _TABLE = (
         reference=_rmsnorm,
         attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
         absent=_rmsnorm_absent,
+    ),
+    Op(
+        "rmsnorm_backward",
+        "Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
+        "n = input * inv_variance and g = grad * scale, over the same axes as rmsnorm:\n"
+        "DX = inv_variance * (g - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the sums over\n"
+        "all rows, in the shape of scale; their order is not specified. has_dbias must be given. Returns\n"
+        "[DX, DScale, DBias]; DBias is None without has_dbias, and without a scale, which is 1 then,\n"
+        "DScale is, too, and has_dbias must be False.",
+        inputs=(Port("grad"), Port("input"), Port("scale", optional=True), Port("inv_variance")),
+        outputs=(Port("DX"), Port("DScale", optional=True), Port("DBias", optional=True)),
+        infer=_rmsnorm_backward_shapes,
+        reference=_rmsnorm_backward,
+        attributes=(Attribute("has_dbias", (bool,), required=True),),
+        absent=_rmsnorm_backward_absent,
     ),
     Op(
         "reduction",
@@ -398,8 +498,56 @@ _TABLE = (
         "0.5 * input * (1 + tanh(sqrt(2/pi) * (input + 0.044715 * input^3))).",
         "input",
         # (1 + tanh u) / 2 is sigmoid(2u), which does not cancel for negative input.
-        "({input} * gf::sigmoid(1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})))",
+        f"({{input}} * gf::sigmoid({_GELU_TANH_FORM}))",
         lambda t, x: x * t.sigmoid(2 * _GELU_TANH * (x + 0.044715 * x * x * x)),
+    ),
+    _pointwise(
+        "relu_backward",
+        "Gradient of relu, from that of its result: loss where input is above lower_clip and at most\n"
+        "upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is.",
+        "loss input",
+        "gf::relu_backward({loss}, {input}, {negative_slope}, {lower_clip}, {upper_clip})",
+        _relu_backward,
+        _number("negative_slope", 0.0),
+        _number("lower_clip", 0.0),
+        _number("upper_clip", float("inf")),
+    ),
+    _pointwise(
+        "sigmoid_backward",
+        "loss * sigmoid(input) * sigmoid(-input).",
+        "loss input",
+        "gf::sigmoid_backward({loss}, {input})",
+        lambda t, loss, x: loss * _sigmoid_slope(t, x),
+    ),
+    _pointwise(
+        "tanh_backward",
+        "loss * (1 - tanh(input)^2).",
+        "loss input",
+        # 1 - tanh^2, which cancels, is 4 sigmoid(2x) sigmoid(-2x).
+        "(4.0f * gf::sigmoid_backward({loss}, 2.0f * {input}))",
+        lambda t, loss, x: loss * (4 * _sigmoid_slope(t, 2 * x)),
+    ),
+    _pointwise(
+        "swish_backward",
+        "loss * s * (1 + swish_beta * input * (1 - s)) with s = sigmoid(swish_beta * input).",
+        "loss input",
+        "gf::swish_backward({loss}, {swish_beta} * {input}, gf::sigmoids({swish_beta} * {input}))",
+        lambda t, loss, x, beta: loss * _swish_slope(t, beta * x),
+        _number("swish_beta", 1.0),
+    ),
+    _pointwise(
+        "gelu_backward",
+        "loss * (Phi(input) + input * phi(input)) with the normal distribution function and its density.",
+        "loss input",
+        "gf::gelu_backward({loss}, {input})",
+        lambda t, loss, x: loss * _gelu_slope(t, x),
+    ),
+    _pointwise(
+        "gelu_approx_tanh_backward",
+        "loss times the derivative of gelu_approx_tanh at input.",
+        "loss input",
+        f"gf::gelu_approx_tanh_backward({{loss}}, {{input}}, gf::sigmoids({_GELU_TANH_FORM}))",
+        lambda t, loss, x: loss * _gelu_approx_tanh_slope(t, x),
     ),
 )
 

@@ -66,10 +66,9 @@ def _node(node: NodeRecord, names: dict[int, str]) -> list[str]:
     arguments = [f"{port}={names[id(t)]}" for port, t in node.inputs.items()]
     arguments += [f"{name}={_value(value)}" for name, value in node.attributes.items()]
     arguments += [f"compute_data_type={_type(node.compute)}", f"name={node.name!r}"]
-    absent = node.op.absent(node.attributes)
-    targets = ["_" if port in absent else names[id(t)] for port, t in node.outputs.items()]
+    targets = ["_" if port in node.absent else names[id(t)] for port, t in node.outputs.items()]
     lines = [f"{', '.join(targets)} = graph.{node.op.name}({', '.join(arguments)})"]
-    lines += [f"{names[id(t)]}{_setters(t)}" for port, t in node.outputs.items() if port not in absent]
+    lines += [f"{names[id(t)]}{_setters(t)}" for port, t in node.outputs.items() if port not in node.absent]
     return lines
 
 

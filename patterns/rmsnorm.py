@@ -103,11 +103,9 @@ class _Rows:
             return False
         if node.op_name in _ENDS:
             return self._ends(node) and graph.tensors[node.input("input")].dim == self.dim
-        if not node.op.pointwise:
+        if not node.op.pointwise or not self._fits(node.output("output")):
             return False
-        (output,) = (graph.tensors[t] for _, t in node.outputs)
-        if not self._fits(output.id):
-            return False
+        output = graph.tensors[node.output("output")]
         # What is the same for all rows can be worked out by each of them, but not written by one.
         varies = any(output.dim[axis] != 1 for axis in self.axes) or math.prod(self.dim[a] for a in self.axes) == 1
         readers = set(graph.consumers.get(output.id, ()))

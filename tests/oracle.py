@@ -22,6 +22,15 @@ def rmsnorm(x, weight, eps, bias=None, axes=(-1,)):
     return (y if bias is None else y + bias.double()), inverse
 
 
+def rmsnorm_gradients(grad, x, weight, eps, axes=(-1,)):
+    """(dx, dscale, dbias) in float64, by torch.autograd. weight: None for 1, which leaves the others out."""
+    leaves = [t.double().detach().clone().requires_grad_() for t in (x, weight) if t is not None]
+    if weight is not None:
+        leaves.append(torch.zeros_like(leaves[1], requires_grad=True))
+    y, _ = rmsnorm(leaves[0], None if weight is None else leaves[1], eps, *leaves[2:], axes=axes)
+    return torch.autograd.grad(y, leaves, grad.double())
+
+
 def swish(x, beta=1.0):
     x = x.double()
     return functional.silu(x) if beta == 1 else x * torch.special.expit(beta * x)
@@ -35,6 +44,22 @@ def relu(x, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf")):
         else x.clamp(min=lower_clip)
     )
     return torch.where(x > lower_clip, x.clamp(max=upper_clip), below)
+
+
+def gradient(forward):
+    """(loss, input, attributes of `forward`) -> the gradient with respect to input, by torch.autograd in float64."""
+
+    def backward(loss, x, **attributes):
+        loss, x = (t.double().detach() for t in torch.broadcast_tensors(loss, x))
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(forward(x, **attributes), x, loss)[0]
+
+    return backward
+
+
+def _clipped(x, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf")):
+    # As relu, of torch's functions with a gradient: at lower_clip negative_slope, at upper_clip 1.
+    return lower_clip + functional.leaky_relu(x - lower_clip, negative_slope).clamp(max=upper_clip - lower_clip)
 
 
 POINTWISE = {
@@ -59,6 +84,12 @@ POINTWISE = {
     "swish": lambda x, swish_beta=1.0: swish(x, swish_beta),
     "gelu": lambda x: functional.gelu(x.double()),
     "gelu_approx_tanh": lambda x: functional.gelu(x.double(), approximate="tanh"),
+    "relu_backward": gradient(_clipped),
+    "sigmoid_backward": gradient(torch.sigmoid),
+    "tanh_backward": gradient(torch.tanh),
+    "swish_backward": gradient(lambda x, swish_beta=1.0: swish(x, swish_beta)),
+    "gelu_backward": gradient(functional.gelu),
+    "gelu_approx_tanh_backward": gradient(lambda x: functional.gelu(x, approximate="tanh")),
 }
 """Every pointwise op: operands as tensors, attributes by name; float64 results."""
 

@@ -18,10 +18,29 @@ VARIANTS = {
     ],
     "swish": [{}, {"swish_beta": 0.5}, {"swish_beta": 2}],
 }
+VARIANTS |= {f"{name}_backward": variants for name, variants in VARIANTS.items()}
 CASES = [(op, attributes) for op in OPS.values() if op.pointwise for attributes in VARIANTS.get(op.name, [{}])]
 IDS = [f"{op.name}-{attributes}" for op, attributes in CASES]
 
 _SUBNORMAL = 2.0**-126  # below it a sigmoid may be anything from zero on
+
+
+def _gate(u, x_du):
+    """sigmoid(u) (1 + |x u' sigmoid(-u)|)."""
+    return torch.sigmoid(u) * (1 + (x_du * torch.sigmoid(-u)).abs())
+
+
+def _tanh_form(x):
+    k, c = 2 * (2 / np.pi) ** 0.5, 0.044715
+    return _gate(k * (x + c * x**3), k * (x + 3 * c * x**3))
+
+
+# Slopes that cross zero are sums of two terms: the sum of their magnitudes, which rounding errors are relative to.
+TERMS = {
+    "swish_backward": lambda x, swish_beta=1.0: _gate(swish_beta * x, swish_beta * x),
+    "gelu_backward": lambda x: torch.special.ndtr(x) + (x * torch.exp(-0.5 * x * x)).abs() * (2 * np.pi) ** -0.5,
+    "gelu_approx_tanh_backward": _tanh_form,
+}
 
 
 def source(function: str) -> tuple[str, str]:
@@ -54,6 +73,11 @@ def operands(index: int) -> tuple[np.ndarray, np.ndarray]:
     return a, np.random.default_rng(index).permutation(a)
 
 
+def _finite(values: np.ndarray) -> np.ndarray:
+    """Magnitudes, at least 1; 1 for those that are not finite."""
+    return np.where(np.isfinite(values), np.maximum(1, np.abs(values.astype(np.float64))), 1)
+
+
 def hold(index: int, a: np.ndarray, b: np.ndarray, out: np.ndarray, sigmoid: float) -> None:
     """sigmoid: relative error of what is made of one."""
     op, attributes = CASES[index]
@@ -63,15 +87,27 @@ def hold(index: int, a: np.ndarray, b: np.ndarray, out: np.ndarray, sigmoid: flo
     expected = op.reference(torch, named, full)["output"].numpy()
     # Conditioning: rounding the argument once costs |x f'(x)| / |f(x)| units, up to the square for gelu.
     usual = sigmoid if "sigmoid" in op.cuda else 3e-7
-    tolerance = {"gelu": 2e-5, "gelu_approx_tanh": 2e-4, "tanh": 1e-6}.get(op.name, usual)
+    tolerance = {
+        "gelu": 2e-5,
+        "gelu_backward": 2e-5,
+        "gelu_approx_tanh": 2e-4,
+        "gelu_approx_tanh_backward": 2e-4,
+        "tanh": 1e-6,
+    }.get(op.name, usual)
+    size = np.abs(expected)
+    if op.name in TERMS:
+        terms = (inputs[0] * TERMS[op.name](inputs[1], **attributes)).abs().numpy()
+        size = np.where(np.isfinite(terms), np.fmax(size, terms), size)
     beyond = np.abs(expected) > 3.4e38
     with np.errstate(over="ignore", invalid="ignore"):
         expected = np.where(beyond, np.sign(expected) * np.inf, expected)
     # A clip that is not 0 is added last, and what it cancels keeps its rounding.
-    absolute = 1.2e-7 if attributes.get("lower_clip") else 1.5e-41
+    absolute = 1.2e-7 if op.name == "relu" and attributes.get("lower_clip") else 1.5e-41
     if "sigmoid" in op.cuda:  # of which a product may be left where a sigmoid is no normal number
-        absolute = _SUBNORMAL * np.where(np.isfinite(a), np.maximum(1, np.abs(a)), 1) * (1 + tolerance)
+        absolute = _SUBNORMAL * _finite(a) * (1 + tolerance)
+    if op.name.endswith("_backward"):
+        absolute = absolute * _finite(a) * _finite(b) ** 3  # the highest power, that of gelu_approx_tanh_backward
     with np.errstate(invalid="ignore"):
-        close = np.abs(out - expected) <= tolerance * np.abs(expected) + absolute
+        close = np.abs(out - expected) <= tolerance * size + absolute
     close |= (out == expected) | (np.isnan(out) & np.isnan(expected))
     assert close.all(), [(a[k], b[k], out[k], expected[k]) for k in np.flatnonzero(~close)[:5]]

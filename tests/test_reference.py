@@ -17,6 +17,7 @@ CASES = {
     "relu": ({}, {"negative_slope": 0.25}, {"lower_clip": -0.5, "upper_clip": 0.75}),
     "swish": ({}, {"swish_beta": 1.702}, {"swish_beta": -0.5}, {"swish_beta": 0.0}),
 }
+CASES |= {f"{name}_backward": cases for name, cases in CASES.items()}
 
 
 def test_every_pointwise_op_has_a_reference_here():

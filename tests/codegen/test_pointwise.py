@@ -4,6 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
+import torch
 
 import scalar_forms
 from graphfuse.codegen.pointwise import functor, literal
@@ -130,6 +131,33 @@ def test_sigmoid_is_as_accurate_as_said(host_library):
     assert (np.abs(sigmoid(x) - np.exp(x.astype(np.float64))) <= 1.2e-38).all()
     assert sigmoid([np.inf, -np.inf, 0.0, -0.0, 200.0, -200.0]).tolist() == [1, 0, 0.5, 0.5, 1, 0]
     assert np.isnan(sigmoid([np.nan])).all()
+
+
+# By op: (fixed part, growth, magnitude it grows with, largest |input|), relative to the terms of the slope.
+STATED = {
+    "sigmoid_backward": (1e-6, 8e-8, lambda x: x.abs(), 87),
+    "tanh_backward": (1e-6, 8e-8, lambda x: 2 * x.abs(), 43.5),
+    "swish_backward": (1e-6, 8e-8, lambda x: x.abs(), 87),
+    "gelu_backward": (1e-6, 1e-7, lambda x: x * x, 13),
+    "gelu_approx_tanh_backward": (2e-6, 4e-7, lambda x: 1.6 * (x + 0.044715 * x**3).abs(), 9.9),
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_slopes_are_as_accurate_as_said(forms, name):
+    """A bound with room for a GPU's approximations, of 2 ulp and 1 ulp."""
+    index = next(i for i, (op, _) in enumerate(CASES) if op.name == name)
+    fixed, growth, magnitude, limit = STATED[name]
+    x = np.concatenate([np.linspace(-limit, limit, 1 << 20), np.geomspace(1e-30, limit, 1 << 16)]).astype(np.float32)
+    out, ones = np.empty_like(x), np.ones_like(x)
+    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (ones, x, out)]
+    forms[f"form_{index}"](*pointers, ctypes.c_long(x.size))
+    inputs = {"loss": torch.ones(x.size, dtype=torch.float64), "input": torch.from_numpy(x.astype(np.float64))}
+    op = CASES[index][0]
+    exact = op.reference(torch, inputs, {a.name: a.default for a in op.attributes})["output"]
+    terms = scalar_forms.TERMS.get(name, lambda x: exact)(inputs["input"])
+    error = (torch.from_numpy(out.astype(np.float64)) - exact).abs() / terms
+    assert (error <= fixed + growth * magnitude(inputs["input"])).all()
 
 
 @pytest.mark.compile
