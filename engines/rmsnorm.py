@@ -74,16 +74,20 @@ class RmsNormKnobs:
 
 @dataclass(frozen=True)
 class _Eviction:
-    """How rows are accessed, names of ``gf::Access``."""
+    """How rows are accessed, in C++."""
 
     reads: str
     writes: str
 
 
-_EVICTIONS = (_Eviction("USUAL", "USUAL"), _Eviction("LAST", "USUAL"), _Eviction("FIRST", "FIRST"))
+_EVICTIONS = (
+    _Eviction("gf::Access::USUAL", "gf::Access::USUAL"),
+    _Eviction("gf::Access::LAST", "gf::Access::USUAL"),
+    _Eviction("gf::Access::FIRST", "gf::Access::FIRST"),
+)
 _AS_USUAL, _READS_LAST, _ALL_FIRST = range(len(_EVICTIONS))
-# Bytes moved. Up to the first, rows are often in the L2 when a kernel starts; to the second they are best given up
-# first; from the third, those read are best given up last: what was written goes out earlier.
+# Bytes moved. Up to the first, rows are often in the L2 when a kernel starts; up to the second they are given up
+# first; from the third on those read are given up last.
 _CACHED, _SMALL, _LARGE = 512 << 10, 8 << 20, 100 << 20
 
 
@@ -222,6 +226,7 @@ def _rows(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Rows:
 def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
     row = _Row.of(facts)
     piece, steps = row.chunk * knobs.chunks, row.steps(knobs)
+    ahead = knobs.threads <= 512 or steps * piece <= 16
     constants = {
         "gf::i64 COLUMNS": facts.columns,
         "int CHUNK": row.chunk,
@@ -233,9 +238,9 @@ def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
         "float PER_COLUMN": "float(1.0 / double(COLUMNS))",
         # Only of what nothing writes meanwhile, as no row is, can reads move ahead of the sum, for which the
         # largest CTAs have no registers left.
-        "gf::Access COLUMN_READS": _access("READ_ONLY" if knobs.threads <= 512 or steps * piece <= 16 else "USUAL"),
-        "gf::Access ROW_READS": _access(_EVICTIONS[knobs.eviction].reads),
-        "gf::Access ROW_WRITES": _access(_EVICTIONS[knobs.eviction].writes),
+        "gf::Access COLUMN_READS": "gf::Access::READ_ONLY" if ahead else "gf::Access::USUAL",
+        "gf::Access ROW_READS": _EVICTIONS[knobs.eviction].reads,
+        "gf::Access ROW_WRITES": _EVICTIONS[knobs.eviction].writes,
         # The padding of a row is zero when it is read; so are its squares, if nothing is computed before.
         "bool ZEROS_STAY_ZERO": _cpp(isinstance(facts.input, Load)),
     }
@@ -254,10 +259,6 @@ def _cpp(value: bool) -> str:
     return str(value).lower()
 
 
-def _access(name: str) -> str:
-    return f"gf::Access::{name}"
-
-
 def _every_knob(eviction: int = _AS_USUAL) -> Iterator[RmsNormKnobs]:
     for chunks in (1, 2, 4):
         for threads_per_row in (1 << k for k in range(15)):
@@ -266,10 +267,9 @@ def _every_knob(eviction: int = _AS_USUAL) -> Iterator[RmsNormKnobs]:
 
 
 def _eviction(facts: RmsNormFacts) -> int:
-    """As measured on an H200 (docs/tuning.md)."""
-    wide = [v for v in facts.program.inputs if v.rows and v.columns]
-    wide += [s.view for s in facts.program.stores if facts.program.shapes[s.value.index].columns and not s.amax]
-    moved = facts.rows * sum(view.dtype.nbytes(facts.columns) for view in wide)
+    """By the bytes that are moved; a first choice, which tuning may correct."""
+    whole = (*facts.program.read_whole, *facts.program.written_whole)
+    moved = facts.rows * sum(view.dtype.nbytes(facts.columns) for view in whole)
     if _CACHED < moved <= _SMALL:
         return _ALL_FIRST
     return _READS_LAST if moved >= _LARGE else _AS_USUAL
@@ -297,9 +297,9 @@ def _cost(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -
     elements = row.steps(knobs) * piece  # of a thread, those past the row's end among them
     if not row.resident(knobs):
         elements = facts.columns / threads * (program.last + 1)
-    written = [s.view.dtype.bits for s in program.stores if program.shapes[s.value.index].columns and not s.amax]
-    read = [view.dtype.bits for view in program.inputs if view.rows and view.columns]
-    more = max(0, len(read) - 1)
+    written = [view.dtype.bits for view in program.written_whole]
+    read = [view.dtype.bits for view in program.read_whole]
+    more = max(0, len(read) - 1)  # inputs than one
     bits = min(written, default=32)
     start, each = next(figures for most, figures in _INSTRUCTIONS.items() if bits <= most)
     start += 6 * (len(facts.row_extents) - 1)  # to find the row along its axes
@@ -308,7 +308,7 @@ def _cost(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -
     if piece < max((s.block_size for s in program.stores), default=0):  # lanes that share a block work on its scale
         instructions *= 1.1
     moved = facts.columns * (sum(read) * (1 if row.resident(knobs) else program.last + 1) + sum(written)) / 32
-    least = min((view.dtype.nbytes(piece) for view in program.inputs if view.rows and view.columns), default=_SECTOR)
+    least = min((view.dtype.nbytes(piece) for view in program.read_whole), default=_SECTOR)
     sectors = max(1.0, _SECTOR / (threads * least))  # read for each that is used
     busy = max(moved * sectors, instructions) + 4.75 * threads / knobs.threads
     warps = max(1.0, min(threads, knobs.threads) / _WARP)  # that meet for a row

@@ -32,26 +32,24 @@ def bench(
 ) -> None:
     """Time the kernels beside their peers, in one process and run, on the GPU."""
     from graphfuse.benchmarks import command
-    from graphfuse.benchmarks.benches import BENCHES
     from graphfuse.record import no_gpu
 
-    if name not in BENCHES:
-        raise typer.BadParameter(f"{name!r} is no bench; there are: {', '.join(BENCHES)}")
+    found = _bench(name)
     chosen = command.Choice(tuple(output), tuple(rows), tuple(columns), tuple(peers), quick)
-    if wrong := chosen.unknown(BENCHES[name]):
+    if wrong := chosen.unknown(found):
         raise typer.BadParameter(wrong)
     if resume and record is None:
         raise typer.BadParameter("there is no record to go on with; give --record FOLDER, too", param_hint="--resume")
     if record is not None and record.exists() and not record.is_dir():
         raise typer.BadParameter(f"{record} is no folder", param_hint="--record")
     if listing:
-        typer.echo(command.listing(BENCHES[name], chosen))
+        typer.echo(command.listing(found, chosen))
         return
     if reason := no_gpu():
         typer.echo(f"needs a CUDA device: {reason.removeprefix('no CUDA device: ')}", err=True)
         raise typer.Exit(2)
     try:
-        command.run(BENCHES[name], chosen, record, resume)
+        command.run(found, chosen, record, resume)
     except command.ResumeError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
@@ -74,20 +72,19 @@ def tune(
 
     Finished problems are skipped, so it can be stopped and run again. Of rmsnorm-silu, rows and columns may be any.
     """
-    from graphfuse.benchmarks import benches, rmsnorm_silu
+    from graphfuse.benchmarks import rmsnorm_silu
     from graphfuse.benchmarks.command import Choice
     from graphfuse.record import no_gpu
     from graphfuse.tuning import command
 
-    if name not in benches.BENCHES:
-        raise typer.BadParameter(f"{name!r} is no bench; there are: {', '.join(benches.BENCHES)}")
-    if name == rmsnorm_silu.BENCH.name:
+    found = _bench(name)
+    if found is rmsnorm_silu.BENCH:
         wanted = command.rmsnorm_silu(rows, columns, output, quick)
     else:
-        bench, choice = benches.BENCHES[name], Choice(tuple(output), tuple(rows), tuple(columns), (), quick)
-        if wrong := choice.unknown(bench):
+        choice = Choice(tuple(output), tuple(rows), tuple(columns), (), quick)
+        if wrong := choice.unknown(found):
             raise typer.BadParameter(wrong)
-        wanted = choice.cases(bench)
+        wanted = choice.cases(found)
     if not time_budget > 0:
         raise typer.BadParameter(f"{time_budget}; accepted: seconds above 0", param_hint="--time-budget")
     if reason := no_gpu():
@@ -96,3 +93,11 @@ def tune(
     left = command.run(wanted, table, time_budget, again)
     if left:
         typer.echo(f"out of time: {len(left)} of {len(wanted)} problems are left; run it again to go on", err=True)
+
+
+def _bench(name: str):
+    from graphfuse.benchmarks.benches import BENCHES
+
+    if name not in BENCHES:
+        raise typer.BadParameter(f"{name!r} is no bench; there are: {', '.join(BENCHES)}")
+    return BENCHES[name]

@@ -125,6 +125,16 @@ class RowProgram:
         return tuple(found)
 
     @property
+    def read_whole(self) -> tuple[View, ...]:
+        """Inputs with an element for each one of the rows."""
+        return tuple(view for view in self.inputs if view.rows and view.columns)
+
+    @property
+    def written_whole(self) -> tuple[View, ...]:
+        """Outputs with an element for each one of the rows; scales of blocks are beside them."""
+        return tuple(s.view for s in self.stores if self.shapes[s.value.index].columns and not s.amax)
+
+    @property
     def last(self) -> int:
         """The number of the last phase."""
         return max(self.earliest, default=0)
