@@ -1,0 +1,126 @@
+"""What is read from Nsight Compute, how it is started, and what becomes of what it lacks."""
+
+import json
+import sys
+
+import pytest
+
+from graphfuse.benchmarks import ncu, profile
+
+RAW = """==PROF== Connected to process 4711 (/usr/bin/python3.12)
+==WARNING== Note: Running with unmodified GPU clocks. Profiling results may be inconsistent.
+==PROF== Profiling "rmsnorm" - 0: 0%....50%....100% - 12 passes
+==PROF== Profiling "rmsnorm" - 1: 0%....50%....100% - 12 passes
+==PROF== Disconnected from process 4711
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",\
+"dram__bytes_read.sum","dram__bytes_write.sum","dram__throughput.avg.pct_of_peak_sustained_elapsed",\
+"gpu__time_duration.sum","launch__block_size","launch__grid_size","launch__registers_per_thread",\
+"sm__cycles_elapsed.avg.per_second","sm__inst_issued.avg.per_cycle_active","sm__pipe_alu_cycles_active.avg.pct_of_peak_sustained_active",\
+"sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active","sm__warps_active.avg.per_cycle_active",\
+"smsp__average_warp_latency_per_inst_issued.ratio","smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",\
+"smsp__average_warps_issue_stalled_selected_per_issue_active.ratio","smsp__inst_executed.sum"
+"","","","","","","","","","","","byte","byte","%","ns","","","register/thread","hz","inst/cycle","%","%","warp","cycle","inst","inst","inst"
+"0","4711","python3.12","127.0.0.1","rmsnorm","1","7","(128, 1, 1)","(199,680, 1, 1)","0","9.0",\
+"817,889,280","230,031,360","72.40","300,224","128","199,680","58","1,755,000,000.50","3.38","57.12","n/a","32","8","2","1","265,000,000"
+"1","4711","python3.12","127.0.0.1","rmsnorm","1","7","(128, 1, 1)","(199,680, 1, 1)","0","9.0",\
+"817,889,280","230,031,360","72.40","300,224","128","199,680","58","1,755,000,000.50","3.38","57.12","n/a","32","8","2","1","265,000,000"
+[{"rows": 399360}]
+"""
+ONE = {"rows": 399360, "columns": 1024, "output": "nvfp4"}
+
+
+def test_figures_are_those_of_what_ncu_prints():
+    first, second = profile.entries([ONE, {**ONE, "output": "bf16"}], RAW)
+    assert (first["output"], second["output"]) == ("nvfp4", "bf16") and first["metrics"] == second["metrics"]
+    assert first["us"] == pytest.approx(300.224) and first["ghz"] == pytest.approx(1.755)
+    assert first["registers"] == 58 and first["instructions_per_cycle"] == 3.38 and first["alu_percent"] == 57.12
+    assert first["instructions_per_element"] == pytest.approx(32 * 265e6 / (399360 * 1024), abs=1e-3)
+    assert first["dram_tb_per_s"] == pytest.approx((817889280 + 230031360) / 300.224e-6 / 1e12, abs=1e-3)
+    # 32 bytes a thread, 32 warps of 32 threads; a quarter of a warp's life is spent waiting for memory.
+    assert first["held_kb_per_sm"] == pytest.approx(32.768) and first["in_flight_kb_per_sm"] == pytest.approx(8.192)
+    assert first["stalls"] == {"long_scoreboard": 0.25, "selected": 0.125}
+    # What is "n/a", and what is not there at all.
+    assert first["fma_percent"] is None and first["xu_percent"] is None and first["occupancy"] is None
+    assert first["metrics"]["sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active"] is None
+    json.dumps(first)
+
+
+@pytest.mark.parametrize("unit, text, value", [("us", "300.2", 300.2e-6), ("nsecond", "3", 3e-9), ("ms", "1", 1e-3)])
+def test_units_may_be_others(unit, text, value):
+    rows = f'"Kernel Name","ID","gpu__time_duration.sum"\n"","","{unit}"\n"rmsnorm","0","{text}"\n'
+    assert ncu.parse(rows) == [{"gpu__time_duration.sum": pytest.approx(value)}]
+
+
+def test_sizes_with_prefixes():
+    head = '"Kernel Name","dram__bytes_read.sum","sm__cycles_elapsed.avg.per_second"\n'
+    rows = head + '"","Mbyte","Ghz"\n"a","1,024.5","1.7"\n'
+    assert ncu.parse(rows) == [
+        {"dram__bytes_read.sum": 1024.5e6, "sm__cycles_elapsed.avg.per_second": pytest.approx(1.7e9)}
+    ]
+
+
+@pytest.mark.parametrize("unit", ["Ghz", "cycle/nsecond", "GHz"])
+def test_clocks_come_in_several_units(unit):
+    rows = f'"Kernel Name","ID","sm__cycles_elapsed.avg.per_second"\n"","","{unit}"\n"a","0","1.755"\n'
+    assert ncu.figures(ncu.parse(rows)[0], 8, 8)["ghz"] == 1.755
+
+
+def test_nothing_is_made_of_nothing():
+    figures = ncu.figures({}, 8, 8)
+    assert figures.pop("stalls") == {} and set(figures.values()) == {None}
+    assert ncu.parse("==ERROR== The application returned an error code (1).\n") == []
+
+
+def test_launches_that_are_too_few_are_not_guessed_at():
+    with pytest.raises(profile.ProfilerError, match="2 launches of 3 cases"):
+        profile.entries([ONE] * 3, RAW)
+
+
+def test_metrics_that_a_version_lacks_are_named():
+    pipe = "sm__pipe_alu_cycles_active"
+    said = f"==PROF== dram__throughput\n==ERROR== Failed to find metric regex:^{pipe}\\.avg\n"
+    (name,) = ncu.unknown(said, ncu.METRICS)
+    assert name.startswith(pipe) and ncu.unknown(RAW, ncu.METRICS) == []
+
+
+FAKE = """#!{python}
+import pathlib, subprocess, sys
+words = sys.argv[1:]
+metrics = words[words.index("--metrics") + 1].split(",")
+if "sm__pipe_xu_cycles_active.avg.pct_of_peak_sustained_active" in metrics:
+    sys.exit(print("==ERROR== Failed to find metric sm__pipe_xu_cycles_active.avg.pct_of_peak_sustained_active") or 1)
+assert words[words.index("--kernel-name") + 1] == "regex:rmsnorm" and words[-2] == "-c"
+pathlib.Path(words[words.index("--log-file") + 1]).write_text(pathlib.Path({raw!r}).read_text())
+print("something else")
+print('[{{"rows": 399360, "columns": 1024, "output": "nvfp4"}}, {{"rows": 1, "columns": 1, "output": "bf16"}}]')
+"""
+
+
+def test_ncu_is_started_again_without_what_it_lacks(tmp_path, capsys):
+    (tmp_path / "raw.csv").write_text(RAW)
+    program = tmp_path / "ncu"
+    program.write_text(FAKE.format(python=sys.executable, raw=str(tmp_path / "raw.csv")))
+    program.chmod(0o755)
+    ran, text = profile.collect(program, tmp_path)
+    assert "does not have sm__pipe_xu" in capsys.readouterr().out
+    assert [case["output"] for case in ran] == ["nvfp4", "bf16"] and len(profile.entries(ran, text)) == 2
+
+
+def test_ncu_that_may_not_count_says_so(tmp_path):
+    program = tmp_path / "ncu"
+    program.write_text("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission'\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(profile.ProfilerError, match="exit code 1.*ERR_NVGPUCTRPERM"):
+        profile.collect(program, tmp_path)
+
+
+def test_ncu_is_looked_for_where_it_may_be(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
+    with pytest.raises(profile.ProfilerError, match="looked in PATH, .*toolkit/bin, /usr/local/cuda"):
+        profile.find(tmp_path)
+    for place in ("opt/nvidia/nsight-compute/2025.3.0", "usr/local/cuda-13.0/bin", "toolkit/bin"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "ncu").write_text("")
+        assert profile.find(tmp_path) == tmp_path / place / "ncu"
