@@ -37,9 +37,10 @@ constexpr int PASS_LEVELS = levels(PASSES);
 /// The row's first piece of a step. The steps of a pass lie far apart, as the sum joins them before the passes.
 GF_DEVICE Index first_piece(int step, Index pass) { return (step * PASSES + pass) * THREADS_PER_ROW; }
 
-// What later phases read is read before the sum if it takes few registers: more would cost occupancy.
-constexpr bool ROWS_FIRST = PASSES == 1 && STEPS * int(sizeof(Phase1::Rows)) <= 4 * 16;
-constexpr bool COLUMNS_FIRST = PASSES == 1 && STEPS * int(sizeof(Phase1::Columns)) <= 4 * 4;
+// What later phases read is read before the sum if it takes few registers, as more would cost occupancy, or if AHEAD
+// says so.
+constexpr bool ROWS_FIRST = PASSES == 1 && (AHEAD || STEPS * int(sizeof(Phase1::Rows)) <= 4 * 16);
+constexpr bool COLUMNS_FIRST = PASSES == 1 && (AHEAD || STEPS * int(sizeof(Phase1::Columns)) <= 4 * 4);
 
 GF_DEVICE bool in_row(Index piece) { return TAILLESS || piece < PIECES; }
 

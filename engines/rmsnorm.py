@@ -58,13 +58,15 @@ class RmsNormKnobs:
     threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
     cluster of CTAs. chunks: how many neighbouring chunks of a row, of 8 elements, a thread takes together,
     a power of two. eviction: what the L2 gives up; 0 as usual, 1 rows that were read last of all, 2 rows
-    that were read or written first.
+    that were read or written first. ahead: 1 to read all before the sum, so that nothing is awaited after it;
+    0 if it takes few registers.
     """
 
     threads_per_row: int
     threads: int
     chunks: int = 1
     eviction: int = 0
+    ahead: int = 0
 
     @property
     def cluster(self) -> int:
@@ -96,13 +98,15 @@ class _Row:
     """How a row is cut, from facts alone.
 
     chunk: elements that are summed one after another. chunks: a row's. registers: 32-bit registers that
-    a thread needs for one chunk, to read it or to keep of it what later phases need. fits: one CTA can
+    a thread needs for one chunk, to read it or to keep of it what later phases need. later: for what the
+    phase after the sum reads of one chunk. fits: one CTA can
     keep a row; otherwise a cluster may, or the row is read and worked out again in each phase.
     """
 
     chunk: int
     chunks: int
     registers: int
+    later: int
     fits: bool
 
     @classmethod
@@ -112,7 +116,8 @@ class _Row:
         rows = Rows(facts.program, facts.row_extents, facts.columns, chunk, resident=True)
         # What is read is worked on at once, when little else takes registers.
         registers = max(1, -(-chunk * max(rows.held_bytes, rows.read_bytes(0, True) // 2) // 4))
-        return cls(chunk, chunks, registers, -(-chunks // 512) * 512 * registers <= _ROW_REGISTERS)
+        later = -(-chunk * (rows.read_bytes(1, True) + rows.read_bytes(1, False)) // 4)
+        return cls(chunk, chunks, registers, later, -(-chunks // 512) * 512 * registers <= _ROW_REGISTERS)
 
     def resident(self, knobs: RmsNormKnobs) -> bool:
         return self.fits or knobs.cluster > 1
@@ -159,6 +164,7 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         row = _Row.of(facts)
         every = [k for k in _every_knob(_eviction(facts)) if next(_faults(facts, row, k, device), None) is None]
         ranked = sorted(filter(_is_usual, every), key=lambda knobs: _cost(facts, row, knobs, device))
+        ranked = [_in_one_wave(facts, row, k, device) for k in ranked]
         if mode is not heur_mode.B:
             return ranked[:_PROPOSED]
         others = [replace(k, eviction=e) for k in ranked[:_PROPOSED] for e in range(len(_EVICTIONS))]
@@ -233,6 +239,7 @@ def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
         "int PIECE": piece,
         "int STEPS": steps,
         "int PASSES": row.passes(knobs),
+        "bool AHEAD": _cpp(knobs.ahead == 1),
         "int THREADS_PER_ROW": knobs.threads_per_row,
         "int THREADS": knobs.threads,
         "float PER_COLUMN": "float(1.0 / double(COLUMNS))",
@@ -273,6 +280,13 @@ def _eviction(facts: RmsNormFacts) -> int:
     if _CACHED < moved <= _SMALL:
         return _ALL_FIRST
     return _READS_LAST if moved >= _LARGE else _AS_USUAL
+
+
+def _in_one_wave(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -> RmsNormKnobs:
+    """The knobs with all read ahead where SMs have no more than a CTA each: nothing but time is short."""
+    ahead = replace(knobs, ahead=1)
+    alone = facts.rows * knobs.threads_per_row <= knobs.threads * device.sm_count
+    return ahead if alone and next(_faults(facts, row, ahead, device), None) is None else knobs
 
 
 def _is_usual(knobs: RmsNormKnobs) -> bool:
@@ -332,6 +346,8 @@ def _faults(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device)
             return
     if type(knobs.eviction) is not int or knobs.eviction not in range(len(_EVICTIONS)):
         yield f"eviction is {knobs.eviction!r}; accepted: 0 to {len(_EVICTIONS) - 1}"
+    if type(knobs.ahead) is not int or knobs.ahead not in (0, 1):
+        yield f"ahead is {knobs.ahead!r}; accepted: 0 or 1"
     if not _WARP <= knobs.threads <= _MAX_THREADS:
         yield f"threads is {knobs.threads}; accepted: {_WARP} to {_MAX_THREADS}"
     if knobs.cluster > 1:
@@ -352,6 +368,8 @@ def _faults(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device)
             )
         return
     held = row.steps(knobs) * knobs.chunks * row.registers
+    if knobs.ahead:
+        held += row.steps(knobs) * knobs.chunks * row.later
     if held > _held_registers(knobs.threads):
         yield (
             f"threads_per_row {knobs.threads_per_row} needs {held} registers a thread to hold {facts.columns} "
