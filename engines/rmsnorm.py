@@ -167,7 +167,10 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         ranked = [_in_one_wave(facts, row, k, device) for k in ranked]
         if mode is not heur_mode.B:
             return ranked[:_PROPOSED]
-        others = [replace(k, eviction=e) for k in ranked[:_PROPOSED] for e in range(len(_EVICTIONS))]
+        others = [
+            replace(k, eviction=e, ahead=a) for k in ranked[:_PROPOSED] for e in range(len(_EVICTIONS)) for a in (0, 1)
+        ]
+        others = [k for k in others if next(_faults(facts, row, k, device), None) is None]
         return list(dict.fromkeys(ranked + others + every))
 
     def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
