@@ -29,6 +29,7 @@ using namespace problem;
 constexpr Index PIECES = COLUMNS / PIECE;
 constexpr int CHUNKS = PIECE / CHUNK;  // of a piece
 constexpr bool TAILLESS = PIECES % (Index(STEPS) * PASSES * THREADS_PER_ROW) == 0;
+constexpr gf::u32 LAST_CTAS = 1024;  // about what is resident
 constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
 
 GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
@@ -138,7 +139,6 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   const Row row = ROW;
   // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
   gf::wait_for_previous_kernel();
-  gf::let_next_kernel_begin();
   Phase0::Rows rows0[STEPS];
   if constexpr (PASSES == 1) {
     read_rows<Phase0>(row, 0, rows0);
@@ -153,6 +153,10 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
     for (int step = 0; step < STEPS; ++step) {
       columns1[step] = read_columns<Phase1>(row, step * THREADS_PER_ROW);
     }
+  }
+  // CTAs that say so start at half the rate. The last ones are enough: the next kernel may begin once the others ended.
+  if (gf::u32(cta) + LAST_CTAS >= gf::grid_size()) {
+    gf::let_next_kernel_begin();
   }
   const Operands operands = OPERANDS;
   PerRow per_row;

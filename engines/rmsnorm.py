@@ -89,8 +89,8 @@ _EVICTIONS = (
 )
 _AS_USUAL, _READS_LAST, _ALL_FIRST = range(len(_EVICTIONS))
 # Bytes moved. Up to the first, rows are often in the L2 when a kernel starts; up to the second they are given up
-# first; from the third on those read are given up last.
-_CACHED, _SMALL, _LARGE = 512 << 10, 8 << 20, 100 << 20
+# first; beyond it those read are given up last.
+_CACHED, _SMALL = 512 << 10, 128 << 20
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
     def propose(self, facts: RmsNormFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
         row = _Row.of(facts)
         every = [k for k in _every_knob(_eviction(facts)) if next(_faults(facts, row, k, device), None) is None]
-        ranked = sorted(filter(_is_usual, every), key=lambda knobs: _cost(facts, row, knobs, device))
-        ranked = [_in_one_wave(facts, row, k, device) for k in ranked]
+        usual = [_in_one_wave(facts, row, k, device) for k in every if _is_usual(k)]
+        ranked = sorted(usual, key=lambda knobs: _cost(facts, row, knobs, device))
         if mode is not heur_mode.B:
             return ranked[:_PROPOSED]
         others = [
@@ -280,15 +280,15 @@ def _eviction(facts: RmsNormFacts) -> int:
     """By the bytes that are moved; a first choice, which tuning may correct."""
     whole = (*facts.program.read_whole, *facts.program.written_whole)
     moved = facts.rows * sum(view.dtype.nbytes(facts.columns) for view in whole)
-    if _CACHED < moved <= _SMALL:
-        return _ALL_FIRST
-    return _READS_LAST if moved >= _LARGE else _AS_USUAL
+    if moved <= _CACHED:
+        return _AS_USUAL
+    return _ALL_FIRST if moved <= _SMALL else _READS_LAST
 
 
 def _in_one_wave(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -> RmsNormKnobs:
-    """The knobs with all read ahead where SMs have no more than a CTA each: nothing but time is short."""
+    """The knobs with all read ahead where SMs have no more than a row each: nothing but time is short."""
     ahead = replace(knobs, ahead=1)
-    alone = facts.rows * knobs.threads_per_row <= knobs.threads * device.sm_count
+    alone = knobs.threads_per_row >= knobs.threads and facts.rows * knobs.cluster <= device.sm_count
     return ahead if alone and next(_faults(facts, row, ahead, device), None) is None else knobs
 
 
@@ -304,8 +304,8 @@ def _is_usual(knobs: RmsNormKnobs) -> bool:
 def _cost(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -> float:
     """Time of a launch in a unit of the model's own, by which knobs are compared.
 
-    What keeps an SM busy - memory or instructions, whichever takes longer, what CTAs of a cluster
-    exchange, and that CTAs start - plus what a launch takes on an idle device: the elements that a
+    What keeps the device busy - memory, instructions or the start of CTAs, one in 0.6 ns, whichever takes longer,
+    and what CTAs of a cluster exchange - plus what a launch takes on an idle device: the elements that a
     thread goes through and the reduction. The figures are fitted to exhaustive searches on an H200
     over random sizes and over rows with a residual or many columns (docs/tuning.md).
     """
@@ -327,9 +327,10 @@ def _cost(facts: RmsNormFacts, row: _Row, knobs: RmsNormKnobs, device: Device) -
     moved = facts.columns * (sum(read) * (1 if row.resident(knobs) else program.last + 1) + sum(written)) / 32
     least = min((view.dtype.nbytes(piece) for view in program.read_whole), default=_SECTOR)
     sectors = max(1.0, _SECTOR / (threads * least))  # read for each that is used
-    busy = max(moved * sectors, instructions) + 4.75 * threads / knobs.threads
+    busy = max(moved * sectors, instructions, 640 * threads / knobs.threads) + 4.75 * threads / knobs.threads
     warps = max(1.0, min(threads, knobs.threads) / _WARP)  # that meet for a row
-    alone = 10 + elements * (1 + 0.45 * more) + 2.4 * math.log2(threads) + 0.11 * warps
+    awaited = 0.32 if knobs.ahead else 1
+    alone = 10 + elements * awaited * (1 + 0.45 * more) + 2.4 * math.log2(threads) + 0.11 * warps
     alone += 0.45 * knobs.threads / _WARP
     if knobs.cluster > 1:
         busy += knobs.cluster**2 * (126 + 11.4 * knobs.threads)

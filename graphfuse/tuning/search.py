@@ -31,7 +31,7 @@ class Round:
 HALVING = (Round(1, 300, within=1.5, most=16), Round(3, 1000, within=1.1, most=3), Round(7, 4000))
 """Bad candidates cost a glance; the last three are timed by the whole protocol."""
 
-_WARM_SECONDS = 0.02  # of work before the first measurement, for the clocks
+_WARM_SECONDS = 0.1  # of work before the first measurement, for the clocks
 
 
 def search(
