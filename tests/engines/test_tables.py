@@ -15,7 +15,7 @@ from graphfuse.tables.tunings import said
 from graphfuse.tuning import sizes
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = sorted((ROOT / "engines").glob("*.json"))
+TABLES = sorted((ROOT / "engines").rglob("*.json"))
 DEVICES = {f"sm_{for_arch(arch).sm}": for_arch(arch) for arch in ARCHES}
 ENGINES = {"rmsnorm": RmsNormEngine()}
 
