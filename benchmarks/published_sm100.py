@@ -2,7 +2,7 @@
 
     python -m graphfuse.benchmarks.published_sm100
 
-Writes the knobs in engines/rmsnorm.sm_100.json anew from the figures that each entry keeps
+Writes the knobs in engines/rmsnorm/rmsnorm.sm_100.json anew from the figures that each entry keeps
 under "published": what that engine was swept to on a B200, by its authors. Nothing here was
 measured by this project, and their kernel is another: one warp handles one row at a time.
 """
@@ -17,7 +17,7 @@ from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
 from graphfuse.tables import store
 from graphfuse.tuning import sizes
 
-TABLE = Path(__file__).resolve().parent.parent / "engines" / "rmsnorm.sm_100.json"
+TABLE = Path(__file__).resolve().parent.parent / "engines" / "rmsnorm" / "rmsnorm.sm_100.json"
 DEVICE = for_arch("sm_100a")
 ENGINE = RmsNormEngine()
 

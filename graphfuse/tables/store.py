@@ -61,8 +61,8 @@ def _own(device: Device) -> tuple[Entry, ...]:
 
 
 def first_party(engine: Engine, device: Device) -> tuple[Entry, ...]:
-    """The table that comes with an engine: NAME.ARCH.json beside its module NAME, if there is one."""
-    return _beside(type(engine).__module__, arch(device))
+    """The table that comes with an engine: NAME.ARCH.json of its name beside its module, if there is one."""
+    return _beside(type(engine).__module__.rpartition(".")[0], engine.name, arch(device))
 
 
 def user_file(device: Device) -> Path:
@@ -132,8 +132,7 @@ def parse(text: bytes) -> tuple[Entry, ...]:
 
 
 @functools.cache
-def _beside(module: str, chip: str) -> tuple[Entry, ...]:
-    package, _, name = module.rpartition(".")
+def _beside(package: str, name: str, chip: str) -> tuple[Entry, ...]:
     if not package or package not in sys.modules:
         return ()
     file = resources.files(package) / f"{name}.{chip}.json"

@@ -347,7 +347,7 @@ def test_in_rmsnorm(name, build):
         place = '#line 1 "graphfuse/reduce.cuh"'
         for part in re.findall(r'#line \d+ "graphfuse/atomics.cuh"\n.*?(?=#line)', source, re.DOTALL):
             source = source.replace(part, "").replace(place, part + place)
-    files = {"rmsnorm.cu": template("graphfuse.engines", "rmsnorm.cu")}
+    files = {"rmsnorm.cu": template("graphfuse.engines.rmsnorm", "rmsnorm.cu")}
     (files["generated.cuh"],) = re.findall(r'#line 1 "generated.cuh"\n(.*?)#line', source, re.DOTALL)
     for header in ("reduce.cuh", "rows.cuh", "quantize.cuh"):
         files[f"graphfuse/{header}"] = template("graphfuse.codegen.headers", header)

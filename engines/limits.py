@@ -1,0 +1,38 @@
+"""What chips can hold, for engines that spread rows over threads."""
+
+from collections.abc import Iterator, Sequence
+
+from graphfuse.device import Device
+
+WARP = 32
+MAX_THREADS = 1024
+MAX_CTAS = 2**31 - 1
+_CLUSTER = 90  # and newer
+_LARGEST_CLUSTER = {90: 16, 100: 16, 103: 16}  # CTAs; elsewhere the portable 8
+
+
+def largest_cluster(device: Device) -> int:
+    """CTAs that share a row at most."""
+    return _LARGEST_CLUSTER.get(device.sm, 8) if device.sm and device.sm >= _CLUSTER else 1
+
+
+def power_faults(knobs: object, names: Sequence[str]) -> Iterator[str]:
+    """The first of these knobs that is no power of two."""
+    for name in names:
+        value = getattr(knobs, name)
+        if type(value) is not int or value < 1 or value & (value - 1):
+            yield f"{name} is {value!r}; accepted: a power of two"
+            return
+
+
+def thread_faults(threads: int) -> Iterator[str]:
+    if not WARP <= threads <= MAX_THREADS:
+        yield f"threads is {threads}; accepted: {WARP} to {MAX_THREADS}"
+
+
+def cluster_faults(threads_per_row: int, threads: int, device: Device) -> Iterator[str]:
+    """Rows of more threads than a CTA has are spread over a cluster of CTAs."""
+    most = largest_cluster(device)
+    if threads_per_row > most * threads:
+        limit = f"clusters of up to {most} CTAs" if most > 1 else f"no clusters: {device} is SM{device.sm}"
+        yield f"threads_per_row {threads_per_row} exceeds threads {threads}; accepted: {limit}"

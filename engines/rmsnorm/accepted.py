@@ -1,0 +1,49 @@
+"""Which problems the engine takes."""
+
+from collections.abc import Iterator
+
+from graphfuse.device import Device
+from graphfuse.engines.accepted import (
+    axes_reasons,
+    device_reasons,
+    input_reasons,
+    rounding_reasons,
+    scalar_reasons,
+    store_reasons,
+)
+from graphfuse.engines.rmsnorm.cost import is_usual
+from graphfuse.engines.rmsnorm.knobs import every_knob
+from graphfuse.engines.rmsnorm.legal import faults
+from graphfuse.engines.rmsnorm.row import Row
+from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.rowwise import AMAX, INVERSE_RMS
+
+
+def reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
+    yield from device_reasons(device)
+    yield from _program_reasons(facts)
+    yield from input_reasons(facts)
+    for number in range(len(facts.program.stores)):
+        yield from store_reasons(facts, number)
+    yield from scalar_reasons(facts.program)
+    yield from axes_reasons(facts)
+    row = Row.of(facts)
+    if not any(next(faults(facts, row, knobs, device), None) is None for knobs in filter(is_usual, every_knob())):
+        yield f"{facts.rows} rows take more CTAs than a grid can have"
+
+
+def _program_reasons(facts: RmsNormFacts) -> Iterator[str]:
+    program = facts.program
+    if not program.shape(facts.input).columns:
+        yield f"{facts.node}: the input does not vary over columns"
+    yield from rounding_reasons(program)
+    for k, step in enumerate(program.steps):
+        operands = dict(step.operands)
+        if step.op_name == INVERSE_RMS and program.shape(operands["epsilon"]).columns:
+            yield f"{facts.node}: epsilon is a value of the rows; accepted: one that is the same for all elements"
+        if step.op_name == AMAX and not program.shape(operands["input"]).columns:
+            yield "the largest magnitude of what is one a row; accepted: of values that vary over columns"
+        if step.op_name == INVERSE_RMS and program.earliest[k] != 1:
+            yield f"{facts.node}: normalizes what depends on the largest magnitude of a row; accepted: pointwise values"
+    if program.last > 2:
+        yield f"{facts.node}: {program.last} reductions of a row follow one another; accepted: 2"

@@ -1,0 +1,108 @@
+"""The engine: what it proposes, the source it makes and what the launch passes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from graphfuse.codegen.render import render, template
+from graphfuse.device import Device
+from graphfuse.engine import KernelEngine, Launch, No, Problem
+from graphfuse.engines.rmsnorm.accepted import reasons
+from graphfuse.engines.rmsnorm.cost import cost, eviction, is_usual, read_ahead
+from graphfuse.engines.rmsnorm.knobs import EVICTIONS, RmsNormKnobs, every_knob
+from graphfuse.engines.rmsnorm.legal import faults
+from graphfuse.engines.rmsnorm.notes import notes
+from graphfuse.engines.rmsnorm.row import Row, rows_of
+from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
+from graphfuse.enums import heur_mode
+from graphfuse.ir import TensorId
+from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.pointwise import Load
+
+_PROPOSED = 3
+
+
+class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
+    """One generated CUDA kernel; rows never enter its source.
+
+    Numerics: float32 throughout, unless the graph declares roundings; the row's sum of squares is a fixed
+    binary tree over chunks of 8 elements, each summed in order. NVFP4
+    elements differ from the value before quantization by at most max(scale, amax - 6 * scale),
+    scale and amax being those of the block: half the widest gap of E2M1 (4 to 6), or what
+    saturation cuts off where rounding made the scale small. Rounding value * (1 / scale)
+    may add 2e-6 of that.
+    """
+
+    name: ClassVar[str] = "rmsnorm"
+    facts: ClassVar[type] = RmsNormFacts
+    knobs: ClassVar[type] = RmsNormKnobs
+    modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
+    entry: ClassVar[str] = "rmsnorm"
+    dependent_launch: ClassVar[bool] = True
+
+    def why_not(self, facts: RmsNormFacts, device: Device) -> No | None:
+        reason = next(reasons(facts, device), None)
+        return None if reason is None else No(reason)
+
+    def propose(self, facts: RmsNormFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
+        row = Row.of(facts)
+        every = [k for k in every_knob(eviction(facts)) if next(faults(facts, row, k, device), None) is None]
+        usual = [read_ahead(facts, row, k, device) for k in every if is_usual(k)]
+        ranked = sorted(usual, key=lambda knobs: cost(facts, row, knobs, device))
+        if mode is not heur_mode.B:
+            return ranked[:_PROPOSED]
+        others = [
+            replace(k, eviction=e, ahead=a) for k in ranked[:_PROPOSED] for e in range(len(EVICTIONS)) for a in (0, 1)
+        ]
+        others = [k for k in others if next(faults(facts, row, k, device), None) is None]
+        return list(dict.fromkeys(ranked + others + every))
+
+    def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
+        reason = next(faults(facts, Row.of(facts), knobs, device), None)
+        return None if reason is None else No(reason)
+
+    def notes(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> tuple[str, ...]:
+        return tuple(notes(facts, knobs, device))
+
+    def in_place(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
+        return in_place(rows_of(facts, knobs))
+
+    def source(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
+        return render(template(__package__, "rmsnorm.cu"), _prelude(facts, knobs), "rmsnorm.cu")
+
+    def launch(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> Launch:
+        return Launch(
+            grid=-(-facts.rows * knobs.threads_per_row // knobs.threads),
+            block=knobs.threads,
+            arguments=rows_of(facts, knobs).arguments,
+            cluster=knobs.cluster,
+            cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
+        )
+
+    def problem(self, facts: RmsNormFacts) -> Problem:
+        return problem(facts, Row.of(facts).chunk)
+
+
+def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
+    row = Row.of(facts)
+    piece, steps = row.chunk * knobs.chunks, row.steps(knobs)
+    ahead = knobs.threads <= 512 or steps * piece <= 16
+    constants = {
+        "gf::i64 COLUMNS": facts.columns,
+        "int CHUNK": row.chunk,
+        "int PIECE": piece,
+        "int STEPS": steps,
+        "int PASSES": row.passes(knobs),
+        "bool AHEAD": cpp(knobs.ahead == 1),
+        "int THREADS_PER_ROW": knobs.threads_per_row,
+        "int THREADS": knobs.threads,
+        "float PER_COLUMN": "float(1.0 / double(COLUMNS))",
+        # Only of what nothing writes meanwhile, as no row is, can reads move ahead of the sum, for which the
+        # largest CTAs have no registers left.
+        "gf::Access COLUMN_READS": "gf::Access::READ_ONLY" if ahead else "gf::Access::USUAL",
+        "gf::Access ROW_READS": EVICTIONS[knobs.eviction].reads,
+        "gf::Access ROW_WRITES": EVICTIONS[knobs.eviction].writes,
+        # The padding of a row is zero when it is read; so are its squares, if nothing is computed before.
+        "bool ZEROS_STAY_ZERO": cpp(isinstance(facts.input, Load)),
+    }
+    return prelude(rows_of(facts, knobs), constants)

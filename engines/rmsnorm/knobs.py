@@ -1,0 +1,50 @@
+"""How rows are spread over threads, and how they are accessed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RmsNormKnobs:
+    """How rows are spread over threads. None of them changes a bit of the result.
+
+    threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
+    cluster of CTAs. chunks: how many neighbouring chunks of a row, of 8 elements, a thread takes together,
+    a power of two. eviction: what the L2 gives up; 0 as usual, 1 rows that were read last of all, 2 rows
+    that were read or written first. ahead: 1 to read all before the sum, so that nothing is awaited after it;
+    0 if it takes few registers.
+    """
+
+    threads_per_row: int
+    threads: int
+    chunks: int = 1
+    eviction: int = 0
+    ahead: int = 0
+
+    @property
+    def cluster(self) -> int:
+        """CTAs that share a row."""
+        return max(1, self.threads_per_row // self.threads)
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """How rows are accessed, in C++."""
+
+    reads: str
+    writes: str
+
+
+EVICTIONS = (
+    Eviction("gf::Access::USUAL", "gf::Access::USUAL"),
+    Eviction("gf::Access::LAST", "gf::Access::USUAL"),
+    Eviction("gf::Access::FIRST", "gf::Access::FIRST"),
+)
+AS_USUAL, READS_LAST, ALL_FIRST = range(len(EVICTIONS))
+
+
+def every_knob(eviction: int = AS_USUAL) -> Iterator[RmsNormKnobs]:
+    for chunks in (1, 2, 4):
+        for threads_per_row in (1 << k for k in range(15)):
+            for threads in (64, 128, 256, 512, 1024):
+                yield RmsNormKnobs(threads_per_row, threads, chunks, eviction)

@@ -1,0 +1,56 @@
+"""Which knobs can be used for a problem on a device."""
+
+from collections.abc import Iterator
+
+from graphfuse.device import Device
+from graphfuse.engines.limits import MAX_CTAS, MAX_THREADS, cluster_faults, power_faults, thread_faults
+from graphfuse.engines.rmsnorm.knobs import EVICTIONS, RmsNormKnobs
+from graphfuse.engines.rmsnorm.row import Row, held_registers
+from graphfuse.patterns.rmsnorm import RmsNormFacts
+
+_MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
+
+
+def faults(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
+    powers = next(power_faults(knobs, ("threads_per_row", "threads", "chunks")), None)
+    if powers is not None:
+        yield powers
+        return
+    if type(knobs.eviction) is not int or knobs.eviction not in range(len(EVICTIONS)):
+        yield f"eviction is {knobs.eviction!r}; accepted: 0 to {len(EVICTIONS) - 1}"
+    if type(knobs.ahead) is not int or knobs.ahead not in (0, 1):
+        yield f"ahead is {knobs.ahead!r}; accepted: 0 or 1"
+    yield from thread_faults(knobs.threads)
+    yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
+    if facts.rows * knobs.threads_per_row > MAX_CTAS * knobs.threads:
+        yield f"{facts.rows} rows, {knobs.threads_per_row} threads each, take more CTAs than a grid can have"
+    if row.chunks % knobs.chunks:
+        yield f"chunks is {knobs.chunks}; accepted: a divisor of the {row.chunks} chunks of a row"
+        return
+    if not row.resident(knobs):
+        if (knobs.threads_per_row, knobs.chunks) != (MAX_THREADS, 1):
+            yield (
+                f"threads_per_row is {knobs.threads_per_row}, chunks {knobs.chunks}; rows of {facts.columns} columns "
+                f"are read again in each phase, which takes {MAX_THREADS} and 1"
+            )
+        return
+    held = row.steps(knobs) * knobs.chunks * row.registers
+    if knobs.ahead:
+        held += row.steps(knobs) * knobs.chunks * row.later
+    if held > held_registers(knobs.threads):
+        yield (
+            f"threads_per_row {knobs.threads_per_row} needs {held} registers a thread to hold {facts.columns} "
+            f"columns; at {knobs.threads} threads at most {held_registers(knobs.threads)} may"
+        )
+    piece = row.chunk * knobs.chunks
+    if knobs.threads == MAX_THREADS and piece > _MOST_TOGETHER:
+        yield (
+            f"chunks is {knobs.chunks}: of {knobs.threads} threads each has registers for {_MOST_TOGETHER} elements "
+            f"at a time, not for {piece}"
+        )
+    for block in {store.block_size for store in facts.program.stores if store.block_size}:
+        if not piece <= block <= knobs.threads_per_row * piece:
+            yield (
+                f"chunks is {knobs.chunks}, threads_per_row {knobs.threads_per_row}: a thread takes {piece} elements "
+                f"together; accepted: up to a block of {block}, which the threads of a row must cover"
+            )

@@ -1,0 +1,38 @@
+"""What users may want to know about the numbers of a plan."""
+
+from collections.abc import Iterator
+
+from graphfuse.device import Device
+from graphfuse.dtypes import data_type
+from graphfuse.engines.accepted import FP8, rounding_notes
+from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
+from graphfuse.engines.rmsnorm.row import Row
+from graphfuse.ops import OPS
+from graphfuse.patterns.rmsnorm import RmsNormFacts
+
+_FP8_INSTRUCTION = 89  # and newer
+_FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain targets
+
+
+def notes(facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
+    program = facts.program
+    yield from rounding_notes(program)
+    yield "sum of squares: a fixed binary tree, the same bits for every row count, knob and run"
+    if any("gf::sigmoid" in OPS[step.op_name].cuda for step in program.steps if step.op_name in OPS):
+        yield "sigmoid of x: relative error below 5e-7 + 8e-8 |x|; below x = -87 absolute, below 1.2e-38"
+    if not Row.of(facts).resident(knobs):
+        yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"
+    instruction, software = "instruction", "software, bit-identical to the instruction"
+    if device.kind != "cuda":
+        instruction = software
+    if any(store.view.dtype in FP8 or store.block_size for store in program.stores):
+        yield f"FP8 conversion: {instruction if device.sm >= _FP8_INSTRUCTION else software}"
+    if any(store.view.dtype is data_type.FP4_E2M1 for store in program.stores):
+        if device.kind == "cuda" and device.arch in _FP4_INSTRUCTION:
+            yield "FP4 conversion: instruction, of value * (1 / scale) rounded to float32"
+        else:
+            yield (
+                "FP4 conversion: software, of value * (1 / scale) rounded to float32 and, unlike for the instruction, "
+                "then to a multiple of 2^-22 (2^-21 from 2 on, 2^-20 from 4 on)"
+            )
+        yield "FP4 error |dequantized - value|: at most (1 + 2e-6) max(scale, amax - 6 * scale) of the block"

@@ -1,0 +1,62 @@
+"""What kernels of row programs have in common: their prelude, their problem class, what they may write over."""
+
+from collections.abc import Mapping
+
+from graphfuse.codegen.rowwise import Rows, access
+from graphfuse.engine import Problem
+from graphfuse.engines.accepted import RowFacts
+from graphfuse.ir import TensorId
+from graphfuse.rowwise import View
+
+_INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
+
+
+def prelude(rows: Rows, constants: Mapping[str, object]) -> str:
+    """The generated part of a kernel. constants: values by type and name, in C++."""
+    return "".join(
+        [
+            "namespace problem {\n\n",
+            f"using Index = {'int' if rows.columns < _INT_COLUMNS else 'gf::i64'};\n",
+            *(f"constexpr {name} = {value};\n" for name, value in constants.items()),
+            rows.source,
+            "\n}  // namespace problem\n",
+        ]
+    )
+
+
+def cpp(value: bool) -> str:
+    return str(value).lower()
+
+
+def in_place(rows: Rows) -> tuple[tuple[TensorId, TensorId], ...]:
+    """Each thread writes an element after it last read it, if both lie at one address."""
+    program = rows.program
+    return tuple(
+        (x.tensor, store.view.tensor)
+        for number, x in enumerate(program.inputs)
+        for store in program.stores
+        if x.rows and x.columns and not store.block_size and not store.amax
+        if (x.dtype, x.row_strides, x.column_stride)
+        == (store.view.dtype, store.view.row_strides, store.view.column_stride)
+        if program.shapes[store.value.index].columns
+        if max(rows.read_in(number), default=0) <= program.phase[store.value.index]
+    )
+
+
+def problem(facts: RowFacts, chunk: int) -> Problem:
+    """chunk: elements that are always taken together."""
+    program = facts.program
+
+    def described(view: View) -> dict[str, object]:
+        varies = "rows" * view.rows + "columns" * view.columns
+        return {"type": view.dtype.value, "varies": varies, "access": access(view, chunk)}
+
+    stores = [described(s.view) | {"block": s.block_size, "value": s.value.index} for s in program.stores]
+    key = {
+        "columns": facts.columns,
+        "axes": len(facts.row_extents),
+        "inputs": [described(view) for view in program.inputs],
+        "steps": [step.op_name for step in program.steps],
+        "stores": stores,
+    }
+    return Problem(key, facts.rows)
