@@ -168,5 +168,6 @@ BENCH = Bench(
         target.slowest_against_best(("bf16",), 1.02, graphfuse.DEPENDENT.name, " with dependent launch"),
         target.slowest_against_best(("bf16",), 1.02, graphfuse.ONE_KERNEL.name, " in one kernel"),
         target.least_of_stream("bf16", 512 * MB, math.inf, 0.97),
+        target.least_of_stream("bf16", 512 * MB, math.inf, 0.97, graphfuse.ONE_KERNEL.name, " in one kernel"),
     ),
 )

@@ -56,14 +56,14 @@ def mean_speedup(peer: str, title: str, outputs: tuple[str, ...], limit: float) 
     return Target(f"{_and(outputs)}: speed-up over {title}, geometric mean", limit, True, figure)
 
 
-def least_of_stream(output: str, low: float, high: float, limit: float) -> Target:
-    """Fraction of the stream limit where low <= bytes moved < high, at worst."""
+def least_of_stream(output: str, low: float, high: float, limit: float, by: str = "", how: str = "") -> Target:
+    """Fraction of the stream limit where low <= bytes moved < high, at worst. by, how: as of slowest_against_best."""
 
     def figure(r: Results):
-        ratios = r.ratios(r.cases(output, size=(low, high)), r.stream, r.ours)
+        ratios = r.ratios(r.cases(output, size=(low, high)), r.stream, by or r.ours)
         return min(((ratio, name(case)) for ratio, case in ratios), default=None)
 
-    return Target(f"{output}, {size_text(low, high)}: fraction of the stream limit, at worst", limit, True, figure)
+    return Target(f"{output}{how}, {size_text(low, high)}: fraction of the stream limit, at worst", limit, True, figure)
 
 
 def slowest_against_stream(below: float, limit: float) -> Target:

@@ -51,9 +51,7 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         ranked = sorted(usual, key=lambda knobs: cost(facts, row, knobs, device))
         if mode is not heur_mode.B:
             return ranked[:_PROPOSED]
-        others = [
-            replace(k, eviction=e, ahead=a) for k in ranked[:_PROPOSED] for e in range(len(EVICTIONS)) for a in (0, 1)
-        ]
+        others = [replace(k, ahead=1 - k.ahead) for k in ranked[:_PROPOSED]]
         others = [k for k in others if next(faults(facts, row, k, device), None) is None]
         return list(dict.fromkeys(ranked + others + every))
 
