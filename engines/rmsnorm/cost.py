@@ -10,7 +10,7 @@ from graphfuse.engines.rmsnorm.legal import faults
 from graphfuse.engines.rmsnorm.row import Row
 from graphfuse.patterns.rmsnorm import RmsNormFacts
 
-_READ_AHEAD = 40  # elements of a thread
+_READ_AHEAD = range(9, 41)  # elements of a thread; fewer are read ahead by any kernel
 _SECTOR = 32  # bytes that memory moves at least
 # Of a thread and of each of its elements, by the output's bits, in the time that four bytes take.
 _INSTRUCTIONS = {4: (2.4, 1.06), 8: (4.8, 0.565), 32: (3.5, 0.7)}
@@ -32,8 +32,8 @@ def eviction(facts: RmsNormFacts) -> int:
 def read_ahead(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> RmsNormKnobs:
     """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are resident."""
     ahead = replace(knobs, ahead=1)
-    few = row.steps(knobs) * knobs.chunks * row.chunk <= _READ_AHEAD
-    return ahead if few and next(faults(facts, row, ahead, device), None) is None else knobs
+    pays = row.steps(knobs) * knobs.chunks * row.chunk in _READ_AHEAD
+    return ahead if pays and next(faults(facts, row, ahead, device), None) is None else knobs
 
 
 def is_usual(knobs: RmsNormKnobs) -> bool:

@@ -154,7 +154,7 @@ def test_the_command_tunes_skips_and_goes_on(tmp_path):
     assert store.parse(table.read_bytes()) == first
     # Out of time: what is left is said, and nothing is lost.
     short = CliRunner().invoke(app, [*arguments, "--again", "--table", str(table), "--time-budget", "0.5"])
-    assert short.exit_code == 0 and "2 of 2 sizes are left" in short.output
+    assert short.exit_code == 0 and "2 of 2 problems are left" in short.output
     assert store.parse(table.read_bytes()) == first
     mine = CliRunner().invoke(app, [*arguments, "--time-budget", "60"])
     assert mine.exit_code == 0 and len(store.read(store.user_file(devices.get("cuda")))) == 2

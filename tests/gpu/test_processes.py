@@ -16,7 +16,7 @@ import hashlib, json, time, torch, graphfuse
 from graphfuse import data_type, heur_mode, norm_forward_phase
 from graphfuse.runtime import cache
 digests = []
-for rows, columns in ((8, 512), (4096, 512), (8, 96)):
+for rows, columns in ((8, 512), (16, 512), (8, 96)):
     graph = graphfuse.pygraph(intermediate_data_type=data_type.FLOAT)
     x = graph.tensor([rows, columns], data_type=data_type.BFLOAT16, name="x")
     weight = graph.tensor([1, columns], data_type=data_type.BFLOAT16, name="weight")
