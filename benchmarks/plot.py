@@ -63,7 +63,7 @@ def _figure(r: Results, output: str, file: Path, made_from: str) -> Path:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("MB moved (inputs read, outputs written)")
     axes.set_ylabel("TB/s")
-    axes.set_title(f"{output} output on {r.record['environment']['device']}")
+    axes.set_title(f"{r.record['bench']}: {output} output on {r.record['environment']['device']}")
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(loc="upper left", fontsize="small", frameon=False)
     figure.savefig(file, metadata={"Date": None, "Creator": None, "Description": f"record {made_from}"})
