@@ -48,6 +48,10 @@ class Drawing:
     def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return self.graph.rmsnorm(x, weight, self.number("eps"), norm_forward_phase=norm_forward_phase.INFERENCE)[0]
 
+    def training_norm(self, x: Tensor, weight: Tensor | None) -> list[Tensor]:
+        """The norm, and the inverse RMS of each row."""
+        return self.graph.rmsnorm(x, weight, self.number("eps"), norm_forward_phase=norm_forward_phase.TRAINING)
+
     def store(self, name: str, tensor: Tensor, swizzled: bool = False) -> None:
         """Write `tensor` to the argument `name`, which by then has been read if it ever is."""
         t = self.layouts[name]

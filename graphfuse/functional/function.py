@@ -88,7 +88,9 @@ def function(
         made = Function(declaration.__name__, tuple(signature), defaults, chosen_by, variants, results)
         call = functools.wraps(declaration)(define(made))
         call.__defaults__ = declaration.__defaults__
-        operator.pass_by_autograd(made)
+        packet = getattr(torch.ops.graphfuse, made.name)
+        for overload in packet.overloads():
+            operator.pass_by_autograd(getattr(packet, overload))
         return call
 
     return declare

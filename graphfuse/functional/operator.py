@@ -32,11 +32,9 @@ def define(f: Function, call: Callable[..., object]) -> None:
         _define(f, call, f"{f.name}.out", others, new, "()")
 
 
-def pass_by_autograd(f: Function) -> None:
-    """Have autograd take no notice of the operators of a function: what they return has no gradient."""
-    for overload in getattr(torch.ops.graphfuse, f.name).overloads():
-        name = f.name if overload == "default" else f"{f.name}.{overload}"
-        LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+def pass_by_autograd(operator: torch._ops.OpOverload) -> None:
+    """Have autograd take no notice of an operator: what it returns has no gradient."""
+    LIBRARY.impl(operator, torch.library.fallthrough_kernel, "Autograd")
 
 
 def ports(f: Function) -> tuple[list[str], list[str]]:
