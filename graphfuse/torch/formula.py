@@ -66,10 +66,10 @@ def differentiable(name: str, norm: Norm) -> Callable[..., object]:
     apply = _formula(name, norm, training, gradients).apply
 
     def below_autograd(keyset, *values):
+        _refuse_tangents(name, values)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*values):
             _refuse_transforms(name)
             return apply(*values)
-        _refuse_tangents(name, values)
         with torch._C._AutoDispatchBelowAutograd():
             return inference.operator.redispatch(keyset & torch._C._after_autograd_keyset, *values)
 
@@ -96,6 +96,8 @@ def _formula(name: str, norm: Norm, training: _Step, gradients: _Step) -> type[t
             y, *total, inverse_rms = training(*values)
             given = dict(zip(names, values, strict=False))
             ctx.set_materialize_grads(False)
+            if total and not any(ctx.needs_input_grad[:2]):
+                ctx.mark_non_differentiable(*total)  # a weight's gradient is not its matter
             ctx.save_for_backward(*total or (given["x"],), given.get("gate"), given["weight"], inverse_rms)
             return (y, *total) if total else y
 
@@ -156,7 +158,7 @@ def _made_once(name: str, gradients: _Step) -> Callable[..., object]:
 
 def _refuse_transforms(name: str) -> None:
     top = torch._C._functorch.peek_interpreter_stack()
-    if top is not None and top.key() is torch._C._functorch.TransformType.Grad:
+    if top is not None and top.key() == torch._C._functorch.TransformType.Grad:
         raise GraphNotSupportedError(
             f"graphfuse::{name} is differentiated by torch.func; accepted: torch.autograd (backward, grad)"
         )

@@ -99,21 +99,22 @@ class Norm:
 
     def _backward(self, d: Drawing) -> None:
         graph, grad, x, inverse, scale = d.graph, d["dy"], d["x"], d["inverse_rms"], self._scale(d)
+        sums = [name for name in ("dx", "dresidual") if name in d]
         if self.silu:
             y = graph.mul(x, inverse)
             y = y if scale is None else graph.mul(y, scale)
             if "dgate" in d:
                 d.store("dgate", graph.mul(grad, graph.swish(y)))
-            if self.gate:
-                grad = graph.mul(grad, d["gate"])
-            grad = graph.swish_backward(grad, y)
-        written = [name for name in ("dx", "dresidual") if name in d]
-        if not written and "dweight" not in d:
+        if not sums and "dweight" not in d:
             return
+        if self.gate:
+            grad = graph.mul(grad, d["gate"])
+        if self.silu:
+            grad = graph.swish_backward(grad, y)
         dx, dweight, _ = graph.rmsnorm_backward(grad, x, scale, inverse, has_dbias=False)
         if "dweight" in d:
             d.store("dweight", dweight)
-        if written and "dtotal" in d:
+        if sums and "dtotal" in d:
             dx = graph.add(dx, d["dtotal"])
-        for name in written:  # an output that is read would be read as stored
-            d.store(name, dx if len(written) == 1 else graph.identity(dx))
+        for name in sums:  # an output that is read would be read as stored
+            d.store(name, dx if len(sums) == 1 else graph.identity(dx))
