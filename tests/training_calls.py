@@ -112,3 +112,28 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
         return
     unit, scale = torch.finfo(got.dtype).eps, max(1.0, want.abs().max().item())
     torch.testing.assert_close(got.double(), want, rtol=0.51 * unit + 1e-6, atol=4e-6 * scale)
+
+
+def operator_checks(name: str, weight=None, device: str = "cpu") -> None:
+    """torch.library.opcheck of the three operators of a name."""
+    packet = lambda suffix: getattr(torch.ops.graphfuse, name + suffix).default  # noqa: E731
+    for grad in (False, True):
+        given = [*tensors(name, (4, 64), weight=weight, device=device, grad=grad).values(), EPS]
+        passed(packet(""), given)
+    passed(packet("_training"), plain := [None if t is None else t.detach() for t in given[:-1]] + [EPS])
+    made = packet("_training")(*plain)
+    outer = grads(made)
+    x, *others = plain[:-1]
+    if "residual" in OPERATORS[name].tensors:
+        x, others = made[1], others[1:]
+    totals = [outer[1]] if "residual" in OPERATORS[name].tensors else []
+    needed = [argument != "weight" or weight is not False for argument in OPERATORS[name].tensors]
+    for asked in {(*needed,), (*needed[:-1], False), (*(False,) * (len(needed) - 1), needed[-1])} - {
+        (False,) * len(needed)
+    }:
+        passed(packet("_backward"), [outer[0], x, *others, made[-1], *totals, *asked])
+
+
+def passed(operator, arguments) -> None:
+    found = torch.library.opcheck(operator, tuple(arguments))
+    assert set(found.values()) == {"SUCCESS"}

@@ -32,7 +32,9 @@ DY = Argument("dy", TYPES)
 NORMALIZED = Argument("x", TYPES, like("dy"))
 SAVED_INVERSE_RMS = Argument("inverse_rms", STATISTICS, rows("x"))
 DTOTAL = Argument("dtotal", TYPES, like("x"), optional=True)
-DX = Argument("dx", TYPES, like("x"), written=True, new=type_of("dy"), asked="needs_dx")  # dy has y's type, which is x's
+DX = Argument(
+    "dx", TYPES, like("x"), written=True, new=type_of("dy"), asked="needs_dx"
+)  # dy has y's type, which is x's
 DRESIDUAL = Argument("dresidual", TYPES, like("x"), written=True, new=type_of("x"), asked="needs_dresidual")
 DWEIGHT = Argument("dweight", TYPES, columns("x"), written=True, new=type_of("weight"), asked="needs_dweight")
 DGATE = Argument("dgate", TYPES, like("x"), written=True, new=type_of("gate"), asked="needs_dgate")
