@@ -186,16 +186,12 @@ def plot(path: str, ours: list[float], torchs: list[list[float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument(
-        "--steps", type=int, help="of each run; default: %s on cpu, %s on cuda" % tuple(s.steps for s in SIZES.values())
-    )
+    parser.add_argument("--steps", type=int, help="of each run")
     parser.add_argument("--plot", help="where to draw the losses (matplotlib)")
     given = parser.parse_args()
     size = SIZES[given.device]
     steps = given.steps or size.steps
-    print(
-        f"{size.layers} layers of {size.width} on {given.device}, {size.batch} x {size.context} characters a step, {steps} steps"
-    )
+    print(f"{size.layers} layers of {size.width} on {given.device}, {steps} steps of {size.batch} x {size.context}")
     torchs = [train(TORCH, seed, size, given.device, steps) for seed in SEEDS]
     ours = train(GRAPHFUSE, SEEDS[0], size, given.device, steps)
     for name, losses in (*((f"torch, seed {s}", t) for s, t in zip(SEEDS, torchs, strict=True)), ("graphfuse", ours)):

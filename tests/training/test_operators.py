@@ -56,6 +56,18 @@ def test_one_graph_for_all_row_counts(name, backend):
             torch.testing.assert_close(got[argument].grad, want[argument].grad, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "asked"), [(n, a) for n, o in OPERATORS.items() for a in ("x", o.tensors[-1])])
+def test_one_gradient_compiled(name, asked, backend):
+    """What is not asked for is not made, and nothing else comes out."""
+    torch._dynamo.reset()
+    given = {n: t.requires_grad_(n == asked) for n, t in tensors(name, grad=False).items()}
+    found = []
+    for function in (torch.compile(around(name), fullgraph=True, backend=backend), around(name)):
+        found += torch.autograd.grad(function(given)[0].square().sum(), given[asked])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
 def compiled(function, arguments):
     """The nodes of graphfuse in the forward and the backward graph."""
     found = {}

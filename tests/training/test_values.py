@@ -11,12 +11,11 @@ TYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(64,), (1, 64), (5, 64), (2, 3, 48), (2, 1, 3, 17), (7, 1), (0, 64), (3, 0, 8)]
 
 
-@pytest.mark.parametrize("weight", [*TYPES, False], ids=str)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("name", OPERATORS)
-def test_types(name, dtype, weight):
-    if weight is False and name not in WITHOUT_WEIGHT:
-        pytest.skip("takes a weight")
+@pytest.mark.parametrize(
+    ("name", "weight"), [*itertools.product(OPERATORS, TYPES), *((n, False) for n in WITHOUT_WEIGHT)]
+)
+def test_types(name, weight, dtype):
     check(name, tensors(name, (33, 64), dtype, weight))
 
 
