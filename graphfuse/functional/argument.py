@@ -38,8 +38,8 @@ PAIRS = torch.float4_e2m1fn_x2
 class Argument:
     """One tensor of a function.
 
-    shape: None for one that may have any, as the first has. free: whether it leaves some of the shape to the
-    caller, so that it tells problems apart. written: whether the function writes it. new: the type it is allocated
+    shape: None for one that may have any, as the first has. free: whether shape or strides are so much the caller's
+    that they tell problems apart. written: whether the function writes it. new: the type it is allocated
     with where the caller gives none, or what finds that in the arguments before it. optional: whether it may be
     left out altogether. only: (name, type) of another argument without which this one is ignored. asked: the option
     without which it is not made. note: said where it is refused.

@@ -29,7 +29,7 @@ INVERSE_RMS = Argument("inverse_rms", STATISTICS, rows("x"), written=True, new=_
 
 # Of the backward graph, where x is the tensor that was normalized: the residual sum, if there is one.
 DY = Argument("dy", TYPES)
-NORMALIZED = Argument("x", TYPES, like("dy"))
+NORMALIZED = Argument("x", TYPES, like("dy"), free=True)  # in strides of its own
 SAVED_INVERSE_RMS = Argument("inverse_rms", STATISTICS, rows("x"))
 DTOTAL = Argument("dtotal", TYPES, like("x"), optional=True)
 DX = Argument(

@@ -5,6 +5,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.decorators import mark_unbacked
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,14 +38,18 @@ def leaves(name, shape, seed=0):
     return tensors(name, shape, torch.float32, seed=seed)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "marked"), [*((b, False) for b in BACKENDS), ("aot_eager", True)])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_one_graph_for_all_row_counts(name, backend):
+def test_one_graph_for_all_row_counts(name, backend, marked):
+    """torch makes a graph of its own of 0 and 1, unless rows are marked as unknown."""
     torch._dynamo.reset()
     function = around(name)
     fast = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
-    for n, rows in enumerate(ROWS):
+    for n, rows in enumerate((*ROWS, *(1, 0) * marked)):
         got, want = leaves(name, (rows, 4, 64), n), leaves(name, (rows, 4, 64), n)
+        for t in got.values():
+            if marked and t.dim() > 1:
+                mark_unbacked(t, 0)
         with torch.compiler.set_stance("fail_on_recompile" if n else "default"):
             made = fast(got)
         exact = function(want)
