@@ -43,7 +43,7 @@ class Problem:
         return self.graph.get_workspace_size()
 
     def new_workspace(self) -> torch.Tensor:
-        return torch.empty(self.workspace_bytes, dtype=torch.uint8, device=str(self.graph.handle.device))
+        return torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.graph.handle.device.memory)
 
     @property
     def ids(self) -> dict[TensorId, str]:

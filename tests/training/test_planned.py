@@ -5,7 +5,7 @@ import torch
 
 from graphfuse import create_handle, engines, heur_mode
 from graphfuse.functional import function, problem
-from training_calls import OPERATORS, WITHOUT_WEIGHT, gradients, grads, tensors
+from training_calls import OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, tensors
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
 WEIGHTS = [None, torch.float32, False]
@@ -42,3 +42,15 @@ def test_one_kernel_each_way(name, weight, dtype, graphs):
     with torch.no_grad():
         OPERATORS[name].run(given)
     assert graphs == {name: "rmsnorm", f"{name}_training": "rmsnorm", f"{name}_backward": BACKWARD}
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("hidden", [72, 111])
+@pytest.mark.parametrize("dtype", TYPES[::2], ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_kernels_on_the_emulator(name, dtype, hidden, monkeypatch):
+    """Results and gradients that the generated kernels make."""
+    used = []
+    monkeypatch.setattr(problem, "create_handle", lambda device: used.append(device) or create_handle("emulator"))
+    check(name, tensors(name, (29, hidden), dtype))  # no other test has so many rows, and what is planned is kept
+    assert used == ["cpu"] * 2
