@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -86,3 +88,15 @@ def test_shapes_that_do_not_fit(kind, shape, affine):
     for x in (torch.randn(2, 3, 15), torch.randn(15), torch.randn(3, 1, 15)):
         with pytest.raises(graphfuse.VariantPackError, match=r"x has shape \(.*accepted: \(\.\.\., "):
             run(module, x)
+
+
+def test_where_they_are():
+    """graphfuse.torch comes when it is asked for, and takes nobody's torch."""
+    code = (
+        "import sys, torch, graphfuse\n"
+        "from graphfuse import *\n"
+        "assert torch.nn and 'graphfuse.torch' not in sys.modules\n"
+        "print(graphfuse.torch.RMSNorm(8)(torch.ones(2, 8)).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "torch.Size([2, 8])", done.stderr
