@@ -44,6 +44,15 @@ def test_one_kernel_each_way(name, weight, dtype, graphs):
     assert graphs == {name: "rmsnorm", f"{name}_training": "rmsnorm", f"{name}_backward": BACKWARD}
 
 
+@pytest.mark.parametrize("shape", [(31, 1), (31, 3420), (1, 88), (88,), (2, 3, 5, 7, 88), (0, 88)], ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_one_kernel_for_any_shape(name, shape, graphs):
+    given = tensors(name, shape)
+    made = OPERATORS[name].run(given)
+    gradients(made, given, grads(made))
+    assert graphs == {f"{name}_training": "rmsnorm", f"{name}_backward": BACKWARD}
+
+
 @pytest.mark.emulate
 @pytest.mark.parametrize("hidden", [72, 111])
 @pytest.mark.parametrize("dtype", TYPES[::2], ids=str)
