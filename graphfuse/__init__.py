@@ -37,6 +37,7 @@ _LAZY = {
     "get_stream": "graphfuse.runtime.handle",
     "fused_rmsnorm_silu": "graphfuse.functional",
     "functional": "graphfuse.functional",
+    "torch": "graphfuse.torch",  # not in __all__: a star import would take torch's own name
 }
 
 __all__ = [

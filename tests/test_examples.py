@@ -13,7 +13,7 @@ EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.
 def test_example(path, tmp_path):
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert any(engine in done.stdout for engine in ("reference", "rmsnorm", "add_relu"))
+    assert any(engine in done.stdout for engine in ("reference", "rmsnorm", "add_relu", "agree"))
 
 
 def test_there_are_examples():

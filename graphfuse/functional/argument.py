@@ -15,6 +15,8 @@ Rule = Callable[[Mapping[str, Shape]], tuple[Shape, ...]]
 """From the shapes of the arguments before it to those an argument may have, the one it is allocated with first.
 In elements, two of which FP4 keeps in a byte. VariantPackError if there is none."""
 
+NewType = Callable[[Mapping[str, torch.Tensor]], torch.dtype]
+
 Types = Mapping[torch.dtype, data_type]
 """What torch calls a type -> what the graph stores."""
 
@@ -36,11 +38,11 @@ PAIRS = torch.float4_e2m1fn_x2
 class Argument:
     """One tensor of a function.
 
-    shape: None for one that may have any, as the first has. free: whether it leaves some of the shape to the
-    caller, so that it tells problems apart. written: whether the function writes it. new: the
-    type it is allocated with where the caller gives none: torch's, or that of the argument so named. optional:
-    whether it may be left out altogether. only: (name, type) of another argument without which this one is
-    ignored. note: said where it is refused.
+    shape: None for one that may have any, as the first has. free: whether shape or strides are so much the caller's
+    that they tell problems apart. written: whether the function writes it. new: the type it is allocated
+    with where the caller gives none, or what finds that in the arguments before it. optional: whether it may be
+    left out altogether. only: (name, type) of another argument without which this one is ignored. asked: the option
+    without which it is not made. note: said where it is refused.
     """
 
     name: str
@@ -48,10 +50,16 @@ class Argument:
     shape: Rule | None = None
     free: bool = False
     written: bool = False
-    new: torch.dtype | str | None = None
+    new: torch.dtype | NewType | None = None
     optional: bool = False
     only: tuple[str, torch.dtype] | None = None
+    asked: str | None = None
     note: str = ""
+
+
+def type_of(name: str) -> NewType:
+    """The type of another argument."""
+    return lambda tensors: tensors[name].dtype
 
 
 def like(name: str) -> Rule:
@@ -110,19 +118,24 @@ def elements(shape: Shape, dtype: data_type | None) -> Shape:
     return (*shape[:-1], shape[-1] * 2) if dtype is data_type.FP4_E2M1 and len(shape) else shape
 
 
-def complete(arguments: Iterable[Argument], given: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-    """The tensors that are used, in order, those that the caller did not give allocated. torch.compile traces this."""
+def complete(arguments: Iterable[Argument], given: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """The tensors that are used, in order, those that the caller did not give allocated. torch.compile traces this.
+
+    given: parameters by name; what is not among them is allocated.
+    """
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, Shape] = {}
     device = None
     for a in arguments:
         if a.only is not None and tensors[a.only[0]].dtype != a.only[1]:
             continue
-        value = given[a.name]
+        if a.asked is not None and not given[a.asked]:
+            continue
+        value = given.get(a.name)
         if value is None:
             if a.optional:
                 continue
-            dtype = tensors[a.new].dtype if isinstance(a.new, str) else a.new
+            dtype = a.new if isinstance(a.new, torch.dtype) else a.new(tensors)
             value = torch.empty(stored(a.shape(shapes)[0], a.types[dtype]), dtype=dtype, device=device)
         if device is None:
             device = value.device

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from graphfuse.dtypes import data_type
 from graphfuse.enums import norm_forward_phase, tensor_reordering
+from graphfuse.functional.argument import Shape
 from graphfuse.functional.layout import Layout
 from graphfuse.graph import pygraph
 from graphfuse.runtime import storage
@@ -11,7 +11,7 @@ from graphfuse.tensor import Tensor
 
 
 class Drawing:
-    """A graph, and which argument each tensor of its variant pack is.
+    """A graph, and which parameter each tensor of its variant pack is.
 
     layouts: of the arguments that are used; tensors of lower rank than the first get leading extents of 1.
     """
@@ -21,9 +21,8 @@ class Drawing:
         self.layouts = layouts
         self.rank = len(next(iter(layouts.values())).shape)
         self.pack: dict[str, str] = {}
-        """Name of the tensor in the graph -> name of the argument. Of one that is read and written there are two."""
+        """Name of the tensor in the graph -> name of the parameter. Of one that is read and written there are two."""
         self._read: dict[str, Tensor] = {}
-        self._epsilon = graph.tensor([1] * self.rank, data_type=data_type.FLOAT, is_pass_by_value=True, name="eps")
 
     def __contains__(self, name: str) -> bool:
         return name in self.layouts
@@ -32,20 +31,26 @@ class Drawing:
         """The argument `name` as an input."""
         if name not in self._read:
             t = self.layouts[name]
-            more = self.rank - len(t.shape)
-            outer = t.shape[0] * t.stride[0] if t.shape else 1
             self._read[name] = self.graph.tensor(
-                (*(1,) * more, *t.shape),
-                (*(outer,) * more, *t.stride),
-                t.stored,
-                name=name,
-                byte_alignment=t.alignment,
+                *self._padded(t.shape, t.stride), t.stored, name=name, byte_alignment=t.alignment
             )
             self.pack[name] = name
         return self._read[name]
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.graph.rmsnorm(x, weight, self._epsilon, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+    def number(self, name: str) -> Tensor:
+        """The number `name` that each call gives."""
+        if name not in self._read:
+            dtype = self.graph.compute_data_type
+            self._read[name] = self.graph.tensor([1] * self.rank, data_type=dtype, is_pass_by_value=True, name=name)
+            self.pack[name] = name
+        return self._read[name]
+
+    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return self.graph.rmsnorm(x, weight, self.number("eps"), norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+
+    def training_norm(self, x: Tensor, weight: Tensor | None) -> list[Tensor]:
+        """The norm, and the inverse RMS of each row."""
+        return self.graph.rmsnorm(x, weight, self.number("eps"), norm_forward_phase=norm_forward_phase.TRAINING)
 
     def store(self, name: str, tensor: Tensor, swizzled: bool = False) -> None:
         """Write `tensor` to the argument `name`, which by then has been read if it ever is."""
@@ -55,6 +60,11 @@ class Drawing:
         if swizzled:
             tensor.set_reordering_type(tensor_reordering.F8_128x4)
         else:
-            dim, stride = storage.unpacked(t.stored, t.shape, t.stride)
+            dim, stride = self._padded(*storage.unpacked(t.stored, t.shape, t.stride))
             tensor.set_dim(dim).set_stride(stride)
         self.pack[own] = name
+
+    def _padded(self, dim: Shape, stride: Shape) -> tuple[Shape, Shape]:
+        more = self.rank - len(dim)
+        outer = dim[0] * stride[0] if dim else 1
+        return (*(1,) * more, *dim), (*(outer,) * more, *stride)

@@ -20,20 +20,24 @@ from graphfuse.tables import store
 
 _KEPT = 4096
 
+NUMBERS = frozenset({"eps"})
+"""Parameters that are numbers, passed by value: they tell no problems apart."""
+
 DeclarationT = TypeVar("DeclarationT", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """One function. parameters: all, in order, some with defaults. options: those that are neither tensors nor eps.
+    """One function. parameters: all, in order, some with defaults. numbers: those that each call may change.
+    options: those that are neither tensors nor numbers.
 
-    variants: by the values of the options named in `chosen_by`. results: the arguments that are returned.
+    variants: by the values of the options named in `chosen_by`. results: the arguments that are returned, None for
+    one that was not asked for. Arguments that are no parameters are allocated.
     """
 
     name: str
     parameters: tuple[str, ...]
     defaults: Mapping[str, object]
-    options: tuple[str, ...]
     chosen_by: tuple[str, ...]
     variants: Mapping[tuple[object, ...], Variant]
     results: tuple[str, ...]
@@ -43,6 +47,20 @@ class Function:
         """Those of any variant: names, and which are written and optional, are the same in all."""
         return next(iter(self.variants.values())).arguments
 
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return tuple(name for name in self.parameters if name in NUMBERS)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        tensors = [a.name for a in self.arguments]
+        return tuple(name for name in self.parameters if name not in tensors and name not in NUMBERS)
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The arguments that an option asks for."""
+        return frozenset(a.name for a in self.arguments if a.asked is not None)
+
     def variant(self, values: Mapping[str, object]) -> Variant:
         chosen = tuple(values[name] for name in self.chosen_by)
         if chosen not in self.variants:
@@ -51,7 +69,7 @@ class Function:
         return self.variants[chosen]
 
     def returned(self, tensors: Mapping[str, torch.Tensor]) -> object:
-        found = tuple(tensors[name] for name in self.results if name in tensors)
+        found = tuple(tensors.get(name) for name in self.results if name in tensors or name in self.asked)
         return found if len(found) > 1 else found[0] if found else None
 
 
@@ -66,16 +84,24 @@ def function(
 
     def declare(declaration: DeclarationT) -> DeclarationT:
         signature = inspect.signature(declaration).parameters
-        parameters = tuple(signature)
         defaults = {name: p.default for name, p in signature.items() if p.default is not p.empty}
-        tensors = [a.name for a in next(iter(variants.values())).arguments]
-        options = tuple(name for name in parameters if name not in tensors and name != "eps")
-        made = Function(declaration.__name__, parameters, defaults, options, chosen_by, variants, results)
-        call = functools.wraps(declaration)(_written(made))
+        made = Function(declaration.__name__, tuple(signature), defaults, chosen_by, variants, results)
+        call = functools.wraps(declaration)(define(made))
         call.__defaults__ = declaration.__defaults__
+        packet = getattr(torch.ops.graphfuse, made.name)
+        for overload in packet.overloads():
+            operator.pass_by_autograd(getattr(packet, overload))
         return call
 
     return declare
+
+
+def define(f: Function) -> Callable[..., object]:
+    """The function that `f` says, without defaults, and its operators, of which autograd knows nothing yet."""
+    call = _written(f)
+    operator.define(f, call)
+    call.__globals__["run"] = getattr(torch.ops.graphfuse, f.name).default
+    return call
 
 
 _TEXT = """
@@ -115,8 +141,6 @@ def _written(f: Function) -> Callable[..., object]:
     )
     call = written(f.name, "call", text, names)
     call.problems = problems
-    operator.define(f, call)
-    call.__globals__["run"] = getattr(torch.ops.graphfuse, f.name).default
     return call
 
 
@@ -125,6 +149,8 @@ def _key(f: Function) -> str:
     for a in f.arguments:
         if a is f.arguments[0] or a.free:
             parts += [f"{a.name}.shape", f"{a.name}.stride()", f"{a.name}.dtype", f"{a.name}.get_device()"]
+        elif a.name not in f.parameters:
+            continue
         elif a.name in f.defaults:
             parts.append(f"None if {a.name} is None else {a.name}.dtype")
         else:
@@ -161,19 +187,18 @@ def _first(f: Function, problems: dict[tuple, Shortcut], key: tuple | None, *val
     option.check(options)
     variant = f.variant(options)
     for a in variant.arguments:
-        check_given(a, given[a.name])
+        check_given(a, given.get(a.name))
     tensors = complete(variant.arguments, given)
     layouts = tuple((a.name, layout(a, tensors[a.name])) for a in variant.arguments if a.name in tensors)
     problem = plan(f.name, variant, layouts, store.generation)
     dependent = options.get("enable_pdl", False) is not False and problem.executable.undependable is None
-    pack = {key: tensors[name] for key, name in problem.pack.items()} | {"eps": given["eps"]}
+    values = tensors | {name: given[name] for name in f.numbers}
+    pack = {key: values[name] for key, name in problem.pack.items()}
     workspace = problem.new_workspace() if problem.workspace_bytes else None
     problem.graph.execute(pack, workspace, programmatic_dependent_launch=dependent)
-    ignored = [a.name for a in variant.arguments if given[a.name] is not None and a.name not in tensors]
+    ignored = [a.name for a in variant.arguments if given.get(a.name) is not None and a.name not in tensors]
     if key is not None and not ignored:
-        new = [name for name in tensors if given[name] is None]
-        results = [name for name in f.results if name in tensors]
-        short = shortcut(f.parameters, options, tensors, new, results, problem, dependent)
+        short = shortcut(f, given, tensors, problem, dependent)
         if short is not None:
             if len(problems) >= _KEPT:
                 problems.clear()

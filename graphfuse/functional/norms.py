@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from graphfuse.functional.argument import FLOATS, FORMATS, Argument, columns, like
+from graphfuse.functional.argument import FLOATS, FORMATS, Argument, columns, like, type_of
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.problem import Variant
@@ -13,7 +13,7 @@ from graphfuse.tensor import Tensor
 INPUT = Argument("input", FLOATS)
 WEIGHT = Argument("weight", FLOATS, columns("input"))
 RESIDUAL = Argument("residual", FLOATS, like("input"), written=True)
-OUT = Argument("out", FORMATS, like("input"), written=True, new="input")
+OUT = Argument("out", FORMATS, like("input"), written=True, new=type_of("input"))
 
 
 def plain(d: Drawing) -> Tensor:
@@ -65,8 +65,8 @@ _QK = Variant(
         Argument("k", FLOATS, lambda s: ((*s["q"][:-2], *s["k"][-2:-1], s["q"][-1]),), free=True),
         Argument("q_weight", FLOATS, columns("q")),
         Argument("k_weight", FLOATS, columns("k")),
-        Argument("q_out", FORMATS, like("q"), written=True, new="q"),
-        Argument("k_out", FORMATS, like("k"), written=True, new="k"),
+        Argument("q_out", FORMATS, like("q"), written=True, new=type_of("q")),
+        Argument("k_out", FORMATS, like("k"), written=True, new=type_of("k")),
     ),
     _draw_qk,
 )

@@ -20,21 +20,26 @@ from graphfuse.functional.layout import check, check_given, fake_layout
 if TYPE_CHECKING:
     from graphfuse.functional.function import Function
 
-_LIBRARY = torch.library.Library("graphfuse", "FRAGMENT")
+LIBRARY = torch.library.Library("graphfuse", "FRAGMENT")
 
 
 def define(f: Function, call: Callable[..., object]) -> None:
-    """Define the operators of a function. call: the function itself."""
+    """Define the operators of a function, but for what autograd does with them. call: the function itself."""
     new, others = ports(f)
-    returned = ["Tensor" for a in f.arguments if a.name in new and a.only is None]
+    returned = ["Tensor" for a in f.arguments if a.name in f.results and a.new is not None and a.only is None]
     _define(f, call, f.name, others, [], f"({', '.join(returned)})" if len(returned) != 1 else returned[0])
     if new:
         _define(f, call, f"{f.name}.out", others, new, "()")
 
 
+def pass_by_autograd(operator: torch._ops.OpOverload) -> None:
+    """Have autograd take no notice of an operator: what it returns has no gradient."""
+    LIBRARY.impl(operator, torch.library.fallthrough_kernel, "Autograd")
+
+
 def ports(f: Function) -> tuple[list[str], list[str]]:
     """The parameters that are allocated where the caller gives none, and the others that operators have."""
-    new = [a.name for a in f.arguments if a.new is not None]
+    new = [a.name for a in f.arguments if a.new is not None and a.name in f.parameters]
     return new, [name for name in f.parameters if name not in new and name not in option.UNSUPPORTED]
 
 
@@ -49,10 +54,9 @@ def _define(f: Function, call, name: str, positional: list[str], keywords: list[
         tensors = _fake(f, f.defaults | dict(zip(positional, values, strict=False)) | named)
         return None if writes_only else f.returned(tensors)
 
-    _LIBRARY.define(f"{name}({_parameters(f, positional, keywords)}) -> {returned}", tags=_TAGS)
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake(f"graphfuse::{name}", fake, lib=_LIBRARY)
+    LIBRARY.define(f"{name}({_parameters(f, positional, keywords)}) -> {returned}", tags=_TAGS)
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"graphfuse::{name}", fake, lib=LIBRARY)
 
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -61,7 +65,7 @@ _TAGS = (torch.Tag.pt2_compliant_tag,)
 def _fake(f: Function, given: Mapping[str, object]) -> dict[str, torch.Tensor]:
     arguments = f.variant(given).arguments
     for a in arguments:
-        check_given(a, given[a.name])
+        check_given(a, given.get(a.name))
     tensors = complete(arguments, given)
     layouts = {a.name: fake_layout(a, tensors[a.name]) for a in arguments if a.name in tensors}
     check(arguments, layouts, _may_be_same)

@@ -11,9 +11,22 @@ VALUES: Mapping[str, tuple[object, ...]] = {
     "is_sf_swizzled_layout": (False, True),
     "output_both_sf_layouts": (False,),
     "block_scale_unswizzled": (None,),
+    "needs_dx": (False, True),
+    "needs_dresidual": (False, True),
+    "needs_dweight": (False, True),
+    "needs_dgate": (False, True),
 }
 
-SCHEMA = {"enable_pdl": "bool?", "block_size": "int", "scale_format": "str?", "is_sf_swizzled_layout": "bool"}
+SCHEMA = {
+    "enable_pdl": "bool?",
+    "block_size": "int",
+    "scale_format": "str?",
+    "is_sf_swizzled_layout": "bool",
+    "needs_dx": "bool",
+    "needs_dresidual": "bool",
+    "needs_dweight": "bool",
+    "needs_dgate": "bool",
+}
 """How torch.library calls their types."""
 
 UNSUPPORTED = frozenset(VALUES) - frozenset(SCHEMA)

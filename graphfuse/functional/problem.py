@@ -29,7 +29,7 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A built graph. pack: name of each tensor in it -> name of the argument, without eps."""
+    """A built graph. pack: name of each tensor in it -> name of the parameter."""
 
     graph: pygraph
     pack: Mapping[str, str]
@@ -43,13 +43,12 @@ class Problem:
         return self.graph.get_workspace_size()
 
     def new_workspace(self) -> torch.Tensor:
-        return torch.empty(self.workspace_bytes, dtype=torch.uint8, device=str(self.graph.handle.device))
+        return torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.graph.handle.device.memory)
 
     @property
     def ids(self) -> dict[TensorId, str]:
-        """The tensors that calls are frozen with -> names of arguments, eps among them."""
-        names = {**self.pack, "eps": "eps"}
-        return {t.id: names[t.name] for t in self.graph._planner.graph.bound}
+        """The tensors that calls are frozen with -> names of parameters."""
+        return {t.id: self.pack[t.name] for t in self.graph._planner.graph.bound}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -72,8 +71,10 @@ def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], g
 
 
 def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Handle) -> Drawing:
-    """The graph of these layouts, not yet built."""
-    graph = pygraph(name, intermediate_data_type=data_type.FLOAT, handle=handle)
+    """The graph of these layouts, not yet built. It computes in float64 where a tensor is, elsewhere in float32."""
+    double = any(t.stored is data_type.DOUBLE for t in layouts.values())
+    compute = data_type.DOUBLE if double else data_type.FLOAT
+    graph = pygraph(name, intermediate_data_type=compute, compute_data_type=compute, handle=handle)
     drawing = Drawing(graph, layouts)
     variant.draw(drawing)
     return drawing

@@ -3,8 +3,11 @@
 Written out for the arguments of the function, as ``runtime.form`` does: loops take twice as long.
 """
 
+from __future__ import annotations
+
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +19,9 @@ from graphfuse.runtime.executable import Known
 from graphfuse.runtime.form import Guard, guardable
 from graphfuse.runtime.handle import stream_getter
 
+if TYPE_CHECKING:
+    from graphfuse.functional.function import Function
+
 DECLINED = object()
 """The answer to a call unlike the one before: nothing has been done."""
 
@@ -23,20 +29,14 @@ Shortcut = Callable[..., object]
 
 
 def shortcut(
-    parameters: Sequence[str],
-    options: Mapping[str, object],
-    tensors: Mapping[str, torch.Tensor],
-    new: Sequence[str],
-    results: Sequence[str],
-    problem: Problem,
-    dependent: bool,
+    f: Function, values: Mapping[str, object], tensors: Mapping[str, torch.Tensor], problem: Problem, dependent: bool
 ) -> Shortcut | None:
     """What runs calls like one that has run, or answers DECLINED; None if such calls cannot be told.
 
-    parameters: of the function, in order. options: values of those that are no tensors, but eps. tensors: all
-    that the call used. new: those of them that the caller did not give. results: those returned.
+    values: of the call's parameters. tensors: all that it used, those that it allocated among them.
     """
-    given = [name for name in tensors if name not in new]
+    given = [name for name in tensors if values.get(name) is not None]
+    new = [name for name in tensors if name not in given]
     # Most begin at multiples of 16 bytes; the others keep to the long way.
     if not all(guardable(tensors[name]) and tensors[name].data_ptr() % ALIGNMENT == 0 for name in given):
         return None
@@ -44,11 +44,9 @@ def shortcut(
     first = {name: next(n for n in given if tensors[n] is tensors[name]) for name in given}
     distinct = [name for name in given if first[name] == name]
     make = _made(
-        tuple(parameters),
-        tuple(options),
+        f,
         tuple(first.items()),
         (*new, *["workspace"] * bool(problem.workspace_bytes)),
-        tuple(results),
         tuple(problem.ids.items()),
     )
     makers = [_empty_like(tensors[name]) for name in new]
@@ -63,7 +61,7 @@ def shortcut(
         known.keep,
         problem.executable.at,
         dependent,
-        *(type(value) for value in options.values()),
+        *(type(values[name]) for name in f.options),
         *makers,
     )
 
@@ -72,7 +70,7 @@ _TEXT = """
 def make(declined, stream, alike, get, keep, at, dependent{kinds}{makers}):
     def call({parameters}):
         try:
-            if type(eps) is not float{others}:
+            if {unlike}:
                 return declined
             if {nested}:  # to compare one would end the process
                 return declined
@@ -82,7 +80,7 @@ def make(declined, stream, alike, get, keep, at, dependent{kinds}{makers}):
         except (AttributeError, RuntimeError, TypeError):  # of no tensor, none with memory, another number of them
             return declined
         {made}
-        key = (stream(), {all_addresses}, eps or repr(eps))  # 0.0 and -0.0 differ
+        key = (stream(), {all_addresses}{numbers})
         calls = get(key)
         if calls is None:
             if ({any_address}) % {alignment}:
@@ -98,37 +96,35 @@ def make(declined, stream, alike, get, keep, at, dependent{kinds}{makers}):
 
 @functools.cache
 def _made(
-    parameters: tuple[str, ...],
-    options: tuple[str, ...],
-    first: tuple[tuple[str, str], ...],
-    new: tuple[str, ...],
-    results: tuple[str, ...],
-    ids: tuple[tuple[TensorId, str], ...],
+    f: Function, first: tuple[tuple[str, str], ...], new: tuple[str, ...], ids: tuple[tuple[TensorId, str], ...]
 ) -> Callable[..., Shortcut]:
     """What makes shortcuts. first: of each tensor that is given, the first argument that is the same one. new: what is
     allocated, the workspace last if there is one."""
     distinct = [name for name, other in first if name == other]
-    unlike = [f" or type({name}) is not {name}_kind" for name in options]
-    unlike += [f" or {name} is not {other}" for name, other in first if name != other]
+    unlike = [f"type({name}) is not float" for name in f.numbers]
+    unlike += [f"type({name}) is not {name}_kind" for name in f.options]
+    unlike += [f"{name} is not {other}" for name, other in first if name != other]
     addressed = (*distinct, *new)
-    at = dict(first)
+    at = {name: f"{other}_at" for name, other in first} | {name: f"{name}_at" for name in new}
+    results = ", ".join(name if name in at else "None" for name in f.results if name in at or name in f.asked)
     text = _TEXT.format(
-        kinds="".join(f", {name}_kind" for name in options),
+        kinds="".join(f", {name}_kind" for name in f.options),
         makers="".join(f", new_{name}" for name in new),
-        parameters=", ".join(parameters),
-        others="".join(unlike),
+        parameters=", ".join(f.parameters),
+        unlike=" or ".join(unlike) or "False",
         nested=" or ".join(f"{name}.is_nested" for name in distinct),
         addresses="; ".join(f"{name}_at = {name}.data_ptr()" for name in distinct),
         distinct=", ".join(distinct),
         made="; ".join(f"{name} = new_{name}(); {name}_at = {name}.data_ptr()" for name in new),
         all_addresses=", ".join(f"{name}_at" for name in addressed),
+        numbers="".join(f", {name} or repr({name})" for name in f.numbers),  # 0.0 and -0.0 differ
         any_address=" | ".join(f"{name}_at" for name in addressed),
         alignment=ALIGNMENT,
-        ids=", ".join(f"{i}: {name if name == 'eps' else at.get(name, name) + '_at'}" for i, name in ids),
+        ids=", ".join(f"{i}: {at.get(name, name)}" for i, name in ids),
         workspace="workspace_at" if "workspace" in new else "0",
-        results=", ".join(results) if len(results) < 2 else f"({', '.join(results)})",
+        results=f"({results})" if results else "None",
     )
-    return written(f"shortcut to {', '.join(parameters)}", "make", text)
+    return written(f"shortcut to {f.name}", "make", text)
 
 
 def _empty_like(model: torch.Tensor) -> Callable[[], torch.Tensor]:

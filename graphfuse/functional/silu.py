@@ -3,7 +3,7 @@
 import torch
 
 from graphfuse.dtypes import data_type
-from graphfuse.functional.argument import FLOATS, FORMATS, PAIRS, Argument, blocks, like, types
+from graphfuse.functional.argument import FLOATS, FORMATS, PAIRS, Argument, blocks, like, type_of, types
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, OUT, WEIGHT, plain
@@ -29,7 +29,7 @@ _SILU = Variant(
     (
         INPUT,
         WEIGHT,
-        Argument("out", FORMATS | types(data_type.FP4_E2M1), like("input"), written=True, new="input"),
+        Argument("out", FORMATS | types(data_type.FP4_E2M1), like("input"), written=True, new=type_of("input")),
         Argument(
             "block_scale",
             types(data_type.FP8_E4M3),

@@ -1,0 +1,173 @@
+"""Operators that autograd knows: three graphs of a ``Norm``, and the formula that joins them.
+
+``graphfuse::NAME`` is what users call. Where a gradient is asked for, autograd sees ``NAME_training`` run instead,
+and ``NAME_backward`` for the gradients; where none is, the inference graph runs. ``torch.library.register_autograd``
+would make the same formula with wrappers that take longer than a launch, and so would torch's dispatcher: it is
+entered only where somebody listens there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+
+from graphfuse.errors import GraphNotSupportedError
+from graphfuse.functional.function import Function, define
+from graphfuse.functional.operator import LIBRARY, pass_by_autograd
+from graphfuse.functional.problem import Variant
+from graphfuse.torch.norm import Norm
+
+
+def _alone() -> bool:
+    """Whether nothing but autograd wants to see what is called: no compiler, mode, transform or forward derivative."""
+    return not (
+        is_dynamo_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One graph of an operator: as a function of its own, and as an operator of torch."""
+
+    function: Callable[..., object]
+    operator: torch._ops.OpOverload
+
+    def __call__(self, *values):
+        return self.function(*values) if _alone() else self.operator(*values)
+
+
+def _step(name: str, variant: Variant, others: Sequence[str]) -> _Step:
+    """Defines ``graphfuse::NAME`` of the arguments that a variant reads and `others`, which returns what it writes."""
+    read = [a for a in variant.arguments if not a.written]
+    function = Function(
+        name,
+        parameters=(*(a.name for a in read), *others),
+        defaults={a.name: None for a in read if a.optional},
+        chosen_by=(),
+        variants={(): variant},
+        results=tuple(a.name for a in variant.arguments if a.written),
+    )
+    call = define(function)
+    return _Step(call, getattr(torch.ops.graphfuse, name).default)
+
+
+def differentiable(name: str, norm: Norm) -> Callable[..., object]:
+    """The function of (*norm.tensors, eps) -> norm.results, and its operators ``graphfuse::NAME...``."""
+    inference = _step(name, norm.inference, ["eps"])
+    training = _step(f"{name}_training", norm.training, ["eps"])
+    gradients = _step(f"{name}_backward", norm.backward, [a.asked for a in norm.gradients])
+    for step in (training, gradients):
+        pass_by_autograd(step.operator)
+    apply = _formula(name, norm, training, gradients).apply
+
+    def below_autograd(keyset, *values):
+        _refuse_tangents(name, values)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*values):
+            _refuse_transforms(name)
+            return apply(*values)
+        with torch._C._AutoDispatchBelowAutograd():
+            return inference.operator.redispatch(keyset & torch._C._after_autograd_keyset, *values)
+
+    def call(*values):
+        if not _alone():
+            return inference.operator(*values)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*values):
+            return apply(*values)
+        return inference.function(*values)
+
+    LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
+    return call
+
+
+def _formula(name: str, norm: Norm, training: _Step, gradients: _Step) -> type[torch.autograd.Function]:
+    names = [a.name for a in norm.tensors]
+    made_once = _made_once(name, gradients)
+
+    class Formula(torch.autograd.Function):
+        """What is kept of a forward call, and the gradients that are made from it, in one graph."""
+
+        @staticmethod
+        def forward(ctx, *values):
+            y, *total, inverse_rms = training(*values)
+            given = dict(zip(names, values, strict=False))
+            ctx.set_materialize_grads(False)
+            if total and not any(ctx.needs_input_grad[:2]):
+                ctx.mark_non_differentiable(*total)  # a weight's gradient is not its matter
+            ctx.save_for_backward(*total or (given["x"],), given.get("gate"), given["weight"], inverse_rms)
+            return (y, *total) if total else y
+
+        @staticmethod
+        def backward(ctx, dy, *others):
+            x, gate, weight, inverse_rms = ctx.saved_tensors
+            needs = dict(zip(names, ctx.needs_input_grad, strict=False))
+            dtotal = others[0] if norm.residual else None
+            if dy is None:  # nobody used the norm
+                found = {"x": dtotal, "residual": dtotal}
+            else:
+                # Terms of a sum have one gradient, which is written once for each type.
+                shared = norm.residual and dy.dtype == x.dtype
+                asked = dict(needs)
+                if shared:
+                    asked |= {"x": needs["x"] or needs["residual"], "residual": False}
+                run = made_once if torch.is_grad_enabled() else gradients
+                made = run(
+                    _in_rows(dy),
+                    x,
+                    *(gate,) * norm.gate,
+                    weight,
+                    inverse_rms,
+                    *(_in_rows(dtotal),) * norm.residual,
+                    *asked.values(),
+                )
+                found = dict(zip(names, made, strict=True))
+                if shared:
+                    found["residual"] = found["x"]
+            return (*(found.get(name) if needs[name] else None for name in names), None)
+
+    Formula.__name__ = Formula.__qualname__ = name
+    return Formula
+
+
+def _in_rows(grad: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient with the elements of each row side by side, as kernels want them: that of a sum is one element."""
+    return grad if grad is None or grad.stride(-1) == 1 else grad.contiguous()
+
+
+def _made_once(name: str, gradients: _Step) -> Callable[..., object]:
+    class Once(torch.autograd.Function):
+        """The gradients where they are recorded, too: who differentiates them is told that this cannot be."""
+
+        @staticmethod
+        def forward(ctx, *values):
+            return gradients(*values)
+
+        @staticmethod
+        def backward(ctx, *grads):
+            raise GraphNotSupportedError(
+                f"graphfuse::{name}: its gradient has no derivative; accepted: create_graph=True as long as nothing "
+                "is differentiated twice"
+            )
+
+    return Once.apply
+
+
+def _refuse_transforms(name: str) -> None:
+    top = torch._C._functorch.peek_interpreter_stack()
+    if top is not None and top.key() == torch._C._functorch.TransformType.Grad:
+        raise GraphNotSupportedError(
+            f"graphfuse::{name} is differentiated by torch.func; accepted: torch.autograd (backward, grad)"
+        )
+
+
+def _refuse_tangents(name: str, values: Sequence[object]) -> None:
+    if forward_ad._current_level < 0:
+        return
+    if any(isinstance(v, torch.Tensor) and forward_ad.unpack_dual(v).tangent is not None for v in values):
+        raise GraphNotSupportedError(
+            f"graphfuse::{name} has no forward-mode derivative; accepted: torch.autograd (backward, grad)"
+        )

@@ -1,0 +1,74 @@
+"""The operators: names, order of arguments, documentation. What each computes is its ``Norm``."""
+
+import torch
+
+from graphfuse.torch.formula import differentiable
+from graphfuse.torch.norm import Norm
+
+Norms = tuple[torch.Tensor, torch.Tensor]
+
+
+_EPS = {torch.float64: torch.finfo(torch.float64).eps}
+
+
+def _eps(eps: float | None, x: torch.Tensor) -> float:
+    """eps as a number. None is what torch takes for it: the epsilon of the type that is computed in."""
+    return _EPS.get(getattr(x, "dtype", None), torch.finfo(torch.float32).eps) if eps is None else eps
+
+
+_rms_norm = differentiable("rms_norm", Norm())
+_rms_norm_silu = differentiable("rms_norm_silu", Norm(silu=True))
+_rms_norm_silu_gate = differentiable("rms_norm_silu_gate", Norm(silu=True, gate=True))
+_add_rms_norm = differentiable("add_rms_norm", Norm(residual=True))
+_gemma_rms_norm = differentiable("gemma_rms_norm", Norm(zero_centred=True))
+_gemma_add_rms_norm = differentiable("gemma_add_rms_norm", Norm(residual=True, zero_centred=True))
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32, rounded once to x's type.
+
+    x: (..., hidden) of 1 to 8 dimensions, bfloat16, float16, float32 or float64, any strides. weight: (hidden,), of
+    any of these types; None for 1. eps: None for float32's epsilon, for x in float64 float64's, which is what
+    ``torch.nn.functional.rms_norm`` takes.
+
+    Returns a new tensor like x. Its gradients have the types of x and weight; backward needs x, weight and one
+    number a row. Gradients cannot be differentiated again. Raises VariantPackError, and VariantPackTypeError for
+    wrong types, naming the argument, before anything is written.
+    """
+    return _rms_norm(x, weight, _eps(eps, x))
+
+
+def rms_norm_silu(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
+    """SiLU of ``rms_norm``, rounded once. Backward makes the norm again from what ``rms_norm`` keeps."""
+    return _rms_norm_silu(x, weight, _eps(eps, x))
+
+
+def rms_norm_silu_gate(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """``rms_norm_silu`` times gate, rounded once. gate: of x's shape, any of x's types. Backward needs gate, too."""
+    return _rms_norm_silu_gate(x, gate, weight, _eps(eps, x))
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
+) -> Norms:
+    """(``rms_norm`` of total in x's type, total = x + residual in residual's type).
+
+    residual: of x's shape, any of x's types. What is normalized is total as it is returned, rounded, so that these
+    are torch's two steps in one; ``graphfuse.functional.fused_add_rmsnorm`` normalizes the sum unrounded. Backward
+    keeps total in place of x, and adds total's own gradient on the way.
+    """
+    return _add_rms_norm(x, residual, weight, _eps(eps, x))
+
+
+def gemma_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    """``rms_norm`` times weight + 1 instead of weight; the sum is not rounded."""
+    return _gemma_rms_norm(x, weight, _eps(eps, x))
+
+
+def gemma_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float | None = None
+) -> Norms:
+    """``add_rms_norm`` times weight + 1 instead of weight; the sum is not rounded."""
+    return _gemma_add_rms_norm(x, residual, weight, _eps(eps, x))

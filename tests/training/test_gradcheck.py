@@ -1,0 +1,62 @@
+"""torch.autograd.gradcheck of every operator and option, in float64 through the reference engine."""
+
+import pytest
+import torch
+
+from training_calls import OPERATORS, WITHOUT_WEIGHT, tensors
+
+SHAPES = [(5,), (3, 6), (2, 1, 4), (4, 1)]
+
+
+def check(name, given, of=slice(None), eps=None):
+    """of: the results that are used."""
+    names = [n for n, t in given.items() if t is not None]
+
+    def function(*values):
+        return OPERATORS[name].run(given | dict(zip(names, values, strict=True)), eps)[of]
+
+    assert torch.autograd.gradcheck(function, [given[n] for n in names])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_shapes(name, shape):
+    check(name, tensors(name, shape, torch.float64))
+
+
+@pytest.mark.parametrize("name", WITHOUT_WEIGHT)
+def test_without_a_weight(name):
+    check(name, tensors(name, (3, 6), torch.float64, weight=False))
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.1, 3])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_eps(name, eps):
+    check(name, tensors(name, (3, 6), torch.float64), eps=eps)
+
+
+@pytest.mark.parametrize(("name", "asked"), [(n, a) for n, o in OPERATORS.items() for a in o.tensors])
+def test_one_gradient(name, asked):
+    given = tensors(name, (3, 6), torch.float64, grad=False)
+    given[asked].requires_grad_()
+    check(name, given)
+
+
+@pytest.mark.parametrize("of", [0, 1])
+@pytest.mark.parametrize("name", ["add_rms_norm", "gemma_add_rms_norm"])
+def test_one_result(name, of):
+    check(name, tensors(name, (3, 6), torch.float64), slice(of, of + 1), eps=0.01)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_strides(name):
+    def turned(t):
+        return t.detach().mT.contiguous().mT.requires_grad_() if t.dim() > 1 else t
+
+    check(name, {n: turned(t) for n, t in tensors(name, (3, 6), torch.float64).items()})
+
+
+def test_float64_is_computed_in_float64():
+    given = tensors("rms_norm", (4, 64), torch.float64)
+    (got,), (want,) = OPERATORS["rms_norm"].run(given), OPERATORS["rms_norm"].exact(given)
+    torch.testing.assert_close(got, want, rtol=1e-14, atol=1e-14)

@@ -1,0 +1,139 @@
+"""Calls of every operator of graphfuse.torch, and what they and their gradients are in float64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from graphfuse import torch as training
+
+EPS = 1e-5
+
+
+def norm(x, weight):
+    y = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    return y if weight is None else y * weight
+
+
+def _added(x, residual, weight):
+    total = x + residual
+    return norm(total, weight), total
+
+
+def _silu(x, weight):
+    return torch.nn.functional.silu(norm(x, weight))
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator. tensors: its arguments. of: what it computes, by torch's own operations, in any type."""
+
+    function: Callable[..., object]
+    tensors: tuple[str, ...]
+    of: Callable[..., object]
+
+    def run(self, tensors: dict[str, torch.Tensor | None], eps: float | None = EPS) -> tuple[torch.Tensor, ...]:
+        return results(self.function(*(tensors[name] for name in self.tensors), eps=eps))
+
+    def exact(self, tensors: dict[str, torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+        return results(self.of(*(tensors[name] for name in self.tensors)))
+
+
+def results(made) -> tuple[torch.Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+OPERATORS = {
+    "rms_norm": Operator(training.rms_norm, ("x", "weight"), norm),
+    "rms_norm_silu": Operator(training.rms_norm_silu, ("x", "weight"), _silu),
+    "rms_norm_silu_gate": Operator(
+        training.rms_norm_silu_gate, ("x", "gate", "weight"), lambda x, gate, weight: _silu(x, weight) * gate
+    ),
+    "add_rms_norm": Operator(training.add_rms_norm, ("x", "residual", "weight"), _added),
+    "gemma_rms_norm": Operator(training.gemma_rms_norm, ("x", "weight"), lambda x, weight: norm(x, weight + 1)),
+    "gemma_add_rms_norm": Operator(
+        training.gemma_add_rms_norm, ("x", "residual", "weight"), lambda x, r, weight: _added(x, r, weight + 1)
+    ),
+}
+
+WITHOUT_WEIGHT = [name for name in OPERATORS if not name.startswith("gemma")]
+
+
+def tensors(name, shape=(5, 64), dtype=torch.float32, weight=None, device="cpu", seed=0, grad=True):
+    """Random arguments by name. dtype: of full tensors, or one for each by name; weight: its type, by default
+    the same; False for none."""
+    made, generator = {}, torch.Generator().manual_seed(seed)
+    for argument in OPERATORS[name].tensors:
+        if argument == "weight" and weight is False:
+            made[argument] = None
+            continue
+        kind = dtype.get(argument, dtype["x"]) if isinstance(dtype, dict) else dtype
+        kind = weight or kind if argument == "weight" else kind
+        of = shape[-1:] if argument == "weight" else shape
+        values = torch.randn(of, generator=generator, dtype=torch.float64)
+        made[argument] = values.to(device, kind).requires_grad_(grad)
+    return made
+
+
+def grads(made: tuple[torch.Tensor, ...], seed=1) -> tuple[torch.Tensor, ...]:
+    """Random gradients of results."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device, y.dtype) for y in made)
+
+
+def gradients(made, given, outer) -> dict[str, torch.Tensor]:
+    """Of those arguments that ask for one."""
+    asked = {n: t for n, t in given.items() if t is not None and t.requires_grad}
+    made, outer = zip(*((y, g) for y, g in zip(made, outer, strict=True) if y.requires_grad), strict=True)
+    return dict(zip(asked, torch.autograd.grad(made, [*asked.values()], outer), strict=True))
+
+
+def check(name: str, given: dict[str, torch.Tensor | None]) -> None:
+    """Results and gradients against float64, each to the rounding of its type and float32's of what was added."""
+    operator = OPERATORS[name]
+    made = operator.run(given)
+    outer = grads(made)
+    got = dict(zip(("y", "total"), made, strict=False)) | gradients(made, given, outer)
+    wide = {n: None if t is None else t.detach().double().requires_grad_(t.requires_grad) for n, t in given.items()}
+    if "residual" in given:  # what is normalized is the sum as it is returned
+        total = (wide["x"] + wide["residual"]).to(made[1].dtype).double()
+        wide["x"] = (total - wide["residual"]).detach().requires_grad_(wide["x"].requires_grad)
+    exact = operator.exact(wide)
+    assert [y.requires_grad for y in made] == [y.requires_grad for y in exact]
+    want = dict(zip(("y", "total"), exact, strict=False)) | gradients(exact, wide, [g.double() for g in outer])
+    for n, value in want.items():
+        assert got[n].dtype is (made[1] if n == "total" else given["x" if n == "y" else n]).dtype, n
+        close(got[n], value)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert got.shape == want.shape
+    if not want.numel():
+        return
+    unit, scale = torch.finfo(got.dtype).eps, max(1.0, want.abs().max().item())
+    torch.testing.assert_close(got.double(), want, rtol=0.51 * unit + 1e-6, atol=1e-5 * scale)
+
+
+def operator_checks(name: str, weight=None, device: str = "cpu") -> None:
+    """torch.library.opcheck of the three operators of a name."""
+    packet = lambda suffix: getattr(torch.ops.graphfuse, name + suffix).default  # noqa: E731
+    for grad in (False, True):
+        given = [*tensors(name, (4, 64), weight=weight, device=device, grad=grad).values(), EPS]
+        passed(packet(""), given)
+    passed(packet("_training"), plain := [None if t is None else t.detach() for t in given[:-1]] + [EPS])
+    made = packet("_training")(*plain)
+    outer = grads(made)
+    x, *others = plain[:-1]
+    if "residual" in OPERATORS[name].tensors:
+        x, others = made[1], others[1:]
+    totals = [outer[1]] if "residual" in OPERATORS[name].tensors else []
+    needed = [argument != "weight" or weight is not False for argument in OPERATORS[name].tensors]
+    for asked in {(*needed,), (*needed[:-1], False), (*(False,) * (len(needed) - 1), needed[-1])} - {
+        (False,) * len(needed)
+    }:
+        passed(packet("_backward"), [outer[0], x, *others, made[-1], *totals, *asked])
+
+
+def passed(operator, arguments) -> None:
+    found = torch.library.opcheck(operator, tuple(arguments))
+    assert set(found.values()) == {"SUCCESS"}
