@@ -233,14 +233,15 @@ BACKWARD: dict[str, Variant] = {
     "backward one column": _backward(Gradient(1, 1, FLOAT, dbias=True)),
     "backward odd columns": _backward(Gradient(1, 111, activation="silu", dbias=True)),
     "backward half a chunk": _backward(Gradient(1, 3420, HALF, "other type", "gate", True, True)),
-    "backward 4096": _backward(Gradient(1, 4096), Backward(256, 512, 3, 1, 132)),
-    "backward 8192": _backward(Gradient(1, 8192, activation="gate", residual=True), Backward(512, 512, 2, 1, 132)),
-    "backward 16384": _backward(Gradient(1, 16384), Backward(512, 512, 3, 1, 132)),
+    "backward 4096": _backward(Gradient(1, 4096), Backward(256, 512, 2, 1, 84)),
+    "backward 8192": _backward(Gradient(1, 8192), Backward(512, 512, 2, 1, 84)),
+    "backward 8192 with a gate": _backward(Gradient(1, 8192, activation="gate", residual=True)),
+    "backward 16384": _backward(Gradient(1, 16384)),
     "backward read again": _backward(
-        Gradient(1, 40960, activation="silu", residual=True, dbias=True), Backward(512, 512, 1, 1, 132)
+        Gradient(1, 40960, activation="silu", residual=True, dbias=True), Backward(512, 512, 1, 1, 84)
     ),
-    "backward odd read again": _backward(Gradient(1, 65537), Backward(512, 512, 1, 2, 264)),
-    "backward 64-bit columns": _backward(Gradient(1, (1 << 28) + 8), Backward(512, 512, 1, 1, 132)),
+    "backward odd read again": _backward(Gradient(1, 65537), Backward(512, 512, 1, 2, 168)),
+    "backward 64-bit columns": _backward(Gradient(1, (1 << 28) + 8), Backward(512, 512, 1, 1, 84)),
     "backward aligned to 8": _backward(Gradient(1, 512, alignment=8, offset=4)),
     "backward aligned to 4": _backward(Gradient(1, 512, alignment=4, offset=2, dbias=True)),
     "backward aligned to 2": _backward(Gradient(1, 512, HALF, alignment=2, offset=1)),
