@@ -219,11 +219,11 @@ def _gradients() -> Iterator[tuple[str, Variant]]:
 def _stays() -> Iterator[tuple[str, Variant]]:
     """Every number of threads a row of those that stay: several rows a CTA where it can have them, copied up to two
     ahead; two pieces a thread, of which half the threads lack the second, where there are registers for it."""
-    for power in range(11):
+    for power, stages in enumerate((1, 2, 3, 1, 2, 3, 1, 2, 1, 2, 2)):
         threads = 1 << power
         cta = max(32, min(512, 2 * threads), threads)
         columns = 8 * (threads + threads // 2) if power < 10 else 8 * threads - 64
-        knobs = Backward(threads, cta, 1 + power % (3 if power < 8 else 2), 1, 2)
+        knobs = Backward(threads, cta, stages, 1, 2)
         yield f"backward {threads} a row", _backward(Gradient(1, columns, dbias=power % 2 == 1), knobs)
 
 

@@ -63,7 +63,9 @@ def check_accesses_of_those_that_stay(code: cubin.Code, source: str) -> None:
     assert rows <= code.loads <= rows | {4, int(partial)}
     assert columns <= code.read_only <= columns | {4}
     assert stores | totals <= code.stores <= stores | totals | {4, int(partial)}
-    assert "LD" not in {opcode.partition(".")[0] for opcode in code.opcodes}
+    per_row, cta = (int(re.search(rf"int {name} = (\d+)", text)[1]) for name in ("THREADS_PER_ROW", "THREADS"))
+    if per_row <= cta:  # of other CTAs' shared memory all reads are of any memory; so is that of the grid's barrier
+        assert all("STRONG" in opcode for opcode in code.opcodes if opcode.partition(".")[0] == "LD")
 
 
 def check_conversions(code: cubin.Code, facts, arch: str) -> None:
