@@ -77,6 +77,8 @@ def check_conversions(code: cubin.Code, facts, arch: str) -> None:
         data_type.FP8_E5M2: {"E5M2"} if fp8 else set(),
         data_type.FP4_E2M1: {"E4M3", "E2M1" if fp4 else "E5M2"} if fp8 else set(),
     }.get(facts.program.stores[-1].view.dtype, set())
+    if any(s.view.dtype is data_type.BFLOAT16 for s in facts.program.sums):
+        wanted = wanted | {"BF16"}
     assert code.conversions - {"F16"} == wanted
 
 
