@@ -2,8 +2,9 @@
 
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.engines.rmsnorm import RmsNormEngine
+from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
 
 if __name__ != "graphfuse.engines":  # found on the path in the repository's root: all would exist twice
     raise ImportError("this folder is installed under another name: import graphfuse.engines")
 
-ALL = (RmsNormEngine(), ReferenceEngine())
+ALL = (RmsNormEngine(), RmsNormBackwardEngine(), ReferenceEngine())

@@ -59,4 +59,6 @@ def problem(facts: RowFacts, chunk: int) -> Problem:
         "steps": [step.op_name for step in program.steps],
         "stores": stores,
     }
+    if program.sums:
+        key["sums"] = [s.view.dtype.value for s in program.sums]
     return Problem(key, facts.rows)

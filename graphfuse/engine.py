@@ -77,7 +77,8 @@ class Launch:
     shared memory a CTA. scratch_bytes: workspace the launch needs for itself, 256-byte
     aligned. arguments: in the order of the kernel's parameters. cooperative: all CTAs run
     at the same time, which a barrier of the grid needs; more than the device holds at once
-    are refused. cleared: tensors of 4 bytes that are set to zero before the kernel starts, on its stream.
+    are refused, but of clusters, of which chips of one kind hold more or less, fewer are started.
+    cleared: tensors of 4 bytes that are set to zero before the kernel starts, on its stream.
     """
 
     grid: int

@@ -1,9 +1,10 @@
 """Programs on rows: what a fused kernel computes for each row of tensors seen as rows x columns.
 
 A program is a straight line of steps. Most are pointwise ops of the table, on values of which there
-is one an element, one a column, one a row, or one in all. `INVERSE_RMS` and `AMAX` reduce a row to
+is one an element, one a column, one a row, or one in all. `INVERSE_RMS`, `AMAX` and `ROW_MEAN` reduce a row to
 one value, so that they cut the program into phases: what must be known before a reduction, and what
-can only be computed after. Nothing here knows how rows are spread over threads.
+can only be computed after. Values may also be summed over all rows. Nothing here knows how rows are spread over
+threads.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,16 @@ NORMALIZE = "normalize"
 """Step: input * inverse (* scale) (+ bias), the last product and the sum rounded once."""
 AMAX = "amax"
 """Step: max |input| of a row."""
-REDUCTIONS = (INVERSE_RMS, AMAX)
+ROW_MEAN = "row_mean"
+"""Step: mean(a * b) of a row."""
+GRADIENT = "gradient"
+"""Step: inverse * (scaled - normal * mean), the difference rounded once: what `NORMALIZE` is differentiated to."""
+REDUCTIONS = (INVERSE_RMS, AMAX, ROW_MEAN)
+
+
+def reduced(step: Step) -> tuple[Operand, ...]:
+    """What a reduction goes through."""
+    return tuple(o for port, o in step.operands if port != "epsilon")
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,14 @@ class Store:
 
 
 @dataclass(frozen=True)
+class ColumnSum:
+    """The sum over all rows of a value, or of the product of two, that is written: one element a column."""
+
+    view: View
+    factors: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
 class Shape:
     """Along what a value varies."""
 
@@ -70,11 +88,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class RowProgram:
-    """inputs: what Load operands number. steps: value k is the result of step k. stores: what is written."""
+    """inputs: what Load operands number. steps: value k is the result of step k. stores: what is written of
+    each row. sums: of all rows together."""
 
     inputs: tuple[View, ...]
     steps: tuple[Step, ...]
     stores: tuple[Store, ...]
+    sums: tuple[ColumnSum, ...] = ()
 
     @property
     def scalars(self) -> tuple[Scalar, ...]:
@@ -116,6 +136,8 @@ class RowProgram:
         for store in self.stores:
             index = store.value.index
             found[index] = min(found[index], self.earliest[index])
+        for o in (o for s in self.sums for o in s.factors if isinstance(o, Chain)):
+            found[o.index] = min(found[o.index], self.earliest[o.index])
         for k in reversed(range(len(self.steps))):
             reduces = self.steps[k].op_name in REDUCTIONS
             found[k] = self.earliest[k] if reduces else found[k]
@@ -152,13 +174,19 @@ class RowProgram:
             if step.op_name in REDUCTIONS and self.phase[k] == phase + 1:
                 yield k, step
 
-    @cached_property
-    def held(self) -> tuple[tuple[Chain | Load, ...], ...]:
-        """For each phase but the first: what one element a thread keeps for it from the phases before."""
-        return tuple(self._held(phase) for phase in range(1, self.last + 1))
+    def summed_in(self, phase: int) -> Iterator[tuple[int, ColumnSum]]:
+        """The sums over all rows to which a phase adds, with their numbers."""
+        for number, s in enumerate(self.sums):
+            if max((self.phase[o.index] for o in s.factors if isinstance(o, Chain)), default=0) == phase:
+                yield number, s
 
-    def _held(self, phase: int) -> tuple[Chain | Load, ...]:
-        before = {o for p in range(phase) for o in self.elements(p)}
+    def held(self, again: frozenset[Chain | Load] = frozenset()) -> tuple[tuple[Chain | Load, ...], ...]:
+        """For each phase but the first: what one element a thread keeps for it from the phases before.
+        again: what is rather read or worked out once more."""
+        return tuple(self._held(phase, again) for phase in range(1, self.last + 1))
+
+    def _held(self, phase: int, again: frozenset[Chain | Load]) -> tuple[Chain | Load, ...]:
+        before = {o for p in range(phase) for o in self.elements(p)} - again
         kept = {}
         for later in range(phase, self.last + 1):
             needed = self.elements(later, before)
@@ -171,7 +199,8 @@ class RowProgram:
         are computed or read again in each phase and never held: they come with all they need."""
         known = set(known)
         wanted = [store.value for _, store in self.stored_in(phase)]
-        wanted += [dict(step.operands)["input"] for _, step in self.reduced_after(phase)]
+        wanted += [o for _, step in self.reduced_after(phase) for o in reduced(step)]
+        wanted += [o for _, s in self.summed_in(phase) for o in s.factors]
         found: dict[Chain | Load, None] = {}
 
         def visit(o: Operand) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 # "@!P0 LDG.E.128.CONSTANT R4, desc[...]": global (G), local (L) and generic accesses and their modifiers.
 _ACCESS = re.compile(r"\b(LDG?|STG?|LDL|STL)((?:\.\w+)*) ")
+_COPY = re.compile(r"\bLDGSTS((?:\.\w+)*) ")
 _CONVERSION = re.compile(r"\bF2FP((?:\.\w+)*) ")
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
 _ADDRESS = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/")
@@ -26,7 +27,8 @@ class Code:
     """One kernel as compiled. registers: a thread's. shared: static bytes a CTA. stack, local: bytes
     a thread. spills: instructions that access local memory. opcodes: its instructions' names, in order.
     loads, read_only, stores: the widths, in bytes, of global accesses; read_only are those that go the way
-    of ``ld.global.nc``. conversions: types that float32 is packed into by an instruction, "E4M3" for one."""
+    of ``ld.global.nc``. copies: those of copies to shared memory that run beside. conversions: types that float32 is
+    packed into by an instruction, "E4M3" for one."""
 
     registers: int
     shared: int
@@ -37,6 +39,7 @@ class Code:
     loads: frozenset[int]
     read_only: frozenset[int]
     stores: frozenset[int]
+    copies: frozenset[int]
     conversions: frozenset[str]
 
 
@@ -54,8 +57,7 @@ def read(cubins: Sequence[bytes], arch: str) -> list[Code]:
 def _code(used: dict[str, int], text: str) -> Code:
     loads, read_only, stores, spills = set(), set(), set(), 0
     for name, suffix in _ACCESS.findall(text):
-        modifiers = suffix.split(".")
-        width = next((_NARROW[m] for m in modifiers if m in _NARROW), 4)
+        modifiers, width = suffix.split("."), _width(suffix)
         if name in ("LDL", "STL"):
             spills += 1
         elif name.startswith("ST"):
@@ -69,9 +71,13 @@ def _code(used: dict[str, int], text: str) -> Code:
         used["LOCAL"],
         spills,
         tuple(_INSTRUCTION.findall(text)),
-        *map(frozenset, (loads, read_only, stores)),
+        *map(frozenset, (loads, read_only, stores, map(_width, _COPY.findall(text)))),
         frozenset(m for suffix in _CONVERSION.findall(text) for m in suffix.split(".") if m in _PACKED),
     )
+
+
+def _width(suffix: str) -> int:
+    return next((_NARROW[m] for m in suffix.split(".") if m in _NARROW), 4)
 
 
 def _assembly(cubins: Sequence[bytes], arch: str) -> list[str]:

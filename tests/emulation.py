@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+import graphs
 from graphfuse import heur_mode, pygraph
 from graphfuse.emulator import kernel
 from graphfuse.emulator.check import Memory, check
@@ -67,15 +68,15 @@ class Planned:
     knobs: the engine's; None for what is proposed first.
     """
 
-    def __init__(self, graph: pygraph, pack: Mapping[str, object], knobs: object = None):
+    def __init__(self, graph: pygraph, pack: Mapping[str, object], knobs: object = None, engine: str = "rmsnorm"):
         graph.validate()
         graph.build_operation_graph()
         if knobs is None:
             graph.create_execution_plans([heur_mode.OPENSOURCE])
-        self._index = 0 if knobs is None else graph.create_execution_plan("rmsnorm", knobs_to_dict(knobs))
+        self._index = 0 if knobs is None else graph.create_execution_plan(engine, knobs_to_dict(knobs))
         plan = graph._planner.at(self._index)
         (self.part,) = plan.parts
-        assert plan.workspace_bytes == 0
+        assert plan.workspace_bytes == self.part.launch.scratch_bytes
         self.graph, self.pack = graph, dict(pack)
         self._bound = {t.name: t.id for t in graph._planner.graph.bound}
 
@@ -86,7 +87,7 @@ class Planned:
     def run(self) -> None:
         """Through the public API, in this process."""
         self.graph.build_plan_at_index(self._index)
-        self.graph.execute(self.pack)
+        self.graph.execute(self.pack, graphs.workspace(self.part.launch.scratch_bytes))
 
     def check(self, build: Build, source: str | None = None) -> dict[str, bytes]:
         """What ``checked`` finds, by name. source: another kernel for the same launch."""

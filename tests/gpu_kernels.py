@@ -58,8 +58,6 @@ def run_variant(variant, device: Device) -> int:
     """Every row count of the variant, results held against float64; the number of launches."""
     import torch
 
-    import graphs
-
     counts = variant.row_counts(device)
     for rows in counts:
         problem = dataclasses.replace(variant.problem, rows=rows)
@@ -68,10 +66,11 @@ def run_variant(variant, device: Device) -> int:
         graph.build_operation_graph()
         knobs = knobs_to_dict(variant.knobs_on(device))
         graph.build_plan_at_index(graph.create_execution_plan(variant.engine.name, knobs))
-        assert graph.get_workspace_size() == 0
         pack, outputs = problem.inputs(), problem.outputs()
         with memory_of(device) as memory:
             places = {}
+            size = graph.get_workspace_size()
+            workspace = memory.take(size) if size else None
             for name, tensor in (pack | outputs).items():
                 if not isinstance(tensor, torch.Tensor):
                     continue
@@ -84,12 +83,13 @@ def run_variant(variant, device: Device) -> int:
                 {
                     name: places[name] + t.storage_offset() * t.element_size() if name in places else t
                     for name, t in (pack | outputs).items()
-                }
+                },
+                workspace,
             )
             for name, tensor in outputs.items():
                 storage = tensor.untyped_storage()
                 memory.get(storage.data_ptr(), places[name], storage.nbytes())
-        graphs.hold(problem, pack, outputs)
+        variant.hold(rows, pack, outputs)
     return len(counts)
 
 

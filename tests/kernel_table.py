@@ -77,7 +77,7 @@ def row(variant: Variant, arch: str, code: cubin.Code) -> tuple[int, ...]:
     """The numbers of one line: threads a CTA, what the code uses, and its widest accesses in bytes."""
     threads = variant.engine.launch(variant.facts(), variant.knobs_on(TARGETS[arch])).block
     used = (code.registers, code.shared, code.stack, code.local, code.spills, len(code.opcodes))
-    return (threads, *used, max(code.loads), max(code.read_only, default=0), max(code.stores))
+    return (threads, *used, max(code.loads, default=0), max(code.read_only, default=0), max(code.stores))
 
 
 def read() -> Table:

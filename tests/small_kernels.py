@@ -114,12 +114,12 @@ def _cluster() -> Case:
 
 def _grid() -> Case:
     ctas, threads = 5, 32
-    counts = np.frombuffer(struct.pack("@QQIIf4x", 0, 3, 4, 0, 1.0), np.uint8).copy()
+    counts = np.frombuffer(struct.pack("@QIIf4x", 3, 4, 0, 1.0), np.uint8).copy()
 
     def expected(arrays):
         total = arrays[0].sum()
         sums = np.float32([total, total + ctas])
-        after = struct.pack("@QQIIf4x", 4 * ctas, 3 + (2 * ctas << 32), 4 + 2 * ctas, 7, 1.0 + ctas)
+        after = struct.pack("@QIIf4x", 3 + (2 * ctas << 32), 4 + 2 * ctas, 7, 1.0 + ctas)
         return {
             2: np.broadcast_to(sums[:, None, None], arrays[2].shape),
             3: np.frombuffer(after, np.uint8),

@@ -26,7 +26,8 @@ SMALL = {name: v for name, v in VARIANTS.items() if v.small}
 def planned(variant: Variant, rows: int) -> Planned:
     """A variant with a number of rows."""
     case = dataclasses.replace(variant.problem, rows=rows)
-    return Planned(case.graph("emulator"), case.inputs() | case.outputs(), variant.knobs_on(EMULATOR))
+    knobs = variant.knobs_on(EMULATOR)
+    return Planned(case.graph("emulator"), case.inputs() | case.outputs(), knobs, variant.engine.name)
 
 
 @functools.cache
@@ -49,9 +50,10 @@ def assert_same(found: dict[str, bytes], wanted: dict[str, bytes]) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_addresses(name):
     for rows in rows_of(name):
-        problem, case = planned(SMALL[name], rows), dataclasses.replace(SMALL[name].problem, rows=rows)
+        problem = planned(SMALL[name], rows)
         clean(problem, Build.ADDRESS)
-        graphs.hold(case, problem.pack, {n: problem.pack[n] for n in case.outputs()})
+        outputs = dataclasses.replace(SMALL[name].problem, rows=rows).outputs()
+        SMALL[name].hold(rows, problem.pack, {n: problem.pack[n] for n in outputs})
 
 
 # The knobs that spread rows over lanes, warps and CTAs; blocks, whose scales lanes agree on; the rest of the code once.

@@ -10,14 +10,18 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import graphs
+from gradients import ACTIVATIONS, TYPES, WEIGHTS, Gradient
 from graphfuse import match
 from graphfuse.device import ARCHES, Device, for_arch
 from graphfuse.engine import KernelEngine
 from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
+from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
+from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Backward
 from graphfuse.enums import heur_mode
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
-from graphfuse.patterns import rmsnorm
+from graphfuse.patterns import rmsnorm, rmsnorm_backward
 from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
 
 TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_120")}
@@ -28,8 +32,8 @@ TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_1
 class Variant:
     """A problem, the engine that runs it, and its knobs; None for what the engine proposes first."""
 
-    problem: Norm
-    knobs: RmsNormKnobs | None = None
+    problem: Norm | Gradient
+    knobs: object = None
     engine: KernelEngine = RmsNormEngine()
     pattern: match.Pattern = rmsnorm.PATTERN
 
@@ -38,7 +42,7 @@ class Variant:
         problem = self.problem if rows is None else dataclasses.replace(self.problem, rows=rows)
         return _facts(problem, self.pattern)
 
-    def knobs_on(self, device: Device) -> RmsNormKnobs:
+    def knobs_on(self, device: Device) -> object:
         return self.knobs or self.engine.propose(self.facts(), device, heur_mode.A)[0]
 
     def source(self, device: Device) -> str:
@@ -50,6 +54,11 @@ class Variant:
         knobs = self.knobs_on(device)
         return 1, 2 * knobs.threads // knobs.threads_per_row + 1 if knobs.cluster == 1 else 2
 
+    def hold(self, rows: int, pack: dict, outputs: dict) -> None:
+        """Results of so many rows against float64."""
+        problem = dataclasses.replace(self.problem, rows=rows)
+        problem.hold(pack, outputs) if isinstance(problem, Gradient) else graphs.hold(problem, pack, outputs)
+
     @property
     def small(self) -> bool:
         """Whether its rows are short enough to be run under a checker."""
@@ -57,7 +66,7 @@ class Variant:
 
 
 @functools.cache
-def _facts(problem: Norm, pattern: match.Pattern) -> object:
+def _facts(problem: Norm | Gradient, pattern: match.Pattern) -> object:
     found = match.find(pattern, lower(freeze(problem.graph())))
     return next(m for m in found if isinstance(m, match.Region)).facts
 
@@ -134,7 +143,7 @@ def _blocks() -> Iterator[tuple[str, Variant]]:
             yield f"{x.name} blocks in {lanes} lanes", Variant(problem, RmsNormKnobs(threads, 32, chunks))
 
 
-VARIANTS: dict[str, Variant] = {
+FORWARD: dict[str, Variant] = {
     **dict(_types()),
     **dict(_knobs()),
     **dict(_blocks()),
@@ -191,3 +200,53 @@ VARIANTS: dict[str, Variant] = {
     "scalars in float": Variant(Norm(1, 256, factor="device", eps="device")),
     "scalars by value": Variant(Norm(1, 256, factor="value", eps=None, output=E4M3)),
 }
+
+
+def _backward(problem: Gradient, knobs: Backward | None = None) -> Variant:
+    return Variant(problem, knobs, RmsNormBackwardEngine(), rmsnorm_backward.PATTERN)
+
+
+def _gradients() -> Iterator[tuple[str, Variant]]:
+    """Every type with every kind of weight and what stands before and after."""
+    kinds = zip(
+        WEIGHTS * 3, ACTIVATIONS + ACTIVATIONS[1:] + ACTIVATIONS[:1] + ACTIVATIONS[::-1], TYPES * 4, strict=True
+    )
+    for i, (weight, activation, dtype) in enumerate(kinds):
+        problem = Gradient(1, 512, dtype, weight, activation, residual=i % 2 == 1, dbias=i % 3 == 1)
+        yield f"backward {dtype.name} {activation} of weight {weight}", _backward(problem)
+
+
+def _stays() -> Iterator[tuple[str, Variant]]:
+    """Every number of threads a row of those that stay: several rows a CTA where it can have them, copied up to two
+    ahead; two pieces a thread, of which half the threads lack the second, where there are registers for it."""
+    for power, stages in enumerate((1, 2, 3, 1, 2, 3, 1, 2, 1, 2, 2)):
+        threads = 1 << power
+        cta = max(32, min(512, 2 * threads), threads)
+        columns = 8 * (threads + threads // 2) if power < 10 else 8 * threads - 64
+        knobs = Backward(threads, cta, stages, 1, 2)
+        yield f"backward {threads} a row", _backward(Gradient(1, columns, dbias=power % 2 == 1), knobs)
+
+
+BACKWARD: dict[str, Variant] = {
+    **dict(_gradients()),
+    **dict(_stays()),
+    "backward one column": _backward(Gradient(1, 1, FLOAT, dbias=True)),
+    "backward odd columns": _backward(Gradient(1, 111, activation="silu", dbias=True)),
+    "backward half a chunk": _backward(Gradient(1, 3420, HALF, "other type", "gate", True, True)),
+    "backward 4096": _backward(Gradient(1, 4096), Backward(256, 512, 2, 1, 84)),
+    "backward 8192": _backward(Gradient(1, 8192), Backward(512, 512, 2, 1, 84)),
+    "backward 8192 with a gate": _backward(Gradient(1, 8192, activation="gate", residual=True)),
+    "backward 16384": _backward(Gradient(1, 16384)),
+    "backward read again": _backward(
+        Gradient(1, 40960, activation="silu", residual=True, dbias=True), Backward(512, 512, 1, 1, 84)
+    ),
+    "backward odd read again": _backward(Gradient(1, 65537), Backward(512, 512, 1, 2, 168)),
+    "backward 64-bit columns": _backward(Gradient(1, (1 << 28) + 8), Backward(512, 512, 1, 1, 84)),
+    "backward aligned to 8": _backward(Gradient(1, 512, alignment=8, offset=4)),
+    "backward aligned to 4": _backward(Gradient(1, 512, alignment=4, offset=2, dbias=True)),
+    "backward aligned to 2": _backward(Gradient(1, 512, HALF, alignment=2, offset=1)),
+    "backward rows apart": _backward(Gradient(1, 512, x_stride=520, grad_stride=640, dx_stride=528)),
+    "backward odd rows apart": _backward(Gradient(1, 512, x_stride=513, grad_stride=514, dx_stride=515, residual=True)),
+}
+
+VARIANTS: dict[str, Variant] = FORWARD | BACKWARD

@@ -10,14 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from graphfuse.codegen.copies import LEAST, Copied, Copies
 from graphfuse.codegen.pointwise import argument, expression, parameter_type
 from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, Argument, Constant
+from graphfuse.engine import Address, Argument, Constant, Scratch
 from graphfuse.pointwise import Chain, Load, Operand, Scalar, Step
-from graphfuse.rowwise import AMAX, INVERSE_RMS, NORMALIZE, RowProgram, Store, View
+from graphfuse.rowwise import AMAX, GRADIENT, INVERSE_RMS, NORMALIZE, ROW_MEAN, RowProgram, Store, View, reduced
 
 ACCESS = 16
 """Bytes of the widest memory access."""
+
+
+_LIGHT = ("add", "mul", "neg", "scale", "sub")
 
 
 def _plain(store: Store) -> bool:
@@ -48,8 +52,9 @@ class Rows:
 
     extents: of the row axes. piece: elements that a thread takes together. resident: what the phases
     after the first need is kept in registers; otherwise it is read and computed again.
-    reads_first: registers that may hold what later phases read, so that it is read at once.
-    unpack_again: kept values of few bits are unpacked for each phase.
+    unpack_again: kept values of few bits are unpacked for each phase. stages: of a kernel whose threads take row
+    after row, how many rows have room in shared memory, into which they are copied before their turn: 1 for
+    none; 0 of a kernel whose threads take one row each.
     """
 
     program: RowProgram
@@ -58,6 +63,7 @@ class Rows:
     piece: int
     resident: bool
     unpack_again: bool = False
+    stages: int = 0
 
     @property
     def source(self) -> str:
@@ -68,7 +74,29 @@ class Rows:
     # Which input is read how
 
     def _known(self, phase: int) -> tuple[Chain | Load, ...]:
-        return self.program.held[phase - 1] if phase and self.resident else ()
+        return self._held_for[phase - 1] if phase and self.resident else ()
+
+    @cached_property
+    def _held_for(self) -> tuple[tuple[Chain | Load, ...], ...]:
+        return self.program.held(self._again)
+
+    @property
+    def _again(self) -> frozenset[Chain | Load]:
+        """What is not kept though a later phase needs it: what is read, for it lies in shared memory or the L1, and
+        what takes one operation to work out from that."""
+        if not self.stages:
+            return frozenset()
+        program = self.program
+
+        def varies(o: Operand) -> bool:
+            return isinstance(o, Chain) and program.shapes[o.index].rows and program.shapes[o.index].columns
+
+        light = (
+            Chain(k)
+            for k, step in enumerate(program.steps)
+            if step.op_name in _LIGHT and step.rounded is None and not any(varies(o) for _, o in step.operands)
+        )
+        return frozenset([*light, *map(Load, range(len(program.inputs)))])
 
     def elements(self, phase: int) -> tuple[Chain | Load, ...]:
         return self.program.elements(phase, self._known(phase))
@@ -86,7 +114,7 @@ class Rows:
     @property
     def held_bytes(self) -> int:
         """Of each element, what is kept between phases."""
-        held = (self.program.held or ((),)) if self.resident else ((),)
+        held = (self._held_for or ((),)) if self.resident else ((),)
         return max(sum(self._bytes(o) for o in kept) for kept in held)
 
     def _bytes(self, o: Chain | Load) -> int:
@@ -151,6 +179,10 @@ class Rows:
             yield from self._parameter(name, view)
         for number, scalar in enumerate(self.program.scalars):
             yield f"{parameter_type(scalar)} scalar{number}", argument(scalar)
+        for number, s in enumerate(self.program.sums):
+            yield f"void* t{number}", Address(s.view.tensor)
+        if self.program.sums:
+            yield "void* scratch", Scratch()
 
     def _parameter(self, name: str, view: View) -> Iterator[tuple[str, Argument]]:
         yield f"{'const ' if name[0] == 'i' else ''}void* {name}", Address(view.tensor)
@@ -168,13 +200,33 @@ class Rows:
         yield f"constexpr int LAST_PHASE = {self.program.last};"
         yield f"constexpr int AMAXES = {max(len(self._amaxes), 1)};"
         yield "#define KERNEL_PARAMETERS " + ", ".join(declaration for declaration, _ in self._parameters())
+        if self.stages:
+            yield f"constexpr int STAGES = {self.stages};"
+            yield from self.copies.source()
         yield from self._row()
         yield from self._operands()
         yield from self._per_row()
         yield from self._held()
+        if self.stages:
+            yield from self._sums()
         for phase in range(3):
             yield from self._phase(phase)
-        yield from self._raise()
+        if not self.stages:
+            yield from self._raise()
+
+    @cached_property
+    def copies(self) -> Copies:
+        """What is copied ahead: all that is read of rows, in accesses that are wide enough."""
+        inputs = self.program.inputs if self.stages > 1 else ()
+        return Copies(tuple(self._copied(i, view) for i, view in enumerate(inputs) if self._can_be_copied(view)))
+
+    def _can_be_copied(self, view: View) -> bool:
+        return view.rows and access(view, self.piece if view.columns else 1) >= LEAST
+
+    def _copied(self, i: int, view: View) -> Copied:
+        elements = self.piece if view.columns else 1
+        address, nbytes = self._address(f"i{i}", view), view.dtype.nbytes(elements)
+        return Copied(f"i{i}", view.dtype.facts.ctype, address, nbytes, access(view, elements), view.columns)
 
     def _row(self) -> Iterator[str]:
         yield ""
@@ -185,7 +237,8 @@ class Rows:
         yield "  Index thread;"
         yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
         yield "};"
-        initializers = [self._address(name, view) for name, view in self._tensors]
+        copied = {c.name: self.copies.place(c) for c in self.copies.inputs}
+        initializers = [copied.get(name) or self._address(name, view) for name, view in self._tensors]
         yield f"#define ROW_AXES {' '.join(self._axes())}".rstrip()
         yield "#define ROW {" + ", ".join([*initializers, "thread", "index < rows"]) + "}"
 
@@ -252,7 +305,9 @@ class Rows:
             yield "    (void)row, (void)s, (void)maxima;"
             for i in loads if phase == 0 else ():
                 ctype = program.inputs[i].dtype.facts.ctype
-                yield f"    q{i} = row.exists ? gf::scalar(static_cast<const {ctype}*>(row.i{i})) : 0.0f;"
+                copied = self.copies.named(f"i{i}")
+                value = copied.value_read if copied else f"gf::scalar(static_cast<const {ctype}*>(row.i{i}))"
+                yield f"    q{i} = row.exists ? {value} : 0.0f;"
             for k in narrow:
                 if self._row_phase(k) == phase:
                     yield f"    v{k} = {self._row_expression(k, maxima, phase)};"
@@ -281,6 +336,8 @@ class Rows:
         if step.op_name == INVERSE_RMS:
             epsilon = self._row_operand(dict(step.operands)["epsilon"])
             return self._rounded(step, f"gf::rsqrt(gf::fma(sum, PER_COLUMN, {epsilon}))")
+        if step.op_name == ROW_MEAN:
+            return self._rounded(step, "sum * PER_COLUMN")
         if step.op_name == AMAX:
             return self._rounded(step, f"maxima[{maxima[phase - 1].index(k)}]")
         return self._rounded(step, expression(step, self._row_operand))
@@ -338,7 +395,9 @@ class Rows:
             size = view.dtype.nbytes(self.piece)
             # Only what nothing writes meanwhile: a row may be overwritten by the output.
             how = "ROW_READS" if view.rows else "COLUMN_READS"
-            loads.append(f"gf::load<{size}, {access(view, self.piece)}, {how}>(gf::offset(row.i{i}, at * {size}))")
+            load = f"gf::load<{size}, {access(view, self.piece)}, {how}>(gf::offset(row.i{i}, at * {size}))"
+            copied = self.copies.named(f"i{i}")
+            loads.append(copied.piece_read if copied else load)
         yield "    return {" + ",\n            ".join(loads) + "};"
         yield "  }"
 
@@ -348,11 +407,13 @@ class Rows:
         stores = list(program.stored_in(phase))
         maxima = [k for k, step in program.reduced_after(phase) if step.op_name == AMAX]
         squares = [step for _, step in program.reduced_after(phase) if step.op_name == INVERSE_RMS]
+        products = [step for _, step in program.reduced_after(phase) if step.op_name == ROW_MEAN]
         kept = self._known(phase + 1) if phase < program.last else ()
         yield "  GF_DEVICE static void run(const Row& row, Index at, bool inside, const Rows& rows,"
         yield "                            const Columns& columns, Held& held, const Operands& s, const PerRow& p,"
         maximal = f"float (&maxima)[{max(len(maxima), 1)}]"
-        squared = ", float (&x)[PIECE]" * bool(squares)
+        squared = ", float (&x)[PIECE]" * bool(squares or products) + ", float (&y)[PIECE]" * bool(products)
+        squared += ", Sums& sums" * bool(self.stages and not phase)
         yield f"                            float (&largest)[AMAXES], {maximal}{squared}) {{"
         yield "    (void)row, (void)at, (void)inside, (void)rows, (void)columns, (void)held, (void)s, (void)p;"
         yield "    (void)largest, (void)maxima;"
@@ -392,6 +453,13 @@ class Rows:
             yield "    for (int i = 0; i < PIECE; ++i) {"
             yield f"      x[i] = {array}[i];"
             yield "    }"
+        for step in products:
+            x, y = (self._array(o, known) for o in reduced(step))
+            yield "#pragma unroll"
+            yield "    for (int i = 0; i < PIECE; ++i) {"
+            yield f"      x[i] = {x}[i], y[i] = {y}[i];"
+            yield "    }"
+        yield from self._add(phase, known)
         for number, k in enumerate(maxima):
             array = self._array(dict(program.steps[k].operands)["input"], known)
             at = f"maxima[{number}]"
@@ -424,7 +492,8 @@ class Rows:
         """Values that are needed as a whole piece."""
         program = self.program
         wanted = [store.value for _, store in program.stored_in(phase)]
-        wanted += [dict(step.operands)["input"] for _, step in program.reduced_after(phase)]
+        wanted += [o for _, step in program.reduced_after(phase) for o in reduced(step)]
+        wanted += [o for _, s in program.summed_in(phase) for o in s.factors]
         wanted += [o for o in self.elements(phase) if o in self._packed]
         wanted += self._outlasting(phase)
         return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
@@ -450,9 +519,11 @@ class Rows:
                 return f"p.{'q' if isinstance(o, Load) else 'v'}{o.index}"
             return f"v{o.index}" if o in loop else f"{self._array(o, known)}[i]"
 
-        if step.op_name != NORMALIZE:
+        if step.op_name not in (NORMALIZE, GRADIENT):
             return expression(step, operand)
         given = {port: operand(o) for port, o in step.operands}
+        if step.op_name == GRADIENT:
+            return f"({given['inverse']} * gf::fma(-{given['normal']}, {given['mean']}, {given['scaled']}))"
         normal = f"({given['input']} * {given['inverse']})"
         if "bias" in given:
             return f"gf::fma({normal}, {given.get('scale', '1.0f')}, {given['bias']})"
@@ -478,6 +549,45 @@ class Rows:
             f"    gf::store_blocks<{ctype}, {store.block_size}, {width}, ROW_WRITES>(row.o{number}, "
             f"{scales}{{row.b{number}}}, row.thread, at, {array}, inside && row.exists);"
         )
+
+    def _add(self, phase: int, known: Iterable) -> Iterator[str]:
+        """To the sums over rows."""
+        for number, s in self.program.summed_in(phase):
+            at = f"sums.of[{number}][i]"
+            factors = [f"{self._array(o, known)}[i]" for o in s.factors]
+            added = f"gf::fma({', '.join(factors)}, {at})" if len(factors) > 1 else f"{at} + {factors[0]}"
+            yield "    if (inside && row.exists) {"
+            yield "#pragma unroll"
+            yield "      for (int i = 0; i < PIECE; ++i) {"
+            yield f"        {at} = {added};"
+            yield "      }"
+            yield "    }"
+
+    def _sums(self) -> Iterator[str]:
+        sums = self.program.sums
+        yield ""
+        yield f"constexpr int SUMS = {len(sums)};"
+        yield "/// What a thread adds up over rows, for one piece."
+        yield "struct Sums {"
+        yield "  float of[SUMS + (SUMS == 0)][PIECE];"
+        yield "};"
+        yield "/// Where sums over all rows go. partials: those of each CTA, or cluster."
+        yield "struct Totals {"
+        yield "  float* partials;"
+        yield from (f"  void* t{k};" for k in range(len(sums)))
+        yield "};"
+        partials = "static_cast<float*>(scratch)" if sums else "nullptr"
+        yield "#define TOTALS {" + ", ".join([partials, *(f"t{k}" for k in range(len(sums)))]) + "}"
+        yield "template <int SUM>"
+        yield "GF_DEVICE void store_total(const Totals& totals, gf::i64 column, float value) {"
+        yield "  (void)totals, (void)column, (void)value;"
+        for k, s in enumerate(sums):
+            ctype, size = s.view.dtype.facts.ctype, s.view.dtype.nbytes(1)
+            yield f"  if constexpr (SUM == {k}) {{"
+            to = f"gf::offset(totals.t{k}, column * {size})"
+            yield f"    gf::store_pack<{size}>({to}, {{{{gf::encode<{ctype}>(value)}}}});"
+            yield "  }"
+        yield "}"
 
     def _raise(self) -> Iterator[str]:
         yield ""

@@ -179,6 +179,7 @@ class Machine {
   void meet_cta(Site site);
   void arrive_cluster(Site site);
   void wait_cluster(Site site);
+  unsigned* grid_word(Site site);
   Shared& shared_memory(Cta& cta, const void* declaration, u64 bytes);
   void* map_shared(const void* address, unsigned rank, Site site);
   void check_access(const void* address, unsigned width, const char* what, Site site);
@@ -240,6 +241,7 @@ class Machine {
   std::deque<BulkCopy> bulk_;
   std::vector<void*> memory_;  // of CTAs that ended
   char end_clock_ = 0;
+  unsigned grid_word_ = 0;
 };
 
 Machine machine;
@@ -371,6 +373,7 @@ const char* Machine::run(const GfLaunch& launch, GfKernel kernel, const u8* argu
   failed_ = false;
   error_.clear();
   random_state_ = launch.schedule;
+  grid_word_ = launch.schedule == FORWARD ? 0 : 0x80000000u;  // as launches before may have left it
   outer_.adopt_current();
   if (launch.cluster == 0 || launch.grid % launch.cluster != 0) {
     error_ = "the grid of " + std::to_string(launch.grid) + " CTAs is no multiple of the cluster's " +
@@ -453,6 +456,11 @@ void Machine::run_together(const std::vector<unsigned>& clusters) {
   // What a later CTA writes into memory freed by an earlier one would count as a race of the two.
   if (!sanitizers::races()) release_memory();
   current_ = nullptr;
+}
+
+unsigned* Machine::grid_word(Site site) {
+  if (!launch_.cooperative) fault(site, "grid_barrier in a launch that is not cooperative");
+  return &grid_word_;
 }
 
 void Machine::release_memory() {
@@ -856,6 +864,7 @@ unsigned long long meet_warp(WarpOperation operation, unsigned long long value, 
 void meet_cta(Site site) { machine.meet_cta(site); }
 void arrive_cluster(Site site) { machine.arrive_cluster(site); }
 void wait_cluster(Site site) { machine.wait_cluster(site); }
+unsigned* grid_word(Site site) { return machine.grid_word(site); }
 
 void* shared_memory(const void* declaration, unsigned long long bytes) {
   const Quiet quiet;

@@ -99,6 +99,17 @@ class Kernel:
             if launch.cluster > _PORTABLE_CLUSTER:
                 self._set(attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, launch)
 
+    def resident_clusters(self, launch: engine.Launch, config: object) -> int:
+        """How many clusters of a launch the device holds at once, which depends on how its SMs are grouped."""
+        with devices.current(self.device.ordinal):
+            error, count = self._driver.cuOccupancyMaxActiveClusters(self.function, config)
+        devices.check(
+            error, f"asking how much of {_shape(launch)} of kernel {self.entry!r} {self.device} holds at once"
+        )
+        if not count:
+            raise DeviceError(f"{self.device} holds no cluster of kernel {self.entry!r} with {_shape(launch)}")
+        return count
+
     def _get(self, attribute: object) -> int:
         error, value = self._driver.cuFuncGetAttribute(attribute, self.function)
         devices.check(error, f"reading {attribute.name} of kernel {self.entry!r} on {self.device}")
@@ -158,11 +169,19 @@ class Launcher:
         launch, driver = self._launch, self._driver
         kinds = driver.CUlaunchAttributeID
         attributes = []
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        config.sharedMemBytes = launch.shared_bytes
+        config.hStream = driver.CUstream(stream)
         if launch.cluster != 1:
             value = driver.CUlaunchAttributeValue()
             value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = launch.cluster, 1, 1
             attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
         if launch.cooperative:
+            if launch.cluster != 1:
+                _set_attributes(driver, config, attributes)
+                config.gridDimX = min(launch.grid, launch.cluster * self._kernel.resident_clusters(launch, config))
             value = driver.CUlaunchAttributeValue()
             value.cooperative = 1
             attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
@@ -170,14 +189,7 @@ class Launcher:
             value = driver.CUlaunchAttributeValue()
             value.programmaticStreamSerializationAllowed = 1
             attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
-        config.sharedMemBytes = launch.shared_bytes
-        config.hStream = driver.CUstream(stream)
-        if attributes:
-            config.attrs = [_attribute(driver, *pair) for pair in attributes]
-            config.numAttrs = len(attributes)
+        _set_attributes(driver, config, attributes)
         return config
 
 
@@ -236,6 +248,12 @@ class _Extra:
         where = (_POINTER, ctypes.addressof(self._packed), _SIZE, ctypes.addressof(self._size), _END)
         self._extra = (ctypes.c_void_p * len(where))(*where)
         self.address = ctypes.addressof(self._extra) if packing.offsets else 0
+
+
+def _set_attributes(driver, config: object, attributes: list[tuple[object, object]]) -> None:
+    if attributes:
+        config.attrs = [_attribute(driver, *pair) for pair in attributes]
+        config.numAttrs = len(attributes)
 
 
 def _attribute(driver, kind: object, value: object) -> object:

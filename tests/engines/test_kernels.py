@@ -8,7 +8,7 @@ import pytest
 import cubin
 import kernel_table
 from graphfuse.dtypes import data_type
-from variants import TARGETS, VARIANTS
+from variants import FORWARD, TARGETS, VARIANTS
 
 pytestmark = pytest.mark.compile
 
@@ -26,7 +26,7 @@ def test_kernel(name, arch, note):
     row = kernel_table.row(variant, arch, code)
     assert code.stack == code.local == code.spills == 0
     assert code.registers * variant.engine.launch(facts, knobs).block <= REGISTER_FILE
-    check_accesses(code, variant.source(device))
+    (check_accesses if name in FORWARD else check_accesses_of_those_that_stay)(code, variant.source(device))
     check_conversions(code, facts, arch)
     recorded, now = kernel_table.read().nvrtc, kernel_table.compiler()
     if recorded != now:
@@ -50,6 +50,24 @@ def check_accesses(code: cubin.Code, source: str) -> None:
     assert max(code.read_only, default=0) <= max(*columns, 4)
 
 
+def check_accesses_of_those_that_stay(code: cubin.Code, source: str) -> None:
+    """Rows are copied in the widths that the text promises, and read back as shared memory, not as any."""
+    text = source.split("namespace problem", 1)[1]
+    (partial,) = re.findall(r"PARTIAL_WIDTH = (\d+)", text)
+    copied = {int(w) for w in re.findall(r"gf::copy_apart<\d+, (\d+)", text)}
+    rows = {int(w) for w in re.findall(r"gf::load<\d+, (\d+), ROW_READS>", text)}
+    columns = {int(w) for w in re.findall(r"gf::load<\d+, (\d+), COLUMN_READS>", text)}
+    stores = {int(w) for w in re.findall(r"gf::store_piece<(\d+)", text)}
+    totals = {int(w) for w in re.findall(r"gf::store_pack<(\d+)>\(gf::offset\(totals", text)}
+    assert code.copies == copied
+    assert rows <= code.loads <= rows | {4, int(partial)}
+    assert columns <= code.read_only <= columns | {4}
+    assert stores | totals <= code.stores <= stores | totals | {4, int(partial)}
+    per_row, cta = (int(re.search(rf"int {name} = (\d+)", text)[1]) for name in ("THREADS_PER_ROW", "THREADS"))
+    if per_row <= cta:  # of other CTAs' shared memory all reads are of any memory; so is that of the grid's barrier
+        assert all("STRONG" in opcode for opcode in code.opcodes if opcode.partition(".")[0] == "LD")
+
+
 def check_conversions(code: cubin.Code, facts, arch: str) -> None:
     """Outputs are quantized by instructions exactly where the chip, under this name, has them."""
     fp8, fp4 = int(arch[3:].rstrip("a")) >= 89, arch in ("sm_100a", "sm_103a", "sm_120a")
@@ -59,6 +77,8 @@ def check_conversions(code: cubin.Code, facts, arch: str) -> None:
         data_type.FP8_E5M2: {"E5M2"} if fp8 else set(),
         data_type.FP4_E2M1: {"E4M3", "E2M1" if fp4 else "E5M2"} if fp8 else set(),
     }.get(facts.program.stores[-1].view.dtype, set())
+    if any(s.view.dtype is data_type.BFLOAT16 for s in facts.program.sums):
+        wanted = wanted | {"BF16"}
     assert code.conversions - {"F16"} == wanted
 
 

@@ -3,6 +3,8 @@
 // What a thread copied it may read after async_wait; other threads only after a barrier behind that.
 #pragma once
 #include "graphfuse/platform.cuh"
+#include "graphfuse/simt.cuh"
+#include "graphfuse/types.cuh"
 
 namespace gf {
 
@@ -20,6 +22,31 @@ GF_DEVICE void copy_async(void* shared, const void* global GF_SITE) {
 #else
   host::copy_async(shared, global, BYTES, site);
 #endif
+}
+
+/// Starts copies of COUNT bytes in accesses of WIDTH, to places that lie APART bytes from each other.
+template <int COUNT, int WIDTH, int APART>
+GF_DEVICE void copy_apart(void* shared, const void* global GF_SITE) {
+  static_assert(COUNT % WIDTH == 0, "accesses must fill the chunk");
+#pragma unroll
+  for (int i = 0; i < COUNT / WIDTH; ++i) {
+    copy_async<WIDTH>(offset(shared, i * APART), offset(global, i * WIDTH) GF_FROM);
+  }
+}
+
+/// What copy_apart copied.
+template <int COUNT, int WIDTH, int APART>
+GF_DEVICE Bytes<COUNT> load_apart(const void* shared GF_SITE) {
+  Bytes<COUNT> chunk;
+#pragma unroll
+  for (int i = 0; i < COUNT / WIDTH; ++i) {
+    const Pack<WIDTH> pack = load_pack<WIDTH, Access::USUAL>(offset(shared, i * APART) GF_FROM);
+#pragma unroll
+    for (int word = 0; word < WIDTH / 4; ++word) {
+      chunk.word[i * WIDTH / 4 + word] = pack.word[word];
+    }
+  }
+  return chunk;
 }
 
 /// Closes the group of all copies that the thread started since the last one; it may be empty.

@@ -63,25 +63,25 @@ GF_DEVICE u32 atomic_exchange(u32* address, u32 value GF_SITE) {
 }
 
 /// As atomic_add; what the thread knows to be written before is seen by whoever acquires the sum.
-GF_DEVICE u64 atomic_add_release(u64* address, u64 value GF_SITE) {
+GF_DEVICE u32 atomic_add_release(u32* address, u32 value GF_SITE) {
 #ifdef __CUDACC__
-  u64 before;
-  asm volatile("atom.add.release.gpu.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+  u32 before;
+  asm volatile("atom.add.release.gpu.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 #else
-  host::check_atomic(address, 8, true, site);
+  host::check_atomic(address, 4, true, site);
   return __atomic_fetch_add(address, value, __ATOMIC_RELEASE);
 #endif
 }
 
 /// What was written before a release of the value read is seen after.
-GF_DEVICE u64 load_acquire(const u64* address GF_SITE) {
+GF_DEVICE u32 load_acquire(const u32* address GF_SITE) {
 #ifdef __CUDACC__
-  u64 value;
-  asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  u32 value;
+  asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 #else
-  host::check_atomic(address, 8, false, site);
+  host::check_atomic(address, 4, false, site);
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 #endif
 }

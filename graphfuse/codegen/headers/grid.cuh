@@ -4,19 +4,38 @@
 #include "graphfuse/platform.cuh"
 #include "graphfuse/simt.cuh"
 
+/// A kernel of which an SM can hold `ctas` CTAs at the same time.
+#ifdef __CUDACC__
+#define GF_RESIDENT_KERNEL(threads, ctas) __global__ void __launch_bounds__(threads, ctas)
+#else
+#define GF_RESIDENT_KERNEL(threads, ctas) void
+#endif
+
 namespace gf {
 
+/// The word that the driver has ready for the barrier of a cooperative launch: its bits but the highest are zero between
+/// two barriers. So nothing is left over between launches, whether they end, run side by side or are aborted.
+GF_DEVICE u32* grid_word(GF_SITE_ONLY) {
+#ifdef __CUDACC__
+  // The address of the launch's workspace, whose second word it is, as in CUDA's own cooperative groups.
+  u32 high, low;
+  asm("mov.u32 %0, %%envreg1;" : "=r"(high));
+  asm("mov.u32 %0, %%envreg2;" : "=r"(low));
+  return reinterpret_cast<u32*>(u64(high) << 32 | low) + 1;
+#else
+  return host::grid_word(site);
+#endif
+}
+
 /// All threads of the grid arrive before any goes on; memory written before is seen by them after.
-///
-/// counter: in global memory, at first a multiple of the number of CTAs; it only grows, by their
-/// number at each barrier, so that one counter serves barrier after barrier and launch after launch.
-GF_DEVICE void grid_barrier(u64* counter GF_SITE) {
+GF_DEVICE void grid_barrier(GF_SITE_ONLY) {
+  constexpr u32 TOP = 0x80000000u;
   barrier(GF_FROM_ONLY);
   if (thread_index() == 0) {
-    const u64 ctas = grid_size();
-    const u64 before = atomic_add_release(counter, 1 GF_FROM);
-    const u64 all = (before / ctas + 1) * ctas;
-    while (load_acquire(counter GF_FROM) < all) {
+    u32* const word = grid_word(GF_FROM_ONLY);
+    // What all add makes TOP, so that the last to come changes the highest bit.
+    const u32 before = atomic_add_release(word, block_index() == 0 ? TOP - (grid_size() - 1) : 1u GF_FROM);
+    while (((load_acquire(word GF_FROM) ^ before) & TOP) == 0) {
       spin(GF_FROM_ONLY);
     }
   }

@@ -31,6 +31,9 @@ void meet_cta(Site site);
 void arrive_cluster(Site site);
 void wait_cluster(Site site);
 
+/// The word for the barrier of a cooperative launch.
+unsigned* grid_word(Site site);
+
 /// A CTA's memory for the declaration whose variable is at `declaration`: the same for all its threads.
 void* shared_memory(const void* declaration, unsigned long long bytes);
 /// The memory that the launch asks for.

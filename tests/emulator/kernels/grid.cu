@@ -5,7 +5,6 @@
 #include "generated.cuh"
 
 struct Counts {
-  gf::u64 arrived;
   gf::u64 wide;
   gf::u32 narrow;
   gf::u32 last;
@@ -22,12 +21,12 @@ extern "C" GF_KERNEL(THREADS) grid(const float* input, float* partial, float* ou
       gf::atomic_add(&counts->real, 0.5f);
       gf::atomic_exchange(&counts->last, 7);
     }
-    gf::grid_barrier(&counts->arrived);  // all have written
+    gf::grid_barrier();  // all have written
     float sum = 0.0f;
     for (gf::u32 i = 0; i < gf::grid_size(); ++i) {
       sum += partial[i];
     }
     output[(round * gf::grid_size() + cta) * THREADS + gf::thread_index()] = sum;
-    gf::grid_barrier(&counts->arrived);  // all have read
+    gf::grid_barrier();  // all have read
   }
 }

@@ -1,0 +1,54 @@
+"""Which problems the engine takes."""
+
+from collections.abc import Iterator
+
+from graphfuse.device import Device
+from graphfuse.engines.accepted import (
+    FLOATS,
+    axes_reasons,
+    device_reasons,
+    input_reasons,
+    rounding_reasons,
+    scalar_reasons,
+    store_reasons,
+    view_reasons,
+)
+from graphfuse.engines.rmsnorm_backward.knobs import every_knob
+from graphfuse.engines.rmsnorm_backward.legal import fits
+from graphfuse.engines.rmsnorm_backward.row import Row
+from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
+from graphfuse.rowwise import REDUCTIONS, ROW_MEAN, reduced
+
+
+def reasons(facts: RmsNormBackwardFacts, device: Device) -> Iterator[str]:
+    yield from device_reasons(device)
+    yield from _program_reasons(facts)
+    yield from input_reasons(facts)
+    for number in range(len(facts.program.stores)):
+        yield from store_reasons(facts, number)
+    for s in facts.program.sums:
+        yield from view_reasons(facts, "sum over rows", s.view, FLOATS, facts.columns, 0)
+        if s.view.alignment % s.view.dtype.nbytes(1):
+            yield (
+                f"sum over rows {s.view.name!r} is aligned to {s.view.alignment} bytes; "
+                f"accepted: a multiple of {s.view.dtype.nbytes(1)}"
+            )
+    yield from scalar_reasons(facts.program)
+    yield from axes_reasons(facts)
+    row = Row.of(facts)
+    if not any(fits(row, knobs, device) for knobs in every_knob(row.pieces, device)):
+        yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the threads of {device}"
+
+
+def _program_reasons(facts: RmsNormBackwardFacts) -> Iterator[str]:
+    program = facts.program
+    yield from rounding_reasons(program)
+    for step in program.steps:
+        if step.op_name in REDUCTIONS and step.op_name != ROW_MEAN:
+            yield f"{facts.node}: a value of {step.op_name} beside the mean of the backward"
+        if step.op_name == ROW_MEAN and not all(program.shape(o).columns for o in reduced(step)):
+            yield f"{facts.node}: gradient and input must vary over columns"
+    if program.last != 1:
+        yield f"{facts.node}: {program.last} means of a row follow one another; accepted: 1"
+    if any(number not in dict(program.summed_in(0)) for number in range(len(program.sums))):
+        yield f"{facts.node}: a sum over rows of what depends on the mean of a row"

@@ -1,0 +1,110 @@
+"""The engine: what it proposes, the source it makes and what the launch passes."""
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from graphfuse.codegen.render import render, template
+from graphfuse.device import Device
+from graphfuse.engine import KernelEngine, Launch, No, Problem
+from graphfuse.engines.accepted import rounding_notes
+from graphfuse.engines.rmsnorm_backward.accepted import reasons
+from graphfuse.engines.rmsnorm_backward.cost import cost
+from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs, every_knob
+from graphfuse.engines.rmsnorm_backward.legal import faults, fits
+from graphfuse.engines.rmsnorm_backward.row import Row
+from graphfuse.engines.row_kernel import in_place, prelude, problem
+from graphfuse.enums import heur_mode
+from graphfuse.ir import TensorId
+from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
+
+_PROPOSED = 3
+
+
+class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKnobs]):
+    """One generated CUDA kernel; rows never enter its source.
+
+    Numerics: float32 throughout, unless the graph declares roundings. The mean over a row is a fixed binary tree over
+    pieces of a row, each summed in order: the same bits for every row count, knob and run. Sums over rows are
+    added up in an order that knobs and the number of rows decide: the same bits in every run.
+    """
+
+    name: ClassVar[str] = "rmsnorm_backward"
+    facts: ClassVar[type] = RmsNormBackwardFacts
+    knobs: ClassVar[type] = RmsNormBackwardKnobs
+    modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
+    entry: ClassVar[str] = "rmsnorm_backward"
+
+    def why_not(self, facts: RmsNormBackwardFacts, device: Device) -> No | None:
+        reason = next(reasons(facts, device), None)
+        return None if reason is None else No(reason)
+
+    def propose(self, facts: RmsNormBackwardFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormBackwardKnobs]:
+        row = Row.of(facts)
+        every = [knobs for knobs in every_knob(row.pieces, device) if fits(row, knobs, device)]
+        ranked = sorted(every, key=lambda knobs: cost(row, knobs, device))
+        # The best for each number of threads first: they differ more than numbers of stages do.
+        best: dict[tuple[int, int], RmsNormBackwardKnobs] = {}
+        for knobs in ranked:
+            best.setdefault((knobs.threads_per_row, knobs.threads), knobs)
+        few = list(best.values())[:_PROPOSED]
+        return list(dict.fromkeys(few + ranked)) if mode is heur_mode.B else few
+
+    def illegal(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs, device: Device) -> No | None:
+        reason = next(faults(Row.of(facts), knobs, device), None)
+        return None if reason is None else No(reason)
+
+    def notes(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs, device: Device) -> tuple[str, ...]:
+        return tuple(_notes(facts, knobs))
+
+    def in_place(
+        self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs
+    ) -> tuple[tuple[TensorId, TensorId], ...]:
+        """As of any row program; rows that are copied ahead are not yet written."""
+        return in_place(Row.of(facts).rows(knobs))
+
+    def source(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
+        name = "rmsnorm_backward.cu"
+        return render(template(__package__, name), _prelude(facts, knobs), name)
+
+    def launch(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Launch:
+        row = Row.of(facts)
+        return Launch(
+            grid=row.ctas(knobs),
+            block=knobs.threads,
+            arguments=row.rows(knobs).arguments,
+            cluster=knobs.cluster,
+            shared_bytes=row.dynamic_bytes(knobs),
+            scratch_bytes=row.partial_bytes(knobs),
+            cooperative=bool(facts.program.sums),
+        )
+
+    def problem(self, facts: RmsNormBackwardFacts) -> Problem:
+        return problem(facts, Row.of(facts).piece)
+
+
+def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
+    row = Row.of(facts)
+    constants = {
+        "gf::i64 COLUMNS": facts.columns,
+        "int PIECE": row.piece,
+        "int STEPS": row.steps(knobs),
+        "int PASSES": row.passes(knobs),
+        "int THREADS_PER_ROW": knobs.threads_per_row,
+        "int THREADS": knobs.threads,
+        "int CTAS_PER_SM": knobs.ctas_per_sm,
+        "int PARTIAL_WIDTH": min(16, 4 * row.piece),
+        "float PER_COLUMN": "float(1.0 / double(COLUMNS))",
+        "gf::Access COLUMN_READS": "gf::Access::READ_ONLY",
+        "gf::Access ROW_READS": "gf::Access::USUAL",
+        "gf::Access ROW_WRITES": "gf::Access::USUAL",
+    }
+    return prelude(row.rows(knobs), constants)
+
+
+def _notes(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Iterator[str]:
+    yield from rounding_notes(facts.program)
+    yield "mean over a row: a fixed binary tree, the same bits for every row count, knob and run"
+    if facts.program.sums:
+        yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"
+    if not Row.of(facts).resident(knobs):
+        yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"

@@ -1,0 +1,44 @@
+"""How rows are spread over threads that stay, and how far ahead of their turn they are copied."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphfuse.device import Device
+
+
+@dataclass(frozen=True)
+class RmsNormBackwardKnobs:
+    """How rows are spread over threads. None of them changes a bit of what is written of rows; sums over rows depend on
+    all but stages, and are the same in every run.
+
+    threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
+    cluster of CTAs. stages: rows that each thread has room for in shared memory, into which all but one are copied
+    ahead; 1 to copy none. ctas_per_sm: that an SM has registers and shared memory for. ctas: of the grid, at most.
+    """
+
+    threads_per_row: int
+    threads: int
+    stages: int
+    ctas_per_sm: int
+    ctas: int
+
+    @property
+    def cluster(self) -> int:
+        """CTAs that share a row."""
+        return max(1, self.threads_per_row // self.threads)
+
+    @property
+    def rows_per_cta(self) -> int:
+        """That a CTA takes at a time, or a cluster."""
+        return max(1, self.threads // self.threads_per_row)
+
+
+def every_knob(pieces: int, device: Device) -> Iterator[RmsNormBackwardKnobs]:
+    """With as many CTAs as run at the same time, and no more threads for a row than there are pieces for."""
+    for threads in (128, 256, 512, 1024):
+        for threads_per_row in (1 << k for k in range(min(15, 1 + (pieces - 1).bit_length()))):
+            for ctas_per_sm in (1, 2, 3, 4):
+                ctas = device.sm_count * ctas_per_sm
+                ctas -= ctas % max(1, threads_per_row // threads)
+                for stages in (1, 2, 3, 4, 5, 6, 8):
+                    yield RmsNormBackwardKnobs(threads_per_row, threads, stages, ctas_per_sm, ctas)

@@ -1,0 +1,49 @@
+"""Which knobs can be used for a problem on a device."""
+
+from collections.abc import Iterator
+
+from graphfuse.device import Device
+from graphfuse.engines.limits import MAX_CTAS, cluster_faults, power_faults, thread_faults
+from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
+from graphfuse.engines.rmsnorm_backward.row import Row
+
+_MOST_STAGES = 8
+_RESERVED = 1 << 10  # shared memory that the system takes of each CTA's
+
+
+def faults(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> Iterator[str]:
+    powers = next(power_faults(knobs, ("threads_per_row", "threads")), None)
+    if powers is not None:
+        yield powers
+        return
+    whole = {"stages": _MOST_STAGES, "ctas_per_sm": device.threads_per_sm // knobs.threads, "ctas": MAX_CTAS}
+    for name, most in whole.items():
+        value = getattr(knobs, name)
+        if type(value) is not int or not 1 <= value <= most:
+            yield f"{name} is {value!r}; accepted: 1 to {most}" + " on this device" * (name == "ctas_per_sm")
+            return
+    yield from thread_faults(knobs.threads)
+    yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
+    if knobs.ctas % knobs.cluster:
+        yield f"ctas is {knobs.ctas}; accepted: a multiple of the {knobs.cluster} CTAs of a cluster"
+    if knobs.ctas > device.sm_count * knobs.ctas_per_sm:
+        yield f"ctas is {knobs.ctas}; accepted: up to {device.sm_count * knobs.ctas_per_sm}, that run at the same time"
+    if not row.resident(knobs) and not row.is_again(knobs):
+        yield (
+            f"threads_per_row {knobs.threads_per_row}, threads {knobs.threads}, ctas_per_sm {knobs.ctas_per_sm}: too "
+            f"few registers for rows of {row.facts.columns} columns; rows that are read again in each phase take 512 "
+            "threads and 1 stage"
+        )
+        return
+    if knobs.stages > 1 and not row.stage_bytes(knobs):
+        yield f"stages is {knobs.stages}; accepted: 1, as no input of the rows is aligned to 4 bytes"
+    needed = row.dynamic_bytes(knobs) + row.static_bytes(knobs)
+    if needed > device.shared_memory_per_block:
+        yield f"{needed} bytes of shared memory a CTA; {device} has {device.shared_memory_per_block}"
+    elif knobs.ctas_per_sm * (needed + _RESERVED) > device.shared_memory_per_sm:
+        most = device.shared_memory_per_sm
+        yield f"{knobs.ctas_per_sm} CTAs an SM, {needed} bytes of shared memory each; {device} has {most} an SM"
+
+
+def fits(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> bool:
+    return next(faults(row, knobs, device), None) is None

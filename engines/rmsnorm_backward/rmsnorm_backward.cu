@@ -1,0 +1,311 @@
+// The backward of an RMS normalization: a row program with the mean of a product over each row, and sums over all rows.
+//
+// The CTAs stay: each takes row after row. A row is cut into pieces of PIECE elements, of which piece j belongs to thread
+// j % THREADS_PER_ROW of the row's threads: a part of a CTA, a CTA, or the CTAs of a cluster. Each thread copies its own
+// pieces of the rows to come into shared memory, STAGES - 1 ahead, and reads none but these back, so that it waits for
+// no other thread to have them. All arithmetic is float32.
+//
+// Sums over rows stay in registers. In the end each CTA (or cluster) leaves its own in memory, all CTAs meet, and share
+// the columns to add up what is there, in an order that depends on nothing that happens: the same bits in every run.
+//
+// A pass is as much of a row as its threads have registers for. Of longer rows everything is read, and worked out, in
+// each phase anew, and the sums over rows are those in memory from the first row on.
+#include "graphfuse/async_copy.cuh"
+#include "graphfuse/convert.cuh"
+#include "graphfuse/divide.cuh"
+#include "graphfuse/grid.cuh"
+#include "graphfuse/math.cuh"
+#include "graphfuse/platform.cuh"
+#include "graphfuse/reduce.cuh"
+#include "graphfuse/rows.cuh"
+#include "graphfuse/simt.cuh"
+#include "graphfuse/types.cuh"
+
+// This problem: constants, and what codegen.rowwise prints.
+#include "generated.cuh"
+
+namespace {
+
+using gf::i64;
+using gf::u32;
+using namespace problem;
+
+constexpr Index PIECES = COLUMNS / PIECE;
+constexpr bool TAILLESS = PIECES % (Index(STEPS) * PASSES * THREADS_PER_ROW) == 0;
+constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
+constexpr int ROWS_PER_CTA = CTAS_PER_ROW == 1 ? THREADS / THREADS_PER_ROW : 1;  // at a time
+
+GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
+constexpr int PASS_LEVELS = levels(PASSES);
+
+using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS>;
+
+/// The row's first piece of a step. The steps of a pass lie far apart, as the mean joins them before the passes.
+GF_DEVICE Index first_piece(int step, Index pass) { return (step * PASSES + pass) * THREADS_PER_ROW; }
+
+GF_DEVICE bool in_row(Index piece) { return TAILLESS || piece < PIECES; }
+
+/// Pieces past the row's end, and those of a row that does not exist, are zero.
+template <class Phase>
+GF_DEVICE typename Phase::Rows read_rows(const Row& row, Index at) {
+  typename Phase::Rows reads = {};
+  if (row.exists && in_row(row.thread + at)) {
+    reads = Phase::read_rows(row, at);
+  }
+  return reads;
+}
+
+template <class Phase>
+GF_DEVICE typename Phase::Columns read_columns(const Row& row, Index at) {
+  typename Phase::Columns reads = {};
+  if (in_row(row.thread + at)) {
+    reads = Phase::read_columns(row, at);
+  }
+  return reads;
+}
+
+GF_DEVICE float sum_of_products(const float (&x)[PIECE], const float (&y)[PIECE]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < PIECE; ++i) {
+    sum = gf::fma(x[i], y[i], sum);
+  }
+  return sum;
+}
+
+/// A CTA's, or cluster's, own sums over rows in memory, one row of COLUMNS for each sum.
+struct Partials {
+  float* first;
+  i64 apart;  // of one sum from the next, in elements
+
+  GF_DEVICE void* piece(int sum, Index number) const { return first + sum * apart + i64(number) * PIECE; }
+
+  GF_DEVICE void load(Sums& sums, Index number) const {
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) {
+      gf::unpack<float>(gf::load<4 * PIECE, PARTIAL_WIDTH>(piece(k, number)), sums.of[k]);
+    }
+  }
+
+  GF_DEVICE void store(const Sums& sums, Index number) const {
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) {
+      gf::store<4 * PIECE, PARTIAL_WIDTH>(piece(k, number), gf::pack<float>(sums.of[k]));
+    }
+  }
+};
+
+/// Stores what the rows of the CTA come to together. shared: ROWS_PER_CTA * COLUMNS.
+template <int COUNT>
+GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, const Partials& partials, float* shared) {
+  if constexpr (ROWS_PER_CTA == 1) {
+#pragma unroll
+    for (int step = 0; step < COUNT; ++step) {
+      const Index piece = thread + first_piece(step, 0);
+      if (in_row(piece)) {
+        partials.store(sums[step], piece);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) {
+      gf::barrier();  // all have read what was in shared memory
+#pragma unroll
+      for (int step = 0; step < COUNT; ++step) {
+        const Index piece = thread + first_piece(step, 0);
+        if (in_row(piece)) {
+          float* const to = shared + group * COLUMNS + i64(piece) * PIECE;
+          gf::store<4 * PIECE, PARTIAL_WIDTH>(to, gf::pack<float>(sums[step].of[k]));
+        }
+      }
+      gf::barrier();
+      for (Index column = gf::thread_index(); column < COLUMNS; column += THREADS) {
+        float sum = shared[column];
+#pragma unroll 8
+        for (int row = 1; row < ROWS_PER_CTA; ++row) {
+          sum += shared[row * COLUMNS + column];
+        }
+        partials.first[k * partials.apart + column] = sum;
+      }
+    }
+  }
+}
+
+/// Adds up the partial sums number SUM of all CTAs, a warp's width of columns a CTA. count: how many there are.
+template <int SUM>
+GF_DEVICE void add_up(const Totals& totals, const float* partials, i64 count) {
+  GF_SHARED(float, shared, THREADS);
+  constexpr int WARPS = THREADS / gf::WARP;
+  const u32 thread = gf::thread_index();
+  const u32 warp = thread / gf::WARP;
+  for (i64 slab = gf::block_index(); slab * gf::WARP < COLUMNS; slab += gf::grid_size()) {
+    const i64 column = slab * gf::WARP + gf::lane();
+    float sum = 0.0f;
+    if (column < COLUMNS) {
+#pragma unroll 8
+      for (i64 i = warp; i < count; i += WARPS) {
+        sum += partials[i * COLUMNS + column];
+      }
+    }
+    gf::barrier();  // the slab before has been read
+    shared[thread] = sum;
+    gf::barrier();
+    if (warp == 0 && column < COLUMNS) {
+#pragma unroll
+      for (int i = 1; i < WARPS; ++i) {
+        sum += shared[i * gf::WARP + thread];
+      }
+      store_total<SUM>(totals, column, sum);
+    }
+  }
+}
+
+template <int SUM = 0>
+GF_DEVICE void add_up_all(const Totals& totals, i64 apart, i64 count) {
+  if constexpr (SUM < SUMS) {
+    add_up<SUM>(totals, totals.partials + SUM * apart, count);
+    add_up_all<SUM + 1>(totals, apart, count);
+  }
+}
+
+}  // namespace
+
+/// Strides are bytes from one row to the next. The launch is cooperative if there are sums over rows.
+extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARAMETERS) {
+  const i64 cta = gf::block_index() / CTAS_PER_ROW;  // or cluster
+  const i64 ctas = gf::grid_size() / CTAS_PER_ROW;
+  const Index thread = CTAS_PER_ROW == 1 ? gf::thread_index() % THREADS_PER_ROW
+                                         : gf::block_index() % CTAS_PER_ROW * THREADS + gf::thread_index();
+  const int group = CTAS_PER_ROW == 1 ? gf::thread_index() / THREADS_PER_ROW : 0;
+  const i64 together = ctas * ROWS_PER_CTA;  // rows that the grid takes at a time
+  GF_DYNAMIC_SHARED(unsigned char, shared);
+  GF_SHARED(float, reduced, 2 * RowSum::SHARED_FLOATS);
+
+  const auto row_at = [&](i64 index, unsigned char* stage) -> Row {
+    (void)stage;
+    ROW_AXES
+    return ROW;
+  };
+  const auto copy_ahead = [&](i64 index, int number) {
+    if (index < rows) {
+      unsigned char* const stage = shared + number * STAGE_BYTES;
+      ROW_AXES
+      const Ahead row = AHEAD;
+      copy_values(row, stage);
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        const Index at = first_piece(step, 0);
+        if (in_row(thread + at)) {
+          copy_piece(row, at, stage);
+        }
+      }
+    }
+    gf::async_commit();
+  };
+
+  const i64 first = cta * ROWS_PER_CTA;
+  if constexpr (STAGES > 1) {
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) {
+      copy_ahead(first + group + i * together, i);
+    }
+  }
+  const Operands operands = OPERANDS;
+  const Totals totals = TOTALS;
+  const Partials partials = {totals.partials + cta * COLUMNS, ctas * COLUMNS};
+
+  // What is the same for all rows.
+  Phase0::Columns columns0[STEPS];
+  Phase1::Columns columns1[STEPS];
+  if constexpr (PASSES == 1) {
+    const Row any = row_at(0, shared);
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      columns0[step] = read_columns<Phase0>(any, first_piece(step, 0));
+      columns1[step] = read_columns<Phase1>(any, first_piece(step, 0));
+    }
+  }
+  Sums sums[PASSES == 1 ? STEPS : 1] = {};
+  float largest[AMAXES] = {};
+  float none[1] = {};
+  int stage = 0;
+  int parity = 0;
+  for (i64 next = first; next < rows; next += together) {
+    if constexpr (STAGES > 1) {
+      gf::async_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
+      // Into the stage that this thread read in the round before.
+      copy_ahead(next + group + (STAGES - 1) * together, stage == 0 ? STAGES - 1 : stage - 1);
+    }
+    const Row row = row_at(next + group, shared + stage * STAGE_BYTES);
+    const bool writes_rows = thread == 0 && row.exists;
+    PerRow per_row;
+    per_row.begin0(row, operands, none);
+    if (writes_rows) {
+      per_row.store0(row);
+    }
+
+    Held held[STEPS];
+    gf::Passes<gf::Add, PASS_LEVELS> passes;
+#pragma unroll 1
+    for (int i = 0; i < PASSES; ++i) {
+      const Index pass = gf::Passes<gf::Add, PASS_LEVELS>::place(i);
+      float parts[STEPS];
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        const Index at = first_piece(step, pass);
+        const bool inside = in_row(thread + at);
+        float x[PIECE];
+        float y[PIECE];
+        if constexpr (PASSES == 1) {
+          Phase0::run(row, at, inside, read_rows<Phase0>(row, at), columns0[step], held[step], operands, per_row,
+                      largest, none, x, y, sums[step]);
+        } else {
+          Sums far = {};
+          if (inside && next != first) {
+            partials.load(far, thread + at);
+          }
+          Phase0::run(row, at, inside, read_rows<Phase0>(row, at), read_columns<Phase0>(row, at), held[step], operands,
+                      per_row, largest, none, x, y, far);
+          if (inside) {
+            partials.store(far, thread + at);
+          }
+        }
+        parts[step] = inside ? sum_of_products(x, y) : 0.0f;
+      }
+      passes.add(i, gf::tree<gf::Add>(parts));
+    }
+    float total[1] = {passes.total()};
+    const float sum = RowSum{reduced + parity * RowSum::SHARED_FLOATS}(total);
+    parity ^= 1;  // who is still reading the sum of this row finds it there while others begin the next
+    per_row.begin1(row, operands, sum, none);
+    if (writes_rows) {
+      per_row.store1(row);
+    }
+#pragma unroll 1
+    for (int pass = 0; pass < PASSES; ++pass) {
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        const Index at = first_piece(step, pass);
+        const bool inside = in_row(thread + at);
+        if constexpr (PASSES == 1) {
+          Phase1::run(row, at, inside, read_rows<Phase1>(row, at), columns1[step], held[step], operands, per_row,
+                      largest, none);
+        } else {
+          Phase1::run(row, at, inside, read_rows<Phase1>(row, at), read_columns<Phase1>(row, at), held[step], operands,
+                      per_row, largest, none);
+        }
+      }
+    }
+    RowSum::leave();
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+
+  if constexpr (SUMS > 0) {
+    if constexpr (PASSES == 1) {
+      leave_sums(sums, thread, group, partials, reinterpret_cast<float*>(shared));
+    }
+    gf::grid_barrier();
+    const i64 used = (rows + ROWS_PER_CTA - 1) / ROWS_PER_CTA;
+    add_up_all(totals, partials.apart, used < ctas ? used : ctas);
+  }
+}

@@ -1,0 +1,124 @@
+"""How a row is cut into what threads take together, and what a CTA holds of it."""
+
+import math
+from dataclasses import dataclass
+
+from graphfuse.codegen.rowwise import ACCESS, Rows
+from graphfuse.engines.limits import WARP
+from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
+from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
+
+_REGISTERS = 65536  # of an SM
+_MOST_REGISTERS = 255  # of a thread
+_MOST_ELEMENTS = 64  # of a row, that a thread takes
+_USED = 0.95  # of them, by the estimate below
+_WORK, _INPUT, _LOADED = 0.15, 0.3, 0.75  # registers for what is worked on, by element: of each input, if not copied
+_OTHERWISE, _ADDRESS = 30, 3  # and for all that does not grow with elements: of each tensor with rows, twice if read
+_AGAIN = 512  # threads of a CTA that reads rows again in each phase
+_AT_ONCE = 2  # pieces of a row that is read again
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a row is cut, from facts alone.
+
+    piece: elements that are summed one after another and taken together, no more than one access has. pieces: a row's.
+    kept: registers that a thread needs for each element that it takes of a row: for the sums over rows, what is the
+    same for all of them, and what is kept between phases. piece_bytes, value_bytes: what a thread copies ahead of each
+    piece and of each row. copies_all: whether that is all that is read whole.
+    """
+
+    facts: RmsNormBackwardFacts
+    piece: int
+    pieces: int
+    kept: float
+    piece_bytes: int
+    value_bytes: int
+    copies_all: bool
+
+    @classmethod
+    def of(cls, facts: RmsNormBackwardFacts) -> "Row":
+        whole = (*facts.program.read_whole, *facts.program.written_whole)
+        piece = math.gcd(facts.columns, ACCESS // max((view.dtype.bits // 8 for view in whole), default=4))
+        rows = Rows(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=2)
+        columns = {i for phase in (0, 1) for i in rows.reads(phase, False)}
+        kept = rows.held_bytes + sum(facts.program.inputs[i].dtype.bits // 8 for i in columns)
+        copied = rows.copies.inputs
+        return cls(
+            facts,
+            piece,
+            facts.columns // piece,
+            len(facts.program.sums) + kept / 4,
+            sum(c.nbytes for c in copied if c.pieces),
+            sum(c.nbytes for c in copied if not c.pieces),
+            sum(c.pieces for c in copied) == len(facts.program.read_whole),
+        )
+
+    def resident(self, knobs: RmsNormBackwardKnobs) -> bool:
+        """Whether threads have registers for the row."""
+        return self._has_registers(knobs, self._pieces(knobs), knobs.stages > 1)
+
+    def _has_registers(self, knobs: RmsNormBackwardKnobs, pieces: int, copied: bool) -> bool:
+        program = self.facts.program
+        read, written = len(program.read_whole), len(program.written_whole)
+        each = self.kept + _WORK + _INPUT * read + (0 if copied else _LOADED)
+        otherwise = _OTHERWISE + _ADDRESS * (read + written) * (1 if copied else 2)
+        there = min(_MOST_REGISTERS, _REGISTERS // (knobs.threads * knobs.ctas_per_sm))
+        elements = pieces * self.piece
+        return elements <= _MOST_ELEMENTS and elements * each + otherwise <= _USED * there
+
+    def is_again(self, knobs: RmsNormBackwardKnobs) -> bool:
+        """Whether the knobs are among those for rows that are read again in each phase."""
+        fixed = (knobs.threads_per_row, knobs.threads, knobs.stages) == (_AGAIN, _AGAIN, 1)
+        return fixed and (knobs.ctas_per_sm == 1 or self._has_registers(knobs, _AT_ONCE, copied=False))
+
+    def passes(self, knobs: RmsNormBackwardKnobs) -> int:
+        """How often a thread takes what it has registers for, a power of two."""
+        if self.resident(knobs):
+            return 1
+        return 1 << (-(-self._pieces(knobs) // _AT_ONCE) - 1).bit_length()
+
+    def steps(self, knobs: RmsNormBackwardKnobs) -> int:
+        """Pieces of one pass over the row that each thread takes."""
+        return -(-self._pieces(knobs) // self.passes(knobs))
+
+    def _pieces(self, knobs: RmsNormBackwardKnobs) -> int:
+        """Of the row, that each thread takes."""
+        return -(-self.pieces // knobs.threads_per_row)
+
+    def rows(self, knobs: RmsNormBackwardKnobs) -> Rows:
+        """What is printed and passed."""
+        facts = self.facts
+        resident = self.resident(knobs)
+        return Rows(
+            facts.program,
+            facts.row_extents,
+            facts.columns,
+            self.piece,
+            resident,
+            stages=knobs.stages if resident else 1,
+        )
+
+    def stage_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
+        """Shared memory of a CTA for one row each of its threads is ahead."""
+        return knobs.threads * (self.steps(knobs) * self.piece_bytes + self.value_bytes)
+
+    def dynamic_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
+        """Shared memory of a CTA whose size the launch gives."""
+        copied = knobs.stages * self.stage_bytes(knobs) if knobs.stages > 1 else 0
+        joined = knobs.rows_per_cta * self.facts.columns * 4 if self.facts.program.sums else 0
+        return max(copied, joined if knobs.rows_per_cta > 1 else 0)
+
+    def static_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
+        """Shared memory of a CTA that the kernel declares, at most."""
+        reduced = 2 * (knobs.threads * (2 if knobs.cluster > 1 else 1) + WARP)
+        return 4 * (reduced + knobs.threads * len(self.facts.program.sums))
+
+    def ctas(self, knobs: RmsNormBackwardKnobs) -> int:
+        """Of the grid: no more than have rows, but one at least where sums are written."""
+        wanted = -(-self.facts.rows // knobs.rows_per_cta) * knobs.cluster
+        return max(min(knobs.ctas, wanted), knobs.cluster if self.facts.program.sums else 0)
+
+    def partial_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
+        """Memory in which CTAs, or clusters, leave their sums over rows."""
+        return self.ctas(knobs) // knobs.cluster * self.facts.columns * 4 * len(self.facts.program.sums)

@@ -1,0 +1,93 @@
+"""Prints how a kernel copies what it reads of rows into shared memory ahead of their turn.
+
+Each thread copies what it will read itself, so that it waits for nobody. Its accesses lie THREADS accesses apart,
+side by side with those of its neighbours: piece after piece, then the values of which there is one a row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+LEAST = 4
+"""Bytes of the narrowest access that can be copied."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """An input that is copied.
+
+    name: of its address, in the row's struct. ctype, address: of one element, and of the thread's first piece in
+    memory. nbytes: of a piece, or of one value. width: bytes of an access. pieces: whether it has an element a column.
+    """
+
+    name: str
+    ctype: str
+    address: str
+    nbytes: int
+    width: int
+    pieces: bool
+
+    @property
+    def apart(self) -> str:
+        """The distance of two accesses of a thread."""
+        return f"{self.nbytes}, {self.width}, THREADS * {self.width}"
+
+    @property
+    def piece_read(self) -> str:
+        """The piece of the row `row` that lies `at` pieces behind the thread's first."""
+        return f"gf::load_apart<{self.apart}>(gf::offset(row.{self.name}, {self.step}))"
+
+    @property
+    def step(self) -> str:
+        """From the thread's first piece to that `at` pieces behind."""
+        return f"at / THREADS_PER_ROW * (THREADS * {self.nbytes})"
+
+    @property
+    def value_read(self) -> str:
+        return f"gf::decode<{self.ctype}>(gf::load_pack<{self.nbytes}, gf::Access::USUAL>(row.{self.name}).word[0])"
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Those of a row program. The memory of one row is `stage`."""
+
+    inputs: tuple[Copied, ...]
+
+    def named(self, name: str) -> Copied | None:
+        return next((copied for copied in self.inputs if copied.name == name), None)
+
+    def place(self, copied: Copied) -> str:
+        """Where the thread's first access of an input lies."""
+        return f"gf::offset(stage, {self._offset(copied)} + gf::thread_index() * {copied.width})"
+
+    def _offset(self, copied: Copied) -> str:
+        before = self._ordered[: self._ordered.index(copied)]
+        pieces = sum(c.nbytes for c in before if c.pieces)
+        return f"THREADS * (STEPS * {pieces} + {sum(c.nbytes for c in before if not c.pieces)})"
+
+    @property
+    def _ordered(self) -> tuple[Copied, ...]:
+        return tuple(sorted(self.inputs, key=lambda copied: not copied.pieces))
+
+    def source(self) -> Iterator[str]:
+        yield ""
+        yield "/// Where a row lies from which is copied, as one of its threads sees it."
+        yield "struct Ahead {"
+        yield from (f"  const void* {copied.name};" for copied in self.inputs)
+        yield "};"
+        yield "#define AHEAD {" + ", ".join(copied.address for copied in self.inputs) + "}"
+        pieces, values = (sum(c.nbytes for c in self.inputs if c.pieces is kind) for kind in (True, False))
+        yield f"constexpr int STAGE_BYTES = THREADS * (STEPS * {pieces} + {values});"
+        yield from self._copy("copy_piece", ", Index at", True)
+        yield from self._copy("copy_values", "", False)
+
+    def _copy(self, name: str, at: str, pieces: bool) -> Iterator[str]:
+        yield f"GF_DEVICE void {name}(const Ahead& row{at}, unsigned char* stage) {{"
+        yield f"  (void)row, (void)stage{', (void)at' * pieces};"
+        for copied in self.inputs:
+            if copied.pieces is pieces:
+                to, source = self.place(copied), f"row.{copied.name}"
+                if pieces:
+                    to = f"gf::offset({to}, {copied.step})"
+                    source = f"gf::offset({source}, at * {copied.nbytes})"
+                yield f"  gf::copy_apart<{copied.apart}>({to}, {source});"
+        yield "}"

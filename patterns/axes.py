@@ -1,0 +1,84 @@
+"""Which axes are rows and which are columns, and which nodes work on rows."""
+
+import math
+from dataclasses import dataclass
+
+from graphfuse.dtypes import data_type
+from graphfuse.enums import reduction_mode
+from graphfuse.ir import Graph, Node, TensorId
+from graphfuse.match import Match
+
+ENDS = ("block_scale_quantize", "reduction")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Which axes of the normalized tensor are rows and which are columns. ends: ops that may join although what they
+    make is not pointwise."""
+
+    graph: Graph
+    dim: tuple[int, ...]
+    columns: tuple[int, ...]
+    ends: tuple[str, ...]
+
+    @classmethod
+    def of(cls, match: Match, ends: tuple[str, ...] = ENDS) -> "Axes":
+        x = match.graph.tensors[match.tensors["input"]]
+        scale = match.tensors.get("scale")
+        if scale is None:
+            return cls(match.graph, x.dim, (len(x.dim) - 1,), ends)
+        extents = match.graph.tensors[scale].dim
+        return cls(match.graph, x.dim, tuple(axis for axis, extent in enumerate(extents) if extent != 1), ends)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return tuple(axis for axis in range(len(self.dim)) if axis not in self.columns)
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.dim[axis] for axis in self.columns)
+
+    def takes(self, index: int, inside: frozenset[int]) -> bool:
+        """Whether a node works on rows, so that it may join the nodes `inside`."""
+        graph, node = self.graph, self.graph.nodes[index]
+        if node.compute is not data_type.FLOAT or not all(self._fits(t) for _, t in node.inputs):
+            return False
+        if any(graph.producer.get(t) in inside and self._is_end(t) for _, t in node.inputs):
+            return False
+        if node.op_name in self.ends:
+            return self._ends(node) and graph.tensors[node.input("input")].dim == self.dim
+        if not node.op.pointwise or not self._fits(node.output("output")):
+            return False
+        output = graph.tensors[node.output("output")]
+        # What is the same for all rows can be worked out by each of them, but not written by one.
+        varies = any(output.dim[axis] != 1 for axis in self.axes) or math.prod(self.dim[a] for a in self.axes) == 1
+        readers = set(graph.consumers.get(output.id, ()))
+        return varies or (output.virtual and readers <= inside)
+
+    def _fits(self, t: TensorId) -> bool:
+        """Whether a tensor broadcasts to the rows: along all columns or none."""
+        dim = self.graph.tensors[t].dim
+        if len(dim) != len(self.dim) or any(e not in (1, x) for e, x in zip(dim, self.dim, strict=True)):
+            return False
+        return len({dim[axis] == self.dim[axis] for axis in self.columns if self.dim[axis] != 1}) <= 1
+
+    def _ends(self, node: Node) -> bool:
+        if node.op_name == "block_scale_quantize":
+            return True
+        if node.attribute("mode") is not reduction_mode.AMAX:
+            return False
+        dim = self.graph.tensors[node.output("output")].dim
+        return all(e == 1 for e in dim) or dim == self.per_row
+
+    def _is_end(self, t: TensorId) -> bool:
+        """Whether what was made inside is not known before all rows are done, or only in its quantized form."""
+        node = self.graph.nodes[self.graph.producer[t]]
+        if node.op_name == "reduction":
+            return self.graph.tensors[t].dim != self.per_row
+        if node.op_name == "rmsnorm_backward":
+            return t != node.output("DX")
+        return node.op_name in ENDS
+
+    @property
+    def per_row(self) -> tuple[int, ...]:
+        return tuple(1 if axis in self.columns else extent for axis, extent in enumerate(self.dim))

@@ -1,0 +1,158 @@
+"""From a match to a row program."""
+
+import abc
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from graphfuse.dtypes import data_type
+from graphfuse.engine import No
+from graphfuse.ir import Node, TensorId
+from graphfuse.match import Match
+from graphfuse.ops import quantize_axis
+from graphfuse.patterns.axes import Axes
+from graphfuse.patterns.layout import Layout
+from graphfuse.pointwise import Chain, Load, Operand, Scalar, Step
+from graphfuse.rowwise import AMAX, ColumnSum, RowProgram, Store, View
+
+
+@dataclass(frozen=True)
+class Built:
+    """row_extents: of the row axes, outermost first, neighbours joined where one stride serves both in every tensor;
+    at least one. columns: extent."""
+
+    row_extents: tuple[int, ...]
+    columns: int
+    program: RowProgram
+
+
+class Builder(abc.ABC):
+    """Makes the program of one match: a value for each tensor, a view for each that lies in memory."""
+
+    def __init__(self, match: Match, center: str):
+        self.graph, self.subgraph = match.graph, match.subgraph
+        self.rows = Axes.of(match)
+        self.center = match.node(center)
+        self.steps: list[Step] = []
+        self.values: dict[TensorId, Operand] = {}
+        self.loaded: dict[TensorId, int] = {}
+        self.stores: list[tuple[TensorId, Chain, Node | None]] = []
+        self.sums: list[tuple[TensorId, tuple[Operand, ...]]] = []
+        self.weights = {t for port in ("scale", "bias") for t in self._above(self.center.input(port))}
+
+    @abc.abstractmethod
+    def norm(self, node: Node) -> None:
+        """The steps of the node that the pattern is about."""
+
+    def made(self) -> Built | No:
+        for node in self.subgraph.nodes:
+            if node.compute is not data_type.FLOAT:
+                return No(f"{node} computes in {node.compute.name}; accepted: FLOAT")
+            if node.op_name == "block_scale_quantize":
+                axis = quantize_axis(self.rows.dim, dict(node.attributes))
+                if axis not in self.rows.columns[-1:]:
+                    columns = list(self.rows.columns)
+                    return No(f"{node} quantizes along axis {axis}, not along the last normalized axis of {columns}")
+        for node in self.subgraph.nodes:
+            self._node(node)
+        loads = [self.graph.tensors[t] for t in self.loaded]
+        by_value = next((t for t in loads if t.by_value), None)
+        if by_value:
+            return No(f"{by_value} is passed by value; accepted where it varies over columns: a tensor in memory")
+        viewed = [*self.loaded, *(t for t, _, _ in self.stores)]
+        summed = [t for t, _ in self.sums]
+        ends = [end.output("scale") for _, _, end in self.stores if end is not None and end.op_name != "reduction"]
+        layout = Layout.of(self.graph, self.rows, [*viewed, *ends, *summed])
+        views = {t: layout.view(self.graph.tensors[t], *self._varies(t)) for t in viewed}
+        views |= {t: layout.view(self.graph.tensors[t], rows=True, columns=True) for t in ends}
+        views |= {t: layout.view(self.graph.tensors[t], rows=False, columns=True) for t in summed}
+        for found in views.values():
+            if isinstance(found, No):
+                return found
+        program = RowProgram(
+            inputs=tuple(views[t] for t in self.loaded),
+            steps=tuple(self.steps),
+            stores=tuple(self._store(views, *stored) for stored in self.stores),
+            sums=tuple(ColumnSum(views[t], factors) for t, factors in self.sums),
+        )
+        return Built(layout.extents, self.rows.width, program)
+
+    def _above(self, tensor: TensorId | None) -> Iterator[TensorId]:
+        """`tensor` and all within the match that it is made from."""
+        if tensor is None:
+            return
+        yield tensor
+        made_by = self.graph.producer.get(tensor)
+        if made_by in self.subgraph.node_ids:
+            for _, t in self.graph.nodes[made_by].inputs:
+                yield from self._above(t)
+
+    def _varies(self, t: TensorId) -> tuple[bool, bool]:
+        """Whether a tensor in memory varies over rows and over columns. One row is as good as many: only
+        weight and bias are known to be the same for all of them."""
+        dim = self.graph.tensors[t].dim
+        rows, all_rows = ([e[axis] for axis in self.rows.axes] for e in (dim, self.rows.dim))
+        varies = any(e != 1 for e in rows) or (rows == all_rows and t not in self.weights)
+        if t in self.values and isinstance(self.values[t], Chain):
+            return varies, self.row_program.shapes[self.values[t].index].columns
+        wide = all(dim[axis] == self.rows.dim[axis] for axis in self.rows.columns)
+        return varies, wide
+
+    @property
+    def row_program(self) -> RowProgram:
+        """The steps, with inputs of which only the shape is known."""
+        inputs = tuple(View(t, "", data_type.FLOAT, (), 1, 1, *self._varies(t)) for t in self.loaded)
+        return RowProgram(inputs, tuple(self.steps), ())
+
+    def operand(self, t: TensorId, in_memory: bool = False) -> Operand:
+        if t not in self.values:
+            tensor = self.graph.tensors[t]
+            # Of one row of one column all tensors have one element, and are rows as they are elsewhere.
+            if tensor.elements == 1 and not in_memory and (tensor.by_value or math.prod(self.rows.dim) != 1):
+                return Scalar.of(tensor)
+            self.values[t] = Load(self.loaded.setdefault(t, len(self.loaded)))
+        return self.values[t]
+
+    def _chain(self, t: TensorId) -> Chain:
+        value = self.operand(t, in_memory=True)
+        return value if isinstance(value, Chain) else self.step(Step("identity", (("input", value),)))
+
+    def step(self, step: Step) -> Chain:
+        self.steps.append(step)
+        return Chain(len(self.steps) - 1)
+
+    def rounded(self, t: TensorId | None) -> data_type | None:
+        """What a value is rounded to for those in the match who read it: a stored one, and one whose type is
+        not what its node computes in."""
+        if t is None or not set(self.graph.consumers.get(t, ())) & set(self.subgraph.node_ids):
+            return None
+        dtype = self.graph.tensors[t].dtype
+        return None if dtype is data_type.FLOAT else dtype
+
+    def _node(self, node: Node) -> None:
+        if node is self.center:
+            self.norm(node)
+        elif node.op_name == "block_scale_quantize":
+            self.stores.append((node.output("Y"), self._chain(node.input("input")), node))
+            return
+        elif node.op_name == "reduction":
+            output = node.output("output")
+            if self.graph.tensors[output].dim != self.rows.per_row:
+                self.stores.append((output, self._chain(node.input("input")), node))
+                return
+            operand = self.operand(node.input("input"), in_memory=True)
+            self.values[output] = self.step(Step(AMAX, (("input", operand),), (), self.rounded(output)))
+        else:
+            operands = tuple((port, self.operand(t)) for port, t in node.inputs)
+            output = node.output("output")
+            step = Step(node.op_name, operands, node.attributes, self.rounded(output))
+            self.values[output] = self.step(step)
+        written = self.subgraph.outputs
+        self.stores += [(t, self.values[t], None) for _, t in node.outputs if t in written & self.values.keys()]
+
+    def _store(self, views: Mapping[TensorId, View], t: TensorId, value: Chain, end: Node | None) -> Store:
+        if end is None:
+            return Store(views[t], value)
+        if end.op_name == "reduction":
+            return Store(views[t], value, amax=True)
+        return Store(views[t], value, end.attribute("block_size"), views[end.output("scale")])

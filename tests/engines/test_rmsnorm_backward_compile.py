@@ -1,0 +1,59 @@
+"""What the backward engine proposes, as machine code: nothing is spilled, and as many CTAs fit an SM as are said to."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import cubin
+from gradients import Gradient
+from graphfuse import heur_mode, match
+from graphfuse.device import ARCHES, for_arch
+from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
+from graphfuse.freeze import freeze
+from graphfuse.lower import lower
+from graphfuse.patterns import rmsnorm_backward
+from graphfuse.runtime import nvrtc
+from graphs import BF16, FLOAT
+
+pytestmark = pytest.mark.compile
+
+ENGINE = RmsNormBackwardEngine()
+PLAIN, FULL = {}, {"activation": "gate", "residual": True, "dbias": True, "weight": "zero-centred"}
+PROBLEMS = [
+    Gradient(4096, columns, dtype, **around)
+    for columns in (64, 760, 1024, 4096, 5120, 8192, 16384, 32768, 65536)
+    for dtype in (BF16, FLOAT)
+    for around in (PLAIN, FULL)
+]
+
+
+def of(number: int) -> list[Gradient]:
+    """A third of the problems for each chip, each for two chips."""
+    return [case for i, case in enumerate(PROBLEMS) if (i + i // 3 + number) % 3 == 0]
+
+
+def candidates(case: Gradient, device) -> list[tuple]:
+    facts = next(match.find(rmsnorm_backward.PATTERN, lower(freeze(case.graph())))).facts
+    every = ENGINE.propose(facts, device, heur_mode.B)
+    return [(facts, knobs) for knobs in (*every[:2], *every[3 :: max(1, len(every) // 3)])]
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_what_is_proposed_runs_as_said(arch):
+    import cuda.core  # noqa: F401 - before the threads: two first imports of it at once fail
+
+    device = for_arch(arch)
+    found = [c for case in of(ARCHES.index(arch)) for c in candidates(case, device)]
+
+    def used(candidate: tuple) -> dict[str, int]:
+        return cubin.usage(nvrtc.compile(ENGINE.source(*candidate), device.arch, "rmsnorm_backward.cu"))
+
+    with ThreadPoolExecutor(2) as pool:
+        for (facts, knobs), use in zip(found, pool.map(used, found), strict=True):
+            launch, what = ENGINE.launch(facts, knobs), (facts.columns, knobs, use)
+            assert use["STACK"] == use["LOCAL"] == 0, what
+            warps = -(-launch.block // 32) * knobs.ctas_per_sm
+            assert -(-use["REG"] // 8) * 8 * 32 * warps <= device.registers_per_sm, what
+            shared = use["SHARED"] + launch.shared_bytes
+            assert shared <= device.shared_memory_per_block, what
+            assert knobs.ctas_per_sm * (shared + 1024) <= device.shared_memory_per_sm, what
