@@ -1,5 +1,15 @@
 """The benches there are, by name."""
 
-from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_silu
+from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_backward, rmsnorm_silu
 
-BENCHES = {bench.name: bench for bench in (rmsnorm_silu.BENCH, add_rmsnorm.BENCH, add_rmsnorm.FP8, qk_norm.BENCH)}
+BENCHES = {
+    bench.name: bench
+    for bench in (
+        rmsnorm_silu.BENCH,
+        add_rmsnorm.BENCH,
+        add_rmsnorm.FP8,
+        qk_norm.BENCH,
+        rmsnorm_backward.BENCH,
+        rmsnorm_backward.RESIDUAL_BENCH,
+    )
+}

@@ -1,12 +1,14 @@
 """What a bench is to reach, as data: a figure of the results and its limit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from graphfuse.benchmarks.results import Results, mean, name, size_text
 
 Figure = Callable[[Results], tuple[float, str] | None]
 """A figure and the case it comes from ("" for a mean); None if nothing was measured that it needs."""
+Which = Callable[[dict], bool]
+"""Whether a case of a record counts."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Verdict:
     met: bool | None
 
 
+def _every(case: dict) -> bool:
+    return True
+
+
 def slowest_against_best(outputs: tuple[str, ...], limit: float, by: str = "", how: str = "") -> Target:
     """Ours over the best peer of the same case, at worst. by, how: another way of ours, and which, in words."""
 
@@ -46,11 +52,11 @@ def slowest_against_best(outputs: tuple[str, ...], limit: float, by: str = "", h
     return Target(f"{_and(outputs)}{how}: time over the best peer's, at worst", limit, False, figure)
 
 
-def mean_speedup(peer: str, title: str, outputs: tuple[str, ...], limit: float) -> Target:
-    """A peer over ours, geometric mean."""
+def mean_speedup(peer: str, title: str, outputs: tuple[str, ...], limit: float, which: Which = _every) -> Target:
+    """A peer over ours, geometric mean over the cases that `which` says."""
 
     def figure(r: Results):
-        value = mean(ratio for ratio, _ in r.ratios(r.cases(*outputs), peer, r.ours))
+        value = mean(ratio for ratio, _ in r.ratios(filter(which, r.cases(*outputs)), peer, r.ours))
         return None if value is None else (value, "")
 
     return Target(f"{_and(outputs)}: speed-up over {title}, geometric mean", limit, True, figure)
@@ -58,12 +64,22 @@ def mean_speedup(peer: str, title: str, outputs: tuple[str, ...], limit: float) 
 
 def least_of_stream(output: str, low: float, high: float, limit: float, by: str = "", how: str = "") -> Target:
     """Fraction of the stream limit where low <= bytes moved < high, at worst. by, how: as of slowest_against_best."""
+    return _least_of_stream(
+        f"{output}{how}, {size_text(low, high)}", limit, by, lambda r: r.cases(output, size=(low, high))
+    )
 
+
+def least_of_stream_where(output: str, which: Which, where: str, limit: float) -> Target:
+    """Fraction of the stream limit in the cases that `which` says, at worst. where: which these are, in words."""
+    return _least_of_stream(f"{output}, {where}", limit, "", lambda r: filter(which, r.cases(output)))
+
+
+def _least_of_stream(title: str, limit: float, by: str, cases: Callable[[Results], Iterable[dict]]) -> Target:
     def figure(r: Results):
-        ratios = r.ratios(r.cases(output, size=(low, high)), r.stream, by or r.ours)
+        ratios = r.ratios(cases(r), r.stream, by or r.ours)
         return min(((ratio, name(case)) for ratio, case in ratios), default=None)
 
-    return Target(f"{output}{how}, {size_text(low, high)}: fraction of the stream limit, at worst", limit, True, figure)
+    return Target(f"{title}: fraction of the stream limit, at worst", limit, True, figure)
 
 
 def slowest_against_stream(below: float, limit: float) -> Target:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import bench_record
 from graphfuse import cli, heur_mode, record, settings
-from graphfuse.benchmarks import command, render, session, tables, target
+from graphfuse.benchmarks import command, render, rmsnorm_backward, session, tables, target
 from graphfuse.benchmarks.add_rmsnorm import Case as AddCase
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.peer import Peer, Work, overwriting
@@ -102,6 +102,9 @@ def test_the_last_row_is_always_checked():
 NEW = [b for b in BENCHES.values() if b is not BENCH]
 SMALL_ADD = [AddCase(5, 96, output) for output in ("bf16", "fp8_e4m3")]
 QK = QkCase(5, 4, 2)
+BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH)
+SMALL_BACKWARD = [rmsnorm_backward.Case(37, 96, output) for output in rmsnorm_backward.TYPES]
+SMALL_BACKWARD += [rmsnorm_backward.ResidualCase(1100, 24, "bf16")]
 
 
 @pytest.mark.parametrize("bench", NEW, ids=lambda b: b.name)
@@ -115,8 +118,9 @@ def test_every_case_is_one_kernel(bench):
             made.validate()
             made.build_operation_graph()
             made.create_execution_plans([heur_mode.OPENSOURCE])
-            assert made.get_plan_name_at_index(0).count("rmsnorm[") == kernels, case
-            assert made.get_workspace_size_plan_at_index(0) == 0, case
+            name = "rmsnorm_backward[" if bench in BACKWARD else "rmsnorm["
+            assert made.get_plan_name_at_index(0).count(name) == made.get_plan_name_at_index(0).count("[") == kernels
+            assert (made.get_workspace_size_plan_at_index(0) > 0) == (bench in BACKWARD), case
 
 
 def test_the_sizes_asked_for():
@@ -125,7 +129,7 @@ def test_the_sizes_asked_for():
     assert {(c.rows, c.columns) for c in BENCHES["add-rmsnorm-fp8"].cases} < sizes
 
 
-@pytest.mark.parametrize("case", SMALL_ADD, ids=lambda c: c.output)
+@pytest.mark.parametrize("case", [*SMALL_ADD, *SMALL_BACKWARD], ids=lambda c: f"{type(c).__name__} {c.output}")
 def test_added_bytes_are_those_of_the_tensors(case):
     (operands,) = case.sets(1, "cpu")
     assert case.moved == sum(t.numel() * t.itemsize for t in operands.pack().values())
@@ -134,6 +138,25 @@ def test_added_bytes_are_those_of_the_tensors(case):
 def test_bytes_of_heads_are_read_and_written():
     (operands,) = QK.sets(1, "cpu")
     assert QK.moved == sum(t.numel() * t.itemsize for t in operands.pack().values())
+
+
+@pytest.mark.parametrize("case", SMALL_BACKWARD, ids=lambda c: f"{type(c).__name__} {c.output}")
+def test_gradients_are_judged(case):
+    for peer in (graphfuse.PEER, stream.PEER):  # torch's own kernel is on GPUs alone
+        sets, work = made(peer, case)
+        assert session.checked(case, sets[0], work, peer.tight) is None, peer.name
+    (operands,) = case.sets(1, "cpu")
+    dx, dweight = torch_eager.rmsnorm_backward(
+        operands.dy, operands.x, operands.weight, operands.inverse_rms, operands.residual
+    )
+    operands.dx.copy_(dx), operands.dweight.copy_(dweight)
+    assert case.wrong(operands, tight=True) is None
+    operands.dweight[3] += 10
+    assert "wrong dweight: 1 of " in case.wrong(operands, tight=False)
+    operands.dx[case.rows - 1, 5] += 0.5
+    assert f"wrong dx: 1 of {case.rows * case.columns} values checked, first in row {case.rows - 1}, " in case.wrong(
+        operands, tight=False
+    )
 
 
 ADDING = {"bf16": torch_eager.ADD_RMSNORM, "fp8_e4m3": torch_eager.ADD_RMSNORM_FP8}
@@ -257,7 +280,9 @@ def test_a_record_of_it_makes_its_section(bench, tmp_path):
     once = render.rendered(text, tmp_path)
     assert f"\n## {bench.title}\n" in once and "not measured" not in once
     assert all(peer.title in once for peer in bench.peers)
-    assert f"| {bench.title} | {bench.cases[0].output} | {len(bench.cases)} |" in once
+    for output in {case.output for case in bench.cases}:
+        count = sum(case.output == output for case in bench.cases)
+        assert f"| {bench.title} | {output} | {count} |" in once
     assert render.rendered(once, tmp_path) == once
 
 

@@ -14,11 +14,16 @@ DEPENDENT_LAUNCH, ONE_LAUNCH = "dependent launch", "one launch"
 
 def work(graph, packs: Sequence[Mapping[str, object]], **options) -> Work:
     """One graph executed on each pack; options are those of execute."""
+    import torch
+
     import graphfuse as gf
 
     graph.build([gf.heur_mode.FALLBACK if str(graph.handle.device) == "cpu" else gf.heur_mode.OPENSOURCE])
     why = dict.fromkeys(part.why for part in graph._plan(0).parts)
-    calls = [functools.partial(graph.execute, pack, **options) for pack in packs]
+    device = next(iter(packs[0].values())).device
+    # One for all calls, which run one after another.
+    workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=device)
+    calls = [functools.partial(graph.execute, pack, workspace, **options) for pack in packs]
     return Work(calls, graph.get_plan_name_at_index(0), ", ".join(why))
 
 

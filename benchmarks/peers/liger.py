@@ -1,6 +1,6 @@
 """Liger's Triton kernels, which make their outputs themselves and keep the inverse RMS."""
 
-from graphfuse.benchmarks.peer import Peer, Work, returning
+from graphfuse.benchmarks.peer import Peer, Work, overwriting, returning
 
 
 def _add_rmsnorm(case, sets) -> Work:
@@ -12,4 +12,24 @@ def _add_rmsnorm(case, sets) -> Work:
     return returning(case, sets, ("out", "sum"), norm)
 
 
+def _rmsnorm_backward(case, sets) -> Work:
+    from liger_kernel.ops.fused_add_rms_norm import fused_add_rms_norm_backward
+    from liger_kernel.ops.rms_norm import rms_norm_backward
+    from liger_kernel.ops.utils import calculate_settings
+
+    norm, settings = (0.0, 0), calculate_settings(case.columns)  # offset of the weight; casts as in Llama
+    stages = 2  # as its forward says
+
+    def call(s) -> None:
+        # In place, as is its default: dx takes the place of dy.
+        given = (s.x, s.weight, s.inverse_rms, *norm, *settings)
+        if s.residual is None:
+            *_, s.dweight = rms_norm_backward(s.dx, *given, True, None)
+        else:
+            *_, s.dweight = fused_add_rms_norm_backward(s.dx, s.residual, *given, stages, True)
+
+    return overwriting(case, sets, call, dx="dy")
+
+
 ADD_RMSNORM = Peer("liger", "Liger", _add_rmsnorm, ("liger-kernel", "triton"), keeps_builds=True)
+RMSNORM_BACKWARD = Peer("liger", "Liger, in place", _rmsnorm_backward, ("liger-kernel", "triton"), keeps_builds=True)

@@ -1,8 +1,8 @@
-"""Quack's kernel, with its own choice of configuration, writing into given tensors."""
+"""Quack's kernels, with their own choice of configuration; forward, they write into given tensors."""
 
 import functools
 
-from graphfuse.benchmarks.peer import Peer, Work
+from graphfuse.benchmarks.peer import Peer, Work, returning
 from graphfuse.benchmarks.peers.graphfuse import ONE_LAUNCH
 
 
@@ -32,9 +32,19 @@ def _qk_norm_one(case, sets) -> Work:
     return Work([functools.partial(_norm, s, s.joint, s.joint_weight, s.joint) for s in sets])
 
 
+def _rmsnorm_backward(case, sets) -> Work:
+    from quack.rmsnorm import rmsnorm_bwd
+
+    def gradients(s):
+        return rmsnorm_bwd(s.x, s.weight, s.dy, s.inverse_rms, s.residual)[:2]
+
+    return returning(case, sets, ("dx", "dweight"), gradients)
+
+
 _VERSIONS = ("quack-kernels", "nvidia-cutlass-dsl")
 
 ADD_RMSNORM = Peer("quack", "Quack", _add_rmsnorm, _VERSIONS, keeps_builds=True)
+RMSNORM_BACKWARD = Peer("quack", "Quack", _rmsnorm_backward, _VERSIONS, keeps_builds=True)
 QK_NORM = (
     Peer("quack", "Quack", _qk_norm, _VERSIONS, keeps_builds=True),
     Peer("quack_one_launch", "Quack, one launch", _qk_norm_one, _VERSIONS, way=ONE_LAUNCH),

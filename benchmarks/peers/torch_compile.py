@@ -53,6 +53,15 @@ def _qk_norm(case, sets) -> Work:
     return returning(case, sets, ("q_out", "k_out"), lambda s: compiled(s.q, s.k, s.q_weight, s.k_weight, s.eps))
 
 
+def _rmsnorm_backward(case, sets) -> Work:
+    compiled = _compiled(torch_eager.rmsnorm_backward)
+
+    def gradients(s):
+        return compiled(s.dy, s.x, s.weight, s.inverse_rms, s.residual)
+
+    return returning(case, sets, ("dx", "dweight"), gradients)
+
+
 def _peer(make, why_not=lambda case, arch: None, where: str = "") -> Peer:
     return Peer("torch_compile", f"torch.compile{where}", make, ("torch", "triton"), why_not, keeps_builds=True)
 
@@ -61,3 +70,4 @@ RMSNORM_SILU = _peer(_rmsnorm_silu, torch_eager.why_not)
 ADD_RMSNORM = _peer(_add_rmsnorm)
 ADD_RMSNORM_FP8 = _peer(_add_rmsnorm_fp8)
 QK_NORM = _peer(_qk_norm, where=", new tensors")
+RMSNORM_BACKWARD = _peer(_rmsnorm_backward)

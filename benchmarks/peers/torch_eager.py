@@ -65,6 +65,28 @@ def _qk_norm(case, sets) -> Work:
     return returning(case, sets, ("q_out", "k_out"), lambda s: qk_norm(s.q, s.k, s.q_weight, s.k_weight, s.eps))
 
 
+def rmsnorm_backward(dy, x, weight, inverse_rms, residual):
+    """Gradients of input and weight, worked out in float32. residual: what is added to the input's, or None."""
+    normal, scaled = x.float() * inverse_rms[:, None], dy.float() * weight.float()
+    dx = inverse_rms[:, None] * (scaled - normal * (scaled * normal).mean(1, keepdim=True))
+    if residual is not None:
+        dx = dx + residual.float()
+    return dx.to(x.dtype), (dy.float() * normal).sum(0).to(weight.dtype)
+
+
+def _rmsnorm_backward(case, sets) -> Work:
+    import torch
+
+    def gradients(s):
+        dx, dweight = torch.ops.aten._fused_rms_norm_backward(
+            s.dy, s.x, s.weight.shape, s.inverse_rms[:, None], s.weight, [True, True]
+        )
+        return (dx if s.residual is None else dx + s.residual), dweight
+
+    return returning(case, sets, ("dx", "dweight"), gradients)
+
+
 ADD_RMSNORM = Peer("torch_eager", "torch eager", _add_rmsnorm, ("torch",))
 ADD_RMSNORM_FP8 = Peer("torch_eager", "torch eager", _add_rmsnorm_fp8, ("torch",))
 QK_NORM = Peer("torch_eager", "torch eager, new tensors", _qk_norm, ("torch",))
+RMSNORM_BACKWARD = Peer("torch_eager", "torch eager", _rmsnorm_backward, ("torch",))
