@@ -97,6 +97,11 @@ def test_changing_what_is_kept_is_torchs_error(name):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
+def test_nodes_are_called_as_their_operators(name):
+    assert OPERATORS[name].run(tensors(name))[0].grad_fn.name() == f"{name}Backward"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
 def test_results_may_be_changed(name):
     given = tensors(name)
     want = gradients(OPERATORS[name].run(given)[:1], given, grads(OPERATORS[name].run(given)[:1]))
