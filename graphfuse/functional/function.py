@@ -172,9 +172,11 @@ def _dispatched(f: Function, *values) -> object:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether no class of its own wants to see what is done to a tensor, as those of fake tensors do."""
-    return getattr(type(value), "__torch_dispatch__", torch._C._disabled_torch_dispatch_impl) is (
-        torch._C._disabled_torch_dispatch_impl
+    """Whether nobody else wants to see what is done to a tensor: a class of its own, as that of fake tensors, or the
+    vmap that autograd has for ``is_grads_batched``, which is not one of torch.func's transforms."""
+    hook = getattr(type(value), "__torch_dispatch__", torch._C._disabled_torch_dispatch_impl)
+    return hook is torch._C._disabled_torch_dispatch_impl and not (
+        isinstance(value, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(value)
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from graphfuse.errors import GraphNotSupportedError
+from graphfuse.errors import GraphNotSupportedError, VariantPackTypeError
 from graphfuse.functional.function import Function, define
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.functional.problem import Variant
@@ -21,9 +21,11 @@ from graphfuse.torch.norm import Norm
 
 
 def _alone() -> bool:
-    """Whether nothing but autograd wants to see what is called: no compiler, mode, transform or forward derivative."""
+    """Whether nothing but autograd wants to see what is called: no compiler, tracer, mode, transform or forward
+    derivative."""
     return not (
         is_dynamo_compiling()
+        or torch._C._is_tracing()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
@@ -93,6 +95,8 @@ def _formula(name: str, norm: Norm, training: _Step, gradients: _Step) -> type[t
 
         @staticmethod
         def forward(ctx, *values):
+            if ctx.needs_input_grad[-1]:
+                raise VariantPackTypeError("eps is a tensor that requires a gradient; accepted: a number")
             y, *total, inverse_rms = training(*values)
             given = dict(zip(names, values, strict=False))
             ctx.set_materialize_grads(False)
@@ -129,8 +133,7 @@ def _formula(name: str, norm: Norm, training: _Step, gradients: _Step) -> type[t
                     found["residual"] = found["x"]
             return (*(found.get(name) if needs[name] else None for name in names), None)
 
-    Formula.__name__ = Formula.__qualname__ = name
-    return Formula
+    return type(name, (Formula,), {})  # by whose name torch calls the node of its graph, in errors and profiles
 
 
 def _in_rows(grad: torch.Tensor | None) -> torch.Tensor | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from graphfuse.errors import VariantPackError
+from graphfuse.errors import VariantPackError, VariantPackTypeError
 from graphfuse.torch.operators import add_rms_norm, rms_norm, rms_norm_silu
 
 
@@ -34,9 +34,12 @@ class AddRMSNorm(RMSNorm):
 
 def _over_rows(module: torch.nn.RMSNorm, operator: Callable[..., object], *tensors: torch.Tensor):
     """The operator over all dimensions of normalized_shape as one."""
-    shape, given = module.normalized_shape, tensors[0].shape
-    if tuple(given[len(given) - len(shape) :]) != tuple(shape):
-        raise VariantPackError(f"x has shape {tuple(given)}; accepted: (..., {', '.join(map(str, shape))})")
+    shape = module.normalized_shape
+    for name, t in zip(("x", "residual"), tensors, strict=False):
+        if not isinstance(t, torch.Tensor):
+            raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
+        if t.shape[-len(shape) :] != shape:
+            raise VariantPackError(f"{name} has shape {tuple(t.shape)}; accepted: (..., {', '.join(map(str, shape))})")
     if len(shape) == 1:
         return operator(*tensors, module.weight, module.eps)
     weight = None if module.weight is None else module.weight.flatten()

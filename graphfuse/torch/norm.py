@@ -16,7 +16,8 @@ STATISTICS = types(data_type.FLOAT, data_type.DOUBLE)
 
 
 def _statistics(tensors) -> torch.dtype:
-    return torch.float64 if tensors["x"].dtype == torch.float64 else torch.float32
+    """The type that is computed in: gradients are as exact as results."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
 
 
 X = Argument("x", TYPES)

@@ -97,6 +97,11 @@ def test_changing_what_is_kept_is_torchs_error(name):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
+def test_nodes_are_called_as_their_operators(name):
+    assert OPERATORS[name].run(tensors(name))[0].grad_fn.name() == f"{name}Backward"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
 def test_results_may_be_changed(name):
     given = tensors(name)
     want = gradients(OPERATORS[name].run(given)[:1], given, grads(OPERATORS[name].run(given)[:1]))
@@ -127,6 +132,22 @@ def test_gradients_accumulate(set_to_none):
     module.zero_grad(set_to_none)
     module(x).sum().backward()
     assert torch.equal(module.weight.grad, one)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_batches_of_gradients(name, create_graph):
+    """As torch.autograd.functional.jacobian(vectorize=True) makes them, by a vmap that is not torch.func's."""
+    for asked in ([*OPERATORS[name].tensors], ["weight"], ["x"]):
+        given = {n: t.requires_grad_(n in asked) for n, t in tensors(name, grad=False).items()}
+        made = [y for y in OPERATORS[name].run(given) if y.requires_grad]
+        outer = [torch.randn(3, *y.shape) for y in made]
+        inputs = [given[n] for n in asked]
+        want = [torch.autograd.grad(made, inputs, one, retain_graph=True) for one in zip(*outer, strict=True)]
+        got = torch.autograd.grad(made, inputs, outer, is_grads_batched=True, create_graph=create_graph)
+        for g, each in zip(got, zip(*want, strict=True), strict=True):
+            torch.testing.assert_close(g, torch.stack(each), rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture

@@ -56,6 +56,22 @@ def test_strides(name):
     check(name, {n: turned(t) for n, t in tensors(name, (3, 6), torch.float64).items()})
 
 
+@pytest.mark.parametrize(("name", "wide"), [(n, a) for n, o in OPERATORS.items() for a in o.tensors])
+def test_one_tensor_in_float64(name, wide):
+    """Its gradient is as exact as its type."""
+    given = {n: t.to(torch.float64 if n == wide else torch.float32).detach() for n, t in tensors(name).items()}
+    given[wide].requires_grad_()
+    exact = {n: t.detach().double() for n, t in given.items()}
+    if "residual" in given and wide != "residual":  # the sum is returned, and normalized, in residual's type
+        exact |= {"x": OPERATORS[name].run(given)[1].detach().double(), "residual": torch.zeros(5, 64)}
+    exact[wide].requires_grad_()
+    (got,), (want,) = (
+        torch.autograd.grad(f(t)[0].double().sum(), t[wide])
+        for f, t in ((OPERATORS[name].run, given), (OPERATORS[name].exact, exact))
+    )
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
 def test_float64_is_computed_in_float64():
     given = tensors("rms_norm", (4, 64), torch.float64)
     (got,), (want,) = OPERATORS["rms_norm"].run(given), OPERATORS["rms_norm"].exact(given)

@@ -90,6 +90,26 @@ def test_shapes_that_do_not_fit(kind, shape, affine):
             run(module, x)
 
 
+@pytest.mark.parametrize("shape", [16, (3, 16)])
+def test_residuals_that_do_not_fit(shape):
+    """One that has as many elements in other dimensions is no better than one that has too few."""
+    module, x = AddRMSNorm(shape), torch.randn(2, 3, 16)
+    for residual in (torch.randn(2, 16, 3), torch.randn(48), torch.randn(())):
+        with pytest.raises(graphfuse.VariantPackError, match=r"residual has shape \(.*accepted: \(\.\.\., "):
+            module(x, residual)
+    with pytest.raises(graphfuse.VariantPackError, match="residual has shape"):
+        module(x, torch.randn(3, 16))
+
+
+@pytest.mark.parametrize("shape", [16, (3, 16)])
+@pytest.mark.parametrize("kind", MODULES)
+def test_what_is_no_tensor(kind, shape):
+    with pytest.raises(graphfuse.VariantPackTypeError, match="x must be a torch tensor, got list"):
+        kind(shape)([1.0] * 16, *[torch.ones(16)] * (kind is AddRMSNorm))
+    with pytest.raises(graphfuse.VariantPackTypeError, match="residual must be a torch tensor, got NoneType"):
+        AddRMSNorm(shape)(torch.ones(3, 16), None)
+
+
 def test_where_they_are():
     """graphfuse.torch comes when it is asked for, and takes nobody's torch."""
     code = (

@@ -138,6 +138,22 @@ def test_export(strict):
     torch.testing.assert_close(program.module()(x), torch.nn.functional.rms_norm(x, (64,)))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("grad", [False, True])
+def test_trace(grad):
+    """torch.jit.trace hears of the operator, whose memory it would take for a constant."""
+    module = training.RMSNorm(64)
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(module, torch.randn(5, 64), check_trace=False)
+        assert "graphfuse::rms_norm" in str(traced.graph)
+        x = torch.randn(9, 64)
+        got, want = traced(x), module(x)
+    assert torch.equal(got, want)
+    if grad:
+        found = (torch.autograd.grad(y.square().sum(), [*module.parameters()])[0] for y in (got, want))
+        assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_fake_tensors(name):
     """Shapes and types of results and gradients as of real tensors, and errors."""
@@ -203,6 +219,12 @@ def test_refused(name, case, grad):
 def test_an_eps_that_is_no_number(grad):
     with pytest.raises(graphfuse.VariantPackError, match="'eps'.*str is not a number"):
         OPERATORS["rms_norm"].run(tensors("rms_norm", grad=grad), eps="a")
+
+
+def test_an_eps_that_asks_for_a_gradient():
+    eps = torch.tensor(EPS, requires_grad=True)
+    with pytest.raises(graphfuse.VariantPackTypeError, match="eps is a tensor that requires a gradient; accepted: a n"):
+        OPERATORS["rms_norm"].run(tensors("rms_norm"), eps=eps)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
