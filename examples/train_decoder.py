@@ -186,10 +186,12 @@ def plot(path: str, ours: list[float], torchs: list[list[float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--steps", type=int, help="of each run")
+    parser.add_argument("--steps", type=int, help=f"of each run, {EVERY} or more")
     parser.add_argument("--plot", help="where to draw the losses (matplotlib)")
     given = parser.parse_args()
     size = SIZES[given.device]
+    if given.steps is not None and given.steps < EVERY:
+        parser.error(f"--steps is {given.steps}; accepted: {EVERY} or more")
     steps = given.steps or size.steps
     print(f"{size.layers} layers of {size.width} on {given.device}, {steps} steps of {size.batch} x {size.context}")
     torchs = [train(TORCH, seed, size, given.device, steps) for seed in SEEDS]
@@ -203,7 +205,8 @@ def main() -> None:
         plot(given.plot, ours, torchs)
     if not ours[-1] < 0.7 * ours[0]:
         raise SystemExit("nothing was learned")
-    if not difference < spread:
+    # In float32 they are far closer than two seeds: a gradient that is a little wrong may still learn like one.
+    if not difference < (spread / 10 if given.device == "cpu" else spread):
         raise SystemExit("the two loss curves do not agree")
     print("the loss curves of graphfuse and torch agree")
 

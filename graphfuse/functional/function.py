@@ -106,7 +106,7 @@ def define(f: Function) -> Callable[..., object]:
 
 _TEXT = """
 def call({parameters}):
-    if compiling():
+    if compiling() or tracing():
         # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
         return run({others}) if {usual} else dispatched({parameters})
     try:
@@ -125,6 +125,7 @@ def _written(f: Function) -> Callable[..., object]:
     problems: dict[tuple, Shortcut] = {}
     names = {
         "compiling": is_dynamo_compiling,
+        "tracing": torch._C._is_tracing,
         "declined": DECLINED,
         "first": functools.partial(_first, f, problems),
         "dispatched": functools.partial(_dispatched, f),

@@ -206,3 +206,18 @@ def test_errors_while_compiling_name_the_argument():
     fast = torch.compile(functional.rmsnorm, fullgraph=True, dynamic=True, backend="eager")
     with pytest.raises(Exception, match=r"weight has shape \(.*accepted"):
         fast(torch.randn(4, 64), torch.randn(63))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("given", [False, True], ids=["new", "out"])
+def test_a_trace_has_the_operator(given):
+    """torch.jit.trace would take what it does not hear of for a constant."""
+
+    def norm(x, weight):
+        return functional.rmsnorm(x, weight, out=torch.empty_like(x) if given else None) * 2
+
+    x, weight = torch.randn(2, 5, 64).unbind(0), torch.rand(64)
+    norm(x[0], weight)  # with a shortcut
+    traced = torch.jit.trace(norm, (x[0], weight), check_trace=False)
+    assert "graphfuse::rmsnorm" in str(traced.graph)
+    assert torch.equal(traced(x[1], weight), norm(x[1], weight))
