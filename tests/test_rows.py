@@ -37,9 +37,10 @@ def test_every_combination_is_one_kernel(arch):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("place, arch", [pytest.param(i, a, id=a) for i, a in enumerate(ARCHES)])
-def test_every_combination_compiles_for_some_chip(place, arch):
-    """Each for one chip, for time's sake: without a warning, with all it needs in registers."""
-    for case in CASES[place :: len(ARCHES)]:
+def test_combinations_compile(place, arch):
+    """A third of them, each for one chip, for time's sake: without a warning, with all it needs in registers. On a GPU
+    all are compiled and run."""
+    for case in CASES[place :: 3 * len(ARCHES) + 1]:
         (part,) = planned(case, arch).plans[0].parts
         log = io.StringIO()
         code = nvrtc.compile(part.engine.source(part.facts, part.knobs), arch, "rmsnorm.cu", log)

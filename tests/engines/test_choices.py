@@ -16,8 +16,8 @@ SIZES = (*sizes.seeds(rows=sizes.ROWS[:1]), *sizes.off_the_table())  # rows ente
 
 
 def of(number: int) -> list[sizes.Size]:
-    """A third of the sizes for each chip, of every kind, each size for two chips."""
-    return [size for i, size in enumerate(SIZES) if (i + i // 3 + number) % 3 == 0]
+    """Each size for one chip, of every kind for each chip."""
+    return [size for i, size in enumerate(SIZES) if (i + i // len(ARCHES) + number) % len(ARCHES) == 0]
 
 
 def test_every_size_is_compiled_for_some_chip():

@@ -28,14 +28,14 @@ PROBLEMS = [
 
 
 def of(number: int) -> list[Gradient]:
-    """A third of the problems for each chip, each for two chips."""
-    return [case for i, case in enumerate(PROBLEMS) if (i + i // 3 + number) % 3 == 0]
+    """Each problem for one chip, for time's sake."""
+    return PROBLEMS[number :: len(ARCHES)]
 
 
 def candidates(case: Gradient, device) -> list[tuple]:
     facts = next(match.find(rmsnorm_backward.PATTERN, lower(freeze(case.graph())))).facts
     every = ENGINE.propose(facts, device, heur_mode.B)
-    return [(facts, knobs) for knobs in (*every[:2], *every[3 :: max(1, len(every) // 3)])]
+    return [(facts, knobs) for knobs in (*every[:2], *every[3 :: max(1, len(every) // 2)])]
 
 
 @pytest.mark.parametrize("arch", ARCHES)
