@@ -1,5 +1,6 @@
 # make demo       the main job, from a fresh clone
 # make test       every test that needs no GPU
+# make test-all   those and what takes longer
 # make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json
 # make gpu-check  those, then the kernels under compute-sanitizer; writes docs/records/gpu-check-DEVICE.json
 # make bench      every bench, size and peer that is installed; writes docs/records/BENCH-DEVICE.json
@@ -14,13 +15,16 @@ BENCHES := rmsnorm-silu add-rmsnorm add-rmsnorm-fp8 qk-norm
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 INSTALLED := .venv/installed
 
-.PHONY: demo test gpu-test gpu-check bench bench-docs kernel-table clean
+.PHONY: demo test test-all gpu-test gpu-check bench bench-docs kernel-table clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/rmsnorm_silu.py
 
 test: $(INSTALLED)
 	.venv/bin/python -m pytest -n 2 --dist loadgroup
+
+test-all: $(INSTALLED)
+	.venv/bin/python -m pytest -n 2 --dist loadgroup -m 'not gpu'
 
 gpu-test: $(INSTALLED)
 	.venv/bin/python -m pytest tests -m gpu --record=docs/records

@@ -61,6 +61,7 @@ SHARING = [name for name in SMALL if " a row" in name or "blocks in" in name]
 SHARING += ["three blocks", "nvfp4 rows apart", "odd columns", "scalars in half", "long e5m2"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SHARING)
 def test_races(name):
     """Of as many rows as fill a CTA and begin another: a thread takes ThreadSanitizer most of a millisecond to make."""
@@ -88,6 +89,7 @@ KNOBS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("columns", "output", "knobs"), KNOBS.values(), ids=KNOBS)
 def test_all_knobs(columns, output, knobs):
     """Nothing is found, and every byte is what the first choice of knobs leaves in a run without sanitizers."""

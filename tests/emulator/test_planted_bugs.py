@@ -559,6 +559,7 @@ def test_a_grid_barrier_needs_a_cooperative_launch():
     assert re.search(r"grid\.cu:\d+: grid_barrier in a launch that is not cooperative", report), report
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options, knobs", {name: case for name, (case, _) in RMSNORM.items()}.values(), ids=RMSNORM)
 @pytest.mark.parametrize("build", [ADDRESS, RACE])
 def test_without_a_bug_nothing_is_found(options, knobs, build):

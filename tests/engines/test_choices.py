@@ -24,6 +24,7 @@ def test_every_size_is_compiled_for_some_chip():
     assert {size for number in range(len(ARCHES)) for size in of(number)} == set(SIZES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arch", ARCHES)
 def test_first_choices_fit(arch):
     import cuda.core  # noqa: F401 - before the threads: two first imports of it at once fail

@@ -88,7 +88,11 @@ def first_choice(case: Gradient) -> dict[str, torch.Tensor]:
     return outputs
 
 
-@pytest.mark.parametrize("build", [None, Build.ADDRESS, Build.RACE], ids=["plain", "address", "race"])
+@pytest.mark.parametrize(
+    "build",
+    [None, Build.ADDRESS, pytest.param(Build.RACE, marks=pytest.mark.thorough)],
+    ids=["plain", "address", "race"],
+)
 @pytest.mark.parametrize("chosen", SPREAD.values(), ids=SPREAD)
 def test_every_way_of_spreading_rows(chosen, build):
     """The same bits of what is written of rows; sums over rows within their error, and in every schedule the same."""

@@ -8,7 +8,7 @@ from graphfuse.enums import heur_mode
 from graphfuse.runtime import nvrtc
 from variants import VARIANTS
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.thorough]
 
 
 @pytest.mark.parametrize("name", ["silu 1024", "FLOAT to FLOAT", "long e5m2", "long nvfp4", "longest held"])
