@@ -50,6 +50,15 @@ def axes_reasons(facts: RowFacts) -> Iterator[str]:
         yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {_MAX_DIVIDED}"
 
 
+def tensor_reasons(facts: RowFacts) -> Iterator[str]:
+    """Why a program's inputs, stores, scalars or row axes are refused."""
+    yield from input_reasons(facts)
+    for number in range(len(facts.program.stores)):
+        yield from store_reasons(facts, number)
+    yield from scalar_reasons(facts.program)
+    yield from axes_reasons(facts)
+
+
 def input_reasons(facts: RowFacts) -> Iterator[str]:
     for view in facts.program.inputs:
         yield from view_reasons(facts, "input", view, FLOATS, facts.columns if view.columns else 1, 0)

@@ -99,7 +99,7 @@ class Gradient:
 
         def values(rows, dtype=self.dtype, stride=None, spread=1.0, middle=0.0):
             t = torch.randn(rows, self.columns, generator=source, device=device) * spread + middle
-            return self._place(t.to(TORCH[dtype]), stride)
+            return graphs.placed(t.to(TORCH[dtype]), stride, self.offset)
 
         middle = 0.0 if self.weight == "zero-centred" else 1.0
         pack = {"x": values(self.rows, stride=self.x_stride), "grad": values(self.rows, stride=self.grad_stride)}
@@ -125,18 +125,8 @@ class Gradient:
         for name, (rows, dtype) in made.items():
             memory = torch.empty(rows, self.columns, dtype=TORCH[dtype], device=device)
             memory.view(torch.uint8).fill_(0xA5)
-            pack[name] = self._place(memory, self.dx_stride if name == "dx" else None)
+            pack[name] = graphs.placed(memory, self.dx_stride if name == "dx" else None, self.offset)
         return pack
-
-    def _place(self, values: torch.Tensor, stride: int | None) -> torch.Tensor:
-        """`values` with this row stride, `offset` elements into an allocation; the gaps hold noise."""
-        if not self.offset and stride in (None, values.shape[1]):
-            return values
-        stride = stride or values.shape[1]
-        size = self.offset + stride * max(values.shape[0] - 1, 0) + values.shape[1]
-        memory = torch.empty(size, dtype=values.dtype, device=values.device)
-        memory.view(torch.uint8).fill_(0x5A)
-        return memory[self.offset :].as_strided(values.shape, (stride, 1)).copy_(values)
 
     def hold(self, pack: dict, outputs: dict[str, torch.Tensor]) -> None:
         """Against float64: one representable value of slack, or 2e-5 of the magnitudes that a result is made of."""

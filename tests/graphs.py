@@ -40,6 +40,17 @@ def generator(device: str, seed: int) -> torch.Generator:
 # One RMSNorm problem
 
 
+def placed(values: torch.Tensor, stride: int | None, offset: int) -> torch.Tensor:
+    """`values` with this row stride, `offset` elements into an allocation; the gaps hold noise."""
+    if not offset and stride in (None, values.shape[1]):
+        return values
+    stride = stride or values.shape[1]
+    size = offset + stride * max(values.shape[0] - 1, 0) + values.shape[1]
+    memory = torch.empty(size, dtype=values.dtype, device=values.device)
+    memory.view(torch.uint8).fill_(0x5A)
+    return memory[offset:].as_strided(values.shape, (stride, 1)).copy_(values)
+
+
 @dataclass(frozen=True)
 class Norm:
     """chain(swish(rmsnorm(x) + bias) * factor), quantized if asked, on [rows, columns].
@@ -109,7 +120,7 @@ class Norm:
 
         def values(rows, stride, dtype, spread, middle):
             t = torch.randn(rows, self.columns, generator=source, device=device) * spread + middle
-            return self._place(t.to(TORCH[dtype]), stride)
+            return placed(t.to(TORCH[dtype]), stride, self.offset)
 
         pack = {
             "x": values(self.rows, self.input_stride, self.input, amplitude, 0),
@@ -134,23 +145,12 @@ class Norm:
         out = torch.empty(shape, dtype=torch.uint8, device=device) if per_byte == 2 else None
         out = torch.empty(shape, dtype=TORCH[self.output], device=device) if out is None else out
         out.view(torch.uint8).fill_(0xA5)
-        pack = {"out": self._place(out, stride)}
+        pack = {"out": placed(out, stride, self.offset)}
         if self.training:
             pack["inverse_rms"] = torch.full((self.rows, 1), float("nan"), device=device)
         if self.blocks:
             pack["block_scale"] = torch.full((self.rows, self.columns // 16), 0xA5, dtype=torch.uint8, device=device)
         return pack
-
-    def _place(self, values: torch.Tensor, stride: int | None) -> torch.Tensor:
-        """`values` with this row stride, `offset` elements into an allocation; the gaps hold noise."""
-        if not self.offset and stride in (None, values.shape[1]):
-            return values
-        stride = stride or values.shape[1]
-        size = self.offset + stride * max(values.shape[0] - 1, 0) + values.shape[1]
-        memory = torch.empty(size, dtype=values.dtype, device=values.device)
-        memory.view(torch.uint8).fill_(0x5A)
-        placed = memory[self.offset :].as_strided(values.shape, (stride, 1))
-        return placed.copy_(values)
 
     def exact(self, pack: dict[str, object]) -> dict[str, torch.Tensor]:
         """ "out" before quantization and "inverse_rms", in float64."""

@@ -3,14 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.accepted import (
-    axes_reasons,
-    device_reasons,
-    input_reasons,
-    rounding_reasons,
-    scalar_reasons,
-    store_reasons,
-)
+from graphfuse.engines.accepted import device_reasons, rounding_reasons, tensor_reasons
 from graphfuse.engines.rmsnorm.cost import is_usual
 from graphfuse.engines.rmsnorm.knobs import every_knob
 from graphfuse.engines.rmsnorm.legal import faults
@@ -22,11 +15,7 @@ from graphfuse.rowwise import AMAX, INVERSE_RMS
 def reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
     yield from device_reasons(device)
     yield from _program_reasons(facts)
-    yield from input_reasons(facts)
-    for number in range(len(facts.program.stores)):
-        yield from store_reasons(facts, number)
-    yield from scalar_reasons(facts.program)
-    yield from axes_reasons(facts)
+    yield from tensor_reasons(facts)
     row = Row.of(facts)
     if not any(next(faults(facts, row, knobs, device), None) is None for knobs in filter(is_usual, every_knob())):
         yield f"{facts.rows} rows take more CTAs than a grid can have"

@@ -3,16 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.accepted import (
-    FLOATS,
-    axes_reasons,
-    device_reasons,
-    input_reasons,
-    rounding_reasons,
-    scalar_reasons,
-    store_reasons,
-    view_reasons,
-)
+from graphfuse.engines.accepted import FLOATS, device_reasons, rounding_reasons, tensor_reasons, view_reasons
 from graphfuse.engines.rmsnorm_backward.knobs import every_knob
 from graphfuse.engines.rmsnorm_backward.legal import fits
 from graphfuse.engines.rmsnorm_backward.row import Row
@@ -23,9 +14,7 @@ from graphfuse.rowwise import REDUCTIONS, ROW_MEAN, reduced
 def reasons(facts: RmsNormBackwardFacts, device: Device) -> Iterator[str]:
     yield from device_reasons(device)
     yield from _program_reasons(facts)
-    yield from input_reasons(facts)
-    for number in range(len(facts.program.stores)):
-        yield from store_reasons(facts, number)
+    yield from tensor_reasons(facts)
     for s in facts.program.sums:
         yield from view_reasons(facts, "sum over rows", s.view, FLOATS, facts.columns, 0)
         if s.view.alignment % s.view.dtype.nbytes(1):
@@ -33,8 +22,6 @@ def reasons(facts: RmsNormBackwardFacts, device: Device) -> Iterator[str]:
                 f"sum over rows {s.view.name!r} is aligned to {s.view.alignment} bytes; "
                 f"accepted: a multiple of {s.view.dtype.nbytes(1)}"
             )
-    yield from scalar_reasons(facts.program)
-    yield from axes_reasons(facts)
     row = Row.of(facts)
     if not any(fits(row, knobs, device) for knobs in every_knob(row.pieces, device)):
         yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the threads of {device}"
