@@ -1,8 +1,7 @@
 """Loading a cubin and launching its kernel.
 
-A launch is frozen once - arguments packed in the buffer form of the driver's launch
-functions, whose layout is that of C with native alignment - and then only started: no
-packing, no lock and nothing shared that changes.
+A launch is frozen once, its arguments packed, and then only started: no packing, no lock and
+nothing shared that changes.
 """
 
 import ctypes
@@ -20,9 +19,6 @@ from graphfuse.runtime import device as devices
 _STATIC_LIMIT = 48 << 10  # shared memory a block gets without asking for more
 _PORTABLE_CLUSTER = 8
 _CONFIGS_KEPT = 64
-
-# cuLaunchKernel's `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END.
-_POINTER, _SIZE, _END = 1, 2, 0
 
 Start = Callable[[], tuple[int]]
 """One of the driver's launch functions with all of its arguments."""
@@ -146,15 +142,15 @@ class Launcher:
             functools.partial(driver.cuMemsetD32Async, buffers.address(tensor), 0, 1, stream)
             for tensor in launch.cleared
         ]
-        extra = None
+        packed = None
         if launch.grid:
-            extra = _Extra(self._packing, buffers, scratch)
+            packed = _Packed(self._packing, buffers, scratch)
             config = self._config(stream, dependent)
-            starts.append(functools.partial(driver.cuLaunchKernelEx, config, self._kernel.function, 0, extra.address))
+            starts.append(functools.partial(driver.cuLaunchKernelEx, config, self._kernel.function, packed.address, 0))
         if not starts:
             return _nothing
         start = starts[0] if len(starts) == 1 else functools.partial(_in_turn, starts)
-        return _frozen(start, self._kernel.elsewhere, launch, extra)
+        return _frozen(start, self._kernel.elsewhere, launch, packed)
 
     def _config(self, stream: int, dependent: bool) -> object:
         """What cuLaunchKernelEx takes. Kept: it does not depend on the buffers."""
@@ -201,13 +197,13 @@ def _in_turn(starts: list[Start]) -> tuple[int]:
     return result
 
 
-def _frozen(start: Start, refused: Callable, launch: engine.Launch, extra: "_Extra | None") -> Callable[[], None]:
+def _frozen(start: Start, refused: Callable, launch: engine.Launch, packed: "_Packed | None") -> Callable[[], None]:
     def call() -> None:
         error = start()[0]
         if error:
             refused(error, start, launch)
 
-    call.memory = extra  # as long as the call is
+    call.memory = packed  # as long as the call is
     return call
 
 
@@ -238,16 +234,18 @@ def load(cubin: bytes, entry: str, device: Device) -> Kernel:
         return Kernel(code, entry, device, function)
 
 
-class _Extra:
-    """Packed arguments, never changed, and where `address` points: the driver's `extra`, 0 without arguments."""
+class _Packed:
+    """Packed arguments, never changed. address: that of a table of theirs, as the driver takes them.
+
+    The driver would take the packed bytes as one, too, but captures no cooperative launch that comes so.
+    """
 
     def __init__(self, packing: Packing, buffers: engine.Buffers, scratch: int):
-        self._packed = ctypes.create_string_buffer(max(packing.size, 1))
-        packing.into(self._packed, buffers, scratch)
-        self._size = ctypes.c_size_t(packing.size)
-        where = (_POINTER, ctypes.addressof(self._packed), _SIZE, ctypes.addressof(self._size), _END)
-        self._extra = (ctypes.c_void_p * len(where))(*where)
-        self.address = ctypes.addressof(self._extra) if packing.offsets else 0
+        self._bytes = ctypes.create_string_buffer(max(packing.size, 1))
+        packing.into(self._bytes, buffers, scratch)
+        first = ctypes.addressof(self._bytes)
+        self._table = (ctypes.c_void_p * len(packing.offsets))(*[first + offset for offset in packing.offsets])
+        self.address = ctypes.addressof(self._table) if packing.offsets else 0
 
 
 def _set_attributes(driver, config: object, attributes: list[tuple[object, object]]) -> None:
