@@ -261,7 +261,7 @@ def test_more_than_2_31_elements(room):
     part = replace(case, rows=1003)
     small = part.inputs("cuda")
     times = -(-rows // 1003)
-    pack = {n: t if n == "weight" else t.repeat(times, 1)[-rows:].contiguous() for n, t in small.items()}
+    pack = {n: t if n == "weight" else t.repeat(times, 1)[-rows:].clone() for n, t in small.items()}
     outputs = case.outputs("cuda")
     gradients.run(gradients.fused(case, "cuda"), pack | outputs, "cuda")
     alone = part.outputs("cuda")
