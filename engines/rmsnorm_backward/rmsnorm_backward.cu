@@ -131,40 +131,69 @@ GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, co
   }
 }
 
-/// Adds up the partial sums number SUM of all CTAs, a warp's width of columns a CTA. count: how many there are.
+/// Adds up the partial sums number SUM of all CTAs, SLAB columns a CTA. count: how many sums of a column there are, at
+/// most PARTIALS. shared: SLAB floats for each row of them that is left when warps have added up theirs.
 template <int SUM>
-GF_DEVICE void add_up(const Totals& totals, const float* partials, i64 count) {
-  GF_SHARED(float, shared, THREADS);
-  constexpr int WARPS = THREADS / gf::WARP;
-  const u32 thread = gf::thread_index();
-  const u32 warp = thread / gf::WARP;
-  for (i64 slab = gf::block_index(); slab * gf::WARP < COLUMNS; slab += gf::grid_size()) {
-    const i64 column = slab * gf::WARP + gf::lane();
-    float sum = 0.0f;
+GF_DEVICE void add_up(const Totals& totals, const float* partials, i64 count, float* shared) {
+  constexpr int VECTOR = PARTIAL_WIDTH / 4;
+  constexpr int ACROSS = SLAB / VECTOR;   // threads side by side
+  constexpr int DOWN = THREADS / ACROSS;  // partial sums of a column that are read at a time, by a thread each,
+  constexpr int EACH = (PARTIALS + DOWN - 1) / DOWN < 8 ? (PARTIALS + DOWN - 1) / DOWN : 8;  // that reads so many ahead
+  constexpr int PARTS = DOWN < THREADS / gf::WARP ? DOWN : THREADS / gf::WARP;
+  const int thread = gf::thread_index();
+  const int first = thread % ACROSS * VECTOR;
+  for (i64 slab = gf::block_index(); slab * SLAB < COLUMNS; slab += gf::grid_size()) {
+    const i64 column = slab * SLAB + first;
+    float sum[VECTOR] = {};
     if (column < COLUMNS) {
-#pragma unroll 8
-      for (i64 i = warp; i < count; i += WARPS) {
-        sum += partials[i * COLUMNS + column];
+      for (i64 i = thread / ACROSS; i < count; i += EACH * DOWN) {
+        gf::Bytes<PARTIAL_WIDTH> reads[EACH] = {};
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) {
+          if (i + k * DOWN < count) {
+            reads[k] = gf::load<PARTIAL_WIDTH, PARTIAL_WIDTH>(partials + (i + k * DOWN) * COLUMNS + column);
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) {
+          float read[VECTOR];
+          gf::unpack<float>(reads[k], read);
+#pragma unroll
+          for (int v = 0; v < VECTOR; ++v) {
+            sum[v] += read[v];
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int mask = gf::WARP / 2; mask >= ACROSS; mask /= 2) {
+#pragma unroll
+      for (int v = 0; v < VECTOR; ++v) {
+        sum[v] += gf::shuffle_xor(sum[v], mask);
       }
     }
     gf::barrier();  // the slab before has been read
-    shared[thread] = sum;
+    if (thread % (THREADS / PARTS) < ACROSS) {
+      float* const to = shared + thread / (THREADS / PARTS) * SLAB + first;
+      gf::store<PARTIAL_WIDTH, PARTIAL_WIDTH>(to, gf::pack<float>(sum));
+    }
     gf::barrier();
-    if (warp == 0 && column < COLUMNS) {
+    for (int i = thread; i < SLAB && slab * SLAB + i < COLUMNS; i += THREADS) {
+      float total = shared[i];
 #pragma unroll
-      for (int i = 1; i < WARPS; ++i) {
-        sum += shared[i * gf::WARP + thread];
+      for (int part = 1; part < PARTS; ++part) {
+        total += shared[part * SLAB + i];
       }
-      store_total<SUM>(totals, column, sum);
+      store_total<SUM>(totals, slab * SLAB + i, total);
     }
   }
 }
 
 template <int SUM = 0>
-GF_DEVICE void add_up_all(const Totals& totals, i64 apart, i64 count) {
+GF_DEVICE void add_up_all(const Totals& totals, i64 apart, i64 count, float* shared) {
   if constexpr (SUM < SUMS) {
-    add_up<SUM>(totals, totals.partials + SUM * apart, count);
-    add_up_all<SUM + 1>(totals, apart, count);
+    add_up<SUM>(totals, totals.partials + SUM * apart, count, shared);
+    add_up_all<SUM + 1>(totals, apart, count, shared);
   }
 }
 
@@ -306,6 +335,6 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
     }
     gf::grid_barrier();
     const i64 used = (rows + ROWS_PER_CTA - 1) / ROWS_PER_CTA;
-    add_up_all(totals, partials.apart, used < ctas ? used : ctas);
+    add_up_all(totals, partials.apart, used < ctas ? used : ctas, reinterpret_cast<float*>(shared));
   }
 }

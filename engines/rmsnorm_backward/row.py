@@ -15,6 +15,7 @@ _USED = 0.95  # of them, by the estimate below
 _WORK, _INPUT, _LOADED = 0.15, 0.3, 0.75  # registers for what is worked on, by element: of each input, if not copied
 _OTHERWISE, _ADDRESS = 30, 3  # and for all that does not grow with elements: of each tensor with rows, twice if read
 _AGAIN = 512  # threads of a CTA that reads rows again in each phase
+_SECTOR = 32  # bytes that memory moves at least
 _AT_ONCE = 2  # pieces of a row that is read again
 
 
@@ -106,18 +107,34 @@ class Row:
     def dynamic_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
         """Shared memory of a CTA whose size the launch gives."""
         copied = knobs.stages * self.stage_bytes(knobs) if knobs.stages > 1 else 0
-        joined = knobs.rows_per_cta * self.facts.columns * 4 if self.facts.program.sums else 0
-        return max(copied, joined if knobs.rows_per_cta > 1 else 0)
+        if not self.facts.program.sums:
+            return copied
+        joined = knobs.rows_per_cta * self.facts.columns if knobs.rows_per_cta > 1 else 0
+        across = self.slab(knobs) // self.partial_vector
+        parts = knobs.threads // max(across, WARP)
+        return max(copied, 4 * joined, 4 * parts * self.slab(knobs))
 
     def static_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
         """Shared memory of a CTA that the kernel declares, at most."""
-        reduced = 2 * (knobs.threads * (2 if knobs.cluster > 1 else 1) + WARP)
-        return 4 * (reduced + knobs.threads * len(self.facts.program.sums))
+        return 8 * (knobs.threads * (2 if knobs.cluster > 1 else 1) + WARP)
+
+    @property
+    def partial_vector(self) -> int:
+        """Partial sums over rows in one access."""
+        return min(4, self.piece)
+
+    def slab(self, knobs: RmsNormBackwardKnobs) -> int:
+        """Columns of which a CTA adds up the partial sums at a time: no less than a sector has, so many that all CTAs
+        take part, and no more than threads can read at once."""
+        share = -(-self.facts.columns // knobs.ctas)
+        return min(max(_SECTOR // 4, 1 << (share - 1).bit_length()), knobs.threads * self.partial_vector)
 
     def ctas(self, knobs: RmsNormBackwardKnobs) -> int:
-        """Of the grid: no more than have rows, but one at least where sums are written."""
-        wanted = -(-self.facts.rows // knobs.rows_per_cta) * knobs.cluster
-        return max(min(knobs.ctas, wanted), knobs.cluster if self.facts.program.sums else 0)
+        """Of the grid: as few as take no more rounds, so that all end together; one at least where sums are written."""
+        wanted = -(-self.facts.rows // knobs.rows_per_cta)
+        rounds = -(-wanted // (knobs.ctas // knobs.cluster))
+        sharing = -(-wanted // rounds) if rounds else int(bool(self.facts.program.sums))
+        return sharing * knobs.cluster
 
     def partial_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
         """Memory in which CTAs, or clusters, leave their sums over rows."""
