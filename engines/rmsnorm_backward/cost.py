@@ -7,47 +7,48 @@ from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
 from graphfuse.engines.rmsnorm_backward.row import Row
 
-# Nanoseconds, set so that the best knobs of a prototype on an H200 come first.
-_BYTES = 32.0  # that memory moves for an SM in one
-_LATENCY = 1800.0  # from a read's start to its end, while all SMs read
-_ROW = 450.0  # of a row in a CTA: barrier, reduction, addresses
-_WARP = 8.0  # for each warp that takes part in the reduction
-_CLUSTER = 500.0  # for each doubling of the CTAs of a cluster, which meet for each row
-_STEP = 4.0  # of each step of the program on 512 elements: a sixteenth of what an SM's threads do at once
-_FUNCTION = 12.0  # likewise where it is no arithmetic alone
-_START, _END = 1500.0, 1500.0  # of a launch; of the grid's barrier and the sums over rows
-_PARTIAL = 0.0004  # of each byte of partial sums
+# Nanoseconds, fitted to searches on an H200 over the sizes of the backward's benches (docs/tuning.md).
+_BYTES = 31.6  # that memory moves for an SM in one
+_ISSUED = 7.0  # instructions of warps that an SM issues in one
+_LATENCY = 750.0  # from a read's start to its end
+_MEETING, _WARP = 370.0, 24.0  # of threads of a row, and for each warp of them
+_CLUSTER, _HIDDEN = 730.0, 0.1  # for each doubling of its CTAs, and what a delay saves of that
+_ELEMENT = 5.0  # of one thread's elements, one after the other
+_CTA = 58.0  # of a round, for each CTA on an SM
+_START, _FILLED, _PARTIAL = 2840.0, 4.9e-3, 2.2e-4  # of a launch; of each byte first copied to an SM, of partial sums
+# Instructions of a warp: for a row, and for each of its elements by steps of the program and by what is read or written.
+_ROW, _STEP, _FUNCTION, _OPERAND = 200.0, 1.4, 4.2, 0.9
 _ARITHMETIC = ("add", "mul", "sub", "scale", "neg", "identity", "row_mean", "gradient")
+_SHARPNESS = 4.0  # with which what takes longest hides the rest
 
 
 def cost(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> float:
     """Nanoseconds, of rounds in each of which each CTA takes the rows that it takes at a time.
 
-    A round takes what memory needs to move its bytes, or what passes from the start of a copy to its end, shared by as
-    many rounds as copies are ahead, or what the threads of one CTA do one after another, or those of all of an SM.
+    A round takes what memory needs to move its bytes, or the instructions of all warps of an SM, or what threads
+    of one CTA do one after another, or what passes from the start of a copy to its end, shared by as many rounds as
+    copies are ahead; nothing hides the last round.
     """
     facts, program = row.facts, row.facts.program
-    ctas, resident = row.ctas(knobs), row.resident(knobs)
-    per_sm = max(1.0, min(knobs.ctas_per_sm, ctas / device.sm_count))
+    ctas, again = row.ctas(knobs), not row.resident(knobs)
+    per_sm = ctas / device.sm_count
     rounds = -(-facts.rows // max(1, ctas // knobs.cluster * knobs.rows_per_cta))
-    read, written = (
-        sum(view.dtype.nbytes(facts.columns) for view in views) for views in (program.read_whole, program.written_whole)
-    )
-    if not resident:
-        read, written = (
-            2 * read + 4 * facts.columns * len(program.sums),
-            written + 4 * facts.columns * len(program.sums),
-        )
-    moved = (read + written) * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
+    whole = sum(view.dtype.nbytes(facts.columns) for view in (*program.read_whole, *program.written_whole))
+    if again:
+        whole += sum(view.dtype.nbytes(facts.columns) for view in program.read_whole)
+        whole += 8 * facts.columns * len(program.sums)
+    moved = whole * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
     elements = row.steps(knobs) * row.passes(knobs) * row.piece
     each = sum(_STEP if step.op_name in _ARITHMETIC else _FUNCTION for step in program.steps)
-    busy = elements * each * max(1.0, knobs.threads / 512)
-    waits = _ROW + _WARP * min(knobs.threads_per_row, knobs.threads) / WARP + _CLUSTER * math.log2(knobs.cluster)
-    copied = knobs.stages > 1 and row.copies_all
-    awaited = _LATENCY / (knobs.stages - 1) if copied else 2 * _LATENCY * row.passes(knobs) + waits + busy
-    # What takes less time is not hidden all of the time, and nothing hides the last round.
-    spent = _START + waits + busy
-    spent += rounds * (max(moved, awaited, waits + busy, per_sm * busy) + 0.1 * (awaited + waits) + 0.2 * busy)
-    if program.sums:
-        spent += _END + row.partial_bytes(knobs) * _PARTIAL + 4 * knobs.rows_per_cta
-    return spent
+    each += _OPERAND * (len(program.inputs) + len(program.stores) + len(program.sums))
+    warps = knobs.rows_per_cta * max(1.0, per_sm) / knobs.cluster * knobs.threads_per_row / WARP
+    busy = warps * (_ROW + each * elements) / _ISSUED
+    alone = _MEETING + _WARP * min(knobs.threads_per_row, knobs.threads) / WARP + _ELEMENT * elements
+    alone += _CLUSTER * math.log2(knobs.cluster) * (1 - _HIDDEN * knobs.delay)
+    ahead = knobs.stages - 1 - knobs.delay if knobs.stages > 1 and row.copies_all else 0
+    awaited = _LATENCY / ahead if ahead else 0.0
+    alone += 0.0 if ahead else 2 * _LATENCY * row.passes(knobs)
+    taken = (moved**_SHARPNESS + busy**_SHARPNESS + alone**_SHARPNESS + awaited**_SHARPNESS) ** (1 / _SHARPNESS)
+    spent = _START + rounds * (taken + _CTA * max(1.0, per_sm)) + alone + busy
+    spent += _FILLED * ahead * row.stage_bytes(knobs) * max(1.0, per_sm)
+    return spent + _PARTIAL * row.partial_bytes(knobs) if program.sums else spent

@@ -12,7 +12,7 @@ from graphfuse.engines.rmsnorm_backward.cost import cost
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs, every_knob
 from graphfuse.engines.rmsnorm_backward.legal import faults, fits
 from graphfuse.engines.rmsnorm_backward.row import Row
-from graphfuse.engines.row_kernel import in_place, prelude, problem
+from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
@@ -92,6 +92,7 @@ def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
         "int THREADS_PER_ROW": knobs.threads_per_row,
         "int THREADS": knobs.threads,
         "int CTAS_PER_SM": knobs.ctas_per_sm,
+        "bool DELAYED": cpp(bool(knobs.delay)),
         "int PARTIAL_WIDTH": 4 * row.partial_vector,
         "int PARTIALS": knobs.ctas // knobs.cluster,
         "int SLAB": row.slab(knobs),

@@ -9,11 +9,12 @@ from graphfuse.device import Device
 @dataclass(frozen=True)
 class RmsNormBackwardKnobs:
     """How rows are spread over threads. None of them changes a bit of what is written of rows; sums over rows depend on
-    all but stages, and are the same in every run.
+    all but stages and delay, and are the same in every run.
 
     threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
     cluster of CTAs. stages: rows that each thread has room for in shared memory, into which all but one are copied
     ahead; 1 to copy none. ctas_per_sm: that an SM has registers and shared memory for. ctas: of the grid, at most.
+    delay: rows by which the second phase is behind the first, 0 or 1; one is copied ahead less then.
     """
 
     threads_per_row: int
@@ -21,6 +22,7 @@ class RmsNormBackwardKnobs:
     stages: int
     ctas_per_sm: int
     ctas: int
+    delay: int = 0
 
     @property
     def cluster(self) -> int:
@@ -41,4 +43,5 @@ def every_knob(pieces: int, device: Device) -> Iterator[RmsNormBackwardKnobs]:
                 ctas = device.sm_count * ctas_per_sm
                 ctas -= ctas % max(1, threads_per_row // threads)
                 for stages in (1, 2, 3, 4, 5, 6, 8):
-                    yield RmsNormBackwardKnobs(threads_per_row, threads, stages, ctas_per_sm, ctas)
+                    for delay in (0, 1):
+                        yield RmsNormBackwardKnobs(threads_per_row, threads, stages, ctas_per_sm, ctas, delay)

@@ -37,6 +37,13 @@ def faults(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> Iterator[st
         return
     if knobs.stages > 1 and not row.stage_bytes(knobs):
         yield f"stages is {knobs.stages}; accepted: 1, as no input of the rows is aligned to 4 bytes"
+    if type(knobs.delay) is not int or knobs.delay not in (0, 1):
+        yield f"delay is {knobs.delay!r}; accepted: 0 or 1"
+    elif knobs.delay and not row.can_delay(knobs):
+        yield (
+            "delay is 1; accepted: 0, but for 3 stages and more, rows of 2 to 16 warps, of which all that is read is "
+            "copied and nothing kept"
+        )
     needed = row.dynamic_bytes(knobs) + row.static_bytes(knobs)
     if needed > device.shared_memory_per_block:
         yield f"{needed} bytes of shared memory a CTA; {device} has {device.shared_memory_per_block}"

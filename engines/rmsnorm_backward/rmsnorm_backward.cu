@@ -33,12 +33,15 @@ using namespace problem;
 constexpr Index PIECES = COLUMNS / PIECE;
 constexpr bool TAILLESS = PIECES % (Index(STEPS) * PASSES * THREADS_PER_ROW) == 0;
 constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
+constexpr int VECTOR = PARTIAL_WIDTH / 4;  // sums over rows in one access
 constexpr int ROWS_PER_CTA = CTAS_PER_ROW == 1 ? THREADS / THREADS_PER_ROW : 1;  // at a time
 
 GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
 constexpr int PASS_LEVELS = levels(PASSES);
 
 using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS>;
+using DelayedSum = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS>;
+constexpr int AHEAD_OF_ROW = DELAYED ? STAGES - 2 : STAGES - 1;  // rows of which copies are under way
 
 /// The row's first piece of a step. The steps of a pass lie far apart, as the mean joins them before the passes.
 GF_DEVICE Index first_piece(int step, Index pass) { return (step * PASSES + pass) * THREADS_PER_ROW; }
@@ -71,6 +74,16 @@ GF_DEVICE float sum_of_products(const float (&x)[PIECE], const float (&y)[PIECE]
     sum = gf::fma(x[i], y[i], sum);
   }
   return sum;
+}
+
+/// Adds what lies at an address, in one access.
+GF_DEVICE void add_piece(const float* address, float (&sum)[VECTOR]) {
+  float read[VECTOR];
+  gf::unpack<float>(gf::load<PARTIAL_WIDTH, PARTIAL_WIDTH>(address), read);
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) {
+    sum[v] += read[v];
+  }
 }
 
 /// A CTA's, or cluster's, own sums over rows in memory, one row of COLUMNS for each sum.
@@ -119,13 +132,13 @@ GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, co
         }
       }
       gf::barrier();
-      for (Index column = gf::thread_index(); column < COLUMNS; column += THREADS) {
-        float sum = shared[column];
+      for (Index column = gf::thread_index() * VECTOR; column < COLUMNS; column += THREADS * VECTOR) {
+        float sum[VECTOR] = {};
 #pragma unroll 8
-        for (int row = 1; row < ROWS_PER_CTA; ++row) {
-          sum += shared[row * COLUMNS + column];
+        for (int row = 0; row < ROWS_PER_CTA; ++row) {
+          add_piece(shared + row * COLUMNS + column, sum);
         }
-        partials.first[k * partials.apart + column] = sum;
+        gf::store<PARTIAL_WIDTH, PARTIAL_WIDTH>(partials.first + k * partials.apart + column, gf::pack<float>(sum));
       }
     }
   }
@@ -135,7 +148,6 @@ GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, co
 /// most PARTIALS. shared: SLAB floats for each row of them that is left when warps have added up theirs.
 template <int SUM>
 GF_DEVICE void add_up(const Totals& totals, const float* partials, i64 count, float* shared) {
-  constexpr int VECTOR = PARTIAL_WIDTH / 4;
   constexpr int ACROSS = SLAB / VECTOR;   // threads side by side
   constexpr int DOWN = THREADS / ACROSS;  // partial sums of a column that are read at a time, by a thread each,
   constexpr int EACH = (PARTIALS + DOWN - 1) / DOWN < 8 ? (PARTIALS + DOWN - 1) / DOWN : 8;  // that reads so many ahead
@@ -208,7 +220,7 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
   const int group = CTAS_PER_ROW == 1 ? gf::thread_index() / THREADS_PER_ROW : 0;
   const i64 together = ctas * ROWS_PER_CTA;  // rows that the grid takes at a time
   GF_DYNAMIC_SHARED(unsigned char, shared);
-  GF_SHARED(float, reduced, 2 * RowSum::SHARED_FLOATS);
+  GF_SHARED(float, reduced, DELAYED ? DelayedSum::SHARED_FLOATS : 2 * RowSum::SHARED_FLOATS);
 
   const auto row_at = [&](i64 index, unsigned char* stage) -> Row {
     (void)stage;
@@ -235,7 +247,7 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
   const i64 first = cta * ROWS_PER_CTA;
   if constexpr (STAGES > 1) {
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) {
+    for (int i = 0; i < AHEAD_OF_ROW; ++i) {
       copy_ahead(first + group + i * together, i);
     }
   }
@@ -258,22 +270,25 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
   float largest[AMAXES] = {};
   float none[1] = {};
   int stage = 0;
-  int parity = 0;
-  for (i64 next = first; next < rows; next += together) {
+
+  // The next row is there; copies of one that is to come begin.
+  const auto arrived = [&](i64 next) -> Row {
     if constexpr (STAGES > 1) {
-      gf::async_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
-      // Into the stage that this thread read in the round before.
-      copy_ahead(next + group + (STAGES - 1) * together, stage == 0 ? STAGES - 1 : stage - 1);
+      gf::async_wait<AHEAD_OF_ROW - 1>();
+      // Into the stage that this thread read for the last time in the round before.
+      copy_ahead(next + group + AHEAD_OF_ROW * together, (stage + AHEAD_OF_ROW) % STAGES);
     }
     const Row row = row_at(next + group, shared + stage * STAGE_BYTES);
-    const bool writes_rows = thread == 0 && row.exists;
-    PerRow per_row;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    return row;
+  };
+
+  /// Gives the thread's part of the sum over the row.
+  const auto first_phase = [&](const Row& row, PerRow& per_row, Held(&held)[STEPS], bool first_row) -> float {
     per_row.begin0(row, operands, none);
-    if (writes_rows) {
+    if (thread == 0 && row.exists) {
       per_row.store0(row);
     }
-
-    Held held[STEPS];
     gf::Passes<gf::Add, PASS_LEVELS> passes;
 #pragma unroll 1
     for (int i = 0; i < PASSES; ++i) {
@@ -290,7 +305,7 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
                       largest, none, x, y, sums[step]);
         } else {
           Sums far = {};
-          if (inside && next != first) {
+          if (inside && !first_row) {
             partials.load(far, thread + at);
           }
           Phase0::run(row, at, inside, read_rows<Phase0>(row, at), read_columns<Phase0>(row, at), held[step], operands,
@@ -303,11 +318,12 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
       }
       passes.add(i, gf::tree<gf::Add>(parts));
     }
-    float total[1] = {passes.total()};
-    const float sum = RowSum{reduced + parity * RowSum::SHARED_FLOATS}(total);
-    parity ^= 1;  // who is still reading the sum of this row finds it there while others begin the next
+    return passes.total();
+  };
+
+  const auto second_phase = [&](const Row& row, PerRow& per_row, Held(&held)[STEPS], float sum) {
     per_row.begin1(row, operands, sum, none);
-    if (writes_rows) {
+    if (thread == 0 && row.exists) {
       per_row.store1(row);
     }
 #pragma unroll 1
@@ -325,8 +341,53 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
         }
       }
     }
-    RowSum::leave();
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  };
+
+  int parity = 0;
+  if constexpr (DELAYED) {
+    // While the parts of one row's sum come together, threads are in the first phase of the next.
+    Row before;
+    PerRow per_before;
+    Held held[STEPS];  // empty
+    for (i64 next = first; first < rows; next += together) {
+      const DelayedSum reduction = {reduced};
+      Row row;
+      PerRow per_row;
+      float part;
+      if (next < rows) {
+        row = arrived(next);
+        part = first_phase(row, per_row, held, next == first);
+      }
+      float sum;
+      if (next != first) {
+        reduction.wait();
+        sum = reduction.total(parity ^ 1);
+      }
+      if (next < rows) {
+        reduction.give(part, parity);
+      }
+      if (next != first) {
+        second_phase(before, per_before, held, sum);
+      }
+      if (next >= rows) {
+        reduction.leave();
+        break;
+      }
+      before = row;
+      per_before = per_row;
+      parity ^= 1;  // of parts that are given, while others still read those of the row before
+    }
+  } else {
+    for (i64 next = first; next < rows; next += together) {
+      const Row row = arrived(next);
+      PerRow per_row;
+      Held held[STEPS];
+      float part[1] = {first_phase(row, per_row, held, next == first)};
+      const float sum = RowSum{reduced + parity * RowSum::SHARED_FLOATS}(part);
+      parity ^= 1;  // who is still reading the sum of this row finds it there while others begin the next
+      second_phase(row, per_row, held, sum);
+      RowSum::leave();
+    }
   }
 
   if constexpr (SUMS > 0) {

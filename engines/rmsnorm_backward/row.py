@@ -15,6 +15,7 @@ _USED = 0.95  # of them, by the estimate below
 _WORK, _INPUT, _LOADED = 0.15, 0.3, 0.75  # registers for what is worked on, by element: of each input, if not copied
 _OTHERWISE, _ADDRESS = 30, 3  # and for all that does not grow with elements: of each tensor with rows, twice if read
 _AGAIN = 512  # threads of a CTA that reads rows again in each phase
+_MOST_WARPS = 16  # of a row, whose parts of a sum each thread reads by itself
 _SECTOR = 32  # bytes that memory moves at least
 _AT_ONCE = 2  # pieces of a row that is read again
 
@@ -36,6 +37,7 @@ class Row:
     piece_bytes: int
     value_bytes: int
     copies_all: bool
+    keeps: bool
 
     @classmethod
     def of(cls, facts: RmsNormBackwardFacts) -> "Row":
@@ -53,6 +55,7 @@ class Row:
             sum(c.nbytes for c in copied if c.pieces),
             sum(c.nbytes for c in copied if not c.pieces),
             sum(c.pieces for c in copied) == len(facts.program.read_whole),
+            rows.held_bytes > 0,
         )
 
     def resident(self, knobs: RmsNormBackwardKnobs) -> bool:
@@ -72,6 +75,13 @@ class Row:
         """Whether the knobs are among those for rows that are read again in each phase."""
         fixed = (knobs.threads_per_row, knobs.threads, knobs.stages) == (_AGAIN, _AGAIN, 1)
         return fixed and (knobs.ctas_per_sm == 1 or self._has_registers(knobs, _AT_ONCE, copied=False))
+
+    def can_delay(self, knobs: RmsNormBackwardKnobs) -> bool:
+        """Whether the second phase of a row can follow the first of the next: of rows of several warps, few enough for
+        each thread to read what all have come to, that are copied and of which nothing else is kept."""
+        warps = knobs.threads_per_row // WARP
+        several = 1 < warps <= _MOST_WARPS
+        return several and knobs.stages > 2 and self.copies_all and not self.keeps
 
     def passes(self, knobs: RmsNormBackwardKnobs) -> int:
         """How often a thread takes what it has registers for, a power of two."""

@@ -11,55 +11,94 @@ from graphfuse.errors import KernelFaultError
 
 pytestmark = pytest.mark.emulate
 
-# Three rounds of two CTAs, rows of two warps, two of them a CTA; columns that take three slabs and more.
-CASE, KNOBS = Gradient(11, 520, activation="silu", residual=True, dbias=True), Knobs(64, 128, 3, 1, 2)
+# Rows of two warps, two of them a CTA.
+CASE = Gradient(11, 520, activation="silu", residual=True, dbias=True)
+ROUNDS = CASE, Knobs(64, 128, 3, 1, 2)  # three of two CTAs
+SLABS = CASE, Knobs(64, 128, 3, 1, 40)  # one round; several for each CTA to add up
+DELAYED = Gradient(11, 520, residual=True), Knobs(64, 128, 3, 1, 2, delay=1)
 _KERNEL = "rmsnorm_backward.cu"
 _READ = ("graphfuse/simt.cuh", "__builtin_memcpy(&pack, address, WIDTH)")
-_WAIT = "gf::async_wait<(STAGES > 1 ? STAGES - 2 : 0)>();"
+_WAIT = "gf::async_wait<AHEAD_OF_ROW - 1>();"
 
 BUGS = {
-    "missing grid barrier": Bug("gf::grid_barrier();", "", {RACE: "data race"}, (_KERNEL, "sum += partials[")),
-    "missing wait for copies": Bug(_WAIT, "", {ADDRESS: "use-after-poison"}, _READ),
-    "a wait for one row too few": Bug(
-        _WAIT, "gf::async_wait<STAGES - 1>();", {ADDRESS: "use-after-poison", RACE: "data race"}, _READ
+    "missing grid barrier": (
+        SLABS,
+        Bug(
+            "gf::grid_barrier();",
+            "",
+            {RACE: "data race"},
+            ("graphfuse/simt.cuh", "__builtin_memcpy(&pack, address, WIDTH)"),
+        ),
     ),
-    "a copy into the stage that is read": Bug(
-        "stage == 0 ? STAGES - 1 : stage - 1",
-        "stage",
-        {ADDRESS: "use-after-poison|in use by another copy"},
-        _READ,
+    "missing wait for copies": (ROUNDS, Bug(_WAIT, "", {ADDRESS: "use-after-poison"}, _READ)),
+    "a wait for one row too few": (
+        ROUNDS,
+        Bug(_WAIT, "gf::async_wait<AHEAD_OF_ROW>();", {ADDRESS: "use-after-poison", RACE: "data race"}, _READ),
     ),
-    "one buffer for the sums of all rows": Bug(
-        "parity ^= 1;", "", {RACE: "data race"}, ("graphfuse/reduce.cuh", "shared[i * THREADS + thread] = parts[i];")
+    "a copy into the stage that is read": (
+        ROUNDS,
+        Bug(
+            "(stage + AHEAD_OF_ROW) % STAGES",
+            "stage",
+            {ADDRESS: "use-after-poison|in use by another copy"},
+            _READ,
+        ),
     ),
-    "missing barrier before the sums of a CTA": Bug(
-        "gf::barrier();  // all have read what was in shared memory",
-        "",
-        {RACE: "data race"},
-        (_KERNEL, "float sum = shared[column];"),
+    "one buffer for the sums of all rows": (
+        ROUNDS,
+        Bug(
+            "parity ^= 1;  // who",
+            "//",
+            {RACE: "data race"},
+            ("graphfuse/reduce.cuh", "shared[i * THREADS + thread] = parts[i];"),
+        ),
     ),
-    "missing barrier between slabs": Bug(
-        "gf::barrier();  // the slab before has been read",
-        "",
-        {RACE: "data race"},
-        (_KERNEL, "shared[thread] = sum;"),
+    "missing barrier before the sums of a CTA": (
+        ROUNDS,
+        Bug(
+            "gf::barrier();  // all have read what was in shared memory",
+            "",
+            {RACE: "data race"},
+            _READ,
+        ),
     ),
-    "sums of a row that does not exist": Bug(
-        "i64 used = (rows + ROWS_PER_CTA - 1) / ROWS_PER_CTA;",
-        "i64 used = (rows + ROWS_PER_CTA - 1) / ROWS_PER_CTA - 5;",
-        {ADDRESS: WRONG},
-        ("", ""),
+    "missing barrier between slabs": (
+        SLABS,
+        Bug(
+            "gf::barrier();  // the slab before has been read",
+            "",
+            {RACE: "data race"},
+            ("graphfuse/simt.cuh", "__builtin_memcpy(address, &pack, WIDTH)"),
+        ),
+    ),
+    "sums of a row that does not exist": (
+        ROUNDS,
+        Bug(
+            "i64 used = (rows + ROWS_PER_CTA - 1) / ROWS_PER_CTA;",
+            "i64 used = (rows + ROWS_PER_CTA - 1) / ROWS_PER_CTA - 5;",
+            {ADDRESS: WRONG},
+            ("", ""),
+        ),
+    ),
+    "missing barrier between the rounds of delayed sums": (
+        DELAYED,
+        Bug("reduction.wait();", "", {RACE: "data race"}, ("graphfuse/reduce.cuh", "over_ctas[cta] = ")),
+    ),
+    "one buffer for delayed sums": (
+        DELAYED,
+        Bug("parity ^= 1;  // of parts", "//", {RACE: "data race"}, ("graphfuse/reduce.cuh", "= part;")),
     ),
 }
 
 
-def planned() -> Planned:
-    return Planned(CASE.graph("emulator"), CASE.inputs() | CASE.outputs(), KNOBS, "rmsnorm_backward")
+def planned(case: Gradient, knobs: Knobs) -> Planned:
+    return Planned(case.graph("emulator"), case.inputs() | case.outputs(), knobs, "rmsnorm_backward")
 
 
-@pytest.mark.parametrize(("name", "build"), [(name, build) for name, bug in BUGS.items() for build in bug.found])
+@pytest.mark.parametrize(("name", "build"), [(name, build) for name, (_, bug) in BUGS.items() for build in bug.found])
 def test_in_the_backward_kernel(name, build):
-    bug, right, problem = BUGS[name], planned(), planned()
+    problem, bug = BUGS[name]
+    right, problem = planned(*problem), planned(*problem)
     right.run()
     try:
         found = problem.check(build, plant(problem.source, bug))

@@ -165,4 +165,66 @@ struct RowReduction {
   }
 };
 
+/// The same tree for the sums of many rows, one after the other, each of which is asked for when the parts of the next
+/// are known, so that no thread waits for another as long as that takes. For rows of several warps. All threads
+/// of the CTA, or cluster, take turns: give, then wait, total and give for each row that follows, then wait, total, leave.
+template <class Join, int THREADS_PER_ROW, int THREADS>
+struct DelayedReduction {
+  using Row = RowReduction<Join, THREADS_PER_ROW, THREADS>;
+  static constexpr int SHARED_FLOATS = 2 * THREADS;
+
+  float* shared;  // SHARED_FLOATS of the CTA
+
+  /// parity: 0 and 1 in turns, for who still reads the parts of the row before.
+  GF_DEVICE void give(float part, int parity) const {
+    shared[parity * THREADS + thread_index()] = part;
+#ifdef GF_HAS_CLUSTERS
+    if constexpr (Row::CTAS > 1) {
+      cluster_arrive();
+    }
+#endif
+  }
+
+  GF_DEVICE void wait() const {
+#ifdef GF_HAS_CLUSTERS
+    if constexpr (Row::CTAS > 1) {
+      cluster_wait();
+      return;
+    }
+#endif
+    barrier();
+  }
+
+  /// Of the parts that were given with this parity.
+  GF_DEVICE float total(int parity) const {
+    const u32 thread = thread_index();
+    float* const parts = shared + parity * THREADS + (thread - thread % Row::ROW_THREADS + thread % WARP);
+    float over_warps[Row::WARPS < 1 ? 1 : Row::WARPS];
+#pragma unroll
+    for (int warp = 0; warp < Row::WARPS; ++warp) {
+      float over_ctas[Row::CTAS];
+#pragma unroll
+      for (int cta = 0; cta < Row::CTAS; ++cta) {
+#ifdef GF_HAS_CLUSTERS
+        over_ctas[cta] = Row::CTAS == 1 ? parts[warp * WARP] : *map_shared(parts + warp * WARP, cta);
+#else
+        over_ctas[cta] = parts[warp * WARP];
+#endif
+      }
+      over_warps[warp] = tree<Join>(over_ctas);
+    }
+    float joined[1] = {tree<Join>(over_warps)};
+    return Row::over_lanes(joined);
+  }
+
+  /// A CTA stays until the others have read what it shares.
+  GF_DEVICE void leave() const {
+#ifdef GF_HAS_CLUSTERS
+    if constexpr (Row::CTAS > 1) {
+      cluster_barrier();
+    }
+#endif
+  }
+};
+
 }  // namespace gf
