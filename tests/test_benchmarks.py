@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 import bench_record
 from graphfuse import cli, heur_mode, record, settings
-from graphfuse.benchmarks import command, render, rmsnorm_backward, session, tables, target
+from graphfuse.benchmarks import command, render, rmsnorm_backward, rmsnorm_training, session, tables, target
 from graphfuse.benchmarks.add_rmsnorm import Case as AddCase
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.peer import Peer, Work, overwriting
@@ -105,14 +106,16 @@ QK = QkCase(5, 4, 2)
 BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH)
 SMALL_BACKWARD = [rmsnorm_backward.Case(37, 96, output) for output in rmsnorm_backward.TYPES]
 SMALL_BACKWARD += [rmsnorm_backward.ResidualCase(1100, 24, "bf16")]
+SMALL_TRAINING = [rmsnorm_training.Case(37, 96, output) for output in rmsnorm_training.TYPES]
 
 
 @pytest.mark.parametrize("bench", NEW, ids=lambda b: b.name)
 def test_every_case_is_one_kernel(bench):
-    """Of QK-norm one for Q and one for K, or one for both."""
+    """Of QK-norm one for Q and one for K, or one for both; of training one in each phase."""
     assert len(set(bench.cases)) == len(bench.cases) and set(bench.quick) <= set(bench.cases)
     for case in bench.cases:
-        graphs = {case.graph: 2, case.joint_graph: 1} if bench.name == "qk-norm" else {case.graph: 1}
+        graphs = {case.graph: 2 if bench.name == "qk-norm" else 1}
+        graphs |= {graph: 1 for name in ("joint_graph", "inference_graph") if (graph := getattr(case, name, None))}
         for graph, kernels in graphs.items():
             made = graph(Handle(for_arch("sm_90a")))  # planning needs no GPU
             made.validate()
@@ -129,7 +132,9 @@ def test_the_sizes_asked_for():
     assert {(c.rows, c.columns) for c in BENCHES["add-rmsnorm-fp8"].cases} < sizes
 
 
-@pytest.mark.parametrize("case", [*SMALL_ADD, *SMALL_BACKWARD], ids=lambda c: f"{type(c).__name__} {c.output}")
+@pytest.mark.parametrize(
+    "case", [*SMALL_ADD, *SMALL_BACKWARD, *SMALL_TRAINING], ids=lambda c: f"{type(c).__name__} {c.output}"
+)
 def test_added_bytes_are_those_of_the_tensors(case):
     (operands,) = case.sets(1, "cpu")
     assert case.moved == sum(t.numel() * t.itemsize for t in operands.pack().values())
@@ -157,6 +162,67 @@ def test_gradients_are_judged(case):
     assert f"wrong dx: 1 of {case.rows * case.columns} values checked, first in row {case.rows - 1}, " in case.wrong(
         operands, tight=False
     )
+
+
+@pytest.mark.parametrize("case", SMALL_TRAINING, ids=lambda c: c.output)
+@pytest.mark.parametrize("peer", [graphfuse.PEER, graphfuse.INFERENCE, stream.PEER], ids=lambda p: p.name)
+def test_both_phases_compute_the_case(peer, case):
+    sets, work = made(peer, case)
+    assert session.checked(case, sets[0], work, peer.tight) is None
+    assert bool(sets[0].inverse_rms.isnan().all()) == (peer is not graphfuse.PEER)  # who does not write it
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("case", SMALL_TRAINING, ids=lambda c: c.output)
+def test_our_kernels_of_both_phases_are_right(case):
+    (operands,) = case.sets(1, "cpu")
+    for graph, s in ((case.graph, operands), (case.inference_graph, replace(operands, inverse_rms=None))):
+        work = graphfuse.work(graph(create_handle("emulator")), [s.pack()])
+        case.spoil(operands)
+        work.calls[0]()
+        assert case.wrong(s, tight=True) is None
+
+
+@pytest.mark.parametrize("case", SMALL_TRAINING, ids=lambda c: c.output)
+@pytest.mark.parametrize("peer", [graphfuse.PEER, graphfuse.INFERENCE], ids=lambda p: p.name)
+def test_a_wrong_inverse_rms_or_row_is_seen(peer, case):
+    sets, work = made(peer, case, 1)
+    (operands,) = sets
+    check = work.check or (lambda: case.wrong(operands, tight=True))
+    assert session.checked(case, operands, Work([lambda: None], check=work.check), False).startswith("wrong ")
+    work.calls[0]()
+    assert check() is None
+    operands.inverse_rms[36] *= 1 + 2**-12  # which inference does not have
+    assert ("inverse RMS: 1 of 37 values checked, first in row 36" in (check() or "")) == (peer is graphfuse.PEER)
+    work.calls[0]()
+    operands.y[36, 95] *= 1 + 2**-6
+    assert "wrong y: 1 of 3552 values checked, first in row 36, column 95" in check()
+
+
+@pytest.mark.parametrize("case", rmsnorm_training.BENCH.cases, ids=str)
+def test_the_phases_are_compared_with_the_same_knobs(case):
+    """Or the target would tell of knobs, as where one phase alone is tuned."""
+    plans = []
+    for graph in (case.graph, case.inference_graph):
+        made = graph(Handle(for_arch("sm_90a")))
+        made.validate()
+        made.build_operation_graph()
+        made.create_execution_plans([heur_mode.OPENSOURCE])
+        plans.append((made.get_plan_name_at_index(0), *(part.why for part in made._plan(0).parts)))
+    assert plans[0] == plans[1]
+
+
+def test_the_training_phase_is_held_to_the_inference_phase():
+    (goal,) = rmsnorm_training.BENCH.targets
+    r = Results(bench_record.record("rmsnorm-training"))
+    for case in r.cases():
+        case["peers"]["graphfuse_inference"]["us"] = case["peers"]["graphfuse"]["us"]
+    assert goal.verdict(r).value == 1 and goal.verdict(r).met
+    slow = r.record["cases"][3]["peers"]
+    slow["graphfuse"] = {"us": {"median": 1.03 * slow["graphfuse_inference"]["us"]["median"]}}
+    found = goal.verdict(r)
+    assert (found.met, found.where, found.value) == (False, "bf16 4096x8192", pytest.approx(1.03))
+    assert r.best_peer(r.record["cases"][3]) == "quack"  # never our other phase
 
 
 ADDING = {"bf16": torch_eager.ADD_RMSNORM, "fp8_e4m3": torch_eager.ADD_RMSNORM_FP8}
