@@ -84,7 +84,6 @@ def _least_of_stream(title: str, limit: float, by: str, cases: Callable[[Results
 
 def slowest_against_stream(below: float, limit: float) -> Target:
     """Ours over an elementwise kernel on the same bytes, in tiny problems, at worst."""
-
     text = f"{size_text(0, below)}: time over an elementwise kernel's on the same bytes, at worst"
     return Target(text, limit, False, lambda r: _slowest(r, r.cases(size=(0, below)), r.stream))
 
