@@ -11,7 +11,6 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 
-BENCHES := rmsnorm-silu add-rmsnorm add-rmsnorm-fp8 qk-norm
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 INSTALLED := .venv/installed
 
@@ -33,7 +32,8 @@ gpu-check: $(INSTALLED)
 	.venv/bin/python tests/gpu_check.py
 
 bench: $(INSTALLED)
-	for name in $(BENCHES); do .venv/bin/graphfuse bench $$name --record docs/records || exit; done
+	names=$$(.venv/bin/python -c 'from graphfuse.benchmarks.benches import BENCHES; print(*BENCHES)') && \
+	  for name in $$names; do .venv/bin/graphfuse bench $$name --record docs/records || exit; done
 
 bench-docs: $(INSTALLED)
 	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[bench]'

@@ -1,6 +1,6 @@
 """The benches there are, by name."""
 
-from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_backward, rmsnorm_silu
+from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_backward, rmsnorm_silu, rmsnorm_training
 
 BENCHES = {
     bench.name: bench
@@ -9,6 +9,7 @@ BENCHES = {
         add_rmsnorm.BENCH,
         add_rmsnorm.FP8,
         qk_norm.BENCH,
+        rmsnorm_training.BENCH,
         rmsnorm_backward.BENCH,
         rmsnorm_backward.RESIDUAL_BENCH,
     )

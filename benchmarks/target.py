@@ -84,13 +84,18 @@ def _least_of_stream(title: str, limit: float, by: str, cases: Callable[[Results
 
 def slowest_against_stream(below: float, limit: float) -> Target:
     """Ours over an elementwise kernel on the same bytes, in tiny problems, at worst."""
-
-    def figure(r: Results):
-        ratios = r.ratios(r.cases(size=(0, below)), r.ours, r.stream)
-        return max(((ratio, name(case)) for ratio, case in ratios), default=None)
-
     text = f"{size_text(0, below)}: time over an elementwise kernel's on the same bytes, at worst"
-    return Target(text, limit, False, figure)
+    return Target(text, limit, False, lambda r: _slowest(r, r.cases(size=(0, below)), r.stream))
+
+
+def slowest_against(peer: str, title: str, outputs: tuple[str, ...], limit: float) -> Target:
+    """Ours over one peer, which may be another way of ours, at worst."""
+    text = f"{_and(outputs)}: time over {title}'s, at worst"
+    return Target(text, limit, False, lambda r: _slowest(r, r.cases(*outputs), peer))
+
+
+def _slowest(r: Results, cases: Iterable[dict], peer: str) -> tuple[float, str] | None:
+    return max(((ratio, name(case)) for ratio, case in r.ratios(cases, r.ours, peer)), default=None)
 
 
 def slowest_against_output(output: str, other: str, limit: float) -> Target:

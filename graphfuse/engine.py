@@ -155,6 +155,10 @@ class KernelEngine(Engine[FactsT, KnobsT]):
     calls ``gf::wait_for_previous_kernel`` (dependent_launch.cuh) before it reads or writes global memory, and
     none ends before. Users ask for such a start with execute's ``programmatic_dependent_launch``."""
 
+    tuned_within: ClassVar[float] = 2.0
+    """Knobs tuned for another number of rows count if the two differ by at most this factor. The seeds' sizes, which
+    tables hold, lie a factor of 4 apart, so that between them one is always this near."""
+
     @abc.abstractmethod
     def source(self, facts: FactsT, knobs: KnobsT) -> str:
         """The complete translation unit. Pure; never depends on the number of rows."""

@@ -5,10 +5,11 @@ The graph is the case's, the tensors are those of the set's pack.
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from graphfuse.benchmarks.peer import Peer, Work
 
-DEPENDENT_LAUNCH, ONE_LAUNCH = "dependent launch", "one launch"
+DEPENDENT_LAUNCH, ONE_LAUNCH, INFERENCE_PHASE = "dependent launch", "one launch", "inference phase"
 """Ways that are compared among themselves."""
 
 
@@ -45,6 +46,12 @@ def _one_launch(case, sets) -> Work:
     return work(case.joint_graph(handle(sets)), [s.joint_pack() for s in sets])
 
 
+def _inference(case, sets) -> Work:
+    mine = [replace(s, inverse_rms=None) for s in sets]
+    made = work(case.inference_graph(handle(sets)), [s.pack() for s in mine])
+    return replace(made, check=lambda: case.wrong(mine[0], tight=True))
+
+
 PEER = Peer("graphfuse", "graphfuse", _plain, ("graphfuse",), tight=True, keeps_builds=True)
 DEPENDENT = Peer(
     "graphfuse_dependent",
@@ -65,4 +72,14 @@ ONE_KERNEL = Peer(
     keeps_builds=True,
     own=True,
     way=ONE_LAUNCH,
+)
+INFERENCE = Peer(
+    "graphfuse_inference",
+    "graphfuse, inference phase",
+    _inference,
+    ("graphfuse",),
+    tight=True,
+    keeps_builds=True,
+    own=True,
+    way=INFERENCE_PHASE,
 )

@@ -6,10 +6,10 @@ from graphfuse.benchmarks.peer import Peer, Work, returning
 from graphfuse.benchmarks.peers.graphfuse import ONE_LAUNCH
 
 
-def _norm(s, x, weight, out, residual=None, total=None) -> None:
+def _norm(s, x, weight, out, residual=None, total=None, inverse_rms=None) -> None:
     from quack.rmsnorm import _rmsnorm_fwd
 
-    _rmsnorm_fwd(x, weight, out, None, None, None, residual, total, s.eps)
+    _rmsnorm_fwd(x, weight, out, None, inverse_rms, None, residual, total, s.eps)
 
 
 def _add_rmsnorm(case, sets) -> Work:
@@ -32,6 +32,10 @@ def _qk_norm_one(case, sets) -> Work:
     return Work([functools.partial(_norm, s, s.joint, s.joint_weight, s.joint) for s in sets])
 
 
+def _rmsnorm_training(case, sets) -> Work:
+    return Work([functools.partial(_norm, s, s.x, s.weight, s.y, inverse_rms=s.inverse_rms) for s in sets])
+
+
 def _rmsnorm_backward(case, sets) -> Work:
     from quack.rmsnorm import rmsnorm_bwd
 
@@ -44,6 +48,7 @@ def _rmsnorm_backward(case, sets) -> Work:
 _VERSIONS = ("quack-kernels", "nvidia-cutlass-dsl")
 
 ADD_RMSNORM = Peer("quack", "Quack", _add_rmsnorm, _VERSIONS, keeps_builds=True)
+RMSNORM_TRAINING = Peer("quack", "Quack", _rmsnorm_training, _VERSIONS, keeps_builds=True)
 RMSNORM_BACKWARD = Peer("quack", "Quack", _rmsnorm_backward, _VERSIONS, keeps_builds=True)
 QK_NORM = (
     Peer("quack", "Quack", _qk_norm, _VERSIONS, keeps_builds=True),

@@ -33,6 +33,8 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
     knobs: ClassVar[type] = RmsNormBackwardKnobs
     modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
     entry: ClassVar[str] = "rmsnorm_backward"
+    # CTAs that stay take more or fewer rounds of the same; the table has rows a factor of 8 apart.
+    tuned_within: ClassVar[float] = 4.0
 
     def why_not(self, facts: RmsNormBackwardFacts, device: Device) -> No | None:
         reason = next(reasons(facts, device), None)

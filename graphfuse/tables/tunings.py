@@ -9,10 +9,6 @@ from graphfuse.engine import Engine, KernelEngine, Problem, knobs_from_dict
 from graphfuse.enums import heur_mode
 from graphfuse.tables.entry import Entry
 
-NEAREST = 2.0
-"""Knobs tuned for another number of rows count if the two differ by at most this factor. The
-seeds' sizes, which tables hold, lie a factor of 4 apart, so that between them one is always this near."""
-
 HEURISTIC = "heuristic"
 """What is said of knobs that are the engine's own proposal."""
 
@@ -42,22 +38,24 @@ class Tunings:
         if problem is None:
             return ()
         found: dict[object, Choice] = {}
-        for values, why in self._known(engine.name, problem, device, mode):
+        for values, why in self._known(engine, problem, device, mode):
             knobs = _fitting(engine, facts, values, device)
             if knobs is not None:
                 found.setdefault(knobs, Choice(knobs, why))
         return tuple(found.values())
 
-    def _known(self, name: str, problem: Problem, device: Device, mode: heur_mode) -> Iterator[tuple[dict, str]]:
+    def _known(
+        self, engine: KernelEngine, problem: Problem, device: Device, mode: heur_mode
+    ) -> Iterator[tuple[dict, str]]:
         own, first_party = (
-            [e for e in entries if (e.engine, e.source.arch, e.key) == (name, arch(device), problem.key)]
+            [e for e in entries if (e.engine, e.source.arch, e.key) == (engine.name, arch(device), problem.key)]
             for entries in (self.own, self.first_party)
         )
         for entry in (*_exact(own, problem.rows), *_exact(first_party, problem.rows)):
             yield entry.knobs, said(entry)
             for other in entry.others if mode is heur_mode.B else ():
                 yield other.knobs, said(entry)
-        near = [e for e in (*own, *first_party) if 0 < _apart(e, problem) <= math.log(NEAREST)]
+        near = [e for e in (*own, *first_party) if 0 < _apart(e, problem) <= math.log(engine.tuned_within)]
         for entry in sorted(near, key=lambda e: _apart(e, problem))[:1]:
             yield entry.knobs, f"{said(entry)}, for {entry.rows} rows"
 

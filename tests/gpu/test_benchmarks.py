@@ -57,6 +57,20 @@ def test_the_other_benches_measure_who_is_there(name, tmp_path):
     assert not [entry for entry in case["peers"].values() if "error" in entry], case["peers"]
 
 
+def test_the_training_phase_is_measured_beside_the_inference_phase(tmp_path):
+    command = [*BENCH, "rmsnorm-training", "--quick", "--columns", "1024", "--record", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("rmsnorm-training-part-*.json")
+    cases = json.loads(file.read_text())["cases"]
+    assert [case["output"] for case in cases] == ["bf16", "fp32"]
+    for case in cases:
+        measured = {peer: entry for peer, entry in case["peers"].items() if "us" in entry}
+        assert {"graphfuse", "graphfuse_inference", "stream"} <= set(measured), case["peers"]
+        assert measured["graphfuse"]["note"] == measured["graphfuse_inference"]["note"]
+        assert not [entry for entry in case["peers"].values() if "error" in entry], case["peers"]
+
+
 def test_a_finished_run_is_not_measured_again(tmp_path):
     few = ["--quick", "--rows", "1560", "--columns", "64", "--peers", "graphfuse", "--record", str(tmp_path)]
     env = ["env", "GIT_COMMIT=0123456789"]  # a commit that is not dirty

@@ -1,0 +1,47 @@
+"""What holds for the cases of every bench."""
+
+import pytest
+
+from graphfuse import heur_mode
+from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_backward, rmsnorm_training
+from graphfuse.benchmarks.benches import BENCHES
+from graphfuse.device import for_arch
+from graphfuse.runtime.handle import Handle, create_handle
+
+BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH)
+SMALL = [add_rmsnorm.Case(5, 96, output) for output in add_rmsnorm.TYPES]
+SMALL += [qk_norm.Case(5, 4, 2), rmsnorm_backward.ResidualCase(1100, 24, "bf16")]
+SMALL += [rmsnorm_backward.Case(37, 96, output) for output in rmsnorm_backward.TYPES]
+SMALL += [rmsnorm_training.Case(37, 96, output) for output in rmsnorm_training.TYPES]
+
+
+@pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
+def test_every_case_is_one_kernel(bench):
+    """Of QK-norm one for Q and one for K, or one for both; of training one in each phase."""
+    assert len(set(bench.cases)) == len(bench.cases) and set(bench.quick) <= set(bench.cases)
+    for case in bench.cases:
+        graphs = {case.graph: 2 if bench.name == "qk-norm" else 1}
+        graphs |= {graph: 1 for name in ("joint_graph", "inference_graph") if (graph := getattr(case, name, None))}
+        for graph, kernels in graphs.items():
+            made = graph(Handle(for_arch("sm_90a")))  # planning needs no GPU
+            made.validate()
+            made.build_operation_graph()
+            made.create_execution_plans([heur_mode.OPENSOURCE])
+            name = "rmsnorm_backward[" if bench in BACKWARD else "rmsnorm["
+            assert made.get_plan_name_at_index(0).count(name) == made.get_plan_name_at_index(0).count("[") == kernels
+            assert (made.get_workspace_size_plan_at_index(0) > 0) == (bench in BACKWARD), case
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: f"{type(c).__module__} {c}")
+def test_bytes_are_those_of_the_tensors(case):
+    (operands,) = case.sets(1, "cpu")
+    assert case.moved == sum(t.numel() * t.itemsize for t in operands.pack().values())
+
+
+@pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
+def test_the_problems_of_every_bench_can_be_tuned(bench):
+    case = min(bench.quick, key=lambda case: case.moved)
+    g = case.graph(create_handle("cpu"))
+    g.validate()
+    named = {t.name for t in g._ir.bound if not t.by_value}
+    assert set(case.tensors("cpu")) == named

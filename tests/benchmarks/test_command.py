@@ -1,0 +1,82 @@
+"""`graphfuse bench`: what is refused, what is listed, how a run goes."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import bench_record
+from bench_runs import wall_clock
+from graphfuse import cli
+from graphfuse.benchmarks import command
+from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
+from graphfuse.benchmarks.results import Results
+from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
+from graphfuse.tuning.sizes import OUTPUTS
+
+SMALL = [Case(33, 64, output) for output in OUTPUTS]
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(cli.app, ["bench", *arguments])
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["no-such-bench"], "rmsnorm-silu"),
+        (["--peers", "nobody"], "flashinfer"),
+        (["--output", "fp64"], "nvfp4"),
+        (["--rows", "7"], "399360"),
+        (["--quick", "--columns", "128"], "fewer filters"),
+        (["--quick", "--resume"], "give --record"),
+        (["--quick", "--record", __file__], "--record"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(arguments, said):
+    done = invoke(*arguments)
+    assert done.exit_code == 2 and said in done.output
+
+
+def test_listing_needs_no_gpu():
+    done = invoke("--list", "--quick", "--output", "nvfp4", "--peers", "flashinfer")
+    assert done.exit_code == 0
+    assert done.output.count("  case nvfp4 ") == 4 and done.output.count("  peer ") == 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so():
+    done = subprocess.run(
+        [sys.executable, "-c", "from graphfuse.cli import app; app()", "bench", "--quick"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stderr.startswith("needs a CUDA device: ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["build_time", "heuristics", "host_cost", "profile"])
+def test_without_a_gpu_the_other_benches_say_so(name):
+    done = subprocess.run([sys.executable, "-m", f"graphfuse.benchmarks.{name}"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith(f"{name} needs a GPU: ")
+
+
+def test_the_command_line_is_light():
+    code = "import sys, graphfuse.cli; print({'torch', 'numpy', 'graphfuse.benchmarks'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_a_run_says_how_it_goes_and_what_came_out(capsys):
+    from rich.console import Console
+
+    console = Console(width=command.WIDTH)
+    peers = (graphfuse.PEER, torch_eager.RMSNORM_SILU, stream.PEER)
+    with command._progress(console) as progress:
+        entries = list(command._measure(BENCH, SMALL, peers, 90, "cpu", wall_clock(), progress))
+    command._report(BENCH, Results(bench_record.record() | {"cases": entries}), console)
+    out = capsys.readouterr().out
+    assert "[3/3, 0.0 min left] nvfp4 33x64: " in out and "of stream" in out
+    assert "dependent launch, graphfuse: not recorded" in out
+    assert "targets" in out and "torch eager: torch converts nothing to FP4 (1 of 3 cases)" in out

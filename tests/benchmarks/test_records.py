@@ -1,0 +1,70 @@
+"""Records: what is written, and when a run goes on from one."""
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bench_record
+from graphfuse import record, settings
+from graphfuse.benchmarks import command
+from graphfuse.benchmarks.rmsnorm_silu import BENCH
+
+
+def test_a_record_is_whole_and_compact(tmp_path):
+    content = bench_record.record()
+    file = record.write(tmp_path, "rmsnorm-silu", content["environment"], content)
+    assert json.loads(file.read_text()) == content
+    assert [p.name for p in tmp_path.iterdir()] == ["rmsnorm-silu-nvidia-h200.json"]
+    assert len(file.read_text().splitlines()) < 20 * 120
+
+
+def test_a_run_goes_on_only_where_it_would_be_the_same(tmp_path):
+    content = bench_record.record()
+    about = content.pop("environment")
+    kept = functools.partial(command.kept, tmp_path, BENCH)
+    assert kept(about, BENCH.peers) == []
+    file = record.write(tmp_path, BENCH.name, about, content)
+    assert kept(about | {"date": "2030-01-01"}, BENCH.peers) == content["cases"]
+    assert kept(about | {"device": "NVIDIA H100"}, BENCH.peers) == []  # whose file is another
+    before = file.read_text()
+    for other, peers, said in (
+        ({"commit": "another"}, BENCH.peers, "its commit is 0123456789abcdef, here it is another; accepted"),
+        ({"driver": "9"}, BENCH.peers, "its driver is 1.2, here it is 9"),
+        ({}, BENCH.peers[:3], "here they are graphfuse, graphfuse_dependent, cudnn_oss;"),
+    ):
+        with pytest.raises(command.ResumeError, match=f"{file.name} is not gone on with: .*{said}"):
+            kept(about | other, peers)
+    assert file.read_text() == before
+    dirty = about | {"commit": "0123-dirty"}
+    record.write(tmp_path, BENCH.name, dirty, content)
+    with pytest.raises(command.ResumeError, match="sources of 0123-dirty may have changed"):
+        kept(dirty, BENCH.peers)
+
+
+def test_a_part_is_no_whole(tmp_path):
+    whole = bench_record.record()
+    about, cases = whole.pop("environment"), whole["cases"]
+    old = record.write(tmp_path, BENCH.name, about | {"commit": "old"}, whole)
+    before = old.read_text()
+    few = command.keep(tmp_path, BENCH, about, whole | {"cases": cases[:3]})
+    assert few.name == "rmsnorm-silu-part-nvidia-h200.json" and old.read_text() == before
+    # A run that was stopped goes on from the part, not from the whole one of another commit.
+    assert command.kept(tmp_path, BENCH, about, BENCH.peers) == cases[:3]
+    some = {name: whole["peers"][name] for name in ("graphfuse", "stream")}
+    assert command.keep(tmp_path, BENCH, about, whole | {"peers": some}) == few and old.read_text() == before
+    assert command.keep(tmp_path, BENCH, about, whole) == old
+    assert json.loads(old.read_text()) == {"environment": about, **whole} and not few.exists()
+
+
+def test_what_the_user_tuned_does_not_count(monkeypatch, tmp_path):
+    monkeypatch.setenv("GRAPHFUSE_TUNING_DIR", str(tmp_path))
+    with settings.nothing_tuned():
+        assert not [*settings.tuning_dir().iterdir()]
+        child = "from graphfuse import settings; print(settings.tuning_dir())"
+        said = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout
+        assert Path(said.strip()) == settings.tuning_dir() != tmp_path
+    assert settings.tuning_dir() == tmp_path
