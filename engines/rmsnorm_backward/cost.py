@@ -16,7 +16,7 @@ _CLUSTER, _HIDDEN = 730.0, 0.1  # for each doubling of its CTAs, and what a dela
 _ELEMENT = 5.0  # of one thread's elements, one after the other
 _CTA = 58.0  # of a round, for each CTA on an SM
 _START, _FILLED, _PARTIAL = 2840.0, 4.9e-3, 2.2e-4  # of a launch; of each byte first copied to an SM, of partial sums
-# Instructions of a warp: for a row, and for each of its elements by steps of the program and by what is read or written.
+# Instructions of a warp: for a row; of each element for each step of the program and for what is read or written.
 _ROW, _STEP, _FUNCTION, _OPERAND = 200.0, 1.4, 4.2, 0.9
 _ARITHMETIC = ("add", "mul", "sub", "scale", "neg", "identity", "row_mean", "gradient")
 _SHARPNESS = 4.0  # with which what takes longest hides the rest

@@ -84,10 +84,6 @@ BUGS = {
         DELAYED,
         Bug("reduction.wait();", "", {RACE: "data race"}, ("graphfuse/reduce.cuh", "over_ctas[cta] = ")),
     ),
-    "one buffer for delayed sums": (
-        DELAYED,
-        Bug("parity ^= 1;  // of parts", "//", {RACE: "data race"}, ("graphfuse/reduce.cuh", "= part;")),
-    ),
 }
 
 
