@@ -24,7 +24,7 @@ TABLES = sorted((ROOT / "engines").rglob("*.json"))
 DEVICES = {f"sm_{for_arch(arch).sm}": for_arch(arch) for arch in ARCHES}
 H200 = for_arch("sm_90a")
 ENGINES = {engine.name: engine for engine in engines.ALL}
-WHOLE = ("rmsnorm",)
+WHOLE = ("rmsnorm", "rmsnorm_backward")
 """Engines whose tables have all that is benched; others' may leave some of it to the heuristic."""
 APART = (rmsnorm_silu.BENCH, rmsnorm_training.BENCH)
 
