@@ -26,7 +26,7 @@ test-all: $(INSTALLED)
 	.venv/bin/python -m pytest -n 2 --dist loadgroup -m 'not gpu'
 
 gpu-test: $(INSTALLED)
-	.venv/bin/python -m pytest tests -m gpu --record=docs/records
+	.venv/bin/python -m pytest tests -m gpu -n 4 --dist loadgroup --record=docs/records
 
 gpu-check: $(INSTALLED)
 	.venv/bin/python tests/gpu_check.py

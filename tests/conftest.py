@@ -25,7 +25,11 @@ def pytest_addoption(parser):
     parser.addoption("--record", metavar="FOLDER", help="write gpu-tests-DEVICE.json about this run into FOLDER")
 
 
+@pytest.hookimpl(tryfirst=True)  # before groups are read
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if "room" in item.fixturenames:  # tests that take much of a GPU's memory do not run side by side
+            item.add_marker(pytest.mark.xdist_group("memory"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     # Asking for devices costs an import of CUDA: only where a GPU test was asked for.
     if marked and "not gpu" not in config.option.markexpr:

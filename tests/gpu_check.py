@@ -68,7 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_tests(folder: Path, about: dict[str, object]) -> dict[str, object]:
     """Counts of the GPU lane, which leaves its own record, too."""
-    command = [sys.executable, "-m", "pytest", "tests", "-m", "gpu", "-q", f"--record={folder.resolve()}"]
+    side_by_side = ("-n", "4", "--dist", "loadgroup")  # most of the time is compilers'
+    command = [sys.executable, "-m", "pytest", "tests", "-m", "gpu", "-q", *side_by_side]
+    command.append(f"--record={folder.resolve()}")
     code = subprocess.run(command, cwd=ROOT).returncode
     if code not in (0, 1):  # pytest did not get as far as its record
         return {"exit_status": code, "counts": {}}
