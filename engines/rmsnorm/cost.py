@@ -32,7 +32,7 @@ def eviction(facts: RmsNormFacts) -> int:
 def read_ahead(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> RmsNormKnobs:
     """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are resident."""
     ahead = replace(knobs, ahead=1)
-    pays = row.steps(knobs) * knobs.chunks * row.chunk in _READ_AHEAD
+    pays = row.steps(knobs) * row.piece(knobs) in _READ_AHEAD
     return ahead if pays and next(faults(facts, row, ahead, device), None) is None else knobs
 
 
@@ -54,7 +54,7 @@ def cost(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> 
     over random sizes and over rows with a residual or many columns (docs/tuning.md).
     """
     program = facts.program
-    threads, piece = knobs.threads_per_row, knobs.chunks * row.chunk
+    threads, piece = knobs.threads_per_row, row.piece(knobs)
     elements = row.steps(knobs) * piece  # of a thread, those past the row's end among them
     if not row.resident(knobs):
         elements = facts.columns / threads * (program.last + 1)

@@ -34,15 +34,13 @@ def faults(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -
                 f"are read again in each phase, which takes {MAX_THREADS} and 1"
             )
         return
-    held = row.steps(knobs) * knobs.chunks * row.registers
-    if knobs.ahead:
-        held += row.steps(knobs) * knobs.chunks * row.later
+    held = row.held(row.steps(knobs), knobs, row.registers + (row.later if knobs.ahead else 0))
     if held > held_registers(knobs.threads):
         yield (
             f"threads_per_row {knobs.threads_per_row} needs {held} registers a thread to hold {facts.columns} "
             f"columns; at {knobs.threads} threads at most {held_registers(knobs.threads)} may"
         )
-    piece = row.chunk * knobs.chunks
+    piece = row.piece(knobs)
     if knobs.threads == MAX_THREADS and piece > _MOST_TOGETHER:
         yield (
             f"chunks is {knobs.chunks}: of {knobs.threads} threads each has registers for {_MOST_TOGETHER} elements "

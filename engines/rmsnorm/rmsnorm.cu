@@ -2,7 +2,7 @@
 //
 // A row is cut into pieces of PIECE elements. Piece j belongs to thread j % THREADS_PER_ROW of the
 // row's threads, which may be a part of a warp or several CTAs of a cluster. Squares are summed by chunks of
-// CHUNK elements, one or several to a piece. All arithmetic is float32. A pass is as much of the row as its
+// CHUNK elements, one or several to a piece, or half of one, whose other half a neighbour has. All arithmetic is float32. A pass is as much of the row as its
 // threads hold in registers: with one pass what is needed again stays there, longer rows are read and worked
 // out again in each phase.
 //
@@ -27,7 +27,9 @@ using gf::i64;
 using namespace problem;
 
 constexpr Index PIECES = COLUMNS / PIECE;
-constexpr int CHUNKS = PIECE / CHUNK;  // of a piece
+constexpr bool HALVED = PIECE < CHUNK;
+constexpr int CHUNKS = HALVED ? 1 : PIECE / CHUNK;  // of a piece
+constexpr int HALF = CHUNK == 8 ? 4 : CHUNK;        // elements that are summed one after another
 constexpr bool TAILLESS = PIECES % (Index(STEPS) * PASSES * THREADS_PER_ROW) == 0;
 constexpr gf::u32 LAST_CTAS = 1024;  // about what is resident
 constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
@@ -73,19 +75,29 @@ GF_DEVICE typename Phase::Columns read_columns(const Row& row, Index at) {
   return reads;
 }
 
-/// One sum for each chunk of the piece.
+GF_DEVICE float sum_half(const float (&values)[PIECE], int first) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < HALF; ++i) {
+    sum = gf::fma(values[first + i], values[first + i], sum);
+  }
+  return sum;
+}
+
+/// One sum for each chunk of the piece; of a chunk that two threads have, both get it.
 GF_DEVICE void sum_squares(const float (&values)[PIECE], float (&sums)[CHUNKS]) {
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-    sums[chunk] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < CHUNK; ++i) {
-      sums[chunk] = gf::fma(values[chunk * CHUNK + i], values[chunk * CHUNK + i], sums[chunk]);
+    sums[chunk] = sum_half(values, chunk * CHUNK);
+    if constexpr (HALVED) {
+      sums[chunk] += gf::shuffle_xor(sums[chunk], 1);
+    } else if constexpr (HALF < CHUNK) {
+      sums[chunk] += sum_half(values, chunk * CHUNK + HALF);
     }
   }
 }
 
-using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, CHUNKS>;
+using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, CHUNKS, HALVED ? 2 : 1>;
 using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS>;
 
 /// The largest of each of the values of a phase over the row's threads.

@@ -33,7 +33,6 @@ using namespace problem;
 constexpr Index PIECES = COLUMNS / PIECE;
 constexpr bool TAILLESS = PIECES % (Index(STEPS) * PASSES * THREADS_PER_ROW) == 0;
 constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
-constexpr int VECTOR = PARTIAL_WIDTH / 4;  // sums over rows in one access
 constexpr int ROWS_PER_CTA = CTAS_PER_ROW == 1 ? THREADS / THREADS_PER_ROW : 1;  // at a time
 
 GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
@@ -77,12 +76,13 @@ GF_DEVICE float sum_of_products(const float (&x)[PIECE], const float (&y)[PIECE]
 }
 
 /// Adds what lies at an address, in one access.
-GF_DEVICE void add_piece(const float* address, float (&sum)[VECTOR]) {
-  float read[VECTOR];
-  gf::unpack<float>(gf::load<PARTIAL_WIDTH, PARTIAL_WIDTH>(address), read);
+template <int COUNT>
+GF_DEVICE void add_piece(const float* address, float (&sum)[COUNT]) {
+  float read[COUNT];
+  gf::unpack<float>(gf::load<4 * COUNT, 4 * COUNT>(address), read);
 #pragma unroll
-  for (int v = 0; v < VECTOR; ++v) {
-    sum[v] += read[v];
+  for (int i = 0; i < COUNT; ++i) {
+    sum[i] += read[i];
   }
 }
 
@@ -111,6 +111,7 @@ struct Partials {
 /// Stores what the rows of the CTA come to together. shared: ROWS_PER_CTA * COLUMNS.
 template <int COUNT>
 GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, const Partials& partials, float* shared) {
+  constexpr int VECTOR = PARTIAL_WIDTH / 4;
   if constexpr (ROWS_PER_CTA == 1) {
 #pragma unroll
     for (int step = 0; step < COUNT; ++step) {
@@ -148,6 +149,7 @@ GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, co
 /// most PARTIALS. shared: SLAB floats for each row of them that is left when warps have added up theirs.
 template <int SUM>
 GF_DEVICE void add_up(const Totals& totals, const float* partials, i64 count, float* shared) {
+  constexpr int VECTOR = PARTIAL_WIDTH / 4;
   constexpr int ACROSS = SLAB / VECTOR;   // threads side by side
   constexpr int DOWN = THREADS / ACROSS;  // partial sums of a column that are read at a time, by a thread each,
   constexpr int EACH = (PARTIALS + DOWN - 1) / DOWN < 8 ? (PARTIALS + DOWN - 1) / DOWN : 8;  // that reads so many ahead

@@ -19,7 +19,7 @@ SHARED_ROWS = (dict(rows=5, columns=500), RmsNormKnobs(64, 128))
 LONG_ROWS = (dict(rows=2, columns=2600), RmsNormKnobs(512, 512))
 CLUSTERS = (dict(rows=2, columns=2600), RmsNormKnobs(512, 128))
 # Rows within a warp, in pieces of several chunks; blocks of one lane and of two.
-PIECES = (dict(rows=5, columns=528), RmsNormKnobs(16, 64, 2))
+PIECES = (dict(rows=20, columns=528), RmsNormKnobs(16, 64, 2))
 BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), RmsNormKnobs(4, 32, 2))
 SPLIT_BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), RmsNormKnobs(8, 64))
 
@@ -119,7 +119,7 @@ RMSNORM = {
     "lanes added in another order": (
         PIECES,
         Bug(
-            "for (int mask = LANES / 2; mask > 0; mask /= 2) {",
+            "for (int mask = LANES / 2; mask >= ALIKE; mask /= 2) {",
             "for (int mask = 1; mask < LANES; mask *= 2) {",
             {ADDRESS: WRONG},
             NOWHERE,
@@ -128,8 +128,8 @@ RMSNORM = {
     "a chunk summed twice": (
         PIECES,
         Bug(
-            "sums[chunk] = gf::fma(values[chunk * CHUNK + i], values[chunk * CHUNK + i], sums[chunk]);",
-            "sums[chunk] = gf::fma(values[i], values[i], sums[chunk]);",
+            "sum = gf::fma(values[first + i], values[first + i], sum);",
+            "sum = gf::fma(values[i], values[i], sum);",
             {ADDRESS: WRONG},
             NOWHERE,
         ),
@@ -258,7 +258,7 @@ RMSNORM = {
             "  Phase0::Rows rows0[STEPS];\n",
             "  if (!row.exists) return;\n  Phase0::Rows rows0[STEPS];\n",
             {ADDRESS: "shuffle names lane"},
-            ("graphfuse/reduce.cuh", "parts[i] = Join::join(parts[i], shuffle_xor(parts[i], mask))"),
+            ("rmsnorm.cu", "gf::shuffle_xor("),
         ),
     ),
     "misaligned vector access": (

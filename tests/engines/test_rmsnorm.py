@@ -213,6 +213,7 @@ def test_the_first_proposal_has_no_idle_threads():
         ),
         (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (1, 128, 4), "takes 32 elements together"),
         (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (1, 128), "a thread takes 8 elements together"),
+        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (2, 128), "a thread takes 4 elements together"),
         (facts(64, rows=2**36), (8, 128), "68719476736 rows, 8 threads each, take more CTAs than a grid can have"),
     ],
 )
@@ -228,7 +229,7 @@ def test_illegal_knobs(problem, knobs, reason):
         (FP4, (64, 128, 2)),
         (facts(16, y=data_type.FP4_E2M1), (1, 32, 2)),
         (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (1, 32, 2)),
-        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (2, 32, 1)),
+        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (4, 32, 1)),
         (facts(65536), (4096, 512, 1)),
         (facts(64), (1024, 1024, 2)),
         (facts(64, rows=16 * (2**31 - 1)), (8, 128)),
@@ -289,7 +290,8 @@ def widths(problem: Described, chunks: int = 1) -> dict[str, int]:
         (facts(y=data_type.FP8_E4M3), "OUTPUT", 8),
         (FP4, "OUTPUT", 4),
         (with_view(FP4, "output", row_stride=1026), "OUTPUT", 1),
-        (facts(x=data_type.FLOAT, y=data_type.FP4_E2M1), "OUTPUT", 4),
+        (facts(x=data_type.FLOAT), "INPUT", 16),
+        (facts(x=data_type.FLOAT, y=data_type.FP4_E2M1), "OUTPUT", 2),
         (facts(bias=BIAS), "BIAS", 16),
     ],
 )

@@ -18,7 +18,8 @@ from graphs import BF16, FLOAT
 pytestmark = [pytest.mark.compile, pytest.mark.thorough]
 
 ENGINE = RmsNormBackwardEngine()
-KNOWN = {("sm_100a", 5120): 16}  # bytes of stack where registers are left, for one access; not understood
+SPILLED = {("sm_100a", 5120): 24}  # bytes: the estimate of registers is fitted to sm_90a, whose compiler needs fewer
+_RESERVED = 1024  # bytes of shared memory that the system takes of each CTA's; from 9.0 on cuobjdump counts them
 PLAIN, FULL = {}, {"activation": "gate", "residual": True, "dbias": True, "weight": "zero-centred"}
 PROBLEMS = [
     Gradient(4096, columns, dtype, **around)
@@ -52,9 +53,10 @@ def test_what_is_proposed_runs_as_said(arch):
     with ThreadPoolExecutor(2) as pool:
         for (facts, knobs), use in zip(found, pool.map(used, found), strict=True):
             launch, what = ENGINE.launch(facts, knobs), (facts.columns, knobs, use)
-            assert use["STACK"] <= KNOWN.get((arch, facts.columns), 0) and use["LOCAL"] == 0, what
+            assert use["STACK"] <= SPILLED.get((arch, facts.columns), 0) and use["LOCAL"] == 0, what
             warps = -(-launch.block // 32) * knobs.ctas_per_sm
             assert -(-use["REG"] // 8) * 8 * 32 * warps <= device.registers_per_sm, what
-            shared = use["SHARED"] + launch.shared_bytes
+            counted = _RESERVED if device.compute_capability >= (9, 0) else 0
+            shared = use["SHARED"] - counted + launch.shared_bytes
             assert shared <= device.shared_memory_per_block, what
-            assert knobs.ctas_per_sm * (shared + 1024) <= device.shared_memory_per_sm, what
+            assert knobs.ctas_per_sm * (shared + _RESERVED) <= device.shared_memory_per_sm, what

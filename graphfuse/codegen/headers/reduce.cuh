@@ -61,8 +61,9 @@ struct Passes {
 };
 
 /// The tree over the threads of each row, whose total all of them get. THREADS: a CTA's. Rows of more threads
-/// than that are spread over the CTAs of a cluster. All threads of the CTA, or cluster, call it, once.
-template <class Join, int THREADS_PER_ROW, int THREADS, int COUNT = 1>
+/// than that are spread over the CTAs of a cluster. All threads of the CTA, or cluster, call it, once. ALIKE: how many
+/// neighbouring threads have the same parts, which count once.
+template <class Join, int THREADS_PER_ROW, int THREADS, int COUNT = 1, int ALIKE = 1>
 struct RowReduction {
   static constexpr int CTAS = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;  // of one row
   static constexpr int ROW_THREADS = THREADS_PER_ROW / CTAS;  // of one row in one CTA
@@ -81,7 +82,7 @@ struct RowReduction {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
 #pragma unroll
-      for (int mask = LANES / 2; mask > 0; mask /= 2) {
+      for (int mask = LANES / 2; mask >= ALIKE; mask /= 2) {
         parts[i] = Join::join(parts[i], shuffle_xor(parts[i], mask));
       }
     }
