@@ -44,6 +44,7 @@ def plant(text: str, bug: Bug) -> str:
 def assert_caught(bug: Bug, report: str, build: Build, files: dict[str, str]) -> None:
     assert report, "nothing was found"
     assert re.search(bug.found[build], report), report
+    assert report.count("SUMMARY: ") <= 1, f"the program did not end at the first fault: {report}"
     if report not in (WRONG, VARIES):
         file, part = bug.at
         lines = [n for n, line in enumerate(files[file].replace(bug.old, bug.new).splitlines(), 1) if part in line]

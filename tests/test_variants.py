@@ -84,6 +84,7 @@ def test_rows_do_not_change_the_source():
         assert sources == {variant.source(H200)}
 
 
+@pytest.mark.xdist_group("digest")
 def test_the_digest_is_of_sources_alone(monkeypatch):
     digest = variants.digest()
     assert re.fullmatch("[0-9a-f]{64}", digest)

@@ -43,7 +43,7 @@ class Variant:
         return _facts(problem, self.pattern)
 
     def knobs_on(self, device: Device) -> object:
-        return self.knobs or self.engine.propose(self.facts(), device, heur_mode.A)[0]
+        return self.knobs or _proposed(self, device)
 
     def source(self, device: Device) -> str:
         """The kernel's translation unit."""
@@ -71,10 +71,20 @@ def _facts(problem: Norm | Gradient, pattern: match.Pattern) -> object:
     return next(m for m in found if isinstance(m, match.Region)).facts
 
 
+@functools.cache
+def _proposed(variant: Variant, device: Device) -> object:
+    return variant.engine.propose(variant.facts(), device, heur_mode.A)[0]
+
+
+@functools.cache
+def _unit(variant: Variant, device: Device) -> str:
+    return hashlib.sha256(variant.source(device).encode()).hexdigest()
+
+
 def digest() -> str:
     """SHA-256 over the set of distinct translation units that all variants have on all chips: templates,
     headers and what Python generates, but not names, the order or the number of variants that share one."""
-    units = {hashlib.sha256(v.source(d).encode()).hexdigest() for v in VARIANTS.values() for d in TARGETS.values()}
+    units = {_unit(v, d) for v in VARIANTS.values() for d in TARGETS.values()}
     return hashlib.sha256("\n".join(sorted(units)).encode()).hexdigest()
 
 

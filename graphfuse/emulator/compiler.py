@@ -18,7 +18,9 @@ from graphfuse.errors import CompilerNotFoundError, KernelCompileError
 
 _RUNTIME = ("entry.hpp", "fiber.hpp", "launch.hpp", "library.cpp", "machine.cpp", "runner.cpp", "sanitizers.hpp")
 # -g1 has the lines and inlined functions that reports name; -g would double the time of sanitizer builds.
-_COMMON = ("-std=c++17", "-fPIC", "-g1", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden")
+_COMMON = ("-std=c++17", "-fPIC", "-g1", "-fno-strict-aliasing", "-ffp-contract=off")
+# Warnings are the business of tests; a CUDA compiler's pragmas are none of this one's.
+_KERNEL = ("-fvisibility=hidden", "-w")
 # Names that only a CUDA compiler knows; a kernel has them from the headers instead.
 _CUDA_NAMES = re.compile(
     r"\b(__global__|__device__|__shared__|__launch_bounds__|threadIdx|blockIdx|blockDim|gridDim|__sync\w+|__shfl\w+"
@@ -32,9 +34,10 @@ class Build(enum.Enum):
     ADDRESS: AddressSanitizer and UndefinedBehaviorSanitizer. RACE: ThreadSanitizer.
     """
 
-    LIBRARY = ("-O2",)
-    # Instrumented code is what takes long to compile; more optimization makes it longer.
-    ADDRESS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+    # Threads' turns are what takes long to run; more optimization makes only compiling longer.
+    LIBRARY = ("-O1",)
+    # Nothing is optimized away before its address is checked.
+    ADDRESS = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
     # Below -O2, GCC 12 does not instrument the storing of a structure that a function returned.
     RACE = ("-O2", "-fsanitize=thread")
 
@@ -47,18 +50,19 @@ def build(source: str, entry: str, what: Build) -> Path:
     """
     compiler = find()
     sources = "".join(map(_runtime_source, _RUNTIME)) + template("graphfuse.codegen.headers", "host.cuh")
-    digest = _digest(source, entry, what.value, _COMMON, sources, compiler.version)
+    digest = _digest(source, entry, what.value, _COMMON, _KERNEL, sources, compiler.version)
     folder = _folder()
     path = folder / f"{digest}{'.so' if what is Build.LIBRARY else ''}"
     if _whole(path):
         return path
-    # One machine for all libraries of a process, one in each program.
-    kind = "so" if what is Build.LIBRARY else "o"
-    machine = _part(compiler, "machine.cpp", kind, sources, folder)
-    main = _part(compiler, "library.cpp" if what is Build.LIBRARY else "runner.cpp", "o", sources, folder)
-    flags = ("-shared", "-Wl,-rpath,$ORIGIN") if what is Build.LIBRARY else ()
-    # Warnings are the business of tests; a CUDA compiler's pragmas are none of this one's.
-    command = (*what.value, *flags, "-w", "-x", "c++", "-", "-x", "none", str(main), str(machine))
+    machine = _part(compiler, "machine.cpp", sources, folder)
+    if what is Build.LIBRARY:
+        # One machine for all libraries of a process, one in each program.
+        main, machine = _part(compiler, "library.cpp", sources, folder), _shared(compiler, machine)
+        flags = (*_KERNEL, "-shared", "-Wl,-rpath,$ORIGIN")
+    else:
+        main, flags = _part(compiler, "runner.cpp", sources, folder), _KERNEL
+    command = (*what.value, *flags, "-x", "c++", "-", "-x", "none", str(main), str(machine))
     try:
         _compile(compiler, command, f"{source}\n#define GF_ENTRY {entry}\n{_entry()}", path)
     except _Failed as failed:
@@ -133,17 +137,24 @@ def _whole(path: Path) -> bool:
     return hashlib.sha256(kept[:-size]).digest() == kept[-size:]
 
 
-def _part(compiler: Compiler, name: str, kind: str, sources: str, folder: Path) -> Path:
-    """What is the same for all kernels and never instrumented: an object file ("o") or shared library ("so")."""
-    path = folder / f"{_digest(name, _COMMON, sources, compiler.version)}.{kind}"
+def _part(compiler: Compiler, name: str, sources: str, folder: Path) -> Path:
+    """The object file of what is the same for all kernels and never instrumented."""
+    path = folder / f"{_digest(name, _COMMON, sources, compiler.version)}.o"
     if not _whole(path):
         with tempfile.TemporaryDirectory() as includes:
             for header in ("fiber.hpp", "launch.hpp", "sanitizers.hpp"):
                 Path(includes, header).write_text(_runtime_source(header))
             Path(includes, "host.cuh").write_text(template("graphfuse.codegen.headers", "host.cuh"))
-            shared = ("-shared", "-fvisibility=default", f"-Wl,-soname,{path.name}")
-            command = ("-O2", *(shared if kind == "so" else ("-c",)), "-I", includes, "-x", "c++", "-")
+            command = ("-O2", "-c", "-I", includes, "-x", "c++", "-")
             _compile(compiler, command, f'#line 1 "{name}"\n{_runtime_source(name)}', path)
+    return path
+
+
+def _shared(compiler: Compiler, part: Path) -> Path:
+    """An object file as a library, beside it."""
+    path = part.with_suffix(".so")
+    if not _whole(path):
+        _compile(compiler, ("-shared", f"-Wl,-soname,{path.name}", str(part)), "", path)
     return path
 
 

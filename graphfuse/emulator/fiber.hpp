@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <deque>
 #include <new>
+#include <vector>
 
 #include "sanitizers.hpp"
 
@@ -57,8 +58,8 @@ class Fiber {
     if (sanitizers::races()) race_state_ = __tsan_get_current_fiber();
   }
 
-  /// Ready to run `entry` from its beginning, which must never return. To ThreadSanitizer a new
-  /// thread, ordered after what the caller did so far and after nothing else.
+  /// Ready to run `entry` from its beginning, which must never return. To ThreadSanitizer a new thread, or one of an
+  /// earlier launch; `entry` has to acquire what the caller did so far, and nothing else is ordered with it.
   void prepare(void (*entry)()) {
     if (!stack_) {
       void* const memory = mmap(nullptr, GUARD + STACK, PROT_READ | PROT_WRITE,
@@ -73,7 +74,9 @@ class Fiber {
       // Fresh pages: what an earlier thread did on this stack is no race with what the new one does.
       const sanitizers::Quiet quiet;
       mmap(stack_, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-      race_state_ = __tsan_create_fiber(0);
+      if (spare_race_states().empty()) spare_race_states().push_back(__tsan_create_fiber(0));
+      race_state_ = spare_race_states().back();
+      spare_race_states().pop_back();
       race_states().push_back(race_state_);
       if (race_states().size() > MOST_RACE_STATES) {
         __tsan_destroy_fiber(race_states().front());
@@ -126,9 +129,9 @@ class Fiber {
 
   void* race_state() const { return race_state_; }
 
-  /// Forgets all threads so far: after a launch. Until then ThreadSanitizer can say what they did.
-  static void forget_race_states() {
-    for (void* state : race_states()) __tsan_destroy_fiber(state);
+  /// After a launch: its threads serve the next one, as making one takes ThreadSanitizer most of a millisecond.
+  static void spare_all_race_states() {
+    spare_race_states().insert(spare_race_states().end(), race_states().begin(), race_states().end());
     race_states().clear();
   }
 
@@ -137,8 +140,13 @@ class Fiber {
   static constexpr std::size_t GUARD = 4096;
   static constexpr std::size_t MOST_GUARDED = 8192;
   static constexpr unsigned NO_ORDER = 1;  // a switch does not order what the two threads do
+  /// Of the threads of this launch, the first ones first: until its end ThreadSanitizer can say what they did.
   static std::deque<void*>& race_states() {
     static std::deque<void*> states;
+    return states;
+  }
+  static std::vector<void*>& spare_race_states() {
+    static std::vector<void*> states;
     return states;
   }
 

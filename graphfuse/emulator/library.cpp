@@ -1,7 +1,6 @@
 // The way into a shared library with one kernel, for a process that it is loaded into.
 #include "launch.hpp"
 
-extern "C" __attribute__((visibility("default"))) const char* gf_run(const GfLaunch* launch,
-                                                                    const unsigned char* arguments) {
+extern "C" const char* gf_run(const GfLaunch* launch, const unsigned char* arguments) {
   return gf_launch(launch, gf_kernel, arguments);
 }

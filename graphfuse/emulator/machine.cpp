@@ -6,6 +6,7 @@
 // AddressSanitizer. Whatever the machine forbids ends the launch with a message that names the place in
 // the kernel's source. Not modelled: weak memory, proxies, approximate functions, registers, time.
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -52,7 +53,7 @@ void move_bytes(u8* to, const u8* from, u64 bytes) {
 
 std::string text(Site site) { return std::string(site.file ? site.file : "?") + ":" + std::to_string(site.line); }
 
-bool same(Site a, Site b) { return a.line == b.line && std::string(a.file) == b.file; }
+bool same(Site a, Site b) { return a.line == b.line && (a.file == b.file || !std::strcmp(a.file, b.file)); }
 
 /// "0-31, 40".
 std::string ranges(const std::vector<unsigned>& sorted) {
@@ -83,14 +84,14 @@ struct Meeting {
   }
 };
 
-/// An asynchronous copy: to ThreadSanitizer a thread of its own makes it, after what its issuer did before.
+/// An asynchronous copy: to ThreadSanitizer another thread makes it, after what its issuer did before.
 struct Copy {
   u8* to;
   const u8* from;
   unsigned bytes;
   void* pc;
   Site site;
-  std::unique_ptr<char> issued = std::make_unique<char>();  // clock
+  std::unique_ptr<char> issued = sanitizers::races() ? std::make_unique<char>() : nullptr;  // clock
 };
 
 struct Mbarrier {
@@ -218,7 +219,7 @@ class Machine {
   const Shared* find_shared(const Cta& cta, const void* address, u64 bytes) const;
   void check_copy(const char* call, u8* to, const u8* from, unsigned bytes, unsigned multiple, Site site);
   void start(const Copy& copy);
-  void finish(const Copy& copy, char& done);
+  void finish(const Copy* first, const Copy* last, char& done);
   Mbarrier& mbarrier_at(u64* address, const char* call, void* pc, Site site);
   void settle(u64* address, Mbarrier& mbarrier);
   void finish_bulk(std::size_t which);
@@ -240,6 +241,7 @@ class Machine {
   unsigned alive_ = 0;
   std::deque<BulkCopy> bulk_;
   std::vector<void*> memory_;  // of CTAs that ended
+  char begin_clock_ = 0;
   char end_clock_ = 0;
   unsigned grid_word_ = 0;
 };
@@ -398,7 +400,7 @@ const char* Machine::run(const GfLaunch& launch, GfKernel kernel, const u8* argu
   }
   sanitizers::acquire(end_clock_);
   release_memory();
-  if (!failed_) Fiber::forget_race_states();
+  if (!failed_) Fiber::spare_all_race_states();
   if (pool_.size() > THREADS_KEPT) pool_.resize(THREADS_KEPT);
   return failed_ ? error_.c_str() : nullptr;
 }
@@ -437,6 +439,7 @@ void Machine::run_together(const std::vector<unsigned>& clusters) {
       }
     }
   }
+  sanitizers::release(begin_clock_);
   do {
     current_ = take();
     if (current_) outer_.switch_to(current_->fiber);
@@ -464,12 +467,14 @@ unsigned* Machine::grid_word(Site site) {
 }
 
 void Machine::release_memory() {
+  const Quiet quiet;  // after a fault threads are where they are, and nothing is ordered with this
   for (void* memory : memory_) std::free(memory);
   memory_.clear();
 }
 
 void Machine::thread_main() {
   Fiber::begin(machine.outer_);
+  sanitizers::acquire(machine.begin_clock_);
   {
     const Quiet quiet;
     Cta& cta = *machine.me().cta;
@@ -694,30 +699,40 @@ void Machine::check_access(const void* address, unsigned width, const char* what
 // Copies
 
 void Machine::check_copy(const char* call, u8* to, const u8* from, unsigned bytes, unsigned multiple, Site site) {
-  const std::string copy = std::string(call) + " of " + std::to_string(bytes) + " bytes";
-  const std::string number = " that is no multiple of " + std::to_string(multiple);
-  if (bytes % multiple) fault(site, copy + ", a number" + number);
-  if (u64(to) % multiple) fault(site, copy + " to an address" + number);
-  if (u64(from) % multiple) fault(site, copy + " from an address" + number);
-  if (!find_shared(*me().cta, to, bytes)) fault(site, copy + " to memory that is not this CTA's shared memory");
-  if (sanitizers::poisoned(to, bytes)) fault(site, copy + " to memory that is in use by another copy or an mbarrier");
-  if (sanitizers::poisoned(from, bytes)) fault(site, copy + " from outside the buffers");
+  const auto refuse = [&](const std::string& why) {
+    fault(site, std::string(call) + " of " + std::to_string(bytes) + " bytes" + why);
+  };
+  const auto no_multiple = [&](const char* what) {
+    refuse(what + std::string(" that is no multiple of ") + std::to_string(multiple));
+  };
+  if (bytes % multiple) no_multiple(", a number");
+  if (u64(to) % multiple) no_multiple(" to an address");
+  if (u64(from) % multiple) no_multiple(" from an address");
+  if (!find_shared(*me().cta, to, bytes)) refuse(" to memory that is not this CTA's shared memory");
+  if (sanitizers::poisoned(to, bytes)) refuse(" to memory that is in use by another copy or an mbarrier");
+  if (sanitizers::poisoned(from, bytes)) refuse(" from outside the buffers");
 }
 
 void Machine::start(const Copy& copy) {
-  sanitizers::release(*copy.issued);
+  if (copy.issued) sanitizers::release(*copy.issued);
   fill_nan(copy.to, copy.bytes);
   sanitizers::poison(copy.to, copy.bytes);
 }
 
-/// done: the clock of whoever waits for it.
-void Machine::finish(const Copy& copy, char& done) {
-  sanitizers::unpoison(copy.to, copy.bytes);
-  move_bytes(copy.to, copy.from, copy.bytes);
+/// Copies in the order in which one thread issued them: together they are a thread to ThreadSanitizer, each after what
+/// its issuer did before it. done: the clock of whoever waits for them.
+void Machine::finish(const Copy* first, const Copy* last, char& done) {
+  if (first == last) return;
+  for (const Copy* copy = first; copy != last; ++copy) {
+    sanitizers::unpoison(copy->to, copy->bytes);
+    move_bytes(copy->to, copy->from, copy->bytes);
+  }
   sanitizers::as_another_thread(outer_.race_state(), [&] {
-    sanitizers::acquire(*copy.issued);
-    sanitizers::reads(copy.from, copy.bytes, copy.pc);
-    sanitizers::writes(copy.to, copy.bytes, copy.pc);
+    for (const Copy* copy = first; copy != last; ++copy) {
+      sanitizers::acquire(*copy->issued);
+      sanitizers::reads(copy->from, copy->bytes, copy->pc);
+      sanitizers::writes(copy->to, copy->bytes, copy->pc);
+    }
     sanitizers::release(done);
   });
 }
@@ -741,11 +756,10 @@ void Machine::wait_copies(unsigned pending, Site site) {
   const Quiet quiet;
   Thread& thread = enter("async_wait", site);
   for (; thread.groups.size() > pending; thread.groups.pop_front()) {
-    for (const Copy& copy : thread.groups.front()) {
-      char done;
-      finish(copy, done);
-      sanitizers::acquire(done);
-    }
+    const std::vector<Copy>& group = thread.groups.front();
+    char done;
+    finish(group.data(), group.data() + group.size(), done);
+    sanitizers::acquire(done);
   }
 }
 
@@ -767,7 +781,7 @@ void Machine::finish_bulk(std::size_t which) {
   BulkCopy bulk = std::move(bulk_[which]);
   bulk_.erase(bulk_.begin() + std::ptrdiff_t(which));
   Mbarrier& mbarrier = bulk.cta->mbarriers.at(bulk.mbarrier);
-  finish(bulk.copy, mbarrier.clocks[mbarrier.phase % 2]);
+  finish(&bulk.copy, &bulk.copy + 1, mbarrier.clocks[mbarrier.phase % 2]);
   mbarrier.bytes -= bulk.copy.bytes;
   settle(bulk.mbarrier, mbarrier);
 }

@@ -27,21 +27,26 @@ def cold(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    """What all kernels share: the machine for libraries, and for programs with sanitizers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path_factory.mktemp("machine")))
-        kernels = [build(WARP.source(), "warp", b) for b in (Build.LIBRARY, Build.ADDRESS)]
-    return [p for p in kernels[0].parent.iterdir() if p not in kernels]
+def machine():
+    """What all kernels share, as other tests keep it: object files, and the library of one of them."""
+    folders = {build(WARP.source(), "warp", b).parent for b in (Build.LIBRARY, Build.ADDRESS)}
+    return [p for f in folders for p in f.iterdir() if p.suffix == ".o" or p.with_suffix(".o").exists()]
 
 
 @pytest.fixture
-def cache(cold, machine):
+def cache(machine, cold):
     """A cache with the machine and no kernel."""
     cold.mkdir(parents=True)
     for path in machine:
         shutil.copy(path, cold)
     return cold
+
+
+@pytest.fixture
+def empty_machine(monkeypatch):
+    """A library finds the machine when it is loaded: until then one with nothing in it will do."""
+    plain = compiler._runtime_source
+    monkeypatch.setattr(compiler, "_runtime_source", lambda name: "" if name == "machine.cpp" else plain(name))
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def compilations(monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:4000], lambda b: b"", lambda b: b[:-1], lambda b: b"not a library"])
-def test_a_damaged_file_is_compiled_again(cache, compilations, damage):
+def test_a_damaged_file_is_compiled_again(cold, empty_machine, compilations, damage):
     """Loading it would end the process."""
     path = build(WARP.source(), "warp", Build.LIBRARY)
     path.write_bytes(damage(path.read_bytes()))
@@ -68,24 +73,22 @@ def test_a_damaged_file_is_compiled_again(cache, compilations, damage):
     assert len(compilations) - before == 1
 
 
-def test_what_is_compiled_is_kept(cold, compilations):
+def test_what_is_compiled_is_kept(cold, empty_machine, compilations):
     path = build(WARP.source(), "warp", Build.LIBRARY)
-    assert path.parent == cold and len(compilations) == 3  # the machine, the way in, the kernel
-    assert build(WARP.source(), "warp", Build.LIBRARY) == path and len(compilations) == 3
+    assert path.parent == cold and len(compilations) == 4  # the machine, its library, the way in, the kernel
+    assert build(WARP.source(), "warp", Build.LIBRARY) == path and len(compilations) == 4
     # The machine is the same for the next kernel, which is another file.
-    assert build(WARP.source() + "\n", "warp", Build.LIBRARY) != path and len(compilations) == 4
-    assert sorted(p.suffix for p in cold.iterdir()) == [".o", ".so", ".so", ".so"]  # no scratch files
+    assert build(WARP.source() + "\n", "warp", Build.LIBRARY) != path and len(compilations) == 5
+    assert sorted(p.suffix for p in cold.iterdir()) == [".o", ".o", ".so", ".so", ".so"]  # no scratch files
     # What kernels share is compiled again too, if it is damaged.
     for p in cold.iterdir():
         p.write_bytes(p.read_bytes()[:-1])
-    assert build(WARP.source(), "warp", Build.LIBRARY) == path and len(compilations) == 7
+    assert build(WARP.source(), "warp", Build.LIBRARY) == path and len(compilations) == 9
 
 
-def test_the_key_has_build_and_machine(cache, monkeypatch):
+def test_the_key_has_build_and_machine(cache, request):
     paths = {build(WARP.source(), "warp", b) for b in Build}
-    plain = compiler._runtime_source
-    # A library finds the machine when it is loaded: until then one with nothing in it will do.
-    monkeypatch.setattr(compiler, "_runtime_source", lambda name: "" if name == "machine.cpp" else plain(name))
+    request.getfixturevalue("empty_machine")
     assert build(WARP.source(), "warp", Build.LIBRARY) not in paths
     assert len(paths) == len(Build)
 
@@ -103,7 +106,7 @@ def test_two_at_once_leave_one_whole_file(cache):
     assert kernel.Kernel(str(paths[0]), "warp")
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_written_costs_a_warning(empty_machine, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path / "file"))
     compiler._own_folder.cache_clear()
@@ -122,7 +125,7 @@ def test_no_compiler_is_one_sentence(cache, monkeypatch):
         assert part in message
 
 
-def test_the_users_compiler_comes_first(cache, monkeypatch, tmp_path):
+def test_the_users_compiler_comes_first(cold, empty_machine, monkeypatch, tmp_path):
     mine = tmp_path / "mine++"
     mine.write_text('#!/bin/sh\nif [ "$1" = --version ]; then echo mine 1.0; else exec g++ "$@" -O0; fi\n')
     mine.chmod(0o755)

@@ -382,7 +382,11 @@ SMALL = {
     ),
     "missing mbarrier wait": (
         "bulk_copy",
-        Bug(_WAIT, "", {ADDRESS: "use-after-poison", RACE: "data race|nobody waited"}, ("bulk_copy.cu", "shared")),
+        Bug(_WAIT, "", {ADDRESS: "use-after-poison"}, ("bulk_copy.cu", "sum[i] +=")),
+    ),
+    "mbarrier that nobody waits for": (
+        "bulk_copy",
+        Bug(_WAIT, "", {RACE: "all 1 arrivals of the phase have come"}, ("bulk_copy.cu", "arrived.arrive_expect")),
     ),
     "missing barrier before the next bulk copy": (
         "bulk_copy",
