@@ -1,6 +1,8 @@
 """The engine: what it proposes, the source it makes and what the launch passes."""
 
+import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from graphfuse.codegen.render import render, template
@@ -42,7 +44,7 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
 
     def propose(self, facts: RmsNormBackwardFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormBackwardKnobs]:
         row = Row.of(facts)
-        every = [knobs for knobs in every_knob(row.pieces, device) if fits(row, knobs, device)]
+        every = _legal(replace(facts, row_extents=(1,) * len(facts.row_extents)), device)
         ranked = sorted(every, key=lambda knobs: cost(row, knobs, device))
         # The best for each number of threads first: they differ more than numbers of stages do.
         best: dict[tuple[int, int], RmsNormBackwardKnobs] = {}
@@ -82,6 +84,13 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
 
     def problem(self, facts: RmsNormBackwardFacts) -> Problem:
         return problem(facts, Row.of(facts).piece)
+
+
+@functools.lru_cache(maxsize=256)
+def _legal(facts: RmsNormBackwardFacts, device: Device) -> tuple[RmsNormBackwardKnobs, ...]:
+    """All legal knobs, for any number of rows: of a network with rows of many numbers they are worked out once."""
+    row = Row.of(facts)
+    return tuple(knobs for knobs in every_knob(row.pieces, device) if fits(row, knobs, device))
 
 
 def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
