@@ -106,7 +106,7 @@ def first_choice(case: graphs.Norm) -> dict[str, bytes]:
 
 IN_PLACE = {
     "held": (1000, RmsNormKnobs(128, 128)),
-    "held by a cluster": (16384, RmsNormKnobs(1024, 256)),
+    "held by a cluster": (4096, RmsNormKnobs(256, 64)),
     "read again": (40960, RmsNormKnobs(1024, 1024)),
 }
 

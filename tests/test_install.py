@@ -106,7 +106,13 @@ def dependencies() -> list[str]:
     return [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
 
 
-def test_it_runs_from_there(installed):
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    """One for all that are installed: equal sources, equal kernels."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_it_runs_from_there(installed, cache):
     home = installed.parent
     where = run(
         installed, "-c", "import graphfuse, graphfuse.engines as e; print(graphfuse.__file__, e.__file__)", cwd=home
@@ -114,7 +120,7 @@ def test_it_runs_from_there(installed):
     assert str(ROOT) not in where and str(home.parent.parent) in where
     # The main job itself, with nothing of the tree on the path.
     example = shutil.copy(ROOT / "examples" / "rmsnorm_silu.py", home / "sample.py")
-    assert "relative error" in run(installed, example, cwd=home, GRAPHFUSE_CACHE_DIR=str(home.parent / "cache"))
+    assert "relative error" in run(installed, example, cwd=home, GRAPHFUSE_CACHE_DIR=str(cache))
 
 
 def test_kernels_can_be_made_from_there(installed):
@@ -155,11 +161,18 @@ print(graph.get_plan_name_at_index(0))
 """
 
 
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory) -> Path:
+    """Where a third party's package is installed."""
+    folder = tmp_path_factory.mktemp("foreign")
+    source = shutil.copytree(ROOT / "tests" / "foreign_plugin", folder / "source")
+    install(source, folder / "target", folder)
+    return folder / "target"
+
+
 @WHEEL
-def test_a_foreign_package_brings_a_pattern_and_an_engine(installed, tmp_path):
-    source = shutil.copytree(ROOT / "tests" / "foreign_plugin", tmp_path / "source")
-    install(source, tmp_path / "foreign", tmp_path)
-    out = run(installed, "-c", FOREIGN, cwd=tmp_path, PYTHONPATH=str(tmp_path / "foreign"))
+def test_a_foreign_package_brings_a_pattern_and_an_engine(installed, foreign, tmp_path):
+    out = run(installed, "-c", FOREIGN, cwd=tmp_path, PYTHONPATH=str(foreign))
     assert out.strip() in ("foreign_add_relu_cpu", "foreign_add_relu_cuda")
     # Without it there is a clear no.
     missing = subprocess.run(
@@ -169,11 +182,10 @@ def test_a_foreign_package_brings_a_pattern_and_an_engine(installed, tmp_path):
 
 
 @WHEEL
-def test_a_broken_foreign_package_is_named(installed, tmp_path):
-    source = shutil.copytree(ROOT / "tests" / "foreign_plugin", tmp_path / "source")
-    code = source / "src" / "foreign_plugin" / "__init__.py"
+def test_a_broken_foreign_package_is_named(installed, foreign, tmp_path):
+    shutil.copytree(foreign, tmp_path / "foreign", ignore=shutil.ignore_patterns("__pycache__"))
+    code = tmp_path / "foreign" / "foreign_plugin" / "__init__.py"
     code.write_text(code.read_text() + "\nraise RuntimeError('half a release')\n")
-    install(source, tmp_path / "foreign", tmp_path)
     broken = subprocess.run(
         [installed, "-c", FOREIGN],
         cwd=tmp_path,

@@ -35,7 +35,7 @@ class Build(enum.Enum):
     """
 
     # Threads' turns are what takes long to run; more optimization makes only compiling longer.
-    LIBRARY = ("-O1",)
+    LIBRARY = ("-Og",)
     # Nothing is optimized away before its address is checked.
     ADDRESS = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
     # Below -O2, GCC 12 does not instrument the storing of a structure that a function returned.
