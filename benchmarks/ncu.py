@@ -47,6 +47,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 METRICS = tuple(dict.fromkeys([m for names in NAMES.values() for m in names] + [_STALL.format(s) for s in STALLS]))
 
+_REGISTER_FILE = 256 << 10  # bytes of an SM
 _PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNIT = re.compile(r"(?P<prefix>[numkKMGT]?)(?:second|s|byte|[hH]z)")
 
@@ -106,11 +107,13 @@ def figures(metrics: Metrics, rows: int, columns: int) -> dict[str, object]:
     """What the metrics of one launch on rows x columns bfloat16 mean; None for what they do not tell.
 
     in_flight_kb_per_sm is an estimate, as no counter has it: the input bytes that the resident threads hold
-    (each its share of the whole input), times the share of their life that they wait for memory.
+    (each its share of the whole input), times the share of their life that they wait for memory. Of CTAs that stay,
+    and take one share after another, it says nothing: more than an SM's registers hold is None.
     """
     of = {name: _first(metrics, names) for name, names in NAMES.items()}
     threads = _product(of["grid"], of["block"])
     held = _product(of["warps"], 32, _over(2 * rows * columns, threads))
+    held = None if held is None or held > _REGISTER_FILE else held
     stalls = _shares({s: metrics.get(_STALL.format(s)) for s in STALLS}, of["life"])
     traffic = None if of["read"] is None or of["written"] is None else of["read"] + of["written"]
     made = {

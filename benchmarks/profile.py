@@ -1,8 +1,8 @@
 """What keeps our kernel busy: a few cases under Nsight Compute.
 
-    python -m graphfuse.benchmarks.profile [--record FOLDER] [--csv FILE]
+    python -m graphfuse.benchmarks.profile [BENCH] [--record FOLDER] [--csv FILE]
 
-The cases run once each in a child of `ncu`, with tuned knobs of the first-party tables, a cold L2
+The cases of a bench run once each in a child of `ncu`, with tuned knobs of the first-party tables, a cold L2
 and the clocks as they are. The record keeps every metric that was had and the figures made of
 them; what a version of ncu does not have is null. --csv keeps what ncu itself wrote.
 """
@@ -19,16 +19,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graphfuse import record, settings
-from graphfuse.benchmarks import ncu
-from graphfuse.benchmarks.rmsnorm_silu import Case
+from graphfuse.benchmarks import ncu, rmsnorm_backward, rmsnorm_silu
 from graphfuse.errors import GraphfuseError
 
-KIND = "rmsnorm-silu-profile"
 KERNEL = "regex:rmsnorm"
-CASES = (
-    *(Case(r, c, o) for r, c in ((399360, 1024), (399360, 512), (24960, 1024)) for o in ("nvfp4", "fp8_e4m3", "bf16")),
-    *(Case(1560, 320, o) for o in ("nvfp4", "bf16")),
-)
+_SILU = ((399360, 1024), (399360, 512), (24960, 1024))
+_BACKWARD = ((4096, 1024), (4096, 2048), (4096, 16384), (32768, 4096), (32768, 8192), (32768, 32768))
+CASES = {
+    "rmsnorm-silu": (
+        *(rmsnorm_silu.Case(r, c, o) for r, c in _SILU for o in ("nvfp4", "fp8_e4m3", "bf16")),
+        *(rmsnorm_silu.Case(1560, 320, o) for o in ("nvfp4", "bf16")),
+    ),
+    "rmsnorm-backward": (
+        *(rmsnorm_backward.Case(r, c, "bf16") for r, c in _BACKWARD),
+        *(rmsnorm_backward.ResidualCase(32768, c, "bf16") for c in (8192, 32768)),
+        rmsnorm_backward.Case(32768, 32768, "fp32"),
+    ),
+}
+"""Those of each bench of which it is asked."""
 _SYSTEM = Path("/")
 _NEWEST_LAST = ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
 
@@ -49,8 +57,8 @@ def find(root: Path = _SYSTEM) -> Path:
     raise ProfilerError(f"Nsight Compute's command line, ncu, is not there; looked in {places}")
 
 
-def child() -> None:
-    """Launch the kernel of each case once, the first twice; print what ran as JSON."""
+def child(bench: str) -> None:
+    """Launch the kernel of each case of a bench once, the first twice; print what ran as JSON."""
     import torch
 
     from graphfuse.benchmarks import session
@@ -60,18 +68,21 @@ def child() -> None:
     for _ in range(300):  # for the clocks
         busy = torch.tanh(busy @ busy)
     ran = []
-    for case in CASES:
+    for case in CASES[bench]:
         work = PEER.make(case, case.sets(1, "cuda"))
         for _ in range(1 if ran else 2):
             work.calls[0]()
         torch.cuda.synchronize()
-        ran.append({**vars(case), "bytes": case.moved, "note": work.note, "knobs_from": work.knobs_from})
+        shape = {field: getattr(case, field) for field in ("rows", "columns", "output")}
+        if getattr(case, "residual", False):
+            shape["output"] += ", residual"
+        ran.append({**shape, "bytes": case.moved, "note": work.note, "knobs_from": work.knobs_from})
         del work
         session.release("cuda")
     print(json.dumps(ran))
 
 
-def command(program: Path, metrics: Sequence[str], log: Path) -> list[str]:
+def command(program: Path, metrics: Sequence[str], log: Path, launches: int) -> list[str]:
     """ncu's arguments, but for what it starts."""
     options = {
         "--page": "raw",
@@ -81,20 +92,21 @@ def command(program: Path, metrics: Sequence[str], log: Path) -> list[str]:
         "--clock-control": "none",
         "--kernel-name": KERNEL,
         "--launch-skip": "1",
-        "--launch-count": str(len(CASES)),
+        "--launch-count": str(launches),
         "--metrics": ",".join(metrics),
     }
     return [str(program), "--csv", *(word for option in options.items() for word in option)]
 
 
-def collect(program: Path, folder: Path) -> tuple[list[dict], str]:
+def collect(program: Path, folder: Path, bench: str) -> tuple[list[dict], str]:
     """What the child says ran, and what ncu wrote, without the metrics that this ncu does not know."""
     metrics, log = list(ncu.METRICS), folder / "ncu.csv"
-    start = [sys.executable, "-c", "from graphfuse.benchmarks.profile import child; child()"]
+    start = [sys.executable, "-c", f"from graphfuse.benchmarks.profile import child; child({bench!r})"]
     while True:
         log.unlink(missing_ok=True)
         with settings.nothing_tuned():
-            done = subprocess.run([*command(program, metrics, log), *start], capture_output=True, text=True)
+            words = [*command(program, metrics, log, len(CASES[bench])), *start]
+            done = subprocess.run(words, capture_output=True, text=True)
         text = log.read_text() if log.exists() else ""
         said = "\n".join((text, done.stdout, done.stderr))
         unknown = ncu.unknown(said, metrics)
@@ -124,7 +136,8 @@ def entries(ran: Sequence[dict], text: str) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help=f"write {KIND}-DEVICE.json into FOLDER")
+    parser.add_argument("bench", nargs="?", choices=CASES, default="rmsnorm-silu", metavar="BENCH")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write BENCH-profile-DEVICE.json into FOLDER")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="keep what ncu wrote in FILE")
     arguments = parser.parse_args()
     if reason := record.no_gpu():
@@ -132,7 +145,7 @@ def main() -> None:
     try:
         program = find()
         with tempfile.TemporaryDirectory() as folder:
-            ran, text = collect(program, Path(folder))
+            ran, text = collect(program, Path(folder), arguments.bench)
         if arguments.csv:
             arguments.csv.write_text(text)
         found = entries(ran, text)
@@ -142,8 +155,8 @@ def main() -> None:
         shown = {k: v for k, v in entry.items() if k not in ("metrics", "stalls", "note", "knobs_from", "bytes")}
         print(json.dumps(shown), "stalls:", *(f"{name} {share:.0%}" for name, share in entry["stalls"].items()))
     if arguments.record:
-        content = {"ncu": ncu.version(program), "cases": found}
-        print(record.write(arguments.record, KIND, record.environment(record.CHECKOUT), content))
+        content, kind = {"ncu": ncu.version(program), "cases": found}, f"{arguments.bench}-profile"
+        print(record.write(arguments.record, kind, record.environment(record.CHECKOUT), content))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from graphfuse.benchmarks import plot, tables
+from graphfuse.benchmarks import plot, profile, tables
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.results import Results
 
@@ -94,7 +94,10 @@ def _profile(record: dict) -> str:
     return f"{where}\n\n{tables.markdown(tables.profile(record))}"
 
 
-_RECORDS: dict[str, Callable[[dict], str]] = {"host-cost": _rows, "rmsnorm-silu-profile": _profile}
+_RECORDS: dict[str, Callable[[dict], str]] = {
+    "host-cost": _rows,
+    **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
+}
 
 
 def block(name: str, records: Path) -> str:

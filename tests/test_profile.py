@@ -101,7 +101,7 @@ def test_ncu_is_started_again_without_what_it_lacks(tmp_path, capsys):
     program = tmp_path / "ncu"
     program.write_text(FAKE.format(python=sys.executable, raw=str(tmp_path / "raw.csv")))
     program.chmod(0o755)
-    ran, text = profile.collect(program, tmp_path)
+    ran, text = profile.collect(program, tmp_path, "rmsnorm-silu")
     assert "does not have sm__pipe_xu" in capsys.readouterr().out
     assert [case["output"] for case in ran] == ["nvfp4", "bf16"] and len(profile.entries(ran, text)) == 2
 
@@ -111,7 +111,7 @@ def test_ncu_that_may_not_count_says_so(tmp_path):
     program.write_text("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission'\nexit 1\n")
     program.chmod(0o755)
     with pytest.raises(profile.ProfilerError, match="exit code 1.*ERR_NVGPUCTRPERM"):
-        profile.collect(program, tmp_path)
+        profile.collect(program, tmp_path, "rmsnorm-silu")
 
 
 def test_ncu_is_looked_for_where_it_may_be(tmp_path, monkeypatch):

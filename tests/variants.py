@@ -244,6 +244,8 @@ BACKWARD: dict[str, Variant] = {
     "backward odd columns": _backward(Gradient(1, 111, activation="silu", dbias=True)),
     "backward half a chunk": _backward(Gradient(1, 3420, HALF, "other type", "gate", True, True)),
     "backward 4096": _backward(Gradient(1, 4096), Backward(256, 512, 2, 1, 84)),
+    "backward delayed": _backward(Gradient(1, 1024, residual=True, dbias=True), Backward(128, 256, 3, 1, 2, 1)),
+    "backward 4096 delayed": _backward(Gradient(1, 4096), Backward(256, 256, 3, 1, 84, 1)),
     "backward 8192": _backward(Gradient(1, 8192), Backward(512, 512, 2, 1, 84)),
     "backward 8192 with a gate": _backward(Gradient(1, 8192, activation="gate", residual=True)),
     "backward 16384": _backward(Gradient(1, 16384)),

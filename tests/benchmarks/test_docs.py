@@ -7,7 +7,7 @@ import pytest
 
 import bench_record
 from graphfuse import record
-from graphfuse.benchmarks import plot, render
+from graphfuse.benchmarks import plot, profile, render
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.results import Results
 
@@ -53,7 +53,8 @@ def test_the_docs_own_places_render(name, tmp_path):
         {"name": "Quack", "absent": "quack-kernels is not installed"},
     ]
     record.write(tmp_path, "host-cost", content["environment"], {"rows": rows})
-    record.write(tmp_path, "rmsnorm-silu-profile", content["environment"], bench_record.profile())
+    for bench in profile.CASES:
+        record.write(tmp_path, f"{bench}-profile", content["environment"], bench_record.profile())
     text = render.rendered((ROOT / name).read_text(), tmp_path)
     assert render.NONE not in text and "commit 0123456789ab" in text
     for bench in BENCHES.values():  # in the overview, and in a section

@@ -63,8 +63,8 @@ def planned(case: Gradient, knobs: Knobs, pack=None) -> Planned:
     return Planned(case.graph("emulator"), pack or case.inputs() | case.outputs(), knobs, "rmsnorm_backward")
 
 
-def knobs(threads_per_row, threads, stages=3, ctas=2, ctas_per_sm=1) -> Knobs:
-    return Knobs(threads_per_row, threads, stages, ctas_per_sm, ctas)
+def knobs(threads_per_row, threads, stages=3, ctas=2, ctas_per_sm=1, delay=0) -> Knobs:
+    return Knobs(threads_per_row, threads, stages, ctas_per_sm, ctas, delay)
 
 
 # Rows that share a warp, a warp each, several; a CTA; clusters; copies ahead or none; one CTA and several; read again.
@@ -77,6 +77,16 @@ SPREAD = {
     "512 of 512": knobs(512, 512, 2, 1),
     "a cluster of 2": knobs(128, 64, 3, 4),
     "a cluster of 4": knobs(256, 64, 2, 8),
+}
+
+
+# Of rows of several warps of which nothing is kept.
+DELAYED = {
+    "64 of 64": knobs(64, 64, 3, delay=1),
+    "64 of 128": knobs(64, 128, 5, 1, delay=1),
+    "256 of 256": knobs(256, 256, 4, 3, delay=1),
+    "a cluster of 2": knobs(128, 64, 3, 4, delay=1),
+    "a cluster of 8": knobs(256, 32, 3, 8, delay=1),
 }
 
 
@@ -105,6 +115,21 @@ def test_every_way_of_spreading_rows(chosen, build):
     if build is not None:
         again = planned(case, chosen)
         assert again.check(build) == left
+
+
+@pytest.mark.parametrize("build", [None, Build.ADDRESS, Build.RACE], ids=["plain", "address", "race"])
+@pytest.mark.parametrize("chosen", DELAYED.values(), ids=DELAYED)
+def test_every_way_of_delaying_the_second_phase(chosen, build):
+    """The same bits as without, and in every schedule."""
+    case = Gradient(7, 184, residual=True, dbias=True)
+    problem, wanted = planned(case, chosen), first_choice(case)
+    at_once = planned(case, dataclasses.replace(chosen, delay=0))
+    at_once.run()
+    problem.run()
+    left = problem.contents()
+    assert left == at_once.contents() and torch.equal(problem.pack["dx"], wanted["dx"])
+    if build is not None:
+        assert planned(case, chosen).check(build) == left
 
 
 def test_rows_that_are_read_again_have_the_same_bits():

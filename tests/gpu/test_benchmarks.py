@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from graphfuse.benchmarks import profile
-from graphfuse.benchmarks.rmsnorm_silu import Case
 
 pytestmark = pytest.mark.gpu
 
@@ -85,11 +84,14 @@ def test_a_finished_run_is_not_measured_again(tmp_path):
     assert file.read_text() == before and "Traceback" not in done.stderr
 
 
-def test_what_is_profiled_runs_and_says_what_it_is():
-    child = "from graphfuse.benchmarks.profile import child; child()"
+@pytest.mark.parametrize("bench", profile.CASES)
+def test_what_is_profiled_runs_and_says_what_it_is(bench):
+    child = f"from graphfuse.benchmarks.profile import child; child({bench!r})"
     done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("[{"))
     ran = json.loads(line)
-    assert [Case(r["rows"], r["columns"], r["output"]) for r in ran] == [*profile.CASES]
-    assert all(r["note"].startswith("rmsnorm[") and r["knobs_from"] for r in ran)
+    assert [(r["rows"], r["columns"], r["bytes"]) for r in ran] == [
+        (case.rows, case.columns, case.moved) for case in profile.CASES[bench]
+    ]
+    assert all(r["note"].startswith("rmsnorm") and r["knobs_from"] for r in ran)
