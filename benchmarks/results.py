@@ -69,9 +69,11 @@ class Results:
         return a / b if a and b else None
 
     def best_peer(self, case: dict, by: str = "") -> str | None:
-        """The fastest of those that `by`, ours or another way of ours, is compared with."""
+        """The fastest of those that `by`, ours or another way of ours, is compared with; None if `by` was not run."""
         about = self.record["peers"]
-        ways = ("", about[by or self.ours].get("way", ""))
+        if (by := by or self.ours) not in about:
+            return None
+        ways = ("", about[by].get("way", ""))
         others = (p for p in self.peers if not about[p].get("own") and about[p].get("way", "") in ways)
         measured = [(us, peer) for peer in others if (us := self.us(case, peer))]
         return min(measured)[1] if measured else None

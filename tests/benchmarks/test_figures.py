@@ -78,6 +78,18 @@ def test_nobody_is_left_out_silently(results):
     assert "flashinfer failed" in tables.line(results, results.record["cases"][0])
 
 
+@pytest.mark.parametrize("bench", BENCHES)
+def test_a_run_of_few_peers_has_verdicts(bench):
+    few = Results(bench_record.record(bench))
+    asked = {few.ours, few.stream}
+    few.record["peers"] = {name: about for name, about in few.record["peers"].items() if name in asked}
+    for case in few.cases():
+        case["peers"] = {name: entry for name, entry in case["peers"].items() if name in asked}
+    verdicts = tables.targets(BENCHES[bench], few)
+    assert len(verdicts.rows) == len(BENCHES[bench].targets)
+    assert not tables.speedups(few).rows
+
+
 def test_ways_are_compared_with_their_own():
     def record(bench: str, **us) -> Results:
         made = Results(bench_record.record(bench))
