@@ -148,7 +148,7 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   const i64 index = CTAS_PER_ROW == 1 ? cta * (THREADS / THREADS_PER_ROW) + gf::thread_index() / THREADS_PER_ROW
                                       : cta / CTAS_PER_ROW;
   ROW_AXES
-  const Row row = ROW;
+  Row row = ROW;
   // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
   gf::wait_for_previous_kernel();
   Phase0::Rows rows0[STEPS];
@@ -170,6 +170,8 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   if (gf::u32(cta) + LAST_CTAS >= gf::grid_size()) {
     gf::let_next_kernel_begin();
   }
+  // Outputs whose parameters are not in the first line of the constant cache: the reads above wait for no other.
+  ROW_LATER
   const Operands operands = OPERANDS;
   PerRow per_row;
   const float none[1] = {};

@@ -227,7 +227,9 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
   const auto row_at = [&](i64 index, unsigned char* stage) -> Row {
     (void)stage;
     ROW_AXES
-    return ROW;
+    Row row = ROW;
+    ROW_LATER
+    return row;
   };
   const auto copy_ahead = [&](i64 index, int number) {
     if (index < rows) {

@@ -20,6 +20,8 @@ from graphfuse.rowwise import AMAX, GRADIENT, INVERSE_RMS, NORMALIZE, ROW_MEAN, 
 ACCESS = 16
 """Bytes of the widest memory access."""
 
+_FIRST_LINE = 48
+"""Bytes of parameters in the line of the constant cache in which they begin, on SM90."""
 
 _LIGHT = ("add", "mul", "neg", "scale", "sub")
 
@@ -68,7 +70,7 @@ class Rows:
     @property
     def source(self) -> str:
         """The structs Row, Operands, PerRow, Held and Phase0 to Phase2, and the macros KERNEL_PARAMETERS, ROW
-        (initializes a Row from `index` and `thread`) and OPERANDS."""
+        (initializes a Row from `index` and `thread`), ROW_LATER (assigns the rest of it) and OPERANDS."""
         return "\n".join(self._lines()) + "\n"
 
     # Which input is read how
@@ -144,20 +146,19 @@ class Rows:
         """The phases that read an input from memory."""
         return tuple(p for p in range(self.program.last + 1) if index in self.reads(p, True))
 
-    # Kernel parameters, in the order of need: of one line of the constant cache, later ones are awaited
+    # Kernel parameters, in the order of need: the constant cache has those of the first line before the others
 
     @cached_property
     def _tensors(self) -> tuple[tuple[str, View], ...]:
-        """Addresses of the kernel's parameters by their names: row inputs of phase 0, columns, outputs, the rest."""
+        """Addresses of the kernel's parameters by their names: rows of phase 0, columns, other inputs, outputs."""
         inputs, stores = self.program.inputs, self.program.stores
         early = [i for i in self.reads(0, True)]
         wide = [i for i, view in enumerate(inputs) if view.columns and not view.rows]
         late = [i for i in range(len(inputs)) if i not in (*early, *wide)]
         scales = [(f"b{k}", store.block_scale) for k, store in enumerate(stores) if store.block_scale]
         return (
-            *((f"i{i}", inputs[i]) for i in (*early, *wide)),
+            *((f"i{i}", inputs[i]) for i in (*early, *wide, *late)),
             *((f"o{k}", store.view) for k, store in enumerate(stores)),
-            *((f"i{i}", inputs[i]) for i in late),
             *scales,
         )
 
@@ -173,8 +174,8 @@ class Rows:
         for axis, extent in enumerate(self.extents[1:], start=1):
             multiplier, shift = divider(max(extent, 1))
             yield f"gf::u32 extent{axis}", Constant("int32", extent)
-            yield f"gf::i64 multiplier{axis}", Constant("int64", multiplier)
             yield f"gf::u32 shift{axis}", Constant("int32", shift)
+            yield f"gf::i64 multiplier{axis}", Constant("int64", multiplier)
         for name, view in rest:
             yield from self._parameter(name, view)
         for number, scalar in enumerate(self.program.scalars):
@@ -231,16 +232,30 @@ class Rows:
     def _row(self) -> Iterator[str]:
         yield ""
         yield "/// The addresses of one row as one of its threads sees it: of the thread's first piece."
+        copied = {c.name: self.copies.place(c) for c in self.copies.inputs}
+        addresses = {name: copied.get(name) or self._address(name, view) for name, view in self._tensors}
+        first = [name for name in addresses if name not in self._later]
         yield "struct Row {"
-        for name, _ in self._tensors:
-            yield f"  {'const ' if name[0] == 'i' else ''}void* {name};"
+        yield from (f"  {'const ' if name[0] == 'i' else ''}void* {name};" for name in first)
         yield "  Index thread;"
         yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
+        yield from (f"  void* {name} = nullptr;" for name in self._later)
         yield "};"
-        copied = {c.name: self.copies.place(c) for c in self.copies.inputs}
-        initializers = [copied.get(name) or self._address(name, view) for name, view in self._tensors]
         yield f"#define ROW_AXES {' '.join(self._axes())}".rstrip()
-        yield "#define ROW {" + ", ".join([*initializers, "thread", "index < rows"]) + "}"
+        yield "#define ROW {" + ", ".join([*(addresses[name] for name in first), "thread", "index < rows"]) + "}"
+        yield f"#define ROW_LATER {' '.join(f'row.{name} = {addresses[name]};' for name in self._later)}".rstrip()
+
+    @cached_property
+    def _later(self) -> tuple[str, ...]:
+        """Outputs whose parameters are not all in the first line."""
+        end, behind = 0, set()
+        for declaration, _ in self._parameters():
+            ctype, _, name = declaration.rpartition(" ")
+            size = 4 if ctype in ("gf::u32", "float") else 8
+            end = -(-end // size) * size + size
+            if end > _FIRST_LINE:
+                behind.add(name.partition("_")[0])
+        return tuple(name for name, _ in self._tensors if name[0] != "i" and name in behind)
 
     def _axes(self) -> Iterator[str]:
         """The numbers of a row along several axes."""
