@@ -9,6 +9,7 @@ from graphfuse.engines.rmsnorm.knobs import ALL_FIRST, AS_USUAL, READS_LAST, Rms
 from graphfuse.engines.rmsnorm.legal import faults
 from graphfuse.engines.rmsnorm.row import Row
 from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.rowwise import View
 
 _READ_AHEAD = range(9, 41)  # elements of a thread; fewer are read ahead by any kernel
 _SECTOR = 32  # bytes that memory moves at least
@@ -23,10 +24,15 @@ def eviction(facts: RmsNormFacts) -> int:
     """By the bytes that are moved. Tuning does not choose it: rows that are given up first leave some of an earlier
     replay's in the L2, so that timing by replay finds it faster than it is on memory that is far larger."""
     whole = (*facts.program.read_whole, *facts.program.written_whole)
-    moved = facts.rows * sum(view.dtype.nbytes(facts.columns) for view in whole)
+    moved = sum(view.dtype.nbytes(facts.columns) * _rows(facts, view) for view in whole)
     if moved <= _CACHED:
         return AS_USUAL
     return ALL_FIRST if moved <= _SMALL else READS_LAST
+
+
+def _rows(facts: RmsNormFacts, view: View) -> int:
+    """Rows that a tensor has: one that has the same for all indices of an axis, as a weight for each head, few."""
+    return math.prod(e for e, stride in zip(facts.row_extents, view.row_strides, strict=True) if stride)
 
 
 def read_ahead(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> RmsNormKnobs:
