@@ -148,12 +148,12 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   // The last CTA may have fewer rows than threads for them, which all meet at the shuffles and barriers.
   const i64 index = CTAS_PER_ROW == 1 ? cta * (THREADS / THREADS_PER_ROW) + gf::thread_index() / THREADS_PER_ROW
                                       : cta / CTAS_PER_ROW;
-  GF_SHARED(RowSum::Shared, shared, 1);
-  RowSum::begin(shared, 1);
   ROW_AXES
   Row row = ROW;
   // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
   gf::wait_for_previous_kernel();
+  GF_SHARED(RowSum::Shared, shared, 1);
+  RowSum::begin(shared, 1);
   Phase0::Rows rows0[STEPS];
   if constexpr (PASSES == 1) {
     read_rows<Phase0>(row, 0, rows0);

@@ -105,7 +105,7 @@ struct RowReduction {
         }
         mbarrier_fence_init();
       }
-      cluster_arrive();
+      cluster_arrive_relaxed();
     }
 #endif
   }
