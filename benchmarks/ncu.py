@@ -1,4 +1,4 @@
-"""Nsight Compute's metrics: which are asked for, how its CSV is read, what the figures are made of. Loads nothing."""
+"""Nsight Compute: how it replays, its metrics, how its CSV is read, what the figures are made of. Loads nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import csv
 import io
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 Metrics = Mapping[str, "float | None"]
@@ -47,13 +48,33 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 METRICS = tuple(dict.fromkeys([m for names in NAMES.values() for m in names] + [_STALL.format(s) for s in STALLS]))
 
+_OF_TIME = [metric for name in ("time", "clock", "dram") for metric in NAMES[name]]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How a launch is run once for each pass of ncu: the options, and the metrics that mean something then.
+
+    Whatever the way, what is profiled stands between cudaProfilerStart and cudaProfilerStop.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+_OUR_LAUNCHES = ("--profile-from-start", "off", "--kernel-name", "regex:rmsnorm")
+KERNEL = Replay("kernel", ("--replay-mode", "kernel", *_OUR_LAUNCHES), METRICS)
+RANGE = Replay("range", ("--replay-mode", "app-range"), tuple(m for m in METRICS if m not in _OF_TIME))
+"""The program is run again for each pass. Time goes from start to stop, the host's before and behind the launch too."""
+
 _REGISTER_FILE = 256 << 10  # bytes of an SM
 _PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNIT = re.compile(r"(?P<prefix>[numkKMGT]?)(?:second|s|byte|[hH]z)")
 
 
-def parse(text: str) -> list[dict[str, float | None]]:
-    """The metrics of each launch in ncu's output (`--csv --page raw`), in seconds, bytes, Hz and percent.
+def parse(text: str, metrics: Container[str] = METRICS) -> list[dict[str, float | None]]:
+    """Those of `metrics` of each launch or range in ncu's output (`--csv --page raw`), in seconds, bytes, Hz, percent.
 
     Lines around the table are passed over; a value that is no number, "n/a" too, is None.
     """
@@ -67,7 +88,7 @@ def parse(text: str) -> list[dict[str, float | None]]:
             units = dict(zip(head, row, strict=True))
         else:
             values = dict(zip(head, row, strict=True))
-            launches.append({m: _number(values[m], (units or {}).get(m, "")) for m in head if m in METRICS})
+            launches.append({m: _number(values[m], (units or {}).get(m, "")) for m in head if m in metrics})
     return launches
 
 

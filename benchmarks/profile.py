@@ -2,9 +2,10 @@
 
     python -m graphfuse.benchmarks.profile [BENCH] [--record FOLDER] [--csv FILE]
 
-The cases of a bench run once each in a child of `ncu`, with tuned knobs of the first-party tables, a cold L2
-and the clocks as they are. The record keeps every metric that was had and the figures made of
-them; what a version of ncu does not have is null. --csv keeps what ncu itself wrote.
+One launch of each case of a bench is profiled in a child of `ncu`, with tuned knobs of the first-party tables, a
+cold L2 and the clocks as they are. ncu replays the kernel; cooperative launches of clusters, which it cannot replay,
+are profiled as ranges in a second run, and what refers to time elapsed is null. The record keeps every metric that was
+had and the figures made of them; what a version of ncu does not have is null, too. --csv keeps what ncu itself wrote.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from graphfuse import record, settings
 from graphfuse.benchmarks import ncu, rmsnorm_backward, rmsnorm_silu
+from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError
+from graphfuse.tuning import sizes
 
-KERNEL = "regex:rmsnorm"
 _SILU = ((399360, 1024), (399360, 512), (24960, 1024))
 _BACKWARD = ((4096, 1024), (4096, 2048), (4096, 16384), (32768, 4096), (32768, 8192), (32768, 32768))
 CASES = {
@@ -45,6 +48,16 @@ class ProfilerError(GraphfuseError):
     """Nsight Compute is absent, or profiled nothing."""
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run of ncu. places: of its cases in CASES. ran: what the child says of each. text: what ncu wrote."""
+
+    replay: ncu.Replay
+    places: Sequence[int]
+    ran: list[dict]
+    text: str
+
+
 def find(root: Path = _SYSTEM) -> Path:
     """ncu, on PATH, in CUDA_HOME and CUDA_PATH or where installers put it below `root`."""
     named = [folder / "bin" / "ncu" for _, folder in settings.toolkit_roots()]
@@ -57,8 +70,29 @@ def find(root: Path = _SYSTEM) -> Path:
     raise ProfilerError(f"Nsight Compute's command line, ncu, is not there; looked in {places}")
 
 
-def child(bench: str) -> None:
-    """Launch the kernel of each case of a bench once, the first twice; print what ran as JSON."""
+def replay_of(launch: Launch) -> ncu.Replay:
+    """How a launch can be profiled: replay of a kernel whose clusters are cooperative ends with LaunchFailed."""
+    return ncu.RANGE if launch.cooperative and launch.cluster > 1 else ncu.KERNEL
+
+
+def planned(bench: str, handle: object) -> dict[ncu.Replay, list[int]]:
+    """The places of a bench's cases by how they are replayed, as they are planned for the handle's device."""
+    places: dict[ncu.Replay, list[int]] = {}
+    with settings.nothing_tuned():
+        for place, case in enumerate(CASES[bench]):
+            (part,) = sizes.planner(case.graph(handle), handle).plans[0].parts
+            places.setdefault(replay_of(part.launch), []).append(place)
+    return places
+
+
+def start(bench: str, places: Sequence[int]) -> list[str]:
+    """The command of a child."""
+    return [sys.executable, "-c", f"from graphfuse.benchmarks.profile import child; child({bench!r}, {places!r})"]
+
+
+def child(bench: str, places: Sequence[int]) -> None:
+    """Launch the kernel of each case in these places of a bench, the second time to be profiled; print what ran as
+    JSON."""
     import torch
 
     from graphfuse.benchmarks import session
@@ -68,11 +102,14 @@ def child(bench: str) -> None:
     for _ in range(300):  # for the clocks
         busy = torch.tanh(busy @ busy)
     ran = []
-    for case in CASES[bench]:
+    for place in places:
+        case = CASES[bench][place]
         work = PEER.make(case, case.sets(1, "cuda"))
-        for _ in range(1 if ran else 2):
-            work.calls[0]()
+        work.calls[0]()
         torch.cuda.synchronize()
+        with torch.cuda.profiler.profile():
+            work.calls[0]()
+            torch.cuda.synchronize()
         shape = {field: getattr(case, field) for field in ("rows", "columns", "output")}
         if getattr(case, "residual", False):
             shape["output"] += ", residual"
@@ -82,7 +119,7 @@ def child(bench: str) -> None:
     print(json.dumps(ran))
 
 
-def command(program: Path, metrics: Sequence[str], log: Path, launches: int) -> list[str]:
+def command(program: Path, replay: ncu.Replay, metrics: Sequence[str], log: Path) -> list[str]:
     """ncu's arguments, but for what it starts."""
     options = {
         "--page": "raw",
@@ -90,22 +127,18 @@ def command(program: Path, metrics: Sequence[str], log: Path, launches: int) -> 
         "--log-file": str(log),
         "--target-processes": "all",
         "--clock-control": "none",
-        "--kernel-name": KERNEL,
-        "--launch-skip": "1",
-        "--launch-count": str(launches),
         "--metrics": ",".join(metrics),
     }
-    return [str(program), "--csv", *(word for option in options.items() for word in option)]
+    return [str(program), "--csv", *replay.options, *(word for option in options.items() for word in option)]
 
 
-def collect(program: Path, folder: Path, bench: str) -> tuple[list[dict], str]:
-    """What the child says ran, and what ncu wrote, without the metrics that this ncu does not know."""
-    metrics, log = list(ncu.METRICS), folder / "ncu.csv"
-    start = [sys.executable, "-c", f"from graphfuse.benchmarks.profile import child; child({bench!r})"]
+def collect(program: Path, folder: Path, bench: str, replay: ncu.Replay, places: Sequence[int]) -> Run:
+    """A run of ncu over the cases in these places, without the metrics that this ncu does not know."""
+    metrics, log = list(replay.metrics), folder / "ncu.csv"
     while True:
         log.unlink(missing_ok=True)
         with settings.nothing_tuned():
-            words = [*command(program, metrics, log, len(CASES[bench])), *start]
+            words = [*command(program, replay, metrics, log), *start(bench, places)]
             done = subprocess.run(words, capture_output=True, text=True)
         text = log.read_text() if log.exists() else ""
         said = "\n".join((text, done.stdout, done.stderr))
@@ -120,18 +153,21 @@ def collect(program: Path, folder: Path, bench: str) -> tuple[list[dict], str]:
         raise ProfilerError(
             f"ncu profiled nothing (exit code {done.returncode}): {(errors or ['no reason given'])[-1]}"
         )
-    return ran, said
+    return Run(replay, places, ran, said)
 
 
-def entries(ran: Sequence[dict], text: str) -> list[dict]:
-    """The record's entry of each case: what ran, the figures, the metrics that they are made of."""
-    launches = ncu.parse(text)
-    if len(launches) != len(ran):
-        raise ProfilerError(f"ncu profiled {len(launches)} launches of {len(ran)} cases: which is which is not known")
-    return [
-        {**case, **ncu.figures(metrics, case["rows"], case["columns"]), "metrics": metrics}
-        for case, metrics in zip(ran, launches, strict=True)
-    ]
+def entries(runs: Iterable[Run]) -> list[dict]:
+    """The record's entry of each case, in the order of CASES: what ran, how it was replayed, the figures, the metrics
+    that they are made of."""
+    found = {}
+    for run in runs:
+        launches, cases = ncu.parse(run.text, run.replay.metrics), len(run.places)
+        if len(launches) != cases:
+            raise ProfilerError(f"ncu profiled {len(launches)} launches of {cases} cases: which is which is not known")
+        for place, case, metrics in zip(run.places, run.ran, launches, strict=True):
+            figures = ncu.figures(metrics, case["rows"], case["columns"])
+            found[place] = {**case, "replay": run.replay.name, **figures, "metrics": metrics}
+    return [found[place] for place in sorted(found)]
 
 
 def main() -> None:
@@ -142,13 +178,15 @@ def main() -> None:
     arguments = parser.parse_args()
     if reason := record.no_gpu():
         parser.exit(2, f"profile needs a GPU: {reason}\n")
+    import graphfuse as gf
+
     try:
-        program = find()
+        program, places = find(), planned(arguments.bench, gf.create_handle("cuda"))
         with tempfile.TemporaryDirectory() as folder:
-            ran, text = collect(program, Path(folder), arguments.bench)
+            runs = [collect(program, Path(folder), arguments.bench, *kind) for kind in places.items()]
         if arguments.csv:
-            arguments.csv.write_text(text)
-        found = entries(ran, text)
+            arguments.csv.write_text("\n".join(run.text for run in runs))
+        found = entries(runs)
     except ProfilerError as error:
         parser.exit(3, f"profile: {error}\n")
     for entry in found:

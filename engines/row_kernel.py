@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from graphfuse.codegen.rowwise import Rows, access
+from graphfuse.codegen import rowwise
+from graphfuse.codegen.rows import Rows, access
 from graphfuse.engine import Problem
 from graphfuse.engines.accepted import RowFacts
 from graphfuse.ir import TensorId
@@ -18,7 +19,7 @@ def prelude(rows: Rows, constants: Mapping[str, object]) -> str:
             "namespace problem {\n\n",
             f"using Index = {'int' if rows.columns < _INT_COLUMNS else 'gf::i64'};\n",
             *(f"constexpr {name} = {value};\n" for name, value in constants.items()),
-            rows.source,
+            rowwise.source(rows),
             "\n}  // namespace problem\n",
         ]
     )

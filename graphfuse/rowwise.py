@@ -180,6 +180,12 @@ class RowProgram:
             if max((self.phase[o.index] for o in s.factors if isinstance(o, Chain)), default=0) == phase:
                 yield number, s
 
+    def wanted(self, phase: int) -> Iterator[Operand]:
+        """The values that a phase stores, reduces and sums."""
+        yield from (store.value for _, store in self.stored_in(phase))
+        yield from (o for _, step in self.reduced_after(phase) for o in reduced(step))
+        yield from (o for _, s in self.summed_in(phase) for o in s.factors)
+
     def held(self, again: frozenset[Chain | Load] = frozenset()) -> tuple[tuple[Chain | Load, ...], ...]:
         """For each phase but the first: what one element a thread keeps for it from the phases before.
         again: what is rather read or worked out once more."""
@@ -198,9 +204,6 @@ class RowProgram:
         of `known` as they are, others with what they are computed from. Values that are one a column
         are computed or read again in each phase and never held: they come with all they need."""
         known = set(known)
-        wanted = [store.value for _, store in self.stored_in(phase)]
-        wanted += [o for _, step in self.reduced_after(phase) for o in reduced(step)]
-        wanted += [o for _, s in self.summed_in(phase) for o in s.factors]
         found: dict[Chain | Load, None] = {}
 
         def visit(o: Operand) -> None:
@@ -211,6 +214,6 @@ class RowProgram:
                     visit(operand)
             found[o] = None
 
-        for o in wanted:
+        for o in self.wanted(phase):
             visit(o)
         return tuple(found)

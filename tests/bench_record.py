@@ -68,5 +68,9 @@ def profile() -> dict:
         "stalls": {"not_selected": 0.3, "long_scoreboard": 0.25, "wait": 0.2, "selected": 0.1, "barrier": 0.01},
     }
     case = {"rows": 399360, "columns": 1024, "output": "nvfp4", "bytes": 1047922688, "note": "rmsnorm[]"}
-    cases = [{**case, **figures, "metrics": {}}, {**case, "output": "bf16", **figures, "us": None, "metrics": {}}]
+    timeless = figures | dict.fromkeys(("us", "ghz", "dram_percent", "dram_tb_per_s"))
+    cases = [
+        {**case, "replay": "kernel", **figures, "metrics": {}},
+        {**case, "output": "bf16", "replay": "range", **timeless, "metrics": {}},
+    ]
     return {"environment": environment(), "ncu": "2025.3.0.0", "cases": cases}

@@ -6,6 +6,9 @@ import sys
 import pytest
 
 from graphfuse.benchmarks import ncu, profile
+from graphfuse.device import for_arch
+from graphfuse.engine import Launch
+from graphfuse.runtime.handle import Handle
 
 RAW = """==PROF== Connected to process 4711 (/usr/bin/python3.12)
 ==WARNING== Note: Running with unmodified GPU clocks. Profiling results may be inconsistent.
@@ -26,11 +29,24 @@ RAW = """==PROF== Connected to process 4711 (/usr/bin/python3.12)
 "817,889,280","230,031,360","72.40","300,224","128","199,680","58","1,755,000,000.50","3.38","57.12","n/a","32","8","2","1","265,000,000"
 [{"rows": 399360}]
 """
+IN_RANGES = """==PROF== Connected to process 618 (/usr/bin/python3.12)
+==PROF== Disconnected from process 618
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Device","CC",\
+"dram__bytes_read.sum","dram__bytes_write.sum","dram__throughput.avg.pct_of_peak_sustained_elapsed",\
+"gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed","gpu__time_duration.sum","launch__block_size",\
+"launch__cluster_size","launch__grid_size","launch__registers_per_thread","sm__cycles_elapsed.avg.per_second",\
+"sm__warps_active.avg.pct_of_peak_sustained_active","smsp__average_warp_latency_per_inst_issued.ratio",\
+"smsp__average_warps_issue_stalled_membar_per_issue_active.ratio","smsp__inst_executed.sum"
+"","","","","","","","","","byte","byte","%","%","ns","","","","register/thread","hz","%","cycle","inst","inst"
+"0","618","python3.12","127.0.0.1","range","1","n/a","0","9.0",\
+"268,527,360","119,864,064","11.02","11.02","732,672","128","2","256","246","1,969,854,839.34","12.10","5.73","1.14","35,760,745"
+"""
 ONE = {"rows": 399360, "columns": 1024, "output": "nvfp4"}
 
 
 def test_figures_are_those_of_what_ncu_prints():
-    first, second = profile.entries([ONE, {**ONE, "output": "bf16"}], RAW)
+    first, second = profile.entries([profile.Run(ncu.KERNEL, [0, 1], [ONE, {**ONE, "output": "bf16"}], RAW)])
+    assert first["replay"] == "kernel"
     assert (first["output"], second["output"]) == ("nvfp4", "bf16") and first["metrics"] == second["metrics"]
     assert first["us"] == pytest.approx(300.224) and first["ghz"] == pytest.approx(1.755)
     assert first["registers"] == 58 and first["instructions_per_cycle"] == 3.38 and first["alu_percent"] == 57.12
@@ -43,6 +59,34 @@ def test_figures_are_those_of_what_ncu_prints():
     assert first["fma_percent"] is None and first["xu_percent"] is None and first["occupancy"] is None
     assert first["metrics"]["sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active"] is None
     json.dumps(first)
+
+
+def test_a_range_tells_nothing_that_refers_to_time():
+    case = {"rows": 4096, "columns": 16384, "output": "bf16"}
+    (entry,) = profile.entries([profile.Run(ncu.RANGE, [0], [case], IN_RANGES)])
+    assert entry["replay"] == "range"
+    assert {entry[name] for name in ("us", "ghz", "dram_percent", "dram_tb_per_s")} == {None}
+    assert not [m for m in entry["metrics"] if "elapsed" in m or "time" in m]
+    assert entry["registers"] == 246 and entry["occupancy"] == 12.1 and entry["stalls"] == {"membar": 0.199}
+    assert entry["instructions_per_element"] == pytest.approx(17.052)
+    assert entry["metrics"]["dram__bytes_read.sum"] == 268527360
+
+
+@pytest.mark.parametrize(
+    "cooperative, cluster, replay",
+    [(False, 1, ncu.KERNEL), (True, 1, ncu.KERNEL), (False, 2, ncu.KERNEL), (True, 2, ncu.RANGE)],
+)
+def test_cooperative_clusters_are_ranges(cooperative, cluster, replay):
+    assert profile.replay_of(Launch(8, 128, (), cluster, cooperative=cooperative)) is replay
+
+
+@pytest.mark.parametrize("bench", profile.CASES)
+def test_every_case_is_replayed_in_one_way(bench):
+    places = profile.planned(bench, Handle(for_arch("sm_90a")))
+    assert sorted(p for of in places.values() for p in of) == list(range(len(profile.CASES[bench])))
+    # What no shared memory of one SM can hold a row of, is of clusters.
+    wide = [i for i, case in enumerate(profile.CASES[bench]) if case.output == "fp32" and case.columns == 32768]
+    assert set(wide) <= set(places.get(ncu.RANGE, [])) and 0 in places[ncu.KERNEL]
 
 
 @pytest.mark.parametrize("unit, text, value", [("us", "300.2", 300.2e-6), ("nsecond", "3", 3e-9), ("ms", "1", 1e-3)])
@@ -73,7 +117,7 @@ def test_nothing_is_made_of_nothing():
 
 def test_launches_that_are_too_few_are_not_guessed_at():
     with pytest.raises(profile.ProfilerError, match="2 launches of 3 cases"):
-        profile.entries([ONE] * 3, RAW)
+        profile.entries([profile.Run(ncu.KERNEL, [0, 1, 2], [ONE] * 3, RAW)])
 
 
 def test_metrics_that_a_version_lacks_are_named():
@@ -84,34 +128,52 @@ def test_metrics_that_a_version_lacks_are_named():
 
 
 FAKE = """#!{python}
-import pathlib, subprocess, sys
+import pathlib, sys
 words = sys.argv[1:]
-metrics = words[words.index("--metrics") + 1].split(",")
+option = lambda name: words[words.index(name) + 1] if name in words else None
+metrics = option("--metrics").split(",")
 if "sm__pipe_xu_cycles_active.avg.pct_of_peak_sustained_active" in metrics:
     sys.exit(print("==ERROR== Failed to find metric sm__pipe_xu_cycles_active.avg.pct_of_peak_sustained_active") or 1)
-assert words[words.index("--kernel-name") + 1] == "regex:rmsnorm" and words[-2] == "-c"
-pathlib.Path(words[words.index("--log-file") + 1]).write_text(pathlib.Path({raw!r}).read_text())
+ours = option("--profile-from-start"), option("--kernel-name")
+if option("--replay-mode") == "kernel":
+    raw, runs = {raw!r}, 1
+    assert ours == ("off", "regex:rmsnorm") and "gpu__time_duration.sum" in metrics
+else:
+    raw, runs = {ranges!r}, 8
+    assert option("--replay-mode") == "app-range"
+    assert ours == (None, None) and "gpu__time_duration.sum" not in metrics
+pathlib.Path(option("--log-file")).write_text(raw)
 print("something else")
-print('[{{"rows": 399360, "columns": 1024, "output": "nvfp4"}}, {{"rows": 1, "columns": 1, "output": "bf16"}}]')
+assert words[-2] == "-c"
+places = [int(n) for n in words[-1].partition("[")[2].strip("])").split(",")]
+cases = ", ".join('{{"rows": %d, "columns": 1, "output": "bf16"}}' % (100 + n) for n in places)
+print(f"[{{cases}}]\\n" * runs)
 """
 
 
+def fake(folder, text):
+    program = folder / "ncu"
+    program.write_text(text)
+    program.chmod(0o755)
+    return program
+
+
 def test_ncu_is_started_again_without_what_it_lacks(tmp_path, capsys):
-    (tmp_path / "raw.csv").write_text(RAW)
-    program = tmp_path / "ncu"
-    program.write_text(FAKE.format(python=sys.executable, raw=str(tmp_path / "raw.csv")))
-    program.chmod(0o755)
-    ran, text = profile.collect(program, tmp_path, "rmsnorm-silu")
-    assert "does not have sm__pipe_xu" in capsys.readouterr().out
-    assert [case["output"] for case in ran] == ["nvfp4", "bf16"] and len(profile.entries(ran, text)) == 2
+    program = fake(tmp_path, FAKE.format(python=sys.executable, raw=RAW, ranges=IN_RANGES))
+    places = {ncu.KERNEL: [0, 2], ncu.RANGE: [1]}
+    runs = [profile.collect(program, tmp_path, "rmsnorm-backward", *kind) for kind in places.items()]
+    assert capsys.readouterr().out.count("does not have sm__pipe_xu") == 2
+    entries = profile.entries(runs)
+    assert [(e["rows"], e["replay"]) for e in entries] == [(100, "kernel"), (101, "range"), (102, "kernel")]
+    assert [e["us"] for e in entries] == [pytest.approx(300.224), None, pytest.approx(300.224)]
 
 
-def test_ncu_that_may_not_count_says_so(tmp_path):
-    program = tmp_path / "ncu"
-    program.write_text("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission'\nexit 1\n")
-    program.chmod(0o755)
-    with pytest.raises(profile.ProfilerError, match="exit code 1.*ERR_NVGPUCTRPERM"):
-        profile.collect(program, tmp_path, "rmsnorm-silu")
+@pytest.mark.parametrize("replay", [ncu.KERNEL, ncu.RANGE], ids=lambda replay: replay.name)
+@pytest.mark.parametrize("said", ["ERR_NVGPUCTRPERM - The user does not have permission", "LaunchFailed"])
+def test_what_ncu_fails_of_is_said(replay, said, tmp_path):
+    program = fake(tmp_path, f"#!/bin/sh\necho '==ERROR== {said}'\nexit 9\n")
+    with pytest.raises(profile.ProfilerError, match=f"exit code 9.*{said}"):
+        profile.collect(program, tmp_path, "rmsnorm-silu", replay, [0])
 
 
 def test_ncu_is_looked_for_where_it_may_be(tmp_path, monkeypatch):

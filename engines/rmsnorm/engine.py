@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import KernelEngine, Launch, No, Problem
@@ -72,7 +73,7 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         return Launch(
             grid=-(-facts.rows * knobs.threads_per_row // knobs.threads),
             block=knobs.threads,
-            arguments=rows_of(facts, knobs).arguments,
+            arguments=arguments(rows_of(facts, knobs)),
             cluster=knobs.cluster,
             cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
         )

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from graphfuse.codegen.rowwise import ACCESS, Rows
+from graphfuse.codegen.rows import ACCESS, Rows
 from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
 from graphfuse.patterns.rmsnorm import RmsNormFacts

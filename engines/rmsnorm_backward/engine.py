@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import KernelEngine, Launch, No, Problem
@@ -75,7 +76,7 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
         return Launch(
             grid=row.ctas(knobs),
             block=knobs.threads,
-            arguments=row.rows(knobs).arguments,
+            arguments=arguments(row.rows(knobs)),
             cluster=knobs.cluster,
             shared_bytes=row.dynamic_bytes(knobs),
             scratch_bytes=row.partial_bytes(knobs),

@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from graphfuse.codegen.rowwise import ACCESS, Rows
+from graphfuse.codegen.copies import copies
+from graphfuse.codegen.rows import ACCESS, Rows
 from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
 from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
@@ -46,7 +47,7 @@ class Row:
         rows = Rows(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=2)
         columns = {i for phase in (0, 1) for i in rows.reads(phase, False)}
         kept = rows.held_bytes + sum(facts.program.inputs[i].dtype.bits // 8 for i in columns)
-        copied = rows.copies.inputs
+        copied = copies(rows).inputs
         return cls(
             facts,
             piece,

@@ -7,6 +7,10 @@ side by side with those of its neighbours: piece after piece, then the values of
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from graphfuse.codegen.addresses import address
+from graphfuse.codegen.parameters import Pointer
+from graphfuse.codegen.rows import Rows, access
+
 LEAST = 4
 """Bytes of the narrowest access that can be copied."""
 
@@ -55,6 +59,11 @@ class Copies:
     def named(self, name: str) -> Copied | None:
         return next((copied for copied in self.inputs if copied.name == name), None)
 
+    @property
+    def places(self) -> dict[str, str]:
+        """By name, where the thread's first access of each input lies."""
+        return {copied.name: self.place(copied) for copied in self.inputs}
+
     def place(self, copied: Copied) -> str:
         """Where the thread's first access of an input lies."""
         return f"gf::offset(stage, {self._offset(copied)} + gf::thread_index() * {copied.width})"
@@ -91,3 +100,16 @@ class Copies:
                     source = f"gf::offset({source}, at * {copied.nbytes})"
                 yield f"  gf::copy_apart<{copied.apart}>({to}, {source});"
         yield "}"
+
+
+def copies(rows: Rows) -> Copies:
+    """What is copied ahead: all that is read of rows, in accesses that are wide enough."""
+    inputs = rows.program.inputs if rows.stages > 1 else ()
+    found = (_copied(rows, Pointer(f"i{i}", view)) for i, view in enumerate(inputs) if view.rows)
+    return Copies(tuple(copied for copied in found if copied.width >= LEAST))
+
+
+def _copied(rows: Rows, pointer: Pointer) -> Copied:
+    view, elements = pointer.view, rows.piece if pointer.view.columns else 1
+    ctype, nbytes = view.dtype.facts.ctype, view.dtype.nbytes(elements)
+    return Copied(pointer.name, ctype, address(rows, pointer), nbytes, access(view, elements), view.columns)

@@ -71,6 +71,11 @@ def expression(step: Step, operand: Callable[[Operand], str]) -> str:
     return op.cuda.format(**slots, **{port: operand(value) for port, value in step.operands})
 
 
+def rounded(step: Step, text: str) -> str:
+    """The result of a step, `text`, as those get it who read it."""
+    return text if step.rounded is None else f"gf::rounded<{step.rounded.facts.ctype}>({text})"
+
+
 def parameter_type(scalar: Scalar) -> str:
     """The C++ type that a kernel takes a scalar operand as; ``gf::scalar`` reads either kind."""
     return "float" if scalar.by_value else f"const {scalar.dtype.facts.ctype}*"

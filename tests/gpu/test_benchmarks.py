@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import graphfuse
 from graphfuse.benchmarks import profile
 
 pytestmark = pytest.mark.gpu
@@ -86,12 +87,13 @@ def test_a_finished_run_is_not_measured_again(tmp_path):
 
 @pytest.mark.parametrize("bench", profile.CASES)
 def test_what_is_profiled_runs_and_says_what_it_is(bench):
-    child = f"from graphfuse.benchmarks.profile import child; child({bench!r})"
-    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("[{"))
-    ran = json.loads(line)
-    assert [(r["rows"], r["columns"], r["bytes"]) for r in ran] == [
-        (case.rows, case.columns, case.moved) for case in profile.CASES[bench]
-    ]
-    assert all(r["note"].startswith("rmsnorm") and r["knobs_from"] for r in ran)
+    ran = {}
+    for places in profile.planned(bench, graphfuse.create_handle("cuda")).values():
+        done = subprocess.run(profile.start(bench, places), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith("[{"))
+        ran |= zip(places, json.loads(line), strict=True)
+    assert {place: (r["rows"], r["columns"], r["bytes"]) for place, r in ran.items()} == {
+        place: (case.rows, case.columns, case.moved) for place, case in enumerate(profile.CASES[bench])
+    }
+    assert all(r["note"].startswith("rmsnorm") and r["knobs_from"] for r in ran.values())

@@ -1,0 +1,140 @@
+"""Prints values of which there is one an element, as one phase works them out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphfuse.codegen.per_row import member
+from graphfuse.codegen.pointwise import expression, rounded
+from graphfuse.codegen.rows import Rows
+from graphfuse.pointwise import Chain, Load, Operand, Step
+from graphfuse.rowwise import GRADIENT, NORMALIZE, RowProgram
+
+
+def packed_type(rows: Rows, o: Chain | Load) -> str:
+    """Of a piece of a packed value."""
+    return f"gf::Bytes<{rows.dtype(o).nbytes(rows.piece)}>"
+
+
+def held(rows: Rows) -> Iterator[str]:
+    """The struct Held."""
+    yield ""
+    yield "/// What is kept of a piece between phases."
+    yield "struct Held {"
+    for o in sorted({o for kept in rows.kept for o in kept}, key=str):
+        packed = rows.dtype(o) is not None
+        yield f"  {packed_type(rows, o)} {_name(o)};" if packed else f"  float {_name(o)}[PIECE];"
+    yield "};"
+
+
+def _name(o: Chain | Load) -> str:
+    """Of a member that holds a value."""
+    return f"{'l' if isinstance(o, Load) else 'v'}{o.index}"
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Those of a phase."""
+
+    rows: Rows
+    phase: int
+
+    @property
+    def program(self) -> RowProgram:
+        return self.rows.program
+
+    @property
+    def known(self) -> tuple[Chain | Load, ...]:
+        """From the phases before."""
+        return self.rows.kept[self.phase]
+
+    def array(self, o: Chain | Load) -> str:
+        """A piece of values, as float32."""
+        if isinstance(o, Load):
+            return f"l{o.index}"
+        return f"held.v{o.index}" if o in self.known and o not in self.rows.packed else f"a{o.index}"
+
+    def pack(self, o: Chain) -> str:
+        """A piece of a packed value."""
+        return f"held.v{o.index}" if o in self.known else f"p{o.index}"
+
+    def source(self) -> Iterator[str]:
+        """Reads and works them out, and keeps what later phases need."""
+        kept = self.rows.kept[self.phase + 1] if self.phase < self.program.last else ()
+        for o in self.rows.elements(self.phase):
+            if o in self.known:
+                yield from self._unpack(o, f"held.{_name(o)}", again=self.rows.unpack_again)
+            elif isinstance(o, Load):
+                read = f"{'rows' if self.program.inputs[o.index].rows else 'columns'}.r{o.index}"
+                yield from self._unpack(o, read)
+                if o in kept:
+                    yield f"    held.l{o.index} = {read};"
+        arrays = [o for o in self._arrays() if o not in self.known]
+        yield from (f"    float a{o.index}[PIECE];" for o in arrays)
+        for loop in self._loops:
+            yield "#pragma unroll"
+            yield "    for (int i = 0; i < PIECE; ++i) {"
+            for o in loop:
+                step = self.program.steps[o.index]
+                text = self._expression(step, loop)
+                yield f"      const float v{o.index} = {text if o in self.rows.packed else rounded(step, text)};"
+                if o in arrays:
+                    yield f"      a{o.index}[i] = v{o.index};"
+                if o in kept and o not in self.rows.packed:
+                    yield f"      held.v{o.index}[i] = v{o.index};"
+            yield "    }"
+            if o in self.rows.packed:
+                ctype = self.rows.dtype(o).facts.ctype
+                yield f"    const {packed_type(self.rows, o)} p{o.index} = gf::pack<{ctype}>(a{o.index});"
+                yield f"    gf::unpack<{ctype}>(p{o.index}, a{o.index});"
+                if o in kept:
+                    yield f"    held.v{o.index} = p{o.index};"
+
+    def _unpack(self, o: Chain | Load, source: str, again: bool = False) -> Iterator[str]:
+        dtype = self.rows.dtype(o)
+        if dtype is not None:
+            if again:
+                yield f"    gf::forget_unpacked({source});"
+            yield f"    float {self.array(o)}[PIECE];"
+            yield f"    gf::unpack<{dtype.facts.ctype}>({source}, {self.array(o)});"
+
+    @cached_property
+    def _loops(self) -> tuple[tuple[Chain, ...], ...]:
+        """Steps that are worked out element by element together: up to one that is packed, a piece at a time."""
+        loops: list[list[Chain]] = [[]]
+        for o in self.rows.elements(self.phase):
+            if isinstance(o, Chain) and o not in self.known:
+                loops[-1].append(o)
+                if o in self.rows.packed:
+                    loops.append([])
+        return tuple(tuple(loop) for loop in loops if loop)
+
+    def _arrays(self) -> tuple[Chain, ...]:
+        """Values that are needed as a whole piece."""
+        wanted = [*self.program.wanted(self.phase)]
+        wanted += [o for o in self.rows.elements(self.phase) if o in self.rows.packed]
+        wanted += self._outlasting()
+        return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
+
+    def _outlasting(self) -> Iterator[Chain]:
+        """Values that a later loop reads than the one that works them out."""
+        done: set[Operand] = set()
+        for loop in self._loops:
+            yield from (o for k in loop for _, o in self.program.steps[k.index].operands if o in done)
+            done |= set(loop)
+
+    def _expression(self, step: Step, loop: Sequence[Chain]) -> str:
+        def operand(o: Operand) -> str:
+            if not self.program.shape(o).columns:
+                return member(self.program, o, "p.")
+            return f"v{o.index}" if o in loop else f"{self.array(o)}[i]"
+
+        if step.op_name not in (NORMALIZE, GRADIENT):
+            return expression(step, operand)
+        given = {port: operand(o) for port, o in step.operands}
+        if step.op_name == GRADIENT:
+            return f"({given['inverse']} * gf::fma(-{given['normal']}, {given['mean']}, {given['scaled']}))"
+        normal = f"({given['input']} * {given['inverse']})"
+        if "bias" in given:
+            return f"gf::fma({normal}, {given.get('scale', '1.0f')}, {given['bias']})"
+        return f"({normal} * {given['scale']})" if "scale" in given else normal

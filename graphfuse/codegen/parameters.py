@@ -1,0 +1,112 @@
+"""A kernel's parameters, in the order of need: the constant cache has those of its first line before the others."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphfuse.codegen.pointwise import argument, parameter_type
+from graphfuse.codegen.rows import Rows
+from graphfuse.engine import Address, Argument, Constant, Scratch
+from graphfuse.rowwise import Store, View
+
+_FIRST_LINE = 48
+"""Bytes of parameters in the line of the constant cache in which they begin, on SM90."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """argument: what the launch passes."""
+
+    ctype: str
+    name: str
+    argument: Argument
+
+    @property
+    def nbytes(self) -> int:
+        return 4 if self.ctype in ("gf::u32", "float") else 8
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A parameter that is the address of a tensor seen as rows.
+
+    name: i of an input, o of an output, b of an output's block scales, each with its number. store: None of an input.
+    """
+
+    name: str
+    view: View
+    store: Store | None = None
+
+    @property
+    def ctype(self) -> str:
+        return "void*" if self.store else "const void*"
+
+    @property
+    def strides(self) -> tuple[str, ...]:
+        """The parameters that say, for each row axis, how many bytes rows lie apart."""
+        strided = self.view.rows and not self.view.swizzled
+        return tuple(f"{self.name}_stride{axis}" for axis, _ in enumerate(self.view.row_strides) if strided)
+
+    def parameters(self) -> Iterator[Parameter]:
+        yield Parameter(self.ctype, self.name, Address(self.view.tensor))
+        for name, stride in zip(self.strides, self.view.row_strides, strict=False):
+            yield Parameter("gf::i64", name, Constant("int64", stride * self.view.dtype.bits // 8))
+
+
+def pointers(rows: Rows) -> tuple[Pointer, ...]:
+    """Rows of phase 0, columns, other inputs, outputs."""
+    inputs, stores = rows.program.inputs, rows.program.stores
+    early = rows.reads(0, True)
+    wide = [i for i, view in enumerate(inputs) if view.columns and not view.rows]
+    late = [i for i in range(len(inputs)) if i not in (*early, *wide)]
+    return (
+        *(Pointer(f"i{i}", inputs[i]) for i in (*early, *wide, *late)),
+        *(Pointer(f"o{k}", store.view, store) for k, store in enumerate(stores)),
+        *(Pointer(f"b{k}", store.block_scale, store) for k, store in enumerate(stores) if store.block_scale),
+    )
+
+
+def parameters(rows: Rows) -> Iterator[Parameter]:
+    first, *rest = pointers(rows)
+    yield from first.parameters()
+    yield Parameter("gf::i64", "rows", Constant("int64", math.prod(rows.extents)))
+    for axis, extent in enumerate(rows.extents[1:], start=1):
+        multiplier, shift = divider(max(extent, 1))
+        yield Parameter("gf::u32", f"extent{axis}", Constant("int32", extent))
+        yield Parameter("gf::u32", f"shift{axis}", Constant("int32", shift))
+        yield Parameter("gf::i64", f"multiplier{axis}", Constant("int64", multiplier))
+    for pointer in rest:
+        yield from pointer.parameters()
+    for number, scalar in enumerate(rows.program.scalars):
+        yield Parameter(parameter_type(scalar), f"scalar{number}", argument(scalar))
+    for number, s in enumerate(rows.program.sums):
+        yield Parameter("void*", f"t{number}", Address(s.view.tensor))
+    if rows.program.sums:
+        yield Parameter("void*", "scratch", Scratch())
+
+
+def divider(divisor: int) -> tuple[int, int]:
+    """Multiplier and shift by which ``gf::divide`` divides numbers below 2^31: with 2^(s-1) < divisor <= 2^s the
+    product errs by less than 2^(31+s) / n."""
+    shift = 31 + (divisor - 1).bit_length()
+    return (1 << shift) // divisor + 1, shift
+
+
+def arguments(rows: Rows) -> tuple[Argument, ...]:
+    """What a launch passes."""
+    return tuple(parameter.argument for parameter in parameters(rows))
+
+
+def source(rows: Rows) -> Iterator[str]:
+    """The macro KERNEL_PARAMETERS."""
+    yield "#define KERNEL_PARAMETERS " + ", ".join(f"{p.ctype} {p.name}" for p in parameters(rows))
+
+
+def later(rows: Rows) -> tuple[Pointer, ...]:
+    """Outputs whose parameters are not all in the first line."""
+    end, behind = 0, set()
+    for parameter in parameters(rows):
+        end = -(-end // parameter.nbytes) * parameter.nbytes + parameter.nbytes
+        if end > _FIRST_LINE:
+            behind.add(parameter.name)
+    return tuple(p for p in pointers(rows) if p.store and behind & {p.name, *p.strides})

@@ -1,0 +1,76 @@
+"""Prints phases: what each reads of a piece, and what it makes of that."""
+
+from collections.abc import Iterator, Sequence
+
+from graphfuse.codegen.copies import Copies
+from graphfuse.codegen.elements import Elements, packed_type
+from graphfuse.codegen.per_row import maxima
+from graphfuse.codegen.rows import PHASES, Rows, access
+from graphfuse.codegen.stores import stored
+from graphfuse.codegen.sums import added
+from graphfuse.pointwise import Load
+from graphfuse.rowwise import AMAX, reduced
+
+
+def source(rows: Rows, copies: Copies) -> Iterator[str]:
+    """The structs Phase0 to Phase2."""
+    for phase in PHASES:
+        exists = phase <= rows.program.last
+        yield ""
+        yield f"struct Phase{phase} {{"
+        yield from _reads(rows, copies, "Rows", rows.reads(phase, True) if exists else ())
+        yield from _reads(rows, copies, "Columns", rows.reads(phase, False) if exists else ())
+        if exists:
+            yield from _run(Elements(rows, phase))
+        yield "};"
+
+
+def _reads(rows: Rows, copies: Copies, kind: str, inputs: Sequence[int]) -> Iterator[str]:
+    """kind: Rows, or Columns."""
+    yield f"  struct {kind} {{"
+    yield from (f"    {packed_type(rows, Load(i))} r{i};" for i in inputs)
+    yield "  };"
+    sizes = {i: rows.program.inputs[i].dtype.nbytes(rows.piece) for i in inputs}
+    if kind == "Rows":
+        yield "  GF_DEVICE static Rows any_rows() {"
+        yield "    return {" + ", ".join(f"gf::any_bytes<{size}>()" for size in sizes.values()) + "};"
+        yield "  }"
+    yield f"  GF_DEVICE static {kind} read_{kind.lower()}(const Row& row, Index at) {{"
+    yield "    (void)row, (void)at;"
+    loads = []
+    for i, size in sizes.items():
+        copied, width = copies.named(f"i{i}"), access(rows.program.inputs[i], rows.piece)
+        # Only what nothing writes meanwhile: a row may be overwritten by the output.
+        how = "ROW_READS" if kind == "Rows" else "COLUMN_READS"
+        load = f"gf::load<{size}, {width}, {how}>(gf::offset(row.i{i}, at * {size}))"
+        loads.append(copied.piece_read if copied else load)
+    yield "    return {" + ",\n            ".join(loads) + "};"
+    yield "  }"
+
+
+def _run(elements: Elements) -> Iterator[str]:
+    rows, program, phase = elements.rows, elements.program, elements.phase
+    largest = maxima(program, phase)
+    summed = [reduced(step) for _, step in program.reduced_after(phase) if step.op_name != AMAX]
+    factors = "".join(f", float (&{name})[PIECE]" for name in "xy"[: max(map(len, summed), default=0)])
+    sums = ", Sums& sums" * bool(rows.stages and not phase)
+    yield "  GF_DEVICE static void run(const Row& row, Index at, bool inside, const Rows& rows,"
+    yield "                            const Columns& columns, Held& held, const Operands& s, const PerRow& p,"
+    maximal = f"float (&maxima)[{max(len(largest), 1)}]"
+    yield f"                            float (&largest)[AMAXES], {maximal}{factors}{sums}) {{"
+    yield "    (void)row, (void)at, (void)inside, (void)rows, (void)columns, (void)held, (void)s, (void)p;"
+    yield "    (void)largest, (void)maxima;"
+    yield from elements.source()
+    for operands in summed:
+        copied = ", ".join(f"{to}[i] = {elements.array(o)}[i]" for to, o in zip("xy", operands, strict=False))
+        yield "#pragma unroll"
+        yield "    for (int i = 0; i < PIECE; ++i) {"
+        yield f"      {copied};"
+        yield "    }"
+    yield from added(elements)
+    for number, k in enumerate(largest):
+        (o,) = reduced(program.steps[k])
+        at = f"maxima[{number}]"
+        yield f"    {at} = inside ? gf::max({at}, gf::max_magnitude({elements.array(o)})) : {at};"
+    yield from stored(elements)
+    yield "  }"

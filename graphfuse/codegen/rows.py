@@ -1,0 +1,120 @@
+"""How a kernel goes through the rows of a program: what each of its phases reads, keeps, and works out again."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphfuse.dtypes import data_type
+from graphfuse.pointwise import Chain, Load, Operand
+from graphfuse.rowwise import RowProgram, Store, View
+
+ACCESS = 16
+"""Bytes of the widest memory access."""
+
+PHASES = range(3)
+"""Those that kernels have; behind a program's last they are empty."""
+
+_LIGHT = ("add", "mul", "neg", "scale", "sub")
+
+
+def access(view: View, elements: int) -> int:
+    """Bytes of the widest access that every piece of `elements` elements is aligned for."""
+    strides = (view.dtype.nbytes(abs(stride)) for stride in view.row_strides)
+    return math.gcd(ACCESS, view.dtype.nbytes(elements), view.alignment, *strides)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row program and how a kernel goes through rows.
+
+    extents: of the row axes. piece: elements that a thread takes together. resident: what the phases
+    after the first need is kept in registers; otherwise it is read and computed again.
+    unpack_again: kept values of few bits are unpacked for each phase. stages: of a kernel whose threads take row
+    after row, how many rows have room in shared memory, into which they are copied before their turn: 1 for
+    none; 0 of a kernel whose threads take one row each.
+    """
+
+    program: RowProgram
+    extents: tuple[int, ...]
+    columns: int
+    piece: int
+    resident: bool
+    unpack_again: bool = False
+    stages: int = 0
+
+    @cached_property
+    def kept(self) -> tuple[tuple[Chain | Load, ...], ...]:
+        """For each phase: what it has of an element from the phases before."""
+        if not self.resident:
+            return ((),) * (self.program.last + 1)
+        return ((), *self.program.held(self._again))
+
+    @property
+    def _again(self) -> frozenset[Chain | Load]:
+        """What is not kept though a later phase needs it: what is read, for it lies in shared memory or the L1, and
+        what takes one operation to work out from that."""
+        if not self.stages:
+            return frozenset()
+        program = self.program
+
+        def varies(o: Operand) -> bool:
+            return isinstance(o, Chain) and program.shapes[o.index].rows and program.shapes[o.index].columns
+
+        light = (
+            Chain(k)
+            for k, step in enumerate(program.steps)
+            if step.op_name in _LIGHT and step.rounded is None and not any(varies(o) for _, o in step.operands)
+        )
+        return frozenset([*light, *map(Load, range(len(program.inputs)))])
+
+    def elements(self, phase: int) -> tuple[Chain | Load, ...]:
+        """What a phase needs of an element, each after its operands."""
+        return self.program.elements(phase, self.kept[phase])
+
+    def reads(self, phase: int, rows: bool) -> tuple[int, ...]:
+        """Inputs that a phase reads: those that vary over rows, or those that do not."""
+        inputs, kept = self.program.inputs, self.kept[phase]
+        found = (o.index for o in self.elements(phase) if isinstance(o, Load) and o not in kept)
+        return tuple(sorted(i for i in found if inputs[i].rows == rows))
+
+    def read_bytes(self, phase: int, rows: bool) -> int:
+        """Of each element, what a phase reads."""
+        return sum(self.nbytes(Load(i)) for i in self.reads(phase, rows))
+
+    def read_in(self, index: int) -> tuple[int, ...]:
+        """The phases that read an input from memory."""
+        return tuple(p for p in range(self.program.last + 1) if index in self.reads(p, True))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of each element, what is kept between phases."""
+        return max(sum(map(self.nbytes, kept)) for kept in self.kept)
+
+    def nbytes(self, o: Chain | Load) -> int:
+        """Of one element of a value, as it is kept."""
+        dtype = self.dtype(o)
+        return 4 if dtype is None else dtype.bits // 8
+
+    def dtype(self, o: Chain | Load) -> data_type | None:
+        """The type as which a value is packed: an input as it is read, one that is rounded if it is kept or stored
+        so. None for float32, an array."""
+        if isinstance(o, Load):
+            return self.program.inputs[o.index].dtype
+        return self.program.steps[o.index].rounded if o in self.packed else None
+
+    @cached_property
+    def packed(self) -> frozenset[Chain]:
+        """Rounded values that are kept or stored as what they are rounded to."""
+        program = self.program
+        whole = {o for kept in self.kept for o in kept}
+        whole |= {s.value for s in program.stores if _plain(s) and s.view.dtype is program.steps[s.value.index].rounded}
+        return frozenset(
+            o
+            for o in whole
+            if isinstance(o, Chain) and program.shapes[o.index].columns
+            if program.steps[o.index].rounded not in (None, data_type.FLOAT)
+        )
+
+
+def _plain(store: Store) -> bool:
+    return not store.amax and not store.block_size

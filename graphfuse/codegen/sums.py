@@ -1,0 +1,48 @@
+"""Prints sums over all rows: what a thread has of them, what a phase adds, and where they go."""
+
+from collections.abc import Iterator
+
+from graphfuse.codegen.elements import Elements
+from graphfuse.codegen.rows import Rows
+
+
+def source(rows: Rows) -> Iterator[str]:
+    """The structs Sums and Totals, the macro TOTALS and the function store_total."""
+    sums = rows.program.sums
+    yield ""
+    yield f"constexpr int SUMS = {len(sums)};"
+    yield "/// What a thread adds up over rows, for one piece."
+    yield "struct Sums {"
+    yield "  float of[SUMS + (SUMS == 0)][PIECE];"
+    yield "};"
+    yield "/// Where sums over all rows go. partials: those of each CTA, or cluster."
+    yield "struct Totals {"
+    yield "  float* partials;"
+    yield from (f"  void* t{k};" for k in range(len(sums)))
+    yield "};"
+    partials = "static_cast<float*>(scratch)" if sums else "nullptr"
+    yield "#define TOTALS {" + ", ".join([partials, *(f"t{k}" for k in range(len(sums)))]) + "}"
+    yield "template <int SUM>"
+    yield "GF_DEVICE void store_total(const Totals& totals, gf::i64 column, float value) {"
+    yield "  (void)totals, (void)column, (void)value;"
+    for k, s in enumerate(sums):
+        ctype, size = s.view.dtype.facts.ctype, s.view.dtype.nbytes(1)
+        yield f"  if constexpr (SUM == {k}) {{"
+        to = f"gf::offset(totals.t{k}, column * {size})"
+        yield f"    gf::store_pack<{size}>({to}, {{{{gf::encode<{ctype}>(value)}}}});"
+        yield "  }"
+    yield "}"
+
+
+def added(elements: Elements) -> Iterator[str]:
+    """What a phase adds to them."""
+    for number, s in elements.program.summed_in(elements.phase):
+        at = f"sums.of[{number}][i]"
+        factors = [f"{elements.array(o)}[i]" for o in s.factors]
+        value = f"gf::fma({', '.join(factors)}, {at})" if len(factors) > 1 else f"{at} + {factors[0]}"
+        yield "    if (inside && row.exists) {"
+        yield "#pragma unroll"
+        yield "      for (int i = 0; i < PIECE; ++i) {"
+        yield f"        {at} = {value};"
+        yield "      }"
+        yield "    }"
