@@ -100,7 +100,7 @@ BUGS = {
             "  GF_DEVICE void give(float part, u32 row) const {\n    auto& mine = shared[row % 2];",
             "  GF_DEVICE void give(float part, u32 row) const {\n    auto& mine = shared[0];",
             {ADDRESS: "deadlock|use-after-poison|unknown-crash|in use by another|arrivals of the phase have come"},
-            ("graphfuse/reduce.cuh", "arrived"),
+            ("graphfuse/reduce.cuh", "over_ctas[cta] = "),
         ),
     ),
 }

@@ -232,13 +232,22 @@ RMSNORM = {
             ("graphfuse/reduce.cuh", "shared.arrived"),
         ),
     ),
-    "parts before the others have made their mbarriers": (
+    "missing wait for the others' mbarriers": (
         CLUSTERS,
         Bug(
             "  RowSum::begun();\n",
             "",
-            {ADDRESS: "send to memory and an mbarrier|cluster_arrive without cluster_wait"},
-            ("graphfuse/reduce.cuh", "cluster_arrive_relaxed"),
+            {ADDRESS: "cluster_arrive without cluster_wait"},
+            ("graphfuse/reduce.cuh", "shuffle_xor"),
+        ),
+    ),
+    "mbarriers that other CTAs cannot see": (
+        CLUSTERS,
+        Bug(
+            "mbarrier_fence_init();\n      }\n      cluster_arrive_relaxed();",
+            "}\n      cluster_arrive_relaxed();",
+            {ADDRESS: "send on an mbarrier without mbarrier_fence_init"},
+            ("graphfuse/reduce.cuh", "send(parts[i]"),
         ),
     ),
     "another CTA's part left out": (
