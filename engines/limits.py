@@ -7,6 +7,7 @@ from graphfuse.device import Device
 WARP = 32
 MAX_THREADS = 1024
 MAX_CTAS = 2**31 - 1
+_MOST_STATIC = 48 << 10  # bytes of shared memory that a kernel may declare
 _CLUSTER = 90  # and newer
 _LARGEST_CLUSTER = {90: 16, 100: 16, 103: 16}  # CTAs; elsewhere the portable 8
 
@@ -36,3 +37,9 @@ def cluster_faults(threads_per_row: int, threads: int, device: Device) -> Iterat
     if threads_per_row > most * threads:
         limit = f"clusters of up to {most} CTAs" if most > 1 else f"no clusters: {device} is SM{device.sm}"
         yield f"threads_per_row {threads_per_row} exceeds threads {threads}; accepted: {limit}"
+
+
+def static_faults(nbytes: int) -> Iterator[str]:
+    """Shared memory that a kernel declares, in which CTAs of a row have what all of its threads came to."""
+    if nbytes > _MOST_STATIC:
+        yield f"{nbytes} bytes of shared memory for sums over a row; accepted: {_MOST_STATIC}"

@@ -112,6 +112,20 @@ def _cluster() -> Case:
     )
 
 
+def _send() -> Case:
+    size, threads, rows = 4, 64, 7
+    x = np.random.default_rng(5).integers(-99, 99, (2, size, rows, threads)).astype(np.float32)
+    weights = np.arange(1, size + 1, dtype=np.float32)[:, None, None]
+    return Case(
+        "send",
+        {"THREADS": threads, "CTAS": size},
+        Launch(2 * size, threads, (Address(0), Address(1), Constant("int32", rows)), cluster=size),
+        {0: x, 1: np.zeros_like(x)},
+        lambda arrays: {1: np.broadcast_to((arrays[0] * weights).sum(axis=1, keepdims=True), x.shape)},
+        sm=90,
+    )
+
+
 def _grid() -> Case:
     ctas, threads = 5, 32
     counts = np.frombuffer(struct.pack("@QIIf4x", 3, 4, 0, 1.0), np.uint8).copy()
@@ -146,6 +160,7 @@ CASES = {
     "async_copy 16": _async_copy(16),
     "bulk_copy": _bulk_copy(),
     "cluster": _cluster(),
+    "send": _send(),
     "grid": _grid(),
 }
 

@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.limits import MAX_CTAS, MAX_THREADS, cluster_faults, power_faults, thread_faults
+from graphfuse.engines.limits import (
+    MAX_CTAS,
+    MAX_THREADS,
+    cluster_faults,
+    power_faults,
+    static_faults,
+    thread_faults,
+)
 from graphfuse.engines.rmsnorm.knobs import EVICTIONS, RmsNormKnobs
 from graphfuse.engines.rmsnorm.row import Row, held_registers
 from graphfuse.patterns.rmsnorm import RmsNormFacts
@@ -27,6 +34,7 @@ def faults(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -
     if row.chunks % knobs.chunks:
         yield f"chunks is {knobs.chunks}; accepted: a divisor of the {row.chunks} chunks of a row"
         return
+    yield from static_faults(row.static_bytes(knobs))
     if not row.resident(knobs):
         if (knobs.threads_per_row, knobs.chunks) != (MAX_THREADS, 1):
             yield (

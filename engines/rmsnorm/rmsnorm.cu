@@ -104,12 +104,13 @@ using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS>;
 template <int PHASE, int SIZE>
 GF_DEVICE void over_row(float (&maxima)[SIZE]) {
   if constexpr (MAXIMA[PHASE] > 0) {
-    GF_SHARED(float, shared, MAXIMA[PHASE] * RowMax::SHARED_FLOATS);
+    GF_SHARED(RowMax::Shared, shared, MAXIMA[PHASE]);
+    RowMax::begin(shared, MAXIMA[PHASE]);
+    RowMax::begun();
 #pragma unroll
     for (int i = 0; i < MAXIMA[PHASE]; ++i) {
-      RowMax::leave();  // the reduction before
       float part[1] = {maxima[i]};
-      maxima[i] = RowMax{shared + i * RowMax::SHARED_FLOATS}(part);
+      maxima[i] = RowMax{shared[i]}(part);
     }
   }
 }
@@ -151,6 +152,8 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   Row row = ROW;
   // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
   gf::wait_for_previous_kernel();
+  GF_SHARED(RowSum::Shared, shared, 1);
+  RowSum::begin(shared, 1);
   Phase0::Rows rows0[STEPS];
   if constexpr (PASSES == 1) {
     read_rows<Phase0>(row, 0, rows0);
@@ -222,8 +225,8 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
     totals[chunk] = sums[chunk].total();
   }
-  GF_SHARED(float, shared, RowSum::SHARED_FLOATS);
-  const float sum = RowSum{shared}(totals);
+  RowSum::begun();
+  const float sum = RowSum{*shared}(totals);
   over_row<0>(maxima0);
   per_row.begin1(row, operands, sum, maxima0);
   if (writes_rows) {
@@ -244,5 +247,4 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
     run<Phase2, false, false>(row, rows2, columns2, held, operands, per_row, largest, unused);
   }
   raise_amaxes(row, largest);
-  RowMax::leave();
 }

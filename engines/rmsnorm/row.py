@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass
 
 from graphfuse.codegen.rows import ACCESS, Rows
+from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
 from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.rowwise import AMAX
 
 CHUNK = 8  # elements whose squares are summed before all else; of other rows, what divides them
 # Registers of a thread that may hold what is kept of a row, by threads a CTA. The register file has
@@ -23,7 +25,7 @@ class Row:
     chunk: elements that are summed before all else. chunks: a row's. halved: whether a chunk is too wide for one access
     of what is read and written whole. registers: 32-bit registers that a thread needs for one chunk, to read it or to
     keep of it what later phases need. later: for what the phase after the sum reads of one chunk. fits: one CTA can
-    keep a row; otherwise a cluster may, or the row is read and worked out again in each phase.
+    keep a row; otherwise a cluster may, or the row is read and worked out again in each phase. maxima: over a row.
     """
 
     chunk: int
@@ -32,6 +34,7 @@ class Row:
     registers: int
     later: int
     fits: bool
+    maxima: int
 
     @classmethod
     def of(cls, facts: RmsNormFacts) -> "Row":
@@ -43,7 +46,9 @@ class Row:
         later = -(-chunk * (rows.read_bytes(1, True) + rows.read_bytes(1, False)) // 4)
         whole = (*facts.program.read_whole, *facts.program.written_whole)
         halved = chunk == CHUNK and max((v.dtype.nbytes(chunk) for v in whole), default=0) > ACCESS
-        return cls(chunk, chunks, halved, registers, later, -(-chunks // 512) * 512 * registers <= ROW_REGISTERS)
+        fits = -(-chunks // 512) * 512 * registers <= ROW_REGISTERS
+        maxima = sum(step.op_name == AMAX for phase in range(3) for _, step in facts.program.reduced_after(phase))
+        return cls(chunk, chunks, halved, registers, later, fits, maxima)
 
     def resident(self, knobs: RmsNormKnobs) -> bool:
         return self.fits or knobs.cluster > 1
@@ -69,6 +74,12 @@ class Row:
     def held(self, pieces: int, knobs: RmsNormKnobs, registers: int | None = None) -> int:
         """Registers for so many pieces. registers: for a chunk."""
         return -(-pieces * self.piece(knobs) * (registers or self.registers) // self.chunk)
+
+    def static_bytes(self, knobs: RmsNormKnobs) -> int:
+        """Shared memory of a CTA that the kernel declares, at most."""
+        reductions = 1 + self.maxima
+        sent = knobs.threads_per_row * (knobs.chunks + self.maxima) if knobs.cluster > 1 else 0
+        return 4 * (sent + knobs.threads * (knobs.chunks + self.maxima) + (WARP + 4) * reductions)
 
     def _pieces(self, knobs: RmsNormKnobs) -> int:
         """Of the row, that each thread takes."""

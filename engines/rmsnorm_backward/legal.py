@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.limits import MAX_CTAS, cluster_faults, power_faults, thread_faults
+from graphfuse.engines.limits import MAX_CTAS, cluster_faults, power_faults, static_faults, thread_faults
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
 from graphfuse.engines.rmsnorm_backward.row import Row
 
@@ -44,6 +44,7 @@ def faults(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> Iterator[st
             "delay is 1; accepted: 0, but for 3 stages and more, rows of 2 to 16 warps, of which all that is read is "
             "copied and nothing kept"
         )
+    yield from static_faults(row.static_bytes(knobs))
     needed = row.dynamic_bytes(knobs) + row.static_bytes(knobs)
     if needed > device.shared_memory_per_block:
         yield f"{needed} bytes of shared memory a CTA; {device} has {device.shared_memory_per_block}"

@@ -222,7 +222,8 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
   const int group = CTAS_PER_ROW == 1 ? gf::thread_index() / THREADS_PER_ROW : 0;
   const i64 together = ctas * ROWS_PER_CTA;  // rows that the grid takes at a time
   GF_DYNAMIC_SHARED(unsigned char, shared);
-  GF_SHARED(float, reduced, DELAYED ? DelayedSum::SHARED_FLOATS : 2 * RowSum::SHARED_FLOATS);
+  GF_SHARED(RowSum::Shared, reduced, 2);
+  RowSum::begin(reduced, 2);
 
   const auto row_at = [&](i64 index, unsigned char* stage) -> Row {
     (void)stage;
@@ -347,7 +348,8 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
     }
   };
 
-  int parity = 0;
+  RowSum::begun();
+  u32 turn = 0;  // the row's number among those of this CTA
   if constexpr (DELAYED) {
     // While the parts of one row's sum come together, threads are in the first phase of the next.
     Row before;
@@ -364,22 +366,21 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
       }
       float sum;
       if (next != first) {
-        reduction.wait();
-        sum = reduction.total(parity ^ 1);
+        reduction.wait(turn - 1);
+        sum = reduction.total(turn - 1);
       }
       if (next < rows) {
-        reduction.give(part, parity);
+        reduction.give(part, turn);
       }
       if (next != first) {
         second_phase(before, per_before, held, sum);
       }
       if (next >= rows) {
-        reduction.leave();
         break;
       }
       before = row;
       per_before = per_row;
-      parity ^= 1;  // of parts that are given, while others still read those of the row before
+      ++turn;
     }
   } else {
     for (i64 next = first; next < rows; next += together) {
@@ -387,10 +388,10 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
       PerRow per_row;
       Held held[STEPS];
       float part[1] = {first_phase(row, per_row, held, next == first)};
-      const float sum = RowSum{reduced + parity * RowSum::SHARED_FLOATS}(part);
-      parity ^= 1;  // who is still reading the sum of this row finds it there while others begin the next
+      // Who is still reading the sum of this row finds it there while others begin the next.
+      const float sum = RowSum{reduced[turn % 2]}(part, turn / 2);
+      ++turn;
       second_phase(row, per_row, held, sum);
-      RowSum::leave();
     }
   }
 

@@ -127,7 +127,8 @@ class Row:
 
     def static_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
         """Shared memory of a CTA that the kernel declares, at most."""
-        return 8 * (knobs.threads * (2 if knobs.cluster > 1 else 1) + WARP)
+        sent = knobs.threads_per_row + 4 if knobs.cluster > 1 else 0  # of each CTA of a row, and mbarriers
+        return 8 * (sent + knobs.threads + WARP)
 
     @property
     def partial_vector(self) -> int:

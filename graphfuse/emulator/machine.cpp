@@ -5,6 +5,7 @@
 // copies when no thread can go on. Until then their destination reads as NaN, and is poisoned under
 // AddressSanitizer. Whatever the machine forbids ends the launch with a message that names the place in
 // the kernel's source. Not modelled: weak memory, proxies, approximate functions, registers, time.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -87,10 +88,11 @@ struct Meeting {
 /// An asynchronous copy: to ThreadSanitizer another thread makes it, after what its issuer did before.
 struct Copy {
   u8* to;
-  const u8* from;
+  const u8* from;  // null of one that has its value with it
   unsigned bytes;
   void* pc;
   Site site;
+  float value = 0;
   std::unique_ptr<char> issued = sanitizers::races() ? std::make_unique<char>() : nullptr;  // clock
 };
 
@@ -105,7 +107,9 @@ struct Mbarrier {
   char clocks[2];
 };
 
+/// A copy that counts towards an mbarrier. cta: whose memory and mbarrier it is.
 struct BulkCopy {
+  const char* call;
   Copy copy;
   Cta* cta;
   u64* mbarrier;
@@ -190,6 +194,7 @@ class Machine {
   void commit_copies(Site site);
   void wait_copies(unsigned pending, Site site);
   void bulk_load(u8* to, const u8* from, unsigned bytes, u64* mbarrier, void* pc, Site site);
+  void send(float value, u8* to, u64* mbarrier, void* pc, Site site);
   void mbarrier_init(u64* address, unsigned arrivals, void* pc, Site site);
   void mbarrier_fence_init(Site site);
   void mbarrier_arrive(u64* address, unsigned bytes, void* pc, Site site);
@@ -222,6 +227,7 @@ class Machine {
   void finish(const Copy* first, const Copy* last, char& done);
   Mbarrier& mbarrier_at(u64* address, const char* call, void* pc, Site site);
   void settle(u64* address, Mbarrier& mbarrier);
+  void check_fenced(const BulkCopy& bulk);
   void finish_bulk(std::size_t which);
 
   GfLaunch launch_{};
@@ -530,7 +536,7 @@ void Machine::end_thread() {
 /// Its shared memory is nobody's from here on.
 void Machine::end_cta(Cta& cta) {
   for (const BulkCopy& bulk : bulk_) {
-    if (bulk.cta == &cta) fault(bulk.copy.site, "bulk_load that nobody waited for before the CTA ended");
+    if (bulk.cta == &cta) fault(bulk.copy.site, std::string(bulk.call) + " that nobody waited for before the CTA ended");
   }
   for (auto& [address, mbarrier] : cta.mbarriers) {
     if (mbarrier.bytes != 0) {
@@ -725,12 +731,12 @@ void Machine::finish(const Copy* first, const Copy* last, char& done) {
   if (first == last) return;
   for (const Copy* copy = first; copy != last; ++copy) {
     sanitizers::unpoison(copy->to, copy->bytes);
-    move_bytes(copy->to, copy->from, copy->bytes);
+    move_bytes(copy->to, copy->from ? copy->from : reinterpret_cast<const u8*>(&copy->value), copy->bytes);
   }
   sanitizers::as_another_thread(outer_.race_state(), [&] {
     for (const Copy* copy = first; copy != last; ++copy) {
       sanitizers::acquire(*copy->issued);
-      sanitizers::reads(copy->from, copy->bytes, copy->pc);
+      if (copy->from) sanitizers::reads(copy->from, copy->bytes, copy->pc);
       sanitizers::writes(copy->to, copy->bytes, copy->pc);
     }
     sanitizers::release(done);
@@ -769,12 +775,30 @@ void Machine::bulk_load(u8* to, const u8* from, unsigned bytes, u64* address, vo
   Thread& thread = enter("bulk_load", site);
   if (!bytes) fault(site, "bulk_load of no bytes");
   check_copy("bulk_load", to, from, bytes, 16, site);
-  Mbarrier& mbarrier = thread.cta->mbarriers.at(address);
-  if (!mbarrier.fenced) {
-    fault(site, "bulk_load on an mbarrier without mbarrier_fence_init, made at " + text(mbarrier.site));
-  }
-  bulk_.push_back({{to, from, bytes, pc, site}, thread.cta, address});
+  bulk_.push_back({"bulk_load", {to, from, bytes, pc, site}, thread.cta, address});
+  check_fenced(bulk_.back());
   start(bulk_.back().copy);
+}
+
+void Machine::send(float value, u8* to, u64* address, void* pc, Site site) {
+  sanitizers::reads(address, 8, pc);
+  const Quiet quiet;
+  Cluster& cluster = *enter("send", site).cta->cluster;
+  const auto has = [&](Cta& cta) { return find_shared(cta, to, sizeof value) && cta.mbarriers.count(address); };
+  const auto found = std::find_if(cluster.ctas.begin(), cluster.ctas.end(), has);
+  if (found == cluster.ctas.end()) fault(site, "send to memory and an mbarrier that no CTA of the cluster has both");
+  if (sanitizers::poisoned(to, sizeof value)) fault(site, "send to memory that is in use by another copy or an mbarrier");
+  bulk_.push_back({"send", {to, nullptr, sizeof value, pc, site, value}, &*found, address});
+  check_fenced(bulk_.back());
+  start(bulk_.back().copy);
+}
+
+void Machine::check_fenced(const BulkCopy& bulk) {
+  const Mbarrier& mbarrier = bulk.cta->mbarriers.at(bulk.mbarrier);
+  if (!mbarrier.fenced) {
+    fault(bulk.copy.site,
+          std::string(bulk.call) + " on an mbarrier without mbarrier_fence_init, made at " + text(mbarrier.site));
+  }
 }
 
 void Machine::finish_bulk(std::size_t which) {
@@ -904,6 +928,9 @@ void wait_copies(unsigned pending, Site site) { machine.wait_copies(pending, sit
 void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier, Site site) {
   machine.bulk_load(static_cast<u8*>(shared), static_cast<const u8*>(global), bytes, mbarrier,
                     __builtin_return_address(0), site);
+}
+void send(float value, float* shared, unsigned long long* mbarrier, Site site) {
+  machine.send(value, reinterpret_cast<u8*>(shared), mbarrier, __builtin_return_address(0), site);
 }
 void mbarrier_init(unsigned long long* mbarrier, unsigned arrivals, Site site) {
   machine.mbarrier_init(mbarrier, arrivals, __builtin_return_address(0), site);

@@ -16,6 +16,7 @@ CASE = Gradient(11, 520, activation="silu", residual=True, dbias=True)
 ROUNDS = CASE, Knobs(64, 128, 3, 1, 2)  # three of two CTAs
 SLABS = CASE, Knobs(64, 128, 3, 1, 40)  # one round; several for each CTA to add up
 DELAYED = Gradient(11, 520, residual=True), Knobs(64, 128, 3, 1, 2, delay=1)
+DELAYED_CLUSTERS = Gradient(11, 520, residual=True), Knobs(128, 64, 3, 1, 4, delay=1)
 _KERNEL = "rmsnorm_backward.cu"
 _READ = ("graphfuse/simt.cuh", "__builtin_memcpy(&pack, address, WIDTH)")
 _WAIT = "gf::async_wait<AHEAD_OF_ROW - 1>();"
@@ -47,10 +48,10 @@ BUGS = {
     "one buffer for the sums of all rows": (
         ROUNDS,
         Bug(
-            "parity ^= 1;  // who",
-            "//",
+            "RowSum{reduced[turn % 2]}",
+            "RowSum{reduced[0]}",
             {RACE: "data race"},
-            ("graphfuse/reduce.cuh", "shared[i * THREADS + thread] = parts[i];"),
+            ("graphfuse/reduce.cuh", "shared.totals[i * THREADS + thread] = parts[i];"),
         ),
     ),
     "missing barrier before the sums of a CTA": (
@@ -82,7 +83,25 @@ BUGS = {
     ),
     "missing barrier between the rounds of delayed sums": (
         DELAYED,
-        Bug("reduction.wait();", "", {RACE: "data race"}, ("graphfuse/reduce.cuh", "over_ctas[cta] = ")),
+        Bug("reduction.wait(turn - 1);", "", {RACE: "data race"}, ("graphfuse/reduce.cuh", "over_ctas[cta] = ")),
+    ),
+    "missing wait for the delayed sums of other CTAs": (
+        DELAYED_CLUSTERS,
+        Bug(
+            "reduction.wait(turn - 1);",
+            "",
+            {ADDRESS: "use-after-poison|unknown-crash"},
+            ("graphfuse/reduce.cuh", "over_ctas[cta] = "),
+        ),
+    ),
+    "delayed sums of all rows in one place": (
+        DELAYED_CLUSTERS,
+        Bug(
+            "  GF_DEVICE void give(float part, u32 row) const {\n    auto& mine = shared[row % 2];",
+            "  GF_DEVICE void give(float part, u32 row) const {\n    auto& mine = shared[0];",
+            {ADDRESS: "deadlock|use-after-poison|unknown-crash|in use by another|arrivals of the phase have come"},
+            ("graphfuse/reduce.cuh", "over_ctas[cta] = "),
+        ),
     ),
 }
 

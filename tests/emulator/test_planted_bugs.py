@@ -28,8 +28,8 @@ _READ, _WRITE = (f"(heap-buffer-overflow|use-after-poison)[^$]*{access} of size"
 _LOAD = ("rmsnorm.cu", "reads[step] = Phase::read_rows(row, at);")
 _STORE = ("graphfuse/rows.cuh", "store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), piece)")
 _STORE_BLOCK = ("graphfuse/rows.cuh", "store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), elements)")
-_PARTS = ("graphfuse/reduce.cuh", "shared[i * THREADS + thread] = parts[i];")
-_BARRIER = """        shared[i * THREADS + thread] = parts[i];
+_PARTS = ("graphfuse/reduce.cuh", "shared.totals[i * THREADS + thread] = parts[i];")
+_BARRIER = """        shared.totals[i * THREADS + thread] = parts[i];
       }
       barrier();
 """
@@ -102,9 +102,9 @@ RMSNORM = {
     "chunks of a thread added first": (
         PIECES,
         Bug(
-            "const float sum = RowSum{shared}(totals);",
+            "const float sum = RowSum{*shared}(totals);",
             "float first[CHUNKS] = {};\n  for (float t : totals) first[0] += t;\n"
-            "  const float sum = RowSum{shared}(first);",
+            "  const float sum = RowSum{*shared}(first);",
             {ADDRESS: WRONG},
             NOWHERE,
         ),
@@ -152,8 +152,8 @@ RMSNORM = {
     "shared memory overflow": (
         SHARED_ROWS,
         Bug(
-            "GF_SHARED(float, shared, RowSum::SHARED_FLOATS);",
-            "GF_SHARED(float, shared, RowSum::SHARED_FLOATS - 1);",
+            "float totals[TOTALS];",
+            "float totals[TOTALS - 1];",
             {ADDRESS: "heap-buffer-overflow[^$]*WRITE of size 4"},
             _PARTS,
         ),
@@ -192,35 +192,62 @@ RMSNORM = {
     "total over a part that others still read": (
         LONG_ROWS,
         Bug(
-            "shared + PARTS + thread / ROW_THREADS;",
-            "shared + 1;",
+            "shared.totals + PARTS + thread / ROW_THREADS;",
+            "shared.totals + 1;",
             {RACE: "data race"},
             ("graphfuse/reduce.cuh", "*total = result;"),
         ),
     ),
-    "missing cluster barrier": (
+    "missing wait for other CTAs' parts": (
         CLUSTERS,
         Bug(
-            "    cluster_barrier();\n#pragma unroll",
-            "#pragma unroll",
-            {ADDRESS: f"{WRONG}|{VARIES}|use-after-poison", RACE: "data race"},
-            ("graphfuse/reduce.cuh", "exchanged + i * THREADS + thread"),
+            "    shared.arrived.wait(phase);\n",
+            "",
+            {ADDRESS: "use-after-poison|unknown-crash", RACE: "data race|nobody waited"},
+            ("graphfuse/reduce.cuh", "shared.sent"),
         ),
     ),
-    "CTA that ends while others read from it": (
+    "parts that nobody expects": (
         CLUSTERS,
         Bug(
-            "    if constexpr (CTAS > 1) {\n      cluster_wait();",
-            "    if constexpr (CTAS > 1000) {\n      cluster_wait();",
+            "(CTAS - 1) * PARTS",
+            "(CTAS - 2) * PARTS",
+            {ADDRESS: "use-after-poison|unknown-crash|nobody waited"},
+            ("graphfuse/reduce.cuh", "shared.sent"),
+        ),
+    ),
+    "parts for an mbarrier that nobody made": (
+        CLUSTERS,
+        Bug(
+            "RowSum::begin(shared, 1);",
+            "RowSum::begin(shared, 0);",
+            {ADDRESS: "on what is no mbarrier|send to memory and an mbarrier that no CTA of the cluster has both"},
+            ("graphfuse/reduce.cuh", "shared.arrived"),
+        ),
+    ),
+    "missing wait for the others' mbarriers": (
+        CLUSTERS,
+        Bug(
+            "  RowSum::begun();\n",
+            "",
             {ADDRESS: "cluster_arrive without cluster_wait"},
             ("graphfuse/reduce.cuh", "shuffle_xor"),
+        ),
+    ),
+    "mbarriers that other CTAs cannot see": (
+        CLUSTERS,
+        Bug(
+            "mbarrier_fence_init();\n      }\n      cluster_arrive_relaxed();",
+            "}\n      cluster_arrive_relaxed();",
+            {ADDRESS: "send on an mbarrier without mbarrier_fence_init"},
+            ("graphfuse/reduce.cuh", "send(parts[i]"),
         ),
     ),
     "another CTA's part left out": (
         CLUSTERS,
         Bug(
-            "map_shared(exchanged + i * THREADS + thread, cta)",
-            "map_shared(exchanged + i * THREADS + thread, 0)",
+            "shared.sent[cta][i * THREADS + thread];",
+            "shared.sent[(rank + 1) % CTAS][i * THREADS + thread];",
             {ADDRESS: WRONG},
             NOWHERE,
         ),
@@ -267,12 +294,12 @@ RMSNORM = {
         (dict(rows=2, columns=1000), RmsNormKnobs(128, 128)),
         Bug(
             _BARRIER,
-            """        if (thread == 0) shared[0] = 0.0f;
+            """        if (thread == 0) shared.totals[0] = 0.0f;
         barrier();
-        atomic_add(&shared[0], parts[i]);
+        atomic_add(&shared.totals[0], parts[i]);
       }
       barrier();
-      if (THREADS > 0) return shared[0];
+      if (THREADS > 0) return shared.totals[0];
 """,
             {ADDRESS: VARIES},
             NOWHERE,

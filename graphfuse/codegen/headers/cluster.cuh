@@ -37,6 +37,15 @@ GF_DEVICE void cluster_arrive(GF_SITE_ONLY) {
 #endif
 }
 
+/// Orders nothing that the thread did before but mbarriers that it made, behind mbarrier_fence_init.
+GF_DEVICE void cluster_arrive_relaxed(GF_SITE_ONLY) {
+#ifdef __CUDACC__
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#else
+  host::arrive_cluster(site);
+#endif
+}
+
 GF_DEVICE void cluster_wait(GF_SITE_ONLY) {
 #ifdef __CUDACC__
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -4,7 +4,7 @@
 
 namespace gf {
 
-/// n / divisor for n below 2^31, with multiplier and shift as ``graphfuse.rowwise.divider`` gives them.
+/// n / divisor for n below 2^31, with multiplier and shift as ``graphfuse.codegen.parameters.divider`` gives them.
 GF_DEVICE u32 divide(u32 n, u32 multiplier, u32 shift) { return u32(u64(n) * multiplier >> shift); }
 
 }  // namespace gf

@@ -53,6 +53,8 @@ void copy_async(void* shared, const void* global, unsigned bytes, Site site);
 void commit_copies(Site site);
 void wait_copies(unsigned pending, Site site);
 void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier, Site site);
+/// To the memory, and for an mbarrier, of any CTA of the cluster.
+void send(float value, float* shared, unsigned long long* mbarrier, Site site);
 void mbarrier_init(unsigned long long* mbarrier, unsigned arrivals, Site site);
 void mbarrier_fence_init(Site site);
 void mbarrier_arrive(unsigned long long* mbarrier, unsigned bytes, Site site);

@@ -6,9 +6,9 @@
 // COUNT only moves the boundaries between them, and adding a padding zero changes no sum of squares, so the
 // bits stay.
 #pragma once
-#include "graphfuse/cluster.cuh"
 #include "graphfuse/math.cuh"
 #include "graphfuse/platform.cuh"
+#include "graphfuse/send.cuh"
 #include "graphfuse/simt.cuh"
 
 namespace gf {
@@ -60,8 +60,21 @@ struct Passes {
   GF_DEVICE float total() const { return joined[LEVELS]; }
 };
 
+/// What the CTAs of a row send each other: of each CTA, by its rank, FLOATS. A CTA ends no earlier than all has come, and
+/// who sends for the second next row has heard of the next one from all who read this one's. So nobody waits for
+/// anything but values.
+template <int CTAS, int FLOATS>
+struct Exchange {
+#ifdef GF_HAS_CLUSTERS
+  Mbarrier arrived;
+  float sent[CTAS][FLOATS];
+#endif
+};
+template <int FLOATS>
+struct Exchange<1, FLOATS> {};
+
 /// The tree over the threads of each row, whose total all of them get. THREADS: a CTA's. Rows of more threads
-/// than that are spread over the CTAs of a cluster. All threads of the CTA, or cluster, call it, once. ALIKE: how many
+/// than that are spread over the CTAs of a cluster. All threads of the CTA, or cluster, call it. ALIKE: how many
 /// neighbouring threads have the same parts, which count once.
 template <class Join, int THREADS_PER_ROW, int THREADS, int COUNT = 1, int ALIKE = 1>
 struct RowReduction {
@@ -74,9 +87,36 @@ struct RowReduction {
   static constexpr bool ONE_BARRIER = WARPS <= 8;
   static constexpr int PARTS = COUNT * THREADS;
   static constexpr int TOTALS = WARPS <= 1 ? 1 : ONE_BARRIER ? PARTS : PARTS + THREADS / ROW_THREADS;
-  static constexpr int SHARED_FLOATS = CTAS == 1 ? TOTALS : TOTALS + PARTS;
 
-  float* shared;  // SHARED_FLOATS of the CTA
+  /// Of the CTA. Who uses it for one row after another has two, for every other row.
+  struct Shared : Exchange<CTAS, PARTS> {
+    float totals[TOTALS];
+  };
+
+  Shared& shared;
+
+  /// Makes `count` of them, by all threads of the CTA or cluster; `begun` comes before their first use, as late as may be.
+  GF_DEVICE static void begin(Shared* shared, int count) {
+#ifdef GF_HAS_CLUSTERS
+    if constexpr (CTAS > 1) {
+      if (thread_index() == 0) {
+        for (int i = 0; i < count; ++i) {
+          shared[i].arrived.init(1);
+        }
+        mbarrier_fence_init();
+      }
+      cluster_arrive_relaxed();
+    }
+#endif
+  }
+
+  GF_DEVICE static void begun() {
+#ifdef GF_HAS_CLUSTERS
+    if constexpr (CTAS > 1) {
+      cluster_wait();
+    }
+#endif
+  }
 
   GF_DEVICE static float over_lanes(float (&parts)[COUNT]) {
 #pragma unroll
@@ -103,40 +143,38 @@ struct RowReduction {
     return over_lanes(results);
   }
 
-  GF_DEVICE void over_ctas(float (&parts)[COUNT]) {
+  /// phase: of the mbarrier.
+  GF_DEVICE void over_ctas(float (&parts)[COUNT], u32 phase) {
 #ifdef GF_HAS_CLUSTERS
-    float* const exchanged = shared + TOTALS;
     const u32 thread = thread_index();
+    const u32 rank = cluster_rank();
+    if (thread == 0) {
+      shared.arrived.arrive_expect((CTAS - 1) * PARTS * sizeof(float));
+    }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      exchanged[i * THREADS + thread] = parts[i];
+#pragma unroll
+      for (u32 next = 1; next < CTAS; ++next) {
+        send(parts[i], &shared.sent[rank][i * THREADS + thread], shared.arrived, (rank + next) % CTAS);
+      }
     }
-    cluster_barrier();
+    shared.arrived.wait(phase);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       float part[CTAS];
 #pragma unroll
-      for (int cta = 0; cta < CTAS; ++cta) {
-        part[cta] = *map_shared(exchanged + i * THREADS + thread, cta);
+      for (u32 cta = 0; cta < CTAS; ++cta) {
+        part[cta] = cta == rank ? parts[i] : shared.sent[cta][i * THREADS + thread];
       }
       parts[i] = tree<Join>(part);
     }
-    cluster_arrive();  // what the others read is there until they have
 #endif
   }
 
-  /// What follows the last use of the results: a CTA stays until the others have read what it shares.
-  GF_DEVICE static void leave() {
-#ifdef GF_HAS_CLUSTERS
+  /// turn: how often this shared memory was used before.
+  GF_DEVICE float operator()(float (&parts)[COUNT], u32 turn = 0) {
     if constexpr (CTAS > 1) {
-      cluster_wait();
-    }
-#endif
-  }
-
-  GF_DEVICE float operator()(float (&parts)[COUNT]) {
-    if constexpr (CTAS > 1) {
-      over_ctas(parts);
+      over_ctas(parts, turn % 2);
     }
     if constexpr (WARPS <= 1) {
       return over_lanes(parts);
@@ -146,15 +184,15 @@ struct RowReduction {
       const u32 row_start = thread - in_row;
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) {
-        shared[i * THREADS + thread] = parts[i];
+        shared.totals[i * THREADS + thread] = parts[i];
       }
       barrier();
       if constexpr (ONE_BARRIER) {
-        return over_row(shared + row_start + thread % WARP);
+        return over_row(shared.totals + row_start + thread % WARP);
       } else {
-        float* const total = shared + PARTS + thread / ROW_THREADS;
+        float* const total = shared.totals + PARTS + thread / ROW_THREADS;
         if (in_row < WARP) {
-          const float result = over_row(shared + thread);
+          const float result = over_row(shared.totals + thread);
           if (in_row == 0) {
             *total = result;
           }
@@ -168,63 +206,65 @@ struct RowReduction {
 
 /// The same tree for the sums of many rows, one after the other, each of which is asked for when the parts of the next
 /// are known, so that no thread waits for another as long as that takes. For rows of several warps. All threads
-/// of the CTA, or cluster, take turns: give, then wait, total and give for each row that follows, then wait, total, leave.
+/// of the CTA, or cluster, take turns: give, then for each row that follows wait, total and give, then wait and total.
 template <class Join, int THREADS_PER_ROW, int THREADS>
 struct DelayedReduction {
   using Row = RowReduction<Join, THREADS_PER_ROW, THREADS>;
-  static constexpr int SHARED_FLOATS = 2 * THREADS;
 
-  float* shared;  // SHARED_FLOATS of the CTA
+  typename Row::Shared* shared;  // two, made by Row::begin, for every other row
 
-  /// parity: 0 and 1 in turns, for who still reads the parts of the row before.
-  GF_DEVICE void give(float part, int parity) const {
-    shared[parity * THREADS + thread_index()] = part;
-#ifdef GF_HAS_CLUSTERS
-    if constexpr (Row::CTAS > 1) {
-      cluster_arrive();
-    }
-#endif
-  }
-
-  GF_DEVICE void wait() const {
-#ifdef GF_HAS_CLUSTERS
-    if constexpr (Row::CTAS > 1) {
-      cluster_wait();
-      return;
-    }
-#endif
-    barrier();
-  }
-
-  /// Of the parts that were given with this parity.
-  GF_DEVICE float total(int parity) const {
+  /// row: numbers them from 0 on.
+  GF_DEVICE void give(float part, u32 row) const {
+    auto& mine = shared[row % 2];
     const u32 thread = thread_index();
-    float* const parts = shared + parity * THREADS + (thread - thread % Row::ROW_THREADS + thread % WARP);
+    if constexpr (Row::CTAS == 1) {
+      mine.totals[thread] = part;
+    } else {
+#ifdef GF_HAS_CLUSTERS
+      const u32 rank = cluster_rank();
+      if (thread == 0) {
+        mine.arrived.arrive_expect(THREADS_PER_ROW * sizeof(float));
+      }
+#pragma unroll
+      for (u32 next = 0; next < Row::CTAS; ++next) {
+        send(part, &mine.sent[rank][thread], mine.arrived, (rank + next) % Row::CTAS);
+      }
+#endif
+    }
+  }
+
+  GF_DEVICE void wait(u32 row) const {
+    if constexpr (Row::CTAS == 1) {
+      barrier();
+    } else {
+#ifdef GF_HAS_CLUSTERS
+      shared[row % 2].arrived.wait(row / 2 % 2);
+#endif
+    }
+  }
+
+  GF_DEVICE float total(u32 row) const {
+    const auto& mine = shared[row % 2];
+    const u32 thread = thread_index();
+    const u32 first = thread - thread % Row::ROW_THREADS + thread % WARP;
     float over_warps[Row::WARPS < 1 ? 1 : Row::WARPS];
 #pragma unroll
     for (int warp = 0; warp < Row::WARPS; ++warp) {
       float over_ctas[Row::CTAS];
 #pragma unroll
       for (int cta = 0; cta < Row::CTAS; ++cta) {
+        if constexpr (Row::CTAS == 1) {
+          over_ctas[cta] = mine.totals[first + warp * WARP];
+        } else {
 #ifdef GF_HAS_CLUSTERS
-        over_ctas[cta] = Row::CTAS == 1 ? parts[warp * WARP] : *map_shared(parts + warp * WARP, cta);
-#else
-        over_ctas[cta] = parts[warp * WARP];
+          over_ctas[cta] = mine.sent[cta][first + warp * WARP];
 #endif
+        }
       }
       over_warps[warp] = tree<Join>(over_ctas);
     }
     float joined[1] = {tree<Join>(over_warps)};
     return Row::over_lanes(joined);
-  }
-
-  /// A CTA stays until the others have read what it shares.
-  GF_DEVICE void leave() const {
-#ifdef GF_HAS_CLUSTERS
-    if constexpr (Row::CTAS > 1) {
-      cluster_barrier();
-    }
-#endif
   }
 };
 

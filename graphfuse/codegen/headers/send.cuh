@@ -1,0 +1,27 @@
+// Values that threads leave in the shared memory of other CTAs of their cluster. Compute capability 9.0.
+#pragma once
+#include "graphfuse/cluster.cuh"
+#include "graphfuse/mbarrier.cuh"
+#include "graphfuse/platform.cuh"
+
+#ifdef GF_HAS_CLUSTERS
+namespace gf {
+
+/// Writes `value` to where the CTA of this rank has what this CTA has at `shared`. Its four bytes count towards the
+/// phase of that CTA's `mbarrier`, whose end makes them visible there. Unlike a cluster barrier it awaits nothing that
+/// the thread wrote before.
+GF_DEVICE void send(float value, float* shared, Mbarrier& mbarrier, u32 rank GF_SITE) {
+#ifdef __CUDACC__
+  u32 to, at;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(u32(__cvta_generic_to_shared(shared))), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(mbarrier.address()), "r"(rank));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+               "r"(__float_as_uint(value)), "r"(at)
+               : "memory");
+#else
+  host::send(value, map_shared(shared, rank, site), &map_shared(&mbarrier, rank, site)->state, site);
+#endif
+}
+
+}  // namespace gf
+#endif
