@@ -46,7 +46,7 @@ def is_usual(knobs: RmsNormKnobs) -> bool:
     """Whether CTAs are of a size that may pay. Of rows of their own as small as can be, for more threads wait for
     each other, but not too small, for each takes time to start; long rows may pay as neighbours."""
     if knobs.cluster > 1:
-        return knobs.threads >= 128
+        return knobs.threads >= 64
     whole = knobs.threads == MAX_THREADS and knobs.threads_per_row >= 256
     return whole or knobs.threads == max(knobs.threads_per_row, 128)
 
@@ -83,6 +83,7 @@ def cost(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> 
     alone = 10 + elements * awaited * (1 + 0.45 * more) + 2.4 * math.log2(threads) + 0.06 * warps
     alone += 0.8 * knobs.threads / WARP
     if knobs.cluster > 1:
-        busy += knobs.cluster**2 * (126 + 11.4 * knobs.threads)
-        alone += 11 + 1.75 * math.log2(knobs.cluster) + 0.0006 * threads
+        reductions = 1 + row.maxima
+        busy += reductions * threads * (knobs.cluster - 1)  # what each thread sends the other CTAs
+        alone += reductions * (9 + math.log2(knobs.cluster))
     return facts.rows / device.sm_count * busy + 1130 * alone

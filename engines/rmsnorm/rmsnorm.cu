@@ -2,9 +2,9 @@
 //
 // A row is cut into pieces of PIECE elements. Piece j belongs to thread j % THREADS_PER_ROW of the
 // row's threads, which may be a part of a warp or several CTAs of a cluster. Squares are summed by chunks of
-// CHUNK elements, one or several to a piece, or half of one, whose other half a neighbour has. All arithmetic is float32. A pass is as much of the row as its
-// threads hold in registers: with one pass what is needed again stays there, longer rows are read and worked
-// out again in each phase.
+// CHUNK elements, one or several to a piece, or half of one, whose other half a neighbour has. All arithmetic is
+// float32. A pass is as much of the row as its threads hold in registers: with one pass what is needed again stays
+// there, longer rows are read and worked out again in each phase.
 //
 // Phase 0 is what comes before the sum of squares, phase 1 what needs the inverse RMS, phase 2 what needs
 // the largest magnitude of a row of phase 1.

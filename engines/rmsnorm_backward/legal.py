@@ -42,7 +42,7 @@ def faults(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> Iterator[st
     elif knobs.delay and not row.can_delay(knobs):
         yield (
             "delay is 1; accepted: 0, but for 3 stages and more, rows of 2 to 16 warps, of which all that is read is "
-            "copied and nothing kept"
+            "copied and nothing kept, and no more than 32 elements a thread"
         )
     yield from static_faults(row.static_bytes(knobs))
     needed = row.dynamic_bytes(knobs) + row.static_bytes(knobs)

@@ -17,6 +17,7 @@ _WORK, _INPUT, _LOADED = 0.15, 0.3, 0.75  # registers for what is worked on, by 
 _OTHERWISE, _ADDRESS = 30, 3  # and for all that does not grow with elements: of each tensor with rows, twice if read
 _AGAIN = 512  # threads of a CTA that reads rows again in each phase
 _MOST_WARPS = 16  # of a row, whose parts of a sum each thread reads by itself
+_MOST_DELAYED = 32  # elements that a thread takes of a row, where what it knows of the row before takes registers too
 _SECTOR = 32  # bytes that memory moves at least
 _AT_ONCE = 2  # pieces of a row that is read again
 
@@ -79,9 +80,10 @@ class Row:
 
     def can_delay(self, knobs: RmsNormBackwardKnobs) -> bool:
         """Whether the second phase of a row can follow the first of the next: of rows of several warps, few enough for
-        each thread to read what all have come to, that are copied and of which nothing else is kept."""
+        each thread to read what all have come to, that are copied and of which nothing else is kept, and of which a
+        thread takes few elements."""
         warps = knobs.threads_per_row // WARP
-        several = 1 < warps <= _MOST_WARPS
+        several = 1 < warps <= _MOST_WARPS and self._pieces(knobs) * self.piece <= _MOST_DELAYED
         return several and knobs.stages > 2 and self.copies_all and not self.keeps
 
     def passes(self, knobs: RmsNormBackwardKnobs) -> int:

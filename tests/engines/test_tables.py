@@ -26,7 +26,6 @@ H200 = for_arch("sm_90a")
 ENGINES = {engine.name: engine for engine in engines.ALL}
 WHOLE = ("rmsnorm", "rmsnorm_backward")
 """Engines whose tables have all that is benched; others' may leave some of it to the heuristic."""
-APART = (rmsnorm_silu.BENCH, rmsnorm_training.BENCH)
 
 
 @pytest.mark.parametrize("path", TABLES, ids=[p.name for p in TABLES])
@@ -39,7 +38,7 @@ def test_a_table_names_its_engine_and_chip_and_planning_uses_all_of_it(path):
     assert all((e.us is None) == (e.source.origin == "published") and not e.others for e in entries)
     assert all(e.source.date for e in entries if e.source.origin == "measured")
     tunings, known = Tunings(first_party=entries), {identity(e): e for e in entries}
-    planned = [part for problem in tuned_for(chip) for part in parts(problem.graph(), device)]
+    planned = [part for graph in tuned_for(chip) for part in parts(graph, device)]
     benched = {identity(p.engine.problem(p.facts)): p for p in planned if p.engine.name == name}
     assert len(known) == len(entries) and set(known) <= set(benched)
     assert name not in WHOLE or set(known) == set(benched)
@@ -54,10 +53,14 @@ def identity(problem: Problem | Entry) -> str:
 
 
 def tuned_for(chip):
-    """What is tuned where measured: the seeds' sizes and what is benched, but for the phases of training, which are
-    compared with the same knobs. Published are the seeds' sizes alone."""
-    benched = [case for bench in BENCHES.values() if bench not in APART for case in bench.cases]
-    return (*sizes.seeds(), *(benched if chip == "sm_90" else ()))
+    """Graphs of what is tuned where measured: the seeds' sizes and what is benched beside, in training both phases.
+    Published are the seeds' sizes alone."""
+    graphs = [problem.graph() for problem in sizes.seeds()]
+    if chip == "sm_90":
+        beside = (bench for bench in BENCHES.values() if bench is not rmsnorm_silu.BENCH)
+        graphs += [case.graph() for bench in beside for case in bench.cases]
+        graphs += [case.inference_graph() for case in rmsnorm_training.BENCH.cases]
+    return graphs
 
 
 def parts(graph, device, tunings=Tunings()):
