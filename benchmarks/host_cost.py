@@ -19,6 +19,7 @@ from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.errors import GraphNotSupportedError
 from graphfuse.functional import fused_rmsnorm_silu
 from graphfuse.graph import pygraph
+from graphfuse.runtime.device import check
 from graphfuse.runtime.handle import create_handle, current_stream, set_stream
 
 ROWS, COLUMNS, EPS = 16, 512, 1e-6
@@ -56,23 +57,26 @@ def bare(problem: Problem) -> dict[str, Call]:
     kernel, launch = _kernel(problem), part.launch
     bound = problem.graph.bind(problem.pack)
     (call,) = bound._calls(current_stream(kernel.device))
-    # What execute starts: packed arguments in the form of the driver's `extra`.
-    extra, stream = call.memory.address, driver.CUstream(current_stream(kernel.device))
+    # What execute starts: the addresses of the arguments.
+    arguments, stream = call.memory.address, driver.CUstream(current_stream(kernel.device))
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
     config.sharedMemBytes, config.hStream = launch.shared_bytes, stream
 
     def launch_kernel():
-        driver.cuLaunchKernel(
-            kernel.function, launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes, stream, 0, extra
+        return driver.cuLaunchKernel(
+            kernel.function, launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes, stream, arguments, 0
         )
 
     def launch_kernel_ex():
-        driver.cuLaunchKernelEx(config, kernel.function, 0, extra)
+        return driver.cuLaunchKernelEx(config, kernel.function, arguments, 0)
 
     launch_kernel.keep = bound
-    return {BARE: launch_kernel, "bare cuLaunchKernelEx": launch_kernel_ex}
+    calls = {BARE: launch_kernel, "bare cuLaunchKernelEx": launch_kernel_ex}
+    for name, start in calls.items():  # a launch that is refused is fast, too
+        check(start()[0], name)
+    return calls
 
 
 BARE = "bare cuLaunchKernel"
