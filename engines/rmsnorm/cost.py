@@ -85,5 +85,5 @@ def cost(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> 
     if knobs.cluster > 1:
         reductions = 1 + row.maxima
         busy += reductions * threads * (knobs.cluster - 1)  # what each thread sends the other CTAs
-        alone += reductions * (9 + math.log2(knobs.cluster) + 0.5 * knobs.cluster)
+        alone += reductions * (9 + math.log2(knobs.cluster))
     return facts.rows / device.sm_count * busy + 1130 * alone
