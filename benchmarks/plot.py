@@ -65,7 +65,7 @@ def _figure(r: Results, output: str, file: Path, made_from: str) -> Path:
     axes.set_ylabel("TB/s")
     axes.set_title(f"{r.record['bench']}: {output} output on {r.record['environment']['device']}")
     axes.grid(True, which="major", alpha=0.3)
-    axes.legend(loc="upper left", fontsize="small", frameon=False)
+    axes.legend(loc="best", fontsize="small", frameon=False)
     figure.savefig(file, metadata={"Date": None, "Creator": None, "Description": f"record {made_from}"})
     plt.close(figure)
     return file
