@@ -85,6 +85,16 @@ def test_the_largest_magnitude_of_what_is_one_a_row_is_not_fused(dim):
     assert torch.equal(pack["amax"], torch.tensor([[0.5]]) if dim == [1, 1] else 1 / pack["x"])
 
 
+def test_more_largest_magnitudes_of_a_row_than_shared_memory_holds_are_refused():
+    g = graphs.new(device="emulator")
+    x = g.add(g.tensor([2, 65536], name="x"), 0.0)
+    for factor in range(1, 13):
+        g.reduction(g.mul(x, float(factor))).set_dim([2, 1]).set_output()
+    g.rmsnorm(x, epsilon=1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0].set_output()
+    with pytest.raises(GraphNotSupportedError, match=r"12 largest magnitudes of a row: \d+ bytes of shared memory"):
+        g.build([heur_mode.OPENSOURCE])
+
+
 def test_tiles_of_scales_have_rows_of_one_axis():
     """Rows of F8_128x4 are all axes but the last, those of the normalization another number."""
     g = graphs.new(device="emulator")

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from graphfuse.device import Device
 from graphfuse.engines.accepted import device_reasons, rounding_reasons, tensor_reasons
+from graphfuse.engines.limits import MAX_THREADS, static_faults
 from graphfuse.engines.rmsnorm.cost import is_usual
-from graphfuse.engines.rmsnorm.knobs import every_knob
+from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs, every_knob
 from graphfuse.engines.rmsnorm.legal import faults
 from graphfuse.engines.rmsnorm.row import Row
 from graphfuse.patterns.rmsnorm import RmsNormFacts
@@ -18,7 +19,13 @@ def reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
     yield from tensor_reasons(facts)
     row = Row.of(facts)
     if not any(next(faults(facts, row, knobs, device), None) is None for knobs in filter(is_usual, every_knob())):
-        yield f"{facts.rows} rows take more CTAs than a grid can have"
+        longest = RmsNormKnobs(MAX_THREADS, MAX_THREADS)  # what rows of any length take
+        shared = next(static_faults(row.static_bytes(longest)), None)
+        yield (
+            f"{row.maxima} largest magnitudes of a row: {shared}"
+            if shared
+            else f"{facts.rows} rows take more CTAs than a grid can have"
+        )
 
 
 def _program_reasons(facts: RmsNormFacts) -> Iterator[str]:
