@@ -66,7 +66,43 @@ class Constant:
     value: float | int
 
 
-Argument = Address | HostScalar | Scratch | Constant
+@dataclass(frozen=True)
+class RowCount:
+    """Kernel argument: the number of rows of the call, as int64 (see ``ByRows``)."""
+
+
+Argument = Address | HostScalar | Scratch | Constant | RowCount
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """How the grid of a launch follows the number of rows. A launch that has it serves up to `rows` of them: nothing
+    else of it depends on their number, but for arguments that are a ``RowCount``.
+
+    rows: that the launch was planned for. together: rows that a cluster of CTAs (a CTA, where there are no clusters)
+    takes at a time. cluster: its CTAs. most: clusters at most, None for any number. With fewer clusters than are
+    wanted each takes several rounds: as few clusters as take no more rounds, so that all end together. least:
+    clusters that start even for no rows.
+    """
+
+    rows: int
+    together: int
+    cluster: int = 1
+    most: int | None = None
+    least: int = 0
+
+    def grid(self, rows: int) -> int:
+        """CTAs for so many rows."""
+        clusters = -(-rows // self.together)
+        if self.most is not None and clusters > self.most:
+            clusters = -(-clusters // -(-clusters // self.most))
+        return max(clusters, self.least) * self.cluster
+
+    @property
+    def clusters(self) -> int:
+        """The most that any number of rows up to `rows` takes."""
+        wanted = -(-self.rows // self.together)
+        return max(wanted if self.most is None else min(wanted, self.most), self.least)
 
 
 @dataclass(frozen=True)
@@ -79,6 +115,7 @@ class Launch:
     at the same time, which a barrier of the grid needs; more than the device holds at once
     are refused, but of clusters, of which chips of one kind hold more or less, fewer are started.
     cleared: tensors of 4 bytes that are set to zero before the kernel starts, on its stream.
+    by_rows: how the grid follows the number of rows; None where the launch is for one number of them.
     """
 
     grid: int
@@ -89,6 +126,7 @@ class Launch:
     scratch_bytes: int = 0
     cooperative: bool = False
     cleared: tuple[TensorId, ...] = ()
+    by_rows: ByRows | None = None
 
 
 @dataclass(frozen=True)

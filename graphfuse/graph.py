@@ -362,15 +362,12 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         declare ``dependent_launch``.
         """
         planner = self._planner or self._need(None, "build")
-        own = handle is None or handle is planner.handle
-        if own and workspace is None and programmatic_dependent_launch is False:
-            calls = planner.quick(variant_pack)
-            if calls is not None:
-                for call in calls:
-                    call()
-                return
         if programmatic_dependent_launch is not False:
             _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
+        if handle is None:
+            like_last = planner.executable().like_last
+            if like_last(variant_pack, workspace, planner.stream(), programmatic_dependent_launch):
+                return
         planner.execute(None, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
 
     def execute_plan_at_index(

@@ -1,6 +1,5 @@
 """One graph's plans: proposing, barring, compiling and running them. `pygraph` keeps one."""
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,8 @@ from graphfuse.ir import Graph
 from graphfuse.lower import lower
 from graphfuse.plan import Part, Plan, Proposal
 from graphfuse.runtime.bound import Bound
-from graphfuse.runtime.executable import Calls, Executable, Freeze, no_calls
+from graphfuse.runtime.executable import Executable
+from graphfuse.runtime.fastcall import HostPart, KernelPart
 from graphfuse.runtime.handle import stream_getter, stream_on
 from graphfuse.runtime.variant_pack import Binder
 from graphfuse.tables import store
@@ -42,22 +42,14 @@ class Planner:
         self.regions, self.declined = plan.matches(self.graph, self.registry)
         self.proposals: list[Proposal] = []
         self.plans: list[Plan] = []
-        self.chosen = None
+        self.chosen: int | None = None
+        """Index of the plan that execute runs."""
+        self.stream: Callable[[], int] = stream_getter(self.device, handle)
+        """The stream that work goes to where execute is given no handle."""
         self._barred_engines: set[str] = set()
         self._workspace_limit: int | None = None
         self._executables: dict[int, Executable] = {}
         self._lock = threading.Lock()
-
-    @property
-    def chosen(self) -> int | None:
-        """Index of the plan that execute runs."""
-        return self._chosen
-
-    @chosen.setter
-    def chosen(self, index: int | None) -> None:
-        self._chosen = index
-        self._quick_form: object = None
-        self.quick: Callable[[object], Calls | None] = no_calls  # the calls for a pack like the last one, if it knows
 
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Plans of every mode, in the order of the modes and without repeats."""
@@ -168,21 +160,25 @@ class Planner:
         if index in self._executables:
             return
         p = self.plans[index]
+        kernels = [kernel(part, self.device) if isinstance(part.engine, KernelEngine) else None for part in p.parts]
+
+        def parts(dependent: bool) -> list[KernelPart | HostPart]:
+            return [
+                _host(part, self.device)
+                if loaded is None
+                else KernelPart(part.launch, loaded.launcher(part.launch, dependent), scratch)
+                for part, loaded, scratch in zip(p.parts, kernels, p.scratch, strict=True)
+            ]
+
+        parts(False)
         made = Executable(
+            self.graph,
+            parts,
             lambda: Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed),
-            [self._freeze(part) for part in p.parts],
-            p.scratch,
             self._undependable(p),
         )
         with self._lock:
             self._executables.setdefault(index, made)
-
-    def _freeze(self, part: Part) -> Freeze:
-        if isinstance(part.engine, KernelEngine):
-            return kernel(part, self.device).launcher(part.launch).freeze
-        return lambda buffers, scratch, stream, dependent: functools.partial(
-            part.engine.run, part.facts, part.knobs, self.device, buffers, stream
-        )
 
     def _undependable(self, p: Plan) -> str | None:
         """Why a plan cannot be started by programmatic dependent launch, or None."""
@@ -206,23 +202,16 @@ class Planner:
         """Run a built plan, the selected one if index is None. check: called with a pack unless one like it was
         accepted before; raises."""
         executable = self.executable(index)
-        stream = stream_on(self.device, self.handle if handle is None else handle)
-        calls = executable.recall(variant_pack, workspace, stream, dependent)
-        if calls is None:
+        stream = self.stream() if handle is None else stream_on(self.device, handle)
+        if not executable.run(variant_pack, workspace, stream, dependent):
             check(variant_pack)
-            calls = executable.prepare(variant_pack, workspace, stream, dependent)
-        if index is None and executable.latest is not self._quick_form:
-            self._quick_form = executable.latest
-            self.quick = executable.quick(stream_getter(self.device, self.handle))
-            if self._executables.get(self.chosen) is not executable:  # another was selected meanwhile
-                self.quick = no_calls
-        for call in calls:
-            call()
+            executable.accept(variant_pack, workspace, stream, dependent)
+            self.stream = stream_getter(self.device, self.handle)  # a faster one, as torch may use CUDA by now
 
     def bind(self, variant_pack: Mapping, workspace: object, handle, dependent: bool) -> Bound:
         """The selected plan on fixed buffers."""
         stream = stream_getter(self.device, self.handle if handle is None else handle)
-        return Bound(self.executable(), variant_pack, workspace, stream, dependent)
+        return Bound(self.executable().bind(variant_pack, workspace, dependent), variant_pack, workspace, stream)
 
     def executable(self, index: int | None = None) -> Executable:
         """A built plan's, the selected one's if index is None; GraphStateError if it is not built."""
@@ -241,6 +230,10 @@ class Planner:
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")
         return "\n".join(lines)
+
+
+def _host(part: Part, device: Device) -> HostPart:
+    return HostPart(lambda buffers, stream: part.engine.run(part.facts, part.knobs, device, buffers, stream))
 
 
 def _device(handle, emulated: bool) -> Device:

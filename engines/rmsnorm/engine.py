@@ -7,7 +7,7 @@ from typing import ClassVar
 from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
-from graphfuse.engine import KernelEngine, Launch, No, Problem
+from graphfuse.engine import ByRows, KernelEngine, Launch, No, Problem
 from graphfuse.engines.rmsnorm.accepted import reasons
 from graphfuse.engines.rmsnorm.cost import cost, eviction, is_usual, read_ahead
 from graphfuse.engines.rmsnorm.knobs import EVICTIONS, RmsNormKnobs, every_knob
@@ -70,12 +70,14 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         return render(template(__package__, "rmsnorm.cu"), _prelude(facts, knobs), "rmsnorm.cu")
 
     def launch(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> Launch:
+        by_rows = ByRows(facts.rows, max(1, knobs.threads // knobs.threads_per_row), knobs.cluster)
         return Launch(
-            grid=-(-facts.rows * knobs.threads_per_row // knobs.threads),
+            grid=by_rows.grid(facts.rows),
             block=knobs.threads,
             arguments=arguments(rows_of(facts, knobs)),
             cluster=knobs.cluster,
             cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
+            by_rows=by_rows,
         )
 
     def problem(self, facts: RmsNormFacts) -> Problem:

@@ -51,4 +51,4 @@ def cost(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> float:
     taken = (moved**_SHARPNESS + busy**_SHARPNESS + alone**_SHARPNESS + awaited**_SHARPNESS) ** (1 / _SHARPNESS)
     spent = _START + rounds * (taken + _CTA * max(1.0, per_sm)) + alone + busy
     spent += _FILLED * ahead * row.stage_bytes(knobs) * max(1.0, per_sm)
-    return spent + _PARTIAL * row.partial_bytes(knobs) if program.sums else spent
+    return spent + _PARTIAL * (ctas // knobs.cluster * row.sum_bytes)

@@ -73,14 +73,16 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
 
     def launch(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Launch:
         row = Row.of(facts)
+        by_rows = row.by_rows(knobs)
         return Launch(
-            grid=row.ctas(knobs),
+            grid=by_rows.grid(facts.rows),
             block=knobs.threads,
             arguments=arguments(row.rows(knobs)),
             cluster=knobs.cluster,
             shared_bytes=row.dynamic_bytes(knobs),
             scratch_bytes=row.partial_bytes(knobs),
             cooperative=bool(facts.program.sums),
+            by_rows=by_rows,
         )
 
     def problem(self, facts: RmsNormBackwardFacts) -> Problem:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.rows import ACCESS, Rows
+from graphfuse.engine import ByRows
 from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
 from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
@@ -143,13 +144,20 @@ class Row:
         share = -(-self.facts.columns // knobs.ctas)
         return min(max(_SECTOR // 4, 1 << (share - 1).bit_length()), knobs.threads * self.partial_vector)
 
+    def by_rows(self, knobs: RmsNormBackwardKnobs) -> ByRows:
+        """Where sums over rows are written, one cluster starts at least."""
+        most, least = knobs.ctas // knobs.cluster, int(bool(self.facts.program.sums))
+        return ByRows(self.facts.rows, knobs.rows_per_cta, knobs.cluster, most, least)
+
     def ctas(self, knobs: RmsNormBackwardKnobs) -> int:
-        """Of the grid: as few as take no more rounds, so that all end together; one at least where sums are written."""
-        wanted = -(-self.facts.rows // knobs.rows_per_cta)
-        rounds = -(-wanted // (knobs.ctas // knobs.cluster))
-        sharing = -(-wanted // rounds) if rounds else int(bool(self.facts.program.sums))
-        return sharing * knobs.cluster
+        """Of the grid."""
+        return self.by_rows(knobs).grid(self.facts.rows)
 
     def partial_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
-        """Memory in which CTAs, or clusters, leave their sums over rows."""
-        return self.ctas(knobs) // knobs.cluster * self.facts.columns * 4 * len(self.facts.program.sums)
+        """Memory in which CTAs, or clusters, leave their sums over rows: no fewer rows need more."""
+        return self.by_rows(knobs).clusters * self.sum_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of the sums over rows of one CTA, or cluster."""
+        return self.facts.columns * 4 * len(self.facts.program.sums)

@@ -1,12 +1,11 @@
 """A kernel's parameters, in the order of need: the constant cache has those of its first line before the others."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.codegen.pointwise import argument, parameter_type
 from graphfuse.codegen.rows import Rows
-from graphfuse.engine import Address, Argument, Constant, Scratch
+from graphfuse.engine import Address, Argument, Constant, RowCount, Scratch
 from graphfuse.rowwise import Store, View
 
 _FIRST_LINE = 48
@@ -69,7 +68,7 @@ def pointers(rows: Rows) -> tuple[Pointer, ...]:
 def parameters(rows: Rows) -> Iterator[Parameter]:
     first, *rest = pointers(rows)
     yield from first.parameters()
-    yield Parameter("gf::i64", "rows", Constant("int64", math.prod(rows.extents)))
+    yield Parameter("gf::i64", "rows", RowCount())
     for axis, extent in enumerate(rows.extents[1:], start=1):
         multiplier, shift = divider(max(extent, 1))
         yield Parameter("gf::u32", f"extent{axis}", Constant("int32", extent))

@@ -52,7 +52,7 @@ def check(
     program = build(source, entry, sanitizers)
     memory = {t: replace(m, content=bytes(len(m.content))) if t in launch.cleared else m for t, m in memory.items()}
     allocations = _allocations(memory, launch.scratch_bytes)
-    packing = Packing(launch.arguments)
+    packing = Packing(launch)
     arguments = bytearray(packing.size)
     packing.into(arguments, _Placeless(scalars or {}), 0)
     relocations = []

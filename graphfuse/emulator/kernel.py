@@ -3,7 +3,7 @@
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from graphfuse import engine
 from graphfuse.arguments import Packing
@@ -46,62 +46,82 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.entry!r} on the emulator)"
 
-    def launcher(self, launch: engine.Launch) -> "Launcher":
-        """What runs the kernel as `launch` says."""
-        return Launcher(self._run, self.entry, launch)
+    def launcher(self, launch: engine.Launch, dependent: bool = False, schedule: int = FORWARD) -> "Launcher":
+        """What runs the kernel as `launch` says. No kernel begins before another ends, whatever `dependent` allows."""
+        return Launcher(self._run, self.entry, launch, schedule)
 
     def run(
         self, launch: engine.Launch, buffers: engine.Buffers, scratch: int, stream: int = 0, schedule: int = FORWARD
     ) -> None:
-        """Run the kernel once, to its end; arguments and errors as of ``Launcher.freeze``."""
-        self.launcher(launch).freeze(buffers, scratch, stream, schedule=schedule)()
+        """Run the kernel once, to its end. Arguments and errors as of ``Launcher.start``."""
+        self.launcher(launch, schedule=schedule).start(buffers, scratch, stream)
+
+
+class _Config:
+    """How a launch is run. gridDimX: as the driver's configuration has it."""
+
+    def __init__(self, launch: Launch):
+        self.launch = launch
+
+    @property
+    def gridDimX(self) -> int:  # noqa: N802 - the driver's spelling
+        return self.launch.grid
+
+    @gridDimX.setter
+    def gridDimX(self, grid: int) -> None:  # noqa: N802
+        self.launch.grid = grid
 
 
 class Launcher:
-    """A kernel with how it is started; only buffers are open."""
+    """As ``runtime.launch.Launcher``: what it has for ``runtime.fastcall`` this one has, too. There are no streams."""
 
-    def __init__(self, run: Callable[[object, object], bytes | None], entry: str, launch: engine.Launch):
+    def __init__(self, run: Callable[[object, object], bytes | None], entry: str, launch: engine.Launch, schedule: int):
+        self.packing = Packing(launch)
+        self.function = None
+        self.waiting: dict[int, list] = {}
         self._run = run
         self._entry = entry
         self._launch = launch
-        self._packing = Packing(launch.arguments)
+        self._schedule = schedule
 
-    def freeze(
-        self,
-        buffers: engine.Buffers,
-        scratch: int,
-        stream: int = 0,
-        dependent: bool = False,
-        schedule: int = FORWARD,
-    ) -> Callable[[], None]:
-        """A launch with everything packed; calling it runs the kernel to its end.
+    def grid(self, rows: int) -> int:
+        """CTAs for so many rows, of a launch that has ``ByRows``."""
+        return self._launch.by_rows.grid(rows)
 
-        scratch: address that the launch's Scratch offsets count from. There are no streams, and no kernel
-        begins before another ends, whatever `dependent` allows. The call raises KernelFaultError with what
-        the machine found; an address outside the buffers it does not see (``check`` does).
+    def new(self, stream: int) -> tuple:
+        """A block: memory of the arguments and how they are run, as a driver's would be."""
+        memory = ctypes.create_string_buffer(max(self.packing.size, 1))
+        config = _Config(Launch.of(self._launch, self._schedule))
+        return memory, config, config, memory, self.waiting.setdefault(stream, []), None
+
+    def launch(self, config: _Config, function: None, memory: object, extra: None) -> int:
+        """Run a block to its end. 0, as the driver says that all is well; KernelFaultError with what the machine
+        found. An address outside the buffers it does not see (``check`` does)."""
+        with _turn:
+            error = self._run(ctypes.byref(config.launch), memory)
+        if error is not None:
+            raise KernelFaultError(f"kernel {self._entry!r} on the emulator: {error.decode()}")
+        return 0
+
+    def refused(self, error: int, block: tuple) -> None:
+        """Never asked: `launch` raises."""
+        raise AssertionError(error)
+
+    def clear(self, stream: int, addresses: Sequence[int]) -> None:
+        """Set 4 bytes at each address to zero."""
+        for address in addresses:
+            ctypes.memset(address, 0, 4)
+
+    def start(self, buffers: engine.Buffers, scratch: int, stream: int = 0) -> None:
+        """Run the kernel to its end, for the number of rows that the launch was planned for.
+
+        scratch: address that the launch's Scratch offsets count from. Errors as of `launch`.
         """
-        cleared = [buffers.address(tensor) for tensor in self._launch.cleared]
-        if self._launch.grid == 0:
-            return functools.partial(_clear, cleared)
-        packed = ctypes.create_string_buffer(max(self._packing.size, 1))
-        self._packing.into(packed, buffers, scratch)
-        launch = Launch.of(self._launch, schedule)
-        return functools.partial(_start, self._run, self._entry, launch, packed, cleared)
-
-
-def _start(
-    run: Callable[[object, object], bytes | None], entry: str, launch: Launch, packed: object, cleared: list[int]
-) -> None:
-    with _turn:
-        _clear(cleared)
-        error = run(ctypes.byref(launch), packed)
-    if error is not None:
-        raise KernelFaultError(f"kernel {entry!r} on the emulator: {error.decode()}")
-
-
-def _clear(addresses: list[int]) -> None:
-    for address in addresses:
-        ctypes.memset(address, 0, 4)
+        self.clear(stream, [buffers.address(tensor) for tensor in self._launch.cleared])
+        if self._launch.grid:
+            memory, config, *_ = self.new(stream)
+            self.packing.into(memory, buffers, scratch)
+            self.launch(config, self.function, memory, None)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -3,74 +3,21 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from graphfuse.errors import VariantPackError
 from graphfuse.functional import operator, option
-from graphfuse.functional.argument import Argument, complete
-from graphfuse.functional.layout import check_given, layout
-from graphfuse.functional.problem import Variant, plan
-from graphfuse.functional.shortcut import DECLINED, Shortcut, shortcut
-from graphfuse.functional.written import written
-from graphfuse.tables import store
+from graphfuse.functional.argument import complete
+from graphfuse.functional.call import Call
+from graphfuse.functional.declaration import Function, Variant
+from graphfuse.runtime import torch_private
+from graphfuse.runtime.fastcall import DECLINED, written
 
-_KEPT = 4096
-
-NUMBERS = frozenset({"eps"})
-"""Parameters that are numbers, passed by value: they tell no problems apart."""
+_KEPT = 1024
 
 DeclarationT = TypeVar("DeclarationT", bound=Callable[..., object])
-
-
-@dataclass(frozen=True, eq=False)
-class Function:
-    """One function. parameters: all, in order, some with defaults. numbers: those that each call may change.
-    options: those that are neither tensors nor numbers.
-
-    variants: by the values of the options named in `chosen_by`. results: the arguments that are returned, None for
-    one that was not asked for. Arguments that are no parameters are allocated.
-    """
-
-    name: str
-    parameters: tuple[str, ...]
-    defaults: Mapping[str, object]
-    chosen_by: tuple[str, ...]
-    variants: Mapping[tuple[object, ...], Variant]
-    results: tuple[str, ...]
-
-    @property
-    def arguments(self) -> tuple[Argument, ...]:
-        """Those of any variant: names, and which are written and optional, are the same in all."""
-        return next(iter(self.variants.values())).arguments
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        return tuple(name for name in self.parameters if name in NUMBERS)
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        tensors = [a.name for a in self.arguments]
-        return tuple(name for name in self.parameters if name not in tensors and name not in NUMBERS)
-
-    @property
-    def asked(self) -> frozenset[str]:
-        """The arguments that an option asks for."""
-        return frozenset(a.name for a in self.arguments if a.asked is not None)
-
-    def variant(self, values: Mapping[str, object]) -> Variant:
-        chosen = tuple(values[name] for name in self.chosen_by)
-        if chosen not in self.variants:
-            accepted = " or ".join(map(repr, self.variants))
-            raise VariantPackError(f"({', '.join(self.chosen_by)}) is {chosen}; accepted: {accepted}")
-        return self.variants[chosen]
-
-    def returned(self, tensors: Mapping[str, torch.Tensor]) -> object:
-        found = tuple(tensors.get(name) for name in self.results if name in tensors or name in self.asked)
-        return found if len(found) > 1 else found[0] if found else None
 
 
 def function(
@@ -120,17 +67,32 @@ def call({parameters}):
 """
 
 
+_TEXT = """
+def call({parameters}):
+    if compiling():
+        # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
+        return run({others}) if {usual} else dispatched({parameters})
+    try:
+        # What tells problems apart, but for what the fast path itself compares.
+        key = ({key})
+        fast = problems.get(key)
+    except (AttributeError, IndexError, RuntimeError, TypeError):  # of what is no tensor, or has no strides
+        key = fast = None
+    result = declined if fast is None else fast({parameters})
+    return first(key, {parameters}) if result is declined else result
+"""
+
+
 def _written(f: Function) -> Callable[..., object]:
-    """The function itself, written out for its parameters: it is all that a call costs besides its shortcut."""
-    problems: dict[tuple, Shortcut] = {}
+    """The function itself, written out for its parameters: it is all that a call costs besides its fast path."""
+    problems: dict[tuple, Callable[..., object]] = {}
     names = {
         "compiling": is_dynamo_compiling,
-        "tracing": torch._C._is_tracing,
         "declined": DECLINED,
         "first": functools.partial(_first, f, problems),
         "dispatched": functools.partial(_dispatched, f),
         "problems": problems,
-        "store": store,
+        "spread": _spread,
     }
     new, others = operator.ports(f)
     ignored = [name for name in f.options if name not in others]
@@ -146,10 +108,15 @@ def _written(f: Function) -> Callable[..., object]:
 
 
 def _key(f: Function) -> str:
-    parts = ["store.generation"]
+    """Of tensors with a layout of their own: the last extent, or two where others have some of them, the rank, whether
+    it is contiguous, else all strides and extents but the first; of all: the type."""
+    free = any(a.free for a in f.arguments)
+    parts = []
     for a in f.arguments:
         if a is f.arguments[0] or a.free:
-            parts += [f"{a.name}.shape", f"{a.name}.stride()", f"{a.name}.dtype", f"{a.name}.get_device()"]
+            extents = f"(shape := {a.name}.shape)" + ("[-2:]" if free else "[-1]")
+            parts += [extents, "len(shape)", f"{a.name}.is_contiguous() or spread({a.name})"]
+            parts += [f"{a.name}.dtype", f"{a.name}.get_device()"]
         elif a.name not in f.parameters:
             continue
         elif a.name in f.defaults:
@@ -157,6 +124,11 @@ def _key(f: Function) -> str:
         else:
             parts.append(f"{a.name}.dtype")
     return ", ".join((*parts, *f.options))
+
+
+def _spread(t: torch.Tensor) -> tuple:
+    """What tells the layouts of tensors with gaps apart."""
+    return t.stride(), t.shape[1:]
 
 
 def _dispatched(f: Function, *values) -> object:
@@ -172,38 +144,35 @@ def _dispatched(f: Function, *values) -> object:
     return f.returned(tensors)
 
 
-def _is_plain(value: object) -> bool:
-    """Whether nobody else wants to see what is done to a tensor: a class of its own, as that of fake tensors, or the
-    vmap that autograd has for ``is_grads_batched``, which is not one of torch.func's transforms."""
-    hook = getattr(type(value), "__torch_dispatch__", torch._C._disabled_torch_dispatch_impl)
-    return hook is torch._C._disabled_torch_dispatch_impl and not (
-        isinstance(value, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(value)
-    )
-
-
-def _first(f: Function, problems: dict[tuple, Shortcut], key: tuple | None, *values) -> object:
-    """A call that checks every argument, and remembers for others of its key what they need to know."""
-    if not all(map(_is_plain, values)):
+def _first(f: Function, problems: dict[tuple, Callable[..., object]], key: tuple | None, *values) -> object:
+    """A call that is looked at in full, and remembered for others like it."""
+    if torch_private.is_tracing() or not all(map(torch_private.is_plain, values)):
         return _dispatched(f, *values)
     given = dict(zip(f.parameters, values, strict=True))
-    options = {name: given[name] for name in f.options}
-    option.check(options)
-    variant = f.variant(options)
-    for a in variant.arguments:
-        check_given(a, given.get(a.name))
-    tensors = complete(variant.arguments, given)
-    layouts = tuple((a.name, layout(a, tensors[a.name])) for a in variant.arguments if a.name in tensors)
-    problem = plan(f.name, variant, layouts, store.generation)
-    dependent = options.get("enable_pdl", False) is not False and problem.executable.undependable is None
-    values = tensors | {name: given[name] for name in f.numbers}
-    pack = {key: values[name] for key, name in problem.pack.items()}
-    workspace = problem.new_workspace() if problem.workspace_bytes else None
-    problem.graph.execute(pack, workspace, programmatic_dependent_launch=dependent)
-    ignored = [a.name for a in variant.arguments if given.get(a.name) is not None and a.name not in tensors]
-    if key is not None and not ignored:
-        short = shortcut(f, given, tensors, problem, dependent)
-        if short is not None:
-            if len(problems) >= _KEPT:
-                problems.clear()
-            problems[key] = short
-    return f.returned(tensors)
+    option.check({name: given[name] for name in f.options})
+    call = Call.of(f, given)
+    call.run()
+    fast = call.fast() if key is not None else None
+    if fast is not None:
+        if not call.planned.counted:
+            fast = _by_shape(problems.get(key), values[0], fast)
+        elif key not in problems:
+            while len(problems) >= _KEPT:
+                problems.pop(next(iter(problems)), None)
+        problems[key] = fast
+    return f.returned(call.tensors)
+
+
+def _by_shape(known: object, first: torch.Tensor, fast: Callable[..., object]) -> Callable[..., object]:
+    """Fast paths of plans for one number of rows, by the shape of the first tensor."""
+    shapes = getattr(known, "shapes", {})
+    while len(shapes) >= _KEPT:
+        shapes.pop(next(iter(shapes)), None)
+    shapes[first.shape] = fast
+
+    def call(*values):
+        found = shapes.get(values[0].shape)
+        return DECLINED if found is None else found(*values)
+
+    call.shapes = shapes
+    return call

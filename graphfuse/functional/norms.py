@@ -7,7 +7,7 @@ import torch
 from graphfuse.functional.argument import FLOATS, FORMATS, Argument, columns, like, type_of
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
-from graphfuse.functional.problem import Variant
+from graphfuse.functional.declaration import Variant
 from graphfuse.tensor import Tensor
 
 INPUT = Argument("input", FLOATS)

@@ -6,19 +6,14 @@ returns nothing. They are defined for all devices and autograd passes them by, a
 ``torch.library.custom_op`` would make them with wrappers that take longer than a launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
 from graphfuse.functional import option
 from graphfuse.functional.argument import Argument, Shape, complete
+from graphfuse.functional.declaration import Function
 from graphfuse.functional.layout import check, check_given, fake_layout
-
-if TYPE_CHECKING:
-    from graphfuse.functional.function import Function
 
 LIBRARY = torch.library.Library("graphfuse", "FRAGMENT")
 

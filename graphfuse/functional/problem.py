@@ -1,73 +1,58 @@
-"""A call's graph: drawn and built once for the layouts of its tensors."""
+"""A call's graph: drawn, planned and built once for the layouts of its tensors."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from graphfuse.dtypes import data_type
-from graphfuse.enums import heur_mode
+from graphfuse.enums import build_plan_policy, heur_mode
 from graphfuse.errors import GraphValidationError, VariantPackError
-from graphfuse.functional.argument import Argument
+from graphfuse.freeze import freeze
+from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
-from graphfuse.functional.layout import Layout, check
+from graphfuse.functional.layout import Layout
 from graphfuse.graph import pygraph
-from graphfuse.ir import TensorId
+from graphfuse.plan import Plan
+from graphfuse.planner import Planner
 from graphfuse.runtime.executable import Executable
 from graphfuse.runtime.handle import Handle, create_handle
 
 
 @dataclass(frozen=True, eq=False)
-class Variant:
-    """What a function is for one choice of its options: its tensors, each after those its shape depends on, and its
-    graph."""
-
-    arguments: tuple[Argument, ...]
-    draw: Callable[[Drawing], None]
-
-
-@dataclass(frozen=True, eq=False)
 class Problem:
-    """A built graph. pack: name of each tensor in it -> name of the parameter."""
+    """A built graph. parameters: of the function, by the names of the graph's tensors."""
 
-    graph: pygraph
-    pack: Mapping[str, str]
-
-    @property
-    def executable(self) -> Executable:
-        return self.graph._planner.executable()
+    plan: Plan
+    executable: Executable
+    parameters: Mapping[str, str]
 
     @property
     def workspace_bytes(self) -> int:
-        return self.graph.get_workspace_size()
-
-    def new_workspace(self) -> torch.Tensor:
-        return torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.graph.handle.device.memory)
+        return self.executable.binder.workspace_bytes
 
     @property
-    def ids(self) -> dict[TensorId, str]:
-        """The tensors that calls are frozen with -> names of parameters."""
-        return {t.id: self.pack[t.name] for t in self.graph._planner.graph.bound}
+    def values(self) -> tuple[str, ...]:
+        """The parameters whose addresses and numbers the plan is started with."""
+        return tuple(self.parameters[t.name] for t in self.executable.bound)
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], generation: int) -> Problem:
-    """The problem of these layouts, by argument. The row count is part of it but never of a kernel.
+def plan(
+    name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], device: str, generation: int
+) -> Problem:
+    """The problem of these layouts, by argument, which fit each other, on a device.
 
     generation: of the tuned knobs (``tables.store``), with which problems are planned anew. VariantPackError
-    where the layouts do not fit each other or the graph.
+    where the layouts do not fit the graph.
     """
-    first, device = layouts[0][0], layouts[0][1].device
-    if device.type not in ("cpu", "cuda"):
-        raise VariantPackError(f"{first} is on {device}; accepted: cpu, cuda")
-    check(variant.arguments, dict(layouts))
-    drawing = draw(name, variant, dict(layouts), create_handle(str(device)))
+    drawing = draw(name, variant, dict(layouts), create_handle(device))
     try:
-        drawing.graph.build([heur_mode.OPENSOURCE, heur_mode.FALLBACK])
+        planner = Planner(freeze(drawing.graph), drawing.graph.handle, (), ())
     except GraphValidationError as error:  # strides: tensors of the graph have the names of the arguments
         raise VariantPackError(str(error)) from None
-    return Problem(drawing.graph, drawing.pack)
+    planner.create([heur_mode.OPENSOURCE, heur_mode.FALLBACK])
+    planner.build(build_plan_policy.HEURISTICS_CHOICE)
+    return Problem(planner.at(planner.selected()), planner.executable(), drawing.pack)
 
 
 def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Handle) -> Drawing:

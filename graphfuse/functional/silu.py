@@ -7,7 +7,7 @@ from graphfuse.functional.argument import FLOATS, FORMATS, PAIRS, Argument, bloc
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, OUT, WEIGHT, plain
-from graphfuse.functional.problem import Variant
+from graphfuse.functional.declaration import Variant
 from graphfuse.ops import block_size
 
 _BLOCK = block_size(data_type.FP4_E2M1)

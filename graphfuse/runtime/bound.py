@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Mapping
 
-from graphfuse.runtime.executable import Calls, Executable, Known
 
 
 class Bound:
@@ -20,30 +19,15 @@ class Bound:
     notice: bind again after that.
     """
 
-    def __init__(
-        self,
-        executable: Executable,
-        pack: Mapping,
-        workspace: object,
-        stream: Callable[[], int],
-        dependent: bool,
-    ):
-        self._executable = executable
-        self._bindings = executable.bind(pack, workspace)
+    def __init__(self, start: Callable[[int], None], pack: Mapping, workspace: object, stream: Callable[[], int]):
+        self._start = start
         self._kept = [_memory(value) for value in (*pack.values(), workspace)]
         self._stream = stream
-        self._dependent = dependent
-        self._known = Known()
-        self._calls(stream())
+        stream()
 
     def __call__(self) -> None:
         """Raises GraphStateError once the handle is destroyed, DeviceError with what the driver reports."""
-        stream = self._stream()
-        for call in self._known.get(stream) or self._calls(stream):
-            call()
-
-    def _calls(self, stream: int) -> Calls:
-        return self._known.keep(stream, self._executable.freeze(self._bindings, stream, self._dependent))
+        self._start(self._stream())
 
 
 def _memory(value: object) -> tuple[object, ...]:

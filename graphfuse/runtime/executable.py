@@ -1,99 +1,115 @@
-"""A plan with its kernels loaded: from variant packs to calls that start them."""
+"""A plan with its kernels loaded: from variant packs to started kernels."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
-from graphfuse.engine import Buffers
 from graphfuse.errors import GraphNotSupportedError
-from graphfuse.ir import TensorId
-from graphfuse.runtime.form import Form, form
-from graphfuse.runtime.variant_pack import Binder, Bindings
-
-Calls = tuple[Callable[[], None], ...]
-"""Frozen launches: one for each part of a plan, in the order they run."""
-
-Freeze = Callable[[Buffers, int, int, bool], Callable[[], None]]
-"""Freezes the launch of one part, given buffers, scratch address, stream and dependent (``launch.Launcher.freeze``)."""
+from graphfuse.ir import Graph, Tensor
+from graphfuse.runtime import fastcall
+from graphfuse.runtime.fastcall import Execute, HostPart, KernelPart, Part, Space, Start
+from graphfuse.runtime.variant_pack import WORKSPACE_ALIGNMENT, Binder, Bindings
 
 _FORMS_KEPT = 8
-_CALLS_KEPT = 1024
 
 
-class Known(dict):
-    """Calls by what they were frozen with. Forgets everything when it is full."""
-
-    def keep(self, key: object, calls: Calls) -> Calls:
-        if len(self) >= _CALLS_KEPT:
-            self.clear()
-        self[key] = calls
-        return calls
-
-
-def no_calls(pack: object) -> None:
-    """Recalls nothing."""
+def declines(pack: object, workspace: object, stream: int, dependent: bool) -> bool:
+    """The fast path of an executable that has accepted no pack yet."""
+    return False
 
 
 class Executable:
     """Any number of threads may use one at once: what it knows is only ever added to or replaced.
 
-    freezes, scratch: of each part of the plan; scratch is where in the workspace its own memory begins.
-    binder: made on first use. undependable: why its kernels may not begin before the kernel before them
-    ends; None if they may.
+    parts: how the parts of the plan are started, given whether kernels may begin before those before them end.
+    binder: made on first use. undependable: why
+    kernels may not begin early; None if they may. like_last: runs a pack like the last one, or returns False.
     """
 
     def __init__(
         self,
+        graph: Graph,
+        parts: Callable[[bool], Sequence[Part]],
         binder: Callable[[], Binder],
-        freezes: Sequence[Freeze],
-        scratch: Sequence[int],
         undependable: str | None,
     ):
-        self._new_binder = binder
-        self._parts = tuple(zip(freezes, scratch, strict=True))
         self.undependable = undependable
-        self._forms: tuple[tuple[Form, Known], ...] = ()
+        self.like_last: Execute = declines
+        self._graph = graph
+        self._parts = functools.cache(parts)
+        self._new_binder = binder
+        self._forms: tuple[Execute, ...] = ()
 
     @functools.cached_property
-    def _binder(self) -> Binder:
+    def binder(self) -> Binder:
+        """Checks variant packs."""
         return self._new_binder()
 
-    def recall(self, pack: object, workspace: object, stream: int, dependent: bool) -> Calls | None:
-        """The calls for a pack like one that was prepared; None for any other. Errors as of ``prepare``."""
-        forms = self._forms  # others may replace it meanwhile
-        for place, (known, calls) in enumerate(forms):
-            key = known.key(pack, workspace, stream, dependent)
-            if key is not None:
-                if place:
-                    self._forms = (forms[place], *forms[:place], *forms[place + 1 :])
-                return calls.get(key) or calls.keep(key, self.at(*known.given(pack, key), stream, dependent))
-        return None
-
     @property
-    def latest(self) -> Form | None:
-        """The form of the last pack that was recalled or prepared."""
-        return self._forms[0][0] if self._forms else None
+    def bound(self) -> tuple[Tensor, ...]:
+        """The tensors that a call gives, in the order in which it is started with them."""
+        return self._graph.bound
 
-    def quick(self, stream: Callable[[], int]) -> Callable[[object], Calls | None]:
-        """`recall` for packs of the latest form, without a workspace and not dependent, on what `stream` says at the
-        time of a call."""
-        return (self._forms and self._forms[0][0].quick(stream, self._forms[0][1])) or no_calls
+    @functools.cached_property
+    def starts(self) -> Mapping[bool, Start]:
+        """What starts the plan, by whether kernels may begin early."""
+        ways = (False,) if self.undependable else (False, True)
+        return MappingProxyType({dependent: self._start(self._parts(dependent)) for dependent in ways})
 
-    def prepare(self, pack: Mapping, workspace: object, stream: int, dependent: bool) -> Calls:
-        """The calls for a pack: errors as of ``Binder.bind``, GraphNotSupportedError where `dependent` may not be."""
-        calls = self.freeze(self.bind(pack, workspace), stream, dependent)
-        found = form(pack, workspace, lambda key: self._binder.find(key, []))
-        if found is not None:
-            self._forms = ((found, Known()), *self._forms[: _FORMS_KEPT - 1])
-        return calls
+    def counted(self, count: int, dependent: bool) -> Start | None:
+        """What starts the plan for any number up to `count`, of which rows there are a multiple; None if it cannot.
 
-    def bind(self, pack: Mapping, workspace: object) -> Bindings:
-        return self._binder.bind(pack, workspace)
+        count: the number that the plan was made for.
+        """
+        found = []
+        for part in self._parts(dependent):
+            if isinstance(part, HostPart) or part.launch.by_rows is None or part.launch.by_rows.rows % count:
+                return None
+            found.append(KernelPart(part.launch, part.launcher, part.scratch, part.launch.by_rows.rows // count))
+        return self._start(found)
 
-    def at(self, given: Mapping[TensorId, object], workspace: int, stream: int, dependent: bool) -> Calls:
-        """The calls for addresses and numbers by tensor, of which all else is known to be right."""
-        return self.freeze(self._binder.place(given, workspace), stream, dependent)
+    def _start(self, parts: Sequence[Part]) -> Start:
+        binder = self.binder
+        return fastcall.start(self.bound, dict(binder.in_workspace), binder.constants, parts)
 
-    def freeze(self, bindings: Bindings, stream: int, dependent: bool) -> Calls:
+    def run(self, pack: Mapping, workspace: object, stream: int, dependent: bool) -> bool:
+        """Run a pack like one of those that `accept` was given last; False for any other."""
+        forms = self._forms  # others may replace it meanwhile
+        for place, form in enumerate(forms):
+            if form(pack, workspace, stream, dependent):
+                if place:
+                    self._keep((form, *forms[:place], *forms[place + 1 :]))
+                return True
+        return False
+
+    def accept(self, pack: Mapping, workspace: object, stream: int, dependent: bool) -> None:
+        """Run a pack. Errors as of ``Binder.bind``, GraphNotSupportedError where `dependent` may not be."""
+        self.bind(pack, workspace, dependent)(stream)
+        binder = self.binder
+        keys = {found.id: key for key in pack if (found := binder.find(key, [])) is not None}
+        form = fastcall.execute(
+            pack,
+            workspace,
+            {t.id: (keys[t.id], t) for t in self.bound},
+            binder.conflicts,
+            Space(binder.workspace_bytes, WORKSPACE_ALIGNMENT[binder.device.kind] if binder.workspace_bytes else 0),
+            self.starts,
+        )
+        if form is not None:
+            self._keep((form, *self._forms[: _FORMS_KEPT - 1]))
+
+    def bind(self, pack: Mapping, workspace: object, dependent: bool) -> Callable[[int], None]:
+        """What starts the plan on these buffers, given a stream. Errors as of `accept`."""
         if dependent and self.undependable:
             raise GraphNotSupportedError(self.undependable)
-        return tuple(freeze(bindings, bindings.workspace + at, stream, dependent) for freeze, at in self._parts)
+        found = self.binder.bind(pack, workspace)
+        return self.at(found, dependent)
+
+    def at(self, bindings: Bindings, dependent: bool = False) -> Callable[[int], None]:
+        """What starts the plan at these addresses, given a stream."""
+        run, space = self.starts[dependent], bindings.workspace
+        values = tuple(bindings.scalars[t.id] if t.by_value else bindings.addresses[t.id] for t in self.bound)
+        return lambda stream: run(stream, space, 0, *values)
+
+    def _keep(self, forms: tuple[Execute, ...]) -> None:
+        self._forms, self.like_last = forms, forms[0]

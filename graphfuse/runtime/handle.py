@@ -8,6 +8,7 @@ from collections.abc import Callable
 from graphfuse.device import Device
 from graphfuse.errors import DeviceError, GraphStateError, GraphTypeError
 from graphfuse.runtime import device as devices
+from graphfuse.runtime import torch_private
 
 
 class Handle:
@@ -83,7 +84,7 @@ def stream_getter(device: Device, handle: Handle | None) -> Callable[[], int]:
     """`stream_on`, to be asked again and again."""
     torch = sys.modules.get("torch")
     if handle is None and device.kind == "cuda" and torch is not None and torch.cuda.is_initialized():
-        return functools.partial(torch._C._cuda_getCurrentRawStream, device.ordinal)
+        return functools.partial(torch_private.raw_stream(), device.ordinal)
     return functools.partial(stream_on, device, handle)
 
 
@@ -113,7 +114,7 @@ def _first_raw_stream(ordinal: int) -> int:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return 0
-    _raw_stream = torch._C._cuda_getCurrentRawStream
+    _raw_stream = torch_private.raw_stream()
     return _raw_stream(ordinal)
 
 

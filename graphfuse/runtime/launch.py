@@ -1,13 +1,14 @@
 """Loading a cubin and launching its kernel.
 
-A launch is frozen once, its arguments packed, and then only started: no packing, no lock and
-nothing shared that changes.
+A launch is made up in a block: memory for its arguments, and how it is started on one stream. A block is one call's
+alone while it is used, so any number of threads may launch at once, and it is used again afterwards: nothing is
+remembered of what was launched.
 """
 
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from graphfuse import engine
@@ -18,10 +19,11 @@ from graphfuse.runtime import device as devices
 
 _STATIC_LIMIT = 48 << 10  # shared memory a block gets without asking for more
 _PORTABLE_CLUSTER = 8
-_CONFIGS_KEPT = 64
+_STREAMS_KEPT = 64
 
-Start = Callable[[], tuple[int]]
-"""One of the driver's launch functions with all of its arguments."""
+Block = tuple[object, object, int, int, list]
+"""Memory of the arguments, configuration of the launch, its address, that of the table of arguments' addresses, and
+where the block waits for its next use."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +62,22 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.entry!r} on {self.device})"
 
-    def launcher(self, launch: engine.Launch) -> "Launcher":
-        """What starts the kernel as `launch` says. DeviceError where the device has not so much shared memory."""
+    def launcher(self, launch: engine.Launch, dependent: bool = False) -> "Launcher":
+        """What starts the kernel as `launch` says. DeviceError where the device has not so much shared memory.
+
+        dependent: the kernel may begin before the one before it on the stream ends (programmatic dependent launch),
+        which only a kernel that waits for it may.
+        """
         self._allow(launch)
-        return Launcher(self, launch)
+        return Launcher(self, launch, dependent)
 
     def run(
         self, launch: engine.Launch, buffers: engine.Buffers, scratch: int, stream: int, dependent: bool = False
     ) -> None:
-        """Start the kernel once; arguments and errors as of ``Launcher.freeze`` and what that returns."""
-        self.launcher(launch).freeze(buffers, scratch, stream, dependent)()
+        """Start the kernel once. Arguments and errors as of ``Launcher.start``."""
+        self.launcher(launch, dependent).start(buffers, scratch, stream)
 
-    def elsewhere(self, error: int, start: Start, launch: engine.Launch) -> None:
+    def elsewhere(self, error: int, start: Callable[[], int], launch: engine.Launch) -> None:
         """Deal with a start that the driver refused: start again if that was for the current context alone.
 
         The function belongs to the device's primary context, so in any other - on a thread that has not
@@ -81,8 +87,10 @@ class Kernel:
         _, now = self._driver.cuCtxGetCurrent()
         if int(now) != self._context_address:
             with devices.current(self.device.ordinal):
-                error = start()[0]
-        devices.check(error, f"launching kernel {self.entry!r} on {self.device} with {_shape(launch)}")
+                error = start()
+        devices.check(
+            self._driver.CUresult(error), f"launching kernel {self.entry!r} on {self.device} with {_shape(launch)}"
+        )
 
     def _allow(self, launch: engine.Launch) -> None:
         """Opt in to more shared memory than every block gets, and to large clusters."""
@@ -118,50 +126,75 @@ class Kernel:
 
 
 class Launcher:
-    """A kernel with how it is started; only buffers and stream are open."""
+    """A kernel with how it is started; only arguments, stream and number of rows are open.
 
-    def __init__(self, kernel: Kernel, launch: engine.Launch):
+    packing: how a block's memory is filled. function: the kernel, as `launch` takes it. launch: the driver's function,
+    of a block's configuration, the function, a block's table, None; it returns an error's number. waiting: blocks by
+    stream. ``runtime.fastcall`` writes out what `start` does.
+    """
+
+    def __init__(self, kernel: Kernel, launch: engine.Launch, dependent: bool):
         from cuda.bindings import driver
 
+        self.packing = Packing(launch)
+        self.function = int(kernel.function)
+        self.launch = _driver_launch()
+        self.waiting: dict[int, list[Block]] = {}
         self._kernel = kernel
         self._launch = launch
+        self._dependent = dependent
         self._driver = driver
-        self._packing = Packing(launch.arguments)
-        self._configs: dict[tuple[int, bool], object] = {}
+        self._most = None  # CTAs, where the device may hold fewer than the launch has
+        if launch.cooperative and launch.cluster != 1 and launch.grid:
+            self._most = launch.cluster * kernel.resident_clusters(launch, self._config(0, cooperative=False))
 
-    def freeze(self, buffers: engine.Buffers, scratch: int, stream: int, dependent: bool = False) -> Callable[[], None]:
-        """A launch with everything packed; calling it starts the kernel, on any thread and any number of times.
+    def grid(self, rows: int) -> int:
+        """CTAs for so many rows, of a launch that has ``ByRows``."""
+        return self._started(self._launch.by_rows.grid(rows))
 
-        scratch: address that the launch's Scratch offsets count from. dependent: the kernel may begin before
-        the one before it on the stream ends (programmatic dependent launch), which only a kernel that
-        waits for it may. The thread's current device stays what it was. The call raises DeviceError with
-        what the driver reports.
+    def new(self, stream: int) -> Block:
+        """A block for the stream, whose grid is that of the launch. It waits nowhere until it has been used."""
+        waiting = self.waiting.get(stream)
+        if waiting is None:
+            while len(self.waiting) >= _STREAMS_KEPT:
+                self.waiting.pop(next(iter(self.waiting)), None)
+            waiting = self.waiting.setdefault(stream, [])
+        config = self._config(stream, self._launch.cooperative)
+        memory = _Arguments(self.packing)
+        return memory.bytes, config, config.getPtr(), memory.table, waiting, memory
+
+    def start(self, buffers: engine.Buffers, scratch: int, stream: int) -> None:
+        """Start the kernel once, for the number of rows that the launch was planned for.
+
+        scratch: address that the launch's Scratch offsets count from. The thread's current device stays what it was.
+        DeviceError with what the driver reports.
         """
-        launch, driver = self._launch, self._driver
-        starts: list[Start] = [
-            functools.partial(driver.cuMemsetD32Async, buffers.address(tensor), 0, 1, stream)
-            for tensor in launch.cleared
-        ]
-        packed = None
-        if launch.grid:
-            packed = _Packed(self._packing, buffers, scratch)
-            config = self._config(stream, dependent)
-            starts.append(functools.partial(driver.cuLaunchKernelEx, config, self._kernel.function, packed.address, 0))
-        if not starts:
-            return _nothing
-        start = starts[0] if len(starts) == 1 else functools.partial(_in_turn, starts)
-        return _frozen(start, self._kernel.elsewhere, launch, packed)
+        self.clear(stream, [buffers.address(tensor) for tensor in self._launch.cleared])
+        if self._launch.grid:
+            block = self.new(stream)
+            self.packing.into(block[0], buffers, scratch)
+            error = self.launch(block[2], self.function, block[3], None)
+            if error:
+                self.refused(error, block)
 
-    def _config(self, stream: int, dependent: bool) -> object:
-        """What cuLaunchKernelEx takes. Kept: it does not depend on the buffers."""
-        config = self._configs.get((stream, dependent))
-        if config is None:
-            if len(self._configs) >= _CONFIGS_KEPT:
-                self._configs.clear()
-            config = self._configs[stream, dependent] = self._new_config(stream, dependent)
-        return config
+    def clear(self, stream: int, addresses: Sequence[int]) -> None:
+        """Set 4 bytes at each address to zero."""
+        if not addresses:
+            return
+        # The default stream is that of the current device.
+        with devices.current(self._kernel.device.ordinal):
+            for address in addresses:
+                (error,) = self._driver.cuMemsetD32Async(address, 0, 1, stream)
+                devices.check(error, f"clearing 4 bytes for kernel {self._kernel.entry!r} on {self._kernel.device}")
 
-    def _new_config(self, stream: int, dependent: bool) -> object:
+    def refused(self, error: int, block: Block) -> None:
+        """Start a block again or raise, as ``Kernel.elsewhere``."""
+        self._kernel.elsewhere(error, lambda: self.launch(block[2], self.function, block[3], None), self._launch)
+
+    def _started(self, grid: int) -> int:
+        return grid if self._most is None else min(grid, self._most)
+
+    def _config(self, stream: int, cooperative: bool) -> object:
         launch, driver = self._launch, self._driver
         kinds = driver.CUlaunchAttributeID
         attributes = []
@@ -174,41 +207,45 @@ class Launcher:
             value = driver.CUlaunchAttributeValue()
             value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = launch.cluster, 1, 1
             attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
-        if launch.cooperative:
-            if launch.cluster != 1:
-                _set_attributes(driver, config, attributes)
-                config.gridDimX = min(launch.grid, launch.cluster * self._kernel.resident_clusters(launch, config))
+        if cooperative:
+            config.gridDimX = self._started(launch.grid)
             value = driver.CUlaunchAttributeValue()
             value.cooperative = 1
             attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
-        if dependent:
+        if self._dependent:
             value = driver.CUlaunchAttributeValue()
             value.programmaticStreamSerializationAllowed = 1
             attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
-        _set_attributes(driver, config, attributes)
+        if attributes:
+            config.attrs = [_attribute(driver, *pair) for pair in attributes]
+            config.numAttrs = len(attributes)
         return config
 
 
-def _in_turn(starts: list[Start]) -> tuple[int]:
-    for start in starts:
-        result = start()
-        if result[0]:
-            break
-    return result
+class _Arguments:
+    """Memory for a launch's arguments. table: address of the table of their addresses, as the driver takes them.
+
+    The driver would take the packed bytes as one, too, but captures no cooperative launch that comes so.
+    """
+
+    def __init__(self, packing: Packing):
+        self.bytes = ctypes.create_string_buffer(max(packing.size, 1))
+        first = ctypes.addressof(self.bytes)
+        self._table = (ctypes.c_void_p * len(packing.offsets))(*[first + offset for offset in packing.offsets])
+        self.table = ctypes.addressof(self._table) if packing.offsets else 0
 
 
-def _frozen(start: Start, refused: Callable, launch: engine.Launch, packed: "_Packed | None") -> Callable[[], None]:
-    def call() -> None:
-        error = start()[0]
-        if error:
-            refused(error, start, launch)
+@functools.cache
+def _driver_launch() -> Callable[[int, int, int, None], int]:
+    """cuLaunchKernelEx by its address: cuda.bindings' wrapper of it takes a quarter of a microsecond more."""
+    from cuda.bindings import driver
 
-    call.memory = packed  # as long as the call is
-    return call
-
-
-def _nothing() -> None:
-    """The launch of an empty grid."""
+    version = 12000  # whose form of it this is
+    flags = driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+    error, address, _ = driver.cuGetProcAddress(b"cuLaunchKernelEx", version, flags)
+    devices.check(error, "looking up cuLaunchKernelEx")
+    pointer = ctypes.c_void_p
+    return ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer)(int(address))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -232,26 +269,6 @@ def load(cubin: bytes, entry: str, device: Device) -> Kernel:
         error, function = driver.cuKernelGetFunction(driver.CUkernel(kernel))
         devices.check(error, f"loading kernel {entry!r} on {device}")
         return Kernel(code, entry, device, function)
-
-
-class _Packed:
-    """Packed arguments, never changed. address: that of a table of theirs, as the driver takes them.
-
-    The driver would take the packed bytes as one, too, but captures no cooperative launch that comes so.
-    """
-
-    def __init__(self, packing: Packing, buffers: engine.Buffers, scratch: int):
-        self._bytes = ctypes.create_string_buffer(max(packing.size, 1))
-        packing.into(self._bytes, buffers, scratch)
-        first = ctypes.addressof(self._bytes)
-        self._table = (ctypes.c_void_p * len(packing.offsets))(*[first + offset for offset in packing.offsets])
-        self.address = ctypes.addressof(self._table) if packing.offsets else 0
-
-
-def _set_attributes(driver, config: object, attributes: list[tuple[object, object]]) -> None:
-    if attributes:
-        config.attrs = [_attribute(driver, *pair) for pair in attributes]
-        config.numAttrs = len(attributes)
 
 
 def _attribute(driver, kind: object, value: object) -> object:

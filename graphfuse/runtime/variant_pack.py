@@ -10,7 +10,8 @@ from graphfuse.errors import VariantPackError, VariantPackTypeError, WorkspaceEr
 from graphfuse.ir import Graph, Tensor, TensorId
 from graphfuse.runtime import buffers
 from graphfuse.runtime.buffers import Buffer
-from graphfuse.runtime.storage import Storage, overlap, storage
+from graphfuse.runtime.overlaps import Conflict
+from graphfuse.runtime.storage import Storage, storage
 
 WORKSPACE_ALIGNMENT = {"cuda": 256, "cpu": 16, "emulator": 16}
 """Bytes a workspace address is a multiple of. Host allocators promise no more than 16."""
@@ -72,7 +73,13 @@ class Binder:
         made = [t for t in arrays if t.id in self.outputs and t.elements]
         read = [t for t in arrays if t.id not in self.outputs and t.elements]
         self.occupied = (*read, *made)
-        self.conflicts = tuple((o, i, (i.id, o.id) in in_place) for n, o in enumerate(made) for i in (*read, *made[:n]))
+        self.conflicts = tuple(
+            (o, i, self._conflict(o, i, (i.id, o.id) in in_place)) for n, o in enumerate(made) for i in (*read, *made[:n])
+        )
+
+    def _conflict(self, made: Tensor, other: Tensor, in_place: bool) -> Conflict:
+        one, two = self.storages[made.id], self.storages[other.id]
+        return Conflict(one, two, in_place, made.dtype is other.dtype)
 
     def bind(self, pack: Mapping[object, object], workspace: object) -> Bindings:
         """Check a variant pack and return where everything is.
@@ -133,17 +140,12 @@ class Binder:
                 start = addresses[t.id]
                 if start < workspace + self.workspace_bytes and workspace < start + self.storages[t.id].nbytes:
                     raise WorkspaceError(f"the workspace overlaps {t}; accepted: memory of its own")
-        for made, other, in_place in self.conflicts:
-            a, b = addresses[made.id], addresses[other.id]
-            one, two = self.storages[made.id], self.storages[other.id]
-            if b + two.nbytes <= a or a + one.nbytes <= b or not overlap(one, a, two, b):
+        for made, other, conflict in self.conflicts:
+            if not conflict.clash(addresses[made.id] - addresses[other.id]):
                 continue
-            if in_place:
-                if a == b and (made.dtype, one.layout) == (other.dtype, two.layout):
-                    continue
-                accepted = "memory of its own, or exactly that tensor's with the same data type, shape and stride"
-            else:
-                accepted = "memory of its own"
+            accepted = "memory of its own"
+            if conflict.in_place:
+                accepted += ", or exactly that tensor's with the same data type, shape and stride"
             raise VariantPackError(f"output {made} overlaps {other}; accepted: {accepted}")
 
     def match(self, pack: Mapping[object, object]) -> dict[TensorId, object]:

@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.errors import GraphNotSupportedError, VariantPackTypeError
-from graphfuse.functional.function import Function, define
+from graphfuse.functional.declaration import Function, Variant
+from graphfuse.functional.function import define
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
-from graphfuse.functional.problem import Variant
 from graphfuse.torch.norm import Norm
 
 

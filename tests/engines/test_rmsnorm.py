@@ -9,7 +9,7 @@ from described import Described, Tensor
 from graphfuse import match
 from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
 from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, Constant, HostScalar
+from graphfuse.engine import Address, Constant, HostScalar, RowCount
 from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
 from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.freeze import freeze
@@ -334,7 +334,7 @@ def test_launch_passes_strides_in_bytes_and_scalars():
     launch = ENGINE.launch(problem, RmsNormKnobs(64, 128))
     assert (launch.grid, launch.block, launch.shared_bytes, launch.scratch_bytes) == (50, 128, 0, 0)
     assert launch.arguments == (
-        *(Address(X), Constant("int64", 2048), Constant("int64", 100)),
+        *(Address(X), Constant("int64", 2048), RowCount()),
         *(Address(W), Address(B)),
         *(Address(Y), Constant("int64", 512)),
         *(Address(RMS), Constant("int64", 4)),

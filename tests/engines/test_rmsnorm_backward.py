@@ -230,7 +230,8 @@ def test_the_workspace_has_a_row_of_sums_for_each_cta(rows, ctas):
     knobs = Knobs(128, 256, 3, 1, 132)
     launch = ENGINE.launch(facts_of(Gradient(rows, 1024, dbias=True)), knobs)
     assert launch.cooperative and launch.grid == ctas
-    assert launch.scratch_bytes == ctas * 1024 * 4 * 2
+    most = max(launch.by_rows.grid(fewer) for fewer in range(max(0, rows - 300), rows + 1))
+    assert launch.scratch_bytes == most * 1024 * 4 * 2  # that no fewer rows need more of
     assert sum(isinstance(a, Scratch) for a in launch.arguments) == 1
 
 

@@ -7,7 +7,7 @@ import torch
 import toys
 from functional_calls import NAMES, Tensors, call, check
 from graphfuse import functional, fused_rmsnorm_silu, plugins
-from graphfuse.functional import function
+from graphfuse.functional import call as calls
 from graphfuse.functional.problem import plan
 from graphfuse.match import Pattern
 from graphfuse.tables import store
@@ -28,7 +28,7 @@ def test_a_problem_is_planned_once(name):
 @pytest.fixture
 def no_long_way(monkeypatch):
     """no_long_way(): from now on no problem is looked up or planned."""
-    return lambda: monkeypatch.setattr(function, "plan", lambda *_: pytest.fail("the long way"))
+    return lambda: monkeypatch.setattr(calls, "plan", lambda *_: pytest.fail("the long way"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -137,7 +137,7 @@ def test_problems_with_a_workspace(monkeypatch, no_long_way):
     patterns = (Pattern("solo_rmsnorm", norm, toys.facts), *toys.solo("swish", "mul"))
     monkeypatch.setattr(plugins, "installed", lambda: plugins.Registry(patterns, (toys.HostSolo(),)))
     planned = []
-    monkeypatch.setattr(function, "plan", lambda *a: planned.append(plan.__wrapped__(*a)) or planned[-1])
+    monkeypatch.setattr(calls, "plan", lambda *a: planned.append(plan.__wrapped__(*a)) or planned[-1])
     functional.rmsnorm_silu_gate.problems.clear()
     made = call("rmsnorm_silu_gate", (21, 64))
     check(made.run(), made.exact)

@@ -93,7 +93,7 @@ class Producer:
         self._at = At(inputs["x"], target["x"], inputs["weight"], target["weight"], self.ended)
 
     def __call__(self):
-        self._launcher.freeze(self._at, 0, current_stream(device.get("cuda:0")))()
+        self._launcher.start(self._at, 0, current_stream(device.get("cuda:0")))
 
 
 def tell(kernel, entry: str, x: torch.Tensor, producer: Producer, dependent: bool) -> tuple[bool, int]:
@@ -101,10 +101,10 @@ def tell(kernel, entry: str, x: torch.Tensor, producer: Producer, dependent: boo
     began, seen = (torch.full((1,), -1, dtype=torch.int64, device="cuda") for _ in range(2))
     how = Launch(1, 1, (Address(0), Address(1), Address(2)))
     stream = current_stream(device.get("cuda:0"))
-    start = kernel(entry).launcher(how).freeze(At(x, began, seen), 0, stream, dependent)
+    launcher = kernel(entry).launcher(how, dependent)
     torch.cuda.synchronize()
     producer()
-    start()
+    launcher.start(At(x, began, seen), 0, stream)
     torch.cuda.synchronize()
     return began.item() < producer.ended.item(), seen.item()
 

@@ -18,7 +18,8 @@ from functional_calls import (
     operator_check,
 )
 from graphfuse import VariantPackError, functional
-from graphfuse.functional import function, problem
+from graphfuse.functional import call as calls
+from graphfuse.functional import problem
 
 pytestmark = pytest.mark.gpu
 
@@ -31,12 +32,12 @@ BLOCKS = [name for name in NAMES if "fp4" in name]
 def one_kernel(monkeypatch):
     """Every call of the test is planned as one kernel, of queries and keys one each."""
     used, plan = [], problem.plan
-    monkeypatch.setattr(function, "plan", lambda *a: used.append((a[0], plan(*a))) or used[-1][1])
+    monkeypatch.setattr(calls, "plan", lambda *a: used.append((a[0], plan(*a))) or used[-1][1])
     yield
     for name, found in used:
-        engines = found.graph.get_engine_and_knobs_at_index(0)[0]
+        engines = found.plan.engine_and_knobs[0]
         engines = (engines,) if isinstance(engines, str) else engines
-        assert engines == ("rmsnorm",) * (2 if name == "qk_rmsnorm" else 1), f"{name}\n{found.graph.explain()}"
+        assert engines == ("rmsnorm",) * (2 if name == "qk_rmsnorm" else 1), f"{name}\n{found.plan}"
 
 
 def made(name, shape=(333, 1024), dtype=torch.bfloat16, weight=None, seed=0):

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from graphfuse import engines
 from graphfuse import torch as training
-from graphfuse.functional import function, problem
+from graphfuse.functional import call as calls
+from graphfuse.functional import problem
 from training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, operator_checks, tensors
 
 pytestmark = pytest.mark.gpu
@@ -24,11 +25,11 @@ BACKWARD = next((e.name for e in engines.ALL if e.name == "rmsnorm_backward"), "
 def one_kernel(monkeypatch):
     """Every call that the test plans is one kernel; backward, too, where there is an engine for it."""
     used, plan = [], problem.plan
-    monkeypatch.setattr(function, "plan", lambda *a: used.append((a[0], plan(*a))) or used[-1][1])
+    monkeypatch.setattr(calls, "plan", lambda *a: used.append((a[0], plan(*a))) or used[-1][1])
     yield
     for name, found in used:
-        engine = found.graph.get_engine_and_knobs_at_index(0)[0]
-        assert engine == (BACKWARD if name.endswith("_backward") else "rmsnorm"), f"{name}\n{found.graph.explain()}"
+        engine = found.plan.engine_and_knobs[0]
+        assert engine == (BACKWARD if name.endswith("_backward") else "rmsnorm"), f"{name}\n{found.plan}"
 
 
 def made(name, shape=(333, 1024), dtype=torch.bfloat16, weight=None, seed=0, grad=True):

@@ -207,7 +207,7 @@ def test_another_context_of_the_same_device_is_current(kernel):
     from cuda.bindings import driver
 
     fill, out = kernel("fill"), torch.zeros(128, device="cuda:0")
-    start = fill.launcher(FILL).freeze(At({0: out.data_ptr()}, {1: 6.0}), 0, 0)
+    launcher = fill.launcher(FILL)
     torch.cuda.synchronize()
     seen, failures = [], []
 
@@ -215,7 +215,7 @@ def test_another_context_of_the_same_device_is_current(kernel):
         context = other_context(driver)
         try:
             seen.append(int(driver.cuCtxGetCurrent()[1]) == int(context))
-            start()
+            launcher.start(At({0: out.data_ptr()}, {1: 6.0}), 0, 0)
             seen.append(int(driver.cuCtxGetCurrent()[1]) == int(context))
         except Exception as error:
             failures.append(error)
@@ -239,15 +239,15 @@ def other_context(driver):
     return context
 
 
-def test_a_frozen_launch_starts_again_and_again_on_any_thread(kernel):
+def test_a_launcher_starts_again_and_again_on_any_thread(kernel):
     fill, outs = kernel("fill"), torch.zeros(8, 128, device="cuda:0")
     launcher = fill.launcher(FILL)
-    starts = [launcher.freeze(At({0: out.data_ptr()}, {1: n + 1.0}), 0, 0) for n, out in enumerate(outs)]
+    buffers = [At({0: out.data_ptr()}, {1: n + 1.0}) for n, out in enumerate(outs)]
     torch.cuda.synchronize()
     for _ in range(3):
         outs.zero_()
         torch.cuda.synchronize()
-        threads = [threading.Thread(target=start) for start in starts]
+        threads = [threading.Thread(target=launcher.start, args=(at, 0, 0)) for at in buffers]
         for t in threads:
             t.start()
         for t in threads:

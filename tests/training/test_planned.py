@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from graphfuse import create_handle, engines, heur_mode
-from graphfuse.functional import function, problem
+from graphfuse.functional import call as calls
+from graphfuse.functional import problem
 from training_calls import OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, tensors
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -16,15 +17,15 @@ def graphs(monkeypatch):
     """The graphs of calls from now on, by name, drawn for the emulator too and planned there."""
     found, plan = {}, problem.plan.__wrapped__
 
-    def both(name, variant, layouts, generation):
+    def both(name, variant, layouts, device, generation):
         graph = problem.draw(name, variant, dict(layouts), create_handle("emulator")).graph
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([heur_mode.OPENSOURCE, heur_mode.FALLBACK])
         found[name] = graph.get_engine_and_knobs_at_index(0)[0]
-        return plan(name, variant, layouts, generation)
+        return plan(name, variant, layouts, device, generation)
 
-    monkeypatch.setattr(function, "plan", both)
+    monkeypatch.setattr(calls, "plan", both)
     return found
 
 

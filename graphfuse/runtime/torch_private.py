@@ -1,0 +1,156 @@
+"""Every private name of torch that graphfuse uses, a function each, and what happens where torch has it no more.
+
+torch promises none of these. Each stands for something public that does the same and takes longer, or whose absence
+costs speed alone; a test calls each of them, on the oldest and the newest torch that are supported. Nothing here
+imports torch: who asks has tensors of it, or uses it already.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+
+Check = Callable[..., bool]
+Extents = Sequence[int | None]
+
+
+def _find(path: str) -> object | None:
+    """An attribute of torch by its dotted path, None where it is not there."""
+    found = sys.modules.get("torch")
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: Sequence[Extents]) -> Check:
+    """What tells whether tensors are like those it was made of, wherever their memory is; it keeps none of them.
+
+    Compared are type, data type, device, layout, requires_grad as far as gradients are on, dispatch keys, rank, and
+    all extents and strides (in elements) that are not None. It raises TypeError for another number of arguments, and
+    what the comparison does of what is no tensor. Nested tensors must not be given to it: torch would end the process.
+
+    Without torch's own (what torch.compile guards its graphs with) Python compares, at ten times the cost.
+    """
+    made = _find("_C._dynamo.guards.TensorGuards")
+    if made is None:
+        return _python_guard(tensors, sizes, strides)
+    sizes, strides = [list(e) for e in sizes], [list(e) for e in strides]
+    return made(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+def _python_guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: Sequence[Extents]) -> Check:
+    torch = sys.modules["torch"]
+
+    def looks(t: object) -> tuple:
+        keys = torch._C._dispatch_keys(t) if hasattr(torch._C, "_dispatch_keys") else None
+        watched = torch.is_grad_enabled() and t.requires_grad
+        return type(t), t.dtype, t.device, t.layout, watched, t.dim(), t.is_inference(), str(keys)
+
+    models = [looks(t) for t in tensors]
+
+    def check(*given: object) -> bool:
+        if len(given) != len(models):
+            raise TypeError(f"{len(models)} tensors are compared, got {len(given)}")
+        return all(
+            looks(t) == model
+            and all(want is None or want == e for want, e in zip(size, t.shape, strict=True))
+            and all(want is None or want == s for want, s in zip(stride, t.stride(), strict=True))
+            for t, model, size, stride in zip(given, models, sizes, strides, strict=True)
+        )
+
+    return check
+
+
+def empty_cuda(device: object) -> Callable[[tuple, tuple, object], object]:
+    """What allocates on a CUDA device, of shape, strides and data type. device: with an index.
+
+    torch's own (what the code allocates with that torch.compile generates) allocates on the current device, in two
+    thirds of the time of ``torch.empty_strided``, which takes its place where it is not there.
+    """
+    torch = sys.modules["torch"]
+    general = functools.partial(torch.empty_strided, device=device)
+    fast, current = _find("_C._dynamo.guards._empty_strided_cuda"), _find("_C._cuda_getDevice")
+    if fast is None or current is None:
+        return lambda shape, stride, dtype: general(shape, stride, dtype=dtype)
+    ordinal = device.index
+
+    def empty(shape: tuple, stride: tuple, dtype: object) -> object:
+        return fast(shape, stride, dtype) if current() == ordinal else general(shape, stride, dtype=dtype)
+
+    return empty
+
+
+def raw_stream() -> Callable[[int], int]:
+    """What tells the address of torch's current stream on a CUDA device, by its ordinal.
+
+    ``torch.cuda.current_stream`` makes an object of it first, in thirty times the time, and takes its place.
+    """
+    found = _find("_C._cuda_getCurrentRawStream")
+    if found is not None:
+        return found
+    torch = sys.modules["torch"]
+    return lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream
+
+
+def is_tracing() -> bool:
+    """Whether ``torch.jit.trace`` is at work in this thread."""
+    found = _find("_C._is_tracing")
+    return found() if found is not None else sys.modules["torch"].jit.is_tracing()
+
+
+def is_observed() -> bool:
+    """Whether a mode of ``__torch_dispatch__``, a transform of torch.func or a forward derivative is at work in this
+    thread, and so wants to see what is called. True where torch cannot tell: then all calls take the dispatcher."""
+    modes, transforms = _find("_C._len_torch_dispatch_stack"), _find("_C._are_functorch_transforms_active")
+    level = _find("autograd.forward_ad._current_level")
+    if modes is None or transforms is None or level is None:
+        return True
+    return bool(modes() or transforms() or level >= 0)
+
+
+def is_differentiated_by_func() -> bool:
+    """Whether the innermost transform of torch.func at work is its grad. False where torch cannot tell: the message
+    is then torch's own."""
+    peek = _find("_C._functorch.peek_interpreter_stack")
+    top = None if peek is None else peek()
+    return top is not None and top.key() == sys.modules["torch"]._C._functorch.TransformType.Grad
+
+
+def any_requires_grad(*values: object) -> bool:
+    """Whether one of the values is a tensor that requires a gradient."""
+    found = _find("_C._any_requires_grad")
+    if found is not None:
+        return found(*values)
+    return any(getattr(value, "requires_grad", False) for value in values)
+
+
+def is_plain(value: object) -> bool:
+    """Whether nobody else wants to see what is done to a value: a tensor of a class of its own, as fake tensors are,
+    or of the vmap that autograd has for ``is_grads_batched``, which is no transform of torch.func."""
+    disabled = _find("_C._disabled_torch_dispatch_impl")
+    if getattr(type(value), "__torch_dispatch__", disabled) is not disabled:
+        return False
+    batched = _find("_C._functorch.is_legacy_batchedtensor")
+    return batched is None or not isinstance(value, sys.modules["torch"].Tensor) or not batched(value)
+
+
+def below_autograd(operator: object, keys: object, *values: object) -> object:
+    """Run an operator as if autograd were not there. keys: of the dispatcher, as its kernels get them."""
+    torch = sys.modules["torch"]
+    guard_below, after = _find("_C._AutoDispatchBelowAutograd"), _find("_C._after_autograd_keyset")
+    if guard_below is None or after is None:
+        with torch.no_grad():
+            return operator(*(v.detach() if isinstance(v, torch.Tensor) else v for v in values))
+    with guard_below():
+        return operator.redispatch(keys & after, *values)
+
+
+def single_level_apply(function: type) -> Callable[..., object]:
+    """``apply`` of a ``torch.autograd.Function`` where no transform of torch.func is at work: it leaves out the
+    question whether one is, which takes a tenth of a call."""
+    base = _find("_C._FunctionBase")
+    return function.apply if base is None else super(sys.modules["torch"].autograd.Function, function).apply
+
+
+def increment_version() -> Callable[[tuple], None]:
+    """What counts up the versions of tensors, given in a tuple, that were written in a way torch does not see."""
+    return _find("_C._increment_version") or sys.modules["torch"].autograd.graph.increment_version
