@@ -16,6 +16,7 @@ from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, written
 
 _KEPT = 1024
+_tracing = torch_private.tracing()
 
 DeclarationT = TypeVar("DeclarationT", bound=Callable[..., object])
 
@@ -80,6 +81,10 @@ def call({parameters}):
         key = fast = None
     result = declined if fast is None else fast({parameters})
     return first(key, {parameters}) if result is declined else result
+
+
+def known({parameters}):
+    return problems.get(({key}))
 """
 
 
@@ -104,6 +109,7 @@ def _written(f: Function) -> Callable[..., object]:
     )
     call = written(f.name, "call", text, names)
     call.problems = problems
+    call.known = call.__globals__["known"]
     return call
 
 
@@ -146,7 +152,7 @@ def _dispatched(f: Function, *values) -> object:
 
 def _first(f: Function, problems: dict[tuple, Callable[..., object]], key: tuple | None, *values) -> object:
     """A call that is looked at in full, and remembered for others like it."""
-    if torch_private.is_tracing() or not all(map(torch_private.is_plain, values)):
+    if _tracing() or not all(map(torch_private.is_plain, values)):
         return _dispatched(f, *values)
     given = dict(zip(f.parameters, values, strict=True))
     option.check({name: given[name] for name in f.options})

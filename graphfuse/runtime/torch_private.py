@@ -47,7 +47,11 @@ def _python_guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: 
 
     models = [looks(t) for t in tensors]
 
+    is_tracing, is_observed = tracing(), observed()
+
     def check(*given: object) -> bool:
+        if is_tracing() or is_observed():
+            return False
         if len(given) != len(models):
             raise TypeError(f"{len(models)} tensors are compared, got {len(given)}")
         return all(
@@ -91,20 +95,20 @@ def raw_stream() -> Callable[[int], int]:
     return lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream
 
 
-def is_tracing() -> bool:
-    """Whether ``torch.jit.trace`` is at work in this thread."""
-    found = _find("_C._is_tracing")
-    return found() if found is not None else sys.modules["torch"].jit.is_tracing()
+def tracing() -> Callable[[], bool]:
+    """What tells whether ``torch.jit.trace`` is at work in this thread."""
+    return _find("_C._is_tracing") or sys.modules["torch"].jit.is_tracing
 
 
-def is_observed() -> bool:
-    """Whether a mode of ``__torch_dispatch__``, a transform of torch.func or a forward derivative is at work in this
-    thread, and so wants to see what is called. True where torch cannot tell: then all calls take the dispatcher."""
+def observed() -> Callable[[], bool]:
+    """What tells whether a mode of ``__torch_dispatch__``, a transform of torch.func or a forward derivative is at work
+    in this thread, and so wants to see what is called. Always, where torch cannot tell: then all calls take the
+    dispatcher."""
     modes, transforms = _find("_C._len_torch_dispatch_stack"), _find("_C._are_functorch_transforms_active")
-    level = _find("autograd.forward_ad._current_level")
-    if modes is None or transforms is None or level is None:
-        return True
-    return bool(modes() or transforms() or level >= 0)
+    forward_ad = _find("autograd.forward_ad")
+    if modes is None or transforms is None or not hasattr(forward_ad, "_current_level"):
+        return lambda: True
+    return lambda: bool(modes()) or transforms() or forward_ad._current_level >= 0
 
 
 def is_differentiated_by_func() -> bool:
@@ -115,12 +119,10 @@ def is_differentiated_by_func() -> bool:
     return top is not None and top.key() == sys.modules["torch"]._C._functorch.TransformType.Grad
 
 
-def any_requires_grad(*values: object) -> bool:
-    """Whether one of the values is a tensor that requires a gradient."""
+def any_requires_grad() -> Callable[..., bool]:
+    """What tells whether one of some values is a tensor that requires a gradient."""
     found = _find("_C._any_requires_grad")
-    if found is not None:
-        return found(*values)
-    return any(getattr(value, "requires_grad", False) for value in values)
+    return found or (lambda *values: any(getattr(value, "requires_grad", False) for value in values))
 
 
 def is_plain(value: object) -> bool:

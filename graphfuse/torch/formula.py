@@ -17,19 +17,21 @@ from graphfuse.errors import GraphNotSupportedError, VariantPackTypeError
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.function import define
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
+from graphfuse.runtime import torch_private
 from graphfuse.torch.norm import Norm
+
+
+_tracing, _observed, _any_requires_grad = (
+    torch_private.tracing(),
+    torch_private.observed(),
+    torch_private.any_requires_grad(),
+)
 
 
 def _alone() -> bool:
     """Whether nothing but autograd wants to see what is called: no compiler, tracer, mode, transform or forward
     derivative."""
-    return not (
-        is_dynamo_compiling()
-        or torch._C._is_tracing()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
+    return not (is_dynamo_compiling() or _tracing() or _observed())
 
 
 @dataclass(frozen=True)
@@ -58,32 +60,44 @@ def _step(name: str, variant: Variant, others: Sequence[str]) -> _Step:
     return _Step(call, getattr(torch.ops.graphfuse, name).default)
 
 
-def differentiable(name: str, norm: Norm) -> Callable[..., object]:
-    """The function of (*norm.tensors, eps) -> norm.results, and its operators ``graphfuse::NAME...``."""
+@dataclass(frozen=True)
+class Operator:
+    """An operator that autograd knows. tensors: names of what it takes before its epsilon.
+
+    run: of (*tensors, eps). inference: that without gradients, for calls that nobody but the caller wants to see.
+    """
+
+    tensors: tuple[str, ...]
+    run: Callable[..., object]
+    inference: Callable[..., object]
+
+
+def differentiable(name: str, norm: Norm) -> Operator:
+    """The operator of (*norm.tensors, eps) -> norm.results, and torch's operators ``graphfuse::NAME...``."""
     inference = _step(name, norm.inference, ["eps"])
     training = _step(f"{name}_training", norm.training, ["eps"])
     gradients = _step(f"{name}_backward", norm.backward, [a.asked for a in norm.gradients])
     for step in (training, gradients):
         pass_by_autograd(step.operator)
-    apply = _formula(name, norm, training, gradients).apply
+    formula = _formula(name, norm, training, gradients)
+    apply, apply_alone = formula.apply, torch_private.single_level_apply(formula)
 
     def below_autograd(keyset, *values):
         _refuse_tangents(name, values)
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*values):
+        if torch.is_grad_enabled() and _any_requires_grad(*values):
             _refuse_transforms(name)
             return apply(*values)
-        with torch._C._AutoDispatchBelowAutograd():
-            return inference.operator.redispatch(keyset & torch._C._after_autograd_keyset, *values)
+        return torch_private.below_autograd(inference.operator, keyset, *values)
 
     def call(*values):
         if not _alone():
             return inference.operator(*values)
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*values):
-            return apply(*values)
+        if torch.is_grad_enabled() and _any_requires_grad(*values):
+            return apply_alone(*values)
         return inference.function(*values)
 
     LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
-    return call
+    return Operator(tuple(a.name for a in norm.tensors), call, inference.function)
 
 
 def _formula(name: str, norm: Norm, training: _Step, gradients: _Step) -> type[torch.autograd.Function]:
@@ -160,16 +174,13 @@ def _made_once(name: str, gradients: _Step) -> Callable[..., object]:
 
 
 def _refuse_transforms(name: str) -> None:
-    top = torch._C._functorch.peek_interpreter_stack()
-    if top is not None and top.key() == torch._C._functorch.TransformType.Grad:
+    if torch_private.is_differentiated_by_func():
         raise GraphNotSupportedError(
             f"graphfuse::{name} is differentiated by torch.func; accepted: torch.autograd (backward, grad)"
         )
 
 
 def _refuse_tangents(name: str, values: Sequence[object]) -> None:
-    if forward_ad._current_level < 0:
-        return
     if any(isinstance(v, torch.Tensor) and forward_ad.unpack_dual(v).tangent is not None for v in values):
         raise GraphNotSupportedError(
             f"graphfuse::{name} has no forward-mode derivative; accepted: torch.autograd (backward, grad)"

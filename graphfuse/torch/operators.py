@@ -11,17 +11,17 @@ Norms = tuple[torch.Tensor, torch.Tensor]
 _EPS = {torch.float64: torch.finfo(torch.float64).eps}
 
 
-def _eps(eps: float | None, x: torch.Tensor) -> float:
+def epsilon(eps: float | None, x: torch.Tensor) -> float:
     """eps as a number. None is what torch takes for it: the epsilon of the type that is computed in."""
     return _EPS.get(getattr(x, "dtype", None), torch.finfo(torch.float32).eps) if eps is None else eps
 
 
-_rms_norm = differentiable("rms_norm", Norm())
-_rms_norm_silu = differentiable("rms_norm_silu", Norm(silu=True))
-_rms_norm_silu_gate = differentiable("rms_norm_silu_gate", Norm(silu=True, gate=True))
-_add_rms_norm = differentiable("add_rms_norm", Norm(residual=True))
-_gemma_rms_norm = differentiable("gemma_rms_norm", Norm(zero_centred=True))
-_gemma_add_rms_norm = differentiable("gemma_add_rms_norm", Norm(residual=True, zero_centred=True))
+RMS_NORM = differentiable("rms_norm", Norm())
+RMS_NORM_SILU = differentiable("rms_norm_silu", Norm(silu=True))
+RMS_NORM_SILU_GATE = differentiable("rms_norm_silu_gate", Norm(silu=True, gate=True))
+ADD_RMS_NORM = differentiable("add_rms_norm", Norm(residual=True))
+GEMMA_RMS_NORM = differentiable("gemma_rms_norm", Norm(zero_centred=True))
+GEMMA_ADD_RMS_NORM = differentiable("gemma_add_rms_norm", Norm(residual=True, zero_centred=True))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
@@ -35,19 +35,19 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | N
     number a row. Gradients cannot be differentiated again. Raises VariantPackError, and VariantPackTypeError for
     wrong types, naming the argument, before anything is written.
     """
-    return _rms_norm(x, weight, _eps(eps, x))
+    return RMS_NORM.run(x, weight, epsilon(eps, x))
 
 
 def rms_norm_silu(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
     """SiLU of ``rms_norm``, rounded once. Backward makes the norm again from what ``rms_norm`` keeps."""
-    return _rms_norm_silu(x, weight, _eps(eps, x))
+    return RMS_NORM_SILU.run(x, weight, epsilon(eps, x))
 
 
 def rms_norm_silu_gate(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
     """``rms_norm_silu`` times gate, rounded once. gate: of x's shape, any of x's types. Backward needs gate, too."""
-    return _rms_norm_silu_gate(x, gate, weight, _eps(eps, x))
+    return RMS_NORM_SILU_GATE.run(x, gate, weight, epsilon(eps, x))
 
 
 def add_rms_norm(
@@ -59,16 +59,16 @@ def add_rms_norm(
     are torch's two steps in one; ``graphfuse.functional.fused_add_rmsnorm`` normalizes the sum unrounded. Backward
     keeps total in place of x, and adds total's own gradient on the way.
     """
-    return _add_rms_norm(x, residual, weight, _eps(eps, x))
+    return ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
 
 
 def gemma_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
     """``rms_norm`` times weight + 1 instead of weight; the sum is not rounded."""
-    return _gemma_rms_norm(x, weight, _eps(eps, x))
+    return GEMMA_RMS_NORM.run(x, weight, epsilon(eps, x))
 
 
 def gemma_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float | None = None
 ) -> Norms:
     """``add_rms_norm`` times weight + 1 instead of weight; the sum is not rounded."""
-    return _gemma_add_rms_norm(x, residual, weight, _eps(eps, x))
+    return GEMMA_ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
