@@ -98,7 +98,7 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
         "bench": bench.name,
         "ours": bench.ours,
         "stream": bench.stream,
-        "peers": {p.name: _about(p) for p in peers},
+        "peers": {p.name: described(p) for p in peers},
         "cases": kept(folder, bench, about, peers) if folder and resume else [],
     }
     done = {_key(entry) for entry in content["cases"]}
@@ -108,7 +108,7 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
     with _progress(console) as progress, settings.nothing_tuned():
         _compile(bench, left, peers, arch, progress)
         for entry in _measure(bench, left, peers, arch, "cuda", timing, progress):
-            content["cases"] = _in_order(bench, [*content["cases"], entry])
+            content["cases"] = in_order(bench, [*content["cases"], entry])
             if folder:
                 file = keep(folder, bench, about, content)
     results = Results({"environment": about, **content})
@@ -118,7 +118,7 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
     return results
 
 
-def _about(peer: Peer) -> dict:
+def described(peer: Peer) -> dict:
     return {"title": peer.title, "versions": peer.versions(), "own": peer.own, "way": peer.way}
 
 
@@ -170,7 +170,7 @@ def _measure(
 ) -> Iterator[dict]:
     """The record's entry of each case; a line on each, with the time left where no bar shows it."""
     task, start = progress.add_task("measuring", total=len(cases)), time.monotonic()
-    results = Results({"ours": bench.ours, "stream": bench.stream, "peers": {p.name: _about(p) for p in peers}})
+    results = Results({"ours": bench.ours, "stream": bench.stream, "peers": {p.name: described(p) for p in peers}})
     for number, case in enumerate(cases, 1):
         entry = session.measure(bench, case, peers, arch, device, clock)
         session.release(device)
@@ -192,7 +192,7 @@ def _report(bench: Bench, results: Results, console) -> None:
         console.print(f"dependent launch, {text}", markup=False)
 
 
-def _in_order(bench: Bench, entries: list[dict]) -> list[dict]:
+def in_order(bench: Bench, entries: list[dict]) -> list[dict]:
     order = {_key(vars(case)): number for number, case in enumerate(bench.cases)}
     return sorted(entries, key=lambda entry: order[_key(entry)])
 

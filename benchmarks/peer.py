@@ -40,6 +40,25 @@ def overwriting(case, sets: Sequence[object], call: Callable, **fields: str) -> 
     return Work([functools.partial(call, s) for s in mine], check=lambda: case.wrong(mine[0], tight=False))
 
 
+Norm = Callable[..., tuple[object, object]]
+"""norm(x, residual, weight, eps) -> (normalized rows, sum): new tensors, or those that were given."""
+
+
+def through(sets: Sequence[object], norm: Norm) -> Work:
+    """For a peer of the bench of norms in a model: its norm in the chains of matrix products that the sets are."""
+    return Work([functools.partial(s.run, norm) for s in sets])
+
+
+def in_place(norm: Callable[..., None]) -> Norm:
+    """Of what writes the normalized rows over x and the sum over the residual."""
+
+    def both(x, residual, weight, eps):
+        norm(x, residual, weight, eps)
+        return x, residual
+
+    return both
+
+
 @dataclass(frozen=True)
 class Peer:
     """make(case, sets) -> Work, where sets are the case's buffer sets, which all peers share.

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from graphfuse.benchmarks import plot, profile, tables
+from graphfuse.benchmarks import host_record, in_a_model, llama, plot, profile, tables
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.results import Results
 
@@ -25,11 +25,16 @@ NONE = "<!-- no record yet -->\n"
 
 
 def _measured(r: Results) -> str:
-    about = r.record["environment"]
-    named = {k: v for k, v in about["versions"].items() if k in ("torch", "cuda-core", "cuda-bindings") and v}
+    versions = {}
     for peer in r.record["peers"].values():
-        named |= {name: version for name, version in peer["versions"].items() if version}
-    versions = ", ".join(f"{name} {version}" for name, version in named.items())
+        versions |= peer["versions"]
+    return _where(r.record["environment"], versions)
+
+
+def _where(about: dict, versions: dict[str, str | None]) -> str:
+    """Machine, date, commit and versions. versions: of what the record has beside the environment's."""
+    named = {k: v for k, v in about["versions"].items() if k in ("torch", "cuda-core", "cuda-bindings")} | versions
+    versions = ", ".join(f"{name} {version}" for name, version in named.items() if version)
     return (
         f"{about['device']}, driver {about['driver']}, CUDA {about['cuda']}, NVRTC {about['nvrtc']}, {about['date']}, "
         f"commit {str(about['commit'])[:12]}. {versions}."
@@ -84,8 +89,32 @@ def _overview(records: Path) -> str:
     return tables.markdown(tables.overview(found)) + "\n" if found else NONE
 
 
-def _rows(record: dict) -> str:
-    return tables.markdown(tables.rows(record))
+def _host_cost(record: dict) -> str:
+    if "calls" not in record:  # a record of one address set, until there is one of more
+        return tables.markdown(tables.rows(record))
+    cost, where = host_record.HostCost(record), _where(record["environment"], record["versions"])
+    return _told(where, tables.judged(host_record.TARGETS, cost), *host_record.every(cost))
+
+
+def _in_a_model(record: dict) -> str:
+    r = Results(record)
+    told = _told(_measured(r), tables.targets(in_a_model.BENCH, r), in_a_model.norms(r), in_a_model.chains(r))
+    return f"{told}\n\n{_absences(r)}"
+
+
+def _llama(record: dict) -> str:
+    where = _where(record["environment"], record["versions"])
+    return _told(where, tables.judged(llama.TARGETS, record), llama.table(record))
+
+
+def _told(where: str, verdicts: tables.Table, *more: tables.Table) -> str:
+    """Where it was measured, what was to be reached, and tables with their titles."""
+    titled = (f"{_sentence(table.title)}\n\n{tables.markdown(table)}" for table in more)
+    return "\n\n".join([where, tables.markdown(verdicts), *titled])
+
+
+def _sentence(title: str) -> str:
+    return f"{title[0].upper()}{title[1:]}:"
 
 
 def _profile(record: dict) -> str:
@@ -95,7 +124,9 @@ def _profile(record: dict) -> str:
 
 
 _RECORDS: dict[str, Callable[[dict], str]] = {
-    "host-cost": _rows,
+    "host-cost": _host_cost,
+    "in-a-model": _in_a_model,
+    "llama": _llama,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
 }
 

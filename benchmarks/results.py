@@ -70,13 +70,16 @@ class Results:
 
     def best_peer(self, case: dict, by: str = "") -> str | None:
         """The fastest of those that `by`, ours or another way of ours, is compared with; None if `by` was not run."""
+        measured = [(us, peer) for peer in self.rivals(by) if (us := self.us(case, peer))]
+        return min(measured)[1] if measured else None
+
+    def rivals(self, by: str = "") -> tuple[str, ...]:
+        """Those that `by`, ours or another way of ours, is compared with; none if `by` was not run."""
         about = self.record["peers"]
         if (by := by or self.ours) not in about:
-            return None
+            return ()
         ways = ("", about[by].get("way", ""))
-        others = (p for p in self.peers if not about[p].get("own") and about[p].get("way", "") in ways)
-        measured = [(us, peer) for peer in others if (us := self.us(case, peer))]
-        return min(measured)[1] if measured else None
+        return tuple(p for p in self.peers if not about[p].get("own") and about[p].get("way", "") in ways)
 
     def ratios(self, cases: Iterable[dict], peer: str, to: str) -> list[tuple[float, dict]]:
         """The ratios there are, each with its case."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from graphfuse.benchmarks.bench import Bench, Case
@@ -30,21 +30,7 @@ class Clock(Protocol):
 def measure(bench: Bench, case: Case, peers: Sequence[Peer], arch: int, device: str, clock: Clock) -> dict:
     """The record's entry of one case: for each peer its times, or why there are none."""
     sets = case.sets(clock.buffer_sets(case.moved), device)
-    entries: dict[str, dict] = {}
-    ready: dict[str, tuple[object, Work]] = {}
-    for peer in peers:
-        if reason := peer.why_absent(case, arch):
-            entries[peer.name] = {"absent": reason}
-            continue
-        try:
-            work = peer.make(case, sets)
-            if wrong := checked(case, sets[0], work, peer.tight):
-                entries[peer.name] = {"error": wrong}
-                continue
-            ready[peer.name] = clock.capture(work.calls), work
-        except Exception as error:  # a peer's failure is its result
-            entries[peer.name] = {"error": _first_line(error)}
-            _still_alive(device)
+    ready, entries = prepare(case, sets, peers, arch, device, clock.capture)
     times = clock.compare([captured for captured, _ in ready.values()])
     for (name, (captured, work)), time in zip(ready.items(), times, strict=True):
         entries[name] = {"us": {field: round(value, 4) for field, value in vars(time).items()}}
@@ -56,6 +42,28 @@ def measure(bench: Bench, case: Case, peers: Sequence[Peer], arch: int, device: 
         for name in ready:
             entries[name]["of_stream"] = round(limit / entries[name]["us"]["median"], 4)
     return {**vars(case), "bytes": case.moved, "peers": {peer.name: entries[peer.name] for peer in peers}}
+
+
+def prepare(
+    case: Case, sets: Sequence[object], peers: Sequence[Peer], arch: int, device: str, capture: Callable
+) -> tuple[dict[str, tuple[object, Work]], dict[str, dict]]:
+    """Peers whose first result is right, with what they captured, and the record's entries of the others."""
+    ready: dict[str, tuple[object, Work]] = {}
+    entries: dict[str, dict] = {}
+    for peer in peers:
+        if reason := peer.why_absent(case, arch):
+            entries[peer.name] = {"absent": reason}
+            continue
+        try:
+            work = peer.make(case, sets)
+            if wrong := checked(case, sets[0], work, peer.tight):
+                entries[peer.name] = {"error": wrong}
+                continue
+            ready[peer.name] = capture(work.calls), work
+        except Exception as error:  # a peer's failure is its result
+            entries[peer.name] = {"error": first_line(error)}
+            _still_alive(device)
+    return ready, entries
 
 
 def checked(case: Case, operands: object, work: Work, tight: bool) -> str | None:
@@ -81,7 +89,7 @@ def _still_alive(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:300]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.results import MB, SIZES, Results, mean, name, size_text
+from graphfuse.benchmarks.target import Target
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,13 @@ def overview(benches: Iterable[tuple[Bench, Results]]) -> Table:
 
 
 def targets(bench: Bench, r: Results) -> Table:
+    return judged(bench.targets, r)
+
+
+def judged(targets: Iterable[Target], results: object) -> Table:
+    """What is to be reached. results: what the targets' figures are of."""
     words = {True: "met", False: "not met", None: "not measured"}
-    verdicts = [target.verdict(r) for target in bench.targets]
+    verdicts = [target.verdict(results) for target in targets]
     return Table(
         "targets",
         ("target", "limit", "measured", "", "in case"),

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from graphfuse.benchmarks.results import Results, mean, name, size_text
 
 Figure = Callable[[Results], tuple[float, str] | None]
-"""A figure and the case it comes from ("" for a mean); None if nothing was measured that it needs."""
+"""A figure and the case it comes from ("" for a mean); None if nothing was measured that it needs. Records that are
+none of a bench have figures of what they are read as."""
 Which = Callable[[dict], bool]
 """Whether a case of a record counts."""
 
@@ -50,6 +51,17 @@ def slowest_against_best(outputs: tuple[str, ...], limit: float, by: str = "", h
         return max(found, default=None)
 
     return Target(f"{_and(outputs)}{how}: time over the best peer's, at worst", limit, False, figure)
+
+
+def mean_against_best(outputs: tuple[str, ...], limit: float, by: str = "", how: str = "") -> Target:
+    """Ours over the best peer of the same case, geometric mean. by, how: as of slowest_against_best."""
+
+    def figure(r: Results):
+        found = [(case, best) for case in r.cases(*outputs) if (best := r.best_peer(case, by))]
+        value = mean(ratio for case, best in found if (ratio := r.ratio(case, by or r.ours, best)))
+        return None if value is None else (value, "")
+
+    return Target(f"{_and(outputs)}{how}: time over the best peer's, geometric mean", limit, False, figure)
 
 
 def mean_speedup(peer: str, title: str, outputs: tuple[str, ...], limit: float, which: Which = _every) -> Target:

@@ -1,5 +1,6 @@
 """A record as a run on a GPU would leave it, with invented times."""
 
+from graphfuse.benchmarks import host_record, in_a_model, llama
 from graphfuse.benchmarks.benches import BENCHES
 
 SPEED = {"graphfuse": 4.0, "cudnn_oss": 0.3, "cudnn_a": 2.0, "flashinfer": 0.31, "torch_compile": 3.5}
@@ -37,15 +38,99 @@ def record(name: str = "rmsnorm-silu") -> dict:
         "bench": bench.name,
         "ours": bench.ours,
         "stream": bench.stream,
-        "peers": {
-            p.name: {"title": p.title, "versions": dict.fromkeys(p.distributions, "1.0"), "own": p.own, "way": p.way}
-            for p in bench.peers
-        },
+        "peers": _peers(bench),
         "cases": [
             {**vars(case), "bytes": case.moved, "peers": {p.name: entry(case, p.name) for p in bench.peers}}
             for case in bench.cases
         ],
     }
+
+
+def _peers(bench) -> dict:
+    return {
+        p.name: {"title": p.title, "versions": dict.fromkeys(p.distributions, "1.0"), "own": p.own, "way": p.way}
+        for p in bench.peers
+    }
+
+
+def chains() -> dict:
+    """A record of benchmarks.in_a_model: each norm takes as long as its place in the list says, products 100 us."""
+    bench = in_a_model.BENCH
+
+    def entry(place: int, peer: str) -> dict:
+        us = 100.0 if peer == bench.stream else 2.0 + place / 4
+        found = {"us": {"median": us, "low": 0.98 * us, "high": 1.04 * us}}
+        if peer == bench.stream:
+            return found
+        over = {way: round((100 + own) / (100 + us), 5) for way, own in ways.items()}
+        chain = 12 * (100 + us)
+        return found | {"chain_us": {"median": chain, "low": chain, "high": chain}, "ours_over": over, "rounds": 30}
+
+    ways = {p.name: 2.0 + i / 4 for i, p in enumerate(bench.peers) if p.name == bench.ours or p.own}
+    return {
+        "environment": environment(),
+        "bench": bench.name,
+        "ours": bench.ours,
+        "stream": bench.stream,
+        "layers": 12,
+        "peers": _peers(bench),
+        "cases": [
+            {**vars(c), "bytes": c.moved, "peers": {p.name: entry(i, p.name) for i, p in enumerate(bench.peers)}}
+            for c in bench.cases
+        ],
+    }
+
+
+def host_cost() -> dict:
+    """A record of benchmarks.host_cost: calls of 1, 2, 3 ... times a bare launch of 4 us, Quack absent."""
+    names = [
+        host_record.BARE,
+        host_record.EXECUTE,
+        host_record.FUNCTIONAL,
+        *(
+            name if how is None else host_record.manner(name, how)
+            for name in (host_record.MODULE, host_record.TORCH, host_record.LLAMA)
+            for how in (None, host_record.KEPT, host_record.BACKWARD)
+        ),
+    ]
+    calls = [
+        {
+            "name": name,
+            "sets": {
+                str(count): {"us": {"median": 4.0 * i, "low": 3.9 * i, "high": 4.2 * i}, "ratio": float(i)}
+                for count in host_record.SETS
+            },
+        }
+        for i, name in enumerate(names, 1)
+    ]
+    few, many = ({"median": us, "low": us, "high": us} for us in (8.0, 10.0))
+    single = {"seen": {"median": 8.0, "p95": 9.0}, "new": {"median": 10.0, "p95": 11.0}, "ratio": 1.25}
+    ours = (host_record.FUNCTIONAL, host_record.MODULE)
+    return {
+        "environment": environment(),
+        "problem": {"rows": 16, "columns": 1024, "sets": list(host_record.SETS), "calls": 2000},
+        "versions": {"flashinfer-python": "1.0", "quack-kernels": None},
+        "calls": [*calls, {"name": "Quack", "absent": "quack-kernels is not installed"}],
+        "row_counts": [{"name": name, "one": few, "many": many, "ratio": 1.25} for name in ours],
+        "unseen": [{"name": name, **single} for name in ours],
+        "memory": [{"name": host_record.MEMORY, "calls": 100_000, "host_bytes": 4096, "device_bytes": 0}],
+    }
+
+
+def llama_model() -> dict:
+    """A record of benchmarks.llama."""
+    times = dict(zip((llama.OURS, llama.TORCH, llama.OWN), (4.0, 5.0, 6.0), strict=True))
+    cases = [
+        {
+            "name": f"{kind}, {size[0]} x {size[1]} tokens",
+            "kind": kind,
+            "ms": {name: {"median": ms, "low": 0.9 * ms, "high": 1.1 * ms} for name, ms in times.items()},
+            "ours_over": {name: round(times[llama.OURS] / times[name], 5) for name in (llama.TORCH, llama.OWN)},
+        }
+        for kind, sizes in llama.SIZES.items()
+        for size in sizes
+    ]
+    return {"environment": environment(), "versions": {"transformers": "5.0"}, "cases": cases}
 
 
 def profile() -> dict:

@@ -5,7 +5,7 @@ Its norms are in CuTe DSL where that is installed, and in CUDA; they start by de
 
 import functools
 
-from graphfuse.benchmarks.peer import Peer, Work, overwriting
+from graphfuse.benchmarks.peer import Peer, Work, in_place, overwriting, through
 from graphfuse.benchmarks.peers.graphfuse import DEPENDENT_LAUNCH
 
 
@@ -74,6 +74,12 @@ def _qk_norm(dependent: bool, case, sets) -> Work:
     return Work([functools.partial(norm, s) for s in sets])
 
 
+def _in_a_model(dependent: bool, case, sets) -> Work:
+    from flashinfer.norm import fused_add_rmsnorm
+
+    return through(sets, in_place(functools.partial(fused_add_rmsnorm, enable_pdl=dependent)))
+
+
 _VERSIONS = ("flashinfer-python", "apache-tvm-ffi")
 _CUTE = (*_VERSIONS, "nvidia-cutlass-dsl")
 
@@ -102,3 +108,4 @@ ADD_RMSNORM_FP8 = (
     Peer("flashinfer_cuda", "FlashInfer's CUDA norm, sum in place", _add_rmsnorm_fp8_cuda, _VERSIONS),
 )
 QK_NORM = _norms(_qk_norm)
+IN_A_MODEL = _norms(_in_a_model)

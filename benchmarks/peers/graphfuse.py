@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from graphfuse.benchmarks.peer import Peer, Work
+from graphfuse.benchmarks.peer import Peer, Work, in_place, through
 
 DEPENDENT_LAUNCH, ONE_LAUNCH, INFERENCE_PHASE = "dependent launch", "one launch", "inference phase"
 """Ways that are compared among themselves."""
@@ -52,13 +52,24 @@ def _inference(case, sets) -> Work:
     return replace(made, check=lambda: case.wrong(mine[0], tight=True))
 
 
+def _in_a_model(dependent: bool, case, sets) -> Work:
+    """As users call it in a model: the function that works in place."""
+    from graphfuse.functional import fused_add_rmsnorm
+
+    return through(sets, in_place(functools.partial(fused_add_rmsnorm, enable_pdl=dependent)))
+
+
+def _why_not_dependent(case, arch: int) -> str | None:
+    return None if arch >= 90 else f"dependent launch needs SM90, this is SM{arch}"
+
+
 PEER = Peer("graphfuse", "graphfuse", _plain, ("graphfuse",), tight=True, keeps_builds=True)
 DEPENDENT = Peer(
     "graphfuse_dependent",
     "graphfuse, dependent launch",
     _dependent,
     ("graphfuse",),
-    lambda case, arch: None if arch >= 90 else f"dependent launch needs SM90, this is SM{arch}",
+    _why_not_dependent,
     tight=True,
     own=True,
     way=DEPENDENT_LAUNCH,
@@ -82,4 +93,16 @@ INFERENCE = Peer(
     keeps_builds=True,
     own=True,
     way=INFERENCE_PHASE,
+)
+IN_A_MODEL = (
+    Peer("graphfuse", "graphfuse", functools.partial(_in_a_model, False), ("graphfuse",)),
+    Peer(
+        DEPENDENT.name,
+        DEPENDENT.title,
+        functools.partial(_in_a_model, True),
+        ("graphfuse",),
+        _why_not_dependent,
+        own=True,
+        way=DEPENDENT_LAUNCH,
+    ),
 )

@@ -1,6 +1,6 @@
 """Liger's Triton kernels, which make their outputs themselves and keep the inverse RMS."""
 
-from graphfuse.benchmarks.peer import Peer, Work, overwriting, returning
+from graphfuse.benchmarks.peer import Peer, Work, overwriting, returning, through
 
 
 def _add_rmsnorm(case, sets) -> Work:
@@ -10,6 +10,15 @@ def _add_rmsnorm(case, sets) -> Work:
         return fused_add_rms_norm_forward(s.x, s.residual, s.weight, s.eps, 0.0, "llama")[:2]
 
     return returning(case, sets, ("out", "sum"), norm)
+
+
+def _in_a_model(case, sets) -> Work:
+    from liger_kernel.ops.fused_add_rms_norm import fused_add_rms_norm_forward
+
+    def norm(x, residual, weight, eps):
+        return fused_add_rms_norm_forward(x, residual, weight, eps, 0.0, "llama")[:2]
+
+    return through(sets, norm)
 
 
 def _rmsnorm_backward(case, sets) -> Work:
@@ -33,3 +42,4 @@ def _rmsnorm_backward(case, sets) -> Work:
 
 ADD_RMSNORM = Peer("liger", "Liger", _add_rmsnorm, ("liger-kernel", "triton"), keeps_builds=True)
 RMSNORM_BACKWARD = Peer("liger", "Liger, in place", _rmsnorm_backward, ("liger-kernel", "triton"), keeps_builds=True)
+IN_A_MODEL = Peer("liger", "Liger", _in_a_model, ("liger-kernel", "triton"))

@@ -2,7 +2,7 @@
 
 import functools
 
-from graphfuse.benchmarks.peer import Peer, Work, returning
+from graphfuse.benchmarks.peer import Peer, Work, in_place, returning, through
 from graphfuse.benchmarks.peers.graphfuse import ONE_LAUNCH
 
 
@@ -45,6 +45,16 @@ def _rmsnorm_backward(case, sets) -> Work:
     return returning(case, sets, ("dx", "dweight"), gradients)
 
 
+def _in_a_model(case, sets) -> Work:
+    from quack.rmsnorm import _rmsnorm_fwd
+
+    def norm(x, residual, weight, eps) -> None:
+        # Threads read what they write before they write it, so it may be in place.
+        _rmsnorm_fwd(x, weight, x, None, None, None, residual, residual, eps)
+
+    return through(sets, in_place(norm))
+
+
 _VERSIONS = ("quack-kernels", "nvidia-cutlass-dsl")
 
 ADD_RMSNORM = Peer("quack", "Quack", _add_rmsnorm, _VERSIONS, keeps_builds=True)
@@ -54,3 +64,4 @@ QK_NORM = (
     Peer("quack", "Quack", _qk_norm, _VERSIONS, keeps_builds=True),
     Peer("quack_one_launch", "Quack, one launch", _qk_norm_one, _VERSIONS, way=ONE_LAUNCH),
 )
+IN_A_MODEL = Peer("quack", "Quack", _in_a_model, _VERSIONS)

@@ -2,7 +2,7 @@
 
 import functools
 
-from graphfuse.benchmarks.peer import Peer, Work, returning
+from graphfuse.benchmarks.peer import Peer, Work, returning, through
 from graphfuse.benchmarks.peers import torch_eager
 
 
@@ -62,6 +62,10 @@ def _rmsnorm_backward(case, sets) -> Work:
     return returning(case, sets, ("dx", "dweight"), gradients)
 
 
+def _in_a_model(case, sets) -> Work:
+    return through(sets, _compiled(torch_eager.add_rmsnorm))
+
+
 def _peer(make, why_not=lambda case, arch: None, where: str = "") -> Peer:
     return Peer("torch_compile", f"torch.compile{where}", make, ("torch", "triton"), why_not, keeps_builds=True)
 
@@ -71,3 +75,4 @@ ADD_RMSNORM = _peer(_add_rmsnorm)
 ADD_RMSNORM_FP8 = _peer(_add_rmsnorm_fp8)
 QK_NORM = _peer(_qk_norm, where=", new tensors")
 RMSNORM_BACKWARD = _peer(_rmsnorm_backward)
+IN_A_MODEL = _peer(_in_a_model)

@@ -2,7 +2,7 @@
 
 import functools
 
-from graphfuse.benchmarks.peer import Peer, Work, returning
+from graphfuse.benchmarks.peer import Peer, Work, returning, through
 
 
 def why_not(case, arch: int) -> str | None:
@@ -90,3 +90,4 @@ ADD_RMSNORM = Peer("torch_eager", "torch eager", _add_rmsnorm, ("torch",))
 ADD_RMSNORM_FP8 = Peer("torch_eager", "torch eager", _add_rmsnorm_fp8, ("torch",))
 QK_NORM = Peer("torch_eager", "torch eager, new tensors", _qk_norm, ("torch",))
 RMSNORM_BACKWARD = Peer("torch_eager", "torch eager", _rmsnorm_backward, ("torch",))
+IN_A_MODEL = Peer("torch_eager", "torch eager", lambda case, sets: through(sets, add_rmsnorm), ("torch",))

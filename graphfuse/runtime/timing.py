@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 COLD_BYTES = 256 << 20
 REPEATS = 7
+LEAST_CALLS = 8
 _EDGES = (13, 3)  # cuda-bindings before it return freed memory for what an edge is (NVIDIA/cuda-python#1804)
 
 
@@ -42,11 +43,13 @@ class Captured:
         return _replay(self.graph, self.replays) / (self.replays * self.calls)
 
 
-def capture(calls: Sequence[Callable[[], object]], least_us: float = 4000.0) -> Captured:
+def capture(
+    calls: Sequence[Callable[[], object]], least_us: float = 4000.0, least_calls: int = LEAST_CALLS
+) -> Captured:
     """Calls that do the same work on one buffer set each, made ready to be timed.
 
-    A sample is to take `least_us` microseconds. What the calls raise is raised, when they
-    are made and when they are captured.
+    A sample is to take `least_us` microseconds, the graph to hold `least_calls` calls. What the calls raise is raised,
+    when they are made and when they are captured.
     """
     import torch
 
@@ -56,7 +59,7 @@ def capture(calls: Sequence[Callable[[], object]], least_us: float = 4000.0) -> 
         for call in calls[:2]:
             call()
     torch.cuda.synchronize()
-    count = max(len(calls), 8)
+    count = max(len(calls), least_calls)
     graph = torch.cuda.CUDAGraph(keep_graph=True)  # for its edges
     with torch.cuda.graph(graph, stream=stream):
         for i in range(count):

@@ -7,7 +7,7 @@ import pytest
 
 import bench_record
 from graphfuse import record
-from graphfuse.benchmarks import plot, profile, render
+from graphfuse.benchmarks import host_record, in_a_model, llama, plot, profile, render
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.results import Results
 
@@ -48,11 +48,9 @@ def test_the_docs_own_places_render(name, tmp_path):
     for bench in BENCHES:
         content = bench_record.record(bench)
         record.write(tmp_path, bench, content["environment"], content)
-    rows = [
-        {"name": "execute", "us": {"median": 7.5, "low": 7.0, "high": 9.0}, "ratio": 1.25},
-        {"name": "Quack", "absent": "quack-kernels is not installed"},
-    ]
-    record.write(tmp_path, "host-cost", content["environment"], {"rows": rows})
+    programs = {"host-cost": bench_record.host_cost, "in-a-model": bench_record.chains}
+    for kind, make in (programs | {"llama": bench_record.llama_model}).items():
+        record.write(tmp_path, kind, content["environment"], make())
     for bench in profile.CASES:
         record.write(tmp_path, f"{bench}-profile", content["environment"], bench_record.profile())
     text = render.rendered((ROOT / name).read_text(), tmp_path)
@@ -69,8 +67,26 @@ def test_the_docs_own_places_render(name, tmp_path):
         )
         assert "- cuDNN, mode A: in 80 of 80 cases" in text and "- FlashInfer: in none of 80 cases" in text
     if "bench:host-cost" in text:
-        assert "| execute | 7.50 | 7.00 to 9.00 | 1.25 |" in text
-        assert "| Quack | absent: quack-kernels is not installed | - | - |" in text
+        assert "| graph.execute | 8.00 (2.00×) | 8.00 (2.00×) | 8.00 (2.00×) | 8.00 (2.00×) |" in text
+        assert "| Quack | absent: quack-kernels is not installed | - | - | - |" in text
+        assert "| functional.rmsnorm | 8.00 (9.00) | 10.00 (11.00) | 1.25 |" in text
+        assert "| functional.rmsnorm, random shapes and addresses | 100,000 | 4,096 | 0 |" in text
+        assert "flashinfer-python 1.0" in text and "quack-kernels None" not in text
+        assert "| bf16 1x2048 | 100.00 ± 3.00 | 2.00 ± 0.06 | 2.25 ± 0.07 | 2.50 ± 0.07 |" in text
+        assert "| bf16 8192x8192 | -0.24 % | -0.49 % |" in text
+        assert "| training step, 4 x 512 tokens | 4.00 (3.60 to 4.40) | 5.00 (4.50 to 5.50) |" in text
+        assert all(f"| {t.text} |" in text for t in (*in_a_model.BENCH.targets, *host_record.TARGETS, *llama.TARGETS))
+
+
+def test_a_record_of_one_address_set_renders(tmp_path):
+    rows = [
+        {"name": "execute", "us": {"median": 7.5, "low": 7.0, "high": 9.0}, "ratio": 1.25},
+        {"name": "Quack", "absent": "quack-kernels is not installed"},
+    ]
+    record.write(tmp_path, "host-cost", bench_record.environment(), {"rows": rows})
+    text = render.block("host-cost", tmp_path)
+    assert "| execute | 7.50 | 7.00 to 9.00 | 1.25 |" in text
+    assert "| Quack | absent: quack-kernels is not installed | - | - |" in text
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)

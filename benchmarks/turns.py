@@ -1,0 +1,43 @@
+"""Samples taken in turns, so that a drift of the machine meets all alike, and what is said of them."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+
+def take(samplers: Mapping[str, Callable[[], float]], least: int, seconds: float = 0.0) -> dict[str, list[float]]:
+    """Rounds of one sample of each, after a round that is not counted: `least` of them, more until `seconds` are over.
+
+    Each round begins with another one, so that nobody always comes after the same neighbour.
+    """
+    names = list(samplers)
+    for name in names:
+        samplers[name]()
+    found: dict[str, list[float]] = {name: [] for name in names}
+    deadline, count = time.monotonic() + seconds, 0
+    while count < least or time.monotonic() < deadline:
+        first = count % max(len(names), 1)
+        for name in (*names[first:], *names[:first]):
+            found[name].append(samplers[name]())
+        count += 1
+    return found
+
+
+def extremes(samples: Sequence[float]) -> dict[str, float]:
+    """Median, smallest and largest: for few samples."""
+    return _figures(statistics.median(samples), min(samples), max(samples))
+
+
+def quartiles(samples: Sequence[float]) -> dict[str, float]:
+    """Median, first and third quartile: for many samples."""
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return _figures(middle, low, high)
+
+
+def ratio(samples: Sequence[float], to: Sequence[float]) -> float:
+    """The median of the rounds' ratios: what drifts from round to round is in both."""
+    return round(statistics.median(a / b for a, b in zip(samples, to, strict=True)), 5)
+
+
+def _figures(median: float, low: float, high: float) -> dict[str, float]:
+    return {"median": round(median, 4), "low": round(low, 4), "high": round(high, 4)}
