@@ -49,6 +49,8 @@ def started(graph, packs: Sequence[Mapping[str, object]]) -> Started:
                 return ctypes.c_float(tensors[tensor].value)
             case engine.Address(tensor):
                 return ctypes.c_void_p(pack[tensors[tensor].name].data_ptr())
+            case engine.RowCount():
+                return ctypes.c_int64(launch.by_rows.rows)
         raise NotImplementedError(f"a bare start with {argument}")
 
     source = part.engine.source(part.facts, part.knobs)

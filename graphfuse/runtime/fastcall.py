@@ -414,7 +414,8 @@ class Form:
         at = {name: f"{other}_at" for name, other in self.same} | {n.name: f"{n.name}_at" for n in self.new}
         shapes = [g for g in (by_name[name] for name in distinct) if g is not first]
         differ = [f"not {g.name}.is_contiguous()" for g in (first, *shapes) if g.packed]
-        differ += [f"{g.name}.shape != {self._shape(extents, g.tail)}" for g in shapes if g.counted]
+        like = lambda g: "shape" if g.tail == first.tail else _tuple(*extents, *g.tail)  # noqa: E731
+        differ += [f"{g.name}.shape != {like(g)}" for g in shapes if g.counted]
         differ += [f"{g.name}.shape != {g.name}_extents({self._count})[0]" for g in shapes if g.sized]
         misplaced = [f"({' | '.join(at[name] for name in distinct)}) % {self.alignment}"]
         for n, (made, other) in enumerate(self.clashes):
@@ -436,18 +437,13 @@ class Form:
             row_class=ROW_CLASS,
             made="; ".join(self._new(extents, n) for n in self.new) or "pass",
             values=", ".join(at.get(v, v) for v in self.values),
-            bumped=f"bump(({''.join(f'{n}, ' for n in self.written)}))" if self.written else "pass",
+            bumped=f"bump({_tuple(*self.written)})" if self.written else "pass",
             results=f"({results})" if len(self.results) > 1 else results or "None",
         )
 
     @property
     def _count(self) -> str:
         return " * ".join(f"d{axis}" for axis in range(self.leading)) or "1"
-
-    def _shape(self, extents: Sequence[str], tail: tuple[int, ...]) -> str:
-        if tail == self.given[0].tail:
-            return "shape"
-        return f"({''.join(f'{e}, ' for e in (*extents, *tail))})"
 
     def _new(self, extents: Sequence[str], new: New) -> str:
         if new.sized:
@@ -457,9 +453,13 @@ class Form:
             row, strides = math.prod(new.tail), []
             for axis in range(len(extents)) if new.counted else ():
                 strides.append(" * ".join([*extents[axis + 1 :], str(row)]))
-            shape = self._shape(extents, new.tail) if new.counted else f"({''.join(f'{e}, ' for e in new.tail)})"
-            made = f"{shape}, ({''.join(f'{s}, ' for s in (*strides, *tail_strides))})"
+            shape = (*extents, *new.tail) if new.counted else new.tail
+            made = f"{_tuple(*shape)}, {_tuple(*strides, *tail_strides)}"
         return f"{new.name} = empty({made}, {new.name}_type); {new.name}_at = {new.name}.data_ptr()"
+
+
+def _tuple(*items: object) -> str:
+    return f"({''.join(f'{item}, ' for item in items)})"
 
 
 ROW_CLASS = "(count if count < 16 else -(-count >> (s := count.bit_length() - 4)) << s)"
