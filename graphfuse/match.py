@@ -25,8 +25,6 @@ from graphfuse.ir import Graph, Node, Subgraph, TensorId
 from graphfuse.ops import Op
 from graphfuse.pointwise import Chain, Program, Scalar, Step
 
-COMMUTATIVE = frozenset({"add", "mul", "max", "min"})
-
 
 @dataclass(frozen=True, eq=False)
 class Capture:
@@ -265,7 +263,7 @@ def _match_node(graph: Graph, template: NodeTemplate, index: int, found: _Found)
 
 
 def _port_orders(node: Node, ports: list[str]) -> list[list[str]]:
-    if node.op_name in COMMUTATIVE and len({node.input(port) for port in ports}) == 2:
+    if node.op.commutative and len({node.input(port) for port in ports}) == 2:
         return [ports, ports[::-1]]
     return [ports]
 
