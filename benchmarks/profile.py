@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphfuse import record, settings
-from graphfuse.benchmarks import ncu, rmsnorm_backward, rmsnorm_silu
+from graphfuse.benchmarks import ncu, rmsnorm_backward, rmsnorm_silu, sizes
 from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError
-from graphfuse.tuning import sizes
 
 _SILU = ((399360, 1024), (399360, 512), (24960, 1024))
 _BACKWARD = ((4096, 1024), (4096, 2048), (4096, 16384), (32768, 4096), (32768, 8192), (32768, 32768))
