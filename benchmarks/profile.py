@@ -22,6 +22,7 @@ from pathlib import Path
 
 from graphfuse import record, settings
 from graphfuse.benchmarks import ncu, rmsnorm_backward, rmsnorm_silu, sizes
+from graphfuse.benchmarks.untuned import untuned
 from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError
 
@@ -77,7 +78,7 @@ def replay_of(launch: Launch) -> ncu.Replay:
 def planned(bench: str, handle: object) -> dict[ncu.Replay, list[int]]:
     """The places of a bench's cases by how they are replayed, as they are planned for the handle's device."""
     places: dict[ncu.Replay, list[int]] = {}
-    with settings.nothing_tuned():
+    with untuned():
         for place, case in enumerate(CASES[bench]):
             (part,) = sizes.planner(case.graph(handle), handle).plans[0].parts
             places.setdefault(replay_of(part.launch), []).append(place)
@@ -133,9 +134,10 @@ def collect(program: Path, folder: Path, bench: str, replay: ncu.Replay, places:
     metrics, log = list(replay.metrics), folder / "ncu.csv"
     while True:
         log.unlink(missing_ok=True)
-        with settings.nothing_tuned():
-            words = [*command(program, replay, metrics, log), *start(bench, places)]
-            done = subprocess.run(words, capture_output=True, text=True)
+        words = [*command(program, replay, metrics, log), *start(bench, places)]
+        with untuned() as empty:
+            named = settings.environment(GRAPHFUSE_TUNING_DIR=str(empty))
+            done = subprocess.run(words, capture_output=True, text=True, env=named)
         text = log.read_text() if log.exists() else ""
         said = "\n".join((text, done.stdout, done.stderr))
         unknown = ncu.unknown(said, metrics)

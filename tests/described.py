@@ -29,8 +29,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Described:
-    """output = epilogue(input * inverse_rms * weight + bias) on rows x columns. Of an epilogue's step Chain(0) is what
-    it is given and Chain(k) the result of step k - 1."""
+    """output = epilogue(input * inverse_rms * weight + bias) on rows x columns.
+
+    Operands of the epilogue's steps: Chain(0) is what it is applied to, Chain(k) the result of step k - 1.
+    """
 
     rows: int
     columns: int
