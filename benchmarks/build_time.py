@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from graphfuse import record
+from graphfuse import record, settings
 
 CHILD = """
 import json, time
@@ -45,10 +45,11 @@ print(json.dumps({**{n: (b - a) * 1e3 for n, a, b in zip(names, t, t[1:])}, "com
 
 def child(directory: str) -> dict[str, float]:
     run = subprocess.run(
-        # Installed modules have their bytecode kept, unless the environment forbids it.
-        ["env", f"GRAPHFUSE_CACHE_DIR={directory}", "PYTHONDONTWRITEBYTECODE=", sys.executable, "-c", CHILD],
+        [sys.executable, "-c", CHILD],
         capture_output=True,
         text=True,
+        # Installed modules have their bytecode kept, unless the environment forbids it.
+        env=settings.environment(GRAPHFUSE_CACHE_DIR=directory, PYTHONDONTWRITEBYTECODE=""),
     )
     if run.returncode:
         raise SystemExit(run.stderr)

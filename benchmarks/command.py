@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from graphfuse import record, settings
+from graphfuse import record
 from graphfuse.benchmarks import session, tables
 from graphfuse.benchmarks.bench import Bench, Case
 from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.results import Results
+from graphfuse.benchmarks.untuned import untuned
 from graphfuse.errors import GraphfuseError
 
 WIDTH = 140
@@ -105,7 +106,7 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
     left = [case for case in cases if _key(vars(case)) not in done]
     console.print(f"{bench.title}: {len(left)} of {len(cases)} cases to measure on {about['device']}")
     file = None
-    with _progress(console) as progress, settings.nothing_tuned():
+    with _progress(console) as progress, untuned():
         _compile(bench, left, peers, arch, progress)
         for entry in _measure(bench, left, peers, arch, "cuda", timing, progress):
             content["cases"] = in_order(bench, [*content["cases"], entry])

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from graphfuse import record
+from graphfuse.benchmarks import sizes
 from graphfuse.engine import knobs_to_dict
 from graphfuse.enums import heur_mode
 from graphfuse.plan import Part
 from graphfuse.planner import kernel
-from graphfuse.tuning import sizes
 from graphfuse.tuning.report import Trial, words
 from graphfuse.tuning.search import HALVING, Round, search
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphfuse import record, settings
-from graphfuse.benchmarks import ncu, rmsnorm_backward, rmsnorm_silu
+from graphfuse.benchmarks import ncu, rmsnorm_backward, rmsnorm_silu, sizes
+from graphfuse.benchmarks.untuned import untuned
 from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError
-from graphfuse.tuning import sizes
 
 _SILU = ((399360, 1024), (399360, 512), (24960, 1024))
 _BACKWARD = ((4096, 1024), (4096, 2048), (4096, 16384), (32768, 4096), (32768, 8192), (32768, 32768))
@@ -78,7 +78,7 @@ def replay_of(launch: Launch) -> ncu.Replay:
 def planned(bench: str, handle: object) -> dict[ncu.Replay, list[int]]:
     """The places of a bench's cases by how they are replayed, as they are planned for the handle's device."""
     places: dict[ncu.Replay, list[int]] = {}
-    with settings.nothing_tuned():
+    with untuned():
         for place, case in enumerate(CASES[bench]):
             (part,) = sizes.planner(case.graph(handle), handle).plans[0].parts
             places.setdefault(replay_of(part.launch), []).append(place)
@@ -134,9 +134,10 @@ def collect(program: Path, folder: Path, bench: str, replay: ncu.Replay, places:
     metrics, log = list(replay.metrics), folder / "ncu.csv"
     while True:
         log.unlink(missing_ok=True)
-        with settings.nothing_tuned():
-            words = [*command(program, replay, metrics, log), *start(bench, places)]
-            done = subprocess.run(words, capture_output=True, text=True)
+        words = [*command(program, replay, metrics, log), *start(bench, places)]
+        with untuned() as empty:
+            named = settings.environment(GRAPHFUSE_TUNING_DIR=str(empty))
+            done = subprocess.run(words, capture_output=True, text=True, env=named)
         text = log.read_text() if log.exists() else ""
         said = "\n".join((text, done.stdout, done.stderr))
         unknown = ncu.unknown(said, metrics)

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from graphfuse.benchmarks import sizes
 from graphfuse.device import for_arch
 from graphfuse.engine import knobs_to_dict
 from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
 from graphfuse.tables import store
-from graphfuse.tuning import sizes
 
 TABLE = Path(__file__).resolve().parent.parent / "engines" / "rmsnorm" / "rmsnorm.sm_100.json"
 DEVICE = for_arch("sm_100a")

@@ -12,7 +12,7 @@ from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import cudnn, flashinfer, graphfuse, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
-from graphfuse.tuning.sizes import BLOCK, COLUMNS, EPS, OUTPUTS, ROWS, Size
+from graphfuse.benchmarks.sizes import BLOCK, COLUMNS, EPS, OUTPUTS, ROWS, Size
 
 if TYPE_CHECKING:
     import torch

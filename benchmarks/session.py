@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from graphfuse import settings
 from graphfuse.benchmarks.bench import Bench, Case
 from graphfuse.benchmarks.peer import Peer, Work
 
@@ -102,11 +103,16 @@ def build_ahead(bench: str, cases: Sequence[Case], peers: Sequence[Peer], arch: 
     workers = min(len(os.sched_getaffinity(0)), 16, len(jobs))
     if workers < 2:
         return
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with processes(workers) as pool:
         waiting = [pool.submit(_build, bench, peer, case) for peer, case in jobs]
         for done, _ in enumerate(concurrent.futures.as_completed(waiting), 1):
             yield done, len(jobs)
+
+
+def processes(count: int) -> concurrent.futures.ProcessPoolExecutor:
+    """Such as plan with the tuned knobs that this one plans with."""
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(count, context, settings.use_tuning_dir, (settings.tuning_dir(),))
 
 
 def _build(bench: str, peer: str, case: Case) -> None:

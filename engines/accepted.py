@@ -8,7 +8,7 @@ from typing import Protocol
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.ops import BLOCKS
+from graphfuse.ops import BLOCKS, OPS
 from graphfuse.rowwise import RowProgram, View
 
 FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
@@ -151,3 +151,9 @@ def rounding_notes(program: RowProgram) -> Iterator[str]:
         yield f"float32 throughout; values of tensors declared as {', '.join(rounded)} are rounded to that"
     else:
         yield "float32 throughout: virtual tensors are not rounded to their data types"
+
+
+def op_notes(program: RowProgram) -> Iterator[str]:
+    """What the op table says of the numbers of the ops there are, each note once."""
+    notes = (OPS[step.op_name].note for step in program.steps if step.op_name in OPS)
+    yield from dict.fromkeys(note for note in notes if note)

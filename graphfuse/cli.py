@@ -72,14 +72,13 @@ def tune(
 
     Finished problems are skipped, so it can be stopped and run again. Of rmsnorm-silu, rows and columns may be any.
     """
-    from graphfuse.benchmarks import rmsnorm_silu
+    from graphfuse.benchmarks import rmsnorm_silu, tuning
     from graphfuse.benchmarks.command import Choice
     from graphfuse.record import no_gpu
-    from graphfuse.tuning import command
 
     found = _bench(name)
     if found is rmsnorm_silu.BENCH:
-        wanted = command.rmsnorm_silu(rows, columns, output, quick)
+        wanted = tuning.rmsnorm_silu(rows, columns, output, quick)
     else:
         choice = Choice(tuple(output), tuple(rows), tuple(columns), (), quick)
         if wrong := choice.unknown(found):
@@ -90,7 +89,7 @@ def tune(
     if reason := no_gpu():
         typer.echo(f"graphfuse tune needs a GPU: {reason}", err=True)
         raise typer.Exit(2)
-    left = command.run(wanted, table, time_budget, again)
+    left = tuning.run(wanted, table, time_budget, again)
     if left:
         typer.echo(f"out of time: {len(left)} of {len(wanted)} problems are left; run it again to go on", err=True)
 

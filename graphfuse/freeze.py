@@ -3,27 +3,22 @@
 What virtual tensors carry is said here, too: their node's compute type, or, with
 intermediate_rounding "declared", the type they declare."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from graphfuse import ir, verify
 from graphfuse.dtypes import FACTS, data_type
 from graphfuse.enums import tensor_reordering
 from graphfuse.errors import GraphValidationError
 from graphfuse.ir import packed_stride
+from graphfuse.recorded import NodeRecord, Recorded
 from graphfuse.tensor import Tensor, checked_number
-
-if TYPE_CHECKING:
-    from graphfuse.graph import NodeRecord, pygraph
 
 COMPUTE_TYPES = (data_type.FLOAT, data_type.DOUBLE)
 # E8M0 holds powers of two alone: a scale's type, which ordinary results do not round to.
 OUTPUT_TYPES = tuple(dtype for dtype in FACTS if dtype is not data_type.FP8_E8M0)
 
 
-def freeze(graph: pygraph) -> ir.Graph:
+def freeze(graph: Recorded) -> ir.Graph:
     """The IR of `graph`. Writes inferred dim, stride and data type back to the user's tensors."""
     if not graph.nodes:
         raise GraphValidationError(f"graph {graph.name!r} has no nodes")
@@ -50,7 +45,7 @@ def freeze(graph: pygraph) -> ir.Graph:
     return frozen
 
 
-def _infer(graph: pygraph, node: NodeRecord) -> None:
+def _infer(graph: Recorded, node: NodeRecord) -> None:
     where = f"node {node.name!r} ({node.op.name})"
     if node.compute not in COMPUTE_TYPES:
         raise GraphValidationError(
@@ -113,7 +108,7 @@ def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
     return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
 
 
-def _infer_data_type(graph: pygraph, t: Tensor, default: data_type | None) -> None:
+def _infer_data_type(graph: Recorded, t: Tensor, default: data_type | None) -> None:
     if t.get_data_type() is not data_type.NOT_SET:
         return
     if default is not None:
@@ -127,7 +122,7 @@ def _infer_data_type(graph: pygraph, t: Tensor, default: data_type | None) -> No
         )
 
 
-def _carried(graph: pygraph) -> dict[int, data_type]:
+def _carried(graph: Recorded) -> dict[int, data_type]:
     """What virtual tensors carry that are not rounded to the type they declare."""
     if graph.intermediate_rounding == "declared":
         return {}

@@ -8,8 +8,8 @@ by ``freeze`` (inference), ``plan`` (matching and ranking) and ``runtime`` (exec
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphfuse import vocabulary
@@ -23,8 +23,11 @@ from graphfuse.errors import (
     GraphValidationError,
     VariantPackError,
 )
+from graphfuse.freeze import freeze
 from graphfuse.ir import packed_stride
 from graphfuse.ops import Op
+from graphfuse.printing import to_python
+from graphfuse.recorded import NodeRecord, Recorded
 from graphfuse.tensor import Tensor, checked_name, checked_number, checked_type
 
 if TYPE_CHECKING:
@@ -38,29 +41,12 @@ if TYPE_CHECKING:
 _ROUNDINGS = ("float32", "declared")
 
 
-@dataclass(frozen=True)
-class NodeRecord:
-    """A node as the user made it."""
-
-    name: str
-    op: Op
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
-    attributes: Mapping[str, object]
-    compute: data_type
-
-    @property
-    def absent(self) -> frozenset[str]:
-        """Output ports that the node does not write."""
-        return self.op.absent(self.attributes, frozenset(self.inputs))
-
-
 def _add_node(graph: pygraph, op: Op, given: dict[str, object], compute_data_type, name: str):
     return graph._add(op, given, compute_data_type, name)
 
 
 @vocabulary.methods(_add_node, {"compute_data_type": data_type.NOT_SET, "name": ""})
-class pygraph:  # noqa: N801 - cuDNN's spelling
+class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
     """A graph of tensors and operations.
 
     io_data_type: of tensors that are given or output and set none of their own.
@@ -93,14 +79,16 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
             from graphfuse.runtime.handle import alive
 
             alive(handle)
-        self.name = checked_name("graph", name)
+        super().__init__(
+            checked_name("graph", name),
+            checked_type(f"graph {name!r}: io_data_type", io_data_type),
+            checked_type(f"graph {name!r}: intermediate_data_type", intermediate_data_type),
+            checked_type(f"graph {name!r}: compute_data_type", compute_data_type),
+            intermediate_rounding,
+        )
         self.handle = handle
-        self.io_data_type = checked_type(f"graph {name!r}: io_data_type", io_data_type)
-        self.intermediate_data_type = checked_type(f"graph {name!r}: intermediate_data_type", intermediate_data_type)
-        self.compute_data_type = checked_type(f"graph {name!r}: compute_data_type", compute_data_type)
-        self.intermediate_rounding = intermediate_rounding
-        self.tensors: list[Tensor] = []
-        self.nodes: list[NodeRecord] = []
+        self._node_names: set[str] = set()
+        self._nodes_of: Counter[str] = Counter()
         self._uids: dict[int, Tensor] = {}
         self._claimed: set[int] = set()
         self._forget()
@@ -219,9 +207,9 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         self._claimed.add(uid)
 
     def _add(self, op: Op, given: dict[str, object], compute_data_type, name: str):
-        name = checked_name(f"node of {op.name}", name) or f"{op.name}.{sum(node.op is op for node in self.nodes)}"
+        name = checked_name(f"node of {op.name}", name) or self._free_name(op)
         where = f"node {name!r} ({op.name})"
-        if any(node.name == name for node in self.nodes):
+        if name in self._node_names:
             raise GraphValidationError(f"{where}: another node has this name; node names must differ")
         attributes = {}
         for a in op.attributes:
@@ -248,9 +236,17 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         compute = self.compute_data_type if compute is data_type.NOT_SET else compute
         outputs = {p.name: self._new_tensor(f"{name}::{p.name}") for p in op.outputs}
         self.nodes.append(NodeRecord(name, op, inputs, outputs, attributes, compute))
+        self._node_names.add(name)
+        self._nodes_of[op.name] += 1
         self._forget()
         made = self._visible_outputs(self.nodes[-1])
         return made[0] if len(op.outputs) == 1 else made
+
+    def _free_name(self, op: Op) -> str:
+        number = self._nodes_of[op.name]
+        while f"{op.name}.{number}" in self._node_names:
+            number += 1
+        return f"{op.name}.{number}"
 
     def _visible_outputs(self, node: NodeRecord) -> list[Tensor | None]:
         return [None if port in node.absent else t for port, t in node.outputs.items()]
@@ -259,8 +255,6 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
 
     def validate(self) -> None:
         """Infer what was not set and check the whole graph; GraphValidationError says what is wrong."""
-        from graphfuse.freeze import freeze
-
         self._ir = freeze(self)
 
     def build_operation_graph(self, *, patterns=(), engines=()) -> None:
@@ -451,8 +445,6 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         return explain(self._need(self._planner, "build_operation_graph"))
 
     def __str__(self) -> str:
-        from graphfuse.printing import to_python
-
         return to_python(self)
 
     def _plan(self, index: int):

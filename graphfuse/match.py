@@ -2,11 +2,11 @@
 
     def template(g):
         y, inverse_rms = g.rmsnorm(g.capture("input"), g.capture("scale"), g.capture("epsilon"))
-        return {"output": g.tail(g.swish(y)), "inverse_rms": inverse_rms}
+        return {"output": g.swish(y), "inverse_rms": inverse_rms}
 
     PATTERN = Pattern("my_norm", template, facts=lambda match: MyFacts(...))
 
-Names and the order of nodes never matter; the operands of add and mul may be swapped.
+Names and the order of nodes never matter; the operands of a commutative op may be swapped.
 An attribute that the template leaves out may have any value, an input port that it
 leaves out must be absent. A tensor made inside a match is never dropped: unless the
 template returns it under a name, it must be virtual and read inside the match only.
@@ -23,9 +23,6 @@ from graphfuse.engine import No
 from graphfuse.errors import PluginError
 from graphfuse.ir import Graph, Node, Subgraph, TensorId
 from graphfuse.ops import Op
-from graphfuse.pointwise import Chain, Program, Scalar, Step
-
-COMMUTATIVE = frozenset({"add", "mul", "max", "min"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +48,7 @@ class Made:
     port: str
 
 
-@dataclass(frozen=True, eq=False)
-class Tail:
-    """The longest chain of pointwise nodes that follows `source` by single consumers, each
-    with one-element tensors as its other operands, and then a node of one of `ends`, if it is there."""
-
-    source: Made
-    ends: tuple[str, ...] = ()
-
-
-Symbol = Capture | Made | Tail
+Symbol = Capture | Made
 
 
 def _add_template(graph: "PatternGraph", op: Op, given: dict[str, object]):
@@ -78,13 +66,10 @@ def _add_template(graph: "PatternGraph", op: Op, given: dict[str, object]):
 
 @vocabulary.methods(_add_template, {})
 class PatternGraph:
-    """What a template is written with: the op methods of ``pygraph``, `capture` and `tail`."""
+    """What a template is written with: the op methods of ``pygraph``, and `capture`."""
 
     def capture(self, name: str, optional: bool = False) -> Capture:
         return Capture(name, optional)
-
-    def tail(self, source: Made, ends: tuple[str, ...] = ()) -> Tail:
-        return Tail(source, ends)
 
 
 @dataclass(frozen=True)
@@ -92,12 +77,11 @@ class Match:
     """One place where a pattern fits.
 
     tensors: captures and named outputs; an absent optional capture or an unused named
-    output is missing. end: the node that closed the tail, if any.
+    output is missing.
     """
 
     subgraph: Subgraph
     tensors: Mapping[str, TensorId]
-    end: Node | None = None
 
     @property
     def graph(self) -> Graph:
@@ -106,23 +90,6 @@ class Match:
     def node(self, op_name: str) -> Node:
         """The first node of this op in the match."""
         return next(node for node in self.subgraph.nodes if node.op_name == op_name)
-
-    def program(self, start: TensorId) -> Program:
-        """The pointwise nodes of the match as a program whose value 0 is the tensor `start`."""
-        values = {start: 0}
-        steps: list[Step] = []
-        for node in self.subgraph.nodes:
-            if not node.op.pointwise:
-                continue
-            operands = tuple((port, self._operand(t, values)) for port, t in node.inputs)
-            steps.append(Step(node.op_name, operands, node.attributes))
-            values[node.output("output")] = len(steps)
-        return Program(tuple(steps))
-
-    def _operand(self, t: TensorId, values: Mapping[TensorId, int]) -> Chain | Scalar:
-        if t in values:
-            return Chain(values[t])
-        return Scalar.of(self.graph.tensors[t])
 
 
 @dataclass(frozen=True)
@@ -133,7 +100,7 @@ class Pattern:
     """
 
     name: str
-    template: Callable[[PatternGraph], Mapping[str, Symbol]]
+    template: Callable[[PatternGraph], Mapping[str, Made]]
     facts: Callable[[Match], object]
     grow: Callable[[Match], Iterable[frozenset[int]]] | None = None
 
@@ -209,15 +176,13 @@ def _is_convex(graph: Graph, nodes: frozenset[int]) -> bool:
     return not graph.needs(Subgraph(graph, tuple(sorted(nodes))).inputs, nodes)
 
 
-def _read(pattern: Pattern) -> tuple[Mapping[str, Symbol], NodeTemplate]:
+def _read(pattern: Pattern) -> tuple[Mapping[str, Made], NodeTemplate]:
     """What the template returns, and the node that matching starts from; PluginError if it is no template."""
     outputs = pattern.template(PatternGraph())
-    valid = isinstance(outputs, Mapping) and outputs and all(isinstance(s, Made | Tail) for s in outputs.values())
+    valid = isinstance(outputs, Mapping) and outputs and all(isinstance(s, Made) for s in outputs.values())
     if not valid:
-        raise PluginError(
-            f"pattern {pattern.name!r}: the template must return node outputs or tails by name, got {outputs!r}"
-        )
-    ends = [s.source.node if isinstance(s, Tail) else s.node for s in outputs.values()]
+        raise PluginError(f"pattern {pattern.name!r}: the template must return node outputs by name, got {outputs!r}")
+    ends = [made.node for made in outputs.values()]
     for anchor in ends:
         above = _above(anchor)
         if all(end in above for end in ends):
@@ -265,7 +230,7 @@ def _match_node(graph: Graph, template: NodeTemplate, index: int, found: _Found)
 
 
 def _port_orders(node: Node, ports: list[str]) -> list[list[str]]:
-    if node.op_name in COMMUTATIVE and len({node.input(port) for port in ports}) == 2:
+    if node.op.commutative and len({node.input(port) for port in ports}) == 2:
         return [ports, ports[::-1]]
     return [ports]
 
@@ -293,48 +258,14 @@ def _match_tensor(graph: Graph, symbol: Symbol, tensor: TensorId | None, found: 
         yield from _match_node(graph, symbol.node, made_by, found)
 
 
-def _complete(graph: Graph, outputs: Mapping[str, Symbol], found: _Found, grows: bool) -> Match | None:
+def _complete(graph: Graph, outputs: Mapping[str, Made], found: _Found, grows: bool) -> Match | None:
     """The Match for an assignment, or None if a tensor would be dropped; of one that grows, facts hold all outputs."""
-    inside, end = set(found.nodes.values()), None
     tensors = dict(found.names)
-    for name, symbol in outputs.items():
-        made = symbol.source if isinstance(symbol, Tail) else symbol
+    for name, made in outputs.items():
         t = graph.nodes[found.nodes[made.node]].output(made.port)
-        if isinstance(symbol, Tail):
-            tensors[name], end, taken = _follow(graph, t, symbol.ends, inside)
-            inside |= taken
-        elif t is not None and (not graph.tensors[t].virtual or t in graph.consumers):
+        if t is not None and (not graph.tensors[t].virtual or t in graph.consumers):
             tensors[name] = t
-    subgraph = Subgraph(graph, tuple(sorted(inside)))
-    kept = set(tensors.values()) | {t for _, t in (end.outputs if end else ())}
-    if not grows and any(t not in kept for t in subgraph.outputs):
+    subgraph = Subgraph(graph, tuple(sorted(found.nodes.values())))
+    if not grows and any(t not in tensors.values() for t in subgraph.outputs):
         return None
-    return Match(subgraph, tensors, end)
-
-
-def _follow(
-    graph: Graph, start: TensorId, ends: tuple[str, ...], inside: set[int]
-) -> tuple[TensorId, Node | None, set[int]]:
-    """Walk a tail from the tensor `start`: (last tensor of the chain, closing node, node indices)."""
-    taken: set[int] = set()
-    current = start
-    while graph.tensors[current].virtual:
-        readers = set(graph.consumers.get(current, ()))
-        if len(readers) != 1 or not readers.isdisjoint(inside | taken):
-            break
-        index = readers.pop()
-        node = graph.nodes[index]
-        if node.op_name in ends:
-            return current, node, taken | {index}
-        if not node.op.pointwise or not _belongs(graph, node, current, inside | taken):
-            break
-        taken.add(index)
-        current = node.output("output")
-    return current, None, taken
-
-
-def _belongs(graph: Graph, node: Node, chain: TensorId, inside: set[int]) -> bool:
-    """Whether the shape stays and every operand beside the chain is one element that needs nothing from inside."""
-    others = [t for _, t in node.inputs if t != chain]
-    same_shape = graph.tensors[node.output("output")].dim == graph.tensors[chain].dim
-    return same_shape and all(graph.tensors[t].elements == 1 and not graph.needs([t], inside) for t in others)
+    return Match(subgraph, tensors)

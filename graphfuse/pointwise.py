@@ -1,8 +1,6 @@
-"""A straight-line program of pointwise ops on one element: what a fused kernel applies per value.
+"""Steps of straight-line programs, and their operands: what a fused kernel applies to each value.
 
-In a `Program`, value 0 is what the kernel hands in, value k is the result of step k - 1 and the
-last value is the result; ``codegen.pointwise`` prints it. Steps of programs that work on rows
-read inputs, too (``rowwise``).
+``rowwise`` makes programs of them, ``codegen.pointwise`` prints them.
 """
 
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from graphfuse.ir import Tensor, TensorId
 
 @dataclass(frozen=True)
 class Chain:
-    """An operand computed earlier: value number `index`."""
+    """An operand computed earlier: the result of step number `index`."""
 
     index: int
 
@@ -36,7 +34,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Load:
-    """An operand read from memory: input number `index` of a row program."""
+    """An operand read from memory: input number `index` of the program."""
 
     index: int
 
@@ -52,16 +50,3 @@ class Step:
     operands: tuple[tuple[str, Operand], ...]
     attributes: tuple[tuple[str, object], ...] = ()
     rounded: data_type | None = None
-
-
-@dataclass(frozen=True)
-class Program:
-    """Steps in order; empty means the value is stored as it is."""
-
-    steps: tuple[Step, ...] = ()
-
-    @property
-    def scalars(self) -> tuple[Scalar, ...]:
-        """The distinct scalar operands in order of first use."""
-        found = (o for step in self.steps for _, o in step.operands if isinstance(o, Scalar))
-        return tuple(dict.fromkeys(found))

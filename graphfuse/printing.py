@@ -1,21 +1,16 @@
 """A user's graph printed as Python that builds it again."""
 
-from __future__ import annotations
-
 import builtins
 import keyword
 import math
 import re
-from typing import TYPE_CHECKING
 
 from graphfuse.dtypes import data_type
+from graphfuse.recorded import NodeRecord, Recorded
 from graphfuse.tensor import Tensor
 
-if TYPE_CHECKING:
-    from graphfuse.graph import NodeRecord, pygraph
 
-
-def to_python(graph: pygraph) -> str:
+def to_python(graph: Recorded) -> str:
     """Runnable source: imports graphfuse and leaves the graph in `graph`, its tensors in variables."""
     names = _variables(graph)
     made = {id(t) for node in graph.nodes for t in node.outputs.values()}
@@ -31,7 +26,7 @@ def to_python(graph: pygraph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _variables(graph: pygraph) -> dict[int, str]:
+def _variables(graph: Recorded) -> dict[int, str]:
     names: dict[int, str] = {}
     for t in graph.tensors:
         base = re.sub(r"\W+", "_", t.get_name(), flags=re.ASCII).strip("_") or "tensor"

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
+from graphfuse.ops import OPS, Cost
 from graphfuse.pointwise import Chain, Load, Operand, Scalar, Step
 
 INVERSE_RMS = "inverse_rms"
@@ -25,7 +26,34 @@ ROW_MEAN = "row_mean"
 """Step: mean(a * b) of a row."""
 GRADIENT = "gradient"
 """Step: inverse * (scaled - normal * mean), the difference rounded once: what `NORMALIZE` is differentiated to."""
-REDUCTIONS = (INVERSE_RMS, AMAX, ROW_MEAN)
+
+
+@dataclass(frozen=True)
+class RowOp:
+    """What is known of an op that only steps of row programs have. reduces: a row to one value. cost: of an element."""
+
+    reduces: bool
+    cost: Cost
+
+
+ROW_OPS = {
+    INVERSE_RMS: RowOp(reduces=True, cost=Cost.ARITHMETIC),
+    NORMALIZE: RowOp(reduces=False, cost=Cost.ARITHMETIC),
+    AMAX: RowOp(reduces=True, cost=Cost.FUNCTION),
+    ROW_MEAN: RowOp(reduces=True, cost=Cost.ARITHMETIC),
+    GRADIENT: RowOp(reduces=False, cost=Cost.ARITHMETIC),
+}
+"""Beside the op table's."""
+
+
+def reduces(step: Step) -> bool:
+    """Whether a step makes one value of a row."""
+    return step.op_name in ROW_OPS and ROW_OPS[step.op_name].reduces
+
+
+def cost_of(step: Step) -> Cost | None:
+    """What a step takes for each element."""
+    return (ROW_OPS.get(step.op_name) or OPS[step.op_name]).cost
 
 
 def reduced(step: Step) -> tuple[Operand, ...]:
@@ -115,8 +143,7 @@ class RowProgram:
         found: list[Shape] = []
         for step in self.steps:
             known = [found[o.index] if isinstance(o, Chain) else self.shape(o) for _, o in step.operands]
-            reduces = step.op_name in REDUCTIONS
-            found.append(Shape(any(k.rows for k in known), not reduces and any(k.columns for k in known)))
+            found.append(Shape(any(k.rows for k in known), not reduces(step) and any(k.columns for k in known)))
         return tuple(found)
 
     @cached_property
@@ -125,7 +152,7 @@ class RowProgram:
         found: list[int] = []
         for step in self.steps:
             before = max((found[o.index] for _, o in step.operands if isinstance(o, Chain)), default=0)
-            found.append(before + (step.op_name in REDUCTIONS))
+            found.append(before + reduces(step))
         return tuple(found)
 
     @cached_property
@@ -139,11 +166,11 @@ class RowProgram:
         for o in (o for s in self.sums for o in s.factors if isinstance(o, Chain)):
             found[o.index] = min(found[o.index], self.earliest[o.index])
         for k in reversed(range(len(self.steps))):
-            reduces = self.steps[k].op_name in REDUCTIONS
-            found[k] = self.earliest[k] if reduces else found[k]
+            reduction = reduces(self.steps[k])
+            found[k] = self.earliest[k] if reduction else found[k]
             for _, o in self.steps[k].operands:
                 if isinstance(o, Chain):
-                    found[o.index] = min(found[o.index], found[k] - reduces)
+                    found[o.index] = min(found[o.index], found[k] - reduction)
         return tuple(found)
 
     @property
@@ -171,7 +198,7 @@ class RowProgram:
     def reduced_after(self, phase: int) -> Iterator[tuple[int, Step]]:
         """The reductions that stand between a phase and the next."""
         for k, step in enumerate(self.steps):
-            if step.op_name in REDUCTIONS and self.phase[k] == phase + 1:
+            if reduces(step) and self.phase[k] == phase + 1:
                 yield k, step
 
     def summed_in(self, phase: int) -> Iterator[tuple[int, ColumnSum]]:

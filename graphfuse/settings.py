@@ -10,15 +10,14 @@
 | CUDA_HOME, CUDA_PATH | CUDA toolkits to prefer over the pip wheels, in this order |
 """
 
-import contextlib
 import os
 import re
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 DEVICE = re.compile(r"cpu|emulator|cuda(?::(\d+))?")
 """How a device is written; group 1 is the ordinal."""
+
+_tuning_dir: Path | None = None
 
 
 def device() -> str | None:
@@ -38,23 +37,22 @@ def cache_dir() -> Path:
 
 def tuning_dir() -> Path:
     """The directory for tuned knobs; it need not exist. ValueError for a relative GRAPHFUSE_TUNING_DIR."""
-    return _directory("GRAPHFUSE_TUNING_DIR") or _base("XDG_DATA_HOME", ".local/share") / "graphfuse" / "tuning"
+    return (
+        _tuning_dir
+        or _directory("GRAPHFUSE_TUNING_DIR")
+        or _base("XDG_DATA_HOME", ".local/share") / "graphfuse" / "tuning"
+    )
 
 
-@contextlib.contextmanager
-def nothing_tuned() -> Iterator[None]:
-    """As if the user had tuned nothing, for this process and those that it starts meanwhile."""
-    name = "GRAPHFUSE_TUNING_DIR"
-    before = os.environ.get(name)
-    with tempfile.TemporaryDirectory() as empty:
-        os.environ[name] = empty
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = before
+def use_tuning_dir(directory: Path | None) -> None:
+    """Have this process keep tuned knobs in `directory`, whatever the environment says; None: where that says."""
+    global _tuning_dir
+    _tuning_dir = directory
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """The environment for a process to start, with these variables set."""
+    return {**os.environ, **changes}
 
 
 def _directory(name: str) -> Path | None:

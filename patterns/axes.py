@@ -75,8 +75,8 @@ class Axes:
         node = self.graph.nodes[self.graph.producer[t]]
         if node.op_name == "reduction":
             return self.graph.tensors[t].dim != self.per_row
-        if node.op_name == "rmsnorm_backward":
-            return t != node.output("DX")
+        if any(port.over_rows and node.output(port.name) == t for port in node.op.outputs):
+            return True
         return node.op_name in ENDS
 
     @property

@@ -148,7 +148,7 @@ class Builder(abc.ABC):
             step = Step(node.op_name, operands, node.attributes, self.rounded(output))
             self.values[output] = self.step(step)
         written = self.subgraph.outputs
-        self.stores += [(t, self.values[t], None) for _, t in node.outputs if t in written & self.values.keys()]
+        self.stores += [(t, self.values[t], None) for _, t in node.outputs if t in written and t in self.values]
 
     def _store(self, views: Mapping[TensorId, View], t: TensorId, value: Chain, end: Node | None) -> Store:
         if end is None:

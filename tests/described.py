@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.pointwise import Chain, Load, Program, Scalar, Step
+from graphfuse.pointwise import Chain, Load, Scalar, Step
 from graphfuse.rowwise import INVERSE_RMS, NORMALIZE, RowProgram, Store, View
 
 
@@ -29,14 +29,17 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Described:
-    """output = epilogue(input * inverse_rms * weight + bias) on rows x columns."""
+    """output = epilogue(input * inverse_rms * weight + bias) on rows x columns.
+
+    Operands of the epilogue's steps: Chain(0) is what it is applied to, Chain(k) the result of step k - 1.
+    """
 
     rows: int
     columns: int
     input: Tensor
     weight: Tensor
     epsilon: Scalar
-    epilogue: Program
+    epilogue: tuple[Step, ...]
     output: Tensor
     bias: Tensor | None = None
     inverse_rms: Tensor | None = None
@@ -51,7 +54,7 @@ class Described:
             Step(INVERSE_RMS, (("input", Load(0)), ("epsilon", self.epsilon))),
             Step(NORMALIZE, (*normalize, *([("bias", Load(2))] if self.bias else []))),
         ]
-        for step in self.epilogue.steps:
+        for step in self.epilogue:
             operands = ((p, Chain(o.index + 1) if isinstance(o, Chain) else o) for p, o in step.operands)
             steps.append(replace(step, operands=tuple(operands)))
         scale = self.block_scale and self.block_scale.view()

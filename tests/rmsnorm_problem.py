@@ -11,7 +11,7 @@ from graphfuse.device import for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm import RmsNormEngine
 from graphfuse.enums import heur_mode
-from graphfuse.pointwise import Chain, Program, Scalar, Step
+from graphfuse.pointwise import Chain, Scalar, Step
 
 ENGINE = RmsNormEngine()
 DEVICE = for_arch("sm_90a")
@@ -25,14 +25,12 @@ NUMPY = {
     data_type.FP8_E5M2: np.dtype(ml_dtypes.float8_e5m2),
     data_type.FP4_E2M1: np.dtype(np.uint8),
 }
-SWISH = Program((Step("swish", (("input", Chain(0)),), (("swish_beta", 1.5),)),))
+SWISH = (Step("swish", (("input", Chain(0)),), (("swish_beta", 1.5),)),)
 # y * factor (float16 in device memory) + offset (by value)
-SCALED = Program(
-    (
-        *SWISH.steps,
-        Step("scale", (("input", Chain(1)), ("scale", Scalar(FACTOR, "factor", data_type.HALF, False)))),
-        Step("add", (("a", Chain(2)), ("b", Scalar(OFFSET, "offset", data_type.FLOAT, True)))),
-    )
+SCALED = (
+    *SWISH,
+    Step("scale", (("input", Chain(1)), ("scale", Scalar(FACTOR, "factor", data_type.HALF, False)))),
+    Step("add", (("a", Chain(2)), ("b", Scalar(OFFSET, "offset", data_type.FLOAT, True)))),
 )
 
 
@@ -48,7 +46,7 @@ class Problem:
     y: data_type = data_type.FLOAT
     bias: data_type | None = None
     inverse_rms: bool = False
-    program: Program = SWISH
+    program: tuple[Step, ...] = SWISH
     gap: int = 0
     offset: int = 0
     largest: float = 4.0
@@ -108,7 +106,7 @@ class Problem:
         y = x * self.expected_inverse[:, None] * w
         if self.bias:
             y = y + self.buffers[B].astype(np.float64)
-        if self.program.steps:
+        if self.program:
             y = y / (1 + np.exp(-1.5 * y))
         if self.program is SCALED:
             y = y * 0.75 + 0.125

@@ -3,11 +3,10 @@
 import numpy as np
 import torch
 
-from graphfuse.codegen.pointwise import functor
+from graphfuse.codegen.pointwise import expression
 from graphfuse.codegen.render import render
-from graphfuse.dtypes import data_type
 from graphfuse.ops import OPS
-from graphfuse.pointwise import Chain, Program, Scalar, Step
+from graphfuse.pointwise import Load, Step
 
 VARIANTS = {
     "relu": [
@@ -43,27 +42,23 @@ TERMS = {
 }
 
 
-def source(function: str) -> tuple[str, str]:
-    """(text that includes generated.cuh, that file): `function` for each case i, with {i} and {call}, the form of
-    a[k] and b[k]."""
-    text = ['#include "graphfuse/simt.cuh"', '#include "graphfuse/math.cuh"', '#include "generated.cuh"']
-    generated = []
+def source(function: str) -> str:
+    """`function` for each case i, with {i} and {form}, that of a[k] and b[k]."""
+    text = ['#include "graphfuse/simt.cuh"', '#include "graphfuse/math.cuh"']
     for i, (op, attributes) in enumerate(CASES):
-        values = (Chain(0), Scalar(0, "b", data_type.FLOAT, True))
-        operands = [(port.name, value) for port, value in zip(op.inputs, values, strict=False)]
-        generated.append(functor(Program((Step(op.name, tuple(operands), tuple(attributes.items())),)), f"F{i}").source)
-        call = f"F{i}{'{b[k]}' if len(operands) == 2 else '{}'}(a[k])"
-        text.append(function.format(i=i, call=call))
-    return "\n".join(text), "".join(generated)
+        operands = tuple((port.name, Load(number)) for number, port in enumerate(op.inputs))
+        form = expression(Step(op.name, operands, tuple(attributes.items())), lambda o: f"{'ab'[o.index]}[k]")
+        text.append(function.format(i=i, form=form))
+    return "\n".join(text)
 
 
 def kernels() -> str:
     """CUDA C++: form_N(a, b, out, count), a thread per element."""
-    text, generated = source(
+    text = source(
         'extern "C" GF_KERNEL(256) form_{i}(const float* a, const float* b, float* out, int count) {{\n'
-        "  const int k = blockIdx.x * 256 + threadIdx.x;\n  if (k < count) out[k] = {call};\n}}"
+        "  const int k = blockIdx.x * 256 + threadIdx.x;\n  if (k < count) out[k] = {form};\n}}"
     )
-    return render(text, generated)
+    return render('#include "generated.cuh"\n' + text, "")
 
 
 def operands(index: int) -> tuple[np.ndarray, np.ndarray]:

@@ -249,3 +249,14 @@ def test_wrong_arguments_are_told_what_the_op_takes(call, message):
     g = graphs.new()
     with pytest.raises(GraphTypeError, match=message):
         call(g, g.tensor([4, 4]))
+
+
+def test_a_node_without_a_name_gets_one_that_is_free():
+    g = graphs.new()
+    x = g.relu(g.tensor([2, 3]), name="relu.1")
+    for _ in range(2):
+        x = g.relu(x)
+    g.tanh(x).set_output()
+    assert [node.name for node in g.nodes] == ["relu.1", "relu.2", "relu.3", "tanh.0"]
+    with pytest.raises(GraphValidationError, match="node 'relu.2'.*names must differ"):
+        g.relu(x, name="relu.2")

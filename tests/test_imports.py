@@ -26,29 +26,25 @@ LAYERS = (
     ("ops",),
     ("ir",),
     ("pointwise", "tensor", "verify", "vocabulary"),
-    ("rowwise",),
-    ("engine",),
+    ("rowwise", "recorded", "lower"),
+    ("engine", "freeze", "printing"),
     ("arguments",),
     ("match", "codegen"),
     ("patterns",),
-    ("engines", "plugins", "runtime", "emulator", "graph"),
-    ("tables",),
-    ("freeze", "lower", "printing", "plan"),
+    ("engines", "runtime", "emulator"),
+    ("plugins", "tables", "record"),
+    ("plan",),
     ("planner",),
-    ("explain", "functional", "record"),
-    ("torch", "tuning"),
+    ("explain", "tuning"),
+    ("graph",),
+    ("functional",),
+    ("torch",),
     ("benchmarks",),
     ("cli",),
 )
 
-# Imports against that order, inside functions: where a user's call enters the machinery,
-# and the one place where the registry asks for what is installed.
-LATE = {
-    "graph": {"freeze", "planner", "explain", "printing", "runtime", "tuning"},
-    "planner": {"runtime", "emulator"},
-    "record": {"runtime"},
-    "plugins": {"engines", "patterns"},
-}
+CIRCLE = {"functional.function", "functional.operator", "functional.shortcut"}
+"""Who knows whom there is for type checkers alone."""
 
 SHARED = {"engines.accepted", "engines.limits", "engines.row_kernel"}
 """What engines have in common."""
@@ -77,30 +73,34 @@ def modules() -> dict[str, ast.Module]:
 
 
 @functools.cache
-def imports(name: str) -> tuple[tuple[str, bool], ...]:
-    """(absolute module or attribute, whether inside a function) of each import; those for type checkers left out."""
+def imports(name: str) -> tuple[tuple[str, str], ...]:
+    """(absolute module or attribute, when) of each import: "now", "late" inside a function, "typed" for type checkers
+    alone."""
     found = []
 
-    def walk(node, late):
+    def walk(node, when):
         for child in ast.iter_child_nodes(node):
+            its = when
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
+                its = "typed"
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                its = "late" if when == "now" else when
             if isinstance(child, ast.Import):
-                found.extend((alias.name, late) for alias in child.names)
+                found.extend((alias.name, its) for alias in child.names)
             if isinstance(child, ast.ImportFrom):
                 assert not child.level, f"{name}: relative import"
-                found.extend((f"{child.module}.{alias.name}", late) for alias in child.names)
-            walk(child, late or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+                found.extend((f"{child.module}.{alias.name}", its) for alias in child.names)
+            walk(child, its)
 
-    walk(modules()[name], False)
+    walk(modules()[name], "now")
     return tuple(found)
 
 
-def inside(name: str) -> list[tuple[str, bool]]:
+def inside(name: str) -> list[tuple[str, str]]:
     """Imports of graphfuse's own modules, dotted below graphfuse."""
-    own = [(i.removeprefix("graphfuse."), late) for i, late in imports(name) if i.startswith("graphfuse.")]
+    own = [(i.removeprefix("graphfuse."), when) for i, when in imports(name) if i.startswith("graphfuse.")]
     # `from graphfuse.a import b`: b is a module of its own or a name in a.
-    return [(i if i in modules() else i.rpartition(".")[0] or i, late) for i, late in own]
+    return [(i if i in modules() else i.rpartition(".")[0] or i, when) for i, when in own]
 
 
 def package(name: str) -> str:
@@ -117,12 +117,11 @@ def test_the_table_has_every_module():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_go_one_way(name):
+    """Whether at once, inside a function or for type checkers alone."""
     me = package(name)
-    for other, late in inside(name):
+    for other, _ in inside(name):
         its = package(other)
-        if its == me or (late and its in LATE.get(me, ())):
-            continue
-        assert LEVEL[its] < LEVEL[me], f"{name} imports {other}, which is not below it"
+        assert its == me or LEVEL[its] < LEVEL[me], f"{name} imports {other}, which is not below it"
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -135,14 +134,17 @@ def test_closer_rules(name):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_no_cycle_at_import_time(name):
-    reached, waiting = set(), [o for o, late in inside(name) if not late]
+def test_no_circle(name):
+    """Nor one by imports inside functions or for type checkers: what a module needs can be read without it."""
+    before = {other: name for other, _ in inside(name)}
+    waiting = list(before)
     while waiting:
-        other = waiting.pop()
-        if other not in reached:
-            reached.add(other)
-            waiting += [o for o, late in inside(other) if not late]
-    assert name not in reached
+        module = waiting.pop()
+        for other, _ in inside(module):
+            if other not in before:
+                before[other] = module
+                waiting.append(other)
+    assert (name in before) == (name in CIRCLE), f"{name} is imported by {before.get(name)}, which it needs"
 
 
 @pytest.mark.parametrize("name", ["__init__", *MODULES])
@@ -153,7 +155,7 @@ def test_who_touches_the_outside(name):
     # Which others import late in their turn; functional and torch are for torch's tensors, whose operators they make.
     if name != "runtime.cuda_core":
         heavy = ("torch", "numpy", "cuda", "graphfuse.runtime.cuda_core")[package(name) in ("functional", "torch") :]
-        assert not [i for i, late in imports(name) if not late and any(f"{i}.".startswith(f"{h}.") for h in heavy)]
+        assert not [i for i, when in imports(name) if when == "now" and any(f"{i}.".startswith(f"{h}.") for h in heavy)]
     text = ast.unparse(modules()[name])
     if name != "settings":
         assert not re.search(r"\bos\.environ|\bgetenv|\bimport environ", text)

@@ -80,6 +80,17 @@ def test_cooperative_clusters_are_ranges(cooperative, cluster, replay):
     assert profile.replay_of(Launch(8, 128, (), cluster, cooperative=cooperative)) is replay
 
 
+def test_what_the_user_tuned_is_not_profiled(monkeypatch, tmp_path):
+    monkeypatch.setenv("GRAPHFUSE_TUNING_DIR", str(tmp_path / "tuned"))
+    program, said = tmp_path / "ncu", tmp_path / "said"
+    program.write_text(f'#!/bin/sh\nls "$GRAPHFUSE_TUNING_DIR" > {said}; echo "$GRAPHFUSE_TUNING_DIR" >> {said}\n')
+    program.chmod(0o755)
+    with pytest.raises(profile.ProfilerError):
+        profile.collect(program, tmp_path, "rmsnorm-silu", ncu.KERNEL, [0])
+    (directory,) = said.read_text().splitlines()  # empty when ncu ran
+    assert directory and directory != str(tmp_path / "tuned")
+
+
 @pytest.mark.parametrize("bench", profile.CASES)
 def test_every_case_is_replayed_in_one_way(bench):
     places = profile.planned(bench, Handle(for_arch("sm_90a")))

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engines.accepted import FP8, rounding_notes
+from graphfuse.engines.accepted import FP8, op_notes, rounding_notes
 from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
 from graphfuse.engines.rmsnorm.row import Row
-from graphfuse.ops import OPS
 from graphfuse.patterns.rmsnorm import RmsNormFacts
 
 _FP8_INSTRUCTION = 89  # and newer
@@ -18,8 +17,7 @@ def notes(facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> Iterator[
     program = facts.program
     yield from rounding_notes(program)
     yield "sum of squares: a fixed binary tree, the same bits for every row count, knob and run"
-    if any("gf::sigmoid" in OPS[step.op_name].cuda for step in program.steps if step.op_name in OPS):
-        yield "sigmoid of x: relative error below 5e-7 + 8e-8 |x|; below x = -87 absolute, below 1.2e-38"
+    yield from op_notes(program)
     if not Row.of(facts).resident(knobs):
         yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"
     instruction, software = "instruction", "software, bit-identical to the instruction"

@@ -6,6 +6,8 @@ from graphfuse.device import Device
 from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
 from graphfuse.engines.rmsnorm_backward.row import Row
+from graphfuse.ops import Cost
+from graphfuse.rowwise import cost_of
 
 # Nanoseconds, fitted to searches on an H200 over the sizes of the backward's benches (docs/tuning.md).
 _BYTES = 31.6  # that memory moves for an SM in one
@@ -18,7 +20,6 @@ _CTA = 58.0  # of a round, for each CTA on an SM
 _START, _FILLED, _PARTIAL = 2840.0, 4.9e-3, 2.2e-4  # of a launch; of each byte first copied to an SM, of partial sums
 # Instructions of a warp: for a row; of each element for each step of the program and for what is read or written.
 _ROW, _STEP, _FUNCTION, _OPERAND = 200.0, 1.4, 4.2, 0.9
-_ARITHMETIC = ("add", "mul", "sub", "scale", "neg", "identity", "row_mean", "gradient")
 _SHARPNESS = 4.0  # with which what takes longest hides the rest
 
 
@@ -39,7 +40,7 @@ def cost(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> float:
         whole += 8 * facts.columns * len(program.sums)
     moved = whole * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
     elements = row.steps(knobs) * row.passes(knobs) * row.piece
-    each = sum(_STEP if step.op_name in _ARITHMETIC else _FUNCTION for step in program.steps)
+    each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.steps)
     each += _OPERAND * (len(program.inputs) + len(program.stores) + len(program.sums))
     warps = knobs.rows_per_cta * max(1.0, per_sm) / knobs.cluster * knobs.threads_per_row / WARP
     busy = warps * (_ROW + each * elements) / _ISSUED

@@ -9,7 +9,7 @@ from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import KernelEngine, Launch, No, Problem
-from graphfuse.engines.accepted import rounding_notes
+from graphfuse.engines.accepted import op_notes, rounding_notes
 from graphfuse.engines.rmsnorm_backward.accepted import reasons
 from graphfuse.engines.rmsnorm_backward.cost import cost
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs, every_knob
@@ -121,6 +121,7 @@ def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
 def _notes(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Iterator[str]:
     yield from rounding_notes(facts.program)
     yield "mean over a row: a fixed binary tree, the same bits for every row count, knob and run"
+    yield from op_notes(facts.program)
     if facts.program.sums:
         yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"
     if not Row.of(facts).resident(knobs):

@@ -8,6 +8,8 @@ from graphfuse.codegen.per_row import maxima
 from graphfuse.codegen.rows import PHASES, Rows, access
 from graphfuse.codegen.stores import stored
 from graphfuse.codegen.sums import added
+from graphfuse.enums import reduction_mode
+from graphfuse.ops import REDUCTIONS
 from graphfuse.pointwise import Load
 from graphfuse.rowwise import AMAX, reduced
 
@@ -71,6 +73,7 @@ def _run(elements: Elements) -> Iterator[str]:
     for number, k in enumerate(largest):
         (o,) = reduced(program.steps[k])
         at = f"maxima[{number}]"
-        yield f"    {at} = inside ? gf::max({at}, gf::max_magnitude({elements.array(o)})) : {at};"
+        folded = REDUCTIONS[reduction_mode.AMAX].fold.format(to=at, values=elements.array(o))
+        yield f"    {at} = inside ? {folded} : {at};"
     yield from stored(elements)
     yield "  }"

@@ -1,4 +1,4 @@
-"""Prints a pointwise program as C++: a function object with its scalar operands.
+"""Prints steps as C++: the scalar form of each, its attributes and one-element operands.
 
 Names of the user's tensors never enter the text: kernels of equal problems are equal,
 and nothing a user writes is compiled.
@@ -6,56 +6,10 @@ and nothing a user writes is compiled.
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from graphfuse.engine import Address, Argument, HostScalar
 from graphfuse.ops import OPS
-from graphfuse.pointwise import Chain, Operand, Program, Scalar, Step
-
-
-@dataclass(frozen=True)
-class Functor:
-    """Source text of a function object, and what the launch passes for it.
-
-    source: ``struct Epilogue`` with ``float operator()(float) const``, then the macros
-    ``EPILOGUE_PARAMETERS`` (kernel parameters, each with a leading comma) and
-    ``EPILOGUE_ARGUMENTS`` (initializers of the struct, which read each scalar once).
-    arguments: the kernel arguments, in the order of the parameters.
-    """
-
-    source: str
-    arguments: tuple[Argument, ...]
-
-
-def functor(program: Program, name: str = "Epilogue") -> Functor:
-    """`program` as ``struct NAME`` with macros ``NAME_PARAMETERS`` and ``NAME_ARGUMENTS`` in capitals.
-
-    ValueError: a step is not a pointwise op, or an attribute is not a number.
-    """
-    number = {scalar: i for i, scalar in enumerate(program.scalars)}
-
-    def operand(value: Chain | Scalar) -> str:
-        return f"x{value.index}" if isinstance(value, Chain) else f"s{number[value]}"
-
-    body = [f"    const float x{k + 1} = {expression(step, operand)};" for k, step in enumerate(program.steps)]
-
-    prefix = name.lower()
-    indices = range(len(number))
-    fields = [f"  float s{i};" for i in indices]
-    parameters = [f", {parameter_type(scalar)} {prefix}_{i}" for scalar, i in number.items()]
-    initializers = [f"gf::scalar({prefix}_{i})" for i in indices]
-    lines = [
-        f"struct {name} {{",
-        *fields,
-        "  GF_DEVICE float operator()(float x0) const {",
-        *body,
-        f"    return x{len(program.steps)};",
-        "  }",
-        "};",
-        f"#define {name.upper()}_PARAMETERS {''.join(parameters)}".rstrip(),
-        f"#define {name.upper()}_ARGUMENTS {', '.join(initializers)}".rstrip(),
-    ]
-    return Functor("\n".join(lines) + "\n", tuple(argument(scalar) for scalar in number))
+from graphfuse.pointwise import Operand, Scalar, Step
 
 
 def expression(step: Step, operand: Callable[[Operand], str]) -> str:

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphfuse.dtypes import data_type
+from graphfuse.ops import Cost
 from graphfuse.pointwise import Chain, Load, Operand
-from graphfuse.rowwise import RowProgram, Store, View
+from graphfuse.rowwise import RowProgram, Store, View, cost_of
 
 ACCESS = 16
 """Bytes of the widest memory access."""
 
 PHASES = range(3)
 """Those that kernels have; behind a program's last they are empty."""
-
-_LIGHT = ("add", "mul", "neg", "scale", "sub")
 
 
 def access(view: View, elements: int) -> int:
@@ -52,7 +51,7 @@ class Rows:
     @property
     def _again(self) -> frozenset[Chain | Load]:
         """What is not kept though a later phase needs it: what is read, for it lies in shared memory or the L1, and
-        what takes one operation to work out from that."""
+        what takes an operation or two to work out from that."""
         if not self.stages:
             return frozenset()
         program = self.program
@@ -63,7 +62,9 @@ class Rows:
         light = (
             Chain(k)
             for k, step in enumerate(program.steps)
-            if step.op_name in _LIGHT and step.rounded is None and not any(varies(o) for _, o in step.operands)
+            if cost_of(step) is Cost.ARITHMETIC
+            and step.rounded is None
+            and not any(varies(o) for _, o in step.operands)
         )
         return frozenset([*light, *map(Load, range(len(program.inputs)))])
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from graphfuse.codegen.elements import Elements
 from graphfuse.codegen.rows import Rows, access
+from graphfuse.enums import reduction_mode
+from graphfuse.ops import REDUCTIONS
 from graphfuse.rowwise import RowProgram, Store
 
 
@@ -20,8 +22,9 @@ def stored(elements: Elements) -> Iterator[str]:
 
 def _amax(elements: Elements, number: int, store: Store) -> Iterator[str]:
     largest = f"largest[{amaxes(elements.program).index(number)}]"
+    folded = REDUCTIONS[reduction_mode.AMAX].fold.format(to=largest, values=elements.array(store.value))
     yield "    if (inside && row.exists) {"
-    yield f"      {largest} = gf::max({largest}, gf::max_magnitude({elements.array(store.value)}));"
+    yield f"      {largest} = {folded};"
     yield "    }"
 
 

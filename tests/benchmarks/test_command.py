@@ -14,7 +14,7 @@ from graphfuse.benchmarks import command
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
-from graphfuse.tuning.sizes import OUTPUTS
+from graphfuse.benchmarks.sizes import OUTPUTS
 
 SMALL = [Case(33, 64, output) for output in OUTPUTS]
 

@@ -2,16 +2,15 @@
 
 import functools
 import json
-import subprocess
-import sys
-from pathlib import Path
+import os
 
 import pytest
 
 import bench_record
 from graphfuse import record, settings
-from graphfuse.benchmarks import command
+from graphfuse.benchmarks import command, session
 from graphfuse.benchmarks.rmsnorm_silu import BENCH
+from graphfuse.benchmarks.untuned import untuned
 
 
 def test_a_record_is_whole_and_compact(tmp_path):
@@ -61,10 +60,15 @@ def test_a_part_is_no_whole(tmp_path):
 
 
 def test_what_the_user_tuned_does_not_count(monkeypatch, tmp_path):
+    """In this process and those that compile for it; its environment stays as it is."""
     monkeypatch.setenv("GRAPHFUSE_TUNING_DIR", str(tmp_path))
-    with settings.nothing_tuned():
-        assert not [*settings.tuning_dir().iterdir()]
-        child = "from graphfuse import settings; print(settings.tuning_dir())"
-        said = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout
-        assert Path(said.strip()) == settings.tuning_dir() != tmp_path
+    before = dict(os.environ)
+    with untuned() as empty:
+        assert settings.tuning_dir() == empty != tmp_path and not [*empty.iterdir()]
+        assert os.environ == before
+        with session.processes(1) as pool:
+            assert pool.submit(settings.tuning_dir).result() == empty
+    assert settings.tuning_dir() == tmp_path
+    with pytest.raises(ZeroDivisionError), untuned():
+        raise ZeroDivisionError
     assert settings.tuning_dir() == tmp_path

@@ -8,7 +8,7 @@ from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, stream, torch_eager
 from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
-from graphfuse.tuning.sizes import OUTPUTS
+from graphfuse.benchmarks.sizes import OUTPUTS
 
 SMALL = [Case(33, 64, output) for output in OUTPUTS]
 

@@ -7,50 +7,42 @@ import pytest
 import torch
 
 import scalar_forms
-from graphfuse.codegen.pointwise import functor, literal
+from graphfuse.codegen.pointwise import argument, expression, literal, parameter_type
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, HostScalar
-from graphfuse.pointwise import Chain, Program, Scalar, Step
+from graphfuse.pointwise import Chain, Load, Scalar, Step
+from graphfuse.rowwise import RowProgram
 from scalar_forms import CASES
 
 
-def test_empty_program_is_the_identity():
-    printed = functor(Program())
-    assert "return x0;" in printed.source
-    assert printed.arguments == ()
-    assert printed.source.splitlines()[-2:] == ["#define EPILOGUE_PARAMETERS", "#define EPILOGUE_ARGUMENTS"]
+def test_operands_stand_where_their_ports_are():
+    step = Step("sub", (("b", Chain(1)), ("a", Load(0))), ())
+    assert expression(step, lambda o: f"{'x' if isinstance(o, Chain) else 'l'}{o.index}") == "(l0 - x1)"
 
 
-def test_scalars_are_parameters_in_order_of_first_use():
+def test_scalars_are_passed_by_value_or_by_address():
     alpha = Scalar(7, "alpha", data_type.FLOAT, True)
     beta = Scalar(9, "beta", data_type.BFLOAT16, False)
-    program = Program(
-        (
-            Step("mul", (("a", Chain(0)), ("b", beta))),
-            Step("add", (("a", alpha), ("b", Chain(1)))),
-            Step("sub", (("a", Chain(2)), ("b", beta))),
-        )
+    assert [parameter_type(s) for s in (alpha, beta)] == ["float", "const gf::bf16*"]
+    assert [argument(s) for s in (alpha, beta)] == [HostScalar(7), Address(9)]
+
+
+def test_one_element_operands_are_numbered_in_the_order_of_their_first_use():
+    alpha = Scalar(7, "alpha", data_type.FLOAT, True)
+    beta = Scalar(9, "beta", data_type.BFLOAT16, False)
+    steps = (
+        Step("mul", (("a", Load(0)), ("b", beta))),
+        Step("add", (("a", alpha), ("b", Chain(0)))),
+        Step("sub", (("a", Chain(1)), ("b", beta))),
     )
-    printed = functor(program)
-    assert printed.arguments == (Address(9), HostScalar(7))
-    assert "#define EPILOGUE_PARAMETERS , const gf::bf16* epilogue_0, float epilogue_1" in printed.source
-    assert "#define EPILOGUE_ARGUMENTS gf::scalar(epilogue_0), gf::scalar(epilogue_1)" in printed.source
-    for line in ("float x1 = (x0 * s0);", "float x2 = (s1 + x1);", "float x3 = (x2 - s0);", "return x3;"):
-        assert line in printed.source
-
-
-def test_names_do_not_enter_the_source():
-    def named(name):
-        return functor(Program((Step("add", (("a", Chain(0)), ("b", Scalar(1, name, data_type.FLOAT, True)))),)))
-
-    assert named("x") == named('"); system("true')
+    assert RowProgram((), steps, ()).scalars == (beta, alpha)
 
 
 def test_only_pointwise_ops_and_numbers_are_printed():
     with pytest.raises(ValueError, match="rmsnorm"):
-        functor(Program((Step("rmsnorm", (("input", Chain(0)),)),)))
+        expression(Step("rmsnorm", (("input", Chain(0)),)), str)
     with pytest.raises(ValueError, match="'1; evil'"):
-        functor(Program((Step("swish", (("input", Chain(0)),), (("swish_beta", "1; evil"),)),)))
+        expression(Step("swish", (("input", Chain(0)),), (("swish_beta", "1; evil"),)), str)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1, -2.5, 0.1, 1e-45, -3.4e38, 1e-60, 1e300, -1e300, float("inf"), 7])
@@ -67,11 +59,11 @@ def test_literals_are_exact(host_library, value):
 @pytest.fixture(scope="module")
 def forms(host_library):
     """All cases in one library: form_N(a, b, out, count)."""
-    text, generated = scalar_forms.source(
+    text = scalar_forms.source(
         'extern "C" void form_{i}(const float* a, const float* b, float* out, long count) {{\n'
-        "  (void)b;\n  for (long k = 0; k < count; ++k) out[k] = {call};\n}}"
+        "  (void)b;\n  for (long k = 0; k < count; ++k) out[k] = {form};\n}}"
     )
-    return host_library(text, generated)
+    return host_library(text)
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=scalar_forms.IDS)

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import cubin
+from graphfuse.benchmarks import sizes
 from graphfuse.device import for_arch
 from graphfuse.runtime import nvrtc
-from graphfuse.tuning import sizes
 
 pytestmark = pytest.mark.compile
 

@@ -16,7 +16,7 @@ from graphfuse.freeze import freeze
 from graphfuse.graph import pygraph
 from graphfuse.lower import lower
 from graphfuse.patterns import rmsnorm
-from graphfuse.pointwise import Chain, Program, Scalar, Step
+from graphfuse.pointwise import Chain, Scalar, Step
 
 
 class Engine(RmsNormEngine):
@@ -59,7 +59,7 @@ def facts(columns=1024, rows=100, x=data_type.BFLOAT16, y=data_type.BFLOAT16, **
         weight=Tensor(W, "w", data_type.BFLOAT16, None),
         bias=None,
         epsilon=Scalar(EPS, "eps", data_type.FLOAT, True),
-        epilogue=Program((Step("swish", (("input", Chain(0)),), (("swish_beta", 1.0),)),)),
+        epilogue=(Step("swish", (("input", Chain(0)),), (("swish_beta", 1.0),)),),
         output=Tensor(Y, "y", y, columns),
         block_scale=Tensor(SCALES, "s", data_type.FP8_E4M3, columns // 16) if block else None,
         block_size=block,
@@ -74,9 +74,7 @@ def with_view(base: Described, field: str, **changes) -> Described:
 BASE, FP4 = facts(), facts(y=data_type.FP4_E2M1)
 BIAS = Tensor(B, "b", data_type.HALF, None)
 INVERSE = Tensor(RMS, "r", data_type.FLOAT, 1)
-INT_SCALAR = Program(
-    (Step("mul", (("a", Chain(0)), ("b", Scalar(FACTOR, "factor", data_type.INT32, False)))),),
-)
+INT_SCALAR = (Step("mul", (("a", Chain(0)), ("b", Scalar(FACTOR, "factor", data_type.INT32, False)))),)
 
 DECLINED = [
     (BASE, CPU, "needs a CUDA device or the emulator; got cpu"),
@@ -329,7 +327,7 @@ def test_pieces_and_steps(columns, knobs, piece, steps):
 
 def test_launch_passes_strides_in_bytes_and_scalars():
     factor = Scalar(FACTOR, "factor", data_type.HALF, False)
-    program = Program((Step("mul", (("a", Chain(0)), ("b", factor))),))
+    program = (Step("mul", (("a", Chain(0)), ("b", factor))),)
     problem = dataclasses.replace(FP4, epilogue=program, bias=BIAS, inverse_rms=INVERSE, rows=100)
     launch = ENGINE.launch(problem, RmsNormKnobs(64, 128))
     assert (launch.grid, launch.block, launch.shared_bytes, launch.scratch_bytes) == (50, 128, 0, 0)
@@ -363,7 +361,7 @@ def test_notes_tell_instruction_from_software():
         assert "FP4 conversion: instruction" in notes(FP4, arch) and "2^-22" not in notes(FP4, arch)
     assert "FP4 conversion: software" in " | ".join(ENGINE.notes(FP4, RmsNormKnobs(64, 128), EMULATOR))
     assert "sigmoid of x: relative error below 5e-7 + 8e-8 |x|" in notes(BASE, "sm_90a")
-    assert "sigmoid" not in notes(facts(epilogue=Program()), "sm_90a")
+    assert "sigmoid" not in notes(facts(epilogue=()), "sm_90a")
     assert "max(scale, amax - 6 * scale)" in notes(FP4, "sm_90a")
     assert "conversion" not in notes(BASE, "sm_80")
     assert "not rounded" in notes(BASE, "sm_80")

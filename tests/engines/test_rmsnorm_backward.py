@@ -219,6 +219,10 @@ def test_long_rows_are_spread_over_clusters_where_there_are_some():
     assert hopper.cluster > 1 and (ampere.threads_per_row, ampere.threads, ampere.stages) == (512, 512, 1)
     notes = ENGINE.notes(facts_of(case), ampere, for_arch("sm_80"))
     assert "rows of 65536 columns do not fit in registers: they are read again in each phase" in notes
+    silu = facts_of(Gradient(8, 64, activation="silu"))
+    for facts, has in ((facts_of(case), False), (silu, True)):
+        knobs = ENGINE.propose(facts, H200, heur_mode.A)[0]
+        assert any(note.startswith("sigmoid of x") for note in ENGINE.notes(facts, knobs, H200)) is has
 
 
 # Launches

@@ -11,7 +11,6 @@ import oracle
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm import RmsNormKnobs
 from graphfuse.enums import heur_mode
-from graphfuse.pointwise import Program
 from rmsnorm_problem import DEVICE, ENGINE, NUMPY, RMS, SCALED, SCALES, B, Problem, W, X, Y, assert_close
 
 pytestmark = pytest.mark.emulate
@@ -33,7 +32,7 @@ def test_float32_result(rows, columns):
         dict(x=data_type.BFLOAT16, w=data_type.HALF, y=data_type.BFLOAT16, bias=data_type.FLOAT),
         dict(x=data_type.FLOAT, w=data_type.BFLOAT16, y=data_type.FLOAT, bias=data_type.HALF, inverse_rms=True),
         dict(y=data_type.HALF, program=SCALED, inverse_rms=True),
-        dict(y=data_type.BFLOAT16, gap=8, program=Program()),
+        dict(y=data_type.BFLOAT16, gap=8, program=()),
         dict(y=data_type.BFLOAT16, gap=3),
         dict(y=data_type.BFLOAT16, offset=1, bias=data_type.BFLOAT16),
         dict(x=data_type.FLOAT, y=data_type.HALF, offset=2, gap=2),
@@ -69,7 +68,7 @@ def test_fp8_is_the_float32_result_rounded(dtype, columns, largest):
     "rows, columns, x", [(1, 16, "BFLOAT16"), (3, 48, "FLOAT"), (3, 64, "HALF"), (2, 1040, "FLOAT")]
 )
 def test_nvfp4_is_the_float32_result_quantized(rows, columns, x):
-    options = dict(x=data_type[x], w=data_type.FLOAT, program=Program())
+    options = dict(x=data_type[x], w=data_type.FLOAT, program=())
     exact = Problem(rows, columns, **options)
     problem = Problem(rows, columns, y=data_type.FP4_E2M1, **options)
     for p in (exact, problem):

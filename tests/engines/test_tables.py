@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphfuse import engines, heur_mode, plan, plugins
-from graphfuse.benchmarks import rmsnorm_backward, rmsnorm_silu, rmsnorm_training
+from graphfuse.benchmarks import rmsnorm_backward, rmsnorm_silu, rmsnorm_training, sizes
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.device import ARCHES, for_arch
 from graphfuse.engine import Problem, knobs_from_dict, knobs_to_dict
@@ -17,7 +17,6 @@ from graphfuse.lower import lower
 from graphfuse.tables import store
 from graphfuse.tables.entry import Entry, Source
 from graphfuse.tables.tunings import Tunings, said
-from graphfuse.tuning import sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = sorted((ROOT / "engines").rglob("*.json"))

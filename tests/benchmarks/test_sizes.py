@@ -4,10 +4,10 @@ import pytest
 from typer.testing import CliRunner
 
 from graphfuse import record
+from graphfuse.benchmarks import sizes, tuning
 from graphfuse.cli import app
 from graphfuse.device import for_arch
 from graphfuse.tables.entry import Entry, Source
-from graphfuse.tuning import command, sizes
 
 SIZES = (*sizes.seeds(), *sizes.off_the_table())
 
@@ -65,4 +65,4 @@ def test_what_is_tuned_is_known_again():
     part, other = (sizes.Size(r, 64, "bf16").plans(for_arch("sm_90a"))[0].parts[0] for r in (100, 101))
     problem = part.engine.problem(part.facts)
     made = Entry(Source("user", "H200", "sm_90"), part.engine.name, problem.key, problem.rows, {})
-    assert command.tuned(part, (made,)) and not command.tuned(other, (made,))
+    assert tuning.tuned(part, (made,)) and not tuning.tuned(other, (made,))

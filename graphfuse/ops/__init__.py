@@ -1,0 +1,24 @@
+"""The op table `OPS` (`table`) and what its entries are made of."""
+
+from graphfuse.ops.blocks import BLOCKS, BlockFormat, block_size
+from graphfuse.ops.op import Attribute, Attributes, Cost, Op, Port, Shape
+from graphfuse.ops.reductions import REDUCTIONS, Reduction
+from graphfuse.ops.shapes import quantize_axis, rmsnorm_axes
+from graphfuse.ops.table import OPS
+
+__all__ = [
+    "BLOCKS",
+    "OPS",
+    "REDUCTIONS",
+    "Attribute",
+    "Attributes",
+    "BlockFormat",
+    "Cost",
+    "Op",
+    "Port",
+    "Reduction",
+    "Shape",
+    "block_size",
+    "quantize_axis",
+    "rmsnorm_axes",
+]

@@ -1,0 +1,79 @@
+"""What there is to know of one kind of node: the fields of an entry of the op table."""
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from graphfuse.dtypes import data_type
+
+Shape = tuple[int, ...]
+Attributes = Mapping[str, object]
+
+
+class Cost(enum.Enum):
+    """What the scalar form of a pointwise op takes."""
+
+    COPY = "nothing: its operand is its result"
+    ARITHMETIC = "an addition or a multiplication, or two"
+    FUNCTION = "a division, or the call of a function"
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of an op.
+
+    dtype: what an output gets when the user sets none. over_rows: an output that is a sum over all rows, so that
+    nothing of it is known before all of them are done.
+    """
+
+    name: str
+    optional: bool = False
+    dtype: data_type | None = None
+    over_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A compile-time parameter of a node: its name, accepted types and default."""
+
+    name: str
+    types: tuple[type, ...]
+    default: object = None
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Op:
+    """One kind of node.
+
+    infer(shapes by input port, attributes, shapes that the user set by output port) ->
+    shapes by output port; raises GraphValidationError with a message that the caller
+    prefixes with the node. stored(attributes) -> the data types of output ports that are
+    stored as nothing else, the default first. frozen(attributes, shapes by input port,
+    (shape, data type) by output port) -> the attributes of the frozen node: those given,
+    and what they leave to how its tensors are set up.
+    reference(t, inputs by port, frozen attributes) -> outputs by port, on float tensors
+    broadcast as torch does. cuda: for pointwise ops, a C++ expression of float
+    with {port} and {attribute} slots; cost: what that takes; note: how exact it is, where users
+    may want to know. commutative: the operands may be swapped. absent(attributes, input ports
+    given): output ports not written.
+    """
+
+    name: str
+    doc: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    infer: Callable[[Mapping[str, Shape], Attributes, Mapping[str, Shape]], Mapping[str, Shape]]
+    reference: Callable[..., Mapping[str, object]]
+    attributes: tuple[Attribute, ...] = ()
+    cuda: str | None = None
+    cost: Cost | None = None
+    note: str = ""
+    commutative: bool = False
+    absent: Callable[[Attributes, frozenset[str]], frozenset[str]] = lambda attributes, inputs: frozenset()
+    stored: Callable[[Attributes], Mapping[str, tuple[data_type, ...]]] = lambda attributes: {}
+    frozen: Callable[..., Attributes] = lambda attributes, inputs, outputs: attributes
+
+    @property
+    def pointwise(self) -> bool:
+        return self.cuda is not None

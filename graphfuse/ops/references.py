@@ -1,0 +1,112 @@
+"""What ops compute, in torch on float tensors: the reference engine's formulas.
+
+The torch module comes as `t`, for nothing here loads it. Most pointwise ops are one line of the table.
+"""
+
+import math
+
+from graphfuse import rounding
+from graphfuse.dtypes import data_type
+from graphfuse.ops.blocks import BLOCKS
+from graphfuse.ops.reductions import REDUCTIONS
+from graphfuse.ops.shapes import rmsnorm_axes
+
+
+def rmsnorm(t, x, a) -> dict[str, object]:
+    scale = x.get("scale")
+    axes = rmsnorm_axes(x["input"].shape, None if scale is None else scale.shape)
+    inverse = t.rsqrt(_mean(x["input"] * x["input"], axes) + x["epsilon"])
+    y = x["input"] * inverse
+    if scale is not None:
+        y = y * scale
+    if "bias" in x:
+        y = y + x["bias"]
+    return {"Y": y, "inv_variance": inverse}
+
+
+def rmsnorm_backward(t, x, a) -> dict[str, object]:
+    grad, scale, inverse = x["grad"], x.get("scale"), x["inv_variance"]
+    axes = rmsnorm_axes(grad.shape, None if scale is None else scale.shape)
+    normal = x["input"] * inverse
+    scaled = grad if scale is None else grad * scale
+    out = {"DX": inverse * (scaled - normal * _mean(scaled * normal, axes))}
+    if scale is not None:
+        rows = tuple(axis for axis in range(grad.dim()) if axis not in axes)
+        out |= {"DScale": _sum(grad * normal, rows), "DBias": _sum(grad, rows)}
+    return out
+
+
+# Of no axes torch would take all.
+
+
+def _mean(values, axes: tuple[int, ...]):
+    return values.mean(dim=axes, keepdim=True) if axes else values
+
+
+def _sum(values, axes: tuple[int, ...]):
+    return values.sum(dim=axes, keepdim=True) if axes else values
+
+
+def reduction(t, x, a) -> dict[str, object]:
+    values, how = x["input"], REDUCTIONS[a["mode"]]
+    dim = [1 if axis in a["axes"] else e for axis, e in enumerate(values.shape)]
+    kept = [axis for axis in range(len(dim)) if axis not in a["axes"]]
+    count = math.prod(values.shape[axis] for axis in a["axes"])
+    if count == 0:
+        return {"output": values.new_full(dim, how.start)}
+    rows = values.permute(*kept, *a["axes"]).reshape([*(dim[axis] for axis in kept), count])
+    return {"output": how.of(t, rows).reshape(dim)}
+
+
+def quantize(t, x, a) -> dict[str, object]:
+    values, element, axis = x["input"], a["element_type"], a["axis"]
+    blocks = values.unflatten(axis, (-1, a["block_size"]))
+    amax = blocks.abs().amax(dim=axis + 1)
+    # The scale is used as stored, so that a reader multiplying by it gets what was meant.
+    scale = amax * t.full_like(amax, element.facts.max).reciprocal()
+    scale = rounding.round_to(t, scale, BLOCKS[a["block_size"]].scale)
+    factor = scale.reciprocal().unsqueeze(axis + 1)
+    scaled = blocks * factor
+    if element is data_type.FP4_E2M1:
+        scaled = rounding.to_e2m1_places(t, scaled)
+    scaled = t.where(factor.isinf(), t.zeros_like(blocks), scaled)
+    return {"Y": rounding.round_to(t, scaled, element).flatten(axis, axis + 1), "scale": scale}
+
+
+def larger(t, a, b):
+    # Of two zeros the positive one, if there is one: torch does not say which.
+    return t.where((a == 0) & (b == 0), a + b, t.maximum(a, b))
+
+
+GELU_TANH = 0.7978845608028654  # sqrt(2 / pi)
+_NORMAL_DENSITY = 0.3989422804014327  # 1 / sqrt(2 pi)
+
+# Backward of activations, which may be asked for any input: slopes that are products of what grows and what
+# vanishes get their input within bounds beyond which, in float64, what vanishes is zero.
+
+
+def relu_backward(t, loss, x, slope, low, high):
+    below = slope * loss if slope else t.zeros_like(loss)
+    return t.where(x > high, 0.0, t.where(x > low, loss, t.where(x <= low, below, x)))  # the last is NaN
+
+
+def sigmoid_slope(t, x):
+    return t.sigmoid(x) * t.sigmoid(-x)  # 1 - sigmoid cancels
+
+
+def swish_slope(t, x):
+    x = x.clamp(-1000, 1000)
+    return t.sigmoid(x) * (1 + x * t.sigmoid(-x))
+
+
+def gelu_slope(t, x):
+    x = x.clamp(-100, 100)
+    density = _NORMAL_DENSITY * t.exp(-0.5 * x * x)
+    return 0.5 * t.special.erfc(-(0.5**0.5) * x) + x * density
+
+
+def gelu_approx_tanh_slope(t, x):
+    x = x.clamp(-100, 100)
+    argument = 2 * GELU_TANH * (x + 0.044715 * x * x * x)
+    inner = 2 * GELU_TANH * (1 + 3 * 0.044715 * x * x)
+    return t.sigmoid(argument) * (1 + x * inner * t.sigmoid(-argument))

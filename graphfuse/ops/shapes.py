@@ -1,0 +1,143 @@
+"""Shape rules: what an op makes of the shapes of its inputs, which outputs it leaves out, as what they are stored."""
+
+from collections.abc import Mapping
+
+from graphfuse.dtypes import data_type
+from graphfuse.enums import norm_forward_phase
+from graphfuse.errors import GraphValidationError
+from graphfuse.ops.blocks import BLOCKS
+from graphfuse.ops.op import Attributes, Shape
+
+
+def broadcast(shapes: Mapping[str, Shape], *_) -> dict[str, Shape]:
+    ranks = {len(s) for s in shapes.values()}
+    if len(ranks) > 1:
+        raise GraphValidationError(f"inputs must have one rank, got {dict(shapes)}")
+    out = []
+    for axis, extents in enumerate(zip(*shapes.values(), strict=True)):
+        sizes = set(extents) - {1}
+        if len(sizes) > 1:
+            raise GraphValidationError(
+                f"dimension {axis} does not broadcast (equal extents or 1 are accepted), got {dict(shapes)}"
+            )
+        out.append(sizes.pop() if sizes else 1)
+    return {"output": tuple(out)}
+
+
+def rmsnorm_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
+    """The axes normalized over: those along which the scale varies; without a scale, the last."""
+    if scale is None:
+        return (len(x) - 1,)
+    return tuple(axis for axis, extent in enumerate(scale) if extent != 1)
+
+
+def _normalized_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
+    if scale is not None and (len(scale) != len(x) or any(s not in (1, e) for s, e in zip(scale, x, strict=False))):
+        raise GraphValidationError(
+            f"scale must have the rank of input {list(x)} with each extent 1 or input's, got {list(scale)}"
+        )
+    axes = rmsnorm_axes(x, scale)
+    if any(x[axis] == 0 for axis in axes):
+        raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
+    return axes
+
+
+def rmsnorm(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, scale = shapes["input"], shapes.get("scale")
+    axes = _normalized_axes(x, scale)
+    row = tuple(e if axis in axes else 1 for axis, e in enumerate(x))
+    if "bias" in shapes and shapes["bias"] != row:
+        whose = "the last axis' shape" if scale is None else "scale's shape"
+        raise GraphValidationError(f"bias must have {whose} {list(row)}, got {list(shapes['bias'])}")
+    if any(e != 1 for e in shapes["epsilon"]):
+        raise GraphValidationError(f"epsilon must have one element, got shape {list(shapes['epsilon'])}")
+    if attributes["norm_forward_phase"] is norm_forward_phase.NOT_SET:
+        raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
+    out = {"Y": x}
+    if attributes["norm_forward_phase"] is norm_forward_phase.TRAINING:
+        out["inv_variance"] = _one_per_row(x, axes)
+    return out
+
+
+def _one_per_row(x: Shape, axes: tuple[int, ...]) -> Shape:
+    return tuple(1 if axis in axes else e for axis, e in enumerate(x))
+
+
+def rmsnorm_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
+    training = attributes["norm_forward_phase"] is norm_forward_phase.TRAINING
+    return frozenset() if training else frozenset({"inv_variance"})
+
+
+def rmsnorm_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, scale = shapes["input"], shapes.get("scale")
+    if shapes["grad"] != x:
+        raise GraphValidationError(f"grad must have input's shape {list(x)}, got {list(shapes['grad'])}")
+    axes = _normalized_axes(x, scale)
+    if shapes["inv_variance"] != _one_per_row(x, axes):
+        raise GraphValidationError(
+            f"inv_variance must have input's extents and 1 along the normalized axes {list(axes)}, "
+            f"{list(_one_per_row(x, axes))}, got {list(shapes['inv_variance'])}"
+        )
+    if scale is None and attributes["has_dbias"]:
+        raise GraphValidationError("has_dbias=True without a scale; accepted: False, or a scale, whose shape DBias has")
+    return {"DX": x} if scale is None else {"DX": x, "DScale": scale, "DBias": scale}
+
+
+def rmsnorm_backward_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
+    if "scale" not in inputs:
+        return frozenset({"DScale", "DBias"})
+    return frozenset() if attributes["has_dbias"] else frozenset({"DBias"})
+
+
+def reduced(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]):
+    x = shapes["input"]
+    out = wanted.get("output", (1,) * len(x))
+    if len(out) != len(x) or any(o not in (1, e) for o, e in zip(out, x, strict=True)):
+        raise GraphValidationError(
+            f"output must have the rank of input {list(x)} with each extent 1 or input's, got {list(out)}"
+        )
+    return {"output": out}
+
+
+def reduced_axes(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    dim, _ = outputs["output"]
+    return {**attributes, "axes": tuple(axis for axis, extent in enumerate(dim) if extent == 1)}
+
+
+def quantize_axis(shape: Shape, attributes: Attributes) -> int:
+    """The axis blocks run along: the one asked for, else the last that is not 1."""
+    axis = attributes["axis"]
+    if axis is None:
+        wide = [i for i, e in enumerate(shape) if e != 1]
+        return wide[-1] if wide else len(shape) - 1
+    if not -len(shape) <= axis < len(shape):
+        raise GraphValidationError(f"axis {axis} is outside the input's rank {len(shape)}")
+    return axis % len(shape)
+
+
+def quantized(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, block = shapes["input"], attributes["block_size"]
+    if block not in BLOCKS:
+        raise GraphValidationError(f"block_size {block} is not supported; accepted: {sorted(BLOCKS)}")
+    if attributes["transpose"]:
+        raise GraphValidationError("transpose=True is not supported; accepted: False")
+    axis = quantize_axis(x, attributes)
+    if x[axis] % block:
+        raise GraphValidationError(
+            f"extent {x[axis]} of axis {axis} must be a multiple of block_size {block} (input {list(x)})"
+        )
+    return {"Y": x, "scale": tuple(e // block if i == axis else e for i, e in enumerate(x))}
+
+
+def quantized_stored(attributes: Attributes) -> dict[str, tuple[data_type, ...]]:
+    made = BLOCKS[attributes["block_size"]]
+    return {"Y": made.elements, "scale": (made.scale,)}
+
+
+def quantized_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    elements, (_, declared) = BLOCKS[attributes["block_size"]].elements, outputs["Y"]
+    return {
+        **attributes,
+        "axis": quantize_axis(inputs["input"], attributes),
+        "element_type": declared if declared in elements else elements[0],  # who carries Y on may declare any type
+    }

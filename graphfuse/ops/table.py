@@ -1,0 +1,266 @@
+"""The one op table: everything graphfuse knows about each kind of node, and nothing known elsewhere.
+
+Per op: its ports, typed attributes, shape rule, default data types, reference
+semantics in torch and, for pointwise ops, the scalar form in CUDA C++, what that costs and how exact it is. The graph
+methods, the pattern vocabulary, the reference engine and code generation all read
+this table; a new pointwise op is one entry here and nothing else.
+
+Loads neither torch nor CUDA: reference functions get the torch module as `t`.
+"""
+
+from graphfuse.dtypes import data_type
+from graphfuse.enums import norm_forward_phase, reduction_mode
+from graphfuse.ops import references, shapes
+from graphfuse.ops.op import Attribute, Cost, Op, Port
+
+
+def _pointwise(
+    name: str,
+    doc: str,
+    inputs: str,
+    cuda: str,
+    reference,
+    *attributes: Attribute,
+    cost: Cost = Cost.FUNCTION,
+    note: str = "",
+    commutative: bool = False,
+) -> Op:
+    return Op(
+        name=name,
+        doc=doc,
+        inputs=tuple(Port(p) for p in inputs.split()),
+        outputs=(Port("output"),),
+        infer=shapes.broadcast,
+        reference=lambda t, x, a: {"output": reference(t, *x.values(), *a.values())},
+        attributes=attributes,
+        cuda=cuda,
+        cost=cost,
+        note=note,
+        commutative=commutative,
+    )
+
+
+def _number(name: str, default: float) -> Attribute:
+    return Attribute(name, (float, int), default)
+
+
+_GELU_TANH_FORM = "1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})"
+_SIGMOID_NOTE = "sigmoid of x: relative error below 5e-7 + 8e-8 |x|; below x = -87 absolute, below 1.2e-38"
+
+_TABLE = (
+    Op(
+        "rmsnorm",
+        "RMS normalization: Y = input * inv_variance * scale (+ bias) with\n"
+        "inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies\n"
+        "(Zhang and Sennrich 2019, equation 4, with epsilon inside the root). Without a scale it is\n"
+        "1 and the axis is the last one. bias has the extents of scale: input's along those axes,\n"
+        "1 along others. epsilon, one element, must be given. Returns [Y, inv_variance];\n"
+        "inv_variance is None in the INFERENCE phase.",
+        inputs=(Port("input"), Port("scale", optional=True), Port("epsilon"), Port("bias", optional=True)),
+        outputs=(Port("Y"), Port("inv_variance", optional=True, dtype=data_type.FLOAT)),
+        infer=shapes.rmsnorm,
+        reference=references.rmsnorm,
+        attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
+        absent=shapes.rmsnorm_absent,
+    ),
+    Op(
+        "rmsnorm_backward",
+        "Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
+        "n = input * inv_variance and g = grad * scale, over the same axes as rmsnorm:\n"
+        "DX = inv_variance * (g - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the sums over\n"
+        "all rows, in the shape of scale; their order is not specified. has_dbias must be given. Returns\n"
+        "[DX, DScale, DBias]; DBias is None without has_dbias, and without a scale, which is 1 then,\n"
+        "DScale is, too, and has_dbias must be False.",
+        inputs=(Port("grad"), Port("input"), Port("scale", optional=True), Port("inv_variance")),
+        outputs=(
+            Port("DX"),
+            Port("DScale", optional=True, over_rows=True),
+            Port("DBias", optional=True, over_rows=True),
+        ),
+        infer=shapes.rmsnorm_backward,
+        reference=references.rmsnorm_backward,
+        attributes=(Attribute("has_dbias", (bool,), required=True),),
+        absent=shapes.rmsnorm_backward_absent,
+    ),
+    Op(
+        "reduction",
+        "One number per group of elements, by mode: ADD sum, MUL product, MIN, MAX, AMAX max|input|,\n"
+        "AVG mean, NORM1 sum|input|, NORM2 sqrt(sum input^2), MUL_NO_ZEROS product of all but zeros.\n"
+        "set_dim of the result says which axes are reduced: those where it is 1; unset, all of them.\n"
+        "NaN stays NaN. The order of sums and products is not specified. Of no elements: 0, 1 for\n"
+        "products, +-infinity for MIN and MAX, NaN for AVG. Stored as FLOAT unless set otherwise.",
+        inputs=(Port("input"),),
+        outputs=(Port("output", dtype=data_type.FLOAT),),
+        infer=shapes.reduced,
+        frozen=shapes.reduced_axes,
+        reference=references.reduction,
+        attributes=(Attribute("mode", (reduction_mode,), reduction_mode.AMAX),),
+    ),
+    Op(
+        "block_scale_quantize",
+        "Block quantization: each block of block_size elements along axis (default: the last one that\n"
+        "is not 1) gets the scale max|input| * (1 / largest finite element), rounded to the scale's\n"
+        "type, and the elements are input * (1 / scale as stored), inverses and products in float32.\n"
+        "block_size 16, NVFP4: FP4_E2M1 elements, FP8_E4M3 scales. Scales round to nearest even and\n"
+        "saturate; elements round to a multiple of 2^-22 (2^-21 from 2 on, 2^-20 from 4 on), then to\n"
+        "nearest even, and saturate. A block whose scale rounds to zero becomes zeros.\n"
+        "block_size 32, MXFP8: FP8_E4M3 elements, or FP8_E5M2 if set, FP8_E8M0 scales (OCP\n"
+        "Microscaling Formats 1.0). Scales round up to a power of two from 2^-127 to 2^127; elements\n"
+        "round to nearest even and saturate. Returns [Y, scale].",
+        inputs=(Port("input"),),
+        outputs=(Port("Y"), Port("scale")),
+        infer=shapes.quantized,
+        stored=shapes.quantized_stored,
+        frozen=shapes.quantized_frozen,
+        reference=references.quantize,
+        attributes=(
+            Attribute("block_size", (int,), 16),
+            Attribute("axis", (int, type(None)), None),
+            Attribute("transpose", (bool,), False),
+        ),
+    ),
+    _pointwise("add", "a + b.", "a b", "({a} + {b})", lambda t, a, b: a + b, cost=Cost.ARITHMETIC, commutative=True),
+    _pointwise("sub", "a - b.", "a b", "({a} - {b})", lambda t, a, b: a - b, cost=Cost.ARITHMETIC),
+    _pointwise("mul", "a * b.", "a b", "({a} * {b})", lambda t, a, b: a * b, cost=Cost.ARITHMETIC, commutative=True),
+    _pointwise("div", "a / b.", "a b", "({a} / {b})", lambda t, a, b: a / b),
+    _pointwise(
+        "scale",
+        "input * scale.",
+        "input scale",
+        "({input} * {scale})",
+        lambda t, x, s: x * s,
+        cost=Cost.ARITHMETIC,
+    ),
+    _pointwise(
+        "max",
+        "The larger of the two (0 is larger than -0); NaN if either is.",
+        "input0 input1",
+        "gf::max({input0}, {input1})",
+        references.larger,
+        commutative=True,
+    ),
+    _pointwise(
+        "min",
+        "The smaller of the two (-0 is smaller than 0); NaN if either is.",
+        "input0 input1",
+        "gf::min({input0}, {input1})",
+        lambda t, a, b: -references.larger(t, -a, -b),
+        commutative=True,
+    ),
+    _pointwise("abs", "|input|.", "input", "gf::abs({input})", lambda t, x: x.abs()),
+    _pointwise("neg", "-input.", "input", "(-{input})", lambda t, x: -x, cost=Cost.ARITHMETIC),
+    _pointwise("reciprocal", "1 / input.", "input", "(1.0f / {input})", lambda t, x: x.reciprocal()),
+    _pointwise("sqrt", "Square root; NaN below 0.", "input", "sqrtf({input})", lambda t, x: x.sqrt()),
+    _pointwise("rsqrt", "1 / sqrt(input).", "input", "gf::rsqrt({input})", lambda t, x: x.rsqrt()),
+    _pointwise("exp", "e^input.", "input", "expf({input})", lambda t, x: x.exp()),
+    _pointwise("log", "Natural logarithm; NaN below 0.", "input", "logf({input})", lambda t, x: x.log()),
+    _pointwise(
+        "identity",
+        "input unchanged (a place to change the data type).",
+        "input",
+        "{input}",
+        lambda t, x: x,
+        cost=Cost.COPY,
+    ),
+    _pointwise(
+        "relu",
+        "min(input, upper_clip) above lower_clip, else lower_clip + negative_slope * (input - lower_clip).",
+        "input",
+        "gf::relu({input}, {negative_slope}, {lower_clip}, {upper_clip})",
+        lambda t, x, slope, low, high: t.where(
+            x > low, x.clamp(max=high), low + slope * (x - low) if slope else x.clamp(min=low) + 0.0
+        ),
+        _number("negative_slope", 0.0),
+        _number("lower_clip", 0.0),
+        _number("upper_clip", float("inf")),
+    ),
+    _pointwise(
+        "sigmoid",
+        "1 / (1 + exp(-input)).",
+        "input",
+        "gf::sigmoid({input})",
+        lambda t, x: t.sigmoid(x),
+        note=_SIGMOID_NOTE,
+    ),
+    _pointwise("tanh", "Hyperbolic tangent.", "input", "tanhf({input})", lambda t, x: t.tanh(x)),
+    _pointwise(
+        "swish",
+        "input * sigmoid(swish_beta * input); SiLU when swish_beta is 1.",
+        "input",
+        "({input} * gf::sigmoid({swish_beta} * {input}))",
+        lambda t, x, beta: x * t.sigmoid(beta * x),
+        _number("swish_beta", 1.0),
+        note=_SIGMOID_NOTE,
+    ),
+    _pointwise(
+        "gelu",
+        "input * Phi(input) with the normal distribution function (the erf form).",
+        "input",
+        # erfc keeps the relative precision of the negative tail that 1 + erf cancels away.
+        "(0.5f * {input} * erfcf(-0.70710678118654752f * {input}))",
+        lambda t, x: 0.5 * x * t.special.erfc(-(0.5**0.5) * x),
+    ),
+    _pointwise(
+        "gelu_approx_tanh",
+        "0.5 * input * (1 + tanh(sqrt(2/pi) * (input + 0.044715 * input^3))).",
+        "input",
+        # (1 + tanh u) / 2 is sigmoid(2u), which does not cancel for negative input.
+        f"({{input}} * gf::sigmoid({_GELU_TANH_FORM}))",
+        lambda t, x: x * t.sigmoid(2 * references.GELU_TANH * (x + 0.044715 * x * x * x)),
+        note=_SIGMOID_NOTE,
+    ),
+    _pointwise(
+        "relu_backward",
+        "Gradient of relu, from that of its result: loss where input is above lower_clip and at most\n"
+        "upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is.",
+        "loss input",
+        "gf::relu_backward({loss}, {input}, {negative_slope}, {lower_clip}, {upper_clip})",
+        references.relu_backward,
+        _number("negative_slope", 0.0),
+        _number("lower_clip", 0.0),
+        _number("upper_clip", float("inf")),
+    ),
+    _pointwise(
+        "sigmoid_backward",
+        "loss * sigmoid(input) * sigmoid(-input).",
+        "loss input",
+        "gf::sigmoid_backward({loss}, {input})",
+        lambda t, loss, x: loss * references.sigmoid_slope(t, x),
+        note=_SIGMOID_NOTE,
+    ),
+    _pointwise(
+        "tanh_backward",
+        "loss * (1 - tanh(input)^2).",
+        "loss input",
+        # 1 - tanh^2, which cancels, is 4 sigmoid(2x) sigmoid(-2x).
+        "(4.0f * gf::sigmoid_backward({loss}, 2.0f * {input}))",
+        lambda t, loss, x: loss * (4 * references.sigmoid_slope(t, 2 * x)),
+        note=_SIGMOID_NOTE,
+    ),
+    _pointwise(
+        "swish_backward",
+        "loss * s * (1 + swish_beta * input * (1 - s)) with s = sigmoid(swish_beta * input).",
+        "loss input",
+        "gf::swish_backward({loss}, {swish_beta} * {input}, gf::sigmoids({swish_beta} * {input}))",
+        lambda t, loss, x, beta: loss * references.swish_slope(t, beta * x),
+        _number("swish_beta", 1.0),
+        note=_SIGMOID_NOTE,
+    ),
+    _pointwise(
+        "gelu_backward",
+        "loss * (Phi(input) + input * phi(input)) with the normal distribution function and its density.",
+        "loss input",
+        "gf::gelu_backward({loss}, {input})",
+        lambda t, loss, x: loss * references.gelu_slope(t, x),
+    ),
+    _pointwise(
+        "gelu_approx_tanh_backward",
+        "loss times the derivative of gelu_approx_tanh at input.",
+        "loss input",
+        f"gf::gelu_approx_tanh_backward({{loss}}, {{input}}, gf::sigmoids({_GELU_TANH_FORM}))",
+        lambda t, loss, x: loss * references.gelu_approx_tanh_slope(t, x),
+        note=_SIGMOID_NOTE,
+    ),
+)
+
+OPS: dict[str, Op] = {op.name: op for op in _TABLE}

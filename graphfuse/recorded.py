@@ -1,0 +1,41 @@
+"""What a user said of a graph, before anything is inferred: what ``freeze`` and ``printing`` read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from graphfuse.dtypes import data_type
+from graphfuse.ops import Op
+from graphfuse.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A node as the user made it."""
+
+    name: str
+    op: Op
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    attributes: Mapping[str, object]
+    compute: data_type
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Output ports that the node does not write."""
+        return self.op.absent(self.attributes, frozenset(self.inputs))
+
+
+@dataclass(eq=False, repr=False)
+class Recorded:
+    """Types are those that tensors and nodes without one of their own get. nodes: each after those it reads from.
+
+    intermediate_rounding: "float32", or "declared" if virtual tensors are rounded to the type they declare.
+    """
+
+    name: str
+    io_data_type: data_type
+    intermediate_data_type: data_type
+    compute_data_type: data_type
+    intermediate_rounding: str
+    tensors: list[Tensor] = field(default_factory=list)
+    nodes: list[NodeRecord] = field(default_factory=list)
