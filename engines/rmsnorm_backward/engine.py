@@ -14,7 +14,7 @@ from graphfuse.engines.rmsnorm_backward.accepted import reasons
 from graphfuse.engines.rmsnorm_backward.cost import cost
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs, every_knob
 from graphfuse.engines.rmsnorm_backward.legal import faults, fits
-from graphfuse.engines.rmsnorm_backward.row import Row
+from graphfuse.engines.rmsnorm_backward.row import Row, resident_rows
 from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
@@ -65,7 +65,7 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
         self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs
     ) -> tuple[tuple[TensorId, TensorId], ...]:
         """As of any row program; rows that are copied ahead are not yet written."""
-        return in_place(Row.of(facts).rows(knobs))
+        return in_place(resident_rows(facts))
 
     def source(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
         name = "rmsnorm_backward.cu"

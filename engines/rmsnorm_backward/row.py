@@ -45,7 +45,7 @@ class Row:
     def of(cls, facts: RmsNormBackwardFacts) -> "Row":
         whole = (*facts.program.read_whole, *facts.program.written_whole)
         piece = math.gcd(facts.columns, ACCESS // max((view.dtype.bits // 8 for view in whole), default=4))
-        rows = Rows(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=2)
+        rows = resident_rows(facts, piece, stages=2)
         columns = {i for phase in (0, 1) for i in rows.reads(phase, False)}
         kept = rows.held_bytes + sum(facts.program.inputs[i].dtype.bits // 8 for i in columns)
         copied = copies(rows).inputs
@@ -102,16 +102,9 @@ class Row:
 
     def rows(self, knobs: RmsNormBackwardKnobs) -> Rows:
         """What is printed and passed."""
-        facts = self.facts
-        resident = self.resident(knobs)
-        return Rows(
-            facts.program,
-            facts.row_extents,
-            facts.columns,
-            self.piece,
-            resident,
-            stages=knobs.stages if resident else 1,
-        )
+        if self.resident(knobs):
+            return resident_rows(self.facts, self.piece, knobs.stages)
+        return resident_rows(self.facts, self.piece).read_again()
 
     def stage_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
         """Shared memory of a CTA for one row each of its threads is ahead."""
@@ -153,3 +146,8 @@ class Row:
     def partial_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
         """Memory in which CTAs, or clusters, leave their sums over rows."""
         return self.ctas(knobs) // knobs.cluster * self.facts.columns * 4 * len(self.facts.program.sums)
+
+
+def resident_rows(facts: RmsNormBackwardFacts, piece: int = 1, stages: int = 1) -> Rows:
+    """For which threads have registers."""
+    return Rows(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages)
