@@ -44,8 +44,9 @@ def device_reasons(device: Device) -> Iterator[str]:
 
 
 def axes_reasons(facts: RowFacts) -> Iterator[str]:
-    if len(facts.row_extents) > _MAX_AXES:
-        yield f"{facts.node}: rows have {len(facts.row_extents)} axes with strides of their own; accepted: {_MAX_AXES}"
+    several = sum(extent > 1 for extent in facts.row_extents)
+    if several > _MAX_AXES:
+        yield f"{facts.node}: rows have {several} axes with strides of their own; accepted: {_MAX_AXES}"
     if len(facts.row_extents) > 1 and facts.rows >= _MAX_DIVIDED:
         yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {_MAX_DIVIDED}"
 
@@ -106,7 +107,8 @@ def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
         return
     made = BLOCKS[store.block_size]
     yield from view_reasons(facts, "output", y, made.elements, facts.columns, facts.columns)
-    if y.dtype.bits < 8 and any(stride % 2 for stride in y.row_strides):
+    apart = (stride for extent, stride in zip(facts.row_extents, y.row_strides, strict=True) if extent > 1)
+    if y.dtype.bits < 8 and any(stride % 2 for stride in apart):
         yield f"output {y.name!r} has row strides {list(y.row_strides)}; accepted: even, as a byte holds two elements"
     if facts.columns % store.block_size:
         yield f"output {y.name!r} has {facts.columns} columns; accepted: a multiple of {store.block_size}"
