@@ -9,7 +9,7 @@ from typing import Protocol
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
 from graphfuse.ops import BLOCKS
-from graphfuse.rowwise import RowProgram, View
+from graphfuse.rowwise import REDUCTIONS, RowProgram, View
 
 FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
@@ -76,6 +76,17 @@ def scalar_reasons(program: RowProgram) -> Iterator[str]:
                 f"scalar {scalar.name!r} in device memory is aligned to {scalar.alignment} bytes; "
                 f"accepted: a multiple of {scalar.dtype.nbytes(1)}"
             )
+
+
+def one_reason(facts: RowFacts, reduction: str, beside: Sequence[str] = ()) -> Iterator[str]:
+    """Unless a program has one reduction of this kind, whose sum is all that a kernel keeps of a row, and beside it none
+    but of the kinds `beside`."""
+    found = [step.op_name for step in facts.program.steps if step.op_name in REDUCTIONS]
+    for name in found:
+        if name not in (reduction, *beside):
+            yield f"{facts.node}: a value of {name} beside {reduction}; accepted: {' and '.join((reduction, *beside))}"
+    if found.count(reduction) != 1:
+        yield f"{facts.node}: {found.count(reduction)} values of {reduction}; accepted: 1"
 
 
 def rounding_reasons(program: RowProgram) -> Iterator[str]:

@@ -27,8 +27,8 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
     """One generated CUDA kernel; rows never enter its source.
 
     Numerics: float32 throughout, unless the graph declares roundings. The mean over a row is a fixed binary tree over
-    pieces of a row, each summed in order: the same bits for every row count, knob and run. Sums over rows are
-    added up in an order that knobs and the number of rows decide: the same bits in every run.
+    chunks of 8 elements, the halves of each summed in order: the same bits for every row count, type, knob and run.
+    Sums over rows are added up in an order that knobs and the number of rows decide: the same bits in every run.
     """
 
     name: ClassVar[str] = "rmsnorm_backward"
@@ -98,6 +98,7 @@ def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
     row = Row.of(facts)
     constants = {
         "gf::i64 COLUMNS": facts.columns,
+        "int CHUNK": row.chunk,
         "int PIECE": row.piece,
         "int STEPS": row.steps(knobs),
         "int PASSES": row.passes(knobs),
@@ -118,7 +119,7 @@ def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
 
 def _notes(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Iterator[str]:
     yield from rounding_notes(facts.program)
-    yield "mean over a row: a fixed binary tree, the same bits for every row count, knob and run"
+    yield "mean over a row: a fixed binary tree, the same bits for every row count, type, knob and run"
     if facts.program.sums:
         yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"
     if not Row.of(facts).resident(knobs):
