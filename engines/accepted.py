@@ -9,7 +9,7 @@ from typing import Protocol
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
 from graphfuse.ops import BLOCKS, OPS
-from graphfuse.rowwise import RowProgram, View
+from graphfuse.rowwise import RowProgram, View, reduces
 
 FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
@@ -44,8 +44,9 @@ def device_reasons(device: Device) -> Iterator[str]:
 
 
 def axes_reasons(facts: RowFacts) -> Iterator[str]:
-    if len(facts.row_extents) > _MAX_AXES:
-        yield f"{facts.node}: rows have {len(facts.row_extents)} axes with strides of their own; accepted: {_MAX_AXES}"
+    several = sum(extent > 1 for extent in facts.row_extents)
+    if several > _MAX_AXES:
+        yield f"{facts.node}: rows have {several} axes with strides of their own; accepted: {_MAX_AXES}"
     if len(facts.row_extents) > 1 and facts.rows >= _MAX_DIVIDED:
         yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {_MAX_DIVIDED}"
 
@@ -77,6 +78,17 @@ def scalar_reasons(program: RowProgram) -> Iterator[str]:
             )
 
 
+def one_reason(facts: RowFacts, reduction: str, beside: Sequence[str] = ()) -> Iterator[str]:
+    """Unless a program has one reduction of this kind, whose sum is all that a kernel keeps of a row, and beside it none
+    but of the kinds `beside`."""
+    found = [step.op_name for step in facts.program.steps if reduces(step)]
+    for name in found:
+        if name not in (reduction, *beside):
+            yield f"{facts.node}: a value of {name} beside {reduction}; accepted: {' and '.join((reduction, *beside))}"
+    if found.count(reduction) != 1:
+        yield f"{facts.node}: {found.count(reduction)} values of {reduction}; accepted: 1"
+
+
 def rounding_reasons(program: RowProgram) -> Iterator[str]:
     for step in program.steps:
         if step.rounded not in (None, *FLOATS, *FP8):
@@ -106,7 +118,8 @@ def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
         return
     made = BLOCKS[store.block_size]
     yield from view_reasons(facts, "output", y, made.elements, facts.columns, facts.columns)
-    if y.dtype.bits < 8 and any(stride % 2 for stride in y.row_strides):
+    apart = (stride for extent, stride in zip(facts.row_extents, y.row_strides, strict=True) if extent > 1)
+    if y.dtype.bits < 8 and any(stride % 2 for stride in apart):
         yield f"output {y.name!r} has row strides {list(y.row_strides)}; accepted: even, as a byte holds two elements"
     if facts.columns % store.block_size:
         yield f"output {y.name!r} has {facts.columns} columns; accepted: a multiple of {store.block_size}"

@@ -30,18 +30,9 @@ def cpp(value: bool) -> str:
 
 
 def in_place(rows: Rows) -> tuple[tuple[TensorId, TensorId], ...]:
-    """Each thread writes an element after it last read it, if both lie at one address."""
-    program = rows.program
-    return tuple(
-        (x.tensor, store.view.tensor)
-        for number, x in enumerate(program.inputs)
-        for store in program.stores
-        if x.rows and x.columns and not store.block_size and not store.amax
-        if (x.dtype, x.row_strides, x.column_stride)
-        == (store.view.dtype, store.view.row_strides, store.view.column_stride)
-        if program.shapes[store.value.index].columns
-        if max(rows.read_in(number), default=0) <= program.phase[store.value.index]
-    )
+    """rows: resident ones. What holds of them holds of rows that are read again, so that knobs do not matter."""
+    inputs, stores = rows.program.inputs, rows.program.stores
+    return tuple((inputs[i].tensor, stores[number].view.tensor) for i, number in rows.overwritable())
 
 
 def problem(facts: RowFacts, chunk: int) -> Problem:

@@ -117,12 +117,13 @@ class Shape:
 @dataclass(frozen=True)
 class RowProgram:
     """inputs: what Load operands number. steps: value k is the result of step k. stores: what is written of
-    each row. sums: of all rows together."""
+    each row. sums: of all rows together. late: numbers of stores that wait for the last phase."""
 
     inputs: tuple[View, ...]
     steps: tuple[Step, ...]
     stores: tuple[Store, ...]
     sums: tuple[ColumnSum, ...] = ()
+    late: frozenset[int] = frozenset()
 
     @property
     def scalars(self) -> tuple[Scalar, ...]:
@@ -188,11 +189,14 @@ class RowProgram:
         """The number of the last phase."""
         return max(self.earliest, default=0)
 
+    def store_phase(self, number: int) -> int:
+        """The phase in which a store of a value that varies over columns writes."""
+        return self.last if number in self.late else self.phase[self.stores[number].value.index]
+
     def stored_in(self, phase: int) -> Iterator[tuple[int, Store]]:
         """The stores of values that vary over columns, with their numbers."""
         for number, store in enumerate(self.stores):
-            index = store.value.index
-            if self.shapes[index].columns and self.phase[index] == phase:
+            if self.shapes[store.value.index].columns and self.store_phase(number) == phase:
                 yield number, store
 
     def reduced_after(self, phase: int) -> Iterator[tuple[int, Step]]:

@@ -59,13 +59,12 @@ class Builder(abc.ABC):
         by_value = next((t for t in loads if t.by_value), None)
         if by_value:
             return No(f"{by_value} is passed by value; accepted where it varies over columns: a tensor in memory")
-        viewed = [*self.loaded, *(t for t, _, _ in self.stores)]
+        viewed = {t: self._varies(t) for t in (*self.loaded, *(t for t, _, _ in self.stores))}
         summed = [t for t, _ in self.sums]
         ends = [end.output("scale") for _, _, end in self.stores if end is not None and end.op_name != "reduction"]
-        layout = Layout.of(self.graph, self.rows, [*viewed, *ends, *summed])
-        views = {t: layout.view(self.graph.tensors[t], *self._varies(t)) for t in viewed}
-        views |= {t: layout.view(self.graph.tensors[t], rows=True, columns=True) for t in ends}
-        views |= {t: layout.view(self.graph.tensors[t], rows=False, columns=True) for t in summed}
+        viewed |= dict.fromkeys(ends, (True, True)) | dict.fromkeys(summed, (False, True))
+        layout = Layout.of(self.graph, self.rows, {t: rows for t, (rows, _) in viewed.items()})
+        views = {t: layout.view(self.graph.tensors[t], rows, columns) for t, (rows, columns) in viewed.items()}
         for found in views.values():
             if isinstance(found, No):
                 return found

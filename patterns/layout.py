@@ -1,6 +1,7 @@
 """How tensors are seen as rows x columns."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphfuse.engine import No
@@ -12,29 +13,33 @@ from graphfuse.rowwise import View
 
 @dataclass(frozen=True)
 class Layout:
-    """How tensors are seen as rows x columns. groups: the axes that each row axis joins."""
+    """How tensors are seen as rows x columns. groups: the axes that each row axis joins.
+
+    Strides decide, not extents, so that a graph of one row, token or head has the row axes of one of many: an axis of
+    extent 1 keeps the strides that its tensors declare.
+    """
 
     rows: Axes
     extents: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, graph: Graph, rows: Axes, tensors: list[TensorId]) -> "Layout":
-        """Row axes joined wherever one stride serves both in every tensor."""
-        if 0 in rows.dim:
+    def of(cls, graph: Graph, rows: Axes, tensors: Mapping[TensorId, bool]) -> "Layout":
+        """Row axes joined wherever one stride serves both in every tensor. tensors: whether each varies over rows."""
+        if any(rows.dim[axis] == 0 for axis in rows.columns):
             return cls(rows, (0,), ((),))
-        strides = [_row_strides(graph.tensors[t]) for t in tensors]
+        varying = [graph.tensors[t] for t, varies in tensors.items() if varies]
         groups: list[list[int]] = []
         for axis in rows.axes:
-            if rows.dim[axis] == 1:
+            if rows.dim[axis] <= 1 and not all(_tells(t, axis, rows) for t in varying):
                 continue
-            last = groups[-1][-1] if groups else None
-            if last is not None and all(s[last] == rows.dim[axis] * s[axis] for s in strides):
+            extent, last = max(rows.dim[axis], 1), groups[-1][-1] if groups else None
+            if last is not None and all(_stride(t, last, rows) == extent * _stride(t, axis, rows) for t in varying):
                 groups[-1].append(axis)
             else:
                 groups.append([axis])
         if not groups:
-            return cls(rows, (1,), ((),))
+            return cls(rows, (math.prod(rows.dim[axis] for axis in rows.axes),), ((),))
         extents = tuple(math.prod(rows.dim[axis] for axis in group) for group in groups)
         return cls(rows, extents, tuple(map(tuple, groups)))
 
@@ -50,13 +55,7 @@ class Layout:
             return No(
                 f"{tensor}: accepted where one axis is normalized, as its rows are all axes but the last; got {axes}"
             )
-        strides = _row_strides(tensor)
-        if self.groups == ((),):
-            # One row keeps the stride it declares, so that it is planned like any number of them.
-            declared = [tensor.stride[axis] for axis in self.rows.axes]
-            row_strides = (declared[0] if rows and declared and declared[0] >= width else 0,)
-        else:
-            row_strides = tuple(strides[group[-1]] for group in self.groups)
+        row_strides = tuple(_stride(tensor, group[-1], self.rows) if rows and group else 0 for group in self.groups)
         return View(
             tensor.id,
             tensor.name,
@@ -70,9 +69,14 @@ class Layout:
         )
 
 
-def _row_strides(tensor: Tensor) -> tuple[int, ...]:
-    """By axis, 0 where the tensor does not vary."""
-    return tuple(0 if extent == 1 else stride for extent, stride in zip(tensor.dim, tensor.stride, strict=True))
+def _stride(tensor: Tensor, axis: int, rows: Axes) -> int:
+    """Between rows along an axis, 0 where the tensor does not vary."""
+    return tensor.stride[axis] if tensor.dim[axis] == rows.dim[axis] else 0
+
+
+def _tells(tensor: Tensor, axis: int, rows: Axes) -> bool:
+    """Whether the stride of an axis of extent 1 can be one between rows; shorter than a row, it is there for form."""
+    return tensor.stride[axis] > sum((tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns)
 
 
 def merge(axes) -> tuple[tuple[int, int], ...]:

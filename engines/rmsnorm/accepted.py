@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.accepted import device_reasons, rounding_reasons, tensor_reasons
+from graphfuse.engines.accepted import device_reasons, one_reason, rounding_reasons, tensor_reasons
 from graphfuse.engines.limits import MAX_THREADS, static_faults
 from graphfuse.engines.rmsnorm.cost import is_usual
 from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs, every_knob
@@ -41,5 +41,6 @@ def _program_reasons(facts: RmsNormFacts) -> Iterator[str]:
             yield "the largest magnitude of what is one a row; accepted: of values that vary over columns"
         if step.op_name == INVERSE_RMS and program.earliest[k] != 1:
             yield f"{facts.node}: normalizes what depends on the largest magnitude of a row; accepted: pointwise values"
+    yield from one_reason(facts, INVERSE_RMS, beside=(AMAX,))
     if program.last > 2:
         yield f"{facts.node}: {program.last} reductions of a row follow one another; accepted: 2"

@@ -13,7 +13,7 @@ from graphfuse.engines.rmsnorm.cost import cost, eviction, is_usual, read_ahead
 from graphfuse.engines.rmsnorm.knobs import EVICTIONS, RmsNormKnobs, every_knob
 from graphfuse.engines.rmsnorm.legal import faults
 from graphfuse.engines.rmsnorm.notes import notes
-from graphfuse.engines.rmsnorm.row import Row, rows_of
+from graphfuse.engines.rmsnorm.row import Row, resident_rows, rows_of
 from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
@@ -64,7 +64,7 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         return tuple(notes(facts, knobs, device))
 
     def in_place(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
-        return in_place(rows_of(facts, knobs))
+        return in_place(resident_rows(facts))
 
     def source(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
         return render(template(__package__, "rmsnorm.cu"), _prelude(facts, knobs), "rmsnorm.cu")

@@ -40,7 +40,7 @@ class Row:
     def of(cls, facts: RmsNormFacts) -> "Row":
         chunk = math.gcd(facts.columns, CHUNK)
         chunks = facts.columns // chunk
-        rows = Rows(facts.program, facts.row_extents, facts.columns, chunk, resident=True)
+        rows = resident_rows(facts, chunk)
         # What is read is worked on at once, when little else takes registers.
         registers = max(1, -(-chunk * max(rows.held_bytes, rows.read_bytes(0, True) // 2) // 4))
         later = -(-chunk * (rows.read_bytes(1, True) + rows.read_bytes(1, False)) // 4)
@@ -91,7 +91,13 @@ def rows_of(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Rows:
     piece = row.piece(knobs)
     # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.
     again = row.resident(knobs) and row.steps(knobs) * piece > 40
-    return Rows(facts.program, facts.row_extents, facts.columns, piece, row.resident(knobs), again)
+    rows = resident_rows(facts, piece, again)
+    return rows if row.resident(knobs) else rows.read_again()
+
+
+def resident_rows(facts: RmsNormFacts, piece: int = 1, unpack_again: bool = False) -> Rows:
+    """Of which a thread keeps what later phases need."""
+    return Rows(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again)
 
 
 def held_registers(threads: int) -> int:

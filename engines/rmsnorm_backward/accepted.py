@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.accepted import FLOATS, device_reasons, rounding_reasons, tensor_reasons, view_reasons
+from graphfuse.engines.accepted import FLOATS, device_reasons, one_reason, rounding_reasons, tensor_reasons, view_reasons
 from graphfuse.engines.rmsnorm_backward.knobs import every_knob
 from graphfuse.engines.rmsnorm_backward.legal import fits
 from graphfuse.engines.rmsnorm_backward.row import Row
 from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
-from graphfuse.rowwise import ROW_MEAN, reduced, reduces
+from graphfuse.rowwise import ROW_MEAN, reduced
 
 
 def reasons(facts: RmsNormBackwardFacts, device: Device) -> Iterator[str]:
@@ -30,9 +30,8 @@ def reasons(facts: RmsNormBackwardFacts, device: Device) -> Iterator[str]:
 def _program_reasons(facts: RmsNormBackwardFacts) -> Iterator[str]:
     program = facts.program
     yield from rounding_reasons(program)
+    yield from one_reason(facts, ROW_MEAN)
     for step in program.steps:
-        if reduces(step) and step.op_name != ROW_MEAN:
-            yield f"{facts.node}: a value of {step.op_name} beside the mean of the backward"
         if step.op_name == ROW_MEAN and not all(program.shape(o).columns for o in reduced(step)):
             yield f"{facts.node}: gradient and input must vary over columns"
     if program.last != 1:

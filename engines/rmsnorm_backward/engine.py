@@ -14,7 +14,7 @@ from graphfuse.engines.rmsnorm_backward.accepted import reasons
 from graphfuse.engines.rmsnorm_backward.cost import cost
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs, every_knob
 from graphfuse.engines.rmsnorm_backward.legal import faults, fits
-from graphfuse.engines.rmsnorm_backward.row import Row
+from graphfuse.engines.rmsnorm_backward.row import Row, resident_rows
 from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
@@ -27,8 +27,8 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
     """One generated CUDA kernel; rows never enter its source.
 
     Numerics: float32 throughout, unless the graph declares roundings. The mean over a row is a fixed binary tree over
-    pieces of a row, each summed in order: the same bits for every row count, knob and run. Sums over rows are
-    added up in an order that knobs and the number of rows decide: the same bits in every run.
+    chunks of 8 elements, the halves of each summed in order: the same bits for every row count, type, knob and run.
+    Sums over rows are added up in an order that knobs and the number of rows decide: the same bits in every run.
     """
 
     name: ClassVar[str] = "rmsnorm_backward"
@@ -65,7 +65,7 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
         self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs
     ) -> tuple[tuple[TensorId, TensorId], ...]:
         """As of any row program; rows that are copied ahead are not yet written."""
-        return in_place(Row.of(facts).rows(knobs))
+        return in_place(resident_rows(facts))
 
     def source(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
         name = "rmsnorm_backward.cu"
@@ -100,6 +100,7 @@ def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
     row = Row.of(facts)
     constants = {
         "gf::i64 COLUMNS": facts.columns,
+        "int CHUNK": row.chunk,
         "int PIECE": row.piece,
         "int STEPS": row.steps(knobs),
         "int PASSES": row.passes(knobs),
@@ -120,7 +121,7 @@ def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
 
 def _notes(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Iterator[str]:
     yield from rounding_notes(facts.program)
-    yield "mean over a row: a fixed binary tree, the same bits for every row count, knob and run"
+    yield "mean over a row: a fixed binary tree, the same bits for every row count, type, knob and run"
     yield from op_notes(facts.program)
     if facts.program.sums:
         yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"

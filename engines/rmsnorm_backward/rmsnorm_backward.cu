@@ -3,7 +3,8 @@
 // The CTAs stay: each takes row after row. A row is cut into pieces of PIECE elements, of which piece j belongs to thread
 // j % THREADS_PER_ROW of the row's threads: a part of a CTA, a CTA, or the CTAs of a cluster. Each thread copies its own
 // pieces of the rows to come into shared memory, STAGES - 1 ahead, and reads none but these back, so that it waits for
-// no other thread to have them. All arithmetic is float32.
+// no other thread to have them. All arithmetic is float32. Products are summed by chunks of CHUNK elements: a piece, or
+// two of neighbouring threads.
 //
 // Sums over rows stay in registers. In the end each CTA (or cluster) leaves its own in memory, all CTAs meet, and share
 // the columns to add up what is there, in an order that depends on nothing that happens: the same bits in every run.
@@ -31,6 +32,9 @@ using gf::u32;
 using namespace problem;
 
 constexpr Index PIECES = COLUMNS / PIECE;
+constexpr bool HALVED = PIECE < CHUNK;
+constexpr int HALF = CHUNK == 8 ? 4 : CHUNK;           // elements that are summed one after another
+constexpr bool SPLIT = HALVED && THREADS_PER_ROW > 1;  // whether two threads have a chunk
 constexpr bool TAILLESS = PIECES % (Index(STEPS) * PASSES * THREADS_PER_ROW) == 0;
 constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
 constexpr int ROWS_PER_CTA = CTAS_PER_ROW == 1 ? THREADS / THREADS_PER_ROW : 1;  // at a time
@@ -38,8 +42,8 @@ constexpr int ROWS_PER_CTA = CTAS_PER_ROW == 1 ? THREADS / THREADS_PER_ROW : 1; 
 GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
 constexpr int PASS_LEVELS = levels(PASSES);
 
-using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS>;
-using DelayedSum = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS>;
+using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, 1, SPLIT ? 2 : 1>;
+using DelayedSum = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS, SPLIT ? 2 : 1>;
 constexpr int AHEAD_OF_ROW = DELAYED ? STAGES - 2 : STAGES - 1;  // rows of which copies are under way
 
 /// The row's first piece of a step. The steps of a pass lie far apart, as the mean joins them before the passes.
@@ -66,13 +70,44 @@ GF_DEVICE typename Phase::Columns read_columns(const Row& row, Index at) {
   return reads;
 }
 
-GF_DEVICE float sum_of_products(const float (&x)[PIECE], const float (&y)[PIECE]) {
+GF_DEVICE float sum_half(const float (&x)[PIECE], const float (&y)[PIECE], int first) {
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < PIECE; ++i) {
+  for (int i = first; i < first + HALF; ++i) {
     sum = gf::fma(x[i], y[i], sum);
   }
   return sum;
+}
+
+/// Over a piece.
+GF_DEVICE float sum_of_products(const float (&x)[PIECE], const float (&y)[PIECE]) {
+  float sum = sum_half(x, y, 0);
+  if constexpr (HALF < PIECE) {
+    sum += sum_half(x, y, HALF);
+  }
+  return sum;
+}
+
+/// The tree over what the steps of a pass came to, halves of a chunk before all else: the same bits for every PIECE.
+template <int COUNT>
+GF_DEVICE float sum_steps(float (&parts)[COUNT]) {
+  if constexpr (HALVED && !SPLIT) {
+    static_assert(PASSES == 1 && COUNT % 2 == 0, "the thread has whole chunks");
+    float chunks[COUNT / 2];
+#pragma unroll
+    for (int chunk = 0; chunk < COUNT / 2; ++chunk) {
+      chunks[chunk] = parts[2 * chunk] + parts[2 * chunk + 1];
+    }
+    return gf::tree<gf::Add>(chunks);
+  } else {
+    if constexpr (SPLIT) {
+#pragma unroll
+      for (int step = 0; step < COUNT; ++step) {
+        parts[step] += gf::shuffle_xor(parts[step], 1);
+      }
+    }
+    return gf::tree<gf::Add>(parts);
+  }
 }
 
 /// Adds what lies at an address, in one access.
@@ -321,7 +356,7 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
         }
         parts[step] = inside ? sum_of_products(x, y) : 0.0f;
       }
-      passes.add(i, gf::tree<gf::Add>(parts));
+      passes.add(i, sum_steps(parts));
     }
     return passes.total();
   };

@@ -10,6 +10,7 @@ from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
 from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
 
+CHUNK = 8  # elements whose products are summed before all else, by halves; of other rows, what divides them
 _REGISTERS = 65536  # of an SM
 _MOST_REGISTERS = 255  # of a thread
 _MOST_ELEMENTS = 64  # of a row, that a thread takes
@@ -27,13 +28,15 @@ _AT_ONCE = 2  # pieces of a row that is read again
 class Row:
     """How a row is cut, from facts alone.
 
-    piece: elements that are summed one after another and taken together, no more than one access has. pieces: a row's.
+    chunk: elements that are summed before all else. piece: those that are taken together, a chunk, or half of one that
+    is too wide for an access. pieces: a row's.
     kept: registers that a thread needs for each element that it takes of a row: for the sums over rows, what is the
     same for all of them, and what is kept between phases. piece_bytes, value_bytes: what a thread copies ahead of each
     piece and of each row. copies_all: whether that is all that is read whole.
     """
 
     facts: RmsNormBackwardFacts
+    chunk: int
     piece: int
     pieces: int
     kept: float
@@ -45,13 +48,15 @@ class Row:
     @classmethod
     def of(cls, facts: RmsNormBackwardFacts) -> "Row":
         whole = (*facts.program.read_whole, *facts.program.written_whole)
-        piece = math.gcd(facts.columns, ACCESS // max((view.dtype.bits // 8 for view in whole), default=4))
-        rows = Rows(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=2)
+        chunk = math.gcd(facts.columns, CHUNK)
+        piece = math.gcd(chunk, ACCESS // max((view.dtype.bits // 8 for view in whole), default=4))
+        rows = resident_rows(facts, piece, stages=2)
         columns = {i for phase in (0, 1) for i in rows.reads(phase, False)}
         kept = rows.held_bytes + sum(facts.program.inputs[i].dtype.bits // 8 for i in columns)
         copied = copies(rows).inputs
         return cls(
             facts,
+            chunk,
             piece,
             facts.columns // piece,
             len(facts.program.sums) + kept / 4,
@@ -103,16 +108,9 @@ class Row:
 
     def rows(self, knobs: RmsNormBackwardKnobs) -> Rows:
         """What is printed and passed."""
-        facts = self.facts
-        resident = self.resident(knobs)
-        return Rows(
-            facts.program,
-            facts.row_extents,
-            facts.columns,
-            self.piece,
-            resident,
-            stages=knobs.stages if resident else 1,
-        )
+        if self.resident(knobs):
+            return resident_rows(self.facts, self.piece, knobs.stages)
+        return resident_rows(self.facts, self.piece).read_again()
 
     def stage_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
         """Shared memory of a CTA for one row each of its threads is ahead."""
@@ -161,3 +159,8 @@ class Row:
     def sum_bytes(self) -> int:
         """Of the sums over rows of one CTA, or cluster."""
         return self.facts.columns * 4 * len(self.facts.program.sums)
+
+
+def resident_rows(facts: RmsNormBackwardFacts, piece: int = 1, stages: int = 1) -> Rows:
+    """For which threads have registers."""
+    return Rows(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages)

@@ -1,7 +1,8 @@
 """How a kernel goes through the rows of a program: what each of its phases reads, keeps, and works out again."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from graphfuse.dtypes import data_type
@@ -27,7 +28,7 @@ class Rows:
     """A row program and how a kernel goes through rows.
 
     extents: of the row axes. piece: elements that a thread takes together. resident: what the phases
-    after the first need is kept in registers; otherwise it is read and computed again.
+    after the first need is kept in registers; otherwise (see `read_again`) it is read and computed again.
     unpack_again: kept values of few bits are unpacked for each phase. stages: of a kernel whose threads take row
     after row, how many rows have room in shared memory, into which they are copied before their turn: 1 for
     none; 0 of a kernel whose threads take one row each.
@@ -85,6 +86,24 @@ class Rows:
     def read_in(self, index: int) -> tuple[int, ...]:
         """The phases that read an input from memory."""
         return tuple(p for p in range(self.program.last + 1) if index in self.reads(p, True))
+
+    def overwritable(self) -> Iterator[tuple[int, int]]:
+        """Numbers of an input and a store that may be one memory: each thread writes an element after it last
+        read it, if both lie at one address."""
+        for i, x in enumerate(self.program.inputs):
+            for number, store in enumerate(self.program.stores):
+                y = store.view
+                alike = (x.dtype, x.row_strides, x.column_stride) == (y.dtype, y.row_strides, y.column_stride)
+                whole = x.rows and x.columns and self.program.shapes[store.value.index].columns
+                if alike and whole and not store.block_size and not store.amax:
+                    if max(self.read_in(i), default=0) <= self.program.store_phase(number):
+                        yield i, number
+
+    def read_again(self) -> "Rows":
+        """The same rows where they are not resident. What may be written over an input is written in the last phase,
+        as the input is read again until then: where rows have room decides nothing about memory."""
+        late = frozenset(number for _, number in self.overwritable())
+        return replace(self, program=replace(self.program, late=late), resident=False)
 
     @property
     def held_bytes(self) -> int:

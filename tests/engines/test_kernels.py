@@ -7,12 +7,17 @@ import pytest
 
 import cubin
 import kernel_table
+from graphfuse.device import Device
 from graphfuse.dtypes import data_type
+from graphfuse.engines.rmsnorm.row import Row
+from graphfuse.engines.rmsnorm_backward.row import Row as BackwardRow
 from variants import FORWARD, TARGETS, VARIANTS
 
 pytestmark = pytest.mark.compile
 
 REGISTER_FILE = 65536  # of a CTA, on all of these chips
+RESERVED = 1024  # bytes of shared memory that are the system's, counted as a kernel's that has some, from SM90 on
+ALLOWANCE = 256  # bytes that an engine may take a kernel to declare beyond what it does
 
 
 @pytest.mark.parametrize(("name", "arch"), kernel_table.checked())
@@ -28,6 +33,8 @@ def test_kernel(name, arch, note):
     assert code.registers * variant.engine.launch(facts, knobs).block <= REGISTER_FILE
     (check_accesses if name in FORWARD else check_accesses_of_those_that_stay)(code, variant.source(device))
     check_conversions(code, facts, arch)
+    row_of = Row.of if name in FORWARD else BackwardRow.of
+    check_shared_memory(code, row_of(facts).static_bytes(knobs), device)
     recorded, now = kernel_table.read().nvrtc, kernel_table.compiler()
     if recorded != now:
         note(f"registers were not held against {kernel_table.PATH.name}: it is of NVRTC {recorded}, this is {now}")
@@ -80,6 +87,14 @@ def check_conversions(code: cubin.Code, facts, arch: str) -> None:
     if any(s.view.dtype is data_type.BFLOAT16 for s in facts.program.sums):
         wanted = wanted | {"BF16"}
     assert code.conversions - {"F16"} == wanted
+
+
+def check_shared_memory(code: cubin.Code, taken: int, device: Device) -> None:
+    """What the engine takes the kernel's structs for, by which knobs are legal, is no less than they are, nor much
+    more. taken: bytes."""
+    declared = code.shared - RESERVED if device.sm >= 90 and code.shared else code.shared
+    assert declared <= taken
+    assert taken <= declared + ALLOWANCE or not declared  # rows that share a warp need none
 
 
 def test_the_table_lists_these_variants():

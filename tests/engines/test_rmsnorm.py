@@ -16,7 +16,9 @@ from graphfuse.freeze import freeze
 from graphfuse.graph import pygraph
 from graphfuse.lower import lower
 from graphfuse.patterns import rmsnorm
-from graphfuse.pointwise import Chain, Scalar, Step
+from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.pointwise import Chain, Load, Scalar, Step
+from graphfuse.rowwise import INVERSE_RMS, NORMALIZE, ROW_MEAN, RowProgram, Store
 
 
 class Engine(RmsNormEngine):
@@ -373,3 +375,38 @@ def test_in_place_needs_one_layout_and_type():
     assert ENGINE.in_place(BASE, knobs) == ((X, Y),)
     assert ENGINE.in_place(facts(y=data_type.HALF), knobs) == ()
     assert ENGINE.in_place(with_view(BASE, "output", row_stride=2048), knobs) == ()
+
+
+def two_means() -> RmsNormFacts:
+    """Facts that no pattern of ours makes: two tensors are normalized, each by its own mean, and added."""
+    x, weight, y = BASE.input.view(), BASE.weight.view(), BASE.output.view()
+    other = dataclasses.replace(x, tensor=RMS, name="other")
+    steps = []
+    for number in (0, 1):
+        steps.append(Step(INVERSE_RMS, (("input", Load(number)), ("epsilon", BASE.epsilon))))
+        steps.append(Step(NORMALIZE, (("input", Load(number)), ("inverse", Chain(2 * number)), ("scale", Load(2)))))
+    steps.append(Step("add", (("a", Chain(1)), ("b", Chain(3)))))
+    program = RowProgram((x, other, weight), tuple(steps), (Store(y, Chain(4)),))
+    return RmsNormFacts("norm", (100,), 1024, Load(0), program)
+
+
+def with_steps(facts: RmsNormFacts, *steps: Step) -> RmsNormFacts:
+    program = facts.program
+    last = Chain(len(steps) - 1)
+    return dataclasses.replace(
+        facts, program=RowProgram(program.inputs, steps, (dataclasses.replace(program.stores[0], value=last),))
+    )
+
+
+def test_a_program_has_one_mean_of_squares():
+    """The kernel keeps one sum of a row: of two the second would be taken for both."""
+    engine, facts = RmsNormEngine(), two_means()
+    assert engine.why_not(facts, H200).reason == "norm: 2 values of inverse_rms; accepted: 1"
+    single = with_steps(facts, *facts.program.steps[:2])
+    assert engine.why_not(single, H200) is None
+    none = with_steps(facts, Step("swish", (("input", Load(0)),), (("swish_beta", 1.0),)))
+    assert engine.why_not(none, H200).reason == "norm: 0 values of inverse_rms; accepted: 1"
+    mean = Step(ROW_MEAN, (("a", Load(0)), ("b", Load(1))))
+    another = with_steps(facts, *facts.program.steps[:2], mean, Step("mul", (("a", Chain(1)), ("b", Chain(2)))))
+    reason = engine.why_not(another, H200).reason
+    assert reason == "norm: a value of row_mean beside inverse_rms; accepted: inverse_rms and amax"

@@ -207,9 +207,9 @@ struct RowReduction {
 /// The same tree for the sums of many rows, one after the other, each of which is asked for when the parts of the next
 /// are known, so that no thread waits for another as long as that takes. For rows of several warps. All threads
 /// of the CTA, or cluster, take turns: give, then for each row that follows wait, total and give, then wait and total.
-template <class Join, int THREADS_PER_ROW, int THREADS>
+template <class Join, int THREADS_PER_ROW, int THREADS, int ALIKE = 1>
 struct DelayedReduction {
-  using Row = RowReduction<Join, THREADS_PER_ROW, THREADS>;
+  using Row = RowReduction<Join, THREADS_PER_ROW, THREADS, 1, ALIKE>;
 
   typename Row::Shared* shared;  // two, made by Row::begin, for every other row
 
