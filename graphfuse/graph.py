@@ -136,7 +136,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         except GraphfuseError:
             # What was refused leaves nothing behind that validate would stumble over.
             self.tensors.remove(t)
-            del self._uids[t.get_uid()]
+            del self._uids[t.current_uid]
             raise
 
     def tensor_like(self, template: object, name: str = "", is_virtual: bool = False) -> Tensor:
@@ -209,7 +209,8 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
             raise GraphValidationError(
                 f"tensor {tensor.get_name()!r}: uid {uid} belongs to tensor {holder.get_name()!r}; uids must differ"
             )
-        del self._uids[tensor.get_uid()]
+        del self._uids[tensor.current_uid]
+        self._claimed.discard(tensor.current_uid)
         if holder is not None:
             # The number was only ours to give out: its holder moves to a free one.
             free = max(self._uids) + 1
@@ -219,9 +220,10 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         self._claimed.add(uid)
 
     def _add(self, op: Op, given: dict[str, object], compute_data_type, name: str):
-        name = checked_name(f"node of {op.name}", name) or f"{op.name}.{sum(node.op is op for node in self.nodes)}"
+        taken = {node.name for node in self.nodes}
+        name = checked_name(f"node of {op.name}", name) or self._free_name(op, taken)
         where = f"node {name!r} ({op.name})"
-        if any(node.name == name for node in self.nodes):
+        if name in taken:
             raise GraphValidationError(f"{where}: another node has this name; node names must differ")
         attributes = {}
         for a in op.attributes:
@@ -241,7 +243,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
                 value = self.tensor_scalar(value, name=f"{name}::{port.name}")
             if not isinstance(value, Tensor):
                 raise GraphTypeError(f"{where}: {port.name} must be a tensor of this graph or a number, got {value!r}")
-            if self._uids.get(value.get_uid()) is not value:
+            if self._uids.get(value.current_uid) is not value:
                 raise GraphValidationError(f"{where}: {port.name} ({value.get_name()!r}) belongs to another graph")
             inputs[port.name] = value
         compute = checked_type(f"{where}: compute_data_type", compute_data_type)
@@ -251,6 +253,12 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
         self._forget()
         made = self._visible_outputs(self.nodes[-1])
         return made[0] if len(op.outputs) == 1 else made
+
+    def _free_name(self, op: Op, taken: set[str]) -> str:
+        number = sum(node.op is op for node in self.nodes)
+        while f"{op.name}.{number}" in taken:  # the user's own
+            number += 1
+        return f"{op.name}.{number}"
 
     def _visible_outputs(self, node: NodeRecord) -> list[Tensor | None]:
         return [None if port in node.absent else t for port, t in node.outputs.items()]
@@ -436,7 +444,7 @@ class pygraph:  # noqa: N801 - cuDNN's spelling
     def _check_keys(self, variant_pack: Mapping) -> None:
         # Here, as later only the uid of a key counts, and another graph's tensor may have the same.
         for key in variant_pack if isinstance(variant_pack, Mapping) else ():
-            if isinstance(key, Tensor) and self._uids.get(key.get_uid()) is not key:
+            if isinstance(key, Tensor) and self._uids.get(key.current_uid) is not key:
                 raise VariantPackError(
                     f"variant pack: {key!r} is not of graph {self.name!r}; accepted: its tensors, their uids or names"
                 )

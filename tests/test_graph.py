@@ -249,3 +249,11 @@ def test_wrong_arguments_are_told_what_the_op_takes(call, message):
     g = graphs.new()
     with pytest.raises(GraphTypeError, match=message):
         call(g, g.tensor([4, 4]))
+
+
+def test_a_default_name_gives_way_to_the_users():
+    g = graphs.new()
+    x = g.tensor([2], name="x")
+    for name in ("relu.1", "", "relu.5", "", "", ""):
+        x = g.relu(x, name=name)
+    assert [node.name for node in g.nodes] == ["relu.1", "relu.2", "relu.5", "relu.3", "relu.4", "relu.6"]
