@@ -346,13 +346,19 @@ def _relu_backward(t, loss, x, slope, low, high):
     return t.where(x > high, 0.0, t.where(x > low, loss, t.where(x <= low, below, x)))  # the last is NaN
 
 
+def _sigmoid(t, x):
+    # torch's own, on the CPU, has other last bits for the elements that are left over when vectors are full: a value
+    # would depend on where it stands.
+    return (1 + t.exp(-x)).reciprocal()
+
+
 def _sigmoid_slope(t, x):
-    return t.sigmoid(x) * t.sigmoid(-x)  # 1 - sigmoid cancels
+    return _sigmoid(t, x) * _sigmoid(t, -x)  # 1 - sigmoid cancels
 
 
 def _swish_slope(t, x):
     x = x.clamp(-1000, 1000)
-    return t.sigmoid(x) * (1 + x * t.sigmoid(-x))
+    return _sigmoid(t, x) * (1 + x * _sigmoid(t, -x))
 
 
 def _gelu_slope(t, x):
@@ -365,7 +371,7 @@ def _gelu_approx_tanh_slope(t, x):
     x = x.clamp(-100, 100)
     argument = 2 * _GELU_TANH * (x + 0.044715 * x * x * x)
     inner = 2 * _GELU_TANH * (1 + 3 * 0.044715 * x * x)
-    return t.sigmoid(argument) * (1 + x * inner * t.sigmoid(-argument))
+    return _sigmoid(t, argument) * (1 + x * inner * _sigmoid(t, -argument))
 
 
 _TABLE = (
@@ -475,14 +481,14 @@ _TABLE = (
         _number("lower_clip", 0.0),
         _number("upper_clip", float("inf")),
     ),
-    _pointwise("sigmoid", "1 / (1 + exp(-input)).", "input", "gf::sigmoid({input})", lambda t, x: t.sigmoid(x)),
+    _pointwise("sigmoid", "1 / (1 + exp(-input)).", "input", "gf::sigmoid({input})", _sigmoid),
     _pointwise("tanh", "Hyperbolic tangent.", "input", "tanhf({input})", lambda t, x: t.tanh(x)),
     _pointwise(
         "swish",
         "input * sigmoid(swish_beta * input); SiLU when swish_beta is 1.",
         "input",
         "({input} * gf::sigmoid({swish_beta} * {input}))",
-        lambda t, x, beta: x * t.sigmoid(beta * x),
+        lambda t, x, beta: x * _sigmoid(t, beta * x),
         _number("swish_beta", 1.0),
     ),
     _pointwise(
@@ -499,7 +505,7 @@ _TABLE = (
         "input",
         # (1 + tanh u) / 2 is sigmoid(2u), which does not cancel for negative input.
         f"({{input}} * gf::sigmoid({_GELU_TANH_FORM}))",
-        lambda t, x: x * t.sigmoid(2 * _GELU_TANH * (x + 0.044715 * x * x * x)),
+        lambda t, x: x * _sigmoid(t, 2 * _GELU_TANH * (x + 0.044715 * x * x * x)),
     ),
     _pointwise(
         "relu_backward",
