@@ -242,8 +242,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="write host-cost-DEVICE.json into FOLDER")
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
-    if reason := record.no_gpu():
-        parser.exit(2, f"host_cost needs a GPU: {reason}\n")
+    if reason := record.gpu_needed("host_cost"):
+        parser.exit(2, f"{reason}\n")
     problem = Problem()
     others, absent = peers(problem)
     calls = bare(problem) | ours(problem) | others

@@ -78,6 +78,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "torch"]
+
+
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'graphfuse' has no attribute {name!r}")

@@ -218,3 +218,14 @@ def test_the_folders_own_name_is_no_second_way_in(folder):
 def test_public_names_are_documented():
     for name in graphfuse.__all__:
         assert getattr(graphfuse, name).__doc__
+
+
+def test_modules_for_users_show_what_is_theirs():
+    """Not the modules that it is made of; and what is not loaded yet, too."""
+    code = (
+        "import graphfuse; first = dir(graphfuse)\n"
+        "import graphfuse.functional as f, graphfuse.torch as t\n"
+        "print(first == dir(graphfuse) == sorted([*graphfuse.__all__, 'torch']))\n"
+        "print(dir(f) == sorted(f.__all__), dir(t) == sorted(t.__all__), hasattr(f, 'layout'))"
+    )
+    assert python(code).split() == ["True"] * 4
