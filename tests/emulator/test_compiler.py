@@ -171,6 +171,7 @@ def test_an_entry_that_cannot_be_written_is_compiled_elsewhere(cache):
 
 
 def test_a_machine_without_room_is_one_error(monkeypatch, tmp_path):
+    source = WARP.source() + "// that no other test has compiled\n"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(compiler.tempfile, "tempdir", str(tmp_path / "file"))
@@ -180,8 +181,8 @@ def test_a_machine_without_room_is_one_error(monkeypatch, tmp_path):
             KernelCompileError, match="'warp' cannot be compiled for the emulator: .*Not a directory"
         ) as seen,
     ):
-        build(WARP.source(), "warp", Build.LIBRARY)
-    assert seen.value.source == WARP.source()
+        build(source, "warp", Build.LIBRARY)
+    assert seen.value.source == source
 
 
 def test_a_machine_that_does_not_compile_is_one_error(cold, monkeypatch):
