@@ -61,8 +61,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="write build-time-DEVICE.json into FOLDER")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    if reason := record.no_gpu():
-        parser.exit(2, f"build_time needs a GPU: {reason}\n")
+    if reason := record.gpu_needed("build_time"):
+        parser.exit(2, f"{reason}\n")
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(arguments.repeats):
         with tempfile.TemporaryDirectory() as directory:

@@ -78,9 +78,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=sizes.JUDGED, help="of the sizes; others than usual to fit to")
     parser.add_argument("--time-budget", type=float, default=240.0, metavar="SECONDS")
     arguments = parser.parse_args()
-    reason = record.no_gpu()
-    if reason:
-        parser.exit(2, f"heuristics needs a GPU: {reason}\n")
+    if reason := record.gpu_needed("heuristics"):
+        parser.exit(2, f"{reason}\n")
     import torch
     from rich.progress import track
 

@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from graphfuse import record, settings
+from graphfuse import record
 from graphfuse.benchmarks import host_calls, host_record, row_counts, session, tables, turns
 from graphfuse.benchmarks.host_calls import Call, Sets
 from graphfuse.benchmarks.host_peers import PEERS
 from graphfuse.benchmarks.host_record import BARE, HostCost
+from graphfuse.benchmarks.untuned import untuned
 
 CALLS, BETWEEN = 2000, 200
 WITH_BACKWARD = 600
@@ -199,11 +200,11 @@ def whole(arguments: argparse.Namespace) -> bool:
 
 def main() -> None:
     arguments = parser().parse_args()
-    if reason := record.no_gpu():
-        parser().exit(2, f"host_cost needs a GPU: {reason}\n")
+    if reason := record.gpu_needed("host_cost"):
+        parser().exit(2, f"{reason}\n")
     import torch
 
-    with settings.nothing_tuned():
+    with untuned():
         content = run(arguments, "cuda", torch.cuda.synchronize)
     report(content)
     if arguments.record:

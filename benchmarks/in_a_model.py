@@ -17,13 +17,14 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from graphfuse import record, settings
+from graphfuse import record
 from graphfuse.benchmarks import chain_knobs, command, session, tables, target, turns
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.chain import LAYERS, Case, sampler
 from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, products, quack, torch_compile, torch_eager
 from graphfuse.benchmarks.results import Results, name
+from graphfuse.benchmarks.untuned import untuned
 
 
 def slowest_chain(limit: float, by: str = "", how: str = "") -> target.Target:
@@ -155,9 +156,9 @@ def main() -> None:
         parser.error("there is no record to go on with; give --record FOLDER, too")
     if arguments.least < 2:
         parser.error(f"--least {arguments.least}: quartiles take two rounds or more")
-    if reason := record.no_gpu():
-        parser.exit(2, f"in_a_model needs a GPU: {reason}\n")
-    with settings.nothing_tuned():
+    if reason := record.gpu_needed("in_a_model"):
+        parser.exit(2, f"{reason}\n")
+    with untuned():
         if arguments.knobs is None:
             _run(parser, arguments, choice)
         else:

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphfuse import record, settings
+from graphfuse import record
 from graphfuse.benchmarks import tables, turns
 from graphfuse.benchmarks.target import Target
+from graphfuse.benchmarks.untuned import untuned
 
 if TYPE_CHECKING:
     import torch
@@ -205,8 +206,8 @@ def main() -> None:
         parser.error("--quick leaves no record; accepted: one of --quick and --record")
     if arguments.rounds < 2:
         parser.error(f"--rounds {arguments.rounds}: quartiles take two rounds or more")
-    if reason := record.no_gpu():
-        parser.exit(2, f"llama needs a GPU: {reason}\n")
+    if reason := record.gpu_needed("llama"):
+        parser.exit(2, f"{reason}\n")
     if reason := why_not():
         parser.exit(2, f"llama needs transformers: {reason}\n")
     import torch
@@ -219,7 +220,7 @@ def main() -> None:
         "versions": {name: record.version(name) for name in DISTRIBUTIONS},
         "cases": [],
     }
-    with settings.nothing_tuned():
+    with untuned():
         for kind, sizes in SIZES.items():
             for size in sizes:
                 entry = measure(models(CONFIG, "cuda"), kind, size, rounds, torch.cuda.synchronize)

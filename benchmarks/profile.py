@@ -174,8 +174,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="write BENCH-profile-DEVICE.json into FOLDER")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="keep what ncu wrote in FILE")
     arguments = parser.parse_args()
-    if reason := record.no_gpu():
-        parser.exit(2, f"profile needs a GPU: {reason}\n")
+    if reason := record.gpu_needed("profile"):
+        parser.exit(2, f"{reason}\n")
     import graphfuse as gf
 
     try:

@@ -24,7 +24,9 @@ class AddReluFacts:
 
     a: Tensor
     b: Tensor
+    total: Tensor  # a + b, which only relu reads
     output: Tensor
+    compute: frozenset[data_type]
 
 
 def template(g: PatternGraph):
@@ -33,7 +35,14 @@ def template(g: PatternGraph):
 
 
 def facts(match: Match) -> AddReluFacts:
-    return AddReluFacts(**{name: match.graph.tensors[t] for name, t in match.tensors.items()})
+    tensors = {name: match.graph.tensors[t] for name, t in match.tensors.items()}
+    total = match.graph.tensors[match.node("add").output("output")]
+    return AddReluFacts(**tensors, total=total, compute=frozenset(node.compute for node in match.subgraph.nodes))
+
+
+def layout(t: Tensor) -> list[tuple[int, int]]:
+    """Extents and strides; those of one element say nothing about where elements are."""
+    return [(extent, stride) for extent, stride in zip(t.dim, t.stride, strict=True) if extent != 1]
 
 
 THREADS = 256
@@ -52,7 +61,7 @@ extern "C" GF_KERNEL(THREADS) add_relu(const float* a, const float* b, float* ou
 
 
 class AddRelu(KernelEngine[AddReluFacts, NoKnobs]):
-    """Same-shaped, packed float32 tensors, one thread an element."""
+    """Packed float32 tensors of one shape and one order of axes, one thread an element."""
 
     name = "add_relu"
     facts = AddReluFacts
@@ -62,11 +71,17 @@ class AddRelu(KernelEngine[AddReluFacts, NoKnobs]):
     def why_not(self, facts: AddReluFacts, device: Device) -> No | None:
         if not device.runs_kernels:
             return No(f"it needs a CUDA device or the emulator; planning is for {device}")
-        for t in (facts.a, facts.b, facts.output):
+        if facts.compute != {data_type.FLOAT}:
+            return No("it computes in FLOAT; asked for: " + ", ".join(sorted(c.name for c in facts.compute)))
+        # A virtual tensor's type is what its node computes in, or what the graph has it rounded to.
+        for t in (facts.a, facts.b, facts.total, facts.output):
             if t.dtype is not data_type.FLOAT:
                 return No(f"{t}: data type must be FLOAT")
-            if t.dim != facts.output.dim or t.span != t.elements:
-                return No(f"{t}: must be packed and of the output's shape {list(facts.output.dim)}")
+        for t in (facts.a, facts.b, facts.output):
+            if t.by_value:
+                return No(f"{t}: must be in memory, not passed by value")
+            if t.dim != facts.output.dim or layout(t) != layout(facts.output) or t.span != t.elements:
+                return No(f"{t}: must be packed and lie in memory as {facts.output} does")
         return None
 
     def source(self, facts: AddReluFacts, knobs: NoKnobs) -> str:

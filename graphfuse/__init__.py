@@ -14,9 +14,11 @@ from graphfuse.errors import (
     GraphStateError,
     GraphTypeError,
     GraphValidationError,
+    HomeNotFoundError,
     KernelCompileError,
     KernelFaultError,
     PluginError,
+    SettingError,
     ToolkitNotFoundError,
     VariantPackError,
     VariantPackTypeError,
@@ -49,9 +51,11 @@ __all__ = [
     "GraphValidationError",
     "GraphfuseError",
     "Handle",
+    "HomeNotFoundError",
     "KernelCompileError",
     "KernelFaultError",
     "PluginError",
+    "SettingError",
     "Tensor",
     "ToolkitNotFoundError",
     "VariantPackError",
@@ -72,6 +76,10 @@ __all__ = [
     "set_stream",
     "tensor_reordering",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "torch"]
 
 
 def __getattr__(name: str):

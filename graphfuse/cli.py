@@ -32,7 +32,7 @@ def bench(
 ) -> None:
     """Time the kernels beside their peers, in one process and run, on the GPU."""
     from graphfuse.benchmarks import command
-    from graphfuse.record import no_gpu
+    from graphfuse.record import gpu_needed
 
     found = _bench(name)
     chosen = command.Choice(tuple(output), tuple(rows), tuple(columns), tuple(peers), quick)
@@ -45,8 +45,8 @@ def bench(
     if listing:
         typer.echo(command.listing(found, chosen))
         return
-    if reason := no_gpu():
-        typer.echo(f"needs a CUDA device: {reason.removeprefix('no CUDA device: ')}", err=True)
+    if reason := gpu_needed("graphfuse bench"):
+        typer.echo(reason, err=True)
         raise typer.Exit(2)
     try:
         command.run(found, chosen, record, resume)
@@ -74,7 +74,7 @@ def tune(
     """
     from graphfuse.benchmarks import rmsnorm_silu, tuning
     from graphfuse.benchmarks.command import Choice
-    from graphfuse.record import no_gpu
+    from graphfuse.record import gpu_needed
 
     found = _bench(name)
     if found is rmsnorm_silu.BENCH:
@@ -86,8 +86,8 @@ def tune(
         wanted = choice.cases(found)
     if not time_budget > 0:
         raise typer.BadParameter(f"{time_budget}; accepted: seconds above 0", param_hint="--time-budget")
-    if reason := no_gpu():
-        typer.echo(f"graphfuse tune needs a GPU: {reason}", err=True)
+    if reason := gpu_needed("graphfuse tune"):
+        typer.echo(reason, err=True)
         raise typer.Exit(2)
     left = tuning.run(wanted, table, time_budget, again)
     if left:

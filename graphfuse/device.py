@@ -8,6 +8,8 @@ chip that is not there.
 import dataclasses
 from dataclasses import dataclass
 
+from graphfuse.errors import SettingError
+
 
 @dataclass(frozen=True)
 class Device:
@@ -82,4 +84,4 @@ def for_arch(arch: str) -> Device:
     try:
         return _ARCHES[arch]
     except KeyError:
-        raise ValueError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}") from None
+        raise SettingError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}") from None

@@ -12,6 +12,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from graphfuse.device import Device
 from graphfuse.enums import heur_mode
+from graphfuse.errors import GraphValidationError
 from graphfuse.ir import TensorId
 
 FactsT = TypeVar("FactsT")
@@ -20,13 +21,9 @@ KnobsT = TypeVar("KnobsT")
 
 @dataclass(frozen=True)
 class No:
-    """Why an engine declines: falsy, so `if engine.why_not(...)` is not the way to ask -
-    compare with None."""
+    """Why an engine declines. It stands where None is "yes", and is true as any object is."""
 
     reason: str
-
-    def __bool__(self) -> bool:
-        return False
 
     def __str__(self) -> str:
         return self.reason
@@ -224,12 +221,15 @@ def knobs_to_dict(knobs: object) -> dict[str, object]:
 
 
 def knobs_from_dict(engine: Engine, values: dict[str, object]) -> object:
-    """The engine's knobs from a mapping; ValueError names an unknown or missing knob."""
+    """The engine's knobs from a mapping; GraphValidationError names an unknown or missing knob."""
     known = {f.name for f in fields(engine.knobs)}
-    unknown = sorted(set(values) - known)
+    unknown = sorted(set(values) - known, key=str)
     if unknown:
-        raise ValueError(f"engine {engine.name!r} has no knob {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
+        names = ", ".join(sorted(known)) or "none"
+        raise GraphValidationError(
+            f"engine {engine.name!r} has no knob {', '.join(map(str, unknown))}; it has: {names}"
+        )
     try:
         return engine.knobs(**values)
     except TypeError as error:
-        raise ValueError(f"engine {engine.name!r}: {error}") from None
+        raise GraphValidationError(f"engine {engine.name!r}: {error}") from None

@@ -33,6 +33,14 @@ class WorkspaceError(VariantPackError):
     """The workspace is missing, too small, misaligned or on another device."""
 
 
+class SettingError(GraphfuseError, ValueError):
+    """A device or an environment variable is none of what is accepted."""
+
+
+class HomeNotFoundError(GraphfuseError, OSError):
+    """The user has no home directory, and no variable names a directory in place of one there."""
+
+
 class DeviceError(GraphfuseError, RuntimeError):
     """The requested device is not there, or the driver reported an error."""
 
@@ -46,8 +54,8 @@ class CompilerNotFoundError(GraphfuseError, RuntimeError):
 
 
 class KernelCompileError(GraphfuseError, RuntimeError):
-    """NVRTC, or the emulator's C++ compiler, refused generated source: a bug in an engine.
-    Attributes `log` and `source` hold all of both."""
+    """NVRTC, or the emulator's C++ compiler, refused generated source: a bug in an engine, or a compiler that has
+    no room to work in. Attributes `log` and `source` hold all of both."""
 
 
 class KernelFaultError(GraphfuseError, RuntimeError):

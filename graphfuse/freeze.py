@@ -135,7 +135,7 @@ def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.Tensor:
     reordered = t.get_reordering_type() is not tensor_reordering.NONE
     return ir.Tensor(
         id=number,
-        uid=t.get_uid(),
+        uid=t.current_uid,
         name=t.get_name(),
         dtype=dtype,
         dim=tuple(t.get_dim()),

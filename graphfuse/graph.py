@@ -124,7 +124,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         except GraphfuseError:
             # What was refused leaves nothing behind that validate would stumble over.
             self.tensors.remove(t)
-            del self._uids[t.get_uid()]
+            del self._uids[t.current_uid]
             raise
 
     def tensor_like(self, template: object, name: str = "", is_virtual: bool = False) -> Tensor:
@@ -197,7 +197,8 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
             raise GraphValidationError(
                 f"tensor {tensor.get_name()!r}: uid {uid} belongs to tensor {holder.get_name()!r}; uids must differ"
             )
-        del self._uids[tensor.get_uid()]
+        del self._uids[tensor.current_uid]
+        self._claimed.discard(tensor.current_uid)
         if holder is not None:
             # The number was only ours to give out: its holder moves to a free one.
             free = max(self._uids) + 1
@@ -229,7 +230,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
                 value = self.tensor_scalar(value, name=f"{name}::{port.name}")
             if not isinstance(value, Tensor):
                 raise GraphTypeError(f"{where}: {port.name} must be a tensor of this graph or a number, got {value!r}")
-            if self._uids.get(value.get_uid()) is not value:
+            if self._uids.get(value.current_uid) is not value:
                 raise GraphValidationError(f"{where}: {port.name} ({value.get_name()!r}) belongs to another graph")
             inputs[port.name] = value
         compute = checked_type(f"{where}: compute_data_type", compute_data_type)
@@ -427,7 +428,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
     def _check_keys(self, variant_pack: Mapping) -> None:
         # Here, as later only the uid of a key counts, and another graph's tensor may have the same.
         for key in variant_pack if isinstance(variant_pack, Mapping) else ():
-            if isinstance(key, Tensor) and self._uids.get(key.get_uid()) is not key:
+            if isinstance(key, Tensor) and self._uids.get(key.current_uid) is not key:
                 raise VariantPackError(
                     f"variant pack: {key!r} is not of graph {self.name!r}; accepted: its tensors, their uids or names"
                 )

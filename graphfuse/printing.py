@@ -44,10 +44,10 @@ def _type(dtype: data_type) -> str:
 
 
 def _leaf(t: Tensor, names: dict[int, str]) -> str:
-    common = f"name={t.get_name()!r}, uid={t.get_uid()}, byte_alignment={t.get_byte_alignment()}"
+    common = f"name={t.get_name()!r}, uid={t.current_uid}, byte_alignment={t.get_byte_alignment()}"
     if t.value is not None:
         layout = f".set_dim({t.get_dim()}).set_stride({t.get_stride()})" if t.get_dim() else ""
-        layout += f".set_uid({t.get_uid()})"
+        layout += f".set_uid({t.current_uid})"
         arguments = f"{_value(t.value)}, {_type(t.get_data_type())}, {t.get_name()!r}"
         return f"{names[id(t)]} = graph.tensor_scalar({arguments}){layout}"
     return (
@@ -68,7 +68,7 @@ def _node(node: NodeRecord, names: dict[int, str]) -> list[str]:
 
 
 def _setters(t: Tensor) -> str:
-    calls = [f"set_name({t.get_name()!r})", f"set_uid({t.get_uid()})", f"set_is_virtual({t.get_is_virtual()})"]
+    calls = [f"set_name({t.get_name()!r})", f"set_uid({t.current_uid})", f"set_is_virtual({t.get_is_virtual()})"]
     if t.get_dim():
         calls.append(f"set_dim({t.get_dim()})")
     if t.get_stride():

@@ -28,6 +28,12 @@ def no_gpu() -> str | None:
     return None if torch.cuda.is_available() else "torch sees no CUDA device (a CPU build?)"
 
 
+def gpu_needed(command: str) -> str | None:
+    """What users are told where `command` cannot run; None where there is a GPU."""
+    reason = no_gpu()
+    return None if reason is None else f"{command} needs a GPU: {reason}"
+
+
 def environment(root: Path | None) -> dict[str, object]:
     """Device, driver, versions, commit (with "-dirty" where files were changed) and date. root: the sources,
     None where they are an installed package."""

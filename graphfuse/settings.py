@@ -14,6 +14,8 @@ import os
 import re
 from pathlib import Path
 
+from graphfuse.errors import HomeNotFoundError, SettingError
+
 DEVICE = re.compile(r"cpu|emulator|cuda(?::(\d+))?")
 """How a device is written; group 1 is the ordinal."""
 
@@ -21,27 +23,36 @@ _tuning_dir: Path | None = None
 
 
 def device() -> str | None:
-    """The device of GRAPHFUSE_DEVICE, None if unset or empty; ValueError for anything that is not a device."""
+    """The device of GRAPHFUSE_DEVICE, None if unset or empty; SettingError for anything that is not a device."""
     value = os.environ.get("GRAPHFUSE_DEVICE")
     if not value:
         return None
     if not DEVICE.fullmatch(value):
-        raise ValueError(f"GRAPHFUSE_DEVICE={value!r} is not a device; accepted: cpu, cuda, cuda:N, emulator")
+        raise SettingError(f"GRAPHFUSE_DEVICE={value!r} is not a device; accepted: cpu, cuda, cuda:N, emulator")
     return value
 
 
 def cache_dir() -> Path:
-    """The directory for compiled kernels; it need not exist. ValueError for a relative GRAPHFUSE_CACHE_DIR."""
-    return _directory("GRAPHFUSE_CACHE_DIR") or _base("XDG_CACHE_HOME", ".cache") / "graphfuse"
+    """The directory for compiled kernels; it need not exist. SettingError for a relative GRAPHFUSE_CACHE_DIR,
+    HomeNotFoundError where there is no default."""
+    return _directory("GRAPHFUSE_CACHE_DIR") or _base("XDG_CACHE_HOME", ".cache", "GRAPHFUSE_CACHE_DIR") / "graphfuse"
+
+
+def cache_unusable(error: OSError) -> str:
+    """What users are told where compiled kernels cannot be kept in `cache_dir`."""
+    if isinstance(error, HomeNotFoundError):
+        return f"compiled kernels are not kept: {error}"
+    return (
+        f"compiled kernels are not kept: {cache_dir()} cannot be used ({error}); "
+        "set GRAPHFUSE_CACHE_DIR to a directory of your own that can be written"
+    )
 
 
 def tuning_dir() -> Path:
-    """The directory for tuned knobs; it need not exist. ValueError for a relative GRAPHFUSE_TUNING_DIR."""
-    return (
-        _tuning_dir
-        or _directory("GRAPHFUSE_TUNING_DIR")
-        or _base("XDG_DATA_HOME", ".local/share") / "graphfuse" / "tuning"
-    )
+    """The directory for tuned knobs; it need not exist. SettingError for a relative GRAPHFUSE_TUNING_DIR,
+    HomeNotFoundError where there is no default."""
+    named = _tuning_dir or _directory("GRAPHFUSE_TUNING_DIR")
+    return named or _base("XDG_DATA_HOME", ".local/share", "GRAPHFUSE_TUNING_DIR") / "graphfuse" / "tuning"
 
 
 def use_tuning_dir(directory: Path | None) -> None:
@@ -61,14 +72,19 @@ def _directory(name: str) -> Path | None:
         return None
     path = Path(os.path.expanduser(value))  # unlike Path's own, leaves the ~ of users that do not exist
     if not path.is_absolute():
-        raise ValueError(f"{name}={value!r} depends on the working directory; accepted: absolute path")
+        raise SettingError(f"{name}={value!r} depends on the working directory; accepted: absolute path")
     return path
 
 
-def _base(name: str, otherwise: str) -> Path:
+def _base(name: str, otherwise: str, ours: str) -> Path:
     # The XDG base directory specification has relative values ignored.
     base = Path(os.environ.get(name) or "")
-    return base if base.is_absolute() else Path.home() / otherwise
+    if base.is_absolute():
+        return base
+    try:
+        return Path.home() / otherwise
+    except RuntimeError:  # as in containers, whose users have no entry in passwd
+        raise HomeNotFoundError(f"the user has no home directory for ~/{otherwise}; set {ours} or {name}") from None
 
 
 def commit() -> str | None:

@@ -76,8 +76,8 @@ class Tensor:
     def set_uid(self, uid: int) -> Tensor:
         """The number that ``execute`` knows the tensor by; unique in the graph.
 
-        Numbers that users chose stay. One that the graph gave out itself is free to be
-        chosen: its holder then gets another, so choose before reading ``get_uid``.
+        Numbers that users chose, or that ``get_uid`` has told them, stay: choosing one of them is a
+        GraphValidationError. Any other is free to be chosen; its holder then gets another.
         """
         self._claim(self, uid)
         self._uid = uid
@@ -128,6 +128,13 @@ class Tensor:
         return self._name
 
     def get_uid(self) -> int:
+        """The number that ``execute`` knows the tensor by. From now on it stays (see ``set_uid``)."""
+        self._claim(self, self._uid)
+        return self._uid
+
+    @property
+    def current_uid(self) -> int:
+        """The uid, which may change: for what reads it on no user's behalf."""
         return self._uid
 
     def get_is_virtual(self) -> bool:

@@ -43,9 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-tests", action="store_true", help="leave the tests out; the record says so")
     parser.add_argument("--timeout", type=float, default=180, metavar="SECONDS", help="for each run of a tool")
     options = parser.parse_args(arguments)
-    reason = record.no_gpu()
-    if reason:
-        print(f"{COMMAND} needs a GPU: {reason}", file=sys.stderr)
+    if reason := record.gpu_needed(COMMAND):
+        print(reason, file=sys.stderr)
         return 2
     import variants
 

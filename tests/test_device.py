@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from graphfuse.device import ARCHES, CPU, EMULATOR, for_arch
+from graphfuse.errors import SettingError
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -34,5 +35,5 @@ def test_where_kernels_run_and_memory_is():
 
 def test_the_cpu_and_unknown_ones():
     assert (str(CPU), CPU.sm) == ("cpu", 0)
-    with pytest.raises(ValueError, match="sm_70.*known: sm_80"):
+    with pytest.raises(SettingError, match="sm_70.*known: sm_80"):
         for_arch("sm_70")

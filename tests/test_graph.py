@@ -260,3 +260,11 @@ def test_a_node_without_a_name_gets_one_that_is_free():
     assert [node.name for node in g.nodes] == ["relu.1", "relu.2", "relu.3", "tanh.0"]
     with pytest.raises(GraphValidationError, match="node 'relu.2'.*names must differ"):
         g.relu(x, name="relu.2")
+
+
+def test_a_default_name_gives_way_to_the_users():
+    g = graphs.new()
+    x = g.tensor([2], name="x")
+    for name in ("relu.1", "", "relu.5", "", "", ""):
+        x = g.relu(x, name=name)
+    assert [node.name for node in g.nodes] == ["relu.1", "relu.2", "relu.5", "relu.3", "relu.4", "relu.6"]

@@ -12,6 +12,7 @@ import graphs
 import toys
 from graphfuse import data_type, heur_mode, norm_forward_phase, plan, plugins, verify
 from graphfuse.device import CPU, for_arch
+from graphfuse.engine import No
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.errors import PluginError
 from graphfuse.ir import Subgraph
@@ -72,6 +73,11 @@ class Odd(toys.HostSolo):
 def test_an_engine_answers_no_or_none(answer):
     with pytest.raises(PluginError, match=f"'odd': why_not must return a No or None, got {answer!r}"):
         proposal(diamond(), toys.solo("relu"), [Odd(answer)])
+
+
+def test_a_reason_against_is_true():
+    """As `if reason:` reads it: None alone is not."""
+    assert No("too wide") and No("")
 
 
 def test_an_engine_that_can_run_must_propose():

@@ -13,6 +13,8 @@ from graphfuse import (
     build_plan_policy,
     heur_mode,
 )
+from graphfuse.engine import knobs_from_dict
+from graphfuse.engines.rmsnorm.engine import RmsNormEngine
 from graphs import FP4, Norm
 
 MODES = [heur_mode.A, heur_mode.FALLBACK]
@@ -69,7 +71,9 @@ def test_several_regions_take_tuples():
 
 WRONG = [
     (("nobody",), GraphValidationError, "no engine is named 'nobody'.*toy.*reference"),
-    (("toy", {"colour": 1}), ValueError, "'toy' has no knob colour.*size"),
+    (("toy", {"colour": 1}), GraphValidationError, "'toy' has no knob colour; it has: size"),
+    (("toy", {1: 1}), GraphValidationError, "'toy' has no knob 1; it has: size"),
+    (("reference", {"threads": 64}), GraphValidationError, "'reference' has no knob threads; it has: none"),
     (("toy", {"size": 101}), GraphNotSupportedError, "'toy' cannot use.*size is 101; accepted: 1 to 100"),
     ((("toy",), {}), GraphTypeError, "create_execution_plan"),
     ((7,), GraphTypeError, "create_execution_plan"),
@@ -84,6 +88,11 @@ def test_create_execution_plan_refuses(arguments, error, message):
     with pytest.raises(error, match=message):
         g.create_execution_plan(*arguments)
     assert g.get_execution_plan_count() == 4
+
+
+def test_a_knob_that_is_missing_is_named():
+    with pytest.raises(GraphValidationError, match="'rmsnorm': .*missing.*'threads_per_row' and 'threads'"):
+        knobs_from_dict(RmsNormEngine(), {})
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,54 @@ def test_pointwise_op(name, attributes, compute):
     torch.testing.assert_close(out.double(), exact, rtol=tolerance, atol=tolerance * 1e-2)
 
 
+def _rows_alone(data: torch.Tensor, run) -> None:
+    """Each row of `data`, and some next to each other, alone: the same bits as among all."""
+    whole = run(data)
+    for first in range(len(data)):
+        for count in (1, 3):
+            part = data[first : first + count]
+            assert torch.equal(run(part.clone()), whole[first : first + count]), f"{len(part)} rows from {first}"
+
+
+@pytest.mark.parametrize("compute", [FLOAT, data_type.DOUBLE])
+@pytest.mark.parametrize("name", oracle.POINTWISE)
+def test_a_value_does_not_depend_on_where_it_stands(name, compute):
+    torch_type = {FLOAT: torch.float32, data_type.DOUBLE: torch.float64}[compute]
+    for columns in (1, 3, 15, 17, 40, 100):
+        data = torch.randn(20, columns, dtype=torch_type, generator=graphs.generator("cpu", columns)) * 3
+        data = data.abs() if name in ("sqrt", "rsqrt", "log") else data
+
+        def run(rows):
+            g = graphs.new(io_data_type=compute)
+            x = g.tensor(rows.shape, name="x")
+            y = getattr(g, name)(*[x] * len(OPS[name].inputs), compute_data_type=compute)
+            y.set_output().set_name("out")
+            out = torch.empty_like(rows)
+            graphs.run(g, {"x": rows, "out": out})
+            return out
+
+        _rows_alone(data, run)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 15, 17, 40, 1000, 32767])
+def test_a_row_does_not_depend_on_others(columns):
+    """Backward too: of rows side by side, which torch sums one by one."""
+
+    def run(rows):
+        g = graphs.new()
+        x, scale = g.tensor(rows.shape, name="x"), g.tensor([1, columns], name="scale")
+        y, inverse = g.rmsnorm(x, scale, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
+        gate = g.swish(y)
+        dx = g.rmsnorm_backward(gate, x, scale, inverse, has_dbias=False)[0]
+        for name, t in (("gate", gate), ("dx", dx)):
+            t.set_output().set_name(name)
+        made = {"gate": torch.empty_like(rows), "dx": torch.empty_like(rows)}
+        graphs.run(g, {"x": rows, "scale": torch.ones(1, columns)} | made)
+        return torch.stack([*made.values()], 1)
+
+    _rows_alone(torch.randn(8, columns, generator=graphs.generator("cpu", columns)), run)
+
+
 @pytest.mark.parametrize("case", graphs.NORMS.values(), ids=graphs.NORMS)
 def test_rmsnorm(case):
     graphs.check(case)

@@ -6,7 +6,7 @@ import torch
 
 import graphfuse
 import graphs
-from graphfuse import GraphTypeError, GraphValidationError, data_type, tensor_reordering
+from graphfuse import GraphTypeError, GraphValidationError, data_type, heur_mode, tensor_reordering
 
 SETTINGS = [
     ("dim", [2, 3], [2, 3]),
@@ -74,14 +74,49 @@ def test_uids_are_unique_and_chosen_ones_stay():
     g = graphs.new()
     a = g.tensor([1], name="a", uid=5)
     free = [g.tensor([1]) for _ in range(8)]
-    assert a.get_uid() == 5
-    assert len({t.get_uid() for t in (a, *free)}) == 9
+    assert a.current_uid == 5
+    assert len({t.current_uid for t in (a, *free)}) == 9
     with pytest.raises(GraphValidationError, match=r"'b'.*uid 5 belongs to tensor 'a'"):
         g.tensor([1], name="b", uid=5)
-    taken = free[0].get_uid()
+    taken = free[0].current_uid
     chosen = g.tensor([1], name="c", uid=taken)  # was given out by the graph, so it moves
     assert chosen.get_uid() == taken and free[0].get_uid() != taken
     assert len({t.get_uid() for t in (a, chosen, *free)}) == 10
+
+
+def test_a_uid_that_was_told_stays():
+    g = graphs.new()
+    x = g.tensor([4], name="x")
+    told = x.get_uid()
+    y = g.relu(x).set_output().set_name("y")
+    with pytest.raises(GraphValidationError, match=rf"'y'.*uid {told} belongs to tensor 'x'"):
+        y.set_uid(told)
+    assert x.get_uid() == told != y.get_uid()
+    g.build([heur_mode.FALLBACK])
+    given, out = -torch.ones(4), torch.full((4,), 7.0)
+    g.execute({told: given, y.get_uid(): out})
+    assert given.eq(-1).all() and out.eq(0).all()
+
+
+def test_a_uid_that_was_told_is_free_when_its_tensor_chose_another():
+    g = graphs.new()
+    x, y, z = (g.tensor([4], name=name) for name in "xyz")
+    told = x.get_uid()
+    x.set_uid(100)
+    assert y.set_uid(told).get_uid() == told
+    y.set_uid(101)
+    fresh = g.tensor([4])  # may be given the number again, which is then nobody's choice
+    assert z.set_uid(fresh.current_uid).get_uid() != fresh.get_uid()
+    assert len({t.get_uid() for t in (x, y, z, fresh)}) == 4
+
+
+def test_looking_at_a_graph_leaves_uids_free():
+    g = graphs.new()
+    x = g.tensor([4], name="x")
+    y = g.relu(x).set_output()
+    repr(x), str(g), g.validate(), g.key()
+    taken = x.current_uid
+    assert y.set_uid(taken).get_uid() == taken != x.get_uid()
 
 
 @pytest.mark.parametrize(

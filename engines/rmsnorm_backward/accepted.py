@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.accepted import FLOATS, device_reasons, one_reason, rounding_reasons, tensor_reasons, view_reasons
+from graphfuse.engines.accepted import (
+    FLOATS,
+    device_reasons,
+    one_reason,
+    rounding_reasons,
+    tensor_reasons,
+    view_reasons,
+)
 from graphfuse.engines.rmsnorm_backward.knobs import every_knob
 from graphfuse.engines.rmsnorm_backward.legal import fits
 from graphfuse.engines.rmsnorm_backward.row import Row

@@ -1,19 +1,18 @@
 """From a kernel's source to a shared library or program for this machine, kept on disk like the cubins."""
 
-import contextlib
 import enum
 import functools
 import hashlib
-import os
 import re
 import shutil
 import subprocess
 import tempfile
-import warnings
 from pathlib import Path
 
 from graphfuse import settings
 from graphfuse.codegen.render import template
+from graphfuse.emulator import store
+from graphfuse.emulator.store import Store
 from graphfuse.errors import CompilerNotFoundError, KernelCompileError
 
 _RUNTIME = ("entry.hpp", "fiber.hpp", "launch.hpp", "library.cpp", "machine.cpp", "runner.cpp", "sanitizers.hpp")
@@ -46,28 +45,44 @@ def build(source: str, entry: str, what: Build) -> Path:
     """The path of the library or program, compiled unless it is kept already.
 
     source: a complete kernel; entry: its kernel's name. Raises CompilerNotFoundError, or
-    KernelCompileError with the compiler's log (attributes `log` and `source`).
+    KernelCompileError with the compiler's log (attributes `log` and `source`). A cache
+    directory that cannot be used costs a warning, and a compilation in each process.
     """
     compiler = find()
+    kept = store.cache()
+    if kept is not None:
+        try:
+            return _built(compiler, source, entry, what, kept)
+        except OSError as error:
+            store.give_up(error)
+    try:
+        return _built(compiler, source, entry, what, store.own())
+    except OSError as error:
+        raise _failure(f"kernel {entry!r} cannot be compiled for the emulator: {error}", "", source) from error
+
+
+def _built(compiler: "Compiler", source: str, entry: str, what: Build, kept: Store) -> Path:
     sources = "".join(map(_runtime_source, _RUNTIME)) + template("graphfuse.codegen.headers", "host.cuh")
     digest = _digest(source, entry, what.value, _COMMON, _KERNEL, sources, compiler.version)
-    folder = _folder()
-    path = folder / f"{digest}{'.so' if what is Build.LIBRARY else ''}"
-    if _whole(path):
+    library = what is Build.LIBRARY
+    name = f"{digest}.so" if library else digest
+    path = kept.find(name)
+    # One machine for all libraries of a process, which they ask for when they are loaded; one in each program.
+    if library:
+        machine = _shared(compiler, sources, kept)
+    if path is not None:
         return path
-    machine = _part(compiler, "machine.cpp", sources, folder)
-    if what is Build.LIBRARY:
-        # One machine for all libraries of a process, one in each program.
-        main, machine = _part(compiler, "library.cpp", sources, folder), _shared(compiler, machine)
-        flags = (*_KERNEL, "-shared", "-Wl,-rpath,$ORIGIN")
+    if library:
+        main, flags = _part(compiler, "library.cpp", sources, kept), (*_KERNEL, "-shared", "-Wl,-rpath,$ORIGIN")
     else:
-        main, flags = _part(compiler, "runner.cpp", sources, folder), _KERNEL
+        machine = _part(compiler, "machine.cpp", sources, kept)
+        main, flags = _part(compiler, "runner.cpp", sources, kept), _KERNEL
     command = (*what.value, *flags, "-x", "c++", "-", "-x", "none", str(main), str(machine))
     try:
-        _compile(compiler, command, f"{source}\n#define GF_ENTRY {entry}\n{_entry()}", path)
+        return kept.keep(name, _compile(compiler, command, f"{source}\n#define GF_ENTRY {entry}\n{_entry()}"))
     except _Failed as failed:
-        raise _failure(compiler, source, entry, str(failed)) from None
-    return path
+        why = f"kernel {entry!r} does not run on the emulator: {_why(compiler, str(failed))}"
+        raise _failure(why, str(failed), source) from None
 
 
 class Compiler:
@@ -109,53 +124,52 @@ class _Failed(Exception):
     """The compiler's log."""
 
 
-def _compile(compiler: Compiler, arguments: tuple[str, ...], text: str, path: Path) -> None:
-    """Run the compiler on `text`, and put what it makes at `path` in one step."""
-    handle, scratch = tempfile.mkstemp(dir=path.parent)
-    os.close(handle)
-    try:
-        command = [compiler.path, *_COMMON, *arguments, "-o", scratch]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=path.parent)
+def _compile(compiler: Compiler, arguments: tuple[str, ...], text: str) -> bytes:
+    """What the compiler makes of `text`. It works in a folder of its own, so that what it cannot write is told apart
+    from what cannot be kept."""
+    with tempfile.TemporaryDirectory(prefix="graphfuse-") as folder:
+        made = Path(folder, "made")
+        command = [compiler.path, *_COMMON, *arguments, "-o", str(made)]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=folder)
         if done.returncode:
             raise _Failed(done.stderr.strip())
-        made = Path(scratch).read_bytes()
-        Path(scratch).write_bytes(made + hashlib.sha256(made).digest())
-        os.replace(scratch, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(scratch)
+        return made.read_bytes()
 
 
-def _whole(path: Path) -> bool:
-    """Whether the file is there as `_compile` left it: it ends in a digest of what is before, which the
-    loader and the linker ignore. Loading a truncated library would end the process."""
-    try:
-        kept = path.read_bytes()
-    except FileNotFoundError:
-        return False
-    size = hashlib.sha256().digest_size
-    return hashlib.sha256(kept[:-size]).digest() == kept[-size:]
-
-
-def _part(compiler: Compiler, name: str, sources: str, folder: Path) -> Path:
+def _part(compiler: Compiler, name: str, sources: str, kept: Store) -> Path:
     """The object file of what is the same for all kernels and never instrumented."""
-    path = folder / f"{_digest(name, _COMMON, sources, compiler.version)}.o"
-    if not _whole(path):
-        with tempfile.TemporaryDirectory() as includes:
-            for header in ("fiber.hpp", "launch.hpp", "sanitizers.hpp"):
-                Path(includes, header).write_text(_runtime_source(header))
-            Path(includes, "host.cuh").write_text(template("graphfuse.codegen.headers", "host.cuh"))
-            command = ("-O2", "-c", "-I", includes, "-x", "c++", "-")
-            _compile(compiler, command, f'#line 1 "{name}"\n{_runtime_source(name)}', path)
-    return path
+    entry = f"{_part_digest(compiler, name, sources)}.o"
+    found = kept.find(entry)
+    if found is not None:
+        return found
+    text = f'#line 1 "{name}"\n{_runtime_source(name)}'
+    with tempfile.TemporaryDirectory() as includes:
+        for header in ("fiber.hpp", "launch.hpp", "sanitizers.hpp"):
+            Path(includes, header).write_text(_runtime_source(header))
+        Path(includes, "host.cuh").write_text(template("graphfuse.codegen.headers", "host.cuh"))
+        try:
+            made = _compile(compiler, ("-O2", "-c", "-I", includes, "-x", "c++", "-"), text)
+        except _Failed as failed:
+            raise _failure(f"{compiler} did not compile the emulator's {name}", str(failed), text) from None
+    return kept.keep(entry, made)
 
 
-def _shared(compiler: Compiler, part: Path) -> Path:
-    """An object file as a library, beside it."""
-    path = part.with_suffix(".so")
-    if not _whole(path):
-        _compile(compiler, ("-shared", f"-Wl,-soname,{path.name}", str(part)), "", path)
-    return path
+def _shared(compiler: Compiler, sources: str, kept: Store) -> Path:
+    """The machine as a library."""
+    entry = f"{_part_digest(compiler, 'machine.cpp', sources)}.so"
+    found = kept.find(entry)
+    if found is not None:
+        return found
+    part = _part(compiler, "machine.cpp", sources, kept)
+    try:
+        made = _compile(compiler, ("-shared", f"-Wl,-soname,{entry}", str(part)), "")
+    except _Failed as failed:
+        raise _failure(f"{compiler} did not link the emulator's machine.cpp", str(failed), "") from None
+    return kept.keep(entry, made)
+
+
+def _part_digest(compiler: Compiler, name: str, sources: str) -> str:
+    return _digest(name, _COMMON, sources, compiler.version)
 
 
 def _runtime_source(name: str) -> str:
@@ -170,42 +184,17 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def _failure(compiler: Compiler, source: str, entry: str, log: str) -> KernelCompileError:
+def _why(compiler: Compiler, log: str) -> str:
     names = sorted(set(_CUDA_NAMES.findall(log)))
     if names:
-        why = (
+        return (
             f"it uses {', '.join(names)}, which only CUDA compilers know; kernels that run on the emulator "
             "use the headers of graphfuse/codegen/headers instead"
         )
-    else:
-        why = f"{compiler} did not compile it as C++17"
-    failure = KernelCompileError(f"kernel {entry!r} does not run on the emulator: {why}\n{log}")
+    return f"{compiler} did not compile it as C++17"
+
+
+def _failure(why: str, log: str, source: str) -> KernelCompileError:
+    failure = KernelCompileError(f"{why}\n{log}" if log else why)
     failure.log, failure.source = log, source
     return failure
-
-
-def _folder() -> Path:
-    """Where what is compiled is kept; a folder for this process where the cache cannot be used."""
-    folder = settings.cache_dir() / "emulator"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        return _own_folder(str(error))
-    return folder
-
-
-@functools.cache
-def _own_folder(why: str) -> Path:
-    warnings.warn(
-        f"compiled kernels are not kept: {settings.cache_dir()} cannot be used ({why}); "
-        "set GRAPHFUSE_CACHE_DIR to a directory that can be written",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    own = tempfile.TemporaryDirectory(prefix="graphfuse-")
-    _kept.append(own)  # it is removed when the process ends
-    return Path(own.name)
-
-
-_kept: list[tempfile.TemporaryDirectory] = []

@@ -127,4 +127,7 @@ class Launcher:
 @functools.lru_cache(maxsize=1024)
 def load(source: str, entry: str) -> Kernel:
     """The kernel `entry` of a source, compiled on first use. Errors as of ``compiler.build``."""
-    return Kernel(str(build(source, entry, Build.LIBRARY)), entry)
+    try:
+        return Kernel(str(build(source, entry, Build.LIBRARY)), entry)
+    except OSError:  # another process may have removed it meanwhile
+        return Kernel(str(build(source, entry, Build.LIBRARY)), entry)

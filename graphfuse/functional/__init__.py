@@ -35,3 +35,7 @@ __all__ = [
     "rmsnorm_quant_dynamic",
     "rmsnorm_silu_gate",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

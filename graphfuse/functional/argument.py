@@ -8,6 +8,7 @@ import torch
 
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError
+from graphfuse.verify import MAX_RANK
 
 Shape = tuple[int, ...]
 
@@ -118,10 +119,17 @@ def elements(shape: Shape, dtype: data_type | None) -> Shape:
     return (*shape[:-1], shape[-1] * 2) if dtype is data_type.FP4_E2M1 and len(shape) else shape
 
 
+def no_rows(name: str, shape: Shape) -> VariantPackError:
+    """The error for a first tensor that has no rows of elements."""
+    return VariantPackError(
+        f"{name} has shape {tuple(shape)}; accepted: 1 to {MAX_RANK} dimensions, the last not empty"
+    )
+
+
 def complete(arguments: Iterable[Argument], given: Mapping[str, object]) -> dict[str, torch.Tensor]:
     """The tensors that are used, in order, those that the caller did not give allocated. torch.compile traces this.
 
-    given: parameters by name; what is not among them is allocated.
+    given: parameters by name; what is not among them is allocated. VariantPackError where there is no shape for it.
     """
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, Shape] = {}
@@ -139,6 +147,8 @@ def complete(arguments: Iterable[Argument], given: Mapping[str, object]) -> dict
             value = torch.empty(stored(a.shape(shapes)[0], a.types[dtype]), dtype=dtype, device=device)
         if device is None:
             device = value.device
+        if a.shape is None and not value.shape:  # the rules of those to come ask for a last dimension
+            raise no_rows(a.name, value.shape)
         tensors[a.name] = value
         shapes[a.name] = elements(value.shape, a.types.get(value.dtype))  # other types are refused later
     return tensors

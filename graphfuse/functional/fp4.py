@@ -6,10 +6,10 @@ import torch
 
 from graphfuse.dtypes import data_type
 from graphfuse.functional.argument import FLOAT, FLOATS, FP8, PAIRS, Argument, blocks, like, one, swizzled, types
+from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, RESIDUAL, WEIGHT, added, plain
-from graphfuse.functional.declaration import Variant
 from graphfuse.tensor import Tensor
 
 _GLOBAL_SCALE = Argument("global_scale", FLOAT, one, optional=True)

@@ -6,10 +6,10 @@ import torch
 
 from graphfuse.enums import reduction_mode
 from graphfuse.functional.argument import FLOAT, FP8, Argument, like, one, rows
+from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, RESIDUAL, WEIGHT, added, plain
-from graphfuse.functional.declaration import Variant
 from graphfuse.tensor import Tensor
 
 SMALLEST = 512

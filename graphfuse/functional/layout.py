@@ -8,7 +8,7 @@ import torch
 
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError, VariantPackTypeError
-from graphfuse.functional.argument import Argument, Shape, elements, stored
+from graphfuse.functional.argument import Argument, Shape, elements, no_rows, stored
 from graphfuse.verify import MAX_RANK
 
 ALIGNMENT = 16
@@ -77,9 +77,7 @@ def check(
         shapes[a.name] = elements(t.shape, t.stored)
         if a.shape is None:
             if not 1 <= len(t.shape) <= MAX_RANK or t.shape[-1] == 0:
-                raise VariantPackError(
-                    f"{a.name} has shape {t.shape}; accepted: 1 to {MAX_RANK} dimensions, the last not empty"
-                )
+                raise no_rows(a.name, t.shape)
         else:
             accepted = [stored(shape, t.stored) for shape in a.shape(shapes)]
             if not any(same(t.shape, shape) for shape in accepted):

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 
 from graphfuse.functional.argument import FLOATS, FORMATS, Argument, columns, like, type_of
+from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
-from graphfuse.functional.declaration import Variant
 from graphfuse.tensor import Tensor
 
 INPUT = Argument("input", FLOATS)

@@ -37,9 +37,7 @@ class Problem:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(
-    name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], device: str, generation: int
-) -> Problem:
+def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], device: str, generation: int) -> Problem:
     """The problem of these layouts, by argument, which fit each other, on a device.
 
     generation: of the tuned knobs (``tables.store``), with which problems are planned anew. VariantPackError

@@ -4,10 +4,10 @@ import torch
 
 from graphfuse.dtypes import data_type
 from graphfuse.functional.argument import FLOATS, FORMATS, PAIRS, Argument, blocks, like, type_of, types
+from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, OUT, WEIGHT, plain
-from graphfuse.functional.declaration import Variant
 from graphfuse.ops import block_size
 
 _BLOCK = block_size(data_type.FP4_E2M1)

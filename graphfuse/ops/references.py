@@ -90,13 +90,19 @@ def relu_backward(t, loss, x, slope, low, high):
     return t.where(x > high, 0.0, t.where(x > low, loss, t.where(x <= low, below, x)))  # the last is NaN
 
 
+def sigmoid(t, x):
+    # torch's own, on the CPU, has other last bits for the elements that are left over when vectors are full: a value
+    # would depend on where it stands.
+    return (1 + t.exp(-x)).reciprocal()
+
+
 def sigmoid_slope(t, x):
-    return t.sigmoid(x) * t.sigmoid(-x)  # 1 - sigmoid cancels
+    return sigmoid(t, x) * sigmoid(t, -x)  # 1 - sigmoid cancels
 
 
 def swish_slope(t, x):
     x = x.clamp(-1000, 1000)
-    return t.sigmoid(x) * (1 + x * t.sigmoid(-x))
+    return sigmoid(t, x) * (1 + x * sigmoid(t, -x))
 
 
 def gelu_slope(t, x):
@@ -109,4 +115,4 @@ def gelu_approx_tanh_slope(t, x):
     x = x.clamp(-100, 100)
     argument = 2 * GELU_TANH * (x + 0.044715 * x * x * x)
     inner = 2 * GELU_TANH * (1 + 3 * 0.044715 * x * x)
-    return t.sigmoid(argument) * (1 + x * inner * t.sigmoid(-argument))
+    return sigmoid(t, argument) * (1 + x * inner * sigmoid(t, -argument))

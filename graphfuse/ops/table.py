@@ -179,7 +179,7 @@ _TABLE = (
         "1 / (1 + exp(-input)).",
         "input",
         "gf::sigmoid({input})",
-        lambda t, x: t.sigmoid(x),
+        references.sigmoid,
         note=_SIGMOID_NOTE,
     ),
     _pointwise("tanh", "Hyperbolic tangent.", "input", "tanhf({input})", lambda t, x: t.tanh(x)),
@@ -188,7 +188,7 @@ _TABLE = (
         "input * sigmoid(swish_beta * input); SiLU when swish_beta is 1.",
         "input",
         "({input} * gf::sigmoid({swish_beta} * {input}))",
-        lambda t, x, beta: x * t.sigmoid(beta * x),
+        lambda t, x, beta: x * references.sigmoid(t, beta * x),
         _number("swish_beta", 1.0),
         note=_SIGMOID_NOTE,
     ),
@@ -206,7 +206,7 @@ _TABLE = (
         "input",
         # (1 + tanh u) / 2 is sigmoid(2u), which does not cancel for negative input.
         f"({{input}} * gf::sigmoid({_GELU_TANH_FORM}))",
-        lambda t, x: x * t.sigmoid(2 * references.GELU_TANH * (x + 0.044715 * x * x * x)),
+        lambda t, x: x * references.sigmoid(t, 2 * references.GELU_TANH * (x + 0.044715 * x * x * x)),
         note=_SIGMOID_NOTE,
     ),
     _pointwise(

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Mapping
 
 
-
 class Bound:
     """Call it to run the graph on the buffers it was made with; everything was checked then.
 

@@ -109,6 +109,7 @@ def _one_element(value: object) -> object:
             )
         count = value.numel()
     elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        _check_unmasked(value)
         count = value.size
     elif hasattr(value, "__cuda_array_interface__"):
         kind = type(value).__name__
@@ -136,11 +137,18 @@ def _torch(value) -> Buffer:
 
 
 def _numpy(value) -> Buffer:
+    _check_unmasked(value)
     if not value.dtype.isnative:
         raise VariantPackTypeError(f"numpy dtype {value.dtype} has the other byte order; pass array.astype(native)")
     stride = _elements(value.strides, value.itemsize)
     address, read_only = value.__array_interface__["data"]
     return Buffer(address, _numpy_dtype(value.dtype), value.shape, stride, "cpu", value.itemsize, read_only)
+
+
+def _check_unmasked(value) -> None:
+    masked = sys.modules.get("numpy.ma")  # without it there is none
+    if masked is not None and isinstance(value, masked.MaskedArray):
+        raise VariantPackTypeError("a masked array is not a buffer; pass array.data, or array.filled(number)")
 
 
 def _cuda_array_interface(value) -> Buffer:

@@ -4,12 +4,14 @@ A stored entry is the cubin followed by a trailer: a mark and the SHA-256 of key
 cubin. Tools that read the ELF file ignore what follows it, and anything truncated,
 damaged or put under the wrong name is a miss. cuda.core's own keys are not used:
 making one asks NVRTC for its version, which loads the library.
+
+Both are bounded; what was used longest ago goes first.
 """
 
 import hashlib
 import threading
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from graphfuse import settings
@@ -19,7 +21,13 @@ from graphfuse.runtime.toolkit import Toolkit
 _MARK = b"gfcubin\x01"
 _TRAILER = len(_MARK) + hashlib.sha256().digest_size
 
-_kernels: dict[bytes, bytes] = {}
+KEPT_KERNELS = 1024
+"""In memory: as many as loaded ones are kept on the emulator. A cubin is some 30 KB."""
+
+KEPT_BYTES = 256 << 20
+"""On disk."""
+
+_kernels: OrderedDict[bytes, bytes] = OrderedDict()  # the one used last is last
 _key_locks: dict[bytes, threading.Lock] = {}
 _lock = threading.Lock()  # guards the two tables and the counts, never held while compiling
 _counts: Counter[str] = Counter()
@@ -55,30 +63,45 @@ def cubin(source: str, arch: str, name: str) -> bytes:
     """
     digest = key(source, arch, name, nvrtc.needs(source))
     with _lock:
-        found = _kernels.get(digest)
+        found = _recall(digest)
         if found is not None:
-            _counts["memory_hits"] += 1
             return found
         key_lock = _key_locks.setdefault(digest, threading.Lock())
-    with key_lock:
-        # Where another thread was first, its result is in memory now.
-        found, came = _kernels.get(digest), "memory_hits"
-        if found is None:
+    try:
+        with key_lock:
+            with _lock:  # where another thread was first, its result is in memory now
+                found = _recall(digest)
+            if found is not None:
+                return found
             found, came = _read(digest), "disk_hits"
-        if found is None:
-            found, came = nvrtc.compile(source, arch, name), "compiled"
-            # Loading may have passed over a broken NVRTC for another: store under what was used.
-            _write(key(source, arch, name, nvrtc.needs(source)), found)
+            if found is None:
+                found, came = nvrtc.compile(source, arch, name), "compiled"
+                # Loading may have passed over a broken NVRTC for another: store under what was used.
+                _write(key(source, arch, name, nvrtc.needs(source)), found)
+            with _lock:
+                _kernels[digest] = found
+                while len(_kernels) > KEPT_KERNELS:
+                    _kernels.popitem(last=False)
+                _counts[came] += 1
+            return found
+    finally:
         with _lock:
-            _kernels[digest] = found
-            _counts[came] += 1
             _key_locks.pop(digest, None)
-        return found
+
+
+def _recall(digest: bytes) -> bytes | None:
+    """What memory holds; for those who hold `_lock`."""
+    found = _kernels.get(digest)
+    if found is not None:
+        _kernels.move_to_end(digest)
+        _counts["memory_hits"] += 1
+    return found
 
 
 def _read(digest: bytes) -> bytes | None:
     try:
-        stored = _store().get(digest)
+        # Without a limit: to know the size, a store with one looks at every entry when it is opened.
+        stored = _store(None).get(digest)
     except OSError as error:
         _warn(error)
         return None
@@ -90,7 +113,7 @@ def _read(digest: bytes) -> bytes | None:
 
 def _write(digest: bytes, code: bytes) -> None:
     try:
-        _store()[digest] = code + _trailer(digest, code)
+        _store(KEPT_BYTES)[digest] = code + _trailer(digest, code)
     except OSError as error:
         _warn(error)
 
@@ -99,10 +122,10 @@ def _trailer(digest: bytes, code: bytes) -> bytes:
     return _MARK + hashlib.sha256(digest + code).digest()
 
 
-def _store():
+def _store(limit: int | None):
     from graphfuse.runtime.cuda_core import FileStreamProgramCache
 
-    return FileStreamProgramCache(settings.cache_dir() / "cubin")
+    return FileStreamProgramCache(settings.cache_dir() / "cubin", max_size_bytes=limit)
 
 
 def _warn(error: OSError) -> None:
@@ -110,9 +133,4 @@ def _warn(error: OSError) -> None:
     with _lock:
         first, _warned = not _warned, True
     if first:
-        warnings.warn(
-            f"compiled kernels are not kept: {settings.cache_dir()} cannot be used ({error}); "
-            "set GRAPHFUSE_CACHE_DIR to a directory that can be written",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warnings.warn(settings.cache_unusable(error), RuntimeWarning, stacklevel=2)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from graphfuse import settings
 from graphfuse.device import CPU, EMULATOR, Device
-from graphfuse.errors import DeviceError
+from graphfuse.errors import DeviceError, SettingError
 
 # Field of Device -> CU_DEVICE_ATTRIBUTE_*.
 _ATTRIBUTES = {
@@ -43,7 +43,7 @@ def get(spec: str | int | None = None) -> Device:
 
     spec: "cpu", "cuda" (the current one of this thread), "cuda:N", N, "emulator", or an
     object that prints so (a torch.device). None takes GRAPHFUSE_DEVICE, else the CUDA device that is
-    current on this thread, else the CPU. Raises ValueError for another spelling and
+    current on this thread, else the CPU. Raises SettingError for another spelling and
     DeviceError for a device that is not there.
     """
     if spec is None:
@@ -52,7 +52,7 @@ def get(spec: str | int | None = None) -> Device:
             return _record(_current()) if count() else CPU
     match = settings.DEVICE.fullmatch(f"cuda:{spec}" if type(spec) is int else str(spec))
     if match is None:
-        raise ValueError(f"{spec!r} is not a device; accepted: cpu, cuda, cuda:N, the number N, emulator")
+        raise SettingError(f"{spec!r} is not a device; accepted: cpu, cuda, cuda:N, the number N, emulator")
     if match[0] in _WITHOUT_DRIVER:
         return _WITHOUT_DRIVER[match[0]]
     if not count():

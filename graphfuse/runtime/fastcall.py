@@ -151,7 +151,10 @@ def start(
             f"refused{k}": launcher.refused,
         }
         if part.rows is not None:
-            names |= {f"grid{k}": launcher.grid, f"known{k}": [(launch.by_rows.rows, launcher.grid(launch.by_rows.rows))]}
+            names |= {
+                f"grid{k}": launcher.grid,
+                f"known{k}": [(launch.by_rows.rows, launcher.grid(launch.by_rows.rows))],
+            }
     text = _START.format(values=", ".join(f"t{t.id}" for t in bound), parts="\n".join(lines))
     return written("start", "start", text, names)
 

@@ -74,7 +74,9 @@ class Binder:
         read = [t for t in arrays if t.id not in self.outputs and t.elements]
         self.occupied = (*read, *made)
         self.conflicts = tuple(
-            (o, i, self._conflict(o, i, (i.id, o.id) in in_place)) for n, o in enumerate(made) for i in (*read, *made[:n])
+            (o, i, self._conflict(o, i, (i.id, o.id) in in_place))
+            for n, o in enumerate(made)
+            for i in (*read, *made[:n])
         )
 
     def _conflict(self, made: Tensor, other: Tensor, in_place: bool) -> Conflict:

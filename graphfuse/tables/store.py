@@ -21,7 +21,7 @@ from pathlib import Path
 from graphfuse import settings
 from graphfuse.device import Device
 from graphfuse.engine import Engine, KernelEngine
-from graphfuse.errors import PluginError
+from graphfuse.errors import HomeNotFoundError, PluginError
 from graphfuse.tables.entry import Entry, Source
 from graphfuse.tables.tunings import Tunings, arch
 
@@ -51,7 +51,7 @@ def tunings(engines: Iterable[Engine], device: Device) -> Tunings:
 def _own(device: Device) -> tuple[Entry, ...]:
     try:
         file = user_file(device)
-    except RuntimeError:  # a user without a home directory, as containers have them, has tuned nothing
+    except HomeNotFoundError:  # whoever has none has tuned nothing
         return ()
     entries = read(file)
     own = tuple(e for e in entries if e.source.device == device.name)

@@ -26,3 +26,7 @@ __all__ = [
     "rms_norm_silu",
     "rms_norm_silu_gate",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -20,7 +20,6 @@ from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.runtime import torch_private
 from graphfuse.torch.norm import Norm
 
-
 _tracing, _observed, _any_requires_grad = (
     torch_private.tracing(),
     torch_private.observed(),

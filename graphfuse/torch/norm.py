@@ -7,8 +7,8 @@ import torch
 
 from graphfuse.dtypes import data_type
 from graphfuse.functional.argument import FLOATS, Argument, columns, like, rows, type_of, types
-from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.declaration import Variant
+from graphfuse.functional.drawing import Drawing
 from graphfuse.tensor import Tensor
 
 TYPES = FLOATS | types(data_type.DOUBLE)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import emulation
-from graphfuse.emulator import compiler, kernel
+from graphfuse.emulator import compiler, kernel, store
 from graphfuse.emulator.compiler import Build, build
 from graphfuse.errors import CompilerNotFoundError, KernelCompileError, KernelFaultError
 from small_kernels import CASES, changed
@@ -17,6 +17,13 @@ from small_kernels import CASES, changed
 pytestmark = [pytest.mark.emulate, pytest.mark.xdist_group("compiler")]
 
 WARP = CASES["warp"]
+
+
+@pytest.fixture(autouse=True)
+def unwarned(monkeypatch):
+    """Of cache directories that other tests found unusable."""
+    monkeypatch.setattr(store, "_given_up", set())
+    monkeypatch.setattr(store, "_warned", set())
 
 
 @pytest.fixture
@@ -106,12 +113,107 @@ def test_two_at_once_leave_one_whole_file(cache):
     assert kernel.Kernel(str(paths[0]), "warp")
 
 
+def test_what_a_library_asks_for_is_looked_at_too(cache, compilations):
+    """The loader would find a machine that is damaged, or none."""
+    path = build(WARP.source(), "warp", Build.LIBRARY)
+    (machine,) = (p for p in cache.iterdir() if p.suffix == ".so" and p.with_suffix(".o").exists())
+    whole, before = machine.read_bytes(), len(compilations)
+    for damage in (lambda: machine.write_bytes(whole[:5000]), machine.unlink):
+        damage()
+        assert build(WARP.source(), "warp", Build.LIBRARY) == path
+        kernel.Kernel(str(path), "warp")
+    assert len(compilations) - before == 2  # linked again, of the same object file
+
+
+def test_another_kernels_library_is_not_taken_for_it(cold, empty_machine, compilations):
+    path, other = (build(WARP.source() + end, "warp", Build.LIBRARY) for end in ("", "\n"))
+    shutil.copy(other, path)
+    before = len(compilations)
+    assert build(WARP.source(), "warp", Build.LIBRARY) == path
+    assert len(compilations) - before == 1 and path.read_bytes() != other.read_bytes()
+
+
 def test_a_folder_that_cannot_be_written_costs_a_warning(empty_machine, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path / "file"))
-    compiler._own_folder.cache_clear()
-    with pytest.warns(RuntimeWarning, match="compiled kernels are not kept.*set GRAPHFUSE_CACHE_DIR"):
+    with pytest.warns(RuntimeWarning, match="compiled kernels are not kept.*set GRAPHFUSE_CACHE_DIR") as seen:
         assert build(WARP.source(), "warp", Build.LIBRARY).exists()
+        assert build(WARP.source(), "warp", Build.LIBRARY).exists()
+    assert len(seen) == 1
+
+
+def test_no_home_directory_costs_a_warning(empty_machine, monkeypatch):
+    for name in ("GRAPHFUSE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.warns(
+        RuntimeWarning, match="not kept: the user has no home directory.*set GRAPHFUSE_CACHE_DIR"
+    ) as seen:
+        assert build(WARP.source(), "warp", Build.LIBRARY).exists()
+        assert build(WARP.source(), "warp", Build.LIBRARY).exists()
+    assert len(seen) == 1
+
+
+def test_an_entry_that_cannot_be_written_is_compiled_elsewhere(cache):
+    """As on a disk that is full, which shows when an entry is written."""
+    path = build(WARP.source(), "warp", Build.LIBRARY)
+    path.unlink()
+    path.mkdir()
+    with pytest.warns(RuntimeWarning) as seen:
+        elsewhere = build(WARP.source(), "warp", Build.LIBRARY)
+        assert build(WARP.source(), "warp", Build.LIBRARY) == elsewhere
+    assert [str(w.message).split(":")[0] for w in seen][1:] == ["compiled kernels are not kept"]
+    assert elsewhere.parent != cache and kernel.Kernel(str(elsewhere), "warp")
+
+
+def test_a_machine_without_room_is_one_error(monkeypatch, tmp_path):
+    source = WARP.source() + "// that no other test has compiled\n"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(compiler.tempfile, "tempdir", str(tmp_path / "file"))
+    with (
+        pytest.warns(RuntimeWarning, match="not kept"),
+        pytest.raises(
+            KernelCompileError, match="'warp' cannot be compiled for the emulator: .*Not a directory"
+        ) as seen,
+    ):
+        build(source, "warp", Build.LIBRARY)
+    assert seen.value.source == source
+
+
+def test_a_machine_that_does_not_compile_is_one_error(cold, monkeypatch):
+    """As where the compiler finds no room for its temporary files."""
+    plain = compiler._runtime_source
+    monkeypatch.setattr(
+        compiler, "_runtime_source", lambda name: "#error full" if name == "machine.cpp" else plain(name)
+    )
+    with pytest.raises(KernelCompileError, match=r"did not compile the emulator's machine\.cpp\n.*\n?.*full") as seen:
+        build(WARP.source(), "warp", Build.LIBRARY)
+    assert "full" in seen.value.log and list(cold.iterdir()) == []
+
+
+def test_a_library_that_is_removed_before_it_is_loaded(cache, monkeypatch):
+    """By a process that makes room."""
+    paths = []
+
+    def removed(*arguments):
+        paths.append(build(*arguments))
+        if len(paths) == 1:
+            paths[0].unlink()
+        return paths[-1]
+
+    monkeypatch.setattr(kernel, "build", removed)
+    kernel.load.cache_clear()
+    assert kernel.load(WARP.source(), "warp") and len(paths) == 2
+    paths[1].unlink()  # now it stays for this process
+    case = WARP
+    arrays = {n: a.copy() for n, a in case.arrays.items()}
+    emulation.run(case.source(), case.kernel, case.launch, arrays)
+    assert len(paths) == 2
 
 
 def test_no_compiler_is_one_sentence(cache, monkeypatch):

@@ -6,7 +6,7 @@ import torch
 import graphfuse
 import graphs
 import oracle
-from graphfuse import DeviceError, KernelCompileError, heur_mode
+from graphfuse import DeviceError, KernelCompileError, heur_mode, norm_forward_phase
 from graphfuse.codegen.render import render
 from graphfuse.device import EMULATOR
 from graphfuse.engine import Address, Constant, KernelEngine, Launch, NoKnobs, Scratch
@@ -44,6 +44,42 @@ def test_execute(case):
         assert oracle.ulps(values["out"], want).max() <= 1
     if case.training:
         torch.testing.assert_close(values["inverse_rms"].double(), exact["inverse_rms"], rtol=1e-6, atol=0)
+
+
+COLUMNS = 1 << 16
+LEAST = 2.0**-63
+"""Whose square is the smallest normal float32 number."""
+
+
+def _sparse() -> torch.Tensor:
+    """A mean that is just normal, of few elements; the squares of all others are a few subnormal units."""
+    row = torch.full((COLUMNS,), 1.37 * 2.0**-74)
+    row[::64] = 8 * LEAST
+    return row
+
+
+EDGES = {
+    "the least mean": lambda: torch.full((COLUMNS,), LEAST),
+    "the least mean, most squares subnormal": _sparse,
+    "small magnitudes of all kinds": lambda: torch.randn(COLUMNS, generator=graphs.generator("cpu", 0)) * 1.5 * LEAST,
+    "the largest sum": lambda: torch.full((COLUMNS,), 1.8125 * 2.0**55),
+}
+
+
+@pytest.mark.parametrize("device", ["emulator", "cpu"])
+@pytest.mark.parametrize("edge", EDGES.values(), ids=EDGES)
+def test_one_ulp_at_the_edges_of_what_is_claimed(edge, device):
+    """Epsilon 0; the sum of squares finite in float32, their mean a normal number."""
+    x = edge()[None].bfloat16()
+    squares = x.double().square()
+    assert squares.sum() < torch.finfo(torch.float32).max and squares.mean() >= torch.finfo(torch.float32).tiny
+    g = graphs.new(device=device, io_data_type=BF16)
+    y, _ = g.rmsnorm(g.tensor(x.shape, name="x"), None, 0.0, norm_forward_phase=norm_forward_phase.INFERENCE)
+    y.set_output().set_name("out")
+    out = torch.empty_like(x)
+    g.build(OPEN if device == "emulator" else [heur_mode.FALLBACK])
+    g.execute({"x": x, "out": out}, graphs.workspace(g.get_workspace_size()))
+    assert oracle.ulps(out, oracle.rounded(oracle.rmsnorm(x, None, 0.0)[0], torch.bfloat16)).max() <= 1
 
 
 def test_quantized_outputs_are_those_of_the_float32_result():

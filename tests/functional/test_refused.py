@@ -156,6 +156,17 @@ def test_shapes(name, argument):
         refused(made, VariantPackError, rf"{argument} has shape \(1, ", **{argument: given.clone()[None]})
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in NAMES), *((n, {"is_sf_swizzled_layout": True}) for n in NAMES if "fp4quant" in n)],
+)
+def test_no_dimension(name, options):
+    made = call(name)
+    leads = "q" if "q" in made.tensors else "input"
+    shown = rf"{leads} has shape \(\); accepted: 1 to 8 dimensions, the last not empty"
+    refused(made, VariantPackError, shown, **{leads: torch.ones((), dtype=made.tensors[leads].dtype)}, **options)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_eps(name):
     refused(call(name), VariantPackTypeError, "'eps'.*number", eps="small")

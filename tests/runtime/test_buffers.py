@@ -186,3 +186,17 @@ def test_device_memory():
 def test_a_number_in_device_memory_is_refused():
     with pytest.raises(VariantPackTypeError, match="on cuda:0 would have to be waited for; pass value.item"):
         number(torch.ones(1, device="cuda"), data_type.FLOAT)
+
+
+@pytest.mark.parametrize("mask", [[[1, 0], [0, 0]], np.ma.nomask])
+def test_a_masked_array_is_no_buffer(mask):
+    array = np.ma.array(np.ones((2, 2), "f4"), mask=mask)
+    with pytest.raises(VariantPackTypeError, match=r"a masked array is not a buffer; pass array\.data"):
+        describe(array)
+    assert describe(array.data).dim == (2, 2)
+
+
+@pytest.mark.parametrize("value", [np.ma.masked, np.ma.array([1.0], mask=[True])])
+def test_a_masked_value_is_no_number(value):
+    with pytest.raises(VariantPackTypeError, match="a masked array is not"):
+        number(value, data_type.FLOAT)

@@ -160,6 +160,57 @@ def test_a_directory_that_cannot_be_used_costs_one_warning(source, forget, monke
         assert counted(source) == (code, (1, 0, 0))
 
 
+def test_no_home_directory_costs_one_warning(source, forget, monkeypatch):
+    for name in ("GRAPHFUSE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.warns(RuntimeWarning, match="not kept: the user has no home directory.*GRAPHFUSE_CACHE_DIR") as seen:
+        _, counts = counted(source)
+    assert len(seen) == 1 and counts == (1, 0, 0)
+
+
+def test_memory_forgets_what_was_used_longest_ago(source, forget, monkeypatch):
+    forget()
+    monkeypatch.setattr(cache, "KEPT_KERNELS", 2)
+    first, second, third = (f"{source}// {n}" for n in range(3))
+    for text in (first, second, first, third):
+        cache.cubin(text, ARCH, "k")
+    assert len(cache._kernels) == 2
+    assert counted(first)[1] == (0, 1, 0)
+    assert counted(second)[1] == (0, 0, 1)
+
+
+def test_the_disk_keeps_no_more_than_its_limit(source, forget, monkeypatch):
+    def entries() -> list[Path]:
+        return [p for p in Path(os.environ["GRAPHFUSE_CACHE_DIR"]).rglob("*") if p.is_file()]
+
+    first, second, third = (f"{source}// {n}" for n in range(3))
+    cache.cubin(first, ARCH, "k")
+    monkeypatch.setattr(cache, "KEPT_BYTES", 2 * entry().stat().st_size + 500)
+    cache.cubin(second, ARCH, "k")
+    for n, path in enumerate(sorted(entries(), key=lambda p: p.stat().st_mtime)):
+        os.utime(path, (1000 + n, path.stat().st_mtime))
+    forget()
+    assert counted(first)[1] == (0, 0, 1)  # so that the second is the one used longest ago
+    cache.cubin(third, ARCH, "k")
+    assert len(entries()) == 2
+    forget()
+    assert counted(first)[1] == counted(third)[1] == (0, 0, 1)
+    assert counted(second)[1] == (1, 0, 0)
+
+
+def test_nothing_is_left_of_a_source_that_fails(source):
+    from graphfuse.errors import KernelCompileError
+
+    with pytest.raises(KernelCompileError):
+        cache.cubin(source + "nonsense", ARCH, "k")
+    assert not cache._key_locks
+
+
 PROCESS = """
 import hashlib, json, sys, time
 from graphfuse.runtime import cache

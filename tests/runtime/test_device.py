@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from graphfuse.device import CPU, EMULATOR
-from graphfuse.errors import DeviceError
+from graphfuse.errors import DeviceError, SettingError
 from graphfuse.runtime import device
 
 
@@ -35,7 +35,7 @@ def test_the_environment_chooses(monkeypatch):
 
 @pytest.mark.parametrize("spec", ["gpu", "cuda:", "cuda:-1", -1, 1.5, True, ""])
 def test_another_spelling_is_a_value_error(spec):
-    with pytest.raises(ValueError, match="is not a device; accepted: cpu, cuda, cuda:N"):
+    with pytest.raises(SettingError, match="is not a device; accepted: cpu, cuda, cuda:N"):
         device.get(spec)
 
 

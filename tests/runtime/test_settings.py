@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from graphfuse import settings
+from graphfuse.errors import GraphfuseError, HomeNotFoundError, SettingError
 
 
 @pytest.mark.parametrize("value", ["cpu", "emulator", "cuda", "cuda:0", "cuda:12"])
@@ -20,7 +21,7 @@ def test_an_empty_device_is_none(monkeypatch):
 @pytest.mark.parametrize("value", ["gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", "cuda:0 "])
 def test_a_wrong_device_names_variable_value_and_choices(monkeypatch, value):
     monkeypatch.setenv("GRAPHFUSE_DEVICE", value)
-    with pytest.raises(ValueError, match="GRAPHFUSE_DEVICE=.*accepted: cpu, cuda, cuda:N") as error:
+    with pytest.raises(SettingError, match="GRAPHFUSE_DEVICE=.*accepted: cpu, cuda, cuda:N") as error:
         settings.device()
     assert repr(value) in str(error.value)
 
@@ -60,8 +61,26 @@ def test_tuning_dir_prefers_its_own_variable_then_xdg_then_home(monkeypatch, tmp
 @pytest.mark.parametrize("name", ["cache_dir", "tuning_dir"])
 def test_a_relative_directory_is_refused(monkeypatch, name, value):
     monkeypatch.setenv(f"GRAPHFUSE_{name.upper()}", value)
-    with pytest.raises(ValueError, match=f"GRAPHFUSE_{name.upper()}='{value}'.*absolute"):
+    with pytest.raises(SettingError, match=f"GRAPHFUSE_{name.upper()}='{value}'.*absolute"):
         getattr(settings, name)()
+
+
+@pytest.mark.parametrize(("name", "other"), [("cache_dir", "XDG_CACHE_HOME"), ("tuning_dir", "XDG_DATA_HOME")])
+def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch, name, other):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    for variable in (f"GRAPHFUSE_{name.upper()}", other):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(HomeNotFoundError, match=f"no home directory.*set GRAPHFUSE_{name.upper()} or {other}"):
+        getattr(settings, name)()
+    monkeypatch.setenv(other, "/x")
+    assert getattr(settings, name)().is_relative_to("/x/graphfuse")
+
+
+def test_errors_of_settings_are_graphfuses_and_values():
+    assert issubclass(SettingError, GraphfuseError) and issubclass(SettingError, ValueError)
 
 
 def test_toolkit_roots_are_those_set_cuda_home_first(monkeypatch):

@@ -17,7 +17,9 @@ class AddReluFacts:
 
     a: Tensor
     b: Tensor
+    total: Tensor  # a + b, which only relu reads
     output: Tensor
+    compute: frozenset[data_type]
 
 
 def template(g: PatternGraph):
@@ -26,15 +28,26 @@ def template(g: PatternGraph):
 
 
 def facts(match: Match) -> AddReluFacts:
-    return AddReluFacts(**{name: match.graph.tensors[t] for name, t in match.tensors.items()})
+    tensors = {name: match.graph.tensors[t] for name, t in match.tensors.items()}
+    total = match.graph.tensors[match.node("add").output("output")]
+    return AddReluFacts(**tensors, total=total, compute=frozenset(node.compute for node in match.subgraph.nodes))
+
+
+def layout(t: Tensor) -> list[tuple[int, int]]:
+    """Extents and strides; those of one element say nothing about where elements are."""
+    return [(extent, stride) for extent, stride in zip(t.dim, t.stride, strict=True) if extent != 1]
 
 
 def mismatch(facts: AddReluFacts, kind: str, device: Device) -> No | None:
     if device.kind != kind:
         return No(f"needs a device of kind {kind}; got {device}")
+    if facts.compute != {data_type.FLOAT} or facts.total.dtype is not data_type.FLOAT:
+        return No(f"{facts.total}: accepted: computed and carried in FLOAT")
     for t in (facts.a, facts.b, facts.output):
-        if t.dtype is not data_type.FLOAT or t.dim != facts.output.dim or t.span != t.elements:
-            return No(f"{t}: accepted: packed FLOAT of the output's shape {list(facts.output.dim)}")
+        if t.by_value or t.dtype is not data_type.FLOAT or t.span != t.elements:
+            return No(f"{t}: accepted: packed FLOAT in memory")
+        if t.dim != facts.output.dim or layout(t) != layout(facts.output):
+            return No(f"{t}: accepted: the shape and order of {facts.output}")
     return None
 
 
