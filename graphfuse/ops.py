@@ -23,11 +23,16 @@ Attributes = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of an op. dtype: what an output gets when the user sets none."""
+    """An input or output of an op.
+
+    dtype: what an output gets when the user sets none; None for what the graph says of all tensors. label: what cuDNN
+    calls it in the name that an output has until the user sets one, None where that is `name`.
+    """
 
     name: str
     optional: bool = False
     dtype: data_type | None = None
+    label: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Op:
     reference(t, inputs by port, frozen attributes) -> outputs by port, on float tensors
     broadcast as torch does. cuda: for pointwise ops, a C++ expression of float
     with {port} and {attribute} slots. absent(attributes, input ports given): output
-    ports not written.
+    ports not written. order: what errors say about arguments by position, where cuDNN's order differs.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Op:
     absent: Callable[[Attributes, frozenset[str]], frozenset[str]] = lambda attributes, inputs: frozenset()
     stored: Callable[[Attributes], Mapping[str, tuple[data_type, ...]]] = lambda attributes: {}
     frozen: Callable[..., Attributes] = lambda attributes, inputs, outputs: attributes
+    order: str = ""
 
     @property
     def pointwise(self) -> bool:
@@ -88,33 +94,48 @@ def _broadcast(shapes: Mapping[str, Shape], *_) -> dict[str, Shape]:
     return {"output": tuple(out)}
 
 
+def aligned(shape: Shape, rank: int) -> Shape:
+    """`shape` with extents of 1 before it, where it has a lower rank: its axes are the last ones."""
+    return (*(1,) * (rank - len(shape)), *shape)
+
+
 def rmsnorm_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
     """The axes normalized over: those along which the scale varies; without a scale, the last."""
     if scale is None:
         return (len(x) - 1,)
-    return tuple(axis for axis, extent in enumerate(scale) if extent != 1)
+    return tuple(axis for axis, extent in enumerate(aligned(scale, len(x))) if extent != 1)
 
 
 def _normalized_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
-    if scale is not None and (len(scale) != len(x) or any(s not in (1, e) for s, e in zip(scale, x, strict=False))):
-        raise GraphValidationError(
-            f"scale must have the rank of input {list(x)} with each extent 1 or input's, got {list(scale)}"
-        )
+    if scale is not None:
+        extents = aligned(scale, len(x))
+        if len(extents) != len(x) or any(s not in (1, e) for s, e in zip(extents, x, strict=True)):
+            raise GraphValidationError(
+                f"scale must have the rank of input {list(x)}, or a lower one for input's last axes, with each extent "
+                f"1 or input's, got {list(scale)}"
+            )
     axes = rmsnorm_axes(x, scale)
     if any(x[axis] == 0 for axis in axes):
         raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
     return axes
 
 
+_RMSNORM_ORDER = "by position: input, scale, epsilon, bias, norm_forward_phase (cuDNN's order differs: give keywords)"
+
+
 def _rmsnorm_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     x, scale = shapes["input"], shapes.get("scale")
     axes = _normalized_axes(x, scale)
     row = tuple(e if axis in axes else 1 for axis, e in enumerate(x))
-    if "bias" in shapes and shapes["bias"] != row:
+    if "bias" in shapes and aligned(shapes["bias"], len(x)) != row:
         whose = "the last axis' shape" if scale is None else "scale's shape"
-        raise GraphValidationError(f"bias must have {whose} {list(row)}, got {list(shapes['bias'])}")
+        raise GraphValidationError(
+            f"bias must have {whose} {list(row)}, leading extents of 1 aside, got {list(shapes['bias'])}"
+        )
     if any(e != 1 for e in shapes["epsilon"]):
-        raise GraphValidationError(f"epsilon must have one element, got shape {list(shapes['epsilon'])}")
+        raise GraphValidationError(
+            f"epsilon must have one element, got shape {list(shapes['epsilon'])}; {_RMSNORM_ORDER}"
+        )
     if attributes["norm_forward_phase"] is norm_forward_phase.NOT_SET:
         raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
     out = {"Y": x}
@@ -173,7 +194,10 @@ def _rmsnorm_backward(t, x, a) -> dict[str, object]:
     out = {"DX": inverse * (scaled - normal * _mean(scaled * normal, axes))}
     if scale is not None:
         rows = tuple(axis for axis in range(grad.dim()) if axis not in axes)
-        out |= {"DScale": _sum(grad * normal, rows), "DBias": _sum(grad, rows)}
+        out |= {
+            "DScale": _sum(grad * normal, rows).reshape(scale.shape),
+            "DBias": _sum(grad, rows).reshape(scale.shape),
+        }
     return out
 
 
@@ -321,7 +345,7 @@ def _pointwise(name: str, doc: str, inputs: str, cuda: str, reference, *attribut
         name=name,
         doc=doc,
         inputs=tuple(Port(p) for p in inputs.split()),
-        outputs=(Port("output"),),
+        outputs=(Port("output", label="OUT_0"),),
         infer=_broadcast,
         reference=lambda t, x, a: {"output": reference(t, *x.values(), *a.values())},
         attributes=attributes,
@@ -375,14 +399,16 @@ _TABLE = (
         "inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies\n"
         "(Zhang and Sennrich 2019, equation 4, with epsilon inside the root). Without a scale it is\n"
         "1 and the axis is the last one. bias has the extents of scale: input's along those axes,\n"
-        "1 along others. epsilon, one element, must be given. Returns [Y, inv_variance];\n"
+        "1 along others. Either may have a lower rank than input, whose last axes it then has.\n"
+        "epsilon, one element, must be given. Returns [Y, inv_variance];\n"
         "inv_variance is None in the INFERENCE phase.",
         inputs=(Port("input"), Port("scale", optional=True), Port("epsilon"), Port("bias", optional=True)),
-        outputs=(Port("Y"), Port("inv_variance", optional=True, dtype=data_type.FLOAT)),
+        outputs=(Port("Y"), Port("inv_variance", optional=True, label="INV_VARIANCE")),
         infer=_rmsnorm_shapes,
         reference=_rmsnorm,
         attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
         absent=_rmsnorm_absent,
+        order=_RMSNORM_ORDER,
     ),
     Op(
         "rmsnorm_backward",
@@ -393,7 +419,11 @@ _TABLE = (
         "[DX, DScale, DBias]; DBias is None without has_dbias, and without a scale, which is 1 then,\n"
         "DScale is, too, and has_dbias must be False.",
         inputs=(Port("grad"), Port("input"), Port("scale", optional=True), Port("inv_variance")),
-        outputs=(Port("DX"), Port("DScale", optional=True), Port("DBias", optional=True)),
+        outputs=(
+            Port("DX"),
+            Port("DScale", optional=True, label="Dscale"),
+            Port("DBias", optional=True, label="Dbias"),
+        ),
         infer=_rmsnorm_backward_shapes,
         reference=_rmsnorm_backward,
         attributes=(Attribute("has_dbias", (bool,), required=True),),
@@ -407,7 +437,7 @@ _TABLE = (
         "NaN stays NaN. The order of sums and products is not specified. Of no elements: 0, 1 for\n"
         "products, +-infinity for MIN and MAX, NaN for AVG. Stored as FLOAT unless set otherwise.",
         inputs=(Port("input"),),
-        outputs=(Port("output", dtype=data_type.FLOAT),),
+        outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
         infer=_reduced_shape,
         frozen=_reduced_axes,
         reference=_reduction,

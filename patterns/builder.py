@@ -62,10 +62,10 @@ class Builder(abc.ABC):
         viewed = [*self.loaded, *(t for t, _, _ in self.stores)]
         summed = [t for t, _ in self.sums]
         ends = [end.output("scale") for _, _, end in self.stores if end is not None and end.op_name != "reduction"]
-        layout = Layout.of(self.graph, self.rows, [*viewed, *ends, *summed])
-        views = {t: layout.view(self.graph.tensors[t], *self._varies(t)) for t in viewed}
-        views |= {t: layout.view(self.graph.tensors[t], rows=True, columns=True) for t in ends}
-        views |= {t: layout.view(self.graph.tensors[t], rows=False, columns=True) for t in summed}
+        layout = Layout.of(self.rows, [*viewed, *ends, *summed])
+        views = {t: layout.view(self.rows.tensor(t), *self._varies(t)) for t in viewed}
+        views |= {t: layout.view(self.rows.tensor(t), rows=True, columns=True) for t in ends}
+        views |= {t: layout.view(self.rows.tensor(t), rows=False, columns=True) for t in summed}
         for found in views.values():
             if isinstance(found, No):
                 return found
@@ -90,7 +90,7 @@ class Builder(abc.ABC):
     def _varies(self, t: TensorId) -> tuple[bool, bool]:
         """Whether a tensor in memory varies over rows and over columns. One row is as good as many: only
         weight and bias are known to be the same for all of them."""
-        dim = self.graph.tensors[t].dim
+        dim = self.rows.tensor(t).dim
         rows, all_rows = ([e[axis] for axis in self.rows.axes] for e in (dim, self.rows.dim))
         varies = any(e != 1 for e in rows) or (rows == all_rows and t not in self.weights)
         if t in self.values and isinstance(self.values[t], Chain):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from graphfuse.engine import No
 from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Graph, Tensor, TensorId
+from graphfuse.ir import Tensor, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.rowwise import View
 
@@ -19,11 +19,11 @@ class Layout:
     groups: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, graph: Graph, rows: Axes, tensors: list[TensorId]) -> "Layout":
+    def of(cls, rows: Axes, tensors: list[TensorId]) -> "Layout":
         """Row axes joined wherever one stride serves both in every tensor."""
         if 0 in rows.dim:
             return cls(rows, (0,), ((),))
-        strides = [_row_strides(graph.tensors[t]) for t in tensors]
+        strides = [_row_strides(rows.tensor(t)) for t in tensors]
         groups: list[list[int]] = []
         for axis in rows.axes:
             if rows.dim[axis] == 1:
