@@ -104,7 +104,10 @@ def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
     if not store.block_size:
         yield from view_reasons(facts, "output", y, FLOATS + FP8, facts.columns, facts.columns)
         return
-    made = BLOCKS[store.block_size]
+    made, blocks = BLOCKS[store.block_size], facts.columns // store.block_size
+    if store.scales_of is not None:
+        yield from view_reasons(facts, "block scale", y, made.scales, blocks, blocks)
+        return
     yield from view_reasons(facts, "output", y, made.elements, facts.columns, facts.columns)
     if y.dtype.bits < 8 and any(stride % 2 for stride in y.row_strides):
         yield f"output {y.name!r} has row strides {list(y.row_strides)}; accepted: even, as a byte holds two elements"
@@ -113,8 +116,7 @@ def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
     if store.block_scale is None:
         yield f"output {y.name!r} is quantized in blocks and has no tensor for their scales"
         return
-    blocks = facts.columns // store.block_size
-    yield from view_reasons(facts, "block scale", store.block_scale, (made.scale,), blocks, blocks)
+    yield from view_reasons(facts, "block scale", store.block_scale, made.scales, blocks, blocks)
 
 
 def view_reasons(

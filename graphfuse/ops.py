@@ -263,21 +263,24 @@ def _reduction(t, x, a) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """What block_scale_quantize makes: element types, the default first, and the type of a block's scale."""
+    """What block_scale_quantize makes: types of elements and of a block's scale, the default first. Any element goes
+    with any scale."""
 
     elements: tuple[data_type, ...]
-    scale: data_type
+    scales: tuple[data_type, ...]
 
 
 BLOCKS = {
-    16: BlockFormat((data_type.FP4_E2M1,), data_type.FP8_E4M3),  # NVFP4
-    32: BlockFormat((data_type.FP8_E4M3, data_type.FP8_E5M2), data_type.FP8_E8M0),  # MXFP8
+    # NVFP4, and with the other scale what FlashInfer makes beside it
+    16: BlockFormat((data_type.FP4_E2M1,), (data_type.FP8_E4M3, data_type.FP8_E8M0)),
+    # MXFP8 and MXFP4
+    32: BlockFormat((data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP4_E2M1), (data_type.FP8_E8M0,)),
 }
 """By block size."""
 
 
 def block_size(element: data_type) -> int | None:
-    """Elements of a block of this element type; None for a type that is not quantized in blocks."""
+    """Elements of the smallest block of this element type; None for a type that is not quantized in blocks."""
     return next((size for size, made in BLOCKS.items() if element in made.elements), None)
 
 
@@ -308,15 +311,21 @@ def _quantize_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> 
 
 def _quantize_stored(attributes: Attributes) -> dict[str, tuple[data_type, ...]]:
     made = BLOCKS[attributes["block_size"]]
-    return {"Y": made.elements, "scale": (made.scale,)}
+    return {"Y": made.elements, "scale": made.scales}
 
 
 def _quantize_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    elements, (_, declared) = BLOCKS[attributes["block_size"]].elements, outputs["Y"]
+    made = BLOCKS[attributes["block_size"]]
+
+    def chosen(port: str, accepted: tuple[data_type, ...]) -> data_type:
+        _, declared = outputs[port]
+        return declared if declared in accepted else accepted[0]  # who carries it on may declare any type
+
     return {
         **attributes,
         "axis": quantize_axis(inputs["input"], attributes),
-        "element_type": declared if declared in elements else elements[0],  # who carries Y on may declare any type
+        "element_type": chosen("Y", made.elements),
+        "scale_type": chosen("scale", made.scales),
     }
 
 
@@ -326,7 +335,7 @@ def _quantize(t, x, a) -> dict[str, object]:
     amax = blocks.abs().amax(dim=axis + 1)
     # The scale is used as stored, so that a reader multiplying by it gets what was meant.
     scale = amax * t.full_like(amax, element.facts.max).reciprocal()
-    scale = rounding.round_to(t, scale, BLOCKS[a["block_size"]].scale)
+    scale = rounding.round_to(t, scale, a["scale_type"])
     factor = scale.reciprocal().unsqueeze(axis + 1)
     scaled = blocks * factor
     if element is data_type.FP4_E2M1:
@@ -448,12 +457,14 @@ _TABLE = (
         "Block quantization: each block of block_size elements along axis (default: the last one that\n"
         "is not 1) gets the scale max|input| * (1 / largest finite element), rounded to the scale's\n"
         "type, and the elements are input * (1 / scale as stored), inverses and products in float32.\n"
-        "block_size 16, NVFP4: FP4_E2M1 elements, FP8_E4M3 scales. Scales round to nearest even and\n"
-        "saturate; elements round to a multiple of 2^-22 (2^-21 from 2 on, 2^-20 from 4 on), then to\n"
-        "nearest even, and saturate. A block whose scale rounds to zero becomes zeros.\n"
-        "block_size 32, MXFP8: FP8_E4M3 elements, or FP8_E5M2 if set, FP8_E8M0 scales (OCP\n"
-        "Microscaling Formats 1.0). Scales round up to a power of two from 2^-127 to 2^127; elements\n"
-        "round to nearest even and saturate. Returns [Y, scale].",
+        "block_size 16, NVFP4: FP4_E2M1 elements, FP8_E4M3 scales, or FP8_E8M0 if set.\n"
+        "block_size 32, MXFP8 and MXFP4 (OCP Microscaling Formats 1.0): FP8_E4M3 elements, or\n"
+        "FP8_E5M2 or FP4_E2M1 if set, FP8_E8M0 scales.\n"
+        "FP8_E4M3 scales round to nearest even and saturate; a block whose scale rounds to zero becomes\n"
+        "zeros. FP8_E8M0 scales round up to a power of two from 2^-127 to 2^127, as cuDNN's and\n"
+        "FlashInfer's do, so that no element saturates; the conversion that OCP describes rounds down.\n"
+        "Elements round to nearest even and saturate, those of FP4 after rounding to a multiple of\n"
+        "2^-22 (2^-21 from 2 on, 2^-20 from 4 on). Returns [Y, scale].",
         inputs=(Port("input"),),
         outputs=(Port("Y"), Port("scale")),
         infer=_quantize_shapes,

@@ -133,7 +133,9 @@ class Builder(abc.ABC):
         if node is self.center:
             self.norm(node)
         elif node.op_name == "block_scale_quantize":
-            self.stores.append((node.output("Y"), self._chain(node.input("input")), node))
+            y, scale = node.output("Y"), node.output("scale")
+            alone = y not in self.subgraph.outputs  # nobody wants the elements
+            self.stores.append((scale if alone else y, self._chain(node.input("input")), node))
             return
         elif node.op_name == "reduction":
             output = node.output("output")
@@ -155,4 +157,6 @@ class Builder(abc.ABC):
             return Store(views[t], value)
         if end.op_name == "reduction":
             return Store(views[t], value, amax=True)
+        if t == end.output("scale"):
+            return Store(views[t], value, end.attribute("block_size"), scales_of=end.attribute("element_type"))
         return Store(views[t], value, end.attribute("block_size"), views[end.output("scale")])

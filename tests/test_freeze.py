@@ -84,6 +84,7 @@ def test_what_a_frozen_node_says_beyond_its_attributes():
     one, other, reduction = g._ir.nodes
     assert (one.attribute("axis"), one.attribute("element_type")) == (1, E4M3)
     assert (other.attribute("axis"), other.attribute("element_type")) == (1, data_type.FP8_E5M2)
+    assert {node.attribute("scale_type") for node in (one, other)} == {data_type.FP8_E8M0}
     assert reduction.attribute("axes") == (1, 2)
     types = [t.get_data_type() for t in (y, scale, wide, wide_scale)]
     assert types == [E4M3, data_type.FP8_E8M0, E5M2, data_type.FP8_E8M0]
@@ -221,8 +222,11 @@ REFUSED = {
         "two elements",
     ),
     "rank 9": (lambda g: g.relu(g.tensor([1] * 9)).set_output(), "1 to 8 dimensions"),
-    "scale type": (lambda g: typed(g, "scale", data_type.FP8_E5M2), "quantize.0'.*scale.*E5M2; accepted: FP8_E4M3$"),
-    "scale float": (lambda g: typed(g, "scale", FLOAT), "quantize.0'.*scale.*FLOAT; accepted: FP8_E4M3$"),
+    "scale type": (
+        lambda g: typed(g, "scale", data_type.FP8_E5M2),
+        "quantize.0'.*scale.*E5M2; accepted: FP8_E4M3, FP8_E8M0$",
+    ),
+    "scale float": (lambda g: typed(g, "scale", FLOAT), "quantize.0'.*scale.*FLOAT; accepted: FP8_E4M3, FP8_E8M0$"),
     "element type": (lambda g: typed(g, "Y", data_type.INT8), "quantize.0'.*Y.*INT8; accepted: FP4_E2M1$"),
     "reordered input": (
         lambda g: g.relu(g.tensor([4, 4], name="s", reordering_type=F8_128x4)).set_output(),
@@ -248,7 +252,7 @@ REFUSED = {
     ),
     "wide element type": (
         lambda g: typed(g, "Y", HALF, 32),
-        "quantize.0'.*Y.*HALF; accepted: FP8_E4M3, FP8_E5M2$",
+        "quantize.0'.*Y.*HALF; accepted: FP8_E4M3, FP8_E5M2, FP4_E2M1$",
     ),
     "wide scale type": (lambda g: typed(g, "scale", E4M3, 32), "scale.*FP8_E4M3; accepted: FP8_E8M0$"),
     "e8m0": (
