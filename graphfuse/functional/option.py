@@ -13,6 +13,7 @@ VALUES: Mapping[str, tuple[object, ...]] = {
     "needs_dx": (False, True),
     "needs_dresidual": (False, True),
     "needs_dweight": (False, True),
+    "needs_dbias": (False, True),
     "needs_dgate": (False, True),
 }
 
@@ -24,6 +25,7 @@ SCHEMA = {
     "needs_dx": "bool",
     "needs_dresidual": "bool",
     "needs_dweight": "bool",
+    "needs_dbias": "bool",
     "needs_dgate": "bool",
 }
 """How torch.library calls their types."""
