@@ -79,8 +79,8 @@ def scalar_reasons(program: RowProgram) -> Iterator[str]:
 
 
 def one_reason(facts: RowFacts, reduction: str, beside: Sequence[str] = ()) -> Iterator[str]:
-    """Unless a program has one reduction of this kind, whose sum is all that a kernel keeps of a row, and beside it none
-    but of the kinds `beside`."""
+    """Unless a program has one reduction of this kind, whose sum is all that a kernel keeps of a row, and beside it
+    none but of the kinds `beside`."""
     found = [step.op_name for step in facts.program.steps if reduces(step)]
     for name in found:
         if name not in (reduction, *beside):
@@ -116,7 +116,10 @@ def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
     if not store.block_size:
         yield from view_reasons(facts, "output", y, FLOATS + FP8, facts.columns, facts.columns)
         return
-    made = BLOCKS[store.block_size]
+    made, blocks = BLOCKS[store.block_size], facts.columns // store.block_size
+    if store.scales_of is not None:
+        yield from view_reasons(facts, "block scale", y, made.scales, blocks, blocks)
+        return
     yield from view_reasons(facts, "output", y, made.elements, facts.columns, facts.columns)
     apart = (stride for extent, stride in zip(facts.row_extents, y.row_strides, strict=True) if extent > 1)
     if y.dtype.bits < 8 and any(stride % 2 for stride in apart):
@@ -126,8 +129,7 @@ def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
     if store.block_scale is None:
         yield f"output {y.name!r} is quantized in blocks and has no tensor for their scales"
         return
-    blocks = facts.columns // store.block_size
-    yield from view_reasons(facts, "block scale", store.block_scale, (made.scale,), blocks, blocks)
+    yield from view_reasons(facts, "block scale", store.block_scale, made.scales, blocks, blocks)
 
 
 def view_reasons(

@@ -7,7 +7,8 @@ from graphfuse.codegen.rows import Rows, access
 from graphfuse.engine import Problem
 from graphfuse.engines.accepted import RowFacts
 from graphfuse.ir import TensorId
-from graphfuse.rowwise import View
+from graphfuse.ops import BLOCKS
+from graphfuse.rowwise import Store, View
 
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 
@@ -16,6 +17,7 @@ def prelude(rows: Rows, constants: Mapping[str, object]) -> str:
     """The generated part of a kernel. constants: values by type and name, in C++."""
     return "".join(
         [
+            *(f'#include "graphfuse/{name}"\n' for name in rowwise.headers(rows.program)),
             "namespace problem {\n\n",
             f"using Index = {'int' if rows.columns < _INT_COLUMNS else 'gf::i64'};\n",
             *(f"constexpr {name} = {value};\n" for name, value in constants.items()),
@@ -43,13 +45,20 @@ def problem(facts: RowFacts, chunk: int) -> Problem:
         varies = "rows" * view.rows + "columns" * view.columns
         return {"type": view.dtype.value, "varies": varies, "access": access(view, chunk)}
 
-    stores = [described(s.view) | {"block": s.block_size, "value": s.value.index} for s in program.stores]
+    def stored(store: Store) -> dict[str, object]:
+        made = described(store.view) | {"block": store.block_size, "value": store.value.index}
+        if store.scales_of is not None:
+            return made | {"scales of": store.scales_of.value}
+        if store.block_scale is not None and store.block_scale.dtype is not BLOCKS[store.block_size].scales[0]:
+            return made | {"scale": store.block_scale.dtype.value}
+        return made
+
     key = {
         "columns": facts.columns,
         "axes": len(facts.row_extents),
         "inputs": [described(view) for view in program.inputs],
         "steps": [step.op_name for step in program.steps],
-        "stores": stores,
+        "stores": [stored(s) for s in program.stores],
     }
     if program.sums:
         key["sums"] = [s.view.dtype.value for s in program.sums]

@@ -111,7 +111,8 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
     ) -> Tensor:
         """A tensor that execute gets a value for. dim and stride in elements; stride defaults to row-major.
 
-        byte_alignment: what every address bound to it is a multiple of.
+        uid: None, or cuDNN's -1, for one of the graph's choice. byte_alignment: what every address bound to it is
+        a multiple of.
         """
         if ragged_offset is not None:
             raise GraphNotSupportedError(f"tensor {name!r}: ragged_offset is not supported; leave it None")
@@ -120,7 +121,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
             t.set_dim(dim).set_stride(packed_stride(t.get_dim()) if stride is None else stride)
             t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
             t.set_byte_alignment(byte_alignment).set_reordering_type(reordering_type)
-            return t if uid is None else t.set_uid(uid)
+            return t if uid is None or (type(uid) is int and uid == -1) else t.set_uid(uid)
         except GraphfuseError:
             # What was refused leaves nothing behind that validate would stumble over.
             self.tensors.remove(t)
@@ -212,12 +213,14 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         where = f"node {name!r} ({op.name})"
         if name in self._node_names:
             raise GraphValidationError(f"{where}: another node has this name; node names must differ")
-        attributes = {}
+        attributes, order = {}, f"; {op.order}" if op.order else ""
         for a in op.attributes:
             value = given.get(a.name, a.default)
+            if value is None and not a.required:  # cuDNN's default of each of them
+                value = a.default
             if not isinstance(value, a.types) or (isinstance(value, bool) and bool not in a.types):
                 accepted = " or ".join(t.__name__ for t in a.types)
-                raise GraphTypeError(f"{where}: {a.name} must be {accepted}, got {value!r}")
+                raise GraphTypeError(f"{where}: {a.name} must be {accepted}, got {value!r}{order}")
             # Kernels compute with it in float32.
             number = a.types == (float, int)
             attributes[a.name] = checked_number(f"{where}: {a.name}", value, data_type.FLOAT) if number else value
@@ -229,13 +232,15 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
             if isinstance(value, int | float) and not isinstance(value, bool):
                 value = self.tensor_scalar(value, name=f"{name}::{port.name}")
             if not isinstance(value, Tensor):
-                raise GraphTypeError(f"{where}: {port.name} must be a tensor of this graph or a number, got {value!r}")
+                raise GraphTypeError(
+                    f"{where}: {port.name} must be a tensor of this graph or a number, got {value!r}{order}"
+                )
             if self._uids.get(value.current_uid) is not value:
                 raise GraphValidationError(f"{where}: {port.name} ({value.get_name()!r}) belongs to another graph")
             inputs[port.name] = value
         compute = checked_type(f"{where}: compute_data_type", compute_data_type)
         compute = self.compute_data_type if compute is data_type.NOT_SET else compute
-        outputs = {p.name: self._new_tensor(f"{name}::{p.name}") for p in op.outputs}
+        outputs = {p.name: self._new_tensor(f"{name}::{p.label or p.name}") for p in op.outputs}
         self.nodes.append(NodeRecord(name, op, inputs, outputs, attributes, compute))
         self._node_names.add(name)
         self._nodes_of[op.name] += 1
@@ -259,14 +264,17 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         self._ir = freeze(self)
 
     def build_operation_graph(self, *, patterns=(), engines=()) -> None:
-        """Match patterns. patterns, engines: extra objects, or names to restrict to, for this graph.
+        """Match patterns, after ``validate`` where that has not been called. patterns, engines: extra objects, or
+        names to restrict to, for this graph.
 
         The name "emulator" among the engines has kernels run on the CPU, for CPU tensors.
         """
         from graphfuse.planner import Planner
 
         patterns, engines = _several("patterns", patterns), _several("engines", engines)
-        self._planner = Planner(self._need(self._ir, "validate"), self.handle, patterns, engines)
+        if self._ir is None:
+            self.validate()
+        self._planner = Planner(self._ir, self.handle, patterns, engines)
 
     def create_execution_plans(self, heuristics: Sequence[heur_mode] = (heur_mode.A,)) -> None:
         """Rank plans for each heuristic mode in turn; GraphNotSupportedError lists every engine's reason if none."""
@@ -279,23 +287,30 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
 
     def build_plans(self, policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE) -> None:
         """Compile the first plan (HEURISTICS_CHOICE) or all of them (ALL) and select the first."""
-        if not isinstance(policy, build_plan_policy):
-            raise GraphTypeError(f"build_plans: policy must be a build_plan_policy, got {policy!r}")
+        _check_policy("build_plans", policy)
         self._need(self._planner, "build_operation_graph").build(policy)
 
-    def build(self, heuristics: Sequence[heur_mode] = (heur_mode.A,), *, patterns=(), engines=()) -> None:
+    def build(
+        self,
+        heuristics: Sequence[heur_mode] = (heur_mode.A,),
+        policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE,
+        *,
+        patterns=(),
+        engines=(),
+    ) -> None:
         """All steps from validate to build_plans."""
+        _check_policy("build", policy)
         self.validate()
         self.build_operation_graph(patterns=patterns, engines=engines)
         self.create_execution_plans(heuristics)
         self.check_support()
-        self.build_plans()
+        self.build_plans(policy)
 
     # Plans
 
     def get_execution_plan_count(self) -> int:
-        """Number of plans, deselected ones included."""
-        return len(self._need(self._planner, "create_execution_plans").plans)
+        """Number of plans, deselected ones included; 0 before ``create_execution_plans``."""
+        return 0 if self._planner is None else len(self._planner.plans)
 
     def get_plan_name_at_index(self, index: int) -> str:
         return self._plan(index).name
@@ -346,7 +361,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         """Run the selected plan, asynchronously on the handle's stream (or torch's current one).
 
         variant_pack: {tensor, uid or name: torch tensor, array or address} for every
-        non-virtual tensor. workspace: a buffer of ``get_workspace_size()`` bytes.
+        non-virtual tensor; what stands under None is skipped. workspace: a buffer of ``get_workspace_size()`` bytes.
         A dict of torch tensors, addresses and numbers like one executed before, the memory of
         its tensors aside, costs a few comparisons; any other pack is looked at in full.
 
@@ -462,6 +477,11 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
     def _forget(self) -> None:
         self._ir: ir.Graph | None = None
         self._planner: Planner | None = None
+
+
+def _check_policy(what: str, policy: object) -> None:
+    if not isinstance(policy, build_plan_policy):
+        raise GraphTypeError(f"{what}: policy must be a build_plan_policy, got {policy!r}")
 
 
 def _check_flag(what: str, value: object) -> None:

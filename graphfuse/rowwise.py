@@ -87,8 +87,9 @@ class Store:
     """A value that is written.
 
     block_size: elements that share a scale, 0 if the output is not quantized in blocks.
-    block_scale: where the scales go, columns / block_size a row. amax: the view is one element,
-    the largest magnitude of all.
+    block_scale: where the scales go, columns / block_size a row. scales_of: the view is that of the scales
+    alone, for blocks of elements of this type, which are not written. amax: the view is one element, the largest
+    magnitude of all.
     """
 
     view: View
@@ -96,6 +97,7 @@ class Store:
     block_size: int = 0
     block_scale: View | None = None
     amax: bool = False
+    scales_of: data_type | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,8 @@ class RowProgram:
     @property
     def written_whole(self) -> tuple[View, ...]:
         """Outputs with an element for each one of the rows; scales of blocks are beside them."""
-        return tuple(s.view for s in self.stores if self.shapes[s.value.index].columns and not s.amax)
+        whole = (s for s in self.stores if not s.amax and s.scales_of is None)
+        return tuple(s.view for s in whole if self.shapes[s.value.index].columns)
 
     @property
     def last(self) -> int:

@@ -1,12 +1,13 @@
 """Which axes are rows and which are columns, and which nodes work on rows."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
-from graphfuse.ir import Graph, Node, TensorId
+from graphfuse.ir import Graph, Node, Tensor, TensorId
 from graphfuse.match import Match
+from graphfuse.ops import aligned, rmsnorm_axes
 
 ENDS = ("block_scale_quantize", "reduction")
 
@@ -25,10 +26,17 @@ class Axes:
     def of(cls, match: Match, ends: tuple[str, ...] = ENDS) -> "Axes":
         x = match.graph.tensors[match.tensors["input"]]
         scale = match.tensors.get("scale")
-        if scale is None:
-            return cls(match.graph, x.dim, (len(x.dim) - 1,), ends)
-        extents = match.graph.tensors[scale].dim
-        return cls(match.graph, x.dim, tuple(axis for axis, extent in enumerate(extents) if extent != 1), ends)
+        extents = None if scale is None else match.graph.tensors[scale].dim
+        return cls(match.graph, x.dim, rmsnorm_axes(x.dim, extents), ends)
+
+    def tensor(self, t: TensorId) -> Tensor:
+        """A tensor of the graph, one of lower rank with leading axes of extent 1."""
+        found = self.graph.tensors[t]
+        more = len(self.dim) - len(found.dim)
+        if more <= 0:
+            return found
+        outer = found.dim[0] * found.stride[0]
+        return replace(found, dim=aligned(found.dim, len(self.dim)), stride=(*(outer,) * more, *found.stride))
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -49,7 +57,7 @@ class Axes:
             return self._ends(node) and graph.tensors[node.input("input")].dim == self.dim
         if not node.op.pointwise or not self._fits(node.output("output")):
             return False
-        output = graph.tensors[node.output("output")]
+        output = self.tensor(node.output("output"))
         # What is the same for all rows can be worked out by each of them, but not written by one.
         varies = any(output.dim[axis] != 1 for axis in self.axes) or math.prod(self.dim[a] for a in self.axes) == 1
         readers = set(graph.consumers.get(output.id, ()))
@@ -57,7 +65,7 @@ class Axes:
 
     def _fits(self, t: TensorId) -> bool:
         """Whether a tensor broadcasts to the rows: along all columns or none."""
-        dim = self.graph.tensors[t].dim
+        dim = self.tensor(t).dim
         if len(dim) != len(self.dim) or any(e not in (1, x) for e, x in zip(dim, self.dim, strict=True)):
             return False
         return len({dim[axis] == self.dim[axis] for axis in self.columns if self.dim[axis] != 1}) <= 1

@@ -63,8 +63,8 @@ class Builder(abc.ABC):
         summed = [t for t, _ in self.sums]
         ends = [end.output("scale") for _, _, end in self.stores if end is not None and end.op_name != "reduction"]
         viewed |= dict.fromkeys(ends, (True, True)) | dict.fromkeys(summed, (False, True))
-        layout = Layout.of(self.graph, self.rows, {t: rows for t, (rows, _) in viewed.items()})
-        views = {t: layout.view(self.graph.tensors[t], rows, columns) for t, (rows, columns) in viewed.items()}
+        layout = Layout.of(self.rows, {t: rows for t, (rows, _) in viewed.items()})
+        views = {t: layout.view(self.rows.tensor(t), rows, columns) for t, (rows, columns) in viewed.items()}
         for found in views.values():
             if isinstance(found, No):
                 return found
@@ -89,7 +89,7 @@ class Builder(abc.ABC):
     def _varies(self, t: TensorId) -> tuple[bool, bool]:
         """Whether a tensor in memory varies over rows and over columns. One row is as good as many: only
         weight and bias are known to be the same for all of them."""
-        dim = self.graph.tensors[t].dim
+        dim = self.rows.tensor(t).dim
         rows, all_rows = ([e[axis] for axis in self.rows.axes] for e in (dim, self.rows.dim))
         varies = any(e != 1 for e in rows) or (rows == all_rows and t not in self.weights)
         if t in self.values and isinstance(self.values[t], Chain):
@@ -132,7 +132,9 @@ class Builder(abc.ABC):
         if node is self.center:
             self.norm(node)
         elif node.op_name == "block_scale_quantize":
-            self.stores.append((node.output("Y"), self._chain(node.input("input")), node))
+            y, scale = node.output("Y"), node.output("scale")
+            alone = y not in self.subgraph.outputs  # nobody wants the elements
+            self.stores.append((scale if alone else y, self._chain(node.input("input")), node))
             return
         elif node.op_name == "reduction":
             output = node.output("output")
@@ -154,4 +156,6 @@ class Builder(abc.ABC):
             return Store(views[t], value)
         if end.op_name == "reduction":
             return Store(views[t], value, amax=True)
+        if t == end.output("scale"):
+            return Store(views[t], value, end.attribute("block_size"), scales_of=end.attribute("element_type"))
         return Store(views[t], value, end.attribute("block_size"), views[end.output("scale")])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from graphfuse.engine import No
 from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Graph, Tensor, TensorId
+from graphfuse.ir import Tensor, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.rowwise import View
 
@@ -24,11 +24,11 @@ class Layout:
     groups: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, graph: Graph, rows: Axes, tensors: Mapping[TensorId, bool]) -> "Layout":
+    def of(cls, rows: Axes, tensors: Mapping[TensorId, bool]) -> "Layout":
         """Row axes joined wherever one stride serves both in every tensor. tensors: whether each varies over rows."""
         if any(rows.dim[axis] == 0 for axis in rows.columns):
             return cls(rows, (0,), ((),))
-        varying = [graph.tensors[t] for t, varies in tensors.items() if varies]
+        varying = [rows.tensor(t) for t, varies in tensors.items() if varies]
         groups: list[list[int]] = []
         for axis in rows.axes:
             if rows.dim[axis] <= 1 and not all(_tells(t, axis, rows) for t in varying):

@@ -140,7 +140,8 @@ OUTS = {
 """Tensors that functions allocate where none are given, with a type each."""
 
 OPTIONAL = {
-    "fused_add_rmsnorm": {"out": torch.bfloat16},
+    "rmsnorm": {"bias": torch.bfloat16},
+    "fused_add_rmsnorm": {"out": torch.bfloat16, "bias": torch.float32},
     "gemma_fused_add_rmsnorm": {"out": torch.float32},
     "rmsnorm_fp4quant": {"global_scale": torch.float32},
     "add_rmsnorm_fp4quant": {"global_scale": torch.float32, "y_out": torch.bfloat16},
@@ -157,7 +158,8 @@ def outs(made: Call, kinds: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
     """Tensors for arguments of these types, of the shapes that the call gives them."""
     results = made.run(**{n: t.clone() for n, t in made.tensors.items()})
     x = made.tensors["q" if "q" in made.tensors else "input"]
-    shapes = {n: results[n].shape if n in results else x.shape for n in kinds} | {"global_scale": (1,)}
+    shapes = {n: results[n].shape if n in results else x.shape for n in kinds}
+    shapes |= {"global_scale": (1,), "bias": x.shape[-1:]}
     return {n: torch.ones(shapes[n], device=x.device).to(kind) for n, kind in kinds.items()}
 
 

@@ -152,6 +152,25 @@ def fp8(values: np.ndarray, name: str) -> np.ndarray:
     return np.where(np.isnan(values), np.uint8(0x7F), codes)
 
 
+def mxfp4(values: np.ndarray, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of `size` along the last axis: (codes packed low nibble first, E8M0 scales), both uint8.
+
+    The scale is the E8M0 of max|block| * (1 / 6), elements are E2M1 of value / scale, in float32 and in float64, of
+    which `kept_places` are kept.
+    """
+    import ml_dtypes
+
+    values = np.asarray(values, np.float32)
+    blocks = values.reshape(*values.shape[:-1], -1, size)
+    scales = e8m0(np.abs(blocks).max(axis=-1) * (1 / np.float32(6)))
+    power = np.where(scales == 255, np.nan, np.ldexp(1.0, scales.astype(int) - 127))[..., None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = kept_places((blocks.astype(np.float64) / power).astype(np.float32))
+    codes = np.clip(scaled, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
+    codes = np.where(np.isnan(scaled), np.uint8(7), codes).reshape(values.shape)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
+
+
 def nvfp4(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Blocks of 16 along the last axis: (codes packed low nibble first, E4M3 scales), both uint8.
 
@@ -230,14 +249,18 @@ def nvfp4_search(values):
     scales = fp8_search(amax * (1 / torch.full_like(amax, 6)), "e4m3")
     scale = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float32, device=values.device)
     scale = scale[scales.long()].unsqueeze(-1)
-    scaled = blocks * (1 / scale)
+    scaled = _kept_places(blocks * (1 / scale))
+    scaled = torch.where(scale == 0, torch.zeros_like(blocks), scaled)
+    codes = torch.where(scaled.isnan(), 7, _nearest(scaled, 2, 1, 6.0)).flatten(-2).to(torch.uint8)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
+
+
+def _kept_places(scaled):
     for anchor in (2, 4, 8):  # its last place is the one kept in the binade below it
         kept = (scaled.abs() + anchor) - anchor
         inside = (scaled.abs() < anchor) & (scaled.abs() >= (anchor / 2 if anchor > 2 else 0))
         scaled = torch.where(inside, kept.copysign(scaled), scaled)
-    scaled = torch.where(scale == 0, torch.zeros_like(blocks), scaled)
-    codes = torch.where(scaled.isnan(), 7, _nearest(scaled, 2, 1, 6.0)).flatten(-2).to(torch.uint8)
-    return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
+    return scaled
 
 
 def e8m0_search(values):
@@ -245,6 +268,16 @@ def e8m0_search(values):
     powers = torch.tensor([2.0**e for e in range(-127, 128)], dtype=torch.float32, device=values.device)
     codes = torch.bucketize(values.abs(), powers).clamp(max=254)
     return torch.where(values.isnan(), 255, codes).to(torch.uint8)
+
+
+def mxfp4_search(values, size: int = 32):
+    """As `mxfp4`, for a float32 tensor."""
+    blocks = values.unflatten(-1, (-1, size))
+    amax = blocks.abs().amax(-1)
+    scales = e8m0_search(amax * (1 / torch.full_like(amax, 6)))
+    scaled = _kept_places((blocks.double() / _powers(scales).unsqueeze(-1)).float())
+    codes = torch.where(scaled.isnan(), 7, _nearest(scaled, 2, 1, 6.0)).flatten(-2).to(torch.uint8)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
 
 
 def mxfp8_search(values, name: str):
@@ -290,6 +323,14 @@ def from_nvfp4(packed, scales):
     divisor = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float64, device=packed.device)
     values = table[torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).long()].unflatten(-1, (-1, 16))
     return (values * divisor[scales.long()].unsqueeze(-1)).flatten(-2)
+
+
+def from_mxfp4(packed, scales):
+    """Packed codes and E8M0 codes (uint8 tensors) as float64."""
+    grid = _grid(2, 1, 6.0)
+    table = torch.tensor(grid + [-v for v in grid], dtype=torch.float64, device=packed.device)
+    values = table[torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).long()]
+    return (values.unflatten(-1, (*scales.shape[-1:], -1)) * _powers(scales).unsqueeze(-1)).flatten(-2)
 
 
 def from_mxfp8(codes, scales, name: str):

@@ -12,8 +12,10 @@ from graphfuse import data_type, norm_forward_phase, pygraph, reduction_mode
 from graphs import BF16, E4M3, FLOAT, FP4, HALF
 
 PLAIN = {"bf16": BF16, "fp16": HALF, "fp32": FLOAT}
-ENDS = (*PLAIN, "fp8", "fp8 per row", "mxfp8", "nvfp4")
+ENDS = (*PLAIN, "fp8", "fp8 per row", "mxfp8", "mxfp4", "nvfp4")
 E8M0 = data_type.FP8_E8M0
+BLOCKS = {"mxfp8": (32, E4M3, E8M0), "mxfp4": (32, FP4, E8M0), "nvfp4": (16, FP4, E4M3)}
+"""Size, element and scale of a block, by end."""
 TORCH = graphs.TORCH | {E8M0: torch.uint8}
 EPS, FACTOR = 1e-5, 7.0
 
@@ -78,7 +80,7 @@ class Case:
             scale = output(g.max(g.mul(amax, 1 / 448), 1 / (448 * 512)), "scale", FLOAT)
             output(g.mul(y, g.reciprocal(scale)), "out", E4M3)
         else:
-            block, element, scale = (32, E4M3, E8M0) if self.end == "mxfp8" else (16, FP4, E4M3)
+            block, element, scale = BLOCKS[self.end]
             y, scales = g.block_scale_quantize(y, block_size=block)
             output(scales, "scale", scale)
             output(y, "out", element)
@@ -108,10 +110,10 @@ class Case:
             made["amax"] = ((1, 1), FLOAT)
         if self.end == "fp8 per row":
             made["scale"] = (row, FLOAT)
-        if self.end == "mxfp8":
-            made["scale"] = ((self.rows, self.columns // 32), E8M0)
-        if self.end == "nvfp4":
-            made |= {"out": ((self.rows, self.columns // 2), FP4), "scale": ((self.rows, self.columns // 16), E4M3)}
+        if self.end in BLOCKS:
+            block, element, scale = BLOCKS[self.end]
+            made |= {"out": ((self.rows, self.columns * element.bits // 8), element)}
+            made |= {"scale": ((self.rows, self.columns // block), scale)}
         pack = {name: torch.empty(shape, dtype=TORCH[dtype], device=device) for name, (shape, dtype) in made.items()}
         for t in pack.values():
             t.view(torch.uint8).fill_(0xA5)
@@ -155,7 +157,8 @@ def hold(case: Case, pack: dict[str, torch.Tensor], outputs: dict[str, torch.Ten
         np.testing.assert_array_equal(outputs["scale"].cpu().numpy(), scale)
         want = oracle.fp8(values * (np.float32(1) / scale), "e4m3")
     else:
-        want, scales = oracle.mxfp8(values, "e4m3") if case.end == "mxfp8" else oracle.nvfp4(values)
+        quantizers = {"mxfp8": lambda y: oracle.mxfp8(y, "e4m3"), "mxfp4": oracle.mxfp4, "nvfp4": oracle.nvfp4}
+        want, scales = quantizers[case.end](values)
         np.testing.assert_array_equal(outputs["scale"].cpu().view(torch.uint8).numpy(), scales)
     np.testing.assert_array_equal(out.view(torch.uint8).numpy(), want)
 

@@ -41,6 +41,40 @@ def test_keys(built, how):
     assert (values["out"].double() - CASE.exact(values)["out"]).abs().max() < 0.05
 
 
+def test_an_optional_tensor_that_is_none_is_no_key(built):
+    """As cuDNN's scripts write packs for graphs with and without a bias; again and again, and bound."""
+    values = pack()
+    for _ in range(3):
+        values["out"].fill_(0)
+        built.execute({None: bf16(1), **values})
+        assert (values["out"].double() - CASE.exact(values)["out"]).abs().max() < 0.05
+    values["out"].fill_(0)
+    built.bind({**values, None: None})()
+    assert (values["out"].double() - CASE.exact(values)["out"]).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])
+def test_fp4_into_a_row_of_bytes(device):
+    """As the cuDNN frontend's sample for RMSNorm and SiLU allocates it: N * C / 2 bytes for [N, C, 1, 1]."""
+    case = Norm(rows=24, columns=64, output=FP4)
+    n, c = case.rows, case.columns
+    given, outs = case.inputs(), []
+    for shape in ((n * c // 2,), (n, c // 2, 1, 1)):
+        g = graphs.new(device=device)
+        x, w = g.tensor([n, c, 1, 1], data_type=BF16), g.tensor([1, c, 1, 1], data_type=BF16)
+        y = g.rmsnorm(x, w, 1e-5, norm_forward_phase=graphfuse.norm_forward_phase.INFERENCE)[0]
+        z = g.swish(y).set_output().set_data_type(FP4)
+        g.build([heur_mode.OPENSOURCE if device == "emulator" else heur_mode.A])
+        outs.append(torch.full(shape, UNTOUCHED, dtype=torch.uint8))
+        values = {x: given["x"].view(n, c, 1, 1), w: given["weight"].view(1, c, 1, 1), z: outs[-1]}
+        workspace = graphs.workspace(g.get_workspace_size())
+        for _ in range(2):  # the second is compared with the first
+            g.execute(values, workspace)
+    assert torch.equal(outs[0], outs[1].view(-1))
+    scales = workspace[256 : 256 + n * c // 16].view(n, c // 16)
+    graphs.hold(Norm(n, c, output=FP4, blocks=True), given, {"out": outs[0].view(n, c // 2), "block_scale": scales})
+
+
 class Exported:
     """Nothing but DLPack."""
 

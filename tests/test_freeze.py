@@ -84,6 +84,7 @@ def test_what_a_frozen_node_says_beyond_its_attributes():
     one, other, reduction = g._ir.nodes
     assert (one.attribute("axis"), one.attribute("element_type")) == (1, E4M3)
     assert (other.attribute("axis"), other.attribute("element_type")) == (1, data_type.FP8_E5M2)
+    assert {node.attribute("scale_type") for node in (one, other)} == {data_type.FP8_E8M0}
     assert reduction.attribute("axes") == (1, 2)
     types = [t.get_data_type() for t in (y, scale, wide, wide_scale)]
     assert types == [E4M3, data_type.FP8_E8M0, E5M2, data_type.FP8_E8M0]
@@ -160,11 +161,22 @@ REFUSED = {
     "rank": (lambda g: g.add(g.tensor([2, 3]), g.tensor([3])).set_output(), r"add.0.*one rank"),
     "output dim": (lambda g: g.relu(g.tensor([2, 3])).set_output().set_dim([3, 2]), r"relu.0.*\[3, 2\].*\[2, 3\]"),
     "scale shape": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 7])), r"rmsnorm.0.*scale.*\[1, 7\]"),
-    "scale rank": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([8])), r"rmsnorm.0.*rank"),
+    "scale rank": (
+        lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 1, 8])),
+        r"rmsnorm.0.*scale must have the rank of input \[4, 8\], or a lower one for input's last axes.*got \[1, 1, 8\]",
+    ),
+    "scale of lower rank": (
+        lambda g: norm(g, g.tensor([4, 8, 1]), g.tensor([8])),
+        r"scale must have the rank.*last axes.*got \[8\]",
+    ),
+    "bias rank": (
+        lambda g: norm(g, g.tensor([4, 8]), g.tensor([8]), bias=g.tensor([1, 1, 8])),
+        r"bias must have scale's shape \[1, 8\], leading extents of 1 aside, got \[1, 1, 8\]",
+    ),
     "bias shape": (lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), bias=g.tensor([1, 1])), r"bias.*\[1, 8\]"),
     "epsilon": (
         lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), g.tensor([1, 8])),
-        "epsilon must have one element",
+        "epsilon must have one element.*by position: input, scale, epsilon, bias.*cuDNN's order differs: give keywords",
     ),
     "phase": (
         lambda g: norm(g, g.tensor([4, 8]), g.tensor([1, 8]), phase=norm_forward_phase.NOT_SET),
@@ -173,7 +185,7 @@ REFUSED = {
     "no columns": (lambda g: norm(g, g.tensor([4, 0]), g.tensor([1, 0])), r"no elements"),
     "bias without scale": (
         lambda g: norm(g, g.tensor([4, 8]), None, bias=g.tensor([4, 8])),
-        r"bias.*last axis.*\[1, 8\], got \[4, 8\]",
+        r"bias.*last axis.*\[1, 8\], leading extents of 1 aside, got \[4, 8\]",
     ),
     "no columns without scale": (lambda g: norm(g, g.tensor([4, 0]), None), r"no elements"),
     "block": (lambda g: quantize(g, g.tensor([4, 16]), block_size=8), r"block_size 8.*16, 32"),
@@ -210,8 +222,11 @@ REFUSED = {
         "two elements",
     ),
     "rank 9": (lambda g: g.relu(g.tensor([1] * 9)).set_output(), "1 to 8 dimensions"),
-    "scale type": (lambda g: typed(g, "scale", data_type.FP8_E5M2), "quantize.0'.*scale.*E5M2; accepted: FP8_E4M3$"),
-    "scale float": (lambda g: typed(g, "scale", FLOAT), "quantize.0'.*scale.*FLOAT; accepted: FP8_E4M3$"),
+    "scale type": (
+        lambda g: typed(g, "scale", data_type.FP8_E5M2),
+        "quantize.0'.*scale.*E5M2; accepted: FP8_E4M3, FP8_E8M0$",
+    ),
+    "scale float": (lambda g: typed(g, "scale", FLOAT), "quantize.0'.*scale.*FLOAT; accepted: FP8_E4M3, FP8_E8M0$"),
     "element type": (lambda g: typed(g, "Y", data_type.INT8), "quantize.0'.*Y.*INT8; accepted: FP4_E2M1$"),
     "reordered input": (
         lambda g: g.relu(g.tensor([4, 4], name="s", reordering_type=F8_128x4)).set_output(),
@@ -219,7 +234,7 @@ REFUSED = {
     ),
     "reordered result": (
         lambda g: g.relu(g.tensor([4, 4])).set_output().set_reordering_type(F8_128x4),
-        "relu.0::output.*is reordered; accepted: scales",
+        "relu.0::OUT_0.*is reordered; accepted: scales",
     ),
     "reordered elements": (lambda g: reordered(g, 0), "Y.*is reordered; accepted: scales"),
     "reordered and virtual": (
@@ -237,7 +252,7 @@ REFUSED = {
     ),
     "wide element type": (
         lambda g: typed(g, "Y", HALF, 32),
-        "quantize.0'.*Y.*HALF; accepted: FP8_E4M3, FP8_E5M2$",
+        "quantize.0'.*Y.*HALF; accepted: FP8_E4M3, FP8_E5M2, FP4_E2M1$",
     ),
     "wide scale type": (lambda g: typed(g, "scale", E4M3, 32), "scale.*FP8_E4M3; accepted: FP8_E8M0$"),
     "e8m0": (

@@ -7,6 +7,7 @@ import torch
 
 import graphfuse
 import graphs
+import oracle
 from graphfuse import (
     GraphNotSupportedError,
     GraphStateError,
@@ -29,7 +30,6 @@ STEPS = {
 
 # What a method needs to have run: the last of the steps above.
 NEEDS = {
-    "build_operation_graph": (STEPS["build_operation_graph"], "validate"),
     "key": (lambda g: g.key(), "validate"),
     "create_execution_plans": (STEPS["create_execution_plans"], "build_operation_graph"),
     "create_execution_plan": (lambda g: g.create_execution_plan("reference"), "build_operation_graph"),
@@ -103,7 +103,24 @@ WRONG = [
     (lambda g, t: g.relu(t, colour=1), TypeError, "colour"),
     (lambda g, t: g.create_execution_plans("A"), GraphTypeError, "heur_mode"),
     (lambda g, t: g.create_execution_plans([]), GraphTypeError, "heur_mode"),
-    (lambda g, t: g.build_plans("all"), GraphTypeError, "build_plan_policy"),
+    (lambda g, t: g.build_plans("all"), GraphTypeError, "build_plans: policy must be a build_plan_policy, got 'all'"),
+    (
+        lambda g, t: g.build([heur_mode.A], "all"),
+        GraphTypeError,
+        "build: policy must be a build_plan_policy, got 'all'",
+    ),
+    (lambda g, t: g.tensor([1], uid=-2), GraphTypeError, "uid must be an int >= 0, got -2"),
+    (lambda g, t: g.tensor([1], uid=-1.0), GraphTypeError, "uid must be an int >= 0, got -1.0"),
+    (
+        lambda g, t: g.rmsnorm(norm_forward_phase.INFERENCE, t, t, None, 1e-5),
+        GraphTypeError,
+        "norm_forward_phase must be .*got 1e-05; by position: input, scale, epsilon, bias.*cuDNN's order differs",
+    ),
+    (
+        lambda g, t: g.rmsnorm(t, t, None, 1e-5, norm_forward_phase.INFERENCE),
+        GraphTypeError,
+        "epsilon must be a tensor.*got None; by position: input, scale, epsilon, bias",
+    ),
     (lambda g, t: g.deselect_engines("reference"), GraphTypeError, "deselect_engines: give a list"),
     (lambda g, t: g.deselect_engines(5), GraphTypeError, "deselect_engines: give a list, got 5"),
     (lambda g, t: g.relu(t, compute_data_type="float7"), GraphTypeError, "node 'relu.0'.*compute_data_type.*float7"),
@@ -268,3 +285,135 @@ def test_a_default_name_gives_way_to_the_users():
     for name in ("relu.1", "", "relu.5", "", "", ""):
         x = g.relu(x, name=name)
     assert [node.name for node in g.nodes] == ["relu.1", "relu.2", "relu.5", "relu.3", "relu.4", "relu.6"]
+
+
+def test_build_operation_graph_validates_what_was_not():
+    g, case = Norm().graph(), Norm()
+    for step in list(STEPS)[1:]:
+        STEPS[step](g)
+    pack, outputs = case.inputs(), case.outputs()
+    g.execute(pack | outputs)
+    graphs.hold(case, pack, outputs)
+
+
+def test_build_operation_graph_refuses_what_validate_does():
+    g = graphs.new()
+    g.relu(g.tensor([2]))
+    with pytest.raises(GraphValidationError, match="no output"):
+        g.build_operation_graph()
+    with pytest.raises(GraphStateError, match="call build_operation_graph"):
+        g.create_execution_plans()
+
+
+def test_there_are_no_plans_before_there_are_any():
+    g = Norm().graph()
+    assert g.get_execution_plan_count() == 0
+    g.build_operation_graph()
+    assert g.get_execution_plan_count() == 0
+    g.create_execution_plans([heur_mode.FALLBACK])
+    assert g.get_execution_plan_count() == 1
+    g.tensor([1])  # a change undoes the steps
+    assert g.get_execution_plan_count() == 0
+
+
+def test_build_takes_a_policy():
+    g, case = Norm().graph(), Norm()
+    g.build([heur_mode.FALLBACK, heur_mode.A], build_plan_policy.ALL)
+    for index in range(g.get_execution_plan_count()):
+        g.execute_plan_at_index(case.inputs() | case.outputs(), None, index)
+
+
+def test_outputs_have_cudnns_names():
+    g = graphs.new()
+    x, w, loss = g.tensor([4, 32]), g.tensor([1, 32]), g.tensor([4, 32])
+    y, inverse = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
+    made = {
+        "rmsnorm.0": (y, inverse),
+        "back": g.rmsnorm_backward(loss, x, w, inverse, has_dbias=True, name="back"),
+        "swish.0": [g.swish(y)],
+        "sum": [g.add(x, x, name="sum")],
+        "reduction.0": [g.reduction(y)],
+        "block_scale_quantize.0": g.block_scale_quantize(y),
+    }
+    assert {node: [t.get_name() for t in outputs] for node, outputs in made.items()} == {
+        "rmsnorm.0": ["rmsnorm.0::Y", "rmsnorm.0::INV_VARIANCE"],
+        "back": ["back::DX", "back::Dscale", "back::Dbias"],
+        "swish.0": ["swish.0::OUT_0"],
+        "sum": ["sum::OUT_0"],
+        "reduction.0": ["reduction.0::OUT_0"],
+        "block_scale_quantize.0": ["block_scale_quantize.0::Y", "block_scale_quantize.0::scale"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (lambda g, x: g.swish(x, None), lambda g, x: g.swish(x)),
+        (lambda g, x: g.relu(x, None, None, None), lambda g, x: g.relu(x)),
+        (lambda g, x: g.relu(x, 0.25, None, 2.0), lambda g, x: g.relu(x, negative_slope=0.25, upper_clip=2.0)),
+        (lambda g, x: g.swish_backward(x, x, swish_beta=None), lambda g, x: g.swish_backward(x, x)),
+        (lambda g, x: g.reduction(x, None), lambda g, x: g.reduction(x)),
+        (lambda g, x: g.tensor([2, 32], uid=-1) and g.tanh(x), lambda g, x: g.tensor([2, 32]) and g.tanh(x)),
+    ],
+)
+def test_cudnns_word_for_what_is_not_set(given, meant):
+    def made(call):
+        g = graphs.new()
+        call(g, g.tensor([2, 32])).set_output()
+        g.validate()
+        return g
+
+    assert str(made(given)) == str(made(meant)) and made(given).key() == made(meant).key()
+
+
+TYPES_OF_STATISTICS = {
+    "output": ({"io_data_type": graphs.BF16, "intermediate_data_type": graphs.HALF}, True, graphs.BF16),
+    "virtual": ({"io_data_type": graphs.BF16, "intermediate_data_type": graphs.HALF}, False, graphs.HALF),
+}
+
+
+@pytest.mark.parametrize(("types", "output", "want"), TYPES_OF_STATISTICS.values(), ids=TYPES_OF_STATISTICS)
+def test_statistics_have_the_graphs_types(types, output, want):
+    """As every tensor whose type is not set, so that a graph for cuDNN takes the same buffers here."""
+    g = graphfuse.pygraph(**types)
+    x, w = g.tensor([4, 8]), g.tensor([1, 8])
+    y, inverse = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
+    y.set_output()
+    inverse.set_output(output)
+    back = graphfuse.pygraph(**types)
+    stored = back.tensor([4, 1])
+    made = back.rmsnorm_backward(*(back.tensor(t.get_dim()) for t in (x, x, w)), stored, has_dbias=True)
+    for t in made:
+        t.set_output(output)
+    made[0].set_output()
+    g.validate(), back.validate()
+    assert inverse.get_data_type() is want
+    assert [t.get_data_type() for t in made[1:]] == [want, want]
+    assert stored.get_data_type() is graphs.BF16
+
+
+def test_statistics_without_any_type_are_named():
+    g = graphfuse.pygraph()
+    x, w = (g.tensor(dim, data_type=graphs.BF16) for dim in ([4, 8], [1, 8]))
+    y, inverse = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING, name="RMS")
+    y.set_output().set_data_type(graphs.BF16)
+    with pytest.raises(GraphValidationError, match="'RMS::INV_VARIANCE' has no data type.*intermediate_data_type"):
+        g.validate()
+    inverse.set_output()
+    with pytest.raises(GraphValidationError, match="'RMS::INV_VARIANCE' has no data type.*io_data_type"):
+        g.validate()
+    inverse.set_data_type(graphs.FLOAT)
+    g.validate()
+
+
+def test_rounded_statistics_are_computed():
+    """inv_variance stored in the graph's bfloat16; the norm itself does not see the rounding."""
+    g = graphs.new(io_data_type=graphs.BF16)
+    x, w = g.tensor([6, 32], name="x"), g.tensor([32], name="w")
+    y, inverse = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
+    y.set_output().set_name("y"), inverse.set_output().set_name("inverse")
+    pack = {"x": torch.randn(6, 32).bfloat16(), "w": torch.randn(32).bfloat16()}
+    got = {"y": torch.empty(6, 32).bfloat16(), "inverse": torch.empty(6, 1).bfloat16()}
+    graphs.run(g, pack | got)
+    for name, want in zip(got, oracle.rmsnorm(pack["x"], pack["w"], 1e-5), strict=True):
+        assert (oracle.ulps(got[name], oracle.rounded(want, torch.bfloat16)) <= 1).all()

@@ -66,7 +66,7 @@ def read_again(g):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (two_outputs, "relu.0::output.*relu.1::output.*block_scale_quantize"),
+        (two_outputs, "relu.0::OUT_0.*relu.1::OUT_0.*block_scale_quantize"),
         (narrow, "multiple of 16"),
         (read_again, "read by another node"),
     ],

@@ -46,6 +46,21 @@ def test_e8m0_search_equals_the_bits():
     ]
 
 
+@pytest.mark.parametrize("size", [16, 32])
+def test_mxfp4_search_equals_ml_dtypes(size):
+    blocks = blocks_of(64)
+    codes, scales = oracle.mxfp4(blocks, size)
+    searched, searched_scales = oracle.mxfp4_search(torch.from_numpy(blocks), size)
+    assert (searched_scales.numpy() == scales).all()
+    assert (searched.numpy() == codes).all()
+    assert scales[200, 0] == 255 and (codes[200, : size // 2] == 0x77).all()
+    assert scales[201, 20 // size] == 254 and codes[201, 10] & 15 == 7
+    # Rounding the scale up, nothing saturates: off by half of the widest gap at most, which is the scale.
+    one = oracle.from_mxfp4(torch.full_like(searched, 0x22), searched_scales)
+    error = (oracle.from_mxfp4(searched, searched_scales) - torch.from_numpy(blocks).double()).abs()
+    assert (error[:200] <= one[:200] * (1 + 2e-6)).all()
+
+
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 def test_mxfp8_search_equals_ml_dtypes(name):
     blocks = blocks_of(64)

@@ -193,6 +193,33 @@ def test_mxfp8_is_the_quantizer_of_the_float32_values(name):
     assert (error <= torch.maximum(gap, smallest)).all()
 
 
+@pytest.mark.parametrize("size", [16, 32])
+def test_fp4_with_scales_that_are_powers_of_two(size):
+    values = torch.randn(40, 96) * 10.0 ** torch.randint(-6, 6, (40, 1))
+    values[0], values[1, 3], values[2, 40], values[3], values[4] = 0, float("nan"), -float("inf"), 1e-44, 1e-37
+    g = graphs.new()
+    y, scale = g.block_scale_quantize(g.tensor([40, 96], name="x"), block_size=size)
+    y.set_output().set_name("y").set_data_type(FP4)
+    scale.set_output().set_name("scale").set_data_type(data_type.FP8_E8M0)
+    codes, scales = torch.empty(40, 48, dtype=torch.uint8), torch.empty(40, 96 // size, dtype=torch.uint8)
+    graphs.run(g, {"x": values, "y": codes, "scale": scales})
+    want, want_scales = oracle.mxfp4(values.numpy(), size)
+    assert (scales.numpy() == want_scales).all()
+    assert (codes.numpy() == want).all()
+
+
+def test_scales_without_elements():
+    """And elements without scales: what nobody wants needs no memory."""
+    values = torch.randn(40, 96)
+    codes, scales = (torch.from_numpy(a) for a in oracle.nvfp4(values.numpy()))
+    for port, want in enumerate((codes, scales)):
+        g = graphs.new()
+        g.block_scale_quantize(g.tensor([40, 96], name="x"))[port].set_output().set_name("made")
+        made = torch.empty_like(want)
+        graphs.run(g, {"x": values, "made": made})
+        assert torch.equal(made, want)
+
+
 def test_blocks_along_another_axis():
     values = torch.randn(64, 6) * 10
     g = graphs.new()

@@ -247,7 +247,8 @@ def outputs_of(g, *shapes, **given):
 REFUSED = {
     "grad": (((4, 7), (4, 8), (1, 8), (4, 1)), {}, r"rmsnorm_backward.0.*grad.*\[4, 8\], got \[4, 7\]"),
     "scale": (((4, 8), (4, 8), (1, 7), (4, 1)), {}, r"scale must.*input \[4, 8\].*got \[1, 7\]"),
-    "scale rank": (((4, 8), (4, 8), (8,), (4, 1)), {}, "scale must have the rank"),
+    "scale rank": (((4, 8), (4, 8), (1, 1, 8), (4, 1)), {}, r"scale must have the rank.*got \[1, 1, 8\]"),
+    "scale of lower rank": (((4, 8), (4, 8), (4,), (4, 1)), {}, r"scale must have the rank.*got \[4\]"),
     "inverse": (((4, 8), (4, 8), (1, 8), (4, 8)), {}, r"inv_variance.*axes \[1\], \[4, 1\], got \[4, 8\]"),
     "one inverse": (((4, 8), (4, 8), (1, 8), (1, 1)), {}, r"inv_variance.*\[4, 1\], got \[1, 1\]"),
     "inverse without scale": (((2, 4, 8), (2, 4, 8), None, (2, 1, 1)), {"has_dbias": False}, r"\[2\], \[2, 4, 1\]"),

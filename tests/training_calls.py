@@ -50,13 +50,24 @@ OPERATORS = {
         training.rms_norm_silu_gate, ("x", "gate", "weight"), lambda x, gate, weight: _silu(x, weight) * gate
     ),
     "add_rms_norm": Operator(training.add_rms_norm, ("x", "residual", "weight"), _added),
+    "rms_norm_bias": Operator(
+        lambda x, weight, bias, eps: training.rms_norm(x, weight, eps, bias),
+        ("x", "weight", "bias"),
+        lambda x, weight, bias: norm(x, weight) + bias,
+    ),
+    "add_rms_norm_bias": Operator(
+        lambda x, residual, weight, bias, eps: training.add_rms_norm(x, residual, weight, eps, bias),
+        ("x", "residual", "weight", "bias"),
+        lambda x, residual, weight, bias: (norm(x + residual, weight) + bias, x + residual),
+    ),
     "gemma_rms_norm": Operator(training.gemma_rms_norm, ("x", "weight"), lambda x, weight: norm(x, weight + 1)),
     "gemma_add_rms_norm": Operator(
         training.gemma_add_rms_norm, ("x", "residual", "weight"), lambda x, r, weight: _added(x, r, weight + 1)
     ),
 }
 
-WITHOUT_WEIGHT = [name for name in OPERATORS if not name.startswith("gemma")]
+WITHOUT_WEIGHT = [name for name in OPERATORS if not name.startswith("gemma") and not name.endswith("bias")]
+SCALES = ("weight", "bias")
 
 
 def tensors(name, shape=(5, 64), dtype=torch.float32, weight=None, device="cpu", seed=0, grad=True):
@@ -68,8 +79,8 @@ def tensors(name, shape=(5, 64), dtype=torch.float32, weight=None, device="cpu",
             made[argument] = None
             continue
         kind = dtype.get(argument, dtype["x"]) if isinstance(dtype, dict) else dtype
-        kind = weight or kind if argument == "weight" else kind
-        of = shape[-1:] if argument == "weight" else shape
+        kind = weight or kind if argument in SCALES else kind
+        of = shape[-1:] if argument in SCALES else shape
         values = torch.randn(of, generator=generator, dtype=torch.float64)
         made[argument] = values.to(device, kind).requires_grad_(grad)
     return made
@@ -123,7 +134,8 @@ def operator_checks(name: str, weight=None, device: str = "cpu") -> None:
     passed(packet("_training"), plain := [None if t is None else t.detach() for t in given[:-1]] + [EPS])
     made = packet("_training")(*plain)
     outer = grads(made)
-    x, *others = plain[:-1]
+    read = [t for n, t in zip(OPERATORS[name].tensors, plain, strict=False) if n != "bias"]
+    x, *others = read
     if "residual" in OPERATORS[name].tensors:
         x, others = made[1], others[1:]
     totals = [outer[1]] if "residual" in OPERATORS[name].tensors else []

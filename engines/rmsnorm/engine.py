@@ -27,7 +27,7 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
     """One generated CUDA kernel; rows never enter its source.
 
     Numerics: float32 throughout, unless the graph declares roundings; the row's sum of squares is a fixed
-    binary tree over chunks of 8 elements, the halves of each summed in order. NVFP4
+    binary tree over chunks of 8 elements, the halves of each summed in order. FP4
     elements differ from the value before quantization by at most max(scale, amax - 6 * scale),
     scale and amax being those of the block: half the widest gap of E2M1 (4 to 6), or what
     saturation cuts off where rounding made the scale small. Rounding value * (1 / scale)

@@ -15,7 +15,7 @@ def address(rows: Rows, pointer: Pointer) -> str:
     terms = [f"{axis} * {stride}" for axis, stride in zip(axes, pointer.strides, strict=False)]
     if view.swizzled:
         terms.append(f"gf::ScalesInTiles::row(index, {rows.columns // store.block_size})")
-    elif store and view is store.block_scale:
+    elif store and (view is store.block_scale or store.scales_of is not None):
         terms.append(f"thread / {store.block_size // rows.piece}")
     elif view.columns:
         terms.append(f"thread * {view.dtype.nbytes(rows.piece)}")

@@ -10,6 +10,12 @@ from collections.abc import Iterator
 from graphfuse.codegen import addresses, elements, parameters, per_row, phases, stores, sums
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.rows import Rows
+from graphfuse.rowwise import RowProgram
+
+
+def headers(program: RowProgram) -> Iterator[str]:
+    """Those that the printed text needs beyond what kernel templates include, for use outside of any namespace."""
+    yield from stores.headers(program)
 
 
 def source(rows: Rows) -> str:

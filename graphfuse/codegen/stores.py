@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 from graphfuse.codegen.elements import Elements
 from graphfuse.codegen.rows import Rows, access
+from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
-from graphfuse.rowwise import RowProgram, Store
+from graphfuse.rowwise import RowProgram, Store, View
 
 
 def amaxes(program: RowProgram) -> list[int]:
@@ -28,14 +29,42 @@ def _amax(elements: Elements, number: int, store: Store) -> Iterator[str]:
     yield "    }"
 
 
+def headers(program: RowProgram) -> Iterator[str]:
+    """Those that a program's stores need beyond ``rows.cuh``."""
+    blocks = [store for store in program.stores if store.block_size]
+    if any(_element(store) == _BY_E8M0 for store in blocks):
+        yield "power_of_two_scales.cuh"
+    if any(store.scales_of is not None for store in blocks):
+        yield "scales_alone.cuh"
+
+
+_BY_E8M0 = "gf::e2m1_by_e8m0"
+
+
+def _element(store: Store) -> str:
+    """What quantizes elements: their type, or where the scale's is not the usual one of it a tag for both."""
+    element, scale = (store.view, store.block_scale) if store.scales_of is None else (None, store.view)
+    element = element.dtype if element else store.scales_of
+    by_e8m0 = (element, scale.dtype) == (data_type.FP4_E2M1, data_type.FP8_E8M0)
+    return _BY_E8M0 if by_e8m0 else element.facts.ctype
+
+
+def _scales(view: View, name: str) -> str:
+    return f"gf::{'ScalesInTiles' if view.swizzled else 'ScalesInRow'}{{row.{name}}}"
+
+
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
     rows, ctype, array = elements.rows, store.view.dtype.facts.ctype, elements.array(store.value)
     width = access(store.view, rows.piece)
-    if store.block_size:
-        scales = "gf::ScalesInTiles" if store.block_scale.swizzled else "gf::ScalesInRow"
+    if store.scales_of is not None:
         yield (
-            f"    gf::store_blocks<{ctype}, {store.block_size}, {width}, ROW_WRITES>(row.o{number}, "
-            f"{scales}{{row.b{number}}}, row.thread, at, {array}, inside && row.exists);"
+            f"    gf::store_scales<{_element(store)}, {store.block_size}, ROW_WRITES>("
+            f"{_scales(store.view, f'o{number}')}, row.thread, at, {array}, inside && row.exists);"
+        )
+    elif store.block_size:
+        yield (
+            f"    gf::store_blocks<{_element(store)}, {store.block_size}, {width}, ROW_WRITES>(row.o{number}, "
+            f"{_scales(store.block_scale, f'b{number}')}, row.thread, at, {array}, inside && row.exists);"
         )
     else:
         packed = rows.dtype(store.value) is store.view.dtype

@@ -73,6 +73,12 @@ def columns(name: str) -> Rule:
     return lambda shapes: (shapes[name][-1:],)
 
 
+def columns_or_heads(name: str) -> Rule:
+    """One value for each column of another argument, the same in all rows, or others for each index of the dimension
+    before, as of heads."""
+    return lambda shapes: (shapes[name][-1:], *(shapes[name][-2:] for _ in shapes[name][1:2]))
+
+
 def rows(name: str) -> Rule:
     """One value for each row of another argument."""
     return lambda shapes: ((*shapes[name][:-1], 1),)

@@ -69,7 +69,7 @@ class Call:
 
     @property
     def device(self) -> str:
-        """Where it is planned for: where its tensors are, or for those of the CPU the emulator, if that is asked for."""
+        """Where it is planned for: where its tensors are; of the CPU's on the emulator, if that is asked for."""
         device = str(next(iter(self.layouts.values())).device)
         return str(EMULATOR) if device == "cpu" and settings.device() == str(EMULATOR) else device
 

@@ -1,10 +1,11 @@
-"""RMSNorm stored in blocks with a scale each: NVFP4, and MXFP8."""
+"""RMSNorm stored in blocks with a scale each: NVFP4, MXFP4 and MXFP8."""
 
 from collections.abc import Callable, Mapping
 
 import torch
 
 from graphfuse.dtypes import data_type
+from graphfuse.functional import option
 from graphfuse.functional.argument import FLOAT, FLOATS, FP8, PAIRS, Argument, blocks, like, one, swizzled, types
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
@@ -14,47 +15,70 @@ from graphfuse.tensor import Tensor
 
 _GLOBAL_SCALE = Argument("global_scale", FLOAT, one, optional=True)
 _NORM = Argument("y_out", FLOATS, like("input"), written=True, optional=True)
+_PAIRS = types(data_type.FP4_E2M1, as_bytes=True)
 _ELEMENTS = {
-    16: Argument("y_fp4", types(data_type.FP4_E2M1, as_bytes=True), like("input"), written=True, new=PAIRS),
-    32: Argument(
-        "y_fp4",
-        FP8,
-        like("input"),
-        written=True,
-        note="block_size 32 is MXFP8 and selected by the type; MXFP4 is not supported",
-    ),
+    16: Argument("y_fp4", _PAIRS, like("input"), written=True, new=PAIRS),
+    32: Argument("y_fp4", _PAIRS | FP8, like("input"), written=True, new=PAIRS),
 }
 _SCALES = {
-    16: (types(data_type.FP8_E4M3, as_bytes=True), torch.float8_e4m3fn),
-    32: (types(data_type.FP8_E8M0, as_bytes=True), torch.uint8),  # FlashInfer's for E8M0
+    "e4m3": (types(data_type.FP8_E4M3, as_bytes=True), torch.float8_e4m3fn),
+    "ue8m0": (types(data_type.FP8_E8M0, as_bytes=True), torch.uint8),  # FlashInfer's for E8M0
 }
-_FORMATS = {(16, None): 16, (16, "e4m3"): 16, (32, None): 32, (32, "ue8m0"): 32}
-_CHOSEN_BY = ("block_size", "scale_format", "is_sf_swizzled_layout")
+_FORMATS = {
+    (16, None): (16, "e4m3"),
+    (16, "e4m3"): (16, "e4m3"),
+    (16, "ue8m0"): (16, "ue8m0"),
+    (32, None): (32, "ue8m0"),
+    (32, "ue8m0"): (32, "ue8m0"),
+}
+_FORMAT = ("block_size", "scale_format")
 
 
-def _variant(draw: Callable[[Drawing], Tensor], size: int, tiles: bool, before: tuple, after: tuple) -> Variant:
+def _variant(
+    draw: Callable[[Drawing], Tensor], size: int, format: str, tiles: Mapping[str, bool], before: tuple, after: tuple
+) -> Variant:
+    """tiles: the arguments that get the scales, and whether in tiles."""
+
     def quantize(d: Drawing) -> None:
         y = draw(d)
         if "y_out" in d:
             d.store("y_out", d.graph.identity(y))  # an output that is read would be read as stored
         if "global_scale" in d:
             y = d.graph.mul(y, d["global_scale"])
-        values, scales = d.graph.block_scale_quantize(y, block_size=size, axis=d.rank - 1)
-        d.store("y_fp4", values)
-        d.store("block_scale", scales, swizzled=tiles)
+        elements = d.layouts["y_fp4"].stored
+        for number, (name, in_tiles) in enumerate(tiles.items()):
+            values, scales = d.graph.block_scale_quantize(y, block_size=size, axis=d.rank - 1)
+            if number == 0:
+                d.store("y_fp4", values)
+            else:  # the same scales again, of elements that nobody reads
+                values.set_data_type(elements)
+            d.store(name, scales, swizzled=in_tiles)
 
     shape = blocks("input", size)
-    accepted, new = _SCALES[size]
-    scale = Argument("block_scale", accepted, swizzled(shape) if tiles else shape, written=True, new=new)
-    return Variant((INPUT, *before, WEIGHT, _ELEMENTS[size], scale, _GLOBAL_SCALE, *after), quantize)
+    accepted, new = _SCALES[format]
+    scales = (
+        Argument(name, accepted, swizzled(shape) if in_tiles else shape, written=True, new=new)
+        for name, in_tiles in tiles.items()
+    )
+    return Variant((INPUT, *before, WEIGHT, _ELEMENTS[size], *scales, _GLOBAL_SCALE, *after), quantize)
 
 
 def _variants(draw: Callable[[Drawing], Tensor], before: tuple = (), after: tuple = ()) -> Mapping[tuple, Variant]:
-    made = {(size, tiles): _variant(draw, size, tiles, before, after) for size in (16, 32) for tiles in (False, True)}
-    return {(*chosen, tiles): made[size, tiles] for chosen, size in _FORMATS.items() for tiles in (False, True)}
+    made = {
+        (size, format, tiles): _variant(draw, size, format, {"block_scale": tiles}, before, after)
+        for size, format in set(_FORMATS.values())
+        for tiles in (False, True)
+    }
+    return {(*chosen, tiles): made[(*format, tiles)] for chosen, format in _FORMATS.items() for tiles in (False, True)}
 
 
-@function(_variants(plain), "y_fp4", "block_scale", chosen_by=_CHOSEN_BY)
+def _both_layouts(draw: Callable[[Drawing], Tensor], before: tuple, after: tuple) -> Mapping[tuple, Variant]:
+    tiles = {"block_scale": True, "block_scale_unswizzled": False}
+    made = {format: _variant(draw, *format, tiles, before, after) for format in set(_FORMATS.values())}
+    return {chosen: made[format] for chosen, format in _FORMATS.items()}
+
+
+@function(_variants(plain), "y_fp4", "block_scale", chosen_by=(*_FORMAT, "is_sf_swizzled_layout"))
 def rmsnorm_fp4quant(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor,
@@ -69,12 +93,13 @@ def rmsnorm_fp4quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm(input, weight, eps) * global_scale in blocks along the last dimension, each with a scale of its own.
 
-    block_size 16, scale_format None or "e4m3": NVFP4. y_fp4: float4_e2m1fn_x2 or uint8, (..., hidden / 2), two
-    elements a byte, the even one low; block_scale: float8_e4m3fn or uint8. Both are allocated if None.
-    block_size 32, scale_format None or "ue8m0": MXFP8, not FlashInfer's MXFP4, which is refused. y_fp4 must be
-    given: float8_e4m3fn or float8_e5m2, of input's shape; block_scale: uint8 (allocated if None) or
-    float8_e8m0fnu. hidden is a multiple of block_size. How scales and elements are found:
-    ``pygraph.block_scale_quantize``.
+    y_fp4: float4_e2m1fn_x2 or uint8, (..., hidden / 2), two elements a byte, the even one low. block_scale: by
+    scale_format "e4m3" float8_e4m3fn or uint8, by "ue8m0" uint8 or float8_e8m0fnu. Both are allocated if None, as
+    the first of their types. hidden is a multiple of block_size.
+
+    block_size 16: NVFP4 with scale_format "e4m3" or None; "ue8m0" has powers of two instead.
+    block_size 32, scale_format "ue8m0" or None: MXFP4, or MXFP8 where a y_fp4 of input's shape in float8_e4m3fn or
+    float8_e5m2 is given. How scales and elements are found: ``pygraph.block_scale_quantize``.
 
     global_scale: float32, (1,) or (), by which values are multiplied before their blocks are looked at (FlashInfer's
     documentation says divided; its kernels multiply, too).
@@ -86,7 +111,54 @@ def rmsnorm_fp4quant(
     """
 
 
-@function(_variants(added, (RESIDUAL,), (_NORM,)), "y_fp4", "block_scale", chosen_by=_CHOSEN_BY)
+@function(
+    _variants(added, (RESIDUAL,), (_NORM,)), "y_fp4", "block_scale", chosen_by=(*_FORMAT, "is_sf_swizzled_layout")
+)
+def add_rmsnorm_fp4quant(
+    input: torch.Tensor,  # noqa: A002
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    y_fp4: torch.Tensor | None = None,
+    block_scale: torch.Tensor | None = None,
+    global_scale: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    is_sf_swizzled_layout: bool = False,
+    enable_pdl: bool | None = None,
+    y_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales in one layout."""
+
+
+@function(
+    _both_layouts(added, (RESIDUAL,), (_NORM,)),
+    "y_fp4",
+    "block_scale",
+    "block_scale_unswizzled",
+    chosen_by=_FORMAT,
+)
+def add_rmsnorm_fp4quant_both_layouts(
+    input: torch.Tensor,  # noqa: A002
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    y_fp4: torch.Tensor | None = None,
+    block_scale: torch.Tensor | None = None,
+    global_scale: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    block_scale_unswizzled: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+    y_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scales in both layouts."""
+
+
+# Two operators of torch, each with one number of results, and FlashInfer's one function.
+_one_layout, _two_layouts = add_rmsnorm_fp4quant, add_rmsnorm_fp4quant_both_layouts
+
+
 def add_rmsnorm_fp4quant(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -102,11 +174,23 @@ def add_rmsnorm_fp4quant(
     block_scale_unswizzled: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
     y_out: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """residual becomes input + residual, as in ``fused_add_rmsnorm``, but input is only read; the norm of that sum
     is quantized as by ``rmsnorm_fp4quant``.
 
     y_out: gets the norm itself, before global_scale; of input's shape, bfloat16, float16 or float32.
-    output_both_sf_layouts and block_scale_unswizzled: scales are written in one layout; only False and None
-    are accepted. Returns (y_fp4, block_scale).
+    output_both_sf_layouts: block_scale gets the scales in tiles, whatever is_sf_swizzled_layout says, and
+    block_scale_unswizzled gets them as (..., hidden / block_size), any strides, of block_scale's types; allocated if
+    None. It is ignored without the option.
+
+    Returns (y_fp4, block_scale), with output_both_sf_layouts (y_fp4, block_scale, block_scale_unswizzled).
     """
+    if output_both_sf_layouts is False:
+        tensors = input, residual, weight, y_fp4, block_scale, global_scale
+        return _one_layout(*tensors, eps, block_size, scale_format, is_sf_swizzled_layout, enable_pdl, y_out)
+    option.check({"output_both_sf_layouts": output_both_sf_layouts, "is_sf_swizzled_layout": is_sf_swizzled_layout})
+    tensors = input, residual, weight, y_fp4, block_scale, global_scale
+    return _two_layouts(*tensors, eps, block_size, scale_format, block_scale_unswizzled, enable_pdl, y_out)
+
+
+add_rmsnorm_fp4quant.problems = _one_layout.problems

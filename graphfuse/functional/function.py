@@ -54,22 +54,6 @@ def define(f: Function) -> Callable[..., object]:
 
 _TEXT = """
 def call({parameters}):
-    if compiling() or tracing():
-        # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
-        return run({others}) if {usual} else dispatched({parameters})
-    try:
-        # What tells problems apart; whether a call is like the first one of its problem, the problem tells.
-        key = ({key})
-        short = problems.get(key)
-    except (AttributeError, RuntimeError, TypeError):  # of what is no tensor, or has no strides
-        key = short = None
-    result = declined if short is None else short({parameters})
-    return first(key, {parameters}) if result is declined else result
-"""
-
-
-_TEXT = """
-def call({parameters}):
     if compiling():
         # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
         return run({others}) if {usual} else dispatched({parameters})

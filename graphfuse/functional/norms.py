@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from graphfuse.functional.argument import FLOATS, FORMATS, Argument, columns, like, type_of
+from graphfuse.enums import norm_forward_phase
+from graphfuse.functional.argument import FLOATS, FORMATS, Argument, columns, columns_or_heads, like, type_of
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
@@ -12,8 +13,22 @@ from graphfuse.tensor import Tensor
 
 INPUT = Argument("input", FLOATS)
 WEIGHT = Argument("weight", FLOATS, columns("input"))
+WEIGHTS = Argument("weight", FLOATS, columns_or_heads("input"))
+BIAS = Argument("bias", FLOATS, like("weight"), optional=True)
 RESIDUAL = Argument("residual", FLOATS, like("input"), written=True)
 OUT = Argument("out", FORMATS, like("input"), written=True, new=type_of("input"))
+
+
+def of_heads(d: Drawing, x: Tensor, weight: str = "weight") -> Tensor:
+    """The norm of x times a weight for each column, or one for each head and column, and plus a bias of its shape
+    where one is given."""
+    bias = d["bias"] if "bias" in d else None
+    if len(d.layouts[weight].shape) == 1:
+        phase = norm_forward_phase.INFERENCE
+        return d.graph.rmsnorm(x, d[weight], d.number("eps"), bias, norm_forward_phase=phase)[0]
+    # The axes along which a scale varies would be normalized together.
+    y = d.graph.mul(d.norm(x, None), d[weight])
+    return y if bias is None else d.graph.add(y, bias)
 
 
 def plain(d: Drawing) -> Tensor:
@@ -40,15 +55,15 @@ def _sum(d: Drawing) -> Tensor:
     return total
 
 
-def _norm(draw: Callable[[Drawing], Tensor]) -> Variant:
-    return Variant((INPUT, WEIGHT, OUT), lambda d: d.store("out", draw(d)))
+def _norm(draw: Callable[[Drawing], Tensor], *scales: Argument) -> Variant:
+    return Variant((INPUT, *scales, OUT), lambda d: d.store("out", draw(d)))
 
 
-def _in_place(draw: Callable[[Drawing], Tensor]) -> Variant:
+def _in_place(draw: Callable[[Drawing], Tensor], *scales: Argument) -> Variant:
     arguments = (
         Argument("input", FLOATS, written=True),
         RESIDUAL,
-        WEIGHT,
+        *scales,
         Argument("out", FORMATS, like("input"), written=True, optional=True),
     )
     return Variant(arguments, lambda d: d.store("out" if "out" in d else "input", draw(d)))
@@ -56,15 +71,15 @@ def _in_place(draw: Callable[[Drawing], Tensor]) -> Variant:
 
 def _draw_qk(d: Drawing) -> None:
     for name in ("q", "k"):
-        d.store(f"{name}_out", d.norm(d[name], d[f"{name}_weight"]))
+        d.store(f"{name}_out", of_heads(d, d[name], f"{name}_weight"))
 
 
 _QK = Variant(
     (
         Argument("q", FLOATS),
         Argument("k", FLOATS, lambda s: ((*s["q"][:-2], *s["k"][-2:-1], s["q"][-1]),), free=True),
-        Argument("q_weight", FLOATS, columns("q")),
-        Argument("k_weight", FLOATS, columns("k")),
+        Argument("q_weight", FLOATS, columns_or_heads("q")),
+        Argument("k_weight", FLOATS, columns_or_heads("k")),
         Argument("q_out", FORMATS, like("q"), written=True, new=type_of("q")),
         Argument("k_out", FORMATS, like("k"), written=True, new=type_of("k")),
     ),
@@ -72,19 +87,21 @@ _QK = Variant(
 )
 
 
-@function(_norm(plain), "out")
+@function(_norm(lambda d: of_heads(d, d["input"]), WEIGHTS, BIAS), "out")
 def rmsnorm(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor,
     eps: float = 1e-6,
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """input / sqrt(mean(input^2) + eps) * weight over the last dimension, in float32, rounded once.
+    """input / sqrt(mean(input^2) + eps) * weight (+ bias) over the last dimension, in float32, rounded once.
 
-    input: (..., hidden) of 1 to 8 dimensions, bfloat16, float16 or float32, any strides. weight: (hidden,), of
-    any of these types. out: of input's shape, any strides; of these types, or float8_e4m3fn or float8_e5m2,
-    saturating; it may be input itself where types agree. Default: input's type, newly allocated.
+    input: (..., hidden) of 1 to 8 dimensions, bfloat16, float16 or float32, any strides. weight: (hidden,), or
+    (heads, hidden) for an input of (..., heads, hidden), of any of these types. bias: of weight's shape, any of these
+    types (Quack's, which FlashInfer has not). out: of input's shape, any strides; of these types, or float8_e4m3fn or
+    float8_e5m2, saturating; it may be input itself where types agree. Default: input's type, newly allocated.
     enable_pdl: whether the kernel may begin while the one before it on the stream still runs (programmatic
     dependent launch), which changes no result. None and True: where that is possible, from SM90 on.
 
@@ -94,7 +111,7 @@ def rmsnorm(
     """
 
 
-@function(_norm(_zero_centred), "out")
+@function(_norm(_zero_centred, WEIGHT), "out")
 def gemma_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     weight: torch.Tensor,
@@ -102,10 +119,10 @@ def gemma_rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """As ``rmsnorm``, times weight + 1 instead of weight."""
+    """As ``rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
 
 
-@function(_in_place(added))
+@function(_in_place(lambda d: of_heads(d, _sum(d)), WEIGHTS, BIAS))
 def fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -113,18 +130,19 @@ def fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
     out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """residual becomes input + residual, and input becomes RMSNorm of that sum.
 
     The sum is normalized in float32, unrounded; residual gets it rounded to its type. input, weight, eps,
-    enable_pdl: as for ``rmsnorm``. residual: of input's shape, any strides; bfloat16, float16 or float32.
+    enable_pdl, bias: as for ``rmsnorm``. residual: of input's shape, any strides; bfloat16, float16 or float32.
     out: written instead of input; as for ``rmsnorm``.
 
     Returns None. Errors as of ``rmsnorm``; tensors that are written overlap no other one.
     """
 
 
-@function(_in_place(_added_zero_centred))
+@function(_in_place(_added_zero_centred, WEIGHT))
 def gemma_fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -133,7 +151,7 @@ def gemma_fused_add_rmsnorm(
     enable_pdl: bool | None = None,
     out: torch.Tensor | None = None,
 ) -> None:
-    """As ``fused_add_rmsnorm``, times weight + 1 instead of weight."""
+    """As ``fused_add_rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
 
 
 @function(_QK, "q_out", "k_out")
@@ -150,8 +168,9 @@ def qk_rmsnorm(
     """RMSNorm of each head of queries and keys, one kernel each.
 
     q: (tokens, heads, head_dim), any strides: slices of a packed tensor are read where they are. k: as q, with
-    its own number of heads. q_weight, k_weight: (head_dim,). q_out, k_out: as ``rmsnorm``'s out, of q's and
-    k's shape; they may be q and k themselves. Types, eps, enable_pdl and errors as of ``rmsnorm``.
+    its own number of heads. q_weight, k_weight: (head_dim,), or (heads, head_dim) of q's and k's heads. q_out, k_out:
+    as ``rmsnorm``'s out, of q's and k's shape; they may be q and k themselves. Types, eps, enable_pdl and errors as of
+    ``rmsnorm``.
 
     Returns (q_out, k_out).
     """

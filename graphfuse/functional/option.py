@@ -9,11 +9,11 @@ VALUES: Mapping[str, tuple[object, ...]] = {
     "block_size": (16, 32),
     "scale_format": (None, "e4m3", "ue8m0"),
     "is_sf_swizzled_layout": (False, True),
-    "output_both_sf_layouts": (False,),
-    "block_scale_unswizzled": (None,),
+    "output_both_sf_layouts": (False, True),
     "needs_dx": (False, True),
     "needs_dresidual": (False, True),
     "needs_dweight": (False, True),
+    "needs_dbias": (False, True),
     "needs_dgate": (False, True),
 }
 
@@ -25,12 +25,13 @@ SCHEMA = {
     "needs_dx": "bool",
     "needs_dresidual": "bool",
     "needs_dweight": "bool",
+    "needs_dbias": "bool",
     "needs_dgate": "bool",
 }
 """How torch.library calls their types."""
 
 UNSUPPORTED = frozenset(VALUES) - frozenset(SCHEMA)
-"""Those that are there because FlashInfer has them: they have one value, and operators do without them."""
+"""Those that operators do without."""
 
 
 def check(options: Mapping[str, object]) -> None:

@@ -96,9 +96,10 @@ def _kinds(used: Sequence[Argument], shapes: Mapping[str, Shape], leading: int) 
     few, many = (_sizes(used, shapes, candidate, n) for n in _NUMBERS)
     same = _sizes(used, shapes, candidate, candidate.count)
     kinds: dict[str, Kind] = {}
+    free = {a.name for a in used if a.free}
     for name, shape in shapes.items():
         one, two = few[name], many[name]
-        if one == two == shape:
+        if one == two == shape and name not in free:
             kinds[name] = Kind.FIXED
         elif (one[:1], two[:1]) == ((_NUMBERS[0],), (_NUMBERS[1],)) and (*extents, *one[1:]) == shape:
             kinds[name] = Kind.COUNTED

@@ -22,13 +22,15 @@ class Cost(enum.Enum):
 class Port:
     """An input or output of an op.
 
-    dtype: what an output gets when the user sets none. over_rows: an output that is a sum over all rows, so that
-    nothing of it is known before all of them are done.
+    dtype: what an output gets when the user sets none; None for what the graph says of all tensors. label: what cuDNN
+    calls it in the name that an output has until the user sets one, None where that is `name`. over_rows: an output
+    that is a sum over all rows, so that nothing of it is known before all of them are done.
     """
 
     name: str
     optional: bool = False
     dtype: data_type | None = None
+    label: str | None = None
     over_rows: bool = False
 
 
@@ -56,7 +58,8 @@ class Op:
     broadcast as torch does. cuda: for pointwise ops, a C++ expression of float
     with {port} and {attribute} slots; cost: what that takes; note: how exact it is, where users
     may want to know. commutative: the operands may be swapped. absent(attributes, input ports
-    given): output ports not written.
+    given): output ports not written. order: what errors say about arguments by position, where
+    cuDNN's order differs.
     """
 
     name: str
@@ -73,6 +76,7 @@ class Op:
     absent: Callable[[Attributes, frozenset[str]], frozenset[str]] = lambda attributes, inputs: frozenset()
     stored: Callable[[Attributes], Mapping[str, tuple[data_type, ...]]] = lambda attributes: {}
     frozen: Callable[..., Attributes] = lambda attributes, inputs, outputs: attributes
+    order: str = ""
 
     @property
     def pointwise(self) -> bool:

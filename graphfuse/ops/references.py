@@ -7,7 +7,6 @@ import math
 
 from graphfuse import rounding
 from graphfuse.dtypes import data_type
-from graphfuse.ops.blocks import BLOCKS
 from graphfuse.ops.reductions import REDUCTIONS
 from graphfuse.ops.shapes import rmsnorm_axes
 
@@ -32,7 +31,10 @@ def rmsnorm_backward(t, x, a) -> dict[str, object]:
     out = {"DX": inverse * (scaled - normal * _mean(scaled * normal, axes))}
     if scale is not None:
         rows = tuple(axis for axis in range(grad.dim()) if axis not in axes)
-        out |= {"DScale": _sum(grad * normal, rows), "DBias": _sum(grad, rows)}
+        out |= {
+            "DScale": _sum(grad * normal, rows).reshape(scale.shape),
+            "DBias": _sum(grad, rows).reshape(scale.shape),
+        }
     return out
 
 
@@ -64,7 +66,7 @@ def quantize(t, x, a) -> dict[str, object]:
     amax = blocks.abs().amax(dim=axis + 1)
     # The scale is used as stored, so that a reader multiplying by it gets what was meant.
     scale = amax * t.full_like(amax, element.facts.max).reciprocal()
-    scale = rounding.round_to(t, scale, BLOCKS[a["block_size"]].scale)
+    scale = rounding.round_to(t, scale, a["scale_type"])
     factor = scale.reciprocal().unsqueeze(axis + 1)
     scaled = blocks * factor
     if element is data_type.FP4_E2M1:

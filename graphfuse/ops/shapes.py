@@ -24,33 +24,48 @@ def broadcast(shapes: Mapping[str, Shape], *_) -> dict[str, Shape]:
     return {"output": tuple(out)}
 
 
+def aligned(shape: Shape, rank: int) -> Shape:
+    """`shape` with extents of 1 before it, where it has a lower rank: its axes are the last ones."""
+    return (*(1,) * (rank - len(shape)), *shape)
+
+
 def rmsnorm_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
     """The axes normalized over: those along which the scale varies; without a scale, the last."""
     if scale is None:
         return (len(x) - 1,)
-    return tuple(axis for axis, extent in enumerate(scale) if extent != 1)
+    return tuple(axis for axis, extent in enumerate(aligned(scale, len(x))) if extent != 1)
 
 
 def _normalized_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
-    if scale is not None and (len(scale) != len(x) or any(s not in (1, e) for s, e in zip(scale, x, strict=False))):
-        raise GraphValidationError(
-            f"scale must have the rank of input {list(x)} with each extent 1 or input's, got {list(scale)}"
-        )
+    if scale is not None:
+        extents = aligned(scale, len(x))
+        if len(extents) != len(x) or any(s not in (1, e) for s, e in zip(extents, x, strict=True)):
+            raise GraphValidationError(
+                f"scale must have the rank of input {list(x)}, or a lower one for input's last axes, with each extent "
+                f"1 or input's, got {list(scale)}"
+            )
     axes = rmsnorm_axes(x, scale)
     if any(x[axis] == 0 for axis in axes):
         raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
     return axes
 
 
+RMSNORM_ORDER = "by position: input, scale, epsilon, bias, norm_forward_phase (cuDNN's order differs: give keywords)"
+
+
 def rmsnorm(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     x, scale = shapes["input"], shapes.get("scale")
     axes = _normalized_axes(x, scale)
     row = tuple(e if axis in axes else 1 for axis, e in enumerate(x))
-    if "bias" in shapes and shapes["bias"] != row:
+    if "bias" in shapes and aligned(shapes["bias"], len(x)) != row:
         whose = "the last axis' shape" if scale is None else "scale's shape"
-        raise GraphValidationError(f"bias must have {whose} {list(row)}, got {list(shapes['bias'])}")
+        raise GraphValidationError(
+            f"bias must have {whose} {list(row)}, leading extents of 1 aside, got {list(shapes['bias'])}"
+        )
     if any(e != 1 for e in shapes["epsilon"]):
-        raise GraphValidationError(f"epsilon must have one element, got shape {list(shapes['epsilon'])}")
+        raise GraphValidationError(
+            f"epsilon must have one element, got shape {list(shapes['epsilon'])}; {RMSNORM_ORDER}"
+        )
     if attributes["norm_forward_phase"] is norm_forward_phase.NOT_SET:
         raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
     out = {"Y": x}
@@ -131,13 +146,19 @@ def quantized(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[st
 
 def quantized_stored(attributes: Attributes) -> dict[str, tuple[data_type, ...]]:
     made = BLOCKS[attributes["block_size"]]
-    return {"Y": made.elements, "scale": (made.scale,)}
+    return {"Y": made.elements, "scale": made.scales}
 
 
 def quantized_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    elements, (_, declared) = BLOCKS[attributes["block_size"]].elements, outputs["Y"]
+    made = BLOCKS[attributes["block_size"]]
+
+    def chosen(port: str, accepted: tuple[data_type, ...]) -> data_type:
+        _, declared = outputs[port]
+        return declared if declared in accepted else accepted[0]  # who carries it on may declare any type
+
     return {
         **attributes,
         "axis": quantize_axis(inputs["input"], attributes),
-        "element_type": declared if declared in elements else elements[0],  # who carries Y on may declare any type
+        "element_type": chosen("Y", made.elements),
+        "scale_type": chosen("scale", made.scales),
     }

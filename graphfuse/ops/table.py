@@ -29,7 +29,7 @@ def _pointwise(
         name=name,
         doc=doc,
         inputs=tuple(Port(p) for p in inputs.split()),
-        outputs=(Port("output"),),
+        outputs=(Port("output", label="OUT_0"),),
         infer=shapes.broadcast,
         reference=lambda t, x, a: {"output": reference(t, *x.values(), *a.values())},
         attributes=attributes,
@@ -54,14 +54,16 @@ _TABLE = (
         "inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies\n"
         "(Zhang and Sennrich 2019, equation 4, with epsilon inside the root). Without a scale it is\n"
         "1 and the axis is the last one. bias has the extents of scale: input's along those axes,\n"
-        "1 along others. epsilon, one element, must be given. Returns [Y, inv_variance];\n"
+        "1 along others. Either may have a lower rank than input, whose last axes it then has.\n"
+        "epsilon, one element, must be given. Returns [Y, inv_variance];\n"
         "inv_variance is None in the INFERENCE phase.",
         inputs=(Port("input"), Port("scale", optional=True), Port("epsilon"), Port("bias", optional=True)),
-        outputs=(Port("Y"), Port("inv_variance", optional=True, dtype=data_type.FLOAT)),
+        outputs=(Port("Y"), Port("inv_variance", optional=True, label="INV_VARIANCE")),
         infer=shapes.rmsnorm,
         reference=references.rmsnorm,
         attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
         absent=shapes.rmsnorm_absent,
+        order=shapes.RMSNORM_ORDER,
     ),
     Op(
         "rmsnorm_backward",
@@ -74,8 +76,8 @@ _TABLE = (
         inputs=(Port("grad"), Port("input"), Port("scale", optional=True), Port("inv_variance")),
         outputs=(
             Port("DX"),
-            Port("DScale", optional=True, over_rows=True),
-            Port("DBias", optional=True, over_rows=True),
+            Port("DScale", optional=True, label="Dscale", over_rows=True),
+            Port("DBias", optional=True, label="Dbias", over_rows=True),
         ),
         infer=shapes.rmsnorm_backward,
         reference=references.rmsnorm_backward,
@@ -90,7 +92,7 @@ _TABLE = (
         "NaN stays NaN. The order of sums and products is not specified. Of no elements: 0, 1 for\n"
         "products, +-infinity for MIN and MAX, NaN for AVG. Stored as FLOAT unless set otherwise.",
         inputs=(Port("input"),),
-        outputs=(Port("output", dtype=data_type.FLOAT),),
+        outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
         infer=shapes.reduced,
         frozen=shapes.reduced_axes,
         reference=references.reduction,
@@ -101,12 +103,14 @@ _TABLE = (
         "Block quantization: each block of block_size elements along axis (default: the last one that\n"
         "is not 1) gets the scale max|input| * (1 / largest finite element), rounded to the scale's\n"
         "type, and the elements are input * (1 / scale as stored), inverses and products in float32.\n"
-        "block_size 16, NVFP4: FP4_E2M1 elements, FP8_E4M3 scales. Scales round to nearest even and\n"
-        "saturate; elements round to a multiple of 2^-22 (2^-21 from 2 on, 2^-20 from 4 on), then to\n"
-        "nearest even, and saturate. A block whose scale rounds to zero becomes zeros.\n"
-        "block_size 32, MXFP8: FP8_E4M3 elements, or FP8_E5M2 if set, FP8_E8M0 scales (OCP\n"
-        "Microscaling Formats 1.0). Scales round up to a power of two from 2^-127 to 2^127; elements\n"
-        "round to nearest even and saturate. Returns [Y, scale].",
+        "block_size 16, NVFP4: FP4_E2M1 elements, FP8_E4M3 scales, or FP8_E8M0 if set.\n"
+        "block_size 32, MXFP8 and MXFP4 (OCP Microscaling Formats 1.0): FP8_E4M3 elements, or\n"
+        "FP8_E5M2 or FP4_E2M1 if set, FP8_E8M0 scales.\n"
+        "FP8_E4M3 scales round to nearest even and saturate; a block whose scale rounds to zero becomes\n"
+        "zeros. FP8_E8M0 scales round up to a power of two from 2^-127 to 2^127, as cuDNN's and\n"
+        "FlashInfer's do, so that no element saturates; the conversion that OCP describes rounds down.\n"
+        "Elements round to nearest even and saturate, those of FP4 after rounding to a multiple of\n"
+        "2^-22 (2^-21 from 2 on, 2^-20 from 4 on). Returns [Y, scale].",
         inputs=(Port("input"),),
         outputs=(Port("Y"), Port("scale")),
         infer=shapes.quantized,

@@ -477,9 +477,10 @@ _LARGEST = "3.4028234e38"
 def function(form: Form, names: Mapping[str, object]) -> Callable[..., object]:
     """What runs calls like an earlier one, or answers DECLINED.
 
-    names: store, whose `generation` is that of the call; alike, a guard of the given tensors; stream, of the moment; starts, (start, bytes of workspace) by
-    class of row count, and prepare, which adds one for a number of rows or returns None; empty, which allocates;
-    NAME_type and NAME_extents of new tensors; NAME_kind of options; clash0, clash1... of `clashes`.
+    names: store, whose `generation` is that of the call; alike, a guard of the given tensors; stream, of the moment;
+    starts, (start, bytes of workspace) by class of row count, and prepare, which adds one for a number of rows or
+    returns None; empty, which allocates; NAME_type and NAME_extents of new tensors; NAME_kind of options; clash0,
+    clash1... of `clashes`.
     """
     torch = sys.modules["torch"]
     own = {"declined": DECLINED, "uint8": torch.uint8, "bump": torch_private.increment_version()}

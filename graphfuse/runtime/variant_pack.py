@@ -87,12 +87,14 @@ class Binder:
         """Check a variant pack and return where everything is.
 
         pack: one entry for each tensor of graph.bound. Keys: uid, name, or an object with
-        get_uid(). Values: see ``buffers.describe``, and ``buffers.number`` for tensors passed
-        by value. workspace: a buffer of at least workspace_bytes, None if those are 0.
+        get_uid(); entries under None are skipped. Values: see ``buffers.describe``, and
+        ``buffers.number`` for tensors passed by value. workspace: a buffer of at least
+        workspace_bytes, None if those are 0.
 
         An array has to agree with the tensor in data type, shape (axes of extent 1 aside),
         strides (of axes with more than one position), device and alignment; one for reordered
-        scales may have any shape, if it is dense and large enough. Of an address only the alignment
+        scales may have any shape, if it is dense and large enough, and plain bytes for FP4 or FP8 may be
+        one row of as many as the tensor takes. Of an address only the alignment
         can be checked. A tensor without elements accepts any address.
         Outputs overlap neither inputs nor each other, and nothing overlaps the workspace.
 
@@ -157,6 +159,8 @@ class Binder:
         values: dict[TensorId, object] = {}
         unknown: list[str] = []
         for key, value in pack.items():
+            if key is None:  # an optional tensor that the graph was built without, as cuDNN's scripts write it
+                continue
             tensor = self.find(key, unknown)
             if tensor is None:
                 continue
@@ -227,12 +231,14 @@ def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device, writ
             raise VariantPackTypeError(f"the data type given is {buffer.dtype.name}; accepted: {accepted}")
     if tensor.reordering is not tensor_reordering.NONE:
         _check_reordered(stored, buffer)
+    elif tensor.dtype in _AS_BYTES and _is_flat(stored, buffer):
+        pass
     elif buffer.dim is not None and (buffer.dim != stored.dim or buffer.stride != stored.stride):
         given = Storage(buffer.dim, buffer.stride, stored.itemsize)
         if given.shape != stored.shape:
             raise VariantPackError(
                 f"the shape given is {list(buffer.dim)}; accepted: {list(stored.dim)}{_packing(tensor)}, "
-                "axes of extent 1 aside"
+                f"axes of extent 1 aside{_flat(tensor, stored)}"
             )
         if tensor.elements and given.layout != stored.layout:
             raise VariantPackError(
@@ -243,6 +249,13 @@ def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device, writ
         raise VariantPackError(
             f"the memory given is on {buffer.device}; accepted: {device.memory}, where the graph runs"
         )
+
+
+def _is_flat(stored: Storage, buffer: Buffer) -> bool:
+    """Whether a buffer is nothing but the bytes of a tensor, in the order in which the tensor says they lie."""
+    if buffer.dtype is not data_type.UINT8 or len(buffer.dim) != 1:
+        return False
+    return buffer.dense and buffer.nbytes == stored.nbytes
 
 
 def _check_reordered(stored: Storage, buffer: Buffer) -> None:
@@ -268,6 +281,10 @@ def _check_address(tensor: Tensor, address: int) -> None:
 
 def _packing(tensor: Tensor) -> str:
     return " bytes of two values" if tensor.dtype is data_type.FP4_E2M1 else ""
+
+
+def _flat(tensor: Tensor, stored: Storage) -> str:
+    return f", or {stored.nbytes} bytes (UINT8) in one row" if tensor.dtype in _AS_BYTES else ""
 
 
 def _alignment(address: int) -> int:

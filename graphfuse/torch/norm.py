@@ -6,7 +6,8 @@ from functools import cached_property
 import torch
 
 from graphfuse.dtypes import data_type
-from graphfuse.functional.argument import FLOATS, Argument, columns, like, rows, type_of, types
+from graphfuse.enums import norm_forward_phase, reduction_mode
+from graphfuse.functional.argument import FLOATS, Argument, columns_or_heads, like, rows, type_of, types
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.tensor import Tensor
@@ -20,9 +21,15 @@ def _statistics(tensors) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
 
 
+def _like_weight(shapes):
+    """The weight's shape, or one value for each column where there is none."""
+    return (shapes.get("weight", shapes["x"][-1:]),)
+
+
 X = Argument("x", TYPES)
 RESIDUAL = Argument("residual", TYPES, like("x"))
-WEIGHT = Argument("weight", TYPES, columns("x"), optional=True)
+WEIGHT = Argument("weight", TYPES, columns_or_heads("x"), optional=True)
+BIAS = Argument("bias", TYPES, _like_weight)
 GATE = Argument("gate", TYPES, like("x"))
 Y = Argument("y", TYPES, like("x"), written=True, new=type_of("x"))
 TOTAL = Argument("total", TYPES, like("x"), written=True, new=type_of("residual"))
@@ -37,27 +44,30 @@ DX = Argument(
     "dx", TYPES, like("x"), written=True, new=type_of("dy"), asked="needs_dx"
 )  # dy has y's type, which is x's
 DRESIDUAL = Argument("dresidual", TYPES, like("x"), written=True, new=type_of("x"), asked="needs_dresidual")
-DWEIGHT = Argument("dweight", TYPES, columns("x"), written=True, new=type_of("weight"), asked="needs_dweight")
+DWEIGHT = Argument("dweight", TYPES, like("weight"), written=True, new=type_of("weight"), asked="needs_dweight")
+# In the type that is computed in: bias is not kept, and autograd converts the sum to its type.
+DBIAS = Argument("dbias", STATISTICS, _like_weight, written=True, new=_statistics, asked="needs_dbias")
 DGATE = Argument("dgate", TYPES, like("x"), written=True, new=type_of("gate"), asked="needs_dgate")
 
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm of x, or of x + residual, times weight or weight + 1, then SiLU, then times gate.
+    """RMSNorm of x, or of x + residual, times weight or weight + 1, plus bias, or then SiLU, then times gate.
 
-    The sum is returned, too, and normalized as it is stored, so that backward, which reads it, is of what was
-    computed.
+    weight and bias are one number for each column, or for each head and column. The sum is returned, too, and
+    normalized as it is stored, so that backward, which reads it, is of what was computed.
     """
 
     residual: bool = False
     zero_centred: bool = False
     silu: bool = False
     gate: bool = False
+    bias: bool = False
 
     @cached_property
     def tensors(self) -> tuple[Argument, ...]:
         """What an operator takes."""
-        return X, *(RESIDUAL,) * self.residual, *(GATE,) * self.gate, WEIGHT
+        return X, *(RESIDUAL,) * self.residual, *(GATE,) * self.gate, WEIGHT, *(BIAS,) * self.bias
 
     @cached_property
     def results(self) -> tuple[Argument, ...]:
@@ -79,45 +89,84 @@ class Norm:
     @cached_property
     def gradients(self) -> tuple[Argument, ...]:
         """Those of `tensors`, in their order."""
-        return DX, *(DRESIDUAL,) * self.residual, *(DGATE,) * self.gate, DWEIGHT
+        return DX, *(DRESIDUAL,) * self.residual, *(DGATE,) * self.gate, DWEIGHT, *(DBIAS,) * self.bias
 
     def _scale(self, d: Drawing) -> Tensor | None:
         if "weight" not in d:
             return None
         return d.graph.add(d["weight"], 1.0) if self.zero_centred else d["weight"]
 
+    def _normal(self, d: Drawing, x: Tensor) -> Tensor:
+        """The norm of x, with weight and bias."""
+        scale, bias = self._scale(d), d["bias"] if "bias" in d else None
+        heads = _of_heads(d)
+        training = "inverse_rms" in d
+        y, inverse = d.graph.rmsnorm(
+            x,
+            None if heads else scale,  # the axes along which a scale varies would be normalized together
+            d.number("eps"),
+            None if heads else bias,
+            norm_forward_phase=norm_forward_phase.TRAINING if training else norm_forward_phase.INFERENCE,
+        )
+        if training:
+            d.store("inverse_rms", inverse)
+        if not heads:
+            return y
+        y = d.graph.mul(y, scale)
+        return y if bias is None else d.graph.add(y, bias)
+
     def _forward(self, d: Drawing) -> None:
         x = d["x"]
         if self.residual:
             x = d.graph.add(x, d["residual"])
             d.store("total", x)
-        if "inverse_rms" in d:
-            y, inverse = d.training_norm(x, self._scale(d))
-            d.store("inverse_rms", inverse)
-        else:
-            y = d.norm(x, self._scale(d))
+        y = self._normal(d, x)
         if self.silu:
             y = d.graph.swish(y)
         d.store("y", d.graph.mul(y, d["gate"]) if self.gate else y)
 
     def _backward(self, d: Drawing) -> None:
-        graph, grad, x, inverse, scale = d.graph, d["dy"], d["x"], d["inverse_rms"], self._scale(d)
+        graph, grad = d.graph, d["dy"]
         sums = [name for name in ("dx", "dresidual") if name in d]
+        # The kernel of the backward adds up columns of all rows, for a weight that is the same for all.
+        apart = _of_heads(d) or "weight" not in d
+        # What nobody would read is not drawn.
+        scale = self._scale(d) if self.silu or sums or not apart else None
         if self.silu:
-            y = graph.mul(x, inverse)
+            y = graph.mul(d["x"], d["inverse_rms"])
             y = y if scale is None else graph.mul(y, scale)
             if "dgate" in d:
                 d.store("dgate", graph.mul(grad, graph.swish(y)))
-        if not sums and "dweight" not in d:
+        if not sums and not {"dweight", "dbias"} & d.layouts.keys():
             return
         if self.gate:
             grad = graph.mul(grad, d["gate"])
         if self.silu:
             grad = graph.swish_backward(grad, y)
-        dx, dweight, _ = graph.rmsnorm_backward(grad, x, scale, inverse, has_dbias=False)
-        if "dweight" in d:
-            d.store("dweight", dweight)
+        if apart:
+            if "dweight" in d:
+                _sum(d, "dweight", graph.mul(grad, graph.mul(d["x"], d["inverse_rms"])))
+            if "dbias" in d:
+                _sum(d, "dbias", grad)
+            if not sums:
+                return
+            grad, scale = grad if scale is None else graph.mul(grad, scale), None
+        has_dbias = "dbias" in d and not apart
+        dx, *found = graph.rmsnorm_backward(grad, d["x"], scale, d["inverse_rms"], has_dbias=has_dbias)
+        for name, t in zip(("dweight", "dbias"), found, strict=True):
+            if name in d and t is not None:
+                d.store(name, t)
         if sums and "dtotal" in d:
             dx = graph.add(dx, d["dtotal"])
         for name in sums:  # an output that is read would be read as stored
             d.store(name, dx if len(sums) == 1 else graph.identity(dx))
+
+
+def _sum(d: Drawing, name: str, values: Tensor) -> None:
+    """Sums over all rows, or over those of each head, which no kernel makes."""
+    shape = d.layouts[name].shape
+    d.store(name, d.graph.reduction(values, mode=reduction_mode.ADD).set_dim((1,) * (d.rank - len(shape)) + shape))
+
+
+def _of_heads(d: Drawing) -> bool:
+    return "weight" in d and len(d.layouts["weight"].shape) > 1

@@ -20,22 +20,34 @@ RMS_NORM = differentiable("rms_norm", Norm())
 RMS_NORM_SILU = differentiable("rms_norm_silu", Norm(silu=True))
 RMS_NORM_SILU_GATE = differentiable("rms_norm_silu_gate", Norm(silu=True, gate=True))
 ADD_RMS_NORM = differentiable("add_rms_norm", Norm(residual=True))
+# Operators of their own, so that those without a bias do not look for one.
+RMS_NORM_BIAS = differentiable("rms_norm_bias", Norm(bias=True))
+ADD_RMS_NORM_BIAS = differentiable("add_rms_norm_bias", Norm(residual=True, bias=True))
 GEMMA_RMS_NORM = differentiable("gemma_rms_norm", Norm(zero_centred=True))
 GEMMA_ADD_RMS_NORM = differentiable("gemma_add_rms_norm", Norm(residual=True, zero_centred=True))
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32, rounded once to x's type.
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight (+ bias) over the last dimension, computed in float32, rounded once to x's
+    type.
 
-    x: (..., hidden) of 1 to 8 dimensions, bfloat16, float16, float32 or float64, any strides. weight: (hidden,), of
-    any of these types; None for 1. eps: None for float32's epsilon, for x in float64 float64's, which is what
-    ``torch.nn.functional.rms_norm`` takes.
+    x: (..., hidden) of 1 to 8 dimensions, bfloat16, float16, float32 or float64, any strides. weight: (hidden,), or
+    (heads, hidden) for an x of (..., heads, hidden), of any of these types; None for 1. bias: of weight's shape,
+    (hidden,) without a weight, any of these types. eps: None for float32's epsilon, for x in float64 float64's, which
+    is what ``torch.nn.functional.rms_norm`` takes.
 
     Returns a new tensor like x. Its gradients have the types of x and weight; backward needs x, weight and one
     number a row. Gradients cannot be differentiated again. Raises VariantPackError, and VariantPackTypeError for
     wrong types, naming the argument, before anything is written.
     """
-    return RMS_NORM.run(x, weight, epsilon(eps, x))
+    if bias is None:
+        return RMS_NORM.run(x, weight, epsilon(eps, x))
+    return RMS_NORM_BIAS.run(x, weight, bias, epsilon(eps, x))
 
 
 def rms_norm_silu(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
@@ -51,7 +63,11 @@ def rms_norm_silu_gate(
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+    bias: torch.Tensor | None = None,
 ) -> Norms:
     """(``rms_norm`` of total in x's type, total = x + residual in residual's type).
 
@@ -59,7 +75,9 @@ def add_rms_norm(
     are torch's two steps in one; ``graphfuse.functional.fused_add_rmsnorm`` normalizes the sum unrounded. Backward
     keeps total in place of x, and adds total's own gradient on the way.
     """
-    return ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
+    if bias is None:
+        return ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
+    return ADD_RMS_NORM_BIAS.run(x, residual, weight, bias, epsilon(eps, x))
 
 
 def gemma_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:

@@ -103,7 +103,7 @@ DECLINED = [
     (facts(inverse_rms=dataclasses.replace(INVERSE, alignment=2)), H200, "'r' is aligned to 2 bytes"),
     (facts(columns=24, y=data_type.FP4_E2M1), H200, "output 'y' has 24 columns; accepted: a multiple of 16"),
     (with_view(FP4, "output", row_stride=1025), H200, "output 'y' has row strides \\[1025\\]; accepted: even"),
-    (dataclasses.replace(FP4, block_size=32), H200, "output 'y' is FP4_E2M1; accepted: FP8_E4M3, FP8_E5M2"),
+    (dataclasses.replace(FP4, block_size=32), H200, "block scale 's' is FP8_E4M3; accepted: FP8_E8M0"),
     (
         dataclasses.replace(BASE, block_size=16, block_scale=FP4.block_scale),
         H200,

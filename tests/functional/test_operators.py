@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import graphfuse
-from functional_calls import F8, FP4, NAMES, OPERATORS, OUTS, Tensors, call, operator_check, outs
+from functional_calls import BYTES, CHECKS, F8, FP4, NAMES, OPERATORS, OUTS, Tensors, call, operator_check, outs
 from graphfuse import functional
 
 ROWS = (5, 7, 3, 129, 2)  # the first one unlike other extents, which torch would take for the same
@@ -103,6 +103,39 @@ def test_one_graph_where_tensors_are_given(name, kinds):
     (node,) = [node for node in graph.graph.nodes if "graphfuse" in str(node.target)]
     packet = getattr(torch.ops.graphfuse, name)
     assert node.target is (packet.out if kinds is OUTS.get(name) else packet.default)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["new", "given"])
+def test_scales_in_both_layouts_are_an_operator_of_three_results(given):
+    def function(tensors, **options):
+        return functional.add_rmsnorm_fp4quant(**tensors, eps=1e-5, output_both_sf_layouts=True, **options)
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    fast = torch.compile(function, fullgraph=True, dynamic=True, backend=counter)
+    with torch.no_grad():
+        for n, rows in enumerate((32, 96, 64)):  # whole tiles: padding is not written
+            tensors = call("add_rmsnorm_fp4quant", (rows, 4, 64), tensors=Tensors(seed=n)).tensors
+            other = {k: t.clone() for k, t in tensors.items()}
+            options = {"block_scale_unswizzled": torch.empty(rows, 4, 4, dtype=torch.uint8)} if given else {}
+            made = fast(tensors, **options)
+            for a, b in zip((*made, tensors["residual"]), (*function(other), other["residual"]), strict=True):
+                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            assert not given or made[2] is options["block_scale_unswizzled"]
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("overload", ["default", "out"])
+def test_opcheck_of_scales_in_both_layouts(overload):
+    made = call("add_rmsnorm_fp4quant", (128, 64))  # a whole tile
+    kinds = {name: BYTES for name in ("y_fp4", "block_scale", "block_scale_unswizzled")}
+    shapes = {"y_fp4": (128, 32), "block_scale": (512,), "block_scale_unswizzled": (128, 4)}
+    given = made.tensors | made.options
+    if overload == "out":
+        given |= {name: torch.ones(shapes[name], dtype=kind) for name, kind in kinds.items()}
+    operator = getattr(torch.ops.graphfuse.add_rmsnorm_fp4quant_both_layouts, overload)
+    found = torch.library.opcheck(operator, (), given, test_utils=CHECKS)
+    assert set(found.values()) == {"SUCCESS"}
 
 
 def test_some_tensors_given():

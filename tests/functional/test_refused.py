@@ -186,17 +186,30 @@ BLOCKS = {
     "size": ({"block_size": 8}, VariantPackError, "block_size is 8; accepted: 16, 32"),
     "size type": ({"block_size": 16.0}, VariantPackTypeError, "block_size is float; accepted: 16, 32"),
     "format": ({"scale_format": "e5m2"}, VariantPackError, "scale_format is 'e5m2'; accepted: None, 'e4m3', 'ue8m0'"),
-    "other format": ({"scale_format": "ue8m0"}, VariantPackError, r"\(16, 'ue8m0', False\); accepted: .*'e4m3'"),
+    "other format": (
+        {"block_size": 32, "scale_format": "e4m3"},
+        VariantPackError,
+        r"\(32, 'e4m3', False\); accepted: .*\(32, 'ue8m0', False\)",
+    ),
     "layout": (
         {"is_sf_swizzled_layout": 1},
         VariantPackTypeError,
         "is_sf_swizzled_layout is int; accepted: False, True",
     ),
-    "MXFP4": ({"block_size": 32}, VariantPackTypeError, "y_fp4 must be .* got NoneType.*MXFP4 is not supported"),
-    "MXFP4 given": (
-        {"block_size": 32, "y_fp4": torch.empty(5, 32, dtype=torch.uint8)},
+    "MXFP4 and MXFP8": (
+        {"block_size": 32, "y_fp4": torch.empty(5, 64, dtype=torch.bfloat16)},
         VariantPackTypeError,
-        "y_fp4 is of torch.uint8; accepted: float8_e4m3fn, float8_e5m2 .*MXFP4 is not supported",
+        "y_fp4 is of torch.bfloat16; accepted: float4_e2m1fn_x2, uint8, float8_e4m3fn, float8_e5m2$",
+    ),
+    "MXFP4 of MXFP8's shape": (
+        {"block_size": 32, "y_fp4": torch.empty(5, 64, dtype=torch.uint8)},
+        VariantPackError,
+        r"y_fp4 has shape \(5, 64\); accepted: \(5, 32\)",
+    ),
+    "scales of E4M3 in MXFP4": (
+        {"block_size": 32, "block_scale": torch.empty(5, 2, dtype=F8)},
+        VariantPackTypeError,
+        "block_scale is of torch.float8_e4m3fn; accepted: float8_e8m0fnu, uint8",
     ),
     "FP8 in NVFP4": (
         {"y_fp4": torch.empty(5, 64, dtype=F8)},
@@ -242,11 +255,22 @@ def test_rows_of_broken_blocks(name):
 
 
 def test_scales_in_both_layouts():
-    made = call("add_rmsnorm_fp4quant")
-    refused(made, VariantPackError, "output_both_sf_layouts is True; accepted: False", output_both_sf_layouts=True)
-    other = torch.empty(5, 4, dtype=F8)
-    message = "block_scale_unswizzled is Tensor; accepted: None"
-    refused(made, VariantPackTypeError, message, block_scale_unswizzled=other)
+    made, both = call("add_rmsnorm_fp4quant"), {"output_both_sf_layouts": True}
+    message = "output_both_sf_layouts is int; accepted: False, True"
+    refused(made, VariantPackTypeError, message, output_both_sf_layouts=1)
+    refused(made, VariantPackTypeError, "is_sf_swizzled_layout is int", is_sf_swizzled_layout=1, **both)
+    other = torch.empty(5, 5, dtype=F8)
+    message = r"block_scale_unswizzled has shape \(5, 5\); accepted: \(5, 4\)"
+    refused(made, VariantPackError, message, block_scale_unswizzled=other, **both)
+    rows = torch.empty(5, 4, dtype=F8)
+    message = r"block_scale has shape \(5, 4\); accepted: \(512,\) or \(128, 4\)"
+    refused(made, VariantPackError, message, block_scale=rows, **both)
+    message = "block_scale_unswizzled is of torch.float32; accepted: float8_e4m3fn, uint8"
+    refused(made, VariantPackTypeError, message, block_scale_unswizzled=rows.float(), **both)
+    overlapping = torch.empty(512, dtype=torch.uint8)
+    message = "output 'block_scale(_unswizzled)?' overlaps 'block_scale"
+    given = {"block_scale": overlapping, "block_scale_unswizzled": overlapping[:20].view(5, 4)}
+    refused(made, VariantPackError, message, **given, **both)
 
 
 def test_heads():

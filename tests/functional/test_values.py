@@ -113,8 +113,74 @@ def test_dynamic_bytes(name, kind):
     assert scale[3] == np.float32(1 / (float(largest) * 512)) and not (want[3] & 0x7F).any()
 
 
-def quantized(y: np.ndarray, size: int, kind) -> tuple[np.ndarray, np.ndarray]:
-    return oracle.nvfp4(y) if size == 16 else oracle.mxfp8(y, "e4m3" if kind is F8 else "e5m2")
+def quantized(y: np.ndarray, size: int, kind, format: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    if kind in (F8, F8_WIDE):
+        return oracle.mxfp8(y, "e4m3" if kind is F8 else "e5m2")
+    return oracle.nvfp4(y) if size == 16 and format != "ue8m0" else oracle.mxfp4(y, size)
+
+
+@pytest.mark.parametrize("swizzled", [False, True])
+@pytest.mark.parametrize("kind", [None, FP4, torch.uint8], ids=str)
+@pytest.mark.parametrize("size, format", [(32, None), (32, "ue8m0"), (16, "ue8m0")])
+@pytest.mark.parametrize("name", ["rmsnorm_fp4quant", "add_rmsnorm_fp4quant"])
+def test_power_of_two_scales_of_fp4(name, size, format, kind, swizzled):
+    made = call(name, (130, 96))
+    y = values(made)
+    change = {"block_size": size, "scale_format": format, "is_sf_swizzled_layout": swizzled}
+    if kind is not None:
+        change["y_fp4"] = torch.empty(130, 48, dtype=torch.uint8).view(kind)
+    for _ in range(2):
+        results = made.run(**change, **{n: t.clone() for n, t in made.tensors.items()})
+        codes, scales = quantized(y, size, kind, "ue8m0")
+        assert results["y_fp4"].dtype is (kind or FP4) and results["block_scale"].dtype is torch.uint8
+        assert np.array_equal(results["y_fp4"].view(torch.uint8).numpy(), codes)
+        found = results["block_scale"].numpy()
+        assert np.array_equal(unswizzled(found, 130, 96 // size) if swizzled else found, scales)
+
+
+FORMATS = [(16, None, None), (16, "ue8m0", None), (32, None, None), (32, None, F8)]
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["new", "given"])
+@pytest.mark.parametrize("size, format, kind", FORMATS, ids=str)
+@pytest.mark.parametrize("shape", [(130, 96), (2, 3, 64)], ids=str)
+def test_scales_in_both_layouts(shape, size, format, kind, given):
+    """By FlashInfer's semantics: tiles in block_scale, whatever is_sf_swizzled_layout says, rows beside them."""
+    made = call("add_rmsnorm_fp4quant", shape)
+    y, rows, blocks = values(made), np.prod(shape[:-1]), shape[-1] // size
+    change = {"block_size": size, "scale_format": format, "output_both_sf_layouts": True}
+    if kind is not None:
+        change["y_fp4"] = torch.empty(shape, dtype=kind)
+    apart = torch.full((*shape[:-1], blocks + 3), 7, dtype=torch.uint8)
+    if given:
+        change["block_scale_unswizzled"] = apart[..., :blocks]
+        change["block_scale"] = torch.empty(-(-rows // 128) * 128 * (-(-blocks // 4) * 4), dtype=torch.uint8)
+    codes, scales = quantized(y, size, kind, format)
+    for tiles in (False, True, False):
+        tensors = {n: t.clone() for n, t in made.tensors.items()}
+        result = functional.add_rmsnorm_fp4quant(
+            **tensors, **change, eps=functional_calls.EPS, is_sf_swizzled_layout=tiles
+        )
+        elements, in_tiles, in_rows = result
+        check(tensors, made.exact)
+        assert np.array_equal(elements.view(torch.uint8).numpy(), codes)
+        assert in_rows.shape == (*shape[:-1], blocks)
+        assert np.array_equal(in_rows.view(torch.uint8).numpy(), scales)
+        assert np.array_equal(
+            unswizzled(in_tiles.view(torch.uint8).numpy(), rows, blocks), scales.reshape(rows, blocks)
+        )
+        if given:
+            assert in_rows is change["block_scale_unswizzled"] and in_tiles is change["block_scale"]
+            assert (apart[..., blocks:] == 7).all()
+        else:
+            kinds = {in_tiles.dtype, in_rows.dtype}
+            assert kinds == {F8 if size == 16 and format is None else torch.uint8}
+
+
+def test_the_second_layout_is_ignored_where_it_is_not_asked_for():
+    made, ignored = call("add_rmsnorm_fp4quant"), torch.full((5, 4), 7, dtype=torch.uint8)
+    results = made.run(block_scale_unswizzled=ignored)
+    assert results["block_scale"].shape == (5, 4) and (ignored == 7).all()
 
 
 @pytest.mark.parametrize("scaled", [None, 3.5])

@@ -115,25 +115,46 @@ def test_dynamic_bytes(name, kind):
 
 @pytest.mark.parametrize("scaled", [None, 3.5])
 @pytest.mark.parametrize("swizzled", [False, True])
-@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8"])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_block_bytes(name, size, swizzled, scaled):
+def test_block_bytes(name, format, swizzled, scaled):
     rows, hidden = 333, 1056  # neither fills whole tiles
     c = made(name, (rows, hidden))
     y = values(c) if scaled is None else values(c) * scaled
-    change = {"block_size": size, "is_sf_swizzled_layout": swizzled}
+    change = {"block_size": 16 if format == "nvfp4" else 32, "is_sf_swizzled_layout": swizzled}
     change |= {} if scaled is None else {"global_scale": torch.full((1,), scaled, device=DEVICE)}
-    change |= {"y_fp4": torch.empty(rows, hidden, dtype=F8, device=DEVICE)} if size == 32 else {}
+    change |= {"y_fp4": torch.empty(rows, hidden, dtype=F8, device=DEVICE)} if format == "mxfp8" else {}
     results = c.run(**change)
     check(results, c.exact)
-    codes, scales = oracle.nvfp4_search(y) if size == 16 else oracle.mxfp8_search(y, "e4m3")
+    codes, scales = quantized(y, format)
     assert torch.equal(results["y_fp4"].view(torch.uint8), codes)
     found = results["block_scale"].view(torch.uint8)
-    if swizzled:
-        tiles = found.view(-(-rows // 128), -(-scales.shape[1] // 4), 32, 4, 4)
-        r, b = torch.arange(rows, device=DEVICE)[:, None], torch.arange(scales.shape[1], device=DEVICE)
-        found = tiles[r // 128, b // 4, r % 32, r % 128 // 32, b % 4]
-    assert torch.equal(found, scales)
+    assert torch.equal(from_tiles(found, *scales.shape) if swizzled else found, scales)
+
+
+def quantized(y, format):
+    if format == "mxfp8":
+        return oracle.mxfp8_search(y, "e4m3")
+    return oracle.nvfp4_search(y) if format == "nvfp4" else oracle.mxfp4_search(y)
+
+
+def from_tiles(found, rows, blocks):
+    tiles = found.view(-(-rows // 128), -(-blocks // 4), 32, 4, 4)
+    r, b = torch.arange(rows, device=DEVICE)[:, None], torch.arange(blocks, device=DEVICE)
+    return tiles[r // 128, b // 4, r % 32, r % 128 // 32, b % 4]
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_scales_in_both_layouts(format):
+    c = made("add_rmsnorm_fp4quant", (333, 1056))
+    codes, scales = quantized(values(c), format)
+    size = 16 if format == "nvfp4" else 32
+    for _ in range(2):
+        tensors = {name: t.clone() for name, t in c.tensors.items()}
+        found = functional.add_rmsnorm_fp4quant(**tensors, **c.options, block_size=size, output_both_sf_layouts=True)
+        elements, tiles, rows = (t.view(torch.uint8) for t in found)
+        assert torch.equal(elements, codes) and torch.equal(rows, scales)
+        assert torch.equal(from_tiles(tiles, *scales.shape), scales)
 
 
 def test_the_norm_beside_the_blocks():

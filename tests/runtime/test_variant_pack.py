@@ -95,6 +95,13 @@ def test_a_name_that_two_tensors_have():
     assert bind(twins, {100: a, 101: b, "c": c}, None, 0, CPU).address(1) == b.data_ptr()
 
 
+def test_what_stands_under_none_is_skipped():
+    a, b, c = arrays(3)
+    assert bind(ADD, {None: "anything", 100: a, 101: b, 102: c}, None, 0, CPU).address(2) == c.data_ptr()
+    with pytest.raises(VariantPackError, match="missing: 'c'"):
+        bind(ADD, {None: c, 100: a, 101: b}, None, 0, CPU)
+
+
 @pytest.mark.parametrize("pack", [[1, 2], None, {1.5: 0}, {True: 0}, {(1,): 0}])
 def test_packs_and_keys_of_the_wrong_type(pack):
     with pytest.raises(VariantPackTypeError, match="variant pack"):
@@ -138,6 +145,47 @@ def test_fp4_is_given_as_pairs(given_type):
         copy(t, torch.zeros(4, 32, dtype=torch.uint8).view(given_type))
     with pytest.raises(VariantPackError, match=r"stride given is \[16, 1\].*accepted: \[24, 1\] for \[4, 16\] bytes"):
         copy(t, torch.zeros(4, 16, dtype=torch.uint8).view(given_type))
+
+
+@pytest.mark.parametrize(
+    ("t", "count"),
+    [
+        (tensor(0, dim=(4, 32, 1), dtype=data_type.FP4_E2M1), 64),
+        (tensor(0, dim=(4, 32), stride=(1, 4), dtype=data_type.FP4_E2M1), 64),
+        (tensor(0, dim=(4, 32), stride=(48, 1), dtype=data_type.FP4_E2M1), 88),  # gaps are bytes like others
+        (tensor(0, dim=(4, 8), dtype=data_type.FP8_E4M3), 32),
+        (tensor(0, dim=(4, 2), dtype=data_type.FP8_E8M0), 8),
+        (tensor(0, dim=(0, 32), dtype=data_type.FP4_E2M1), 0),
+    ],
+    ids=str,
+)
+def test_bytes_in_one_row_serve_for_narrow_types(t, count):
+    for row in (torch.zeros(count, dtype=torch.uint8), np.zeros(count, np.uint8)):
+        address = row.data_ptr() if isinstance(row, torch.Tensor) else row.ctypes.data
+        assert copy(t, row).address(0) == address
+    accepted = rf"shape given is \[{count + 1}\]; accepted: .*, or {count} bytes \(UINT8\) in one row$"
+    with pytest.raises(VariantPackError, match=accepted):
+        copy(t, torch.zeros(count + 1, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        torch.zeros(128, dtype=torch.uint8)[::2],  # not side by side
+        torch.zeros(2, 32, dtype=torch.uint8),  # a shape, and another one
+        torch.zeros(64, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),  # says that it is no plain bytes
+    ],
+    ids=["apart", "shape", "pairs"],
+)
+def test_other_bytes_have_the_tensors_shape(given):
+    with pytest.raises(VariantPackError, match=r"shape given is .*; accepted: \[4, 16\] bytes.* or 64 bytes"):
+        copy(tensor(0, dim=(4, 32), dtype=data_type.FP4_E2M1), given)
+
+
+def test_types_that_are_no_bytes_have_no_other_shape():
+    for dtype, row in ((FP32, torch.zeros(32)), (data_type.UINT8, torch.zeros(32, dtype=torch.uint8))):
+        with pytest.raises(VariantPackError, match=r"accepted: \[4, 8\], axes of extent 1 aside$"):
+            copy(tensor(0, dim=(4, 8), dtype=dtype), row)
 
 
 def test_unpacked_fp4_is_refused():
