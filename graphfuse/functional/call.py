@@ -126,6 +126,7 @@ class Call:
             f.parameters,
             f.numbers,
             f.options,
+            tuple(a.name for a in f.arguments if a.name in f.parameters and self.given[a.name] is None),
             tuple(same.items()),
             tuple(self._given(name) for name in given),
             tuple(New(n, split.kinds[n] is Kind.COUNTED, split.tail(n), split.kinds[n] is Kind.SIZED) for n in new),
@@ -157,6 +158,7 @@ class Call:
             "empty": _empty(self._torch_device),
         }
         names |= {f"{n}_kind": type(self.given[n]) for n in f.options}
+        names |= {f"{n}_value": self.given[n] for n in f.options}
         names |= {f"{n}_type": self.tensors[n].dtype for n in new}
         for name in self.tensors:
             if split.kinds[name] is Kind.SIZED:

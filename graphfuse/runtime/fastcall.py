@@ -384,7 +384,8 @@ class New:
 class Form:
     """All that tells the text of a function's fast path.
 
-    numbers: parameters that are numbers. options: parameters that are neither tensors nor numbers. same: of each
+    numbers: parameters that are numbers. options: parameters that are neither tensors nor numbers. absent: tensors that
+    are left out. same: of each
     tensor that is given, the first parameter that is the same object. leading: extents of the first tensor that are
     counted, behind which `trailing` others come. clashes: pairs of written and other tensors of which addresses are
     compared. values: what the plan is started with. results: names, None for what was not asked for.
@@ -394,6 +395,7 @@ class Form:
     parameters: tuple[str, ...]
     numbers: tuple[str, ...]
     options: tuple[str, ...]
+    absent: tuple[str, ...]
     same: tuple[tuple[str, str], ...]
     given: tuple[Given, ...]
     new: tuple[New, ...]
@@ -411,7 +413,9 @@ class Form:
         distinct = [name for name, other in self.same if name == other]
         unlike = ["store.generation != generation"]
         unlike += [f"type({n}) is not float or not -{_LARGEST} < {n} < {_LARGEST}" for n in self.numbers]
-        unlike += [f"type({n}) is not {n}_kind" for n in self.options]
+        # Two of one value may differ in type, as True and 1 do.
+        unlike += [f"type({n}) is not {n}_kind or {n} != {n}_value" for n in self.options]
+        unlike += [f"{n} is not None" for n in self.absent]
         unlike += [f"{n} is not {other}" for n, other in self.same if n != other]
         extents = [f"d{axis}" for axis in range(self.leading)]
         at = {name: f"{other}_at" for name, other in self.same} | {n.name: f"{n.name}_at" for n in self.new}
@@ -479,7 +483,7 @@ def function(form: Form, names: Mapping[str, object]) -> Callable[..., object]:
 
     names: store, whose `generation` is that of the call; alike, a guard of the given tensors; stream, of the moment;
     starts, (start, bytes of workspace) by class of row count, and prepare, which adds one for a number of rows or
-    returns None; empty, which allocates; NAME_type and NAME_extents of new tensors; NAME_kind of options; clash0,
+    returns None; empty, which allocates; NAME_type and NAME_extents of new tensors; NAME_kind and NAME_value of options; clash0,
     clash1... of `clashes`.
     """
     torch = sys.modules["torch"]

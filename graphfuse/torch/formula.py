@@ -18,6 +18,7 @@ from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.function import define
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.runtime import torch_private
+from graphfuse.runtime.fastcall import DECLINED, written
 from graphfuse.torch.norm import Norm
 
 _tracing, _observed, _any_requires_grad = (
@@ -99,59 +100,114 @@ def differentiable(name: str, norm: Norm) -> Operator:
     return Operator(tuple(a.name for a in norm.tensors), call, inference.function)
 
 
+_TEXT = """
+def forward(ctx, {tensors}, eps):
+    made = recent.forward({tensors}, eps) if alone() else declined
+    if made is declined:
+        made = train(ctx, {tensors}, eps)
+    {results}, inverse_rms = made
+    {ungraded}
+    ctx.save_for_backward({kept}, weight, inverse_rms)
+    return {results}
+
+
+def backward(ctx, dy{dtotal}):
+    {kept}, weight, inverse_rms = ctx.saved_tensors
+    {needs}, _ = ctx.needs_input_grad
+    {unused}
+    {shared}
+    if grad_enabled():
+        made = once({read}, {asked})
+    else:
+        made = recent.backward({read}, {asked}) if alone() else declined
+        if made is declined:
+            made = differentiate({read}, {asked})
+    {gradients} = made
+    {given_back}
+    return {gradients}, None
+"""
+
+# Of a residual sum, whose terms have one gradient, which is written once for each type.
+_UNGRADED = """ctx.set_materialize_grads(False)
+    if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+        ctx.mark_non_differentiable(total)  # a weight's gradient is not its matter"""
+_UNUSED = """if dy is None:  # nobody used the norm
+        return dtotal if needs_dx else None, dtotal if needs_dresidual else None, {others}None"""
+_SHARED = """is_shared = dy.dtype == total.dtype
+    asks_dx, asks_dresidual = (needs_dx or needs_dresidual, False) if is_shared else (needs_dx, needs_dresidual)"""
+_GIVEN_BACK = """if is_shared:
+        dx, dresidual = dx if needs_dx else None, dx if needs_dresidual else None"""
+
+
+@dataclass
+class _Recent:
+    """Fast paths of the last calls, which decline any other."""
+
+    forward: Callable[..., object] = lambda *values: DECLINED
+    backward: Callable[..., object] = lambda *values: DECLINED
+
+
 def _formula(name: str, norm: Norm, training: _Step, gradients: _Step) -> type[torch.autograd.Function]:
-    names = [a.name for a in norm.tensors]
-    made_once = _made_once(name, gradients)
+    """What is kept of a forward call, and the gradients that are made from it, in one graph."""
+    recent = _Recent()
 
-    class Formula(torch.autograd.Function):
-        """What is kept of a forward call, and the gradients that are made from it, in one graph."""
+    def train(ctx, *values):
+        if ctx.needs_input_grad[-1]:
+            raise VariantPackTypeError("eps is a tensor that requires a gradient; accepted: a number")
+        made = training(*values)
+        if _alone():
+            recent.forward = training.function.known(*values) or recent.forward
+        return made
 
-        @staticmethod
-        def forward(ctx, *values):
-            if ctx.needs_input_grad[-1]:
-                raise VariantPackTypeError("eps is a tensor that requires a gradient; accepted: a number")
-            y, *total, inverse_rms = training(*values)
-            given = dict(zip(names, values, strict=False))
-            ctx.set_materialize_grads(False)
-            if total and not any(ctx.needs_input_grad[:2]):
-                ctx.mark_non_differentiable(*total)  # a weight's gradient is not its matter
-            ctx.save_for_backward(*total or (given["x"],), given.get("gate"), given["weight"], inverse_rms)
-            return (y, *total) if total else y
+    def differentiate(*values):
+        values = _in_rows(norm, values)
+        made = gradients(*values)
+        if _alone():
+            recent.backward = gradients.function.known(*values) or recent.backward
+        return made
 
-        @staticmethod
-        def backward(ctx, dy, *others):
-            x, gate, weight, inverse_rms = ctx.saved_tensors
-            needs = dict(zip(names, ctx.needs_input_grad, strict=False))
-            dtotal = others[0] if norm.residual else None
-            if dy is None:  # nobody used the norm
-                found = {"x": dtotal, "residual": dtotal}
-            else:
-                # Terms of a sum have one gradient, which is written once for each type.
-                shared = norm.residual and dy.dtype == x.dtype
-                asked = dict(needs)
-                if shared:
-                    asked |= {"x": needs["x"] or needs["residual"], "residual": False}
-                run = made_once if torch.is_grad_enabled() else gradients
-                made = run(
-                    _in_rows(dy),
-                    x,
-                    *(gate,) * norm.gate,
-                    weight,
-                    inverse_rms,
-                    *(_in_rows(dtotal),) * norm.residual,
-                    *asked.values(),
-                )
-                found = dict(zip(names, made, strict=True))
-                if shared:
-                    found["residual"] = found["x"]
-            return (*(found.get(name) if needs[name] else None for name in names), None)
-
-    return type(name, (Formula,), {})  # by whose name torch calls the node of its graph, in errors and profiles
+    once = _made_once(name, gradients)
+    names = {
+        "alone": _alone,
+        "declined": DECLINED,
+        "recent": recent,
+        "train": train,
+        "differentiate": differentiate,
+        "grad_enabled": torch.is_grad_enabled,
+        "once": lambda *values: once(*_in_rows(norm, values)),
+    }
+    needs = [a.asked for a in norm.gradients]
+    asked = [n.replace("needs", "asks") if norm.residual and n in ("needs_dx", "needs_dresidual") else n for n in needs]
+    kept = ("total" if norm.residual else "x", *("gate",) * norm.gate)
+    text = _TEXT.format(
+        tensors=", ".join(a.name for a in norm.tensors),
+        results=", ".join(a.name for a in norm.results),
+        ungraded=_UNGRADED if norm.residual else "pass",
+        kept=", ".join(kept),
+        dtotal=", dtotal" * norm.residual,
+        needs=", ".join(needs),
+        unused=_UNUSED.format(others="None, " * (len(needs) - 2)) if norm.residual else "pass",
+        shared=_SHARED if norm.residual else "pass",
+        read=", ".join(("dy", *kept, "weight", "inverse_rms", *("dtotal",) * norm.residual)),
+        asked=", ".join(asked),
+        gradients=", ".join(a.name for a in norm.gradients),
+        given_back=_GIVEN_BACK if norm.residual else "pass",
+    )
+    methods = {step: staticmethod(written(f"{step} of {name}", step, text, names)) for step in ("forward", "backward")}
+    # By the class's name torch calls the node of its graph, in errors and profiles.
+    return type(name, (torch.autograd.Function,), methods)
 
 
-def _in_rows(grad: torch.Tensor | None) -> torch.Tensor | None:
-    """A gradient with the elements of each row side by side, as kernels want them: that of a sum is one element."""
-    return grad if grad is None or grad.stride(-1) == 1 else grad.contiguous()
+def _in_rows(norm: Norm, values: Sequence[object]) -> list[object]:
+    """What is read for gradients with dy and dtotal, if it is there, as kernels want them: the elements of each row
+    side by side. The gradient of a sum is one element."""
+    reads = [a.name for a in norm.backward.arguments if not a.written]
+    found = list(values)
+    for place, read in enumerate(reads):
+        grad = found[place]
+        if read in ("dy", "dtotal") and grad is not None and grad.stride(-1) != 1:
+            found[place] = grad.contiguous()
+    return found
 
 
 def _made_once(name: str, gradients: _Step) -> Callable[..., object]:
