@@ -40,24 +40,33 @@ DISTRIBUTIONS = ("quack-kernels", "flashinfer-python", "liger-kernel", "triton",
 Wait = Callable[[], None]
 
 
-def measured(count: int, only: Sequence[str], repeats: int, calls: int, device: str, wait: Wait) -> dict[str, dict]:
-    """Rows on `count` address sets by name: {"us", "ratio"}, or {"absent"}."""
-    ready, absent = found(Sets.make(count, device), only)
-    rows: dict[str, dict] = {}
+def measured(
+    counts: Sequence[int], only: Sequence[str], repeats: int, calls: int, device: str, wait: Wait
+) -> dict[int, dict[str, dict]]:
+    """Rows by the number of address sets and name: {"us", "ratio"}, or {"absent"}.
+
+    A call is sampled on one number of sets right after another: the host is faster at some times than at others.
+    """
+    ready, rows = {}, {}
+    for count in counts:
+        ready[count], rows[count] = found(Sets.make(count, device), only)
+    names = dict.fromkeys(name for each in ready.values() for name in each)
     samplers = {
-        call.name: functools.partial(_sample, call, _calls(call, count, calls), wait) for call in ready.values()
+        (name, count): functools.partial(_sample, ready[count][name], _calls(ready[count][name], count, calls), wait)
+        for name in names
+        for count in counts
+        if name in ready[count]
     }
     gc.collect()
     gc.freeze()  # what all these arguments cost the collector is no call's own
     try:
-        for name, times in turns.take(samplers, repeats).items():
-            rows[name] = {"us": turns.extremes(times)}
+        taken = turns.take(samplers, repeats)
     finally:
         gc.unfreeze()
-    bare = rows.get(BARE, {}).get("us")
-    for row in rows.values():
-        row["ratio"] = round(row["us"]["median"] / bare["median"], 4) if bare else None
-    return rows | absent
+    for (name, count), times in taken.items():
+        bare = taken.get((BARE, count))
+        rows[count][name] = {"us": turns.extremes(times), "ratio": turns.ratio(times, bare) if bare else None}
+    return rows
 
 
 def found(sets: Sets, only: Sequence[str]) -> tuple[dict[str, Call], dict[str, dict]]:
@@ -136,16 +145,14 @@ def run(arguments: argparse.Namespace, device: str, wait: Wait) -> dict:
         "calls": [],
     }
     if "addresses" in arguments.parts:
-        by_sets: dict[int, dict[str, dict]] = {}
-        for count in arguments.sets:
-            rows = _timed(
-                f"{count} address sets", lambda: measured(count, arguments.only, repeats, calls, device, wait)
-            )
+        by_sets = _timed(
+            "address sets", lambda: measured(arguments.sets, arguments.only, repeats, calls, device, wait)
+        )
+        for rows in by_sets.values():
             if device != "cpu" and "us" not in rows.get(BARE, {}):
                 raise SystemExit(f"no bare launch to compare with: {rows.get(BARE) or rows.get(host_calls.LAUNCHES)}")
-            by_sets[count] = rows
-            gc.collect()
-            session.release(device)
+        gc.collect()
+        session.release(device)
         content["calls"] = table(by_sets)
     with torch.no_grad():
         if "rows" in arguments.parts:

@@ -86,7 +86,7 @@ class Executable:
         """Run a pack. Errors as of ``Binder.bind``, GraphNotSupportedError where `dependent` may not be."""
         self.bind(pack, workspace, dependent)(stream)
         binder = self.binder
-        keys = {found.id: key for key in pack if (found := binder.find(key, [])) is not None}
+        keys = {binder.find(key, []).id: key for key in pack if key is not None}
         form = fastcall.execute(
             pack,
             workspace,

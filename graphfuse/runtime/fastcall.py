@@ -173,7 +173,7 @@ def _argument(argument: engine.Argument, place: Mapping[TensorId, str], part: Ke
 
 # Variant packs
 
-_KEYS = frozenset({str, int, GraphTensor})
+_KEYS = frozenset({str, int, GraphTensor, type(None)})
 
 _EXECUTE = """
 def execute(pack, workspace, stream, dependent):
@@ -483,8 +483,8 @@ def function(form: Form, names: Mapping[str, object]) -> Callable[..., object]:
 
     names: store, whose `generation` is that of the call; alike, a guard of the given tensors; stream, of the moment;
     starts, (start, bytes of workspace) by class of row count, and prepare, which adds one for a number of rows or
-    returns None; empty, which allocates; NAME_type and NAME_extents of new tensors; NAME_kind and NAME_value of options; clash0,
-    clash1... of `clashes`.
+    returns None; empty, which allocates; NAME_type and NAME_extents of new tensors; NAME_kind and NAME_value of
+    options; clash0, clash1... of `clashes`.
     """
     torch = sys.modules["torch"]
     own = {"declined": DECLINED, "uint8": torch.uint8, "bump": torch_private.increment_version()}
