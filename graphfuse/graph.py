@@ -375,7 +375,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         if programmatic_dependent_launch is not False:
             _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
         if handle is None:
-            like_last = planner.executable().like_last
+            like_last = planner.running.like_last
             if like_last(variant_pack, workspace, planner.stream(), programmatic_dependent_launch):
                 return
         planner.execute(None, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)

@@ -21,7 +21,7 @@ from graphfuse.ir import Graph
 from graphfuse.lower import lower
 from graphfuse.plan import Part, Plan, Proposal
 from graphfuse.runtime.bound import Bound
-from graphfuse.runtime.executable import Executable
+from graphfuse.runtime.executable import Executable, NotBuilt
 from graphfuse.runtime.fastcall import HostPart, KernelPart
 from graphfuse.runtime.handle import stream_getter, stream_on
 from graphfuse.runtime.variant_pack import Binder
@@ -42,14 +42,25 @@ class Planner:
         self.regions, self.declined = plan.matches(self.graph, self.registry)
         self.proposals: list[Proposal] = []
         self.plans: list[Plan] = []
-        self.chosen: int | None = None
-        """Index of the plan that execute runs."""
+        self.running: Executable | NotBuilt = NotBuilt()
+        """The selected plan, if it is built."""
         self.stream: Callable[[], int] = stream_getter(self.device, handle)
         """The stream that work goes to where execute is given no handle."""
         self._barred_engines: set[str] = set()
         self._workspace_limit: int | None = None
+        self._chosen: int | None = None
         self._executables: dict[int, Executable] = {}
         self._lock = threading.Lock()
+
+    @property
+    def chosen(self) -> int | None:
+        """Index of the plan that execute runs."""
+        return self._chosen
+
+    @chosen.setter
+    def chosen(self, index: int | None) -> None:
+        self._chosen = index
+        self.running = self._executables.get(index) or NotBuilt()
 
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Plans of every mode, in the order of the modes and without repeats."""

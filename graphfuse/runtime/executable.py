@@ -18,6 +18,12 @@ def declines(pack: object, workspace: object, stream: int, dependent: bool) -> b
     return False
 
 
+class NotBuilt:
+    """Stands where no plan is built: no pack is like one that it ran."""
+
+    like_last: Execute = staticmethod(declines)
+
+
 class Executable:
     """Any number of threads may use one at once: what it knows is only ever added to or replaced.
 

@@ -102,7 +102,7 @@ _KERNEL = """
     waiting.append(block)
 """
 
-_GRID = """rows = count * {rows}
+_GRID = """rows = {rows}
     known, grid = known{k}[0]
     if known != rows:
         grid = grid{k}(rows)
@@ -139,7 +139,7 @@ def start(
             names[f"clear{k}"] = launcher.clear
         if not launch.grid:
             continue
-        grid = "" if part.rows is None else _GRID.format(k=k, rows=part.rows)
+        grid = "" if part.rows is None else _GRID.format(k=k, rows=f"count * {part.rows}" if part.rows > 1 else "count")
         arguments = ", ".join(_argument(a, place, part) for a in launch.arguments)
         lines.append(_KERNEL.format(k=k, grid=grid, arguments=arguments))
         names |= {
@@ -193,7 +193,7 @@ def execute(pack, workspace, stream, dependent):
         return False
     if {misplaced}:
         return False
-    run = starts.get(dependent)
+    run = start if dependent is False else starts.get(dependent)
     if run is None:
         return False
     run(stream, space, 0, {given})
@@ -229,7 +229,7 @@ def execute(
         return None
     if not all(type(key) in _KEYS for key in pack):  # what others mean may change
         return None
-    names: dict[str, object] = {"starts": starts, "number": number, "VariantPackError": VariantPackError}
+    names: dict[str, object] = {"start": starts[False], "starts": starts, "number": number, "VariantPackError": VariantPackError}
     values, unlike, numbers, addresses = [], [], [], []
     models: dict[str, object] = {}
     for t, (key, tensor) in tensors.items():

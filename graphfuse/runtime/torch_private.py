@@ -76,6 +76,8 @@ def empty_cuda(device: object) -> Callable[[tuple, tuple, object], object]:
     if fast is None or current is None:
         return lambda shape, stride, dtype: general(shape, stride, dtype=dtype)
     ordinal = device.index
+    if torch.cuda.device_count() == 1:
+        return fast
 
     def empty(shape: tuple, stride: tuple, dtype: object) -> object:
         return fast(shape, stride, dtype) if current() == ordinal else general(shape, stride, dtype=dtype)

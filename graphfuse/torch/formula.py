@@ -79,8 +79,8 @@ def differentiable(name: str, norm: Norm) -> Operator:
     gradients = _step(f"{name}_backward", norm.backward, [a.asked for a in norm.gradients])
     for step in (training, gradients):
         pass_by_autograd(step.operator)
-    formula = _formula(name, norm, training, gradients)
-    apply, apply_alone = formula.apply, torch_private.single_level_apply(formula)
+    apply = _formula(name, norm, training, gradients, alone=False).apply
+    apply_alone = torch_private.single_level_apply(_formula(name, norm, training, gradients, alone=True))
 
     def below_autograd(keyset, *values):
         _refuse_tangents(name, values)
@@ -102,7 +102,7 @@ def differentiable(name: str, norm: Norm) -> Operator:
 
 _TEXT = """
 def forward(ctx, {tensors}, eps):
-    made = recent.forward({tensors}, eps) if alone() else declined
+    made = {fast}
     if made is declined:
         made = train(ctx, {tensors}, eps)
     {results}, inverse_rms = made
@@ -147,8 +147,13 @@ class _Recent:
     backward: Callable[..., object] = lambda *values: DECLINED
 
 
-def _formula(name: str, norm: Norm, training: _Step, gradients: _Step) -> type[torch.autograd.Function]:
-    """What is kept of a forward call, and the gradients that are made from it, in one graph."""
+def _formula(
+    name: str, norm: Norm, training: _Step, gradients: _Step, alone: bool
+) -> type[torch.autograd.Function]:
+    """What is kept of a forward call, and the gradients that are made from it, in one graph.
+
+    alone: whether forward is only called where nobody else wants to see it.
+    """
     recent = _Recent()
 
     def train(ctx, *values):
@@ -180,7 +185,8 @@ def _formula(name: str, norm: Norm, training: _Step, gradients: _Step) -> type[t
     asked = [n.replace("needs", "asks") if norm.residual and n in ("needs_dx", "needs_dresidual") else n for n in needs]
     kept = ("total" if norm.residual else "x", *("gate",) * norm.gate)
     text = _TEXT.format(
-        tensors=", ".join(a.name for a in norm.tensors),
+        tensors=", ".join(tensors := [a.name for a in norm.tensors]),
+        fast=f"recent.forward({', '.join(tensors)}, eps)" if alone else "declined",
         results=", ".join(a.name for a in norm.results),
         ungraded=_UNGRADED if norm.residual else "pass",
         kept=", ".join(kept),

@@ -12,52 +12,75 @@ from graphfuse.runtime.fastcall import DECLINED
 from graphfuse.torch.formula import Operator
 from graphfuse.torch.operators import ADD_RMS_NORM, RMS_NORM, RMS_NORM_SILU, epsilon
 
+_grad_enabled = torch.is_grad_enabled
+
+
+def _declines(*values: object) -> object:
+    return DECLINED
+
 
 class RMSNorm(torch.nn.RMSNorm):
     """``torch.nn.RMSNorm`` by ``rms_norm``: normalized_shape, eps, elementwise_affine, device and dtype as there."""
 
     _operator: ClassVar[Operator] = RMS_NORM
-    _like_last: tuple[Callable[..., object], float] | None = None  # the fast path of the last call without gradients
+    # The fast path of the last call without gradients, and the weight and epsilon that it was given.
+    _last: tuple[Callable[..., object], torch.Tensor | None, float] = (_declines, None, 0.0)
+
+    def __init__(self, normalized_shape, *arguments, **options):
+        if isinstance(normalized_shape, torch.Tensor):
+            raise VariantPackTypeError(
+                "normalized_shape must be an int or a sequence of ints, got Tensor; give tensors to the module made"
+            )
+        super().__init__(normalized_shape, *arguments, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (..., *normalized_shape). Returns a tensor of x's shape and type."""
-        return self._over_rows(x)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_like_last"}
-
-    def _over_rows(self, *tensors: torch.Tensor):
-        """The operator over all dimensions of normalized_shape as one."""
-        if is_dynamo_compiling() or torch.is_grad_enabled() or forward_ad._current_level >= 0:
-            return self._checked(tensors)[0]
-        weight = self._parameters.get("weight")
-        if self._like_last is not None:
-            fast, eps = self._like_last
-            made = fast(*tensors, weight, eps if self.eps is None else self.eps)
+        if is_dynamo_compiling() or _grad_enabled() or forward_ad._current_level >= 0:
+            return self._run((x,))
+        fast, weight, eps = self._last
+        if weight is self._parameters.get("weight", self) and (self.eps is None or self.eps == eps):
+            made = fast(x, weight, eps)
             if made is not DECLINED:
                 return made
-        made, eps = self._checked(tensors)
-        if len(self.normalized_shape) == 1 and weight is self.weight:  # not a weight that something else computes
-            fast = self._operator.inference.known(*tensors, weight, eps)
-            self.__dict__["_like_last"] = None if fast is None else (fast, eps)
+        return self._run_and_keep((x,))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_last"}
+
+    def _run(self, tensors: tuple[torch.Tensor, ...]):
+        """The operator over all dimensions of normalized_shape as one."""
+        operator, weight = self._operator, self.weight
+        if weight is None or len(self.normalized_shape) > 1:
+            self._check(tensors)
+        try:
+            if len(self.normalized_shape) == 1:
+                return operator.run(*tensors, weight, epsilon(self.eps, tensors[0]))
+        except VariantPackError:
+            self._check(tensors)  # says it in the module's words
+            raise
+        count = len(self.normalized_shape)
+        weight = None if weight is None else weight.flatten()
+        made = operator.run(*(t.flatten(-count) for t in tensors), weight, epsilon(self.eps, tensors[0]))
+        shape = self.normalized_shape
+        return tuple(y.unflatten(-1, shape) for y in made) if isinstance(made, tuple) else made.unflatten(-1, shape)
+
+    def _run_and_keep(self, tensors: tuple[torch.Tensor, ...]):
+        """`_run`, and its fast path for the next call, unless something else computes the weight."""
+        made = self._run(tensors)
+        if len(self.normalized_shape) == 1 and self.weight is self._parameters.get("weight", self):
+            given = (self.weight, epsilon(self.eps, tensors[0]))
+            fast = self._operator.inference.known(*tensors, *given)
+            self.__dict__["_last"] = (fast or _declines, *given)
         return made
 
-    def _checked(self, tensors: tuple[torch.Tensor, ...]) -> tuple[object, float]:
-        """What the operator makes, and the epsilon it was given."""
-        shape, operator = self.normalized_shape, self._operator
-        for name, t in zip(operator.tensors, tensors, strict=False):
+    def _check(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        shape = self.normalized_shape
+        for name, t in zip(self._operator.tensors, tensors):  # noqa: B905 - a weight comes behind; torch 2.8 traces no more
             if not isinstance(t, torch.Tensor):
                 raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
             if t.shape[-len(shape) :] != shape:
                 accepted = ", ".join(map(str, shape))
                 raise VariantPackError(f"{name} has shape {tuple(t.shape)}; accepted: (..., {accepted})")
-        eps, weight = epsilon(self.eps, tensors[0]), self.weight
-        if len(shape) == 1:
-            return operator.run(*tensors, weight, eps), eps
-        weight = None if weight is None else weight.flatten()
-        made = operator.run(*(t.flatten(-len(shape)) for t in tensors), weight, eps)
-        unflat = tuple(y.unflatten(-1, shape) for y in made) if isinstance(made, tuple) else made.unflatten(-1, shape)
-        return unflat, eps
 
 
 class RMSNormSiLU(RMSNorm):
@@ -73,4 +96,11 @@ class AddRMSNorm(RMSNorm):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual: (..., *normalized_shape). Returns (norm of the sum in x's type, sum in residual's type)."""
-        return self._over_rows(x, residual)
+        if is_dynamo_compiling() or _grad_enabled() or forward_ad._current_level >= 0:
+            return self._run((x, residual))
+        fast, weight, eps = self._last
+        if weight is self._parameters.get("weight", self) and (self.eps is None or self.eps == eps):
+            made = fast(x, residual, weight, eps)
+            if made is not DECLINED:
+                return made
+        return self._run_and_keep((x, residual))

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import mmap
 import subprocess
 import sys
 
@@ -211,7 +212,12 @@ def test_what_calls_leave_is_seen(monkeypatch):
     held = []
 
     def leaking(columns, device):
-        return {host_record.FUNCTIONAL: lambda x: held.append(bytearray(b"x" * (1 << 20)))}
+        return {host_record.FUNCTIONAL: lambda x: held.append(fresh())}
+
+    def fresh():  # memory that nobody had before
+        made = mmap.mmap(-1, 1 << 20)
+        made.write(b"x" * (1 << 20))
+        return made
 
     (row,) = row_counts.growth("cpu", nothing, 9, 16, 4)
     assert row["calls"] == 8 and sum(row["by_quarter"]) == row["host_bytes"]
