@@ -8,7 +8,8 @@ from graphfuse.engine import Problem
 from graphfuse.engines.accepted import RowFacts
 from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCKS
-from graphfuse.rowwise import Store, View
+from graphfuse.pointwise import Chain
+from graphfuse.rowwise import RowProgram, Store, View
 
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 
@@ -38,15 +39,20 @@ def in_place(rows: Rows) -> tuple[tuple[TensorId, TensorId], ...]:
 
 
 def problem(facts: RowFacts, chunk: int) -> Problem:
-    """chunk: elements that are always taken together."""
+    """chunk: elements that are always taken together.
+
+    Copies of values are no steps: a sum that is stored rounded and read unrounded takes what one takes that is read as
+    it is stored.
+    """
     program = facts.program
+    steps, numbers = _without_copies(program)
 
     def described(view: View) -> dict[str, object]:
         varies = "rows" * view.rows + "columns" * view.columns
         return {"type": view.dtype.value, "varies": varies, "access": access(view, chunk)}
 
     def stored(store: Store) -> dict[str, object]:
-        made = described(store.view) | {"block": store.block_size, "value": store.value.index}
+        made = described(store.view) | {"block": store.block_size, "value": numbers[store.value.index]}
         if store.scales_of is not None:
             return made | {"scales of": store.scales_of.value}
         if store.block_scale is not None and store.block_scale.dtype is not BLOCKS[store.block_size].scales[0]:
@@ -57,9 +63,24 @@ def problem(facts: RowFacts, chunk: int) -> Problem:
         "columns": facts.columns,
         "axes": len(facts.row_extents),
         "inputs": [described(view) for view in program.inputs],
-        "steps": [step.op_name for step in program.steps],
+        "steps": steps,
         "stores": [stored(s) for s in program.stores],
     }
     if program.sums:
         key["sums"] = [s.view.dtype.value for s in program.sums]
     return Problem(key, facts.rows)
+
+
+def _without_copies(program: RowProgram) -> tuple[list[str], list[int]]:
+    """The names of the steps that are no copies of another step's value, and for each step the number of its value
+    among theirs."""
+    names: list[str] = []
+    numbers: list[int] = []
+    for step in program.steps:
+        (_, first), *_ = step.operands
+        if step.op_name == "identity" and isinstance(first, Chain):
+            numbers.append(numbers[first.index])
+        else:
+            numbers.append(len(names))
+            names.append(step.op_name)
+    return names, numbers
