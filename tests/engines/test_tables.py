@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphfuse import engines, heur_mode, plan, plugins
-from graphfuse.benchmarks import rmsnorm_backward, rmsnorm_silu, rmsnorm_training, sizes
+from graphfuse.benchmarks import chain_knobs, in_a_model, rmsnorm_backward, rmsnorm_silu, rmsnorm_training, sizes
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.device import ARCHES, for_arch
 from graphfuse.engine import Problem, knobs_from_dict, knobs_to_dict
@@ -59,6 +59,7 @@ def tuned_for(chip):
         beside = (bench for bench in BENCHES.values() if bench is not rmsnorm_silu.BENCH)
         graphs += [case.graph() for bench in beside for case in bench.cases]
         graphs += [case.inference_graph() for case in rmsnorm_training.BENCH.cases]
+        graphs += [chain_knobs.graph(case) for case in in_a_model.BENCH.cases]
     return graphs
 
 

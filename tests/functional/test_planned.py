@@ -139,3 +139,20 @@ def test_the_kernels_do_what_the_functions_promise(name, monkeypatch):
     reference = call(name, (5, 2, 64)).run()
     for output in {"y_fp4", "block_scale"} & {*results}:
         assert torch.equal(results[output].view(torch.uint8), reference[output].view(torch.uint8))
+
+
+@pytest.mark.parametrize("name", ["fused_add_rmsnorm", "fused_add_rmsnorm_quant", "rmsnorm"])
+@pytest.mark.parametrize("rows", [16, 4096])
+def test_functions_have_the_knobs_that_were_tuned_for_their_benches(name, rows, monkeypatch):
+    """They store a residual sum rounded and read it unrounded, which takes a step more than the bench's graph has."""
+    monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
+    made = call(name, (rows, 7168))
+    arguments = made.tensors | made.options
+    f = _declared(made.function)
+    (part,) = calls.Call.of(f, {n: arguments.get(n, f.defaults.get(n)) for n in f.parameters}).planned.problem.plan.parts
+    tuned = name != "rmsnorm"
+    assert part.why.startswith("tuned on NVIDIA H200" if tuned else "heuristic")
+
+
+def _declared(function):
+    return function.__globals__["first"].args[0]
