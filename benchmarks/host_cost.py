@@ -145,9 +145,7 @@ def run(arguments: argparse.Namespace, device: str, wait: Wait) -> dict:
         "calls": [],
     }
     if "addresses" in arguments.parts:
-        by_sets = _timed(
-            "address sets", lambda: measured(arguments.sets, arguments.only, repeats, calls, device, wait)
-        )
+        by_sets = _timed("address sets", lambda: measured(arguments.sets, arguments.only, repeats, calls, device, wait))
         for rows in by_sets.values():
             if device != "cpu" and "us" not in rows.get(BARE, {}):
                 raise SystemExit(f"no bare launch to compare with: {rows.get(BARE) or rows.get(host_calls.LAUNCHES)}")

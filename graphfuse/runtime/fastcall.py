@@ -229,7 +229,12 @@ def execute(
         return None
     if not all(type(key) in _KEYS for key in pack):  # what others mean may change
         return None
-    names: dict[str, object] = {"start": starts[False], "starts": starts, "number": number, "VariantPackError": VariantPackError}
+    names: dict[str, object] = {
+        "start": starts[False],
+        "starts": starts,
+        "number": number,
+        "VariantPackError": VariantPackError,
+    }
     values, unlike, numbers, addresses = [], [], [], []
     models: dict[str, object] = {}
     for t, (key, tensor) in tensors.items():

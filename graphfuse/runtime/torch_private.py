@@ -47,10 +47,10 @@ def _python_guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: 
 
     models = [looks(t) for t in tensors]
 
-    is_tracing, is_observed = tracing(), observed()
+    is_observed = observed()
 
     def check(*given: object) -> bool:
-        if is_tracing() or is_observed():
+        if is_observed():
             return False
         if len(given) != len(models):
             raise TypeError(f"{len(models)} tensors are compared, got {len(given)}")
@@ -103,14 +103,14 @@ def tracing() -> Callable[[], bool]:
 
 
 def observed() -> Callable[[], bool]:
-    """What tells whether a mode of ``__torch_dispatch__``, a transform of torch.func or a forward derivative is at work
-    in this thread, and so wants to see what is called. Always, where torch cannot tell: then all calls take the
-    dispatcher."""
+    """What tells whether somebody in this thread wants to see what is called: the compiler, ``torch.jit.trace``, a mode
+    of ``__torch_dispatch__``, a transform of torch.func or a forward derivative. Always, where torch cannot tell: then
+    all calls take the dispatcher."""
     modes, transforms = _find("_C._len_torch_dispatch_stack"), _find("_C._are_functorch_transforms_active")
-    forward_ad = _find("autograd.forward_ad")
+    forward_ad, compiling, is_tracing = _find("autograd.forward_ad"), _find("compiler.is_dynamo_compiling"), tracing()
     if modes is None or transforms is None or not hasattr(forward_ad, "_current_level"):
         return lambda: True
-    return lambda: bool(modes()) or transforms() or forward_ad._current_level >= 0
+    return lambda: compiling() or is_tracing() or modes() > 0 or transforms() or forward_ad._current_level >= 0
 
 
 def is_differentiated_by_func() -> bool:

@@ -21,17 +21,7 @@ from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, written
 from graphfuse.torch.norm import Norm
 
-_tracing, _observed, _any_requires_grad = (
-    torch_private.tracing(),
-    torch_private.observed(),
-    torch_private.any_requires_grad(),
-)
-
-
-def _alone() -> bool:
-    """Whether nothing but autograd wants to see what is called: no compiler, tracer, mode, transform or forward
-    derivative."""
-    return not (is_dynamo_compiling() or _tracing() or _observed())
+_observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
 
 
 @dataclass(frozen=True)
@@ -42,7 +32,7 @@ class _Step:
     operator: torch._ops.OpOverload
 
     def __call__(self, *values):
-        return self.function(*values) if _alone() else self.operator(*values)
+        return self.operator(*values) if _observed() else self.function(*values)
 
 
 def _step(name: str, variant: Variant, others: Sequence[str]) -> _Step:
@@ -90,7 +80,7 @@ def differentiable(name: str, norm: Norm) -> Operator:
         return torch_private.below_autograd(inference.operator, keyset, *values)
 
     def call(*values):
-        if not _alone():
+        if is_dynamo_compiling() or _observed():  # the compiler asks no closure of ours
             return inference.operator(*values)
         if torch.is_grad_enabled() and _any_requires_grad(*values):
             return apply_alone(*values)
@@ -119,7 +109,7 @@ def backward(ctx, dy{dtotal}):
     if grad_enabled():
         made = once({read}, {asked})
     else:
-        made = recent.backward({read}, {asked}) if alone() else declined
+        made = declined if observed() else recent.backward({read}, {asked})
         if made is declined:
             made = differentiate({read}, {asked})
     {gradients} = made
@@ -147,9 +137,7 @@ class _Recent:
     backward: Callable[..., object] = lambda *values: DECLINED
 
 
-def _formula(
-    name: str, norm: Norm, training: _Step, gradients: _Step, alone: bool
-) -> type[torch.autograd.Function]:
+def _formula(name: str, norm: Norm, training: _Step, gradients: _Step, alone: bool) -> type[torch.autograd.Function]:
     """What is kept of a forward call, and the gradients that are made from it, in one graph.
 
     alone: whether forward is only called where nobody else wants to see it.
@@ -160,20 +148,20 @@ def _formula(
         if ctx.needs_input_grad[-1]:
             raise VariantPackTypeError("eps is a tensor that requires a gradient; accepted: a number")
         made = training(*values)
-        if _alone():
+        if not _observed():
             recent.forward = training.function.known(*values) or recent.forward
         return made
 
     def differentiate(*values):
         values = _in_rows(norm, values)
         made = gradients(*values)
-        if _alone():
+        if not _observed():
             recent.backward = gradients.function.known(*values) or recent.backward
         return made
 
     once = _made_once(name, gradients)
     names = {
-        "alone": _alone,
+        "observed": _observed,
         "declined": DECLINED,
         "recent": recent,
         "train": train,

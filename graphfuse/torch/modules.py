@@ -49,18 +49,20 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def _run(self, tensors: tuple[torch.Tensor, ...]):
         """The operator over all dimensions of normalized_shape as one."""
-        operator, weight = self._operator, self.weight
-        if weight is None or len(self.normalized_shape) > 1:
+        operator, weight, count = self._operator, self._parameters.get("weight"), len(self.normalized_shape)
+        if weight is None:  # or something else computes it
             self._check(tensors)
-        try:
-            if len(self.normalized_shape) == 1:
-                return operator.run(*tensors, weight, epsilon(self.eps, tensors[0]))
-        except VariantPackError:
-            self._check(tensors)  # says it in the module's words
-            raise
-        count = len(self.normalized_shape)
+            weight = self.weight
+        eps = self.eps if self.eps is not None else epsilon(None, tensors[0])
+        if count == 1:
+            try:
+                return operator.run(*tensors, weight, eps)
+            except VariantPackError:
+                self._check(tensors)  # says it in the module's words
+                raise
+        self._check(tensors)
         weight = None if weight is None else weight.flatten()
-        made = operator.run(*(t.flatten(-count) for t in tensors), weight, epsilon(self.eps, tensors[0]))
+        made = operator.run(*(t.flatten(-count) for t in tensors), weight, eps)
         shape = self.normalized_shape
         return tuple(y.unflatten(-1, shape) for y in made) if isinstance(made, tuple) else made.unflatten(-1, shape)
 
