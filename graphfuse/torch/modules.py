@@ -35,7 +35,8 @@ class AddRMSNorm(RMSNorm):
 def _over_rows(module: torch.nn.RMSNorm, operator: Callable[..., object], *tensors: torch.Tensor):
     """The operator over all dimensions of normalized_shape as one."""
     shape = module.normalized_shape
-    for name, t in zip(("x", "residual"), tensors, strict=False):
+    for n, t in enumerate(tensors):  # torch 2.8 cannot trace zip(..., strict=False)
+        name = ("x", "residual")[n]
         if not isinstance(t, torch.Tensor):
             raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
         if t.shape[-len(shape) :] != shape:
