@@ -1,6 +1,7 @@
 # make demo       the main job, from a fresh clone
 # make test       every test that needs no GPU
 # make test-all   those and what takes longer
+# make test-torch TORCH=2.12.1  the plain tests on another torch; TORCH=oldest, TORCH=newest: that pyproject.toml admits
 # make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json
 # make gpu-check  those, then the kernels under compute-sanitizer; writes docs/records/gpu-check-DEVICE.json
 # make bench      every bench, size and peer that is installed; writes docs/records/BENCH-DEVICE.json
@@ -10,13 +11,19 @@
 # PYTHON: the interpreter that .venv is made with. PIP_ARGS: more arguments for pip.
 PYTHON ?= python3
 PIP_ARGS ?=
+TORCH ?= newest
 
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+MADE := .venv/made
+RUNNABLE := .venv/runnable
 INSTALLED := .venv/installed
+KERNEL_TABLE := .venv/kernel-table
+OTHER_TORCH := .venv-torch-$(TORCH)
 
-.PHONY: demo test test-all gpu-test gpu-check bench bench-docs kernel-table clean
+.NOTPARALLEL:
+.PHONY: demo test test-all test-torch gpu-test gpu-check bench bench-docs kernel-table clean
 
-demo: $(INSTALLED)
+demo: $(RUNNABLE)
 	.venv/bin/python examples/rmsnorm_silu.py
 
 test: $(INSTALLED)
@@ -24,6 +31,12 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	.venv/bin/python -m pytest -n 2 --dist loadgroup -m 'not gpu'
+
+# Of torch, kernels know nothing, and neither does what is packed.
+test-torch: $(OTHER_TORCH)/installed
+	$(OTHER_TORCH)/bin/python -c 'import torch; print("torch", torch.__version__)'
+	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup \
+	  -m 'not (gpu or thorough or compile or emulate or install)'
 
 gpu-test: $(INSTALLED)
 	.venv/bin/python -m pytest tests -m gpu -n 4 --dist loadgroup --record=docs/records
@@ -39,21 +52,39 @@ bench-docs: $(INSTALLED)
 	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[bench]'
 	.venv/bin/python -m graphfuse.benchmarks.render
 
-kernel-table: $(INSTALLED)
-	.venv/bin/python tests/kernel_table.py
+# The table's NVRTC is loaded before torch, which may bring one of its own.
+kernel-table: $(KERNEL_TABLE)/installed
+	PYTHONPATH=$(KERNEL_TABLE):tests .venv/bin/python -c \
+	  'from graphfuse.runtime import toolkit; toolkit.load(); import kernel_table; kernel_table.main()'
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch-* build dist *.egg-info .pytest_cache .hypothesis
 
-# With a GPU, packages that PYTHON already has are used (a .pth names their folders), torch
-# above all; without one, torch is pinned, because the newest plain torch brings all of CUDA.
-$(INSTALLED): pyproject.toml constraints.txt
+# With a GPU, packages that PYTHON already has are used (a .pth names their folders), torch above all.
+$(MADE):
 	$(PYTHON) -m venv .venv
 ifeq ($(HAS_GPU),yes)
 	$(PYTHON) -c "import sys; print(*(p for p in sys.path if p.endswith('-packages')), sep='\n')" \
 	  > "$$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/outer.pth"
-	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[test,nvrtc]'
-else
-	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --constraint constraints.txt --editable '.[test,nvrtc]'
 endif
+	touch $@
+
+# Without a GPU torch is pinned, and the emulator runs the kernels: NVRTC is for the tests that compile them.
+CONSTRAINED := $(if $(HAS_GPU),,--constraint constraints.txt)
+$(RUNNABLE): extras := $(if $(HAS_GPU),[nvrtc])
+$(INSTALLED): extras := [test,nvrtc]
+$(RUNNABLE) $(INSTALLED): $(MADE) pyproject.toml constraints.txt
+	.venv/bin/python -m pip install $(PIP_ARGS) --quiet $(CONSTRAINED) --editable '.$(extras)'
+	touch $@
+
+OLDEST := $(or $(shell sed -n 's/^ *"torch>=\(.*\)",$$/\1/p' pyproject.toml),$(error no "torch>=..." in pyproject.toml))
+VERSION := $(patsubst oldest,$(OLDEST),$(filter-out newest,$(TORCH)))
+$(OTHER_TORCH)/installed: pyproject.toml
+	$(PYTHON) -m venv $(OTHER_TORCH)
+	$(OTHER_TORCH)/bin/python -m pip install $(PIP_ARGS) --quiet 'torch$(VERSION:%===%)' --editable '.[test,nvrtc]'
+	touch $@
+
+$(KERNEL_TABLE)/installed: $(INSTALLED) kernel-table.txt
+	rm -rf $(KERNEL_TABLE)
+	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --no-deps --target $(KERNEL_TABLE) --requirement kernel-table.txt
 	touch $@

@@ -3,6 +3,7 @@
 import csv
 import functools
 import io
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from graphfuse.runtime import nvrtc, toolkit
 from variants import TARGETS, VARIANTS, Variant
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "records" / "kernel-resources.csv"
+PINS = PATH.parent.parent.parent / "kernel-table.txt"
 COMMAND = "make kernel-table"
 _COLUMNS = "variant,arch,threads,registers,shared,stack,local,spills,instructions,load,read_only,store".split(",")
 _HEAD = "# NVRTC "
@@ -33,7 +35,16 @@ class Table:
 def compiler() -> str:
     """The version of NVRTC in use, as precisely as it can be told."""
     kit = toolkit.find()
-    return metadata.version("nvidia-cuda-nvrtc") if kit.origin == "pip wheels" else kit.version
+    file = kit.nvrtc.resolve()
+    for wheel in metadata.distributions(name="nvidia-cuda-nvrtc"):
+        if any(Path(str(f.locate())).resolve() == file for f in wheel.files or ()):
+            return wheel.version
+    return kit.version
+
+
+def pinned() -> str:
+    """The version of NVRTC that the command brings."""
+    return re.search(r"^nvidia-cuda-nvrtc==(\S+)", PINS.read_text(), re.MULTILINE)[1]
 
 
 @functools.cache
@@ -101,6 +112,8 @@ def difference(name: str, arch: str, now: tuple[int, ...]) -> str:
 def main() -> None:
     import cuda.core  # noqa: F401 - before the threads: two first imports of it at once fail
 
+    if compiler() != pinned():
+        raise SystemExit(f"this is NVRTC {compiler()}; {PINS.name} pins {pinned()}: run {COMMAND}")
     with ThreadPoolExecutor() as pool:
         codes = dict(zip(TARGETS, pool.map(functools.partial(compiled, tuple(VARIANTS)), TARGETS), strict=True))
     keys = [(name, arch) for name in VARIANTS for arch in TARGETS]

@@ -58,8 +58,10 @@ def gradient(forward):
 
 
 def _clipped(x, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf")):
-    # As relu, of torch's functions with a gradient: at lower_clip negative_slope, at upper_clip 1.
-    return lower_clip + functional.leaky_relu(x - lower_clip, negative_slope).clamp(max=upper_clip - lower_clip)
+    # As relu, of torch's functions with a gradient: at lower_clip negative_slope, at upper_clip 1 (of torch's own
+    # clamp 0 from 2.15 on).
+    rectified, most = functional.leaky_relu(x - lower_clip, negative_slope), upper_clip - lower_clip
+    return lower_clip + torch.where(rectified > most, most, rectified)
 
 
 POINTWISE = {

@@ -77,7 +77,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def _check(self, tensors: tuple[torch.Tensor, ...]) -> None:
         shape = self.normalized_shape
-        for name, t in zip(self._operator.tensors, tensors):  # noqa: B905 - a weight comes behind; torch 2.8 traces no more
+        for name, t in zip(self._operator.tensors, tensors, strict=False):  # a weight comes behind
             if not isinstance(t, torch.Tensor):
                 raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
             if t.shape[-len(shape) :] != shape:

@@ -22,5 +22,6 @@ def test_the_kernel_waits_first(name, arch):
     wait = found.index(_WAIT)
     after = [i for i, instruction in enumerate(found) if _MEMORY.match(instruction) or instruction == "EXIT"]
     assert after and wait < min(after), found[: wait + 1]
-    # In a straight line from the beginning: every thread comes by.
-    assert not [i for i in found[:wait] if i.split(".")[0] in ("BRA", "BRX", "JMP", "CALL", "BSSY")]
+    # In a straight line from the beginning: every thread comes by. (BSSY is no branch: it names where threads that part
+    # after it meet again, and some versions of NVRTC put it before the wait.)
+    assert not [i for i in found[:wait] if i.split(".")[0] in ("BRA", "BRX", "JMP", "JMX", "CALL", "RET")]

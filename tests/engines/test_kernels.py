@@ -101,6 +101,10 @@ def test_the_table_lists_these_variants():
     assert list(kernel_table.read().rows) == [(name, arch) for name in VARIANTS for arch in TARGETS]
 
 
+def test_the_table_is_of_the_compiler_that_its_command_brings():
+    assert kernel_table.read().nvrtc == kernel_table.pinned()
+
+
 def test_a_change_is_named():
     (name, arch), row = next(iter(kernel_table.read().rows.items()))
     assert kernel_table.difference(name, arch, row) == ""
