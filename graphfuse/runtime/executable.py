@@ -1,4 +1,4 @@
-"""A plan with its kernels loaded: checks variant packs, starts the plan on them, keeps fast paths for packs like them."""
+"""A plan with its kernels loaded: checks variant packs, runs them, keeps fast paths for packs like them."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -73,9 +73,9 @@ def _compiled(what: str, text: str) -> CodeType:
 class KernelPart:
     """A part of a plan that a kernel runs.
 
-    launcher: the kernel's, as ``runtime.launch.Launcher`` or the emulator's. scratch: where in the workspace the memory
-    of the launch begins, in bytes. rows: how many rows the kernel has for each of the `count` that `start` is given; None
-    where it always has the number of rows that the launch was planned for.
+    launcher: the kernel's, as ``runtime.launch.Launcher`` or the emulator's. scratch: byte offset of the launch's own
+    memory in the workspace. rows: how many rows the kernel has for each of the `count` that `start` is given; None if
+    it always has the number of rows that the launch was planned for.
     """
 
     launch: engine.Launch

@@ -26,8 +26,8 @@ def guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: Sequence
 
     sizes, strides: in elements, for each tensor; None for an extent or stride that is not compared. The check also
     compares type, data type, device, layout, dispatch keys, rank and, while gradients are recorded, requires_grad. It
-    may say no to one tensor that is given twice. It raises TypeError for another number of arguments, and for what is no
-    tensor whatever the comparison raises. Nested tensors must not be given to it: torch would end the process.
+    may say no to one tensor that is given twice. It raises TypeError for another number of arguments, and of what is
+    no tensor whatever the comparison raises. Nested tensors must not be given to it: torch would end the process.
 
     torch.compile guards its graphs with the same check. Without it Python compares, at ten times the cost.
     """
