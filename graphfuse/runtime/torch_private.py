@@ -104,9 +104,9 @@ def tracing() -> Callable[[], bool]:
 
 
 def observed() -> Callable[[], bool]:
-    """Returns what tells whether a mode of ``__torch_dispatch__``, a transform of torch.func or a forward derivative is
-    at work in this thread: these see only what goes by way of the dispatcher. Where torch cannot tell, the answer is
-    always yes, so that all calls take the dispatcher."""
+    """What tells whether a mode of ``__torch_dispatch__``, a transform of torch.func or a forward derivative is at work
+    in this thread, and so wants to see what is called. Always, where torch cannot tell: then all calls take the
+    dispatcher."""
     modes, transforms = _find("_C._len_torch_dispatch_stack"), _find("_C._are_functorch_transforms_active")
     forward_ad = _find("autograd.forward_ad")
     if modes is None or transforms is None or not hasattr(forward_ad, "_current_level"):

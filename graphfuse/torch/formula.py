@@ -33,7 +33,7 @@ _tracing, _observed, _any_requires_grad = (
 
 def _alone() -> bool:
     """Whether nothing but autograd wants to see what is called: no compiler, tracer, mode, transform or forward
-    derivative is at work."""
+    derivative."""
     return not (is_dynamo_compiling() or _tracing() or _observed())
 
 
@@ -154,10 +154,9 @@ class _Recent:
 def _formula(
     name: str, norm: Norm, training: _Step, gradients: _Step, alone: bool
 ) -> type[torch.autograd.Function]:
-    """The autograd formula: runs the training graph, keeps what the backward graph reads, and runs that for all
-    gradients at once.
+    """What is kept of a forward call, and the gradients that are made from it, in one graph.
 
-    alone: whether forward is called only where nothing but autograd wants to see the call.
+    alone: whether forward is only called where nobody else wants to see it.
     """
     recent = _Recent()
 
