@@ -65,7 +65,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class RowCount:
-    """Kernel argument: the number of rows of the call, as int64 (see ``ByRows``)."""
+    """Kernel argument: how many rows this start of the kernel has, as int64 (see ``ByRows``)."""
 
 
 Argument = Address | HostScalar | Scratch | Constant | RowCount
@@ -73,13 +73,15 @@ Argument = Address | HostScalar | Scratch | Constant | RowCount
 
 @dataclass(frozen=True)
 class ByRows:
-    """How the grid of a launch follows the number of rows. A launch that has it serves up to `rows` of them: nothing
-    else of it depends on their number, but for arguments that are a ``RowCount``.
+    """How the grid of a launch follows the number of rows.
 
-    rows: that the launch was planned for. together: rows that a cluster of CTAs (a CTA, where there are no clusters)
-    takes at a time. cluster: its CTAs. most: clusters at most, None for any number. With fewer clusters than are
-    wanted each takes several rounds: as few clusters as take no more rounds, so that all end together. least:
-    clusters that start even for no rows.
+    A launch that has it can be started for any number of rows up to `rows`. Only the grid and the arguments that are
+    a ``RowCount`` depend on that number; all else of the launch, its scratch memory too, is enough for fewer rows.
+
+    rows: the number that the launch was planned for. together: rows that one cluster takes at a time. cluster: CTAs in
+    a cluster; without clusters it is 1, and a cluster is a CTA. most: how many clusters there are at most, None for no
+    limit. Where more would be needed, each takes several rounds of rows, and the grid has no more clusters than these
+    rounds need, so that all end together. least: clusters that start even for no rows.
     """
 
     rows: int
@@ -89,7 +91,7 @@ class ByRows:
     least: int = 0
 
     def grid(self, rows: int) -> int:
-        """CTAs for so many rows."""
+        """CTAs for this number of rows."""
         clusters = -(-rows // self.together)
         if self.most is not None and clusters > self.most:
             clusters = -(-clusters // -(-clusters // self.most))
@@ -97,7 +99,7 @@ class ByRows:
 
     @property
     def clusters(self) -> int:
-        """The most that any number of rows up to `rows` takes."""
+        """Clusters at most, for any number of rows up to `rows`."""
         wanted = -(-self.rows // self.together)
         return max(wanted if self.most is None else min(wanted, self.most), self.least)
 
@@ -191,8 +193,8 @@ class KernelEngine(Engine[FactsT, KnobsT]):
     none ends before. Users ask for such a start with execute's ``programmatic_dependent_launch``."""
 
     tuned_within: ClassVar[float] = 2.0
-    """Knobs tuned for another number of rows count if the two differ by at most this factor. The seeds' sizes, which
-    tables hold, lie a factor of 4 apart, so that between them one is always this near."""
+    """Knobs tuned for another number of rows count if the two differ by at most this factor. The numbers of rows in
+    first-party tables lie a factor of 4 apart, so that between them one is always this near."""
 
     @abc.abstractmethod
     def source(self, facts: FactsT, knobs: KnobsT) -> str:

@@ -1,4 +1,4 @@
-"""One graph's plans: proposing, barring, compiling and running them. `pygraph` keeps one."""
+"""The plans of one graph: proposing, barring, compiling and running them. `pygraph` keeps one planner."""
 
 import os
 import threading
@@ -43,7 +43,7 @@ class Planner:
         self.proposals: list[Proposal] = []
         self.plans: list[Plan] = []
         self.running: Executable | NotBuilt = NotBuilt()
-        """The selected plan, if it is built."""
+        """The selected plan if it is built, else a stand-in that runs nothing. Execute tries its fast path first."""
         self.stream: Callable[[], int] = stream_getter(self.device, handle)
         """The stream that work goes to where execute is given no handle."""
         self._barred_engines: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a user said of a graph, before anything is inferred: what ``freeze`` and ``printing`` read."""
+"""What a user said of a graph, before anything is inferred. ``freeze`` and ``printing`` read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,9 +27,11 @@ class NodeRecord:
 
 @dataclass(eq=False, repr=False)
 class Recorded:
-    """Types are those that tensors and nodes without one of their own get. nodes: each after those it reads from.
+    """A graph as recorded.
 
-    intermediate_rounding: "float32", or "declared" if virtual tensors are rounded to the type they declare.
+    io_data_type, intermediate_data_type, compute_data_type: for tensors and nodes that have no type of their own.
+    intermediate_rounding: "float32", or "declared" if virtual tensors are rounded to the type they declare. nodes: each
+    after those it reads from.
     """
 
     name: str

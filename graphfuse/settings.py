@@ -2,7 +2,7 @@
 
 | variable | meaning |
 | --- | --- |
-| GRAPHFUSE_DEVICE | the device to plan for: cpu, cuda (the current one), cuda:N or emulator |
+| GRAPHFUSE_DEVICE | the device to plan for: cpu, cuda (the current one), cuda:N; emulator, also for CPU tensors |
 | GRAPHFUSE_CACHE_DIR | where compiled kernels are kept (default: graphfuse in XDG_CACHE_HOME or ~/.cache) |
 | GRAPHFUSE_TUNING_DIR | where tuned knobs are kept (default: graphfuse/tuning in XDG_DATA_HOME or ~/.local/share) |
 | CXX | the C++ compiler that the emulator tries before g++ and clang++ |

@@ -1,4 +1,4 @@
-"""A kernel in this process, as ``runtime.launch`` has one on a GPU."""
+"""Kernels that run in this process: the emulator's counterpart of ``runtime.launch``."""
 
 import ctypes
 import functools
@@ -73,7 +73,8 @@ class _Config:
 
 
 class Launcher:
-    """As ``runtime.launch.Launcher``: what it has for ``runtime.fastcall`` this one has, too. There are no streams."""
+    """A kernel with how it is run. It has all that generated code of ``runtime.fastcall`` uses of a
+    ``runtime.launch.Launcher``. Streams mean nothing to it: a kernel runs to its end."""
 
     def __init__(self, run: Callable[[object, object], bytes | None], entry: str, launch: engine.Launch, schedule: int):
         self.packing = Packing(launch)
@@ -85,18 +86,18 @@ class Launcher:
         self._schedule = schedule
 
     def grid(self, rows: int) -> int:
-        """CTAs for so many rows, of a launch that has ``ByRows``."""
+        """CTAs to run for a number of rows, of a launch that has ``ByRows``."""
         return self._launch.by_rows.grid(rows)
 
     def new(self, stream: int) -> tuple:
-        """A block: memory of the arguments and how they are run, as a driver's would be."""
+        """A new launch block, as ``runtime.launch.Block``: memory of the arguments, and how the kernel is run."""
         memory = ctypes.create_string_buffer(max(self.packing.size, 1))
         config = _Config(Launch.of(self._launch, self._schedule))
         return memory, config, config, memory, self.waiting.setdefault(stream, []), None
 
     def launch(self, config: _Config, function: None, memory: object, extra: None) -> int:
-        """Run a block to its end. 0, as the driver says that all is well; KernelFaultError with what the machine
-        found. An address outside the buffers it does not see (``check`` does)."""
+        """Run the kernel to its end with a block. Returns 0, as the driver does without an error; KernelFaultError with
+        what the machine found. It does not see addresses outside the buffers (``check`` does)."""
         with _turn:
             error = self._run(ctypes.byref(config.launch), memory)
         if error is not None:
@@ -104,7 +105,7 @@ class Launcher:
         return 0
 
     def refused(self, error: int, block: tuple) -> None:
-        """Never asked: `launch` raises."""
+        """Never called: `launch` raises instead of returning an error."""
         raise AssertionError(error)
 
     def clear(self, stream: int, addresses: Sequence[int]) -> None:

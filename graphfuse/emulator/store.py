@@ -1,9 +1,9 @@
-"""Where compiled files are kept: a folder of the user's alone, of bounded size.
+"""Where compiled files are kept: a folder that only the user can write, of bounded size.
 
-An entry ends in a SHA-256 of its name and of what is before, which the loader and the linker ignore: what is
-truncated, damaged or put under another name is a miss. So is what another user owns or others can write, as entries
-are code that this process runs. Where all are more than LIMIT bytes, those used longest ago go, whatever process
-made them. One that goes while a process has it loaded stays there for that process.
+An entry ends in a SHA-256 of its name and content, which the loader and the linker ignore. An entry that is truncated,
+damaged or under another name is a miss. So is one that another user owns or that others can write, because entries are
+code that this process runs. Where all entries together exceed LIMIT bytes, those used longest ago are removed,
+whatever process made them. A process that has loaded a removed entry keeps it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from graphfuse import settings
 LIMIT = 512 << 20
 """Bytes: a kernel's library is some 50 KB, its program with sanitizers some 500 KB."""
 
-_SPARED = 600.0  # seconds since an entry was found: for so long it may still be about to be loaded
+_SPARED = 600.0  # seconds: an entry found more recently may still be about to be loaded, and is not removed
 _DIGEST = hashlib.sha256().digest_size
 
 _given_up: set[Path] = set()

@@ -1,4 +1,4 @@
-"""One call: checked in full and run, and from what it came to the fast path for calls like it."""
+"""One call of a function: checked in full, planned and run; and the fast path for later calls like it."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -23,12 +23,13 @@ from graphfuse.runtime.overlaps import Conflict
 from graphfuse.runtime.storage import Storage
 from graphfuse.tables import store
 
-_KEPT = 64
+_KEPT = 64  # sizes and distances for which an answer is kept
 
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A problem and what starts it; counted: for any number of rows of its class."""
+    """A problem and what starts its plan. counted: whether that serves every count of the problem's class, not only the
+    count of the call."""
 
     problem: Problem
     start: Callable[..., None]
@@ -37,9 +38,11 @@ class Planned:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A call whose arguments are accepted but for their addresses.
+    """A call whose arguments are accepted; only overlaps are not yet looked at.
 
-    given: by parameter. tensors: all that it uses, those that are allocated among them. numbers: by parameter.
+    given: the arguments by parameter. tensors: all tensors that the call uses, those that it allocated among them.
+    numbers: those passed by value, by parameter. layouts: of `tensors`. generation: of the tuned knobs
+    (``tables.store``) when the call began.
     """
 
     function: Function
@@ -52,7 +55,8 @@ class Call:
 
     @classmethod
     def of(cls, f: Function, given: Mapping[str, object]) -> "Call":
-        """VariantPackError, and VariantPackTypeError for wrong types, naming the argument."""
+        """The call with these arguments, by parameter; allocates what it returns. Raises VariantPackError, and
+        VariantPackTypeError for wrong types, naming the argument."""
         generation = store.generation
         variant = f.variant(given)
         for a in variant.arguments:
@@ -69,7 +73,8 @@ class Call:
 
     @property
     def device(self) -> str:
-        """Where it is planned for: where its tensors are; of the CPU's on the emulator, if that is asked for."""
+        """The device that it is planned for: that of its tensors, or for CPU tensors the emulator if GRAPHFUSE_DEVICE
+        asks for it."""
         device = str(next(iter(self.layouts.values())).device)
         return str(EMULATOR) if device == "cpu" and settings.device() == str(EMULATOR) else device
 
@@ -79,11 +84,12 @@ class Call:
 
     @functools.cached_property
     def planned(self) -> Planned:
-        """By the class of its number of rows if its plan serves any number of them, else by itself."""
+        """The plan of its count's class, where a plan can serve all of the class; else one for its own shapes."""
         return self.by_class(self.split.count) or Planned(*self._exact())
 
     def by_class(self, count: int) -> Planned | None:
-        """The plan for a class of row counts; None where plans are for one number."""
+        """The plan of the class of a count, made for the largest of the class; None where it could not serve others:
+        on devices that run no kernels, for no rows, or where a part of the plan is for one number of rows."""
         runs_kernels = self.device.startswith(("cuda", str(EMULATOR)))
         if not count or not runs_kernels:
             return None
@@ -91,12 +97,13 @@ class Call:
         try:
             problem = self._problem(self.split.at(most))
         except VariantPackError:
-            return None  # said of the call's own layouts
+            return None  # raised for the call's own layouts, in its own words
         start = problem.executable.counted(most, self._dependent(problem))
         return None if start is None else Planned(problem, start, counted=True)
 
     def run(self) -> None:
-        """VariantPackError where memory that is written is also something else's."""
+        """Start the plan, and count up versions of what is written. VariantPackError, before anything is started, where
+        a tensor that is written overlaps another."""
         planned, problem = self.planned, self.planned.problem
         for conflict in self._conflicts:
             conflict.check(self.tensors)
@@ -108,7 +115,7 @@ class Call:
             torch_private.increment_version()(tuple(self.given[name] for name in self._written))
 
     def fast(self) -> Callable[..., object] | None:
-        """What runs calls like this one; None if they cannot be told."""
+        """The fast path for calls like this one; None where it could not tell them, or they are too rare for one."""
         given = [name for name in self.tensors if self.given.get(name) is not None]
         new = [name for name in self.tensors if name not in given]
         ignored = [a.name for a in self.variant.arguments if self.given.get(a.name) is not None and a.name not in given]
@@ -186,7 +193,8 @@ class Call:
 
     @property
     def _written(self) -> tuple[str, ...]:
-        """What the caller gave to be written, each tensor once, but for those of inference, which have no versions."""
+        """Parameters whose tensors the call writes and the caller gave: each tensor once, without inference tensors,
+        which have no versions."""
         found: dict[int, str] = {}
         for a in self.variant.arguments:
             t = self.given.get(a.name)
@@ -196,7 +204,7 @@ class Call:
 
     @functools.cached_property
     def _conflicts(self) -> tuple["_Pair", ...]:
-        """What may not share memory, of the plan."""
+        """The pairs of tensors that may not share memory."""
         problem, found = self.planned.problem, []
         for made, other, conflict in problem.executable.binder.conflicts:
             names = problem.parameters[made.name], problem.parameters[other.name]
@@ -212,11 +220,11 @@ class Call:
         return Given(name, kind is Kind.COUNTED, tail, self._is_packed(name), row, last, kind is Kind.SIZED)
 
     def _is_packed(self, name: str) -> bool:
-        """Whether strides follow from extents that are counted."""
+        """Whether a tensor's strides follow from its extents in all calls of a fast path, which compares this alone."""
         return self.split.kinds[name] is not Kind.FIXED and self.planned.counted and self.tensors[name].is_contiguous()
 
     def _guarded(self, names: list[str]) -> tuple[list, list]:
-        """Extents and strides that calls like this one have, None for those that follow from the number of rows."""
+        """Extents and strides, by tensor, that calls like this one have; None for those that follow from the count."""
         extents, strides = [], []
         for name in names:
             t, kind = self.layouts[name], self.split.kinds[name]
@@ -233,7 +241,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """Parameters of which one is written that may share no memory, or in place all of it."""
+    """Two parameters, of which `made` is written: they may share no memory or, in place, be the same memory exactly."""
 
     made: str
     other: str
@@ -242,10 +250,11 @@ class _Pair:
     same_type: bool
 
     def clash(self, count: int, apart: int) -> bool:
-        """Whether they do, for a number of rows, the written one beginning so many bytes behind the other."""
+        """Whether they overlap where they may not, for a count, if `made` begins `apart` bytes behind `other`."""
         return self._conflict(dict(self.split.at(count))).clash(apart)
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """VariantPackError if they overlap where they may not in the call that the split is of."""
         made, other = tensors[self.made], tensors[self.other]
         if not self._conflict(self.split.layouts).clash(made.data_ptr() - other.data_ptr()):
             return
@@ -268,7 +277,8 @@ def _number(name: str, value: object) -> float:
 
 
 def _refuse_watched(written: Mapping[str, object]) -> None:
-    """VariantPackError for a tensor whose changes autograd would have to see."""
+    """VariantPackError for a tensor that requires a gradient while gradients are recorded: autograd would have to see
+    the write."""
     if not torch.is_grad_enabled():
         return
     for name, t in written.items():

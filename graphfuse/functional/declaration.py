@@ -10,13 +10,15 @@ from graphfuse.functional.argument import Argument
 from graphfuse.functional.drawing import Drawing
 
 NUMBERS = frozenset({"eps"})
-"""Parameters that are numbers, passed by value: they tell no problems apart."""
+"""Parameters that are numbers, passed by value: calls that differ in them share a problem."""
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What a function is for one choice of its options: its tensors, each after those its shape depends on, and its
-    graph."""
+    """What a function is for one choice of its options.
+
+    arguments: its tensors, each after those that its shape depends on. draw: draws the graph.
+    """
 
     arguments: tuple[Argument, ...]
     draw: Callable[[Drawing], None]
@@ -24,11 +26,11 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """One function. parameters: all, in order, some with defaults. numbers: those that each call may change.
-    options: those that are neither tensors nor numbers.
+    """One function.
 
-    variants: by the values of the options named in `chosen_by`. results: the arguments that are returned, None for
-    one that was not asked for. Arguments that are no parameters are allocated.
+    parameters: names, in order. defaults: of some of them. variants: by the values of the options named in
+    `chosen_by`. results: the arguments that are returned; None is returned for one that was not asked for. An argument
+    that is no parameter is allocated by every call.
     """
 
     name: str
@@ -40,15 +42,17 @@ class Function:
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """Those of any variant: names, and which are written and optional, are the same in all."""
+        """The tensors of any variant: names, and which are written and optional, are the same in all."""
         return next(iter(self.variants.values())).arguments
 
     @property
     def numbers(self) -> tuple[str, ...]:
+        """Parameters that are numbers, which each call may change."""
         return tuple(name for name in self.parameters if name in NUMBERS)
 
     @property
     def options(self) -> tuple[str, ...]:
+        """Parameters that are neither tensors nor numbers."""
         tensors = [a.name for a in self.arguments]
         return tuple(name for name in self.parameters if name not in tensors and name not in NUMBERS)
 
@@ -58,6 +62,7 @@ class Function:
         return frozenset(a.name for a in self.arguments if a.asked is not None)
 
     def variant(self, values: Mapping[str, object]) -> Variant:
+        """The variant for these parameters; VariantPackError if the options have none."""
         chosen = tuple(values[name] for name in self.chosen_by)
         if chosen not in self.variants:
             accepted = " or ".join(map(repr, self.variants))
@@ -65,5 +70,6 @@ class Function:
         return self.variants[chosen]
 
     def returned(self, tensors: Mapping[str, torch.Tensor]) -> object:
+        """What a call returns that used these tensors: a tuple, one tensor, or None."""
         found = tuple(tensors.get(name) for name in self.results if name in tensors or name in self.asked)
         return found if len(found) > 1 else found[0] if found else None

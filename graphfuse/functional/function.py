@@ -1,4 +1,4 @@
-"""Functions made from their declarations: checked and planned once for each problem, then compared and started."""
+"""Functions made from their declarations: a first call is checked and planned, calls like it take a fast path."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ DeclarationT = TypeVar("DeclarationT", bound=Callable[..., object])
 def function(
     variants: Variant | Mapping[tuple[object, ...], Variant], *results: str, chosen_by: tuple[str, ...] = ()
 ) -> Callable[[DeclarationT], DeclarationT]:
-    """Makes the function whose signature and documentation it decorates, and its operator ``graphfuse::NAME``.
+    """Decorator: makes the function of the signature and documentation decorated, and its operator ``graphfuse::NAME``.
 
     variants: by the values of the options that `chosen_by` names. results: the names of what is returned.
     """
@@ -45,7 +45,8 @@ def function(
 
 
 def define(f: Function) -> Callable[..., object]:
-    """The function that `f` says, without defaults, and its operators, of which autograd knows nothing yet."""
+    """The function that `f` declares, without defaults for its parameters, and its operators of torch. What autograd
+    does with the operators is left to the caller."""
     call = _written(f)
     operator.define(f, call)
     call.__globals__["run"] = getattr(torch.ops.graphfuse, f.name).default
@@ -58,7 +59,7 @@ def call({parameters}):
         # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
         return run({others}) if {usual} else dispatched({parameters})
     try:
-        # What tells problems apart, but for what the fast path itself compares.
+        # What tells fast paths apart; each compares the rest itself.
         key = ({key})
         fast = problems.get(key)
     except (AttributeError, IndexError, RuntimeError, TypeError):  # of what is no tensor, or has no strides
@@ -76,7 +77,10 @@ def known({parameters}):
 
 
 def _written(f: Function) -> Callable[..., object]:
-    """The function itself, written out for its parameters: it is all that a call costs besides its fast path."""
+    """The function as users call it: it looks up the fast path and runs it. Generated, as this is part of every call.
+
+    problems: fast paths by key. known: looks up the fast path for arguments, None if there is none.
+    """
     problems: dict[tuple, Callable[..., object]] = {}
     names = {
         "compiling": is_dynamo_compiling,
@@ -101,8 +105,12 @@ def _written(f: Function) -> Callable[..., object]:
 
 
 def _key(f: Function) -> str:
-    """Of tensors with a layout of their own: the last extent, or two where others have some of them, the rank, whether
-    it is contiguous, else all strides and extents but the first; of all: the type."""
+    """The key of a call, as Python.
+
+    It has the data type of each tensor and the value of each option. Of a tensor whose layout follows from no other's
+    it also has the device, the rank, the last extent (the last two where a function has several such tensors), and
+    whether it is contiguous, else all its strides and all extents but the first.
+    """
     free = any(a.free for a in f.arguments)
     parts = []
     for a in f.arguments:
@@ -120,12 +128,13 @@ def _key(f: Function) -> str:
 
 
 def _spread(t: torch.Tensor) -> tuple:
-    """What tells the layouts of tensors with gaps apart."""
+    """What tells layouts apart that are not contiguous."""
     return t.stride(), t.shape[1:]
 
 
 def _dispatched(f: Function, *values) -> object:
-    """A call by way of the operators: what torch.compile traces, and one of tensors whose class wants to see it."""
+    """A call by way of torch's dispatcher: what torch.compile traces, and calls of tensors whose class wants to see
+    operators."""
     given = dict(zip(f.parameters, values, strict=True))
     option.check({name: given[name] for name in f.options})
     new, others = operator.ports(f)
@@ -138,7 +147,7 @@ def _dispatched(f: Function, *values) -> object:
 
 
 def _first(f: Function, problems: dict[tuple, Callable[..., object]], key: tuple | None, *values) -> object:
-    """A call that is looked at in full, and remembered for others like it."""
+    """A call that is checked in full; its fast path is kept for others like it."""
     if _tracing() or not all(map(torch_private.is_plain, values)):
         return _dispatched(f, *values)
     given = dict(zip(f.parameters, values, strict=True))
@@ -157,7 +166,8 @@ def _first(f: Function, problems: dict[tuple, Callable[..., object]], key: tuple
 
 
 def _by_shape(known: object, first: torch.Tensor, fast: Callable[..., object]) -> Callable[..., object]:
-    """Fast paths of plans for one number of rows, by the shape of the first tensor."""
+    """A fast path that chooses another one by the shape of the first tensor: one of `known`, or `fast`. Plans that
+    serve one number of rows are kept so."""
     shapes = getattr(known, "shapes", {})
     while len(shapes) >= _KEPT:
         shapes.pop(next(iter(shapes)), None)

@@ -1,4 +1,4 @@
-"""A call's graph: drawn, planned and built once for the layouts of its tensors."""
+"""The graph of a call: drawn, planned and built once for the layouts of its tensors."""
 
 import functools
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from graphfuse.runtime.handle import Handle, create_handle
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A built graph. parameters: of the function, by the names of the graph's tensors."""
+    """A built graph of a function. parameters: the function's, by the names of the graph's tensors."""
 
     plan: Plan
     executable: Executable
@@ -32,16 +32,16 @@ class Problem:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The parameters whose addresses and numbers the plan is started with."""
+        """The parameters whose addresses or numbers the plan is started with, in order."""
         return tuple(self.parameters[t.name] for t in self.executable.bound)
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], device: str, generation: int) -> Problem:
-    """The problem of these layouts, by argument, which fit each other, on a device.
+    """The problem of these layouts on a device. They are by argument and fit each other.
 
-    generation: of the tuned knobs (``tables.store``), with which problems are planned anew. VariantPackError
-    where the layouts do not fit the graph.
+    generation: of the tuned knobs (``tables.store``); problems are planned anew for each. VariantPackError where the
+    graph does not accept the layouts.
     """
     drawing = draw(name, variant, dict(layouts), create_handle(device))
     try:
@@ -54,7 +54,7 @@ def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], d
 
 
 def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Handle) -> Drawing:
-    """The graph of these layouts, not yet built. It computes in float64 where a tensor is, elsewhere in float32."""
+    """The graph of these layouts, not yet built. It computes in float64 if any tensor is float64, else in float32."""
     double = any(t.stored is data_type.DOUBLE for t in layouts.values())
     compute = data_type.DOUBLE if double else data_type.FLOAT
     graph = pygraph(name, intermediate_data_type=compute, compute_data_type=compute, handle=handle)

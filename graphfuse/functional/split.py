@@ -1,4 +1,8 @@
-"""How the tensors of a call are seen: as so many times the same, so that only their number changes between calls."""
+"""The tensors of a call as a count of equal slices, so that calls with another count can share a plan.
+
+A slice is a row, or what lies at one position of the leading axes that are counted. What plans are made for, and what
+fast paths compare, is then the same for any count.
+"""
 
 import enum
 import math
@@ -11,8 +15,11 @@ from graphfuse.ir import packed_stride
 
 
 class Kind(enum.Enum):
-    """What the extents of a tensor have to do with the number: its leading ones are counted, it has nothing to do with
-    them, or it has a size that follows from the number in another way."""
+    """What the count has to do with a tensor's extents.
+
+    COUNTED: the leading ones are those of the first tensor, and their product is the count. FIXED: nothing. SIZED: they
+    follow from the count by a rule of their own, as those of block scales in whole tiles.
+    """
 
     COUNTED = enum.auto()
     FIXED = enum.auto()
@@ -21,8 +28,11 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """leading: extents of the first tensor that are counted. count: their product. kinds: of the tensors of a call, in
-    order."""
+    """The tensors of a call as `count` slices.
+
+    arguments, layouts: of the tensors that the call uses, in order. leading: how many extents of the first tensor are
+    counted. count: their product; 1 for no extents. kinds: by tensor.
+    """
 
     arguments: tuple[Argument, ...]
     layouts: Mapping[str, Layout]
@@ -31,24 +41,25 @@ class Split:
     kinds: Mapping[str, Kind]
 
     def at(self, count: int) -> tuple[tuple[str, Layout], ...]:
-        """The layouts for another number, with one leading extent. For no rank to lead, `layouts` as they are."""
+        """The layouts for another count, the counted extents joined to one. `layouts` as they are where none is
+        counted."""
         if not self.leading:
             return tuple(self.layouts.items())
         sizes = self._sizes(count)
         return tuple((name, self._at(name, count, sizes[name])) for name in self.layouts)
 
     def tail(self, name: str) -> Shape:
-        """The extents that are not counted, torch's."""
+        """The extents that are not counted, as torch has them."""
         return self.layouts[name].shape[self.leading if self.kinds[name] is Kind.COUNTED else 0 :]
 
     def row_stride(self, name: str) -> int:
-        """Elements, torch's, from one of the counted to the next."""
+        """Elements, as torch counts them, from one slice to the next."""
         found = _joined(self.layouts[name], self.leading)
         assert found is not None
         return found
 
     def extents(self, name: str, count: int) -> tuple[Shape, Shape]:
-        """Shape and packed strides, torch's, of a tensor that is sized."""
+        """Shape and packed strides, as torch has them, of a tensor that is sized."""
         shape = stored(self._sizes(count)[name], self.layouts[name].stored)
         return shape, packed_stride(shape)
 
@@ -63,15 +74,15 @@ class Split:
         return replace(t, shape=(count, *t.shape[self.leading :]), stride=stride)
 
     def _sizes(self, count: int) -> dict[str, Shape]:
-        """Shapes in elements, with one leading extent."""
+        """Shapes in elements for a count, the counted extents joined to one."""
         return _sizes(self.arguments, {n: elements(t.shape, t.stored) for n, t in self.layouts.items()}, self, count)
 
 
 def split(arguments: Sequence[Argument], layouts: Mapping[str, Layout]) -> Split:
-    """The split that counts most, of tensors whose shapes fit each other.
+    """The split that counts as many leading extents as possible, of tensors whose shapes fit each other.
 
-    Leading extents are counted as one where one stride serves them all in every tensor; the first extent alone always
-    can be.
+    Leading extents can be counted together where one stride joins them in every counted tensor, and shapes depend on
+    nothing but their product.
     """
     used = tuple(a for a in arguments if a.name in layouts)
     shapes = {a.name: elements(layouts[a.name].shape, layouts[a.name].stored) for a in used}
@@ -86,11 +97,12 @@ def split(arguments: Sequence[Argument], layouts: Mapping[str, Layout]) -> Split
 
 
 _NUMBERS = (1 << 12, 1 << 14)
-"""Two numbers that no rounding of a size to whole tiles makes the same."""
+"""Two counts to try shape rules with, which remain different where sizes are rounded up to whole tiles."""
 
 
 def _kinds(used: Sequence[Argument], shapes: Mapping[str, Shape], leading: int) -> dict[str, Kind] | None:
-    """None where shapes follow from the leading extents in a way that their product alone does not tell."""
+    """The kind of each tensor if this many leading extents are counted; None where shapes depend on more than their
+    product."""
     extents = shapes[used[0].name][:leading]
     candidate = Split(tuple(used), {}, leading, math.prod(extents), {})
     few, many = (_sizes(used, shapes, candidate, n) for n in _NUMBERS)
@@ -111,12 +123,12 @@ def _kinds(used: Sequence[Argument], shapes: Mapping[str, Shape], leading: int) 
 
 
 def _sizes(used: Sequence[Argument], shapes: Mapping[str, Shape], split: Split, count: int) -> dict[str, Shape]:
-    """Shapes in elements if `count` took the place of the leading extents of all that has them."""
+    """Shapes in elements if `count` took the place of the leading extents, in every tensor that has them."""
     known, found = dict(shapes), {}
     leading = shapes[used[0].name][: split.leading]
     for a in used:
         shape = shapes[a.name]
-        if a.free or a is used[0]:  # its rule asks what it is itself
+        if a.free or a is used[0]:  # its rule, if it has one, may ask for its own shape
             counted = shape[: split.leading] == leading
             found[a.name] = (count, *shape[split.leading :]) if counted else shape
         else:
@@ -126,7 +138,8 @@ def _sizes(used: Sequence[Argument], shapes: Mapping[str, Shape], split: Split, 
 
 
 def _joined(t: Layout, leading: int) -> int | None:
-    """The stride that serves the leading axes as one, torch's; of one position, that of what follows side by side."""
+    """The stride of the leading axes joined to one, as torch counts; None if no single stride serves them. Where they
+    have one position, slices are taken to lie side by side."""
     axes = [(e, s) for e, s in zip(t.shape[:leading], t.stride, strict=False) if e != 1]
     if not axes:
         return 1 + sum((e - 1) * s for e, s in zip(t.shape[leading:], t.stride[leading:], strict=True))

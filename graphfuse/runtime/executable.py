@@ -1,4 +1,4 @@
-"""A plan with its kernels loaded: from variant packs to started kernels."""
+"""A plan with its kernels loaded: checks variant packs, runs them, keeps fast paths for packs like them."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,12 @@ class NotBuilt:
 
 
 class Executable:
-    """Any number of threads may use one at once: what it knows is only ever added to or replaced.
+    """A built plan that can be executed. Any number of threads may use one at once: what it knows is only ever added to
+    or replaced.
 
     parts: how the parts of the plan are started, given whether kernels may begin before those before them end.
-    binder: made on first use. undependable: why
-    kernels may not begin early; None if they may. like_last: runs a pack like the last one, or returns False.
+    binder: made on first use. undependable: why kernels may not begin early; None if they may. like_last: the fast path
+    of the last pack that was accepted.
     """
 
     def __init__(
@@ -58,14 +59,15 @@ class Executable:
 
     @functools.cached_property
     def starts(self) -> Mapping[bool, Start]:
-        """What starts the plan, by whether kernels may begin early."""
+        """What starts the plan for the number of rows that it was made for, by whether kernels may begin early."""
         ways = (False,) if self.undependable else (False, True)
         return MappingProxyType({dependent: self._start(self._parts(dependent)) for dependent in ways})
 
     def counted(self, count: int, dependent: bool) -> Start | None:
-        """What starts the plan for any number up to `count`, of which rows there are a multiple; None if it cannot.
+        """What starts the plan for any count up to this one; None where a part of the plan is for one number of rows.
 
-        count: the number that the plan was made for.
+        count: what the plan was made for. The number of rows of each kernel is a multiple of it: a call with another
+        count starts the kernel with the same multiple of that.
         """
         found = []
         for part in self._parts(dependent):
@@ -79,7 +81,7 @@ class Executable:
         return fastcall.start(self.bound, dict(binder.in_workspace), binder.constants, parts)
 
     def run(self, pack: Mapping, workspace: object, stream: int, dependent: bool) -> bool:
-        """Run a pack like one of those that `accept` was given last; False for any other."""
+        """Run a pack that is like one of those last accepted; False, with nothing done, for any other."""
         forms = self._forms  # others may replace it meanwhile
         for place, form in enumerate(forms):
             if form(pack, workspace, stream, dependent):
@@ -89,7 +91,8 @@ class Executable:
         return False
 
     def accept(self, pack: Mapping, workspace: object, stream: int, dependent: bool) -> None:
-        """Run a pack. Errors as of ``Binder.bind``, GraphNotSupportedError where `dependent` may not be."""
+        """Check a pack in full, run it, and keep its fast path. Errors as of ``Binder.bind``; GraphNotSupportedError
+        where kernels may not begin early and `dependent` asks for it."""
         self.bind(pack, workspace, dependent)(stream)
         binder = self.binder
         keys = {binder.find(key, []).id: key for key in pack if key is not None}

@@ -1,10 +1,16 @@
-"""The fast path of every call: Python written out for it, which compares, takes addresses and starts kernels.
+"""The fast path of repeated calls: generated Python that compares arguments, takes addresses and starts kernels.
 
-Loops over arguments would take twice as long. Three kinds of functions are made here: `start` starts the parts of a
-plan at given addresses; `execute` is that for a variant pack like one that was accepted; `function` for arguments
-like those of an earlier call. What is like an earlier one is everything but addresses, numbers and, where a plan
-serves any number of rows, that number. Whatever is not, or would be refused, they decline: who calls them then looks
-at everything in full and says what is wrong. They remember nothing of the calls that they serve.
+The code is written out for one plan or one kind of call, because loops over arguments would take twice as long. There
+are three kinds of generated functions:
+
+- `start` starts the parts of a plan at given addresses, for a given number of rows;
+- `execute` does so for a variant pack that is like one that was accepted before;
+- `function` does so for arguments that are like those of an earlier call, and allocates what the call returns.
+
+Two calls are alike if nothing differs but addresses, numbers passed by value and, where the plan serves any number of
+rows, that number. A fast path declines a call that is not alike, or that would be refused, before it has done anything.
+Its caller then checks the call in full, runs it or says what is wrong. Fast paths remember nothing of the calls that
+they serve.
 """
 
 import functools
@@ -30,11 +36,13 @@ DECLINED = object()
 """The answer to a call unlike the earlier one: nothing has been done."""
 
 Start = Callable[..., None]
-"""Of stream, workspace, count, and the address or number of each bound tensor, in order."""
+"""Of stream, address of the workspace, count, and the address or number of each bound tensor, in order. count: what the
+numbers of rows are multiples of (``KernelPart.rows``); 0 where the plan is for one number of rows."""
 
 
 def written(what: str, name: str, text: str, names: Mapping[str, object]) -> Callable[..., object]:
-    """The function `name` of a text, whose globals are `names`. what: how tracebacks call the text, which they show."""
+    """The function `name` that a text of Python defines. names: its globals. what: names the text in tracebacks, which
+    show its lines."""
     space = dict(names)
     exec(_compiled(what, text), space)
     return space[name]
@@ -63,8 +71,12 @@ def _compiled(what: str, text: str) -> CodeType:
 
 @dataclass(frozen=True, eq=False)
 class KernelPart:
-    """A part that a kernel runs. scratch: where in the workspace its own memory begins. rows: of the kernel for each
-    that a call counts; None where the kernel is for one number of rows."""
+    """A part of a plan that a kernel runs.
+
+    launcher: the kernel's, as ``runtime.launch.Launcher`` or the emulator's. scratch: byte offset of the launch's own
+    memory in the workspace. rows: how many rows the kernel has for each of the `count` that `start` is given; None if
+    it always has the number of rows that the launch was planned for.
+    """
 
     launch: engine.Launch
     launcher: object
@@ -74,7 +86,7 @@ class KernelPart:
 
 @dataclass(frozen=True, eq=False)
 class HostPart:
-    """A part that runs from Python. run: of buffers and stream."""
+    """A part of a plan that runs from Python. run: called with buffers and stream."""
 
     run: Callable[[engine.Buffers, int], None]
 
@@ -87,7 +99,7 @@ def start(stream, workspace, count, {values}):
     return None
 """
 
-# A block is this call's alone while it is not among those that wait.
+# The pool of a stream holds blocks that nobody uses (runtime.launch). After an error the block is not put back.
 _KERNEL = """
     try:
         block = waiting{k}[stream].pop()
@@ -116,9 +128,10 @@ def start(
     constants: Mapping[TensorId, float],
     parts: Sequence[Part],
 ) -> Start:
-    """What starts the parts of a plan, in order.
+    """Writes the function that starts the parts of a plan, in order.
 
-    bound: the tensors that a call gives. in_workspace: byte offsets of others. constants: numbers of the graph.
+    bound: the tensors whose address or number a call gives. in_workspace: byte offsets of tensors that lie in the
+    workspace. constants: numbers that the graph holds.
     """
     place = {t.id: f"t{t.id}" for t in bound}
     place |= {t: f"c{t}" for t in constants}
@@ -201,7 +214,8 @@ def execute(pack, workspace, stream, dependent):
 """
 
 Execute = Callable[[object, object, int, bool], bool]
-"""Of variant pack, workspace, stream and whether kernels may begin early: whether it ran."""
+"""Of variant pack, workspace, stream, and whether kernels may begin before those before them end. Returns whether it
+ran the pack."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,14 +234,15 @@ def execute(
     space: Space,
     starts: Mapping[bool, Start],
 ) -> Execute | None:
-    """What executes packs like one that was accepted, or returns False; None where packs like it cannot be told.
+    """Writes the function that executes packs like one that was accepted, and returns False for others. None where
+    packs like it cannot be told from others: its type, a key or a value is of a kind that comparisons do not cover.
 
-    tensors: of the graph, in the order of `starts`, with the pack's key of each. conflicts: output, other tensor, and
-    what may not be shared. starts: by whether kernels may begin early.
+    tensors: the bound tensors in the order that `starts` take them, each with its key in the pack. conflicts: an
+    output, another tensor, and what the two may not share. starts: by whether kernels may begin early.
     """
     if type(pack) is not dict or not (workspace is None or comparable(workspace)):
         return None
-    if not all(type(key) in _KEYS for key in pack):  # what others mean may change
+    if not all(type(key) in _KEYS for key in pack):  # which tensor another object means may change
         return None
     names: dict[str, object] = {
         "start": starts[False],
@@ -288,7 +303,7 @@ def execute(
 
 
 def _misplaced(tensors: Sequence[tuple[str, Tensor]], space: Space) -> Iterator[str]:
-    """Conditions in which addresses are null or not aligned, or share memory with the workspace."""
+    """Conditions, as Python, under which an address is null or not aligned, or a tensor overlaps the workspace."""
     aligned: dict[int, list[str]] = {}
     for local, tensor in tensors:
         if not tensor.by_value and tensor.elements:
@@ -304,13 +319,13 @@ def _misplaced(tensors: Sequence[tuple[str, Tensor]], space: Space) -> Iterator[
 
 
 def comparable(value: object) -> bool:
-    """Whether a guard can tell all of what a value is: a torch tensor of no class of its own."""
+    """Whether a guard can compare a value: it is a plain torch tensor or parameter, not nested and of no subclass."""
     torch = sys.modules.get("torch")
     return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_nested
 
 
 def guard(tensors: Sequence[object]) -> torch_private.Check:
-    """What tells whether tensors are like these, wherever their memory is."""
+    """Tells whether tensors are like these in all but their memory."""
     return torch_private.guard(tensors, [t.shape for t in tensors], [t.stride() for t in tensors])
 
 
@@ -352,11 +367,11 @@ def call({parameters}):
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor that a call gives.
+    """A tensor that a call gives. A fast path serves calls with different counts of slices (``functional.split``).
 
     counted: whether its leading extents are those of the first tensor. tail: its other extents. packed: whether it has
-    to be contiguous; strides of others are compared. row, last: bytes from one row to the next, and that the last one
-    takes. sized: whether its extents follow the number of rows in another way.
+    to be contiguous; the guard compares the strides of others. row: bytes from one slice to the next, 0 if it is not
+    counted. last: bytes that the last slice takes. sized: whether its extents follow from the count by another rule.
     """
 
     name: str
@@ -369,7 +384,7 @@ class Given:
 
     @property
     def nbytes(self) -> str:
-        """From its first byte to past its last."""
+        """Bytes from its first to past its last, as Python of `count`."""
         if not self.row:
             return str(self.last)
         return f"count * {self.row}" if self.row == self.last else f"((count - 1) * {self.row} + {self.last})"
@@ -377,7 +392,7 @@ class Given:
 
 @dataclass(frozen=True)
 class New:
-    """A tensor that is allocated, packed. counted, tail, sized: as of ``Given``."""
+    """A tensor that the call allocates, contiguous. counted, tail, sized: as in ``Given``."""
 
     name: str
     counted: bool
@@ -387,13 +402,14 @@ class New:
 
 @dataclass(frozen=True)
 class Form:
-    """All that tells the text of a function's fast path.
+    """All that the text of a function's fast path depends on. Equal forms share one compiled text.
 
-    numbers: parameters that are numbers. options: parameters that are neither tensors nor numbers. absent: tensors that
-    are left out. same: of each
-    tensor that is given, the first parameter that is the same object. leading: extents of the first tensor that are
-    counted, behind which `trailing` others come. clashes: pairs of written and other tensors of which addresses are
-    compared. values: what the plan is started with. results: names, None for what was not asked for.
+    parameters: names, in order. numbers: parameters that are numbers. options: parameters that are neither tensors nor
+    numbers. absent: parameters for tensors that the call leaves out. same: for each tensor that is given, the first
+    parameter that is the same object. leading: how many extents of the first tensor are counted; `trailing` others
+    follow. clashes: pairs of a written and another tensor whose addresses are compared. values: parameters and new
+    tensors that the plan is started with, in order. written: parameters whose versions the call counts up. results:
+    names, None for what was not asked for. alignment: bytes that all addresses are a multiple of.
     """
 
     name: str
@@ -475,7 +491,7 @@ def _tuple(*items: object) -> str:
 
 
 ROW_CLASS = "(count if count < 16 else -(-count >> (s := count.bit_length() - 4)) << s)"
-"""The class of a number of rows: the number of up to four significant bits that is not below it."""
+"""The class of a count, as Python: the count rounded up to four significant bits, which is the largest of its class."""
 
 row_class: Callable[[int], int] = eval(f"lambda count: {ROW_CLASS}")
 
@@ -484,12 +500,16 @@ _LARGEST = "3.4028234e38"
 
 
 def function(form: Form, names: Mapping[str, object]) -> Callable[..., object]:
-    """What runs calls like an earlier one, or answers DECLINED.
+    """Writes the function that runs calls like an earlier one, and returns DECLINED for others.
 
-    names: store, whose `generation` is that of the call; alike, a guard of the given tensors; stream, of the moment;
-    starts, (start, bytes of workspace) by class of row count, and prepare, which adds one for a number of rows or
-    returns None; empty, which allocates; NAME_type and NAME_extents of new tensors; NAME_kind and NAME_value of
-    options; clash0, clash1... of `clashes`.
+    names: the objects that the text refers to:
+    store and generation: the store of tuned knobs, and the generation of it that the call was planned with.
+    alike: a guard of the given tensors. stream: tells the address of the current stream.
+    starts: (start, bytes of workspace) by class of count. prepare: adds the one for a count; None where there is none.
+    empty: allocates, given shape, strides and data type.
+    NAME_type: data type of a new tensor. NAME_extents: shape and strides of a sized tensor, given the count.
+    NAME_kind, NAME_value: type and value of an option. clash0, clash1, ...: for each of `clashes`, whether the two
+    overlap where they may not, given count and distance.
     """
     torch = sys.modules["torch"]
     own = {"declined": DECLINED, "uint8": torch.uint8, "bump": torch_private.increment_version()}

@@ -1,7 +1,8 @@
 """Loading a cubin and launching its kernel.
 
-A launch is made up in a block: memory for its arguments, and how it is started on one stream. A block is one call's
-alone while it is used, so any number of threads may launch at once, and it is used again afterwards: nothing is
+A launch block is memory for a kernel's arguments and the configuration of a launch on one stream. A call takes a block
+from a pool, writes its arguments and grid into it, launches, and puts it back: the driver has copied the arguments by
+then. While a call has a block no other can take it, so any number of threads may launch at once. Nothing is
 remembered of what was launched.
 """
 
@@ -22,13 +23,14 @@ _PORTABLE_CLUSTER = 8
 _STREAMS_KEPT = 64
 
 Block = tuple[object, object, int, int, list]
-"""Memory of the arguments, configuration of the launch, its address, that of the table of arguments' addresses, and
-where the block waits for its next use."""
+"""A launch block: memory of the arguments; configuration of the launch; address of the configuration; address of the
+table of the arguments' addresses; the pool that it is put back into; and what owns the memory."""
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a kernel uses: registers and local memory (bytes, spills among them) a thread, static shared bytes a CTA."""
+    """What a kernel uses. registers: of a thread. local_bytes: of a thread, spills among them. shared_bytes: static
+    shared memory of a CTA."""
 
     registers: int
     local_bytes: int
@@ -78,7 +80,7 @@ class Kernel:
         self.launcher(launch, dependent).start(buffers, scratch, stream)
 
     def elsewhere(self, error: int, start: Callable[[], int], launch: engine.Launch) -> None:
-        """Deal with a start that the driver refused: start again if that was for the current context alone.
+        """Handle a start that the driver refused: start again if the current context was the only reason, else raise.
 
         The function belongs to the device's primary context, so in any other - on a thread that has not
         touched CUDA, or one whose current device is another - the driver refuses it. To ask for the
@@ -128,9 +130,10 @@ class Kernel:
 class Launcher:
     """A kernel with how it is started; only arguments, stream and number of rows are open.
 
-    packing: how a block's memory is filled. function: the kernel, as `launch` takes it. launch: the driver's function,
-    of a block's configuration, the function, a block's table, None; it returns an error's number. waiting: blocks by
-    stream. ``runtime.fastcall`` writes out what `start` does.
+    packing: how a block's memory is filled. function: the kernel, as `launch` takes it. launch: the driver's launch
+    function, called with the address of a block's configuration, `function`, the address of the block's table, and
+    None; it returns the number of an error, 0 for none. waiting: the pool of each stream, by its address. The code
+    that ``runtime.fastcall`` generates uses these, and does what `start` does.
     """
 
     def __init__(self, kernel: Kernel, launch: engine.Launch, dependent: bool):
@@ -149,11 +152,11 @@ class Launcher:
             self._most = launch.cluster * kernel.resident_clusters(launch, self._config(0, cooperative=False))
 
     def grid(self, rows: int) -> int:
-        """CTAs for so many rows, of a launch that has ``ByRows``."""
+        """CTAs to start for a number of rows, of a launch that has ``ByRows``."""
         return self._started(self._launch.by_rows.grid(rows))
 
     def new(self, stream: int) -> Block:
-        """A block for the stream, whose grid is that of the launch. It waits nowhere until it has been used."""
+        """A new block for the stream, with the grid of the launch. It enters the pool when it is put back."""
         waiting = self.waiting.get(stream)
         if waiting is None:
             while len(self.waiting) >= _STREAMS_KEPT:
@@ -188,7 +191,7 @@ class Launcher:
                 devices.check(error, f"clearing 4 bytes for kernel {self._kernel.entry!r} on {self._kernel.device}")
 
     def refused(self, error: int, block: Block) -> None:
-        """Start a block again or raise, as ``Kernel.elsewhere``."""
+        """Handle a start of this block that the driver refused, as ``Kernel.elsewhere``."""
         self._kernel.elsewhere(error, lambda: self.launch(block[2], self.function, block[3], None), self._launch)
 
     def _started(self, grid: int) -> int:
@@ -225,7 +228,7 @@ class Launcher:
 class _Arguments:
     """Memory for a launch's arguments. table: address of the table of their addresses, as the driver takes them.
 
-    The driver would take the packed bytes as one, too, but captures no cooperative launch that comes so.
+    The driver would also take all arguments as one packed buffer, but captures no cooperative launch of that form.
     """
 
     def __init__(self, packing: Packing):

@@ -1,4 +1,4 @@
-"""Which tensors of a call may not share memory, and whether they do."""
+"""Which tensors of a call may not share memory, and whether they do. All that counts is how far apart they begin."""
 
 import functools
 from collections.abc import Callable
@@ -12,8 +12,10 @@ _KEPT = 64
 
 @dataclass(frozen=True)
 class Conflict:
-    """Memory that is written, and other that may have none of it; or, in place and with elements of the same type, all
-    of it and nothing else."""
+    """The layout of a tensor that is written, `made`, and that of another tensor that may not share memory with it.
+
+    in_place: whether the two may be the same memory exactly: the same address, layout and data type.
+    """
 
     made: Storage
     other: Storage
@@ -22,16 +24,16 @@ class Conflict:
 
     @property
     def near(self) -> tuple[int, int]:
-        """Where the two share no byte unless the first begins between these many bytes from the second, both
-        excluded."""
+        """(low, high): the two can share a byte only if low < apart < high, where `made` begins `apart` bytes behind
+        `other`."""
         return -self.made.nbytes, self.other.nbytes
 
     @cached_property
     def clash(self) -> Callable[[int], bool]:
-        """Whether they share memory that they may not, the first beginning so many bytes behind the second.
+        """Whether the two share memory that they may not, given how many bytes `made` begins behind `other`.
 
-        Views of one tensor, as queries and keys of a packed projection, lie equally far apart in every call: few
-        distances are kept.
+        Views of one tensor, as queries and keys of a packed projection, lie equally far apart in every call, so the
+        answers for a few distances are kept.
         """
         return functools.lru_cache(maxsize=_KEPT)(self._clash)
 

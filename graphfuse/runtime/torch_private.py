@@ -1,8 +1,8 @@
-"""Every private name of torch that graphfuse uses, a function each, and what happens where torch has it no more.
+"""Private names of torch that graphfuse uses: a function for each, which also says what takes its place.
 
-torch promises none of these. Each stands for something public that does the same and takes longer, or whose absence
-costs speed alone; a test calls each of them, on the oldest and the newest torch that are supported. Nothing here
-imports torch: who asks has tensors of it, or uses it already.
+torch promises none of these names. Where torch no longer has one, the function returns something public that does the
+same and takes longer, or an answer that costs speed alone. Nothing here imports torch: whoever calls has tensors of it,
+or uses it already.
 """
 
 import functools
@@ -22,13 +22,14 @@ def _find(path: str) -> object | None:
 
 
 def guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: Sequence[Extents]) -> Check:
-    """What tells whether tensors are like those it was made of, wherever their memory is; it keeps none of them.
+    """Returns a check that tells whether tensors are like these in all but their memory. It keeps none of them.
 
-    Compared are type, data type, device, layout, requires_grad as far as gradients are on, dispatch keys, rank, and
-    all extents and strides (in elements) that are not None. It raises TypeError for another number of arguments, and
-    what the comparison does of what is no tensor. Nested tensors must not be given to it: torch would end the process.
+    sizes, strides: in elements, for each tensor; None for an extent or stride that is not compared. The check also
+    compares type, data type, device, layout, dispatch keys, rank and, while gradients are recorded, requires_grad. It
+    may say no to one tensor that is given twice. It raises TypeError for another number of arguments, and of what is
+    no tensor whatever the comparison raises. Nested tensors must not be given to it: torch would end the process.
 
-    Without torch's own (what torch.compile guards its graphs with) Python compares, at ten times the cost.
+    torch.compile guards its graphs with the same check. Without it Python compares, at ten times the cost.
     """
     made = _find("_C._dynamo.guards.TensorGuards")
     if made is None:
@@ -65,10 +66,10 @@ def _python_guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: 
 
 
 def empty_cuda(device: object) -> Callable[[tuple, tuple, object], object]:
-    """What allocates on a CUDA device, of shape, strides and data type. device: with an index.
+    """Returns what allocates on a CUDA device, given shape, strides and data type. device: with an index.
 
-    torch's own (what the code allocates with that torch.compile generates) allocates on the current device, in two
-    thirds of the time of ``torch.empty_strided``, which takes its place where it is not there.
+    Code that torch.compile generates allocates by the same function, on the current device, in two thirds of the time
+    of ``torch.empty_strided``. That takes its place on another device, and where torch no longer has it.
     """
     torch = sys.modules["torch"]
     general = functools.partial(torch.empty_strided, device=device)
@@ -86,9 +87,9 @@ def empty_cuda(device: object) -> Callable[[tuple, tuple, object], object]:
 
 
 def raw_stream() -> Callable[[int], int]:
-    """What tells the address of torch's current stream on a CUDA device, by its ordinal.
+    """Returns what tells the address of torch's current stream on a CUDA device, given the device's ordinal.
 
-    ``torch.cuda.current_stream`` makes an object of it first, in thirty times the time, and takes its place.
+    In its place ``torch.cuda.current_stream``, which makes an object first and takes thirty times as long.
     """
     found = _find("_C._cuda_getCurrentRawStream")
     if found is not None:
@@ -98,7 +99,7 @@ def raw_stream() -> Callable[[int], int]:
 
 
 def tracing() -> Callable[[], bool]:
-    """What tells whether ``torch.jit.trace`` is at work in this thread."""
+    """Returns what tells whether ``torch.jit.trace`` is at work in this thread."""
     return _find("_C._is_tracing") or sys.modules["torch"].jit.is_tracing
 
 
@@ -114,22 +115,23 @@ def observed() -> Callable[[], bool]:
 
 
 def is_differentiated_by_func() -> bool:
-    """Whether the innermost transform of torch.func at work is its grad. False where torch cannot tell: the message
-    is then torch's own."""
+    """Whether the innermost transform of torch.func at work is grad. False where torch cannot tell: the error that
+    follows is then torch's own."""
     peek = _find("_C._functorch.peek_interpreter_stack")
     top = None if peek is None else peek()
     return top is not None and top.key() == sys.modules["torch"]._C._functorch.TransformType.Grad
 
 
 def any_requires_grad() -> Callable[..., bool]:
-    """What tells whether one of some values is a tensor that requires a gradient."""
+    """Returns what tells whether one of its arguments is a tensor that requires a gradient."""
     found = _find("_C._any_requires_grad")
     return found or (lambda *values: any(getattr(value, "requires_grad", False) for value in values))
 
 
 def is_plain(value: object) -> bool:
-    """Whether nobody else wants to see what is done to a value: a tensor of a class of its own, as fake tensors are,
-    or of the vmap that autograd has for ``is_grads_batched``, which is no transform of torch.func."""
+    """Whether a value can be used without the dispatcher. Two kinds of tensors cannot: those of a class with a
+    ``__torch_dispatch__``, as fake tensors are, and those of the vmap that autograd has for ``is_grads_batched``, which
+    is no transform of torch.func."""
     disabled = _find("_C._disabled_torch_dispatch_impl")
     if getattr(type(value), "__torch_dispatch__", disabled) is not disabled:
         return False
@@ -149,12 +151,12 @@ def below_autograd(operator: object, keys: object, *values: object) -> object:
 
 
 def single_level_apply(function: type) -> Callable[..., object]:
-    """``apply`` of a ``torch.autograd.Function`` where no transform of torch.func is at work: it leaves out the
-    question whether one is, which takes a tenth of a call."""
+    """``apply`` of a ``torch.autograd.Function``, for calls during which no transform of torch.func is at work: it does
+    not ask whether one is, which takes a tenth of a call."""
     base = _find("_C._FunctionBase")
     return function.apply if base is None else super(sys.modules["torch"].autograd.Function, function).apply
 
 
 def increment_version() -> Callable[[tuple], None]:
-    """What counts up the versions of tensors, given in a tuple, that were written in a way torch does not see."""
+    """Returns what counts up the versions of tensors, given in a tuple, that were written unseen by torch."""
     return _find("_C._increment_version") or sys.modules["torch"].autograd.graph.increment_version

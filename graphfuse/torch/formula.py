@@ -1,9 +1,12 @@
-"""Operators that autograd knows: three graphs of a ``Norm``, and the formula that joins them.
+"""Operators that autograd knows: three graphs of a ``Norm``, and the autograd formula that joins them.
 
-``graphfuse::NAME`` is what users call. Where a gradient is asked for, autograd sees ``NAME_training`` run instead,
-and ``NAME_backward`` for the gradients; where none is, the inference graph runs. ``torch.library.register_autograd``
-would make the same formula with wrappers that take longer than a launch, and so would torch's dispatcher: it is
-entered only where somebody listens there.
+``graphfuse::NAME`` is what users call. Where no gradient is asked for, its inference graph runs. Where one is,
+autograd sees ``NAME_training`` run instead, and ``NAME_backward`` for the gradients.
+
+``torch.library.register_autograd`` would make the same formula with wrappers that take longer than a launch. Torch's
+dispatcher takes as long, so calls enter it only where a compiler, tracer, mode or transform listens there. ``forward``
+and ``backward`` of the formula are generated for the operator's arguments, and try the fast path of their last call
+first.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,9 +55,10 @@ def _step(name: str, variant: Variant, others: Sequence[str]) -> _Step:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator that autograd knows. tensors: names of what it takes before its epsilon.
+    """An operator that autograd knows.
 
-    run: of (*tensors, eps). inference: that without gradients, for calls that nobody but the caller wants to see.
+    tensors: names of what it takes before its epsilon. run: the operator, called with (*tensors, eps). inference: the
+    function of its inference graph, for calls without gradients that nothing wants to see.
     """
 
     tensors: tuple[str, ...]
@@ -117,7 +121,7 @@ def backward(ctx, dy{dtotal}):
     return {gradients}, None
 """
 
-# Of a residual sum, whose terms have one gradient, which is written once for each type.
+# For a residual sum: both terms have the same gradient, which is written once for each data type.
 _UNGRADED = """ctx.set_materialize_grads(False)
     if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
         ctx.mark_non_differentiable(total)  # a weight's gradient is not its matter"""
@@ -131,7 +135,7 @@ _GIVEN_BACK = """if is_shared:
 
 @dataclass
 class _Recent:
-    """Fast paths of the last calls, which decline any other."""
+    """The fast paths of the last calls of a formula. They decline calls that are not alike."""
 
     forward: Callable[..., object] = lambda *values: DECLINED
     backward: Callable[..., object] = lambda *values: DECLINED
@@ -193,8 +197,8 @@ def _formula(name: str, norm: Norm, training: _Step, gradients: _Step, alone: bo
 
 
 def _in_rows(norm: Norm, values: Sequence[object]) -> list[object]:
-    """What is read for gradients with dy and dtotal, if it is there, as kernels want them: the elements of each row
-    side by side. The gradient of a sum is one element."""
+    """What the backward graph reads, with dy and dtotal contiguous along rows, as kernels want them. The gradient of
+    ``sum()`` is not: it is one element, expanded."""
     reads = [a.name for a in norm.backward.arguments if not a.written]
     found = list(values)
     for place, read in enumerate(reads):
@@ -206,7 +210,7 @@ def _in_rows(norm: Norm, values: Sequence[object]) -> list[object]:
 
 def _made_once(name: str, gradients: _Step) -> Callable[..., object]:
     class Once(torch.autograd.Function):
-        """The gradients where they are recorded, too: who differentiates them is told that this cannot be."""
+        """The gradients where these are recorded themselves (``create_graph=True``): differentiating them raises."""
 
         @staticmethod
         def forward(ctx, *values):

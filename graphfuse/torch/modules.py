@@ -23,7 +23,7 @@ class RMSNorm(torch.nn.RMSNorm):
     """``torch.nn.RMSNorm`` by ``rms_norm``: normalized_shape, eps, elementwise_affine, device and dtype as there."""
 
     _operator: ClassVar[Operator] = RMS_NORM
-    # The fast path of the last call without gradients, and the weight and epsilon that it was given.
+    # Fast path of the last call without gradients, with that call's weight and epsilon: they may have been replaced.
     _last: tuple[Callable[..., object], torch.Tensor | None, float] = (_declines, None, 0.0)
 
     def __init__(self, normalized_shape, *arguments, **options):
@@ -67,7 +67,7 @@ class RMSNorm(torch.nn.RMSNorm):
         return tuple(y.unflatten(-1, shape) for y in made) if isinstance(made, tuple) else made.unflatten(-1, shape)
 
     def _run_and_keep(self, tensors: tuple[torch.Tensor, ...]):
-        """`_run`, and its fast path for the next call, unless something else computes the weight."""
+        """`_run`, keeping its fast path for the next call, unless the weight is computed (as by a parametrization)."""
         made = self._run(tensors)
         if len(self.normalized_shape) == 1 and self.weight is self._parameters.get("weight", self):
             given = (self.weight, epsilon(self.eps, tensors[0]))
