@@ -13,7 +13,7 @@ from graphfuse.errors import VariantPackError
 from graphfuse.functional.argument import complete
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.layout import ALIGNMENT, Layout, check, check_given, layout
-from graphfuse.functional.problem import Problem, plan
+from graphfuse.functional.planning import Planned, Planning
 from graphfuse.functional.split import Kind, Split, split
 from graphfuse.runtime import buffers, fastcall, torch_private
 from graphfuse.runtime import device as devices
@@ -24,16 +24,6 @@ from graphfuse.runtime.storage import Storage
 from graphfuse.tables import store
 
 _KEPT = 64  # sizes and distances for which an answer is kept
-
-
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """A problem and what starts its plan. counted: whether that serves every count of the problem's class, not only the
-    count of the call."""
-
-    problem: Problem
-    start: Callable[..., None]
-    counted: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,23 +73,13 @@ class Call:
         return split(self.variant.arguments, self.layouts)
 
     @functools.cached_property
-    def planned(self) -> Planned:
-        """The plan of its count's class, where a plan can serve all of the class; else one for its own shapes."""
-        return self.by_class(self.split.count) or Planned(*self._exact())
+    def planning(self) -> Planning:
+        early = self.given.get("enable_pdl", False) is not False
+        return Planning(self.function.name, self.variant, self.split, self.device, self.generation, early)
 
-    def by_class(self, count: int) -> Planned | None:
-        """The plan of the class of a count, made for the largest of the class; None where it could not serve others:
-        on devices that run no kernels, for no rows, or where a part of the plan is for one number of rows."""
-        runs_kernels = self.device.startswith(("cuda", str(EMULATOR)))
-        if not count or not runs_kernels:
-            return None
-        most = fastcall.row_class(count)
-        try:
-            problem = self._problem(self.split.at(most))
-        except VariantPackError:
-            return None  # raised for the call's own layouts, in its own words
-        start = problem.executable.counted(most, self._dependent(problem))
-        return None if start is None else Planned(problem, start, counted=True)
+    @functools.cached_property
+    def planned(self) -> Planned:
+        return self.planning.planned()
 
     def run(self) -> None:
         """Start the plan, and count up versions of what is written. VariantPackError, before anything is started, where
@@ -147,8 +127,10 @@ class Call:
         )
         starts = {fastcall.row_class(split.count): (planned.start, planned.problem.workspace_bytes)}
 
+        by_class = self.planning.by_class if planned.counted else lambda count: None
+
         def prepare(count: int) -> tuple[Callable[..., None], int] | None:
-            found = self.by_class(count) if planned.counted else None
+            found = by_class(count)  # which holds no tensor
             if found is None:
                 return None
             made = starts[fastcall.row_class(count)] = (found.start, found.problem.workspace_bytes)
@@ -172,16 +154,6 @@ class Call:
                 names[f"{name}_extents"] = functools.lru_cache(maxsize=_KEPT)(functools.partial(split.extents, name))
         names |= {f"clash{n}": functools.lru_cache(maxsize=_KEPT)(c.clash) for n, c in enumerate(clashes)}
         return fastcall.function(form, names)
-
-    def _problem(self, layouts: tuple[tuple[str, Layout], ...]) -> Problem:
-        return plan(self.function.name, self.variant, layouts, self.device, self.generation)
-
-    def _exact(self) -> tuple[Problem, Callable[..., None]]:
-        problem = self._problem(tuple(self.layouts.items()))
-        return problem, problem.executable.starts[self._dependent(problem)]
-
-    def _dependent(self, problem: Problem) -> bool:
-        return self.given.get("enable_pdl", False) is not False and problem.executable.undependable is None
 
     @property
     def _torch_device(self) -> torch.device:

@@ -22,7 +22,7 @@ _STATIC_LIMIT = 48 << 10  # shared memory a block gets without asking for more
 _PORTABLE_CLUSTER = 8
 _STREAMS_KEPT = 64
 
-Block = tuple[object, object, int, int, list]
+Block = tuple[object, object, int, int, list, object]
 """A launch block: memory of the arguments; configuration of the launch; address of the configuration; address of the
 table of the arguments' addresses; the pool that it is put back into; and what owns the memory."""
 

@@ -114,6 +114,15 @@ def observed() -> Callable[[], bool]:
     return lambda: compiling() or is_tracing() or modes() > 0 or transforms() or forward_ad._current_level >= 0
 
 
+def differentiates_forward() -> Callable[[], bool]:
+    """What tells whether a level of forward derivatives (``torch.autograd.forward_ad.dual_level``) is at work. Always,
+    where torch cannot tell."""
+    forward_ad = _find("autograd.forward_ad")
+    if not hasattr(forward_ad, "_current_level"):
+        return lambda: True
+    return lambda: forward_ad._current_level >= 0
+
+
 def is_differentiated_by_func() -> bool:
     """Whether the innermost transform of torch.func at work is grad. False where torch cannot tell: the error that
     follows is then torch's own."""

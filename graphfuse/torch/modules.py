@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED
 from graphfuse.torch.formula import Operator
 from graphfuse.torch.operators import ADD_RMS_NORM, RMS_NORM, RMS_NORM_SILU, epsilon
 
-_grad_enabled = torch.is_grad_enabled
+_grad_enabled, _differentiates_forward = torch.is_grad_enabled, torch_private.differentiates_forward()
 
 
 def _declines(*values: object) -> object:
@@ -35,7 +35,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (..., *normalized_shape). Returns a tensor of x's shape and type."""
-        if is_dynamo_compiling() or _grad_enabled() or forward_ad._current_level >= 0:
+        if is_dynamo_compiling() or _grad_enabled() or _differentiates_forward():
             return self._run((x,))
         fast, weight, eps = self._last
         if weight is self._parameters.get("weight", self) and (self.eps is None or self.eps == eps):
@@ -98,7 +98,7 @@ class AddRMSNorm(RMSNorm):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual: (..., *normalized_shape). Returns (norm of the sum in x's type, sum in residual's type)."""
-        if is_dynamo_compiling() or _grad_enabled() or forward_ad._current_level >= 0:
+        if is_dynamo_compiling() or _grad_enabled() or _differentiates_forward():
             return self._run((x, residual))
         fast, weight, eps = self._last
         if weight is self._parameters.get("weight", self) and (self.eps is None or self.eps == eps):

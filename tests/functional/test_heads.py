@@ -8,7 +8,6 @@ import torch
 import oracle
 from functional_calls import EPS, F8, F8_WIDE, check
 from graphfuse import GraphfuseError, VariantPackError, VariantPackTypeError, create_handle, functional, heur_mode
-from graphfuse.functional import call as calls
 from graphfuse.functional import problem
 
 
@@ -59,7 +58,7 @@ def engines(monkeypatch):
         found.append(graph.get_engine_and_knobs_at_index(0)[0])
         return plan(name, variant, layouts, device, generation)
 
-    monkeypatch.setattr(calls, "plan", functools.cache(both))
+    monkeypatch.setattr(problem, "plan", functools.cache(both))
     for name in ("rmsnorm", "fused_add_rmsnorm", "qk_rmsnorm"):
         getattr(functional, name).problems.clear()
     return found

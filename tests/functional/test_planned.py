@@ -23,7 +23,7 @@ def graphs(monkeypatch):
         found.append(graph)
         return plan(name, variant, layouts, device, generation)
 
-    monkeypatch.setattr(calls, "plan", both)
+    monkeypatch.setattr(problem, "plan", both)
     for name in NAMES:
         getattr(functional, name).problems.clear()
     return found
@@ -128,7 +128,7 @@ def test_the_kernels_do_what_the_functions_promise(name, monkeypatch):
     problems.clear()
     with monkeypatch.context() as patch:
         patch.setenv("GRAPHFUSE_DEVICE", "emulator")
-        patch.setattr(calls, "plan", lambda *a: used.append(plan(*a)) or used[-1])
+        patch.setattr(problem, "plan", lambda *a: used.append(plan(*a)) or used[-1])
         for _ in range(3):
             made = call(name, (5, 2, 64))
             results = made.run()

@@ -1,5 +1,8 @@
 """Calls that are like earlier ones: planned once, compared and started; and when they are planned anew."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,7 @@ import torch
 import toys
 from functional_calls import NAMES, Tensors, call, check
 from graphfuse import functional, fused_rmsnorm_silu, plugins
-from graphfuse.functional import call as calls
+from graphfuse.functional import problem
 from graphfuse.functional.problem import plan
 from graphfuse.match import Pattern
 from graphfuse.tables import store
@@ -28,7 +31,7 @@ def test_a_problem_is_planned_once(name):
 @pytest.fixture
 def no_long_way(monkeypatch):
     """no_long_way(): from now on no problem is looked up or planned."""
-    return lambda: monkeypatch.setattr(calls, "plan", lambda *_: pytest.fail("the long way"))
+    return lambda: monkeypatch.setattr(problem, "plan", lambda *_: pytest.fail("the long way"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -137,7 +140,7 @@ def test_problems_with_a_workspace(monkeypatch, no_long_way):
     patterns = (Pattern("solo_rmsnorm", norm, toys.facts), *toys.solo("swish", "mul"))
     monkeypatch.setattr(plugins, "installed", lambda: plugins.Registry(patterns, (toys.HostSolo(),)))
     planned = []
-    monkeypatch.setattr(calls, "plan", lambda *a: planned.append(plan.__wrapped__(*a)) or planned[-1])
+    monkeypatch.setattr(problem, "plan", lambda *a: planned.append(plan.__wrapped__(*a)) or planned[-1])
     functional.rmsnorm_silu_gate.problems.clear()
     made = call("rmsnorm_silu_gate", (21, 64))
     check(made.run(), made.exact)
@@ -146,3 +149,16 @@ def test_problems_with_a_workspace(monkeypatch, no_long_way):
     for seed in range(3):
         made = call("rmsnorm_silu_gate", (21, 64), tensors=Tensors(seed=seed))
         check(made.run(), made.exact)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])
+@pytest.mark.parametrize("name", ["rmsnorm", "fused_add_rmsnorm"])
+def test_no_tensor_is_kept_alive(name, device, monkeypatch):
+    """Of calls whose fast path is kept."""
+    monkeypatch.setenv("GRAPHFUSE_DEVICE", device)
+    made = call(name, (6, 80), tensors=Tensors(seed=7))
+    left = [weakref.ref(t) for t in made.run().values() if isinstance(t, torch.Tensor)]
+    assert len(left) >= 2 and getattr(functional, name).problems
+    del made
+    gc.collect()
+    assert not [reference for reference in left if reference() is not None]

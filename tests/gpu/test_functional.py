@@ -18,7 +18,6 @@ from functional_calls import (
     operator_check,
 )
 from graphfuse import VariantPackError, functional
-from graphfuse.functional import call as calls
 from graphfuse.functional import problem
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +31,7 @@ BLOCKS = [name for name in NAMES if "fp4" in name]
 def one_kernel(monkeypatch):
     """Every call of the test is planned as one kernel, of queries and keys one each."""
     used, plan = [], problem.plan
-    monkeypatch.setattr(calls, "plan", lambda *a: used.append((a[0], plan(*a))) or used[-1][1])
+    monkeypatch.setattr(problem, "plan", lambda *a: used.append((a[0], plan(*a))) or used[-1][1])
     yield
     for name, found in used:
         engines = found.plan.engine_and_knobs[0]

@@ -10,7 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 from graphfuse import engines
 from graphfuse import torch as training
-from graphfuse.functional import call as calls
 from graphfuse.functional import problem
 from training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, operator_checks, tensors
 
@@ -25,7 +24,7 @@ BACKWARD = next((e.name for e in engines.ALL if e.name == "rmsnorm_backward"), "
 def one_kernel(monkeypatch):
     """Every call that the test plans is one kernel; backward, too, where there is an engine for it."""
     used, plan = [], problem.plan
-    monkeypatch.setattr(calls, "plan", lambda *a: used.append((a[0], plan(*a))) or used[-1][1])
+    monkeypatch.setattr(problem, "plan", lambda *a: used.append((a[0], plan(*a))) or used[-1][1])
     yield
     for name, found in used:
         engine = found.plan.engine_and_knobs[0]

@@ -5,7 +5,6 @@ import torch
 
 from graphfuse import GraphfuseError, VariantPackError, VariantPackTypeError, create_handle, heur_mode
 from graphfuse import torch as training
-from graphfuse.functional import call as calls
 from graphfuse.functional import problem
 from training_calls import EPS, close, norm
 
@@ -148,7 +147,7 @@ def engines(monkeypatch):
         found[name] = graph.get_engine_and_knobs_at_index(0)[0]
         return plan(name, variant, layouts, device, generation)
 
-    monkeypatch.setattr(calls, "plan", both)
+    monkeypatch.setattr(problem, "plan", both)
     return found
 
 

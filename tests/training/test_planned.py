@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from graphfuse import create_handle, engines, heur_mode
-from graphfuse.functional import call as calls
 from graphfuse.functional import problem
 from training_calls import OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, tensors
 
@@ -25,7 +24,7 @@ def graphs(monkeypatch):
         found[name] = graph.get_engine_and_knobs_at_index(0)[0]
         return plan(name, variant, layouts, device, generation)
 
-    monkeypatch.setattr(calls, "plan", both)
+    monkeypatch.setattr(problem, "plan", both)
     return found
 
 

@@ -1,0 +1,67 @@
+"""The plans of a function for tensors of one split: one for each class of counts, or one for the shapes of a call."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graphfuse.device import EMULATOR
+from graphfuse.errors import VariantPackError
+from graphfuse.functional import problem
+from graphfuse.functional.declaration import Variant
+from graphfuse.functional.layout import Layout
+from graphfuse.functional.problem import Problem
+from graphfuse.functional.split import Split
+from graphfuse.runtime import fastcall
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A problem and what starts its plan. counted: whether that serves every count of the problem's class, not only the
+    count of the call."""
+
+    problem: Problem
+    start: Callable[..., None]
+    counted: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Planning:
+    """All that plans depend on. It holds no tensor, so that a fast path may keep it.
+
+    name: the function's. device: that plans are for. generation: of the tuned knobs. early: whether kernels may begin
+    before those before them end, where they can.
+    """
+
+    name: str
+    variant: Variant
+    split: Split
+    device: str
+    generation: int
+    early: bool
+
+    def planned(self) -> Planned:
+        """The plan of the split's count: of its class, where a plan can serve all of the class; else of its shapes."""
+        return self.by_class(self.split.count) or self._exact()
+
+    def by_class(self, count: int) -> Planned | None:
+        """The plan of the class of a count, made for the largest of the class; None where it could not serve others:
+        on devices that run no kernels, for no rows, or where a part of the plan is for one number of rows."""
+        runs_kernels = self.device.startswith(("cuda", str(EMULATOR)))
+        if not count or not runs_kernels:
+            return None
+        most = fastcall.row_class(count)
+        try:
+            found = self._problem(self.split.at(most))
+        except VariantPackError:
+            return None  # raised for the call's own layouts, in its own words
+        start = found.executable.counted(most, self._dependent(found))
+        return None if start is None else Planned(found, start, counted=True)
+
+    def _exact(self) -> Planned:
+        found = self._problem(tuple(self.split.layouts.items()))
+        return Planned(found, found.executable.starts[self._dependent(found)])
+
+    def _problem(self, layouts: tuple[tuple[str, Layout], ...]) -> Problem:
+        return problem.plan(self.name, self.variant, layouts, self.device, self.generation)
+
+    def _dependent(self, found: Problem) -> bool:
+        return self.early and found.executable.undependable is None
