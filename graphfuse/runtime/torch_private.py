@@ -7,6 +7,7 @@ imports torch: who asks has tensors of it, or uses it already.
 
 import functools
 import sys
+import types
 from collections.abc import Callable, Sequence
 
 Check = Callable[..., bool]
@@ -113,6 +114,13 @@ def observed() -> Callable[[], bool]:
     return lambda: bool(modes()) or transforms() or forward_ad._current_level >= 0
 
 
+def dual_levels() -> object:
+    """What has a `_current_level` of 0 and more while forward derivatives may be at work. Always, where torch cannot
+    tell. To call what answers that would cost a module's forward more than the answer."""
+    found = _find("autograd.forward_ad")
+    return found if hasattr(found, "_current_level") else types.SimpleNamespace(_current_level=0)
+
+
 def is_differentiated_by_func() -> bool:
     """Whether the innermost transform of torch.func at work is its grad. False where torch cannot tell: the message
     is then torch's own."""
@@ -137,15 +145,16 @@ def is_plain(value: object) -> bool:
     return batched is None or not isinstance(value, sys.modules["torch"].Tensor) or not batched(value)
 
 
-def below_autograd(operator: object, keys: object, *values: object) -> object:
+def below_autograd(operator: object, keys: object, *values: object, **named: object) -> object:
     """Run an operator as if autograd were not there. keys: of the dispatcher, as its kernels get them."""
     torch = sys.modules["torch"]
     guard_below, after = _find("_C._AutoDispatchBelowAutograd"), _find("_C._after_autograd_keyset")
     if guard_below is None or after is None:
         with torch.no_grad():
-            return operator(*(v.detach() if isinstance(v, torch.Tensor) else v for v in values))
+            detached = lambda v: v.detach() if isinstance(v, torch.Tensor) else v  # noqa: E731
+            return operator(*map(detached, values), **{name: detached(v) for name, v in named.items()})
     with guard_below():
-        return operator.redispatch(keys & after, *values)
+        return operator.redispatch(keys & after, *values, **named)
 
 
 def single_level_apply(function: type) -> Callable[..., object]:

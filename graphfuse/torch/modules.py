@@ -4,15 +4,16 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED
 from graphfuse.torch.formula import Operator
 from graphfuse.torch.operators import ADD_RMS_NORM, RMS_NORM, RMS_NORM_SILU, epsilon
 
 _grad_enabled = torch.is_grad_enabled
+_dual_levels = torch_private.dual_levels()
 
 
 def _declines(*values: object) -> object:
@@ -23,8 +24,9 @@ class RMSNorm(torch.nn.RMSNorm):
     """``torch.nn.RMSNorm`` by ``rms_norm``: normalized_shape, eps, elementwise_affine, device and dtype as there."""
 
     _operator: ClassVar[Operator] = RMS_NORM
-    # The fast path of the last call without gradients, and the weight and epsilon that it was given.
-    _last: tuple[Callable[..., object], torch.Tensor | None, float] = (_declines, None, 0.0)
+    # The fast path of the last call without gradients, the weight and epsilon that the module had, and the epsilon as a
+    # number.
+    _last: tuple[Callable[..., object], torch.Tensor | None, float | None, float] = (_declines, None, None, 0.0)
 
     def __init__(self, normalized_shape, *arguments, **options):
         if isinstance(normalized_shape, torch.Tensor):
@@ -35,10 +37,10 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (..., *normalized_shape). Returns a tensor of x's shape and type."""
-        if is_dynamo_compiling() or _grad_enabled() or forward_ad._current_level >= 0:
+        if is_dynamo_compiling() or _grad_enabled() or _dual_levels._current_level >= 0:
             return self._run((x,))
-        fast, weight, eps = self._last
-        if weight is self._parameters.get("weight", self) and (self.eps is None or self.eps == eps):
+        fast, weight, given, eps = self._last
+        if weight is self._parameters.get("weight", self) and self.eps == given:
             made = fast(x, weight, eps)
             if made is not DECLINED:
                 return made
@@ -68,9 +70,9 @@ class RMSNorm(torch.nn.RMSNorm):
         """`_run`, and its fast path for the next call, unless something else computes the weight."""
         made = self._run(tensors)
         if len(self.normalized_shape) == 1 and self.weight is self._parameters.get("weight", self):
-            given = (self.weight, epsilon(self.eps, tensors[0]))
-            fast = self._operator.inference.known(*tensors, *given)
-            self.__dict__["_last"] = (fast or _declines, *given)
+            eps = epsilon(self.eps, tensors[0])
+            fast = self._operator.inference.known(*tensors, self.weight, eps)
+            self.__dict__["_last"] = (fast or _declines, self.weight, self.eps, eps)
         return made
 
     def _check(self, tensors: tuple[torch.Tensor, ...]) -> None:
@@ -78,6 +80,8 @@ class RMSNorm(torch.nn.RMSNorm):
         for name, t in zip(self._operator.tensors, tensors):  # noqa: B905 - a weight comes behind; torch 2.8 traces no more
             if not isinstance(t, torch.Tensor):
                 raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
+            if t.is_nested:  # whose shape torch would not tell
+                raise VariantPackTypeError(f"{name} is a nested tensor; accepted: layout torch.strided")
             if t.shape[-len(shape) :] != shape:
                 accepted = ", ".join(map(str, shape))
                 raise VariantPackError(f"{name} has shape {tuple(t.shape)}; accepted: (..., {accepted})")
@@ -96,10 +100,10 @@ class AddRMSNorm(RMSNorm):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual: (..., *normalized_shape). Returns (norm of the sum in x's type, sum in residual's type)."""
-        if is_dynamo_compiling() or _grad_enabled() or forward_ad._current_level >= 0:
+        if is_dynamo_compiling() or _grad_enabled() or _dual_levels._current_level >= 0:
             return self._run((x, residual))
-        fast, weight, eps = self._last
-        if weight is self._parameters.get("weight", self) and (self.eps is None or self.eps == eps):
+        fast, weight, given, eps = self._last
+        if weight is self._parameters.get("weight", self) and self.eps == given:
             made = fast(x, residual, weight, eps)
             if made is not DECLINED:
                 return made
