@@ -38,6 +38,7 @@ def _alone() -> bool:
 class _Step:
     """One graph of an operator: as a function of its own, and as an operator of torch."""
 
+    declaration: Function
     function: Callable[..., object]
     operator: torch._ops.OpOverload
 
@@ -57,7 +58,7 @@ def _step(name: str, variant: Variant, others: Sequence[str]) -> _Step:
         results=tuple(a.name for a in variant.arguments if a.written),
     )
     call = define(function)
-    return _Step(call, getattr(torch.ops.graphfuse, name).default)
+    return _Step(function, call, getattr(torch.ops.graphfuse, name).default)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def differentiable(name: str, norm: Norm) -> Operator:
     training = _step(f"{name}_training", norm.training, ["eps"])
     gradients = _step(f"{name}_backward", norm.backward, [a.asked for a in norm.gradients])
     for step in (training, gradients):
-        pass_by_autograd(step.operator)
+        pass_by_autograd(step.declaration, step.operator)
     apply = _formula(name, norm, training, gradients, alone=False).apply
     apply_alone = torch_private.single_level_apply(_formula(name, norm, training, gradients, alone=True))
 
@@ -147,9 +148,7 @@ class _Recent:
     backward: Callable[..., object] = lambda *values: DECLINED
 
 
-def _formula(
-    name: str, norm: Norm, training: _Step, gradients: _Step, alone: bool
-) -> type[torch.autograd.Function]:
+def _formula(name: str, norm: Norm, training: _Step, gradients: _Step, alone: bool) -> type[torch.autograd.Function]:
     """What is kept of a forward call, and the gradients that are made from it, in one graph.
 
     alone: whether forward is only called where nobody else wants to see it.
