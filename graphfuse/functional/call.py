@@ -10,6 +10,7 @@ from graphfuse import settings
 from graphfuse.device import EMULATOR
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError
+from graphfuse.functional import watched
 from graphfuse.functional.argument import complete
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.layout import ALIGNMENT, Layout, check, check_given, layout
@@ -58,7 +59,7 @@ class Call:
             raise VariantPackError(f"{first} is on {device}; accepted: cpu, cuda")
         check(variant.arguments, layouts)
         numbers = {name: _number(name, given[name]) for name in f.numbers}
-        _refuse_watched({a.name: given.get(a.name) for a in variant.arguments if a.written})
+        watched.refuse({a.name: given.get(a.name) for a in variant.arguments if a.written})
         return cls(f, variant, given, tensors, numbers, layouts, generation)
 
     @property
@@ -205,7 +206,7 @@ class Call:
                 leading = self.split.leading if kind is Kind.COUNTED else len(t.shape) if kind is Kind.SIZED else 0
             free = leading if self._is_packed(name) else 0
             # Strides of other than packed tensors are compared, and with them all extents but the first.
-            open_ = free or min(leading, 1)
+            open_ = free or int(leading > 0 and self.split.can_grow(name))
             extents.append([None] * open_ + list(t.shape[open_:]))
             strides.append([None] * free + list(t.stride[free:]))
         return extents, strides
@@ -246,19 +247,6 @@ def _number(name: str, value: object) -> float:
         return buffers.number(value, data_type.FLOAT)
     except VariantPackError as error:
         raise type(error)(f"number {name!r}: {error}") from None
-
-
-def _refuse_watched(written: Mapping[str, object]) -> None:
-    """VariantPackError for a tensor that requires a gradient while gradients are recorded: autograd would have to see
-    the write."""
-    if not torch.is_grad_enabled():
-        return
-    for name, t in written.items():
-        if isinstance(t, torch.Tensor) and t.requires_grad:
-            raise VariantPackError(
-                f"{name} requires a gradient and would be written, which autograd does not see; accepted: tensors that "
-                "require none, or all under torch.no_grad(); graphfuse.torch has functions with gradients"
-            )
 
 
 def _empty(device: torch.device) -> Callable[..., torch.Tensor]:

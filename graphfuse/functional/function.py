@@ -14,8 +14,10 @@ from graphfuse.functional.call import Call
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, written
+from graphfuse.runtime.kept import make_room
 
 _KEPT = 1024
+_FORMS_KEPT = 8
 _tracing = torch_private.tracing()
 
 DeclarationT = TypeVar("DeclarationT", bound=Callable[..., object])
@@ -38,7 +40,7 @@ def function(
         call.__defaults__ = declaration.__defaults__
         packet = getattr(torch.ops.graphfuse, made.name)
         for overload in packet.overloads():
-            operator.pass_by_autograd(getattr(packet, overload))
+            operator.pass_by_autograd(made, getattr(packet, overload))
         return call
 
     return declare
@@ -85,7 +87,7 @@ def _written(f: Function) -> Callable[..., object]:
     names = {
         "compiling": is_dynamo_compiling,
         "declined": DECLINED,
-        "first": functools.partial(_first, f, problems),
+        "first": functools.partial(_first, f, problems, {}),
         "dispatched": functools.partial(_dispatched, f),
         "problems": problems,
         "spread": _spread,
@@ -146,8 +148,26 @@ def _dispatched(f: Function, *values) -> object:
     return f.returned(tensors)
 
 
-def _first(f: Function, problems: dict[tuple, Callable[..., object]], key: tuple | None, *values) -> object:
-    """A call that is checked in full; its fast path is kept for others like it."""
+FastPath = Callable[..., object]
+
+
+def _first(
+    f: Function,
+    problems: dict[tuple, FastPath],
+    forms: dict[tuple, tuple[FastPath, ...]],
+    key: tuple | None,
+    *values,
+) -> object:
+    """A call unlike the last one of its key: like an earlier one, or looked at in full and remembered for others.
+
+    forms: fast paths of a key, that of the last call first.
+    """
+    known = forms.get(key, ()) if key in problems else ()
+    for form in known:
+        made = form(*values)
+        if made is not DECLINED:
+            problems[key], forms[key] = form, (form, *(other for other in known if other is not form))
+            return made
     if _tracing() or not all(map(torch_private.is_plain, values)):
         return _dispatched(f, *values)
     given = dict(zip(f.parameters, values, strict=True))
@@ -156,11 +176,13 @@ def _first(f: Function, problems: dict[tuple, Callable[..., object]], key: tuple
     call.run()
     fast = call.fast() if key is not None else None
     if fast is not None:
-        if not call.planned.counted:
+        if key not in problems:
+            for kept in (problems, forms):
+                make_room(kept, _KEPT)
+        if call.planned.counted:
+            forms[key] = (fast, *known[: _FORMS_KEPT - 1])
+        else:
             fast = _by_shape(problems.get(key), values[0], fast)
-        elif key not in problems:
-            while len(problems) >= _KEPT:
-                problems.pop(next(iter(problems)), None)
         problems[key] = fast
     return f.returned(call.tensors)
 
@@ -169,8 +191,7 @@ def _by_shape(known: object, first: torch.Tensor, fast: Callable[..., object]) -
     """A fast path that chooses another one by the shape of the first tensor: one of `known`, or `fast`. Plans that
     serve one number of rows are kept so."""
     shapes = getattr(known, "shapes", {})
-    while len(shapes) >= _KEPT:
-        shapes.pop(next(iter(shapes)), None)
+    make_room(shapes, _KEPT)
     shapes[first.shape] = fast
 
     def call(*values):

@@ -2,18 +2,20 @@
 
 ``graphfuse::NAME`` allocates what the function allocates where the caller gives none, and returns it;
 ``graphfuse::NAME.out`` writes what the caller gives. A function that allocates nothing has the first alone, which
-returns nothing. They are defined for all devices and autograd passes them by, as it does not see these functions;
-``torch.library.custom_op`` would make them with wrappers that take longer than a launch.
+returns nothing. They are defined for all devices and autograd passes them by, as it does not see these functions, but
+that they refuse to write what it watches; ``torch.library.custom_op`` would make them with wrappers that take longer
+than a launch.
 """
 
 from collections.abc import Callable, Mapping
 
 import torch
 
-from graphfuse.functional import option
+from graphfuse.functional import option, watched
 from graphfuse.functional.argument import Argument, Shape, complete
 from graphfuse.functional.declaration import Function
 from graphfuse.functional.layout import check, check_given, fake_layout
+from graphfuse.runtime import torch_private
 
 LIBRARY = torch.library.Library("graphfuse", "FRAGMENT")
 
@@ -27,9 +29,21 @@ def define(f: Function, call: Callable[..., object]) -> None:
         _define(f, call, f"{f.name}.out", others, new, "()")
 
 
-def pass_by_autograd(operator: torch._ops.OpOverload) -> None:
-    """Have autograd take no notice of an operator: what it returns has no gradient."""
-    LIBRARY.impl(operator, torch.library.fallthrough_kernel, "Autograd")
+def pass_by_autograd(f: Function, operator: torch._ops.OpOverload) -> None:
+    """Have autograd take no notice of an operator of a function: what it returns has no gradient. What it writes may
+    require none."""
+    parameters = [a.name for a in operator._schema.arguments]
+    written = [a.name for a in f.arguments if a.written and a.name in parameters]
+    if not written:
+        LIBRARY.impl(operator, torch.library.fallthrough_kernel, "Autograd")
+        return
+
+    def below_autograd(keyset, *values, **named):
+        given = dict(zip(parameters, values, strict=False)) | named
+        watched.refuse({name: given.get(name) for name in written})
+        return torch_private.below_autograd(operator, keyset, *values, **named)
+
+    LIBRARY.impl(operator, below_autograd, "Autograd", with_keyset=True)
 
 
 def ports(f: Function) -> tuple[list[str], list[str]]:

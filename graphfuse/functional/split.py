@@ -58,6 +58,12 @@ class Split:
         assert found is not None
         return found
 
+    def can_grow(self, name: str) -> bool:
+        """Whether a tensor with counted extents is seen alike with another first extent and the strides that it has:
+        the stride of a first extent of 1 may be any."""
+        t = self.layouts[name]
+        return t.stride[0] == self.row_stride(name) * math.prod(t.shape[1 : self.leading])
+
     def extents(self, name: str, count: int) -> tuple[Shape, Shape]:
         """Shape and packed strides, as torch has them, of a tensor that is sized."""
         shape = stored(self._sizes(count)[name], self.layouts[name].stored)

@@ -27,6 +27,7 @@ from graphfuse.errors import VariantPackError
 from graphfuse.ir import Tensor, TensorId
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.buffers import number
+from graphfuse.runtime.kept import make_room
 from graphfuse.runtime.overlaps import Conflict
 from graphfuse.runtime.storage import storage
 from graphfuse.runtime.variant_pack import Bindings
@@ -58,9 +59,8 @@ def _compiled(what: str, text: str) -> CodeType:
     if code is None:
         file = f"<graphfuse {what}, {next(_numbers)}>"
         code = compile(text, file, "exec")
-        while len(_codes) >= _TEXTS_KEPT:
-            oldest = _codes.pop(next(iter(_codes)), None)
-            linecache.cache.pop(oldest and oldest.co_filename, None)
+        for oldest in make_room(_codes, _TEXTS_KEPT):
+            linecache.cache.pop(oldest.co_filename, None)
         _codes[text] = code
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     return code
@@ -389,6 +389,13 @@ class Given:
             return str(self.last)
         return f"count * {self.row}" if self.row == self.last else f"((count - 1) * {self.row} + {self.last})"
 
+    def beside(self, other: "Given", apart: str) -> str:
+        """The condition that this one, so many bytes behind another, does not lie in gaps between the other's rows,
+        however many there are; nothing where there are none of its size."""
+        if self.row != other.row or self.last + other.last > self.row:
+            return ""
+        return f" and not {other.last} <= ({apart}) % {self.row} <= {self.row - self.last}"
+
 
 @dataclass(frozen=True)
 class New:
@@ -449,7 +456,8 @@ class Form:
         for n, (made, other) in enumerate(self.clashes):
             apart = f"{at[made]} - {at[other]}"
             near = f"-{by_name[made].nbytes} < {apart} < {by_name[other].nbytes}"
-            misplaced.append(f"{near} and clash{n}(count, {apart})")
+            beside = by_name[made].beside(by_name[other], apart)
+            misplaced.append(f"{near}{beside} and clash{n}(count, {apart})")
         results = ", ".join(str(name) for name in self.results)
         return _FUNCTION.format(
             parameters=", ".join(self.parameters),

@@ -17,6 +17,7 @@ from graphfuse.arguments import Packing
 from graphfuse.device import Device
 from graphfuse.errors import DeviceError
 from graphfuse.runtime import device as devices
+from graphfuse.runtime.kept import make_room
 
 _STATIC_LIMIT = 48 << 10  # shared memory a block gets without asking for more
 _PORTABLE_CLUSTER = 8
@@ -159,8 +160,7 @@ class Launcher:
         """A new block for the stream, with the grid of the launch. It enters the pool when it is put back."""
         waiting = self.waiting.get(stream)
         if waiting is None:
-            while len(self.waiting) >= _STREAMS_KEPT:
-                self.waiting.pop(next(iter(self.waiting)), None)
+            make_room(self.waiting, _STREAMS_KEPT)
             waiting = self.waiting.setdefault(stream, [])
         config = self._config(stream, self._launch.cooperative)
         memory = _Arguments(self.packing)

@@ -148,15 +148,16 @@ def is_plain(value: object) -> bool:
     return batched is None or not isinstance(value, sys.modules["torch"].Tensor) or not batched(value)
 
 
-def below_autograd(operator: object, keys: object, *values: object) -> object:
+def below_autograd(operator: object, keys: object, *values: object, **named: object) -> object:
     """Run an operator as if autograd were not there. keys: of the dispatcher, as its kernels get them."""
     torch = sys.modules["torch"]
     guard_below, after = _find("_C._AutoDispatchBelowAutograd"), _find("_C._after_autograd_keyset")
     if guard_below is None or after is None:
         with torch.no_grad():
-            return operator(*(v.detach() if isinstance(v, torch.Tensor) else v for v in values))
+            detached = lambda v: v.detach() if isinstance(v, torch.Tensor) else v  # noqa: E731
+            return operator(*map(detached, values), **{name: detached(v) for name, v in named.items()})
     with guard_below():
-        return operator.redispatch(keys & after, *values)
+        return operator.redispatch(keys & after, *values, **named)
 
 
 def single_level_apply(function: type) -> Callable[..., object]:

@@ -31,6 +31,7 @@ _observed, _any_requires_grad = torch_private.observed(), torch_private.any_requ
 class _Step:
     """One graph of an operator: as a function of its own, and as an operator of torch."""
 
+    declaration: Function
     function: Callable[..., object]
     operator: torch._ops.OpOverload
 
@@ -50,7 +51,7 @@ def _step(name: str, variant: Variant, others: Sequence[str]) -> _Step:
         results=tuple(a.name for a in variant.arguments if a.written),
     )
     call = define(function)
-    return _Step(call, getattr(torch.ops.graphfuse, name).default)
+    return _Step(function, call, getattr(torch.ops.graphfuse, name).default)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def differentiable(name: str, norm: Norm) -> Operator:
     training = _step(f"{name}_training", norm.training, ["eps"])
     gradients = _step(f"{name}_backward", norm.backward, [a.asked for a in norm.gradients])
     for step in (training, gradients):
-        pass_by_autograd(step.operator)
+        pass_by_autograd(step.declaration, step.operator)
     apply = _formula(name, norm, training, gradients, alone=False).apply
     apply_alone = torch_private.single_level_apply(_formula(name, norm, training, gradients, alone=True))
 

@@ -23,8 +23,9 @@ class RMSNorm(torch.nn.RMSNorm):
     """``torch.nn.RMSNorm`` by ``rms_norm``: normalized_shape, eps, elementwise_affine, device and dtype as there."""
 
     _operator: ClassVar[Operator] = RMS_NORM
-    # Fast path of the last call without gradients, with that call's weight and epsilon: they may have been replaced.
-    _last: tuple[Callable[..., object], torch.Tensor | None, float] = (_declines, None, 0.0)
+    # The fast path of the last call without gradients, the weight and epsilon that the module had then, and the epsilon
+    # as a number.
+    _last: tuple[Callable[..., object], torch.Tensor | None, float | None, float] = (_declines, None, None, 0.0)
 
     def __init__(self, normalized_shape, *arguments, **options):
         if isinstance(normalized_shape, torch.Tensor):
@@ -37,8 +38,8 @@ class RMSNorm(torch.nn.RMSNorm):
         """x: (..., *normalized_shape). Returns a tensor of x's shape and type."""
         if is_dynamo_compiling() or _grad_enabled() or _differentiates_forward():
             return self._run((x,))
-        fast, weight, eps = self._last
-        if weight is self._parameters.get("weight", self) and (self.eps is None or self.eps == eps):
+        fast, weight, given, eps = self._last
+        if weight is self._parameters.get("weight", self) and self.eps == given:
             made = fast(x, weight, eps)
             if made is not DECLINED:
                 return made
@@ -70,9 +71,9 @@ class RMSNorm(torch.nn.RMSNorm):
         """`_run`, keeping its fast path for the next call, unless the weight is computed (as by a parametrization)."""
         made = self._run(tensors)
         if len(self.normalized_shape) == 1 and self.weight is self._parameters.get("weight", self):
-            given = (self.weight, epsilon(self.eps, tensors[0]))
-            fast = self._operator.inference.known(*tensors, *given)
-            self.__dict__["_last"] = (fast or _declines, *given)
+            eps = epsilon(self.eps, tensors[0])
+            fast = self._operator.inference.known(*tensors, self.weight, eps)
+            self.__dict__["_last"] = (fast or _declines, self.weight, self.eps, eps)
         return made
 
     def _check(self, tensors: tuple[torch.Tensor, ...]) -> None:
@@ -80,6 +81,8 @@ class RMSNorm(torch.nn.RMSNorm):
         for name, t in zip(self._operator.tensors, tensors, strict=False):  # a weight comes behind
             if not isinstance(t, torch.Tensor):
                 raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
+            if t.is_nested:  # whose shape torch would not tell
+                raise VariantPackTypeError(f"{name} is a nested tensor; accepted: layout torch.strided")
             if t.shape[-len(shape) :] != shape:
                 accepted = ", ".join(map(str, shape))
                 raise VariantPackError(f"{name} has shape {tuple(t.shape)}; accepted: (..., {accepted})")
@@ -100,8 +103,8 @@ class AddRMSNorm(RMSNorm):
         """x, residual: (..., *normalized_shape). Returns (norm of the sum in x's type, sum in residual's type)."""
         if is_dynamo_compiling() or _grad_enabled() or _differentiates_forward():
             return self._run((x, residual))
-        fast, weight, eps = self._last
-        if weight is self._parameters.get("weight", self) and (self.eps is None or self.eps == eps):
+        fast, weight, given, eps = self._last
+        if weight is self._parameters.get("weight", self) and self.eps == given:
             made = fast(x, residual, weight, eps)
             if made is not DECLINED:
                 return made

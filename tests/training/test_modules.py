@@ -120,3 +120,72 @@ def test_where_they_are():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "torch.Size([2, 8])", done.stderr
+
+
+def exactly(x, weight, eps):
+    return x.double() * (x.double().square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_a_module_is_may_change_between_calls(grad):
+    """Epsilon, weight and types, with and without gradients in turns: each call goes by what the module is then."""
+    module, x = RMSNorm(16, eps=0.5), torch.randn(4, 16)
+    torch.nn.init.normal_(module.weight)
+    machine = torch.finfo(torch.float32).eps
+
+    def check(eps: float) -> None:
+        for recorded in (grad, False):
+            for _ in range(2):
+                with torch.set_grad_enabled(recorded):
+                    y = module(x)
+                torch.testing.assert_close(y.double(), exactly(x, module.weight, eps), rtol=1e-5, atol=1e-5)
+
+    check(0.5)
+    for eps in (None, 0.25, None, 0.5):
+        module.eps = eps
+        check(machine if eps is None else eps)
+    module.weight = torch.nn.Parameter(torch.randn(16))
+    check(0.5)
+    module.weight.data = torch.randn(16, dtype=torch.bfloat16)
+    check(0.5)
+    module.to(torch.float64)
+    check(0.5)
+    x = torch.randn(3, 16, dtype=torch.float64)
+    module.eps = None
+    check(torch.finfo(torch.float64).eps)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def test_weights_that_something_else_computes():
+    """A parametrization, and functional_call with another weight, in turns with the module's own."""
+    module, x = RMSNorm(16, eps=0.5), torch.randn(4, 16)
+    torch.nn.init.normal_(module.weight)
+    own, other = module.weight.detach().clone(), torch.randn(16)
+    with torch.no_grad():
+        for _ in range(2):
+            for weight in (other, own):
+                y = torch.func.functional_call(module, {"weight": weight}, (x,))
+                torch.testing.assert_close(y.double(), exactly(x, weight, 0.5), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(module(x).double(), exactly(x, own, 0.5), rtol=1e-5, atol=1e-5)
+        torch.nn.utils.parametrize.register_parametrization(module, "weight", Doubled())
+        for _ in range(2):
+            torch.testing.assert_close(module(x).double(), exactly(x, 2 * own, 0.5), rtol=1e-5, atol=1e-5)
+            own = own * 3
+            module.parametrizations.weight.original.mul_(3)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("shape", [16, (3, 16)])
+@pytest.mark.parametrize("kind", MODULES)
+def test_nested_tensors(kind, shape):
+    module = kind(shape)
+    nested = torch.nested.nested_tensor([torch.randn(2, 3, 16), torch.randn(3, 3, 16)])
+    given = (nested, nested) if kind is AddRMSNorm else (nested,)
+    for grad in (False, True):
+        run(module, torch.randn(2, 3, 16))
+        with torch.set_grad_enabled(grad), pytest.raises(graphfuse.VariantPackTypeError, match="x is a.* nested"):
+            module(*given)
