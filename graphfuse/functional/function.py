@@ -60,14 +60,23 @@ def call({parameters}):
     if compiling():
         # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
         return run({others}) if {usual} else dispatched({parameters})
+    last = problems.get("last")
+    if last is not None:
+        result = last({parameters})
+        if result is not declined:
+            return result
     try:
         # What tells fast paths apart; each compares the rest itself.
         key = ({key})
         fast = problems.get(key)
     except (AttributeError, IndexError, RuntimeError, TypeError):  # of what is no tensor, or has no strides
         key = fast = None
-    result = declined if fast is None else fast({parameters})
-    return first(key, {parameters}) if result is declined else result
+    if fast is not None and fast is not last:
+        result = fast({parameters})
+        if result is not declined:
+            problems["last"] = fast
+            return result
+    return first(key, {parameters})
 
 
 def known({parameters}):
@@ -81,7 +90,8 @@ def known({parameters}):
 def _written(f: Function) -> Callable[..., object]:
     """The function as users call it: it looks up the fast path and runs it. Generated, as this is part of every call.
 
-    problems: fast paths by key. known: looks up the fast path for arguments, None if there is none.
+    problems: fast paths by key, and the last one that was taken under "last", which is asked first. known: looks up the
+    fast path for arguments, None if there is none.
     """
     problems: dict[tuple, Callable[..., object]] = {}
     names = {
@@ -166,7 +176,8 @@ def _first(
     for form in known:
         made = form(*values)
         if made is not DECLINED:
-            problems[key], forms[key] = form, (form, *(other for other in known if other is not form))
+            problems[key] = problems["last"] = form
+            forms[key] = (form, *(other for other in known if other is not form))
             return made
     if _tracing() or not all(map(torch_private.is_plain, values)):
         return _dispatched(f, *values)
@@ -183,7 +194,7 @@ def _first(
             forms[key] = (fast, *known[: _FORMS_KEPT - 1])
         else:
             fast = _by_shape(problems.get(key), values[0], fast)
-        problems[key] = fast
+        problems[key] = problems["last"] = fast
     return f.returned(call.tensors)
 
 
