@@ -374,10 +374,9 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         planner = self._planner or self._need(None, "build")
         if programmatic_dependent_launch is not False:
             _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
-        if handle is None:
-            like_last = planner.running.like_last
-            if like_last(variant_pack, workspace, planner.stream(), programmatic_dependent_launch):
-                return
+        stream = planner.stream() if handle is None else planner.stream_of(handle)
+        if planner.running.like_last(variant_pack, workspace, stream, programmatic_dependent_launch):
+            return
         planner.execute(None, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
 
     def execute_plan_at_index(

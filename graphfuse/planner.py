@@ -213,11 +213,15 @@ class Planner:
         """Run a built plan, the selected one if index is None. check: called with a pack unless one like it was
         accepted before; raises."""
         executable = self.executable(index)
-        stream = self.stream() if handle is None else stream_on(self.device, handle)
+        stream = self.stream() if handle is None else self.stream_of(handle)
         if not executable.run(variant_pack, workspace, stream, dependent):
             check(variant_pack)
             executable.accept(variant_pack, workspace, stream, dependent)
             self.stream = stream_getter(self.device, self.handle)  # a faster one, as torch may use CUDA by now
+
+    def stream_of(self, handle: object) -> int:
+        """The stream that work goes to with this handle. Errors as of ``stream_on``."""
+        return stream_on(self.device, handle)
 
     def bind(self, variant_pack: Mapping, workspace: object, handle, dependent: bool) -> Bound:
         """The selected plan on fixed buffers."""
