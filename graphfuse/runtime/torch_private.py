@@ -25,9 +25,9 @@ def _find(path: str) -> object | None:
 def guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: Sequence[Extents]) -> Check:
     """What tells whether tensors are like those it was made of, wherever their memory is; it keeps none of them.
 
-    Compared are type, data type, device, layout, requires_grad as far as gradients are on, dispatch keys, rank, and
-    all extents and strides (in elements) that are not None. It raises TypeError for another number of arguments, and
-    what the comparison does of what is no tensor. Nested tensors must not be given to it: torch would end the process.
+    Compared are type, data type, device, layout, requires_grad (not whether gradients are on), dispatch keys, rank,
+    and all extents and strides (in elements) that are not None. It raises TypeError for another number of arguments,
+    and what the comparison does of what is no tensor. Nested tensors must not be given to it: torch would end the process.
 
     Without torch's own (what torch.compile guards its graphs with) Python compares, at ten times the cost.
     """
@@ -43,8 +43,7 @@ def _python_guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: 
 
     def looks(t: object) -> tuple:
         keys = torch._C._dispatch_keys(t) if hasattr(torch._C, "_dispatch_keys") else None
-        watched = torch.is_grad_enabled() and t.requires_grad
-        return type(t), t.dtype, t.device, t.layout, watched, t.dim(), t.is_inference(), str(keys)
+        return type(t), t.dtype, t.device, t.layout, t.requires_grad, t.dim(), t.is_inference(), str(keys)
 
     models = [looks(t) for t in tensors]
 
@@ -138,11 +137,12 @@ def any_requires_grad() -> Callable[..., bool]:
 def is_plain(value: object) -> bool:
     """Whether nobody else wants to see what is done to a value: a tensor of a class of its own, as fake tensors are,
     or of the vmap that autograd has for ``is_grads_batched``, which is no transform of torch.func."""
-    disabled = _find("_C._disabled_torch_dispatch_impl")
+    tensor = sys.modules["torch"].Tensor
+    disabled = tensor.__torch_dispatch__
     if getattr(type(value), "__torch_dispatch__", disabled) is not disabled:
         return False
     batched = _find("_C._functorch.is_legacy_batchedtensor")
-    return batched is None or not isinstance(value, sys.modules["torch"].Tensor) or not batched(value)
+    return batched is None or not isinstance(value, tensor) or not batched(value)
 
 
 def below_autograd(operator: object, keys: object, *values: object, **named: object) -> object:
@@ -150,9 +150,10 @@ def below_autograd(operator: object, keys: object, *values: object, **named: obj
     torch = sys.modules["torch"]
     guard_below, after = _find("_C._AutoDispatchBelowAutograd"), _find("_C._after_autograd_keyset")
     if guard_below is None or after is None:
-        with torch.no_grad():
-            detached = lambda v: v.detach() if isinstance(v, torch.Tensor) else v  # noqa: E731
-            return operator(*map(detached, values), **{name: detached(v) for name, v in named.items()})
+        with torch.inference_mode():  # which leaves autograd out, too, and makes tensors that it never takes
+            made = operator(*values, **named)
+        copied = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731
+        return tuple(map(copied, made)) if isinstance(made, tuple) else copied(made)
     with guard_below():
         return operator.redispatch(keys & after, *values, **named)
 
