@@ -27,7 +27,8 @@ def guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: Sequence
 
     Compared are type, data type, device, layout, requires_grad (not whether gradients are on), dispatch keys, rank,
     and all extents and strides (in elements) that are not None. It raises TypeError for another number of arguments,
-    and what the comparison does of what is no tensor. Nested tensors must not be given to it: torch would end the process.
+    and what the comparison does of what is no tensor. Nested tensors must not be given to it: torch would end the
+    process.
 
     Without torch's own (what torch.compile guards its graphs with) Python compares, at ten times the cost.
     """
