@@ -41,6 +41,6 @@ def test_calls_leave_memory_as_it_was(calls):
 
 def test_what_is_kept_is_found(calls, monkeypatch):
     kept, function = [], Calls.function
-    monkeypatch.setattr(Calls, "function", lambda self, x: kept.append(torch.ones(20_000)) or function(self, x))
+    monkeypatch.setattr(Calls, "function", lambda self, x: kept.append(torch.ones(200_000)) or function(self, x))
     host, _ = growth(calls, warm=200, count=400, most=20)
     assert host > 4 << 20
