@@ -104,6 +104,9 @@ class Call:
         usual = all(fastcall.comparable(self.tensors[n]) and self.layouts[n].alignment == ALIGNMENT for n in given)
         if ignored or not usual or 0 in next(iter(self.layouts.values())).shape:
             return None
+        # Accepted as gradients are off, which a guard does not look at.
+        if any(self.given[name].requires_grad for name in self._written):
+            return None
         # A guard says no to one tensor given twice, which a call in place does.
         same = {name: next(n for n in given if self.tensors[n] is self.tensors[name]) for name in given}
         distinct = [name for name in given if same[name] == name]

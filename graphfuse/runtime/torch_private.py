@@ -25,7 +25,7 @@ def guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: Sequence
     """Returns a check that tells whether tensors are like these in all but their memory. It keeps none of them.
 
     sizes, strides: in elements, for each tensor; None for an extent or stride that is not compared. The check also
-    compares type, data type, device, layout, dispatch keys, rank and, while gradients are recorded, requires_grad. It
+    compares type, data type, device, layout, requires_grad (not whether gradients are on), dispatch keys and rank. It
     may say no to one tensor that is given twice. It raises TypeError for another number of arguments, and of what is
     no tensor whatever the comparison raises. Nested tensors must not be given to it: torch would end the process.
 
@@ -43,8 +43,7 @@ def _python_guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: 
 
     def looks(t: object) -> tuple:
         keys = torch._C._dispatch_keys(t) if hasattr(torch._C, "_dispatch_keys") else None
-        watched = torch.is_grad_enabled() and t.requires_grad
-        return type(t), t.dtype, t.device, t.layout, watched, t.dim(), t.is_inference(), str(keys)
+        return type(t), t.dtype, t.device, t.layout, t.requires_grad, t.dim(), t.is_inference(), str(keys)
 
     models = [looks(t) for t in tensors]
 
@@ -141,11 +140,12 @@ def is_plain(value: object) -> bool:
     """Whether a value can be used without the dispatcher. Two kinds of tensors cannot: those of a class with a
     ``__torch_dispatch__``, as fake tensors are, and those of the vmap that autograd has for ``is_grads_batched``, which
     is no transform of torch.func."""
-    disabled = _find("_C._disabled_torch_dispatch_impl")
+    tensor = sys.modules["torch"].Tensor
+    disabled = tensor.__torch_dispatch__
     if getattr(type(value), "__torch_dispatch__", disabled) is not disabled:
         return False
     batched = _find("_C._functorch.is_legacy_batchedtensor")
-    return batched is None or not isinstance(value, sys.modules["torch"].Tensor) or not batched(value)
+    return batched is None or not isinstance(value, tensor) or not batched(value)
 
 
 def below_autograd(operator: object, keys: object, *values: object, **named: object) -> object:
@@ -153,9 +153,10 @@ def below_autograd(operator: object, keys: object, *values: object, **named: obj
     torch = sys.modules["torch"]
     guard_below, after = _find("_C._AutoDispatchBelowAutograd"), _find("_C._after_autograd_keyset")
     if guard_below is None or after is None:
-        with torch.no_grad():
-            detached = lambda v: v.detach() if isinstance(v, torch.Tensor) else v  # noqa: E731
-            return operator(*map(detached, values), **{name: detached(v) for name, v in named.items()})
+        with torch.inference_mode():  # which leaves autograd out, too, and makes tensors that it never takes
+            made = operator(*values, **named)
+        copied = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731
+        return tuple(map(copied, made)) if isinstance(made, tuple) else copied(made)
     with guard_below():
         return operator.redispatch(keys & after, *values, **named)
 

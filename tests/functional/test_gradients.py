@@ -65,8 +65,11 @@ def test_what_requires_a_gradient_is_not_written(name, written, way):
             run(**tensors)
         for n, t in tensors.items():
             assert torch.equal(t.detach().view(torch.uint8), before[n].view(torch.uint8)) and t._version <= 1
-        with torch.no_grad():
-            run(**tensors)
+        for _ in range(2):  # what is accepted with gradients off is not remembered for when they are on
+            with torch.no_grad():
+                run(**tensors)
+            with pytest.raises(error, match=f"(?s){wanted}"):
+                run(**tensors)
         run(**given(name, written))
 
 
