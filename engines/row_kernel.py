@@ -3,26 +3,26 @@
 from collections.abc import Mapping
 
 from graphfuse.codegen import rowwise
-from graphfuse.codegen.rows import Rows, access
-from graphfuse.engine import Problem
-from graphfuse.engines.accepted import RowFacts
+from graphfuse.codegen.phase_plan import PhasePlan, access
+from graphfuse.engine import ProblemClass
+from graphfuse.engines.support import RowFacts
 from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCKS
-from graphfuse.pointwise import Chain
 from graphfuse.rowwise import RowProgram, Store, View
+from graphfuse.steps import Chain
 
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 
 
-def prelude(rows: Rows, constants: Mapping[str, object]) -> str:
+def prelude(plan: PhasePlan, constants: Mapping[str, object]) -> str:
     """The generated part of a kernel. constants: values by type and name, in C++."""
     return "".join(
         [
-            *(f'#include "graphfuse/{name}"\n' for name in rowwise.headers(rows.program)),
+            *(f'#include "graphfuse/{name}"\n' for name in rowwise.headers(plan.program)),
             "namespace problem {\n\n",
-            f"using Index = {'int' if rows.columns < _INT_COLUMNS else 'gf::i64'};\n",
+            f"using Index = {'int' if plan.columns < _INT_COLUMNS else 'gf::i64'};\n",
             *(f"constexpr {name} = {value};\n" for name, value in constants.items()),
-            rowwise.source(rows),
+            rowwise.source(plan),
             "\n}  // namespace problem\n",
         ]
     )
@@ -32,13 +32,13 @@ def cpp(value: bool) -> str:
     return str(value).lower()
 
 
-def in_place(rows: Rows) -> tuple[tuple[TensorId, TensorId], ...]:
+def in_place(plan: PhasePlan) -> tuple[tuple[TensorId, TensorId], ...]:
     """rows: resident ones. What holds of them holds of rows that are read again, so that knobs do not matter."""
-    inputs, stores = rows.program.inputs, rows.program.stores
-    return tuple((inputs[i].tensor, stores[number].view.tensor) for i, number in rows.overwritable())
+    inputs, stores = plan.program.inputs, plan.program.stores
+    return tuple((inputs[i].tensor, stores[number].view.tensor) for i, number in plan.overwritable())
 
 
-def problem(facts: RowFacts, chunk: int) -> Problem:
+def problem(facts: RowFacts, chunk: int) -> ProblemClass:
     """chunk: elements that are always taken together.
 
     Copies of values are no steps: a sum that is stored rounded and read unrounded takes what one takes that is read as
@@ -68,7 +68,7 @@ def problem(facts: RowFacts, chunk: int) -> Problem:
     }
     if program.sums:
         key["sums"] = [s.view.dtype.value for s in program.sums]
-    return Problem(key, facts.rows)
+    return ProblemClass(key, facts.rows)
 
 
 def _without_copies(program: RowProgram) -> tuple[list[str], list[int]]:

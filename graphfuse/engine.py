@@ -129,7 +129,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ProblemClass:
     """A problem class: all that the best knobs of an engine may depend on, so that tuned ones can be kept.
 
     key: JSON values by name, without names, numbers or addresses of tensors. rows: the
@@ -204,7 +204,7 @@ class KernelEngine(Engine[FactsT, KnobsT]):
     def launch(self, facts: FactsT, knobs: KnobsT) -> Launch:
         """Grid, block and arguments."""
 
-    def problem(self, facts: FactsT) -> Problem | None:
+    def problem(self, facts: FactsT) -> ProblemClass | None:
         """The class that tuned knobs are kept for; None if this engine is not tuned."""
         return None
 

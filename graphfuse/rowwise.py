@@ -14,7 +14,7 @@ from functools import cached_property
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
 from graphfuse.ops import OPS, Cost
-from graphfuse.pointwise import Chain, Load, Operand, Scalar, Step
+from graphfuse.steps import Chain, Load, Operand, Scalar, Step
 
 INVERSE_RMS = "inverse_rms"
 """Step: 1 / sqrt(mean(input^2) + epsilon) of a row."""
@@ -109,7 +109,7 @@ class ColumnSum:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Extent:
     """Along what a value varies."""
 
     rows: bool
@@ -133,20 +133,20 @@ class RowProgram:
         found = (o for step in self.steps for _, o in step.operands if isinstance(o, Scalar))
         return tuple(dict.fromkeys(found))
 
-    def shape(self, operand: Operand) -> Shape:
+    def extent(self, operand: Operand) -> Extent:
         if isinstance(operand, Scalar):
-            return Shape(False, False)
+            return Extent(False, False)
         if isinstance(operand, Load):
-            return Shape(self.inputs[operand.index].rows, self.inputs[operand.index].columns)
-        return self.shapes[operand.index]
+            return Extent(self.inputs[operand.index].rows, self.inputs[operand.index].columns)
+        return self.extents[operand.index]
 
     @cached_property
-    def shapes(self) -> tuple[Shape, ...]:
+    def extents(self) -> tuple[Extent, ...]:
         """Of each step's value."""
-        found: list[Shape] = []
+        found: list[Extent] = []
         for step in self.steps:
-            known = [found[o.index] if isinstance(o, Chain) else self.shape(o) for _, o in step.operands]
-            found.append(Shape(any(k.rows for k in known), not reduces(step) and any(k.columns for k in known)))
+            known = [found[o.index] if isinstance(o, Chain) else self.extent(o) for _, o in step.operands]
+            found.append(Extent(any(k.rows for k in known), not reduces(step) and any(k.columns for k in known)))
         return tuple(found)
 
     @cached_property
@@ -185,7 +185,7 @@ class RowProgram:
     def written_whole(self) -> tuple[View, ...]:
         """Outputs with an element for each one of the rows; scales of blocks are beside them."""
         whole = (s for s in self.stores if not s.amax and s.scales_of is None)
-        return tuple(s.view for s in whole if self.shapes[s.value.index].columns)
+        return tuple(s.view for s in whole if self.extents[s.value.index].columns)
 
     @property
     def last(self) -> int:
@@ -199,7 +199,7 @@ class RowProgram:
     def stored_in(self, phase: int) -> Iterator[tuple[int, Store]]:
         """The stores of values that vary over columns, with their numbers."""
         for number, store in enumerate(self.stores):
-            if self.shapes[store.value.index].columns and self.store_phase(number) == phase:
+            if self.extents[store.value.index].columns and self.store_phase(number) == phase:
                 yield number, store
 
     def reduced_after(self, phase: int) -> Iterator[tuple[int, Step]]:
@@ -230,7 +230,7 @@ class RowProgram:
         kept = {}
         for later in range(phase, self.last + 1):
             needed = self.elements(later, before)
-            kept |= dict.fromkeys(o for o in needed if o in before and self.shape(o).rows)
+            kept |= dict.fromkeys(o for o in needed if o in before and self.extent(o).rows)
         return tuple(sorted(kept, key=lambda o: (isinstance(o, Chain), o.index)))
 
     def elements(self, phase: int, known: Iterable[Chain | Load] = ()) -> tuple[Chain | Load, ...]:
@@ -241,9 +241,9 @@ class RowProgram:
         found: dict[Chain | Load, None] = {}
 
         def visit(o: Operand) -> None:
-            if isinstance(o, Scalar) or o in found or not self.shape(o).columns:
+            if isinstance(o, Scalar) or o in found or not self.extent(o).columns:
                 return
-            if isinstance(o, Chain) and not (o in known and self.shape(o).rows):
+            if isinstance(o, Chain) and not (o in known and self.extent(o).rows):
                 for _, operand in self.steps[o.index].operands:
                     visit(operand)
             found[o] = None

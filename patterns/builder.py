@@ -12,8 +12,8 @@ from graphfuse.match import Match
 from graphfuse.ops import quantize_axis
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import Layout
-from graphfuse.pointwise import Chain, Load, Operand, Scalar, Step
 from graphfuse.rowwise import AMAX, ColumnSum, RowProgram, Store, View
+from graphfuse.steps import Chain, Load, Operand, Scalar, Step
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Builder(abc.ABC):
         rows, all_rows = ([e[axis] for axis in self.rows.axes] for e in (dim, self.rows.dim))
         varies = any(e != 1 for e in rows) or (rows == all_rows and t not in self.weights)
         if t in self.values and isinstance(self.values[t], Chain):
-            return varies, self.row_program.shapes[self.values[t].index].columns
+            return varies, self.row_program.extents[self.values[t].index].columns
         wide = all(dim[axis] == self.rows.dim[axis] for axis in self.rows.columns)
         return varies, wide
 

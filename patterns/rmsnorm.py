@@ -10,8 +10,8 @@ from graphfuse.ir import Node
 from graphfuse.match import Match, Pattern, PatternGraph, convex
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
-from graphfuse.pointwise import Operand, Scalar, Step
 from graphfuse.rowwise import INVERSE_RMS, NORMALIZE, RowProgram
+from graphfuse.steps import Operand, Scalar, Step
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from graphfuse.ir import Node
 from graphfuse.match import Match, Pattern, PatternGraph, convex
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
-from graphfuse.pointwise import Step
 from graphfuse.rowwise import GRADIENT, ROW_MEAN, RowProgram
+from graphfuse.steps import Step
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.pointwise import Chain, Load, Scalar, Step
 from graphfuse.rowwise import INVERSE_RMS, NORMALIZE, RowProgram, Store, View
+from graphfuse.steps import Chain, Load, Scalar, Step
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from graphfuse.device import for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm import RmsNormEngine
 from graphfuse.enums import heur_mode
-from graphfuse.pointwise import Chain, Scalar, Step
+from graphfuse.steps import Chain, Scalar, Step
 
 ENGINE = RmsNormEngine()
 DEVICE = for_arch("sm_90a")

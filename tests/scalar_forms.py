@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from graphfuse.codegen.pointwise import expression
+from graphfuse.codegen.expressions import expression
 from graphfuse.codegen.render import render
 from graphfuse.ops import OPS
-from graphfuse.pointwise import Load, Step
+from graphfuse.steps import Load, Step
 
 VARIANTS = {
     "relu": [

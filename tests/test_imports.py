@@ -25,7 +25,7 @@ LAYERS = (
     ("memory",),
     ("ops",),
     ("ir",),
-    ("pointwise", "tensor", "verify", "vocabulary"),
+    ("steps", "tensor", "verify", "vocabulary"),
     ("rowwise", "recorded", "lower"),
     ("engine", "freeze", "printing"),
     ("arguments",),
@@ -43,7 +43,7 @@ LAYERS = (
     ("cli",),
 )
 
-SHARED = {"engines.accepted", "engines.limits", "engines.row_kernel"}
+SHARED = {"engines.support", "engines.limits", "engines.row_kernel"}
 """What engines have in common."""
 
 # Closer rules within packages whose modules see each other.

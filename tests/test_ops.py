@@ -7,8 +7,8 @@ import torch
 
 from graphfuse import reduction_mode
 from graphfuse.ops import OPS, REDUCTIONS, Cost
-from graphfuse.pointwise import Chain, Step
 from graphfuse.rowwise import ROW_OPS, cost_of
+from graphfuse.steps import Chain, Step
 
 POINTWISE = [op for op in OPS.values() if op.pointwise]
 

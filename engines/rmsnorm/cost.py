@@ -7,7 +7,7 @@ from graphfuse.device import Device
 from graphfuse.engines.limits import MAX_THREADS, WARP
 from graphfuse.engines.rmsnorm.knobs import ALL_FIRST, AS_USUAL, READS_LAST, RmsNormKnobs
 from graphfuse.engines.rmsnorm.legal import faults
-from graphfuse.engines.rmsnorm.row import Row
+from graphfuse.engines.rmsnorm.split import RowSplit
 from graphfuse.patterns.rmsnorm import RmsNormFacts
 from graphfuse.rowwise import View
 
@@ -35,11 +35,11 @@ def _rows(facts: RmsNormFacts, view: View) -> int:
     return math.prod(e for e, stride in zip(facts.row_extents, view.row_strides, strict=True) if stride)
 
 
-def read_ahead(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> RmsNormKnobs:
+def read_ahead(facts: RmsNormFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> RmsNormKnobs:
     """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are resident."""
     ahead = replace(knobs, ahead=1)
-    pays = row.steps(knobs) * row.piece(knobs) in _READ_AHEAD
-    return ahead if pays and next(faults(facts, row, ahead, device), None) is None else knobs
+    pays = split.steps(knobs) * split.piece(knobs) in _READ_AHEAD
+    return ahead if pays and next(faults(facts, split, ahead, device), None) is None else knobs
 
 
 def is_usual(knobs: RmsNormKnobs) -> bool:
@@ -51,7 +51,7 @@ def is_usual(knobs: RmsNormKnobs) -> bool:
     return whole or knobs.threads == max(knobs.threads_per_row, 128)
 
 
-def cost(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> float:
+def cost(facts: RmsNormFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> float:
     """Time of a launch in a unit of the model's own, by which knobs are compared.
 
     What keeps the device busy - memory, instructions or that CTAs start, whichever takes longer, and what CTAs
@@ -60,9 +60,9 @@ def cost(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> 
     over random sizes and over rows with a residual or many columns (docs/tuning.md).
     """
     program = facts.program
-    threads, piece = knobs.threads_per_row, row.piece(knobs)
-    elements = row.steps(knobs) * piece  # of a thread, those past the row's end among them
-    if not row.resident(knobs):
+    threads, piece = knobs.threads_per_row, split.piece(knobs)
+    elements = split.steps(knobs) * piece  # of a thread, those past the row's end among them
+    if not split.resident(knobs):
         elements = facts.columns / threads * (program.last + 1)
     written = [view.dtype.bits for view in program.written_whole]
     read = [view.dtype.bits for view in program.read_whole]
@@ -74,7 +74,7 @@ def cost(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> 
     instructions *= 1 + 0.25 * more
     if piece < max((s.block_size for s in program.stores), default=0):  # lanes that share a block work on its scale
         instructions *= 1.1
-    moved = facts.columns * (sum(read) * (1 if row.resident(knobs) else program.last + 1) + sum(written)) / 32
+    moved = facts.columns * (sum(read) * (1 if split.resident(knobs) else program.last + 1) + sum(written)) / 32
     least = min((view.dtype.nbytes(piece) for view in program.read_whole), default=_SECTOR)
     sectors = max(1.0, _SECTOR / (threads * least))  # read for each that is used
     busy = max(moved * sectors, instructions, 640 * threads / knobs.threads) + 17.6 * threads / knobs.threads
@@ -83,7 +83,7 @@ def cost(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> 
     alone = 10 + elements * awaited * (1 + 0.45 * more) + 2.4 * math.log2(threads) + 0.06 * warps
     alone += 0.8 * knobs.threads / WARP
     if knobs.cluster > 1:
-        reductions = 1 + row.maxima
+        reductions = 1 + split.maxima
         busy += reductions * threads * (knobs.cluster - 1)  # what each thread sends the other CTAs
         alone += reductions * (9 + math.log2(knobs.cluster))
     return facts.rows / device.sm_count * busy + 1130 * alone

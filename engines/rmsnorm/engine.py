@@ -7,18 +7,18 @@ from typing import ClassVar
 from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
-from graphfuse.engine import ByRows, KernelEngine, Launch, No, Problem
-from graphfuse.engines.rmsnorm.accepted import reasons
+from graphfuse.engine import ByRows, KernelEngine, Launch, No, ProblemClass
 from graphfuse.engines.rmsnorm.cost import cost, eviction, is_usual, read_ahead
 from graphfuse.engines.rmsnorm.knobs import EVICTIONS, RmsNormKnobs, every_knob
 from graphfuse.engines.rmsnorm.legal import faults
 from graphfuse.engines.rmsnorm.notes import notes
-from graphfuse.engines.rmsnorm.row import Row, resident_rows, rows_of
+from graphfuse.engines.rmsnorm.split import RowSplit, plan_of, resident_plan
+from graphfuse.engines.rmsnorm.support import reasons
 from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.pointwise import Load
+from graphfuse.steps import Load
 
 _PROPOSED = 3
 
@@ -46,25 +46,25 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         return None if reason is None else No(reason)
 
     def propose(self, facts: RmsNormFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
-        row = Row.of(facts)
-        every = [k for k in every_knob(eviction(facts)) if next(faults(facts, row, k, device), None) is None]
-        usual = [read_ahead(facts, row, k, device) for k in every if is_usual(k)]
-        ranked = sorted(usual, key=lambda knobs: cost(facts, row, knobs, device))
+        split = RowSplit.of(facts)
+        every = [k for k in every_knob(eviction(facts)) if next(faults(facts, split, k, device), None) is None]
+        usual = [read_ahead(facts, split, k, device) for k in every if is_usual(k)]
+        ranked = sorted(usual, key=lambda knobs: cost(facts, split, knobs, device))
         if mode is not heur_mode.B:
             return ranked[:_PROPOSED]
         others = [replace(k, ahead=1 - k.ahead) for k in ranked[:_PROPOSED]]
-        others = [k for k in others if next(faults(facts, row, k, device), None) is None]
+        others = [k for k in others if next(faults(facts, split, k, device), None) is None]
         return list(dict.fromkeys(ranked + others + every))
 
     def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
-        reason = next(faults(facts, Row.of(facts), knobs, device), None)
+        reason = next(faults(facts, RowSplit.of(facts), knobs, device), None)
         return None if reason is None else No(reason)
 
     def notes(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> tuple[str, ...]:
         return tuple(notes(facts, knobs, device))
 
     def in_place(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
-        return in_place(resident_rows(facts))
+        return in_place(resident_plan(facts))
 
     def source(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
         return render(template(__package__, "rmsnorm.cu"), _prelude(facts, knobs), "rmsnorm.cu")
@@ -74,26 +74,26 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         return Launch(
             grid=by_rows.grid(facts.rows),
             block=knobs.threads,
-            arguments=arguments(rows_of(facts, knobs)),
+            arguments=arguments(plan_of(facts, knobs)),
             cluster=knobs.cluster,
             cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
             by_rows=by_rows,
         )
 
-    def problem(self, facts: RmsNormFacts) -> Problem:
-        return problem(facts, Row.of(facts).chunk)
+    def problem(self, facts: RmsNormFacts) -> ProblemClass:
+        return problem(facts, RowSplit.of(facts).chunk)
 
 
 def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
-    row = Row.of(facts)
-    piece, steps = row.piece(knobs), row.steps(knobs)
+    split = RowSplit.of(facts)
+    piece, steps = split.piece(knobs), split.steps(knobs)
     ahead = knobs.threads <= 512 or steps * piece <= 16
     constants = {
         "gf::i64 COLUMNS": facts.columns,
-        "int CHUNK": row.chunk,
+        "int CHUNK": split.chunk,
         "int PIECE": piece,
         "int STEPS": steps,
-        "int PASSES": row.passes(knobs),
+        "int PASSES": split.passes(knobs),
         "bool AHEAD": cpp(knobs.ahead == 1),
         "int THREADS_PER_ROW": knobs.threads_per_row,
         "int THREADS": knobs.threads,
@@ -106,4 +106,4 @@ def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
         # The padding of a row is zero when it is read; so are its squares, if nothing is computed before.
         "bool ZEROS_STAY_ZERO": cpp(isinstance(facts.input, Load)),
     }
-    return prelude(rows_of(facts, knobs), constants)
+    return prelude(plan_of(facts, knobs), constants)

@@ -12,13 +12,13 @@ from graphfuse.engines.limits import (
     thread_faults,
 )
 from graphfuse.engines.rmsnorm.knobs import EVICTIONS, RmsNormKnobs
-from graphfuse.engines.rmsnorm.row import Row, held_registers
+from graphfuse.engines.rmsnorm.split import RowSplit, held_registers
 from graphfuse.patterns.rmsnorm import RmsNormFacts
 
 _MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
 
 
-def faults(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
+def faults(facts: RmsNormFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
     powers = next(power_faults(knobs, ("threads_per_row", "threads", "chunks")), None)
     if powers is not None:
         yield powers
@@ -31,24 +31,24 @@ def faults(facts: RmsNormFacts, row: Row, knobs: RmsNormKnobs, device: Device) -
     yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
     if facts.rows * knobs.threads_per_row > MAX_CTAS * knobs.threads:
         yield f"{facts.rows} rows, {knobs.threads_per_row} threads each, take more CTAs than a grid can have"
-    if row.chunks % knobs.chunks:
-        yield f"chunks is {knobs.chunks}; accepted: a divisor of the {row.chunks} chunks of a row"
+    if split.chunks % knobs.chunks:
+        yield f"chunks is {knobs.chunks}; accepted: a divisor of the {split.chunks} chunks of a row"
         return
-    yield from static_faults(row.static_bytes(knobs))
-    if not row.resident(knobs):
+    yield from static_faults(split.static_bytes(knobs))
+    if not split.resident(knobs):
         if (knobs.threads_per_row, knobs.chunks) != (MAX_THREADS, 1):
             yield (
                 f"threads_per_row is {knobs.threads_per_row}, chunks {knobs.chunks}; rows of {facts.columns} columns "
                 f"are read again in each phase, which takes {MAX_THREADS} and 1"
             )
         return
-    held = row.held(row.steps(knobs), knobs, row.registers + (row.later if knobs.ahead else 0))
+    held = split.held(split.steps(knobs), knobs, split.registers + (split.later if knobs.ahead else 0))
     if held > held_registers(knobs.threads):
         yield (
             f"threads_per_row {knobs.threads_per_row} needs {held} registers a thread to hold {facts.columns} "
             f"columns; at {knobs.threads} threads at most {held_registers(knobs.threads)} may"
         )
-    piece = row.piece(knobs)
+    piece = split.piece(knobs)
     if knobs.threads == MAX_THREADS and piece > _MOST_TOGETHER:
         yield (
             f"chunks is {knobs.chunks}: of {knobs.threads} threads each has registers for {_MOST_TOGETHER} elements "

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engines.accepted import FP8, op_notes, rounding_notes
 from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
-from graphfuse.engines.rmsnorm.row import Row
+from graphfuse.engines.rmsnorm.split import RowSplit
+from graphfuse.engines.support import FP8, op_notes, rounding_notes
 from graphfuse.patterns.rmsnorm import RmsNormFacts
 
 _FP8_INSTRUCTION = 89  # and newer
@@ -18,7 +18,7 @@ def notes(facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> Iterator[
     yield from rounding_notes(program)
     yield "sum of squares: a fixed binary tree, the same bits for every row count, knob and run"
     yield from op_notes(program)
-    if not Row.of(facts).resident(knobs):
+    if not RowSplit.of(facts).resident(knobs):
         yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"
     instruction, software = "instruction", "software, bit-identical to the instruction"
     if device.kind != "cuda":

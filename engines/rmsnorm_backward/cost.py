@@ -5,7 +5,7 @@ import math
 from graphfuse.device import Device
 from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
-from graphfuse.engines.rmsnorm_backward.row import Row
+from graphfuse.engines.rmsnorm_backward.split import RowSplit
 from graphfuse.ops import Cost
 from graphfuse.rowwise import cost_of
 
@@ -23,15 +23,15 @@ _ROW, _STEP, _FUNCTION, _OPERAND = 200.0, 1.4, 4.2, 0.9
 _SHARPNESS = 4.0  # with which what takes longest hides the rest
 
 
-def cost(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> float:
+def cost(split: RowSplit, knobs: RmsNormBackwardKnobs, device: Device) -> float:
     """Nanoseconds, of rounds in each of which each CTA takes the rows that it takes at a time.
 
     A round takes what memory needs to move its bytes, or the instructions of all warps of an SM, or what threads
     of one CTA do one after another, or what passes from the start of a copy to its end, shared by as many rounds as
     copies are ahead; nothing hides the last round.
     """
-    facts, program = row.facts, row.facts.program
-    ctas, again = row.ctas(knobs), not row.resident(knobs)
+    facts, program = split.facts, split.facts.program
+    ctas, again = split.ctas(knobs), not split.resident(knobs)
     per_sm = ctas / device.sm_count
     rounds = -(-facts.rows // max(1, ctas // knobs.cluster * knobs.rows_per_cta))
     whole = sum(view.dtype.nbytes(facts.columns) for view in (*program.read_whole, *program.written_whole))
@@ -39,17 +39,17 @@ def cost(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> float:
         whole += sum(view.dtype.nbytes(facts.columns) for view in program.read_whole)
         whole += 8 * facts.columns * len(program.sums)
     moved = whole * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
-    elements = row.steps(knobs) * row.passes(knobs) * row.piece
+    elements = split.steps(knobs) * split.passes(knobs) * split.piece
     each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.steps)
     each += _OPERAND * (len(program.inputs) + len(program.stores) + len(program.sums))
     warps = knobs.rows_per_cta * max(1.0, per_sm) / knobs.cluster * knobs.threads_per_row / WARP
     busy = warps * (_ROW + each * elements) / _ISSUED
     alone = _MEETING + _WARP * min(knobs.threads_per_row, knobs.threads) / WARP + _ELEMENT * elements
     alone += _CLUSTER * math.log2(knobs.cluster) * (1 - _HIDDEN * knobs.delay)
-    ahead = knobs.stages - 1 - knobs.delay if knobs.stages > 1 and row.copies_all else 0
+    ahead = knobs.stages - 1 - knobs.delay if knobs.stages > 1 and split.copies_all else 0
     awaited = _LATENCY / ahead if ahead else 0.0
-    alone += 0.0 if ahead else 2 * _LATENCY * row.passes(knobs)
+    alone += 0.0 if ahead else 2 * _LATENCY * split.passes(knobs)
     taken = (moved**_SHARPNESS + busy**_SHARPNESS + alone**_SHARPNESS + awaited**_SHARPNESS) ** (1 / _SHARPNESS)
     spent = _START + rounds * (taken + _CTA * max(1.0, per_sm)) + alone + busy
-    spent += _FILLED * ahead * row.stage_bytes(knobs) * max(1.0, per_sm)
-    return spent + _PARTIAL * (ctas // knobs.cluster * row.sum_bytes)
+    spent += _FILLED * ahead * split.stage_bytes(knobs) * max(1.0, per_sm)
+    return spent + _PARTIAL * (ctas // knobs.cluster * split.sum_bytes)

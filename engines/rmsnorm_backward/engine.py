@@ -8,14 +8,14 @@ from typing import ClassVar
 from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
-from graphfuse.engine import KernelEngine, Launch, No, Problem
-from graphfuse.engines.accepted import op_notes, rounding_notes
-from graphfuse.engines.rmsnorm_backward.accepted import reasons
+from graphfuse.engine import KernelEngine, Launch, No, ProblemClass
 from graphfuse.engines.rmsnorm_backward.cost import cost
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs, every_knob
 from graphfuse.engines.rmsnorm_backward.legal import faults, fits
-from graphfuse.engines.rmsnorm_backward.row import Row, resident_rows
+from graphfuse.engines.rmsnorm_backward.split import RowSplit, resident_plan
+from graphfuse.engines.rmsnorm_backward.support import reasons
 from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
+from graphfuse.engines.support import op_notes, rounding_notes
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
@@ -44,9 +44,9 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
         return None if reason is None else No(reason)
 
     def propose(self, facts: RmsNormBackwardFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormBackwardKnobs]:
-        row = Row.of(facts)
+        split = RowSplit.of(facts)
         every = _legal(replace(facts, row_extents=(1,) * len(facts.row_extents)), device)
-        ranked = sorted(every, key=lambda knobs: cost(row, knobs, device))
+        ranked = sorted(every, key=lambda knobs: cost(split, knobs, device))
         # The best for each number of threads first: they differ more than numbers of stages do.
         best: dict[tuple[int, int], RmsNormBackwardKnobs] = {}
         for knobs in ranked:
@@ -55,7 +55,7 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
         return list(dict.fromkeys(few + ranked)) if mode is heur_mode.B else few
 
     def illegal(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs, device: Device) -> No | None:
-        reason = next(faults(Row.of(facts), knobs, device), None)
+        reason = next(faults(RowSplit.of(facts), knobs, device), None)
         return None if reason is None else No(reason)
 
     def notes(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs, device: Device) -> tuple[str, ...]:
@@ -65,58 +65,58 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
         self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs
     ) -> tuple[tuple[TensorId, TensorId], ...]:
         """As of any row program; rows that are copied ahead are not yet written."""
-        return in_place(resident_rows(facts))
+        return in_place(resident_plan(facts))
 
     def source(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
         name = "rmsnorm_backward.cu"
         return render(template(__package__, name), _prelude(facts, knobs), name)
 
     def launch(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Launch:
-        row = Row.of(facts)
-        by_rows = row.by_rows(knobs)
+        split = RowSplit.of(facts)
+        by_rows = split.by_rows(knobs)
         return Launch(
             grid=by_rows.grid(facts.rows),
             block=knobs.threads,
-            arguments=arguments(row.rows(knobs)),
+            arguments=arguments(split.plan(knobs)),
             cluster=knobs.cluster,
-            shared_bytes=row.dynamic_bytes(knobs),
-            scratch_bytes=row.partial_bytes(knobs),
+            shared_bytes=split.dynamic_bytes(knobs),
+            scratch_bytes=split.partial_bytes(knobs),
             cooperative=bool(facts.program.sums),
             by_rows=by_rows,
         )
 
-    def problem(self, facts: RmsNormBackwardFacts) -> Problem:
-        return problem(facts, Row.of(facts).piece)
+    def problem(self, facts: RmsNormBackwardFacts) -> ProblemClass:
+        return problem(facts, RowSplit.of(facts).piece)
 
 
 @functools.lru_cache(maxsize=256)
 def _legal(facts: RmsNormBackwardFacts, device: Device) -> tuple[RmsNormBackwardKnobs, ...]:
     """All legal knobs, for any number of rows: of a network with rows of many numbers they are worked out once."""
-    row = Row.of(facts)
-    return tuple(knobs for knobs in every_knob(row.pieces, device) if fits(row, knobs, device))
+    split = RowSplit.of(facts)
+    return tuple(knobs for knobs in every_knob(split.pieces, device) if fits(split, knobs, device))
 
 
 def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
-    row = Row.of(facts)
+    split = RowSplit.of(facts)
     constants = {
         "gf::i64 COLUMNS": facts.columns,
-        "int CHUNK": row.chunk,
-        "int PIECE": row.piece,
-        "int STEPS": row.steps(knobs),
-        "int PASSES": row.passes(knobs),
+        "int CHUNK": split.chunk,
+        "int PIECE": split.piece,
+        "int STEPS": split.steps(knobs),
+        "int PASSES": split.passes(knobs),
         "int THREADS_PER_ROW": knobs.threads_per_row,
         "int THREADS": knobs.threads,
         "int CTAS_PER_SM": knobs.ctas_per_sm,
         "bool DELAYED": cpp(bool(knobs.delay)),
-        "int PARTIAL_WIDTH": 4 * row.partial_vector,
+        "int PARTIAL_WIDTH": 4 * split.partial_vector,
         "int PARTIALS": knobs.ctas // knobs.cluster,
-        "int SLAB": row.slab(knobs),
+        "int SLAB": split.slab(knobs),
         "float PER_COLUMN": "float(1.0 / double(COLUMNS))",
         "gf::Access COLUMN_READS": "gf::Access::READ_ONLY",
         "gf::Access ROW_READS": "gf::Access::USUAL",
         "gf::Access ROW_WRITES": "gf::Access::USUAL",
     }
-    return prelude(row.rows(knobs), constants)
+    return prelude(split.plan(knobs), constants)
 
 
 def _notes(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Iterator[str]:
@@ -125,5 +125,5 @@ def _notes(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Iterator
     yield from op_notes(facts.program)
     if facts.program.sums:
         yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"
-    if not Row.of(facts).resident(knobs):
+    if not RowSplit.of(facts).resident(knobs):
         yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from graphfuse.device import Device
 from graphfuse.engines.limits import MAX_CTAS, cluster_faults, power_faults, static_faults, thread_faults
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
-from graphfuse.engines.rmsnorm_backward.row import Row
+from graphfuse.engines.rmsnorm_backward.split import RowSplit
 
 _MOST_STAGES = 8
 _RESERVED = 1 << 10  # shared memory that the system takes of each CTA's
 
 
-def faults(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> Iterator[str]:
+def faults(split: RowSplit, knobs: RmsNormBackwardKnobs, device: Device) -> Iterator[str]:
     powers = next(power_faults(knobs, ("threads_per_row", "threads")), None)
     if powers is not None:
         yield powers
@@ -28,24 +28,24 @@ def faults(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> Iterator[st
         yield f"ctas is {knobs.ctas}; accepted: a multiple of the {knobs.cluster} CTAs of a cluster"
     if knobs.ctas > device.sm_count * knobs.ctas_per_sm:
         yield f"ctas is {knobs.ctas}; accepted: up to {device.sm_count * knobs.ctas_per_sm}, that run at the same time"
-    if not row.resident(knobs) and not row.is_again(knobs):
+    if not split.resident(knobs) and not split.is_again(knobs):
         yield (
             f"threads_per_row {knobs.threads_per_row}, threads {knobs.threads}, ctas_per_sm {knobs.ctas_per_sm}: too "
-            f"few registers for rows of {row.facts.columns} columns; rows that are read again in each phase take 512 "
+            f"few registers for rows of {split.facts.columns} columns; rows that are read again in each phase take 512 "
             "threads and 1 stage"
         )
         return
-    if knobs.stages > 1 and not row.stage_bytes(knobs):
+    if knobs.stages > 1 and not split.stage_bytes(knobs):
         yield f"stages is {knobs.stages}; accepted: 1, as no input of the rows is aligned to 4 bytes"
     if type(knobs.delay) is not int or knobs.delay not in (0, 1):
         yield f"delay is {knobs.delay!r}; accepted: 0 or 1"
-    elif knobs.delay and not row.can_delay(knobs):
+    elif knobs.delay and not split.can_delay(knobs):
         yield (
             "delay is 1; accepted: 0, but for 3 stages and more, rows of 2 to 16 warps, of which all that is read is "
             "copied and nothing kept, and no more than 32 elements a thread"
         )
-    yield from static_faults(row.static_bytes(knobs))
-    needed = row.dynamic_bytes(knobs) + row.static_bytes(knobs)
+    yield from static_faults(split.static_bytes(knobs))
+    needed = split.dynamic_bytes(knobs) + split.static_bytes(knobs)
     if needed > device.shared_memory_per_block:
         yield f"{needed} bytes of shared memory a CTA; {device} has {device.shared_memory_per_block}"
     elif knobs.ctas_per_sm * (needed + _RESERVED) > device.shared_memory_per_sm:
@@ -53,5 +53,5 @@ def faults(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> Iterator[st
         yield f"{knobs.ctas_per_sm} CTAs an SM, {needed} bytes of shared memory each; {device} has {most} an SM"
 
 
-def fits(row: Row, knobs: RmsNormBackwardKnobs, device: Device) -> bool:
-    return next(faults(row, knobs, device), None) is None
+def fits(split: RowSplit, knobs: RmsNormBackwardKnobs, device: Device) -> bool:
+    return next(faults(split, knobs, device), None) is None

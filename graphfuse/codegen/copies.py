@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from graphfuse.codegen.addresses import address
 from graphfuse.codegen.parameters import Pointer
-from graphfuse.codegen.rows import Rows, access
+from graphfuse.codegen.phase_plan import PhasePlan, access
 
 LEAST = 4
 """Bytes of the narrowest access that can be copied."""
@@ -102,14 +102,14 @@ class Copies:
         yield "}"
 
 
-def copies(rows: Rows) -> Copies:
+def copies(plan: PhasePlan) -> Copies:
     """What is copied ahead: all that is read of rows, in accesses that are wide enough."""
-    inputs = rows.program.inputs if rows.stages > 1 else ()
-    found = (_copied(rows, Pointer(f"i{i}", view)) for i, view in enumerate(inputs) if view.rows)
+    inputs = plan.program.inputs if plan.stages > 1 else ()
+    found = (_copied(plan, Pointer(f"i{i}", view)) for i, view in enumerate(inputs) if view.rows)
     return Copies(tuple(copied for copied in found if copied.width >= LEAST))
 
 
-def _copied(rows: Rows, pointer: Pointer) -> Copied:
-    view, elements = pointer.view, rows.piece if pointer.view.columns else 1
+def _copied(plan: PhasePlan, pointer: Pointer) -> Copied:
+    view, elements = pointer.view, plan.piece if pointer.view.columns else 1
     ctype, nbytes = view.dtype.facts.ctype, view.dtype.nbytes(elements)
-    return Copied(pointer.name, ctype, address(rows, pointer), nbytes, access(view, elements), view.columns)
+    return Copied(pointer.name, ctype, address(plan, pointer), nbytes, access(view, elements), view.columns)

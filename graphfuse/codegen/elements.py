@@ -4,26 +4,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
-from graphfuse.codegen.pointwise import expression, rounded
-from graphfuse.codegen.rows import Rows
-from graphfuse.pointwise import Chain, Load, Operand, Step
+from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rowwise import GRADIENT, NORMALIZE, RowProgram
+from graphfuse.steps import Chain, Load, Operand, Step
 
 
-def packed_type(rows: Rows, o: Chain | Load) -> str:
+def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
     """Of a piece of a packed value."""
-    return f"gf::Bytes<{rows.dtype(o).nbytes(rows.piece)}>"
+    return f"gf::Bytes<{plan.dtype(o).nbytes(plan.piece)}>"
 
 
-def held(rows: Rows) -> Iterator[str]:
+def held(plan: PhasePlan) -> Iterator[str]:
     """The struct Held."""
     yield ""
     yield "/// What is kept of a piece between phases."
     yield "struct Held {"
-    for o in sorted({o for kept in rows.kept for o in kept}, key=str):
-        packed = rows.dtype(o) is not None
-        yield f"  {packed_type(rows, o)} {_name(o)};" if packed else f"  float {_name(o)}[PIECE];"
+    for o in sorted({o for kept in plan.kept for o in kept}, key=str):
+        packed = plan.dtype(o) is not None
+        yield f"  {packed_type(plan, o)} {_name(o)};" if packed else f"  float {_name(o)}[PIECE];"
     yield "};"
 
 
@@ -36,23 +36,23 @@ def _name(o: Chain | Load) -> str:
 class Elements:
     """Those of a phase."""
 
-    rows: Rows
+    plan: PhasePlan
     phase: int
 
     @property
     def program(self) -> RowProgram:
-        return self.rows.program
+        return self.plan.program
 
     @property
     def known(self) -> tuple[Chain | Load, ...]:
         """From the phases before."""
-        return self.rows.kept[self.phase]
+        return self.plan.kept[self.phase]
 
     def array(self, o: Chain | Load) -> str:
         """A piece of values, as float32."""
         if isinstance(o, Load):
             return f"l{o.index}"
-        return f"held.v{o.index}" if o in self.known and o not in self.rows.packed else f"a{o.index}"
+        return f"held.v{o.index}" if o in self.known and o not in self.plan.packed else f"a{o.index}"
 
     def pack(self, o: Chain) -> str:
         """A piece of a packed value."""
@@ -60,10 +60,10 @@ class Elements:
 
     def source(self) -> Iterator[str]:
         """Reads and works them out, and keeps what later phases need."""
-        kept = self.rows.kept[self.phase + 1] if self.phase < self.program.last else ()
-        for o in self.rows.elements(self.phase):
+        kept = self.plan.kept[self.phase + 1] if self.phase < self.program.last else ()
+        for o in self.plan.elements(self.phase):
             if o in self.known:
-                yield from self._unpack(o, f"held.{_name(o)}", again=self.rows.unpack_again)
+                yield from self._unpack(o, f"held.{_name(o)}", again=self.plan.unpack_again)
             elif isinstance(o, Load):
                 read = f"{'rows' if self.program.inputs[o.index].rows else 'columns'}.r{o.index}"
                 yield from self._unpack(o, read)
@@ -77,21 +77,21 @@ class Elements:
             for o in loop:
                 step = self.program.steps[o.index]
                 text = self._expression(step, loop)
-                yield f"      const float v{o.index} = {text if o in self.rows.packed else rounded(step, text)};"
+                yield f"      const float v{o.index} = {text if o in self.plan.packed else rounded(step, text)};"
                 if o in arrays:
                     yield f"      a{o.index}[i] = v{o.index};"
-                if o in kept and o not in self.rows.packed:
+                if o in kept and o not in self.plan.packed:
                     yield f"      held.v{o.index}[i] = v{o.index};"
             yield "    }"
-            if o in self.rows.packed:
-                ctype = self.rows.dtype(o).facts.ctype
-                yield f"    const {packed_type(self.rows, o)} p{o.index} = gf::pack<{ctype}>(a{o.index});"
+            if o in self.plan.packed:
+                ctype = self.plan.dtype(o).facts.ctype
+                yield f"    const {packed_type(self.plan, o)} p{o.index} = gf::pack<{ctype}>(a{o.index});"
                 yield f"    gf::unpack<{ctype}>(p{o.index}, a{o.index});"
                 if o in kept:
                     yield f"    held.v{o.index} = p{o.index};"
 
     def _unpack(self, o: Chain | Load, source: str, again: bool = False) -> Iterator[str]:
-        dtype = self.rows.dtype(o)
+        dtype = self.plan.dtype(o)
         if dtype is not None:
             if again:
                 yield f"    gf::forget_unpacked({source});"
@@ -102,17 +102,17 @@ class Elements:
     def _loops(self) -> tuple[tuple[Chain, ...], ...]:
         """Steps that are worked out element by element together: up to one that is packed, a piece at a time."""
         loops: list[list[Chain]] = [[]]
-        for o in self.rows.elements(self.phase):
+        for o in self.plan.elements(self.phase):
             if isinstance(o, Chain) and o not in self.known:
                 loops[-1].append(o)
-                if o in self.rows.packed:
+                if o in self.plan.packed:
                     loops.append([])
         return tuple(tuple(loop) for loop in loops if loop)
 
     def _arrays(self) -> tuple[Chain, ...]:
         """Values that are needed as a whole piece."""
         wanted = [*self.program.wanted(self.phase)]
-        wanted += [o for o in self.rows.elements(self.phase) if o in self.rows.packed]
+        wanted += [o for o in self.plan.elements(self.phase) if o in self.plan.packed]
         wanted += self._outlasting()
         return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
 
@@ -125,7 +125,7 @@ class Elements:
 
     def _expression(self, step: Step, loop: Sequence[Chain]) -> str:
         def operand(o: Operand) -> str:
-            if not self.program.shape(o).columns:
+            if not self.program.extent(o).columns:
                 return member(self.program, o, "p.")
             return f"v{o.index}" if o in loop else f"{self.array(o)}[i]"
 

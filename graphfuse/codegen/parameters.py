@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphfuse.codegen.pointwise import argument, parameter_type
-from graphfuse.codegen.rows import Rows
+from graphfuse.codegen.expressions import argument, parameter_type
+from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.engine import Address, Argument, Constant, RowCount, Scratch
 from graphfuse.rowwise import Store, View
 
@@ -52,10 +52,10 @@ class Pointer:
             yield Parameter("gf::i64", name, Constant("int64", stride * self.view.dtype.bits // 8))
 
 
-def pointers(rows: Rows) -> tuple[Pointer, ...]:
+def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
     """Rows of phase 0, columns, other inputs, outputs."""
-    inputs, stores = rows.program.inputs, rows.program.stores
-    early = rows.reads(0, True)
+    inputs, stores = plan.program.inputs, plan.program.stores
+    early = plan.reads(0, True)
     wide = [i for i, view in enumerate(inputs) if view.columns and not view.rows]
     late = [i for i in range(len(inputs)) if i not in (*early, *wide)]
     return (
@@ -65,22 +65,22 @@ def pointers(rows: Rows) -> tuple[Pointer, ...]:
     )
 
 
-def parameters(rows: Rows) -> Iterator[Parameter]:
-    first, *rest = pointers(rows)
+def parameters(plan: PhasePlan) -> Iterator[Parameter]:
+    first, *rest = pointers(plan)
     yield from first.parameters()
     yield Parameter("gf::i64", "rows", RowCount())
-    for axis, extent in enumerate(rows.extents[1:], start=1):
+    for axis, extent in enumerate(plan.extents[1:], start=1):
         multiplier, shift = divider(max(extent, 1))
         yield Parameter("gf::u32", f"extent{axis}", Constant("int32", extent))
         yield Parameter("gf::u32", f"shift{axis}", Constant("int32", shift))
         yield Parameter("gf::i64", f"multiplier{axis}", Constant("int64", multiplier))
     for pointer in rest:
         yield from pointer.parameters()
-    for number, scalar in enumerate(rows.program.scalars):
+    for number, scalar in enumerate(plan.program.scalars):
         yield Parameter(parameter_type(scalar), f"scalar{number}", argument(scalar))
-    for number, s in enumerate(rows.program.sums):
+    for number, s in enumerate(plan.program.sums):
         yield Parameter("void*", f"t{number}", Address(s.view.tensor))
-    if rows.program.sums:
+    if plan.program.sums:
         yield Parameter("void*", "scratch", Scratch())
 
 
@@ -91,21 +91,21 @@ def divider(divisor: int) -> tuple[int, int]:
     return (1 << shift) // divisor + 1, shift
 
 
-def arguments(rows: Rows) -> tuple[Argument, ...]:
+def arguments(plan: PhasePlan) -> tuple[Argument, ...]:
     """What a launch passes."""
-    return tuple(parameter.argument for parameter in parameters(rows))
+    return tuple(parameter.argument for parameter in parameters(plan))
 
 
-def source(rows: Rows) -> Iterator[str]:
+def source(plan: PhasePlan) -> Iterator[str]:
     """The macro KERNEL_PARAMETERS."""
-    yield "#define KERNEL_PARAMETERS " + ", ".join(f"{p.ctype} {p.name}" for p in parameters(rows))
+    yield "#define KERNEL_PARAMETERS " + ", ".join(f"{p.ctype} {p.name}" for p in parameters(plan))
 
 
-def later(rows: Rows) -> tuple[Pointer, ...]:
+def later(plan: PhasePlan) -> tuple[Pointer, ...]:
     """Outputs whose parameters are not all in the first line."""
     end, behind = 0, set()
-    for parameter in parameters(rows):
+    for parameter in parameters(plan):
         end = -(-end // parameter.nbytes) * parameter.nbytes + parameter.nbytes
         if end > _FIRST_LINE:
             behind.add(parameter.name)
-    return tuple(p for p in pointers(rows) if p.store and behind & {p.name, *p.strides})
+    return tuple(p for p in pointers(plan) if p.store and behind & {p.name, *p.strides})

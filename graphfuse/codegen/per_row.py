@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from graphfuse.codegen.copies import Copies
-from graphfuse.codegen.pointwise import expression, rounded
-from graphfuse.codegen.rows import PHASES, Rows
-from graphfuse.pointwise import Load, Operand, Scalar
+from graphfuse.codegen.expressions import expression, rounded
+from graphfuse.codegen.phase_plan import PHASES, PhasePlan
 from graphfuse.rowwise import AMAX, INVERSE_RMS, ROW_MEAN, RowProgram
+from graphfuse.steps import Load, Operand, Scalar
 
 
 def member(program: RowProgram, o: Operand, of: str = "") -> str:
@@ -21,12 +21,12 @@ def maxima(program: RowProgram, phase: int) -> list[int]:
     return [k for k, step in program.reduced_after(phase) if step.op_name == AMAX]
 
 
-def source(rows: Rows, copies: Copies) -> Iterator[str]:
+def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
     """The structs Operands and PerRow and the macro OPERANDS."""
-    program = rows.program
+    program = plan.program
     scalars = range(len(program.scalars))
     loads = [i for i, view in enumerate(program.inputs) if not view.columns]
-    narrow = [k for k, shape in enumerate(program.shapes) if not shape.columns]
+    narrow = [k for k, shape in enumerate(program.extents) if not shape.columns]
     yield ""
     yield "/// Operands of one element."
     yield "struct Operands {"

@@ -5,34 +5,34 @@ from collections.abc import Iterator, Sequence
 from graphfuse.codegen.copies import Copies
 from graphfuse.codegen.elements import Elements, packed_type
 from graphfuse.codegen.per_row import maxima
-from graphfuse.codegen.rows import PHASES, Rows, access
+from graphfuse.codegen.phase_plan import PHASES, PhasePlan, access
 from graphfuse.codegen.stores import stored
 from graphfuse.codegen.sums import added
 from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
-from graphfuse.pointwise import Load
 from graphfuse.rowwise import AMAX, reduced
+from graphfuse.steps import Load
 
 
-def source(rows: Rows, copies: Copies) -> Iterator[str]:
+def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
     """The structs Phase0 to Phase2."""
     for phase in PHASES:
-        exists = phase <= rows.program.last
+        exists = phase <= plan.program.last
         yield ""
         yield f"struct Phase{phase} {{"
-        yield from _reads(rows, copies, "Rows", rows.reads(phase, True) if exists else ())
-        yield from _reads(rows, copies, "Columns", rows.reads(phase, False) if exists else ())
+        yield from _reads(plan, copies, "Rows", plan.reads(phase, True) if exists else ())
+        yield from _reads(plan, copies, "Columns", plan.reads(phase, False) if exists else ())
         if exists:
-            yield from _run(Elements(rows, phase))
+            yield from _run(Elements(plan, phase))
         yield "};"
 
 
-def _reads(rows: Rows, copies: Copies, kind: str, inputs: Sequence[int]) -> Iterator[str]:
+def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) -> Iterator[str]:
     """kind: Rows, or Columns."""
     yield f"  struct {kind} {{"
-    yield from (f"    {packed_type(rows, Load(i))} r{i};" for i in inputs)
+    yield from (f"    {packed_type(plan, Load(i))} r{i};" for i in inputs)
     yield "  };"
-    sizes = {i: rows.program.inputs[i].dtype.nbytes(rows.piece) for i in inputs}
+    sizes = {i: plan.program.inputs[i].dtype.nbytes(plan.piece) for i in inputs}
     if kind == "Rows":
         yield "  GF_DEVICE static Rows any_rows() {"
         yield "    return {" + ", ".join(f"gf::any_bytes<{size}>()" for size in sizes.values()) + "};"
@@ -41,7 +41,7 @@ def _reads(rows: Rows, copies: Copies, kind: str, inputs: Sequence[int]) -> Iter
     yield "    (void)row, (void)at;"
     loads = []
     for i, size in sizes.items():
-        copied, width = copies.named(f"i{i}"), access(rows.program.inputs[i], rows.piece)
+        copied, width = copies.named(f"i{i}"), access(plan.program.inputs[i], plan.piece)
         # Only what nothing writes meanwhile: a row may be overwritten by the output.
         how = "ROW_READS" if kind == "Rows" else "COLUMN_READS"
         load = f"gf::load<{size}, {width}, {how}>(gf::offset(row.i{i}, at * {size}))"
@@ -51,11 +51,11 @@ def _reads(rows: Rows, copies: Copies, kind: str, inputs: Sequence[int]) -> Iter
 
 
 def _run(elements: Elements) -> Iterator[str]:
-    rows, program, phase = elements.rows, elements.program, elements.phase
+    plan, program, phase = elements.plan, elements.program, elements.phase
     largest = maxima(program, phase)
     summed = [reduced(step) for _, step in program.reduced_after(phase) if step.op_name != AMAX]
     factors = "".join(f", float (&{name})[PIECE]" for name in "xy"[: max(map(len, summed), default=0)])
-    sums = ", Sums& sums" * bool(rows.stages and not phase)
+    sums = ", Sums& sums" * bool(plan.stages and not phase)
     yield "  GF_DEVICE static void run(const Row& row, Index at, bool inside, const Rows& rows,"
     yield "                            const Columns& columns, Held& held, const Operands& s, const PerRow& p,"
     maximal = f"float (&maxima)[{max(len(largest), 1)}]"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from graphfuse.codegen import addresses, elements, parameters, per_row, phases, stores, sums
 from graphfuse.codegen.copies import copies
-from graphfuse.codegen.rows import Rows
+from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rowwise import RowProgram
 
 
@@ -18,25 +18,25 @@ def headers(program: RowProgram) -> Iterator[str]:
     yield from stores.headers(program)
 
 
-def source(rows: Rows) -> str:
+def source(plan: PhasePlan) -> str:
     """The structs Row, Operands, PerRow, Held and Phase0 to Phase2, and the macros KERNEL_PARAMETERS, ROW, ROW_AXES,
     ROW_LATER and OPERANDS; what is copied ahead and summed over rows, where threads take row after row."""
-    return "\n".join(_lines(rows)) + "\n"
+    return "\n".join(_lines(plan)) + "\n"
 
 
-def _lines(rows: Rows) -> Iterator[str]:
-    copied = copies(rows)
-    yield f"constexpr int LAST_PHASE = {rows.program.last};"
-    yield f"constexpr int AMAXES = {max(len(stores.amaxes(rows.program)), 1)};"
-    yield from parameters.source(rows)
-    if rows.stages:
-        yield f"constexpr int STAGES = {rows.stages};"
+def _lines(plan: PhasePlan) -> Iterator[str]:
+    copied = copies(plan)
+    yield f"constexpr int LAST_PHASE = {plan.program.last};"
+    yield f"constexpr int AMAXES = {max(len(stores.amaxes(plan.program)), 1)};"
+    yield from parameters.source(plan)
+    if plan.stages:
+        yield f"constexpr int STAGES = {plan.stages};"
         yield from copied.source()
-    yield from addresses.source(rows, copied.places)
-    yield from per_row.source(rows, copied)
-    yield from elements.held(rows)
-    if rows.stages:
-        yield from sums.source(rows)
-    yield from phases.source(rows, copied)
-    if not rows.stages:
-        yield from stores.raised(rows)
+    yield from addresses.source(plan, copied.places)
+    yield from per_row.source(plan, copied)
+    yield from elements.held(plan)
+    if plan.stages:
+        yield from sums.source(plan)
+    yield from phases.source(plan, copied)
+    if not plan.stages:
+        yield from stores.raised(plan)

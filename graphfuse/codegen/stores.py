@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.codegen.elements import Elements
-from graphfuse.codegen.rows import Rows, access
+from graphfuse.codegen.phase_plan import PhasePlan, access
 from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
@@ -54,8 +54,8 @@ def _scales(view: View, name: str) -> str:
 
 
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
-    rows, ctype, array = elements.rows, store.view.dtype.facts.ctype, elements.array(store.value)
-    width = access(store.view, rows.piece)
+    plan, ctype, array = elements.plan, store.view.dtype.facts.ctype, elements.array(store.value)
+    width = access(store.view, plan.piece)
     if store.scales_of is not None:
         yield (
             f"    gf::store_scales<{_element(store)}, {store.block_size}, ROW_WRITES>("
@@ -67,16 +67,16 @@ def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
             f"{_scales(store.block_scale, f'b{number}')}, row.thread, at, {array}, inside && row.exists);"
         )
     else:
-        packed = rows.dtype(store.value) is store.view.dtype
+        packed = plan.dtype(store.value) is store.view.dtype
         piece = elements.pack(store.value) if packed else f"gf::pack<{ctype}>({array})"
         yield f"    gf::store_piece<{width}, ROW_WRITES>(row.o{number}, at, {piece}, inside && row.exists);"
 
 
-def raised(rows: Rows) -> Iterator[str]:
+def raised(plan: PhasePlan) -> Iterator[str]:
     """The function raise_amaxes."""
     yield ""
     yield "/// What is largest of all, as far as the warp's lanes know; all of them call it together."
     yield "GF_DEVICE void raise_amaxes(const Row& row, const float (&largest)[AMAXES]) {"
     yield "  (void)row, (void)largest;"
-    yield from (f"  gf::raise(row.o{number}, largest[{k}]);" for k, number in enumerate(amaxes(rows.program)))
+    yield from (f"  gf::raise(row.o{number}, largest[{k}]);" for k, number in enumerate(amaxes(plan.program)))
     yield "}"

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from graphfuse.codegen.elements import Elements
-from graphfuse.codegen.rows import Rows
+from graphfuse.codegen.phase_plan import PhasePlan
 
 
-def source(rows: Rows) -> Iterator[str]:
+def source(plan: PhasePlan) -> Iterator[str]:
     """The structs Sums and Totals, the macro TOTALS and the function store_total."""
-    sums = rows.program.sums
+    sums = plan.program.sums
     yield ""
     yield f"constexpr int SUMS = {len(sums)};"
     yield "/// What a thread adds up over rows, for one piece."

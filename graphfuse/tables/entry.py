@@ -59,7 +59,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Entry:
-    """The knobs of one problem class (key and rows as of ``engine.Problem``).
+    """The knobs of one problem class (key and rows as of ``engine.ProblemClass``).
 
     us: median microseconds of a launch, None if not known. others: what else was timed,
     fastest first. published: the figures that published knobs were translated from.

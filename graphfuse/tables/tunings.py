@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.device import Device
-from graphfuse.engine import Engine, KernelEngine, Problem, knobs_from_dict
+from graphfuse.engine import Engine, KernelEngine, ProblemClass, knobs_from_dict
 from graphfuse.enums import heur_mode
 from graphfuse.tables.entry import Entry
 
@@ -45,7 +45,7 @@ class Tunings:
         return tuple(found.values())
 
     def _known(
-        self, engine: KernelEngine, problem: Problem, device: Device, mode: heur_mode
+        self, engine: KernelEngine, problem: ProblemClass, device: Device, mode: heur_mode
     ) -> Iterator[tuple[dict, str]]:
         own, first_party = (
             [e for e in entries if (e.engine, e.source.arch, e.key) == (engine.name, arch(device), problem.key)]
@@ -79,7 +79,7 @@ def _exact(entries: list[Entry], rows: int) -> list[Entry]:
     return [e for e in entries if e.rows == rows]
 
 
-def _apart(entry: Entry, problem: Problem) -> float:
+def _apart(entry: Entry, problem: ProblemClass) -> float:
     return abs(math.log(entry.rows / max(problem.rows, 1)))
 
 

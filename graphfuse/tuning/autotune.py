@@ -8,7 +8,7 @@ from pathlib import Path
 
 from graphfuse import plan, record
 from graphfuse.device import Device
-from graphfuse.engine import KernelEngine, Problem, knobs_from_dict, knobs_to_dict
+from graphfuse.engine import KernelEngine, ProblemClass, knobs_from_dict, knobs_to_dict
 from graphfuse.enums import heur_mode
 from graphfuse.errors import DeviceError, GraphNotSupportedError, GraphTypeError
 from graphfuse.plan import Part, Plan
@@ -77,7 +77,7 @@ class _Tuned:
     trials: tuple[Trial, ...]
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> ProblemClass:
         return self.part.engine.problem(self.part.facts)
 
     @property
@@ -144,7 +144,7 @@ def _environment() -> dict[str, object]:
     return record.environment(record.CHECKOUT)
 
 
-def entry_of(engine: KernelEngine, problem: Problem, trials: tuple[Trial, ...], source: Source) -> Entry:
+def entry_of(engine: KernelEngine, problem: ProblemClass, trials: tuple[Trial, ...], source: Source) -> Entry:
     """What is kept of a search: the winner and, for the user, what else was timed. A table that
     comes with the engine has the winner alone."""
     best, *others = (t for t in trials if t.time)

@@ -9,8 +9,8 @@ import cubin
 import kernel_table
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rmsnorm.row import Row
-from graphfuse.engines.rmsnorm_backward.row import Row as BackwardRow
+from graphfuse.engines.rmsnorm.split import RowSplit
+from graphfuse.engines.rmsnorm_backward.split import RowSplit as BackwardSplit
 from variants import FORWARD, TARGETS, VARIANTS
 
 pytestmark = pytest.mark.compile
@@ -33,8 +33,8 @@ def test_kernel(name, arch, note):
     assert code.registers * variant.engine.launch(facts, knobs).block <= REGISTER_FILE
     (check_accesses if name in FORWARD else check_accesses_of_those_that_stay)(code, variant.source(device))
     check_conversions(code, facts, arch)
-    row_of = Row.of if name in FORWARD else BackwardRow.of
-    check_shared_memory(code, row_of(facts).static_bytes(knobs), device)
+    split_of = RowSplit.of if name in FORWARD else BackwardSplit.of
+    check_shared_memory(code, split_of(facts).static_bytes(knobs), device)
     recorded, now = kernel_table.read().nvrtc, kernel_table.compiler()
     if recorded != now:
         note(f"registers were not held against {kernel_table.PATH.name}: it is of NVRTC {recorded}, this is {now}")

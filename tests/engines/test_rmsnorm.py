@@ -17,8 +17,8 @@ from graphfuse.graph import pygraph
 from graphfuse.lower import lower
 from graphfuse.patterns import rmsnorm
 from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.pointwise import Chain, Load, Scalar, Step
 from graphfuse.rowwise import INVERSE_RMS, NORMALIZE, ROW_MEAN, RowProgram, Store
+from graphfuse.steps import Chain, Load, Scalar, Step
 
 
 class Engine(RmsNormEngine):

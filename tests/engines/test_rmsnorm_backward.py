@@ -15,8 +15,8 @@ from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.patterns import rmsnorm_backward
-from graphfuse.pointwise import Chain, Load, Scalar, Step
 from graphfuse.rowwise import INVERSE_RMS, ROW_MEAN
+from graphfuse.steps import Chain, Load, Scalar, Step
 from graphs import BF16, E4M3, FLOAT, HALF
 
 ENGINE = RmsNormBackwardEngine()
@@ -43,7 +43,7 @@ def test_all_around_it_is_one_region(case):
     program = found.facts.program
     assert len(program.sums) == (case.weight != "none") + case.dbias
     assert [len(s.factors) for s in program.sums] == [2, 1][: len(program.sums)]
-    assert program.last == 1 and all(program.shapes[s.value.index].columns for s in program.stores)
+    assert program.last == 1 and all(program.extents[s.value.index].columns for s in program.stores)
 
 
 def drawn(g, **types):

@@ -11,7 +11,7 @@ from graphfuse import engines, heur_mode, plan, plugins
 from graphfuse.benchmarks import chain_knobs, in_a_model, rmsnorm_backward, rmsnorm_silu, rmsnorm_training, sizes
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.device import ARCHES, for_arch
-from graphfuse.engine import Problem, knobs_from_dict, knobs_to_dict
+from graphfuse.engine import ProblemClass, knobs_from_dict, knobs_to_dict
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.tables import store
@@ -47,7 +47,7 @@ def test_a_table_names_its_engine_and_chip_and_planning_uses_all_of_it(path):
         assert (first.why, first.knobs) == (said(entry), knobs_from_dict(part.engine, entry.knobs))  # of its rows
 
 
-def identity(problem: Problem | Entry) -> str:
+def identity(problem: ProblemClass | Entry) -> str:
     return json.dumps([problem.key, problem.rows], sort_keys=True)
 
 

@@ -41,7 +41,7 @@ def test_scalar_form_against_torch(form, index):
 
 
 def test_max_and_min_order_zeros_and_pass_nan(form):
-    """The bits of the emulator: tests/codegen/test_pointwise.py."""
+    """The bits of the emulator: tests/codegen/test_expressions.py."""
     numbers = {op.name: i for i, (op, _) in enumerate(scalar_forms.CASES)}
     nan = float("nan")
     a = np.array([0.0, -0.0, -0.0, 0.0, nan, 1.0, -2.0], np.float32)

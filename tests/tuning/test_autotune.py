@@ -16,7 +16,7 @@ from graphfuse import (
     plan,
     settings,
 )
-from graphfuse.engine import Problem
+from graphfuse.engine import ProblemClass
 from graphfuse.freeze import freeze
 from graphfuse.planner import Planner
 from graphfuse.runtime.timing import Time
@@ -84,7 +84,7 @@ class Scratched(toys.ScratchSolo):
         return dataclasses.replace(super().launch(facts, knobs), scratch_bytes=knobs.size * plan.ALIGNMENT)
 
     def problem(self, facts):
-        return Problem({}, 1)
+        return ProblemClass({}, 1)
 
 
 def test_what_fits_into_the_workspace_at_one_place_is_not_used_where_it_does_not():

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from graphfuse.codegen.rows import ACCESS, Rows
+from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
 from graphfuse.patterns.rmsnorm import RmsNormFacts
@@ -19,7 +19,7 @@ ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 
 
 @dataclass(frozen=True)
-class Row:
+class RowSplit:
     """How a row is cut, from facts alone.
 
     chunk: elements that are summed before all else. chunks: a row's. halved: whether a chunk is too wide for one access
@@ -37,13 +37,13 @@ class Row:
     maxima: int
 
     @classmethod
-    def of(cls, facts: RmsNormFacts) -> "Row":
+    def of(cls, facts: RmsNormFacts) -> "RowSplit":
         chunk = math.gcd(facts.columns, CHUNK)
         chunks = facts.columns // chunk
-        rows = resident_rows(facts, chunk)
+        plan = resident_plan(facts, chunk)
         # What is read is worked on at once, when little else takes registers.
-        registers = max(1, -(-chunk * max(rows.held_bytes, rows.read_bytes(0, True) // 2) // 4))
-        later = -(-chunk * (rows.read_bytes(1, True) + rows.read_bytes(1, False)) // 4)
+        registers = max(1, -(-chunk * max(plan.held_bytes, plan.read_bytes(0, True) // 2) // 4))
+        later = -(-chunk * (plan.read_bytes(1, True) + plan.read_bytes(1, False)) // 4)
         whole = (*facts.program.read_whole, *facts.program.written_whole)
         halved = chunk == CHUNK and max((v.dtype.nbytes(chunk) for v in whole), default=0) > ACCESS
         fits = -(-chunks // 512) * 512 * registers <= ROW_REGISTERS
@@ -86,18 +86,18 @@ class Row:
         return -(-self.chunks * self.chunk // (knobs.threads_per_row * self.piece(knobs)))
 
 
-def rows_of(facts: RmsNormFacts, knobs: RmsNormKnobs) -> Rows:
-    row = Row.of(facts)
-    piece = row.piece(knobs)
+def plan_of(facts: RmsNormFacts, knobs: RmsNormKnobs) -> PhasePlan:
+    split = RowSplit.of(facts)
+    piece = split.piece(knobs)
     # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.
-    again = row.resident(knobs) and row.steps(knobs) * piece > 40
-    rows = resident_rows(facts, piece, again)
-    return rows if row.resident(knobs) else rows.read_again()
+    again = split.resident(knobs) and split.steps(knobs) * piece > 40
+    plan = resident_plan(facts, piece, again)
+    return plan if split.resident(knobs) else plan.read_again()
 
 
-def resident_rows(facts: RmsNormFacts, piece: int = 1, unpack_again: bool = False) -> Rows:
+def resident_plan(facts: RmsNormFacts, piece: int = 1, unpack_again: bool = False) -> PhasePlan:
     """Of which a thread keeps what later phases need."""
-    return Rows(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again)
+    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again)
 
 
 def held_registers(threads: int) -> int:

@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.accepted import (
+from graphfuse.engines.rmsnorm_backward.knobs import every_knob
+from graphfuse.engines.rmsnorm_backward.legal import fits
+from graphfuse.engines.rmsnorm_backward.split import RowSplit
+from graphfuse.engines.support import (
     FLOATS,
     device_reasons,
     one_reason,
@@ -11,9 +14,6 @@ from graphfuse.engines.accepted import (
     tensor_reasons,
     view_reasons,
 )
-from graphfuse.engines.rmsnorm_backward.knobs import every_knob
-from graphfuse.engines.rmsnorm_backward.legal import fits
-from graphfuse.engines.rmsnorm_backward.row import Row
 from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
 from graphfuse.rowwise import ROW_MEAN, reduced
 
@@ -29,8 +29,8 @@ def reasons(facts: RmsNormBackwardFacts, device: Device) -> Iterator[str]:
                 f"sum over rows {s.view.name!r} is aligned to {s.view.alignment} bytes; "
                 f"accepted: a multiple of {s.view.dtype.nbytes(1)}"
             )
-    row = Row.of(facts)
-    if not any(fits(row, knobs, device) for knobs in every_knob(row.pieces, device)):
+    split = RowSplit.of(facts)
+    if not any(fits(split, knobs, device) for knobs in every_knob(split.pieces, device)):
         yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the threads of {device}"
 
 
@@ -39,7 +39,7 @@ def _program_reasons(facts: RmsNormBackwardFacts) -> Iterator[str]:
     yield from rounding_reasons(program)
     yield from one_reason(facts, ROW_MEAN)
     for step in program.steps:
-        if step.op_name == ROW_MEAN and not all(program.shape(o).columns for o in reduced(step)):
+        if step.op_name == ROW_MEAN and not all(program.extent(o).columns for o in reduced(step)):
             yield f"{facts.node}: gradient and input must vary over columns"
     if program.last != 1:
         yield f"{facts.node}: {program.last} means of a row follow one another; accepted: 1"

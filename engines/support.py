@@ -97,7 +97,7 @@ def rounding_reasons(program: RowProgram) -> Iterator[str]:
 
 def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
     store = facts.program.stores[number]
-    y, shape = store.view, facts.program.shapes[store.value.index]
+    y, shape = store.view, facts.program.extents[store.value.index]
     if store.amax:
         if not shape.columns:
             yield f"amax {y.name!r} is of what is one a row; accepted: of values that vary over columns"

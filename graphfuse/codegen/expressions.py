@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from graphfuse.engine import Address, Argument, HostScalar
 from graphfuse.ops import OPS
-from graphfuse.pointwise import Operand, Scalar, Step
+from graphfuse.steps import Operand, Scalar, Step
 
 
 def expression(step: Step, operand: Callable[[Operand], str]) -> str:

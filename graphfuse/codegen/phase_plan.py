@@ -7,8 +7,8 @@ from functools import cached_property
 
 from graphfuse.dtypes import data_type
 from graphfuse.ops import Cost
-from graphfuse.pointwise import Chain, Load, Operand
 from graphfuse.rowwise import RowProgram, Store, View, cost_of
+from graphfuse.steps import Chain, Load, Operand
 
 ACCESS = 16
 """Bytes of the widest memory access."""
@@ -24,7 +24,7 @@ def access(view: View, elements: int) -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PhasePlan:
     """A row program and how a kernel goes through rows.
 
     extents: of the row axes. piece: elements that a thread takes together. resident: what the phases
@@ -58,7 +58,7 @@ class Rows:
         program = self.program
 
         def varies(o: Operand) -> bool:
-            return isinstance(o, Chain) and program.shapes[o.index].rows and program.shapes[o.index].columns
+            return isinstance(o, Chain) and program.extents[o.index].rows and program.extents[o.index].columns
 
         light = (
             Chain(k)
@@ -94,12 +94,12 @@ class Rows:
             for number, store in enumerate(self.program.stores):
                 y = store.view
                 alike = (x.dtype, x.row_strides, x.column_stride) == (y.dtype, y.row_strides, y.column_stride)
-                whole = x.rows and x.columns and self.program.shapes[store.value.index].columns
+                whole = x.rows and x.columns and self.program.extents[store.value.index].columns
                 if alike and whole and not store.block_size and not store.amax:
                     if max(self.read_in(i), default=0) <= self.program.store_phase(number):
                         yield i, number
 
-    def read_again(self) -> "Rows":
+    def read_again(self) -> "PhasePlan":
         """The same rows where they are not resident. What may be written over an input is written in the last phase,
         as the input is read again until then: where rows have room decides nothing about memory."""
         late = frozenset(number for _, number in self.overwritable())
@@ -131,7 +131,7 @@ class Rows:
         return frozenset(
             o
             for o in whole
-            if isinstance(o, Chain) and program.shapes[o.index].columns
+            if isinstance(o, Chain) and program.extents[o.index].columns
             if program.steps[o.index].rounded not in (None, data_type.FLOAT)
         )
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import scalar_forms
-from graphfuse.codegen.pointwise import argument, expression, literal, parameter_type
+from graphfuse.codegen.expressions import argument, expression, literal, parameter_type
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, HostScalar
-from graphfuse.pointwise import Chain, Load, Scalar, Step
 from graphfuse.rowwise import RowProgram
+from graphfuse.steps import Chain, Load, Scalar, Step
 from scalar_forms import CASES
 
 

@@ -1,6 +1,6 @@
 """Steps of straight-line programs, and their operands: what a fused kernel applies to each value.
 
-``rowwise`` makes programs of them, ``codegen.pointwise`` prints them.
+``rowwise`` makes programs of them, ``codegen.expressions`` prints them.
 """
 
 from dataclasses import dataclass

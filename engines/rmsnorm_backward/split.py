@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from graphfuse.codegen.copies import copies
-from graphfuse.codegen.rows import ACCESS, Rows
+from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.engine import ByRows
 from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
@@ -25,7 +25,7 @@ _AT_ONCE = 2  # pieces of a row that is read again
 
 
 @dataclass(frozen=True)
-class Row:
+class RowSplit:
     """How a row is cut, from facts alone.
 
     chunk: elements that are summed before all else. piece: those that are taken together, a chunk, or half of one that
@@ -46,14 +46,14 @@ class Row:
     keeps: bool
 
     @classmethod
-    def of(cls, facts: RmsNormBackwardFacts) -> "Row":
+    def of(cls, facts: RmsNormBackwardFacts) -> "RowSplit":
         whole = (*facts.program.read_whole, *facts.program.written_whole)
         chunk = math.gcd(facts.columns, CHUNK)
         piece = math.gcd(chunk, ACCESS // max((view.dtype.bits // 8 for view in whole), default=4))
-        rows = resident_rows(facts, piece, stages=2)
-        columns = {i for phase in (0, 1) for i in rows.reads(phase, False)}
-        kept = rows.held_bytes + sum(facts.program.inputs[i].dtype.bits // 8 for i in columns)
-        copied = copies(rows).inputs
+        plan = resident_plan(facts, piece, stages=2)
+        columns = {i for phase in (0, 1) for i in plan.reads(phase, False)}
+        kept = plan.held_bytes + sum(facts.program.inputs[i].dtype.bits // 8 for i in columns)
+        copied = copies(plan).inputs
         return cls(
             facts,
             chunk,
@@ -63,7 +63,7 @@ class Row:
             sum(c.nbytes for c in copied if c.pieces),
             sum(c.nbytes for c in copied if not c.pieces),
             sum(c.pieces for c in copied) == len(facts.program.read_whole),
-            rows.held_bytes > 0,
+            plan.held_bytes > 0,
         )
 
     def resident(self, knobs: RmsNormBackwardKnobs) -> bool:
@@ -106,11 +106,11 @@ class Row:
         """Of the row, that each thread takes."""
         return -(-self.pieces // knobs.threads_per_row)
 
-    def rows(self, knobs: RmsNormBackwardKnobs) -> Rows:
+    def plan(self, knobs: RmsNormBackwardKnobs) -> PhasePlan:
         """What is printed and passed."""
         if self.resident(knobs):
-            return resident_rows(self.facts, self.piece, knobs.stages)
-        return resident_rows(self.facts, self.piece).read_again()
+            return resident_plan(self.facts, self.piece, knobs.stages)
+        return resident_plan(self.facts, self.piece).read_again()
 
     def stage_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
         """Shared memory of a CTA for one row each of its threads is ahead."""
@@ -161,6 +161,6 @@ class Row:
         return self.facts.columns * 4 * len(self.facts.program.sums)
 
 
-def resident_rows(facts: RmsNormBackwardFacts, piece: int = 1, stages: int = 1) -> Rows:
+def resident_plan(facts: RmsNormBackwardFacts, piece: int = 1, stages: int = 1) -> PhasePlan:
     """For which threads have registers."""
-    return Rows(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages)
+    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages)
