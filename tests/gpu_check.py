@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import sanitizer
 from graphfuse import record
+from support import sanitizer
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "records"
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     if reason := record.gpu_needed(COMMAND):
         print(reason, file=sys.stderr)
         return 2
-    import variants
+    from support import variants
 
     # Before anything is written: a new record would make the commit a dirty one.
     about = record.environment(ROOT)

@@ -120,7 +120,7 @@ def run_planted(tool: str, device: Device) -> None:
 
 
 def main() -> None:
-    import sanitizer
+    from support import sanitizer
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--planted", choices=sanitizer.TOOLS, help="run the bug that this tool must find")
@@ -129,7 +129,7 @@ def main() -> None:
     if planted:
         run_planted(planted, device)
         return
-    from variants import VARIANTS
+    from support.variants import VARIANTS
 
     small = [v for v in VARIANTS.values() if v.small]
     launches = sum(run_variant(variant, device) for variant in small)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import cubin
 from graphfuse.device import Device
 from graphfuse.runtime import nvrtc, toolkit
-from variants import TARGETS, VARIANTS, Variant
+from support import cubin
+from support.variants import TARGETS, VARIANTS, Variant
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "records" / "kernel-resources.csv"
 PINS = PATH.parent.parent.parent / "kernel-table.txt"

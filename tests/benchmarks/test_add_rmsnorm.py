@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from bench_runs import made
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.add_rmsnorm import BENCH, FP8, Case
 from graphfuse.benchmarks.peer import Work, overwriting
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.runtime.handle import create_handle
+from support.bench_runs import made
 
 SMALL = [Case(5, 96, output) for output in ("bf16", "fp8_e4m3")]
 ADDING = {"bf16": torch_eager.ADD_RMSNORM, "fp8_e4m3": torch_eager.ADD_RMSNORM_FP8}

@@ -7,14 +7,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import bench_record
-from bench_runs import wall_clock
 from graphfuse import cli
 from graphfuse.benchmarks import command
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
 from graphfuse.benchmarks.sizes import OUTPUTS
+from support import bench_record
+from support.bench_runs import wall_clock
 
 SMALL = [Case(33, 64, output) for output in OUTPUTS]
 

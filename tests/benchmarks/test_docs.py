@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import bench_record
 from graphfuse import record
 from graphfuse.benchmarks import host_record, in_a_model, llama, plot, profile, render
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.results import Results
+from support import bench_record
 
 ROOT = Path(__file__).resolve().parents[2]
 

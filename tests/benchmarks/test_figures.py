@@ -2,11 +2,11 @@
 
 import pytest
 
-import bench_record
 from graphfuse.benchmarks import tables, target
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.results import MB, Results
 from graphfuse.benchmarks.rmsnorm_silu import BENCH
+from support import bench_record
 
 
 @pytest.fixture

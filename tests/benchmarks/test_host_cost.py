@@ -9,12 +9,12 @@ import sys
 import pytest
 import torch
 
-import bench_record
 from graphfuse.benchmarks import bare, host_calls, host_cost, host_record, row_counts, tables
 from graphfuse.benchmarks.host_calls import NORM, SILU, Call, Sets
 from graphfuse.benchmarks.host_record import BARE, HostCost
 from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle
+from support import bench_record
 
 
 def nothing() -> None:

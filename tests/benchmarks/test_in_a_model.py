@@ -8,7 +8,6 @@ import types
 import pytest
 import torch
 
-import bench_record
 from graphfuse.benchmarks import chain_knobs, in_a_model, session
 from graphfuse.benchmarks.chain import LAYERS, Case
 from graphfuse.benchmarks.peer import in_place, through
@@ -16,6 +15,7 @@ from graphfuse.benchmarks.peers import graphfuse, products, torch_eager
 from graphfuse.benchmarks.results import Results, name
 from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle
+from support import bench_record
 
 SMALL = Case(5, 96)
 BENCH = in_a_model.BENCH

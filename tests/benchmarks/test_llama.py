@@ -7,9 +7,9 @@ import types
 import pytest
 import torch
 
-import bench_record
 import graphfuse.torch as ours
 from graphfuse.benchmarks import llama, tables
+from support import bench_record
 
 CONFIG = llama.CONFIG | {
     "vocab_size": 97,

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from bench_runs import made
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import graphfuse, torch_eager
 from graphfuse.benchmarks.qk_norm import Case
 from graphfuse.runtime.handle import create_handle
+from support.bench_runs import made
 
 QK = Case(5, 4, 2)
 

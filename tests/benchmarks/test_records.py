@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-import bench_record
 from graphfuse import record, settings
 from graphfuse.benchmarks import command, session
 from graphfuse.benchmarks.rmsnorm_silu import BENCH
 from graphfuse.benchmarks.untuned import untuned
+from support import bench_record
 
 
 def test_a_record_is_whole_and_compact(tmp_path):

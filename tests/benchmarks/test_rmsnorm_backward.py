@@ -2,10 +2,10 @@
 
 import pytest
 
-from bench_runs import made
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.benchmarks.rmsnorm_backward import TYPES, Case, ResidualCase
+from support.bench_runs import made
 
 SMALL = [*(Case(37, 96, output) for output in TYPES), ResidualCase(1100, 24, "bf16")]
 

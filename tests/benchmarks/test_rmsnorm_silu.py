@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from bench_runs import made
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, stream, torch_eager
 from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
 from graphfuse.benchmarks.sizes import OUTPUTS
+from support.bench_runs import made
 
 SMALL = [Case(33, 64, output) for output in OUTPUTS]
 

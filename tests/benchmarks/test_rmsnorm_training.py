@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-import bench_record
-from bench_runs import made
 from graphfuse import heur_mode
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Work
@@ -14,6 +12,8 @@ from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.rmsnorm_training import BENCH, TYPES, Case
 from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle, create_handle
+from support import bench_record
+from support.bench_runs import made
 
 SMALL = [Case(37, 96, output) for output in TYPES]
 

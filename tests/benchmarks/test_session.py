@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from bench_runs import wall_clock
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.add_rmsnorm import Case as AddCase
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.peer import Peer, Work
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
+from support.bench_runs import wall_clock
 
 
 def broken(case, sets):

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import oracle
+from support import oracle
 
 SOURCE = """
 #include "graphfuse/convert.cuh"

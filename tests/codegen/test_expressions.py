@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-import scalar_forms
 from graphfuse.codegen.expressions import argument, expression, literal, parameter_type
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, HostScalar
 from graphfuse.rowwise import RowProgram
 from graphfuse.steps import Chain, Load, Scalar, Step
-from scalar_forms import CASES
+from support import scalar_forms
+from support.scalar_forms import CASES
 
 
 def test_operands_stand_where_their_ports_are():

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import emulation
 from graphfuse.emulator import compiler, kernel, store
 from graphfuse.emulator.compiler import Build, build
 from graphfuse.errors import CompilerNotFoundError, KernelCompileError, KernelFaultError
-from small_kernels import CASES, changed
+from support import emulation
+from support.small_kernels import CASES, changed
 
 pytestmark = [pytest.mark.emulate, pytest.mark.xdist_group("compiler")]
 

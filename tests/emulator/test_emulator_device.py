@@ -4,14 +4,13 @@ import pytest
 import torch
 
 import graphfuse
-import graphs
-import oracle
 from graphfuse import DeviceError, KernelCompileError, heur_mode, norm_forward_phase
 from graphfuse.codegen.render import render
 from graphfuse.device import EMULATOR
 from graphfuse.engine import Address, Constant, KernelEngine, Launch, NoKnobs, Scratch
 from graphfuse.enums import build_plan_policy
-from graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm
+from support import graphs, oracle
+from support.graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm
 
 pytestmark = pytest.mark.emulate
 
@@ -228,7 +227,7 @@ extern "C" GF_KERNEL(64) doubler(const float* x, float* scratch, float* out, int
 """
 
     def __init__(self, text: str | None = None):
-        import toys
+        from support import toys
 
         self.facts = toys.Solo
         self.text = text or self.text
@@ -254,7 +253,7 @@ extern "C" GF_KERNEL(64) doubler(const float* x, float* scratch, float* out, int
 
 
 def doubled(engine: Doubler):
-    import toys
+    from support import toys
 
     g = graphs.new(device="emulator")
     g.relu(g.tensor([10, 21], name="x")).set_output().set_name("out")

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-import emulation
 from graphfuse.device import ARCHES, for_arch
 from graphfuse.emulator.compiler import Build
-from small_kernels import CASES
+from support import emulation
+from support.small_kernels import CASES
 
 
 def assert_exact(case, found) -> None:

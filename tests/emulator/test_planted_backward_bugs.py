@@ -2,12 +2,12 @@
 
 import pytest
 
-from bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, plant
-from emulation import Planned, Varies
-from gradients import Gradient
 from graphfuse.codegen.render import template
 from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
 from graphfuse.errors import KernelFaultError
+from support.bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, plant
+from support.emulation import Planned, Varies
+from support.gradients import Gradient
 
 pytestmark = pytest.mark.emulate
 

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, caught, each, plant
 from graphfuse.codegen.render import template
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm import RmsNormKnobs
-from rmsnorm_problem import SCALES, Problem, Y
+from support.bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, caught, each, plant
+from support.rmsnorm_problem import SCALES, Problem, Y
 
 pytestmark = pytest.mark.emulate
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, caught, each, plant
-from small_kernels import CASES, changed
+from support.bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, caught, each, plant
+from support.small_kernels import CASES, changed
 
 pytestmark = pytest.mark.emulate
 

@@ -9,11 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import cubin
-import graphs
-import oracle
-from bugs import ADDRESS, RACE, WRONG, Bug, assert_caught, plant
-from emulation import Planned, Varies
 from graphfuse import data_type, heur_mode, norm_forward_phase, tensor_reordering
 from graphfuse.codegen.render import template
 from graphfuse.device import ARCHES, for_arch
@@ -21,7 +16,10 @@ from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
 from graphfuse.errors import KernelFaultError
 from graphfuse.runtime import nvrtc
 from graphfuse.runtime.handle import Handle
-from graphs import BF16, E4M3, FLOAT, FP4, HALF
+from support import cubin, graphs, oracle
+from support.bugs import ADDRESS, RACE, WRONG, Bug, assert_caught, plant
+from support.emulation import Planned, Varies
+from support.graphs import BF16, E4M3, FLOAT, FP4, HALF
 
 E8M0 = data_type.FP8_E8M0
 DEVICE = for_arch("sm_90a")

@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import cubin
 from graphfuse.benchmarks import sizes
 from graphfuse.device import for_arch
 from graphfuse.runtime import nvrtc
+from support import cubin
 
 pytestmark = pytest.mark.compile
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-import graphs
-from emulation import Planned
-from gradients import Gradient
 from graphfuse import norm_forward_phase, pygraph
 from graphfuse.device import EMULATOR, for_arch
 from graphfuse.emulator.compiler import Build
@@ -18,8 +15,11 @@ from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs
 from graphfuse.engines.rmsnorm_backward.knobs import every_knob as backward_knobs
 from graphfuse.enums import heur_mode
 from graphfuse.plan import Part
-from graphs import BF16
-from rows import Case
+from support import graphs
+from support.emulation import Planned
+from support.gradients import Gradient
+from support.graphs import BF16
+from support.rows import Case
 
 
 @dataclass(frozen=True)

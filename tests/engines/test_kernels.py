@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-import cubin
 import kernel_table
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm.split import RowSplit
 from graphfuse.engines.rmsnorm_backward.split import RowSplit as BackwardSplit
-from variants import FORWARD, TARGETS, VARIANTS
+from support import cubin
+from support.variants import FORWARD, TARGETS, VARIANTS
 
 pytestmark = pytest.mark.compile
 

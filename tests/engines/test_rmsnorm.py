@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from described import Described, Tensor
 from graphfuse import match
 from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
 from graphfuse.dtypes import data_type
@@ -19,6 +18,7 @@ from graphfuse.patterns import rmsnorm
 from graphfuse.patterns.rmsnorm import RmsNormFacts
 from graphfuse.rowwise import INVERSE_RMS, NORMALIZE, ROW_MEAN, RowProgram, Store
 from graphfuse.steps import Chain, Load, Scalar, Step
+from support.described import Described, Tensor
 
 
 class Engine(RmsNormEngine):

@@ -5,8 +5,6 @@ import re
 
 import pytest
 
-import graphs
-from gradients import CASES, Gradient
 from graphfuse import heur_mode, match
 from graphfuse.device import ARCHES, CPU, for_arch
 from graphfuse.engine import Address, Scratch
@@ -17,7 +15,9 @@ from graphfuse.lower import lower
 from graphfuse.patterns import rmsnorm_backward
 from graphfuse.rowwise import INVERSE_RMS, ROW_MEAN
 from graphfuse.steps import Chain, Load, Scalar, Step
-from graphs import BF16, E4M3, FLOAT, HALF
+from support import graphs
+from support.gradients import CASES, Gradient
+from support.graphs import BF16, E4M3, FLOAT, HALF
 
 ENGINE = RmsNormBackwardEngine()
 H200 = for_arch("sm_90a")

@@ -4,8 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import cubin
-from gradients import Gradient
 from graphfuse import heur_mode, match
 from graphfuse.device import ARCHES, for_arch
 from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
@@ -13,7 +11,9 @@ from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.patterns import rmsnorm_backward
 from graphfuse.runtime import nvrtc
-from graphs import BF16, FLOAT
+from support import cubin
+from support.gradients import Gradient
+from support.graphs import BF16, FLOAT
 
 pytestmark = [pytest.mark.compile, pytest.mark.thorough]
 

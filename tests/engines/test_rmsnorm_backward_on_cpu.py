@@ -7,15 +7,13 @@ import random
 import pytest
 import torch
 
-import gradients
-import graphs
-import oracle
-from emulation import Planned
-from gradients import CASES, Gradient
 from graphfuse import heur_mode
 from graphfuse.emulator.compiler import Build
 from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
-from graphs import BF16, FLOAT, HALF
+from support import gradients, graphs, oracle
+from support.emulation import Planned
+from support.gradients import CASES, Gradient
+from support.graphs import BF16, FLOAT, HALF
 
 pytestmark = pytest.mark.emulate
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import graphs
-from emulation import Planned
 from graphfuse import data_type, pygraph
 from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
-from graphs import BF16, FLOAT, HALF, TORCH
+from support import graphs
+from support.emulation import Planned
+from support.graphs import BF16, FLOAT, HALF, TORCH
 
 pytestmark = pytest.mark.emulate
 

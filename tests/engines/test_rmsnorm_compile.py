@@ -2,11 +2,11 @@
 
 import pytest
 
-import cubin
 from graphfuse.device import for_arch
 from graphfuse.enums import heur_mode
 from graphfuse.runtime import nvrtc
-from variants import VARIANTS
+from support import cubin
+from support.variants import VARIANTS
 
 pytestmark = [pytest.mark.compile, pytest.mark.thorough]
 

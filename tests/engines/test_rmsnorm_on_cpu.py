@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-import oracle
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm import RmsNormKnobs
 from graphfuse.enums import heur_mode
-from rmsnorm_problem import DEVICE, ENGINE, NUMPY, RMS, SCALED, SCALES, B, Problem, W, X, Y, assert_close
+from support import oracle
+from support.rmsnorm_problem import DEVICE, ENGINE, NUMPY, RMS, SCALED, SCALES, B, Problem, W, X, Y, assert_close
 
 pytestmark = pytest.mark.emulate
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from functional_calls import NAMES, OUTS, Call, call, outs
 from graphfuse import VariantPackError, functional
+from support.functional_calls import NAMES, OUTS, Call, call, outs
 
 WRITTEN = {
     "fused_add_rmsnorm": ("input", "residual"),

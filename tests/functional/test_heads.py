@@ -5,10 +5,10 @@ import functools
 import pytest
 import torch
 
-import oracle
-from functional_calls import EPS, F8, F8_WIDE, check
 from graphfuse import GraphfuseError, VariantPackError, VariantPackTypeError, create_handle, functional, heur_mode
 from graphfuse.functional import problem
+from support import oracle
+from support.functional_calls import EPS, F8, F8_WIDE, check
 
 
 def values(shape, seed, dtype=torch.bfloat16):

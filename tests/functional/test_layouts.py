@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from functional_calls import EPS, NAMES, call, check, norm
 from graphfuse import functional
+from support.functional_calls import EPS, NAMES, call, check, norm
 
 
 def apart(t: torch.Tensor, number: int) -> torch.Tensor:

@@ -7,8 +7,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import graphfuse
-from functional_calls import BYTES, CHECKS, F8, FP4, NAMES, OPERATORS, OUTS, Tensors, call, operator_check, outs
 from graphfuse import functional
+from support.functional_calls import BYTES, CHECKS, F8, FP4, NAMES, OPERATORS, OUTS, Tensors, call, operator_check, outs
 
 ROWS = (5, 7, 3, 129, 2)  # the first one unlike other extents, which torch would take for the same
 

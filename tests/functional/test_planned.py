@@ -4,10 +4,10 @@ a GPU does."""
 import pytest
 import torch
 
-from functional_calls import F8, F8_WIDE, NAMES, call, check
 from graphfuse import GraphNotSupportedError, create_handle, functional, heur_mode
 from graphfuse.functional import call as calls
 from graphfuse.functional import problem
+from support.functional_calls import F8, F8_WIDE, NAMES, call, check
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import graphfuse
-from functional_calls import F8, NAMES, call
 from graphfuse import VariantPackError, VariantPackTypeError, fused_rmsnorm_silu
+from support.functional_calls import F8, NAMES, call
 
 
 def good(**change):

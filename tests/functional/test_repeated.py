@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-import toys
-from functional_calls import NAMES, Tensors, call, check
 from graphfuse import functional, fused_rmsnorm_silu, plugins
 from graphfuse.functional import problem
 from graphfuse.functional.problem import plan
 from graphfuse.match import Pattern
 from graphfuse.tables import store
 from graphfuse.tables.entry import Entry, Source
+from support import toys
+from support.functional_calls import NAMES, Tensors, call, check
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,6 @@ import tracemalloc
 import pytest
 import torch
 
-from functional_calls import NAMES, Tensors, call, check
 from graphfuse import VariantPackError, functional
 from graphfuse.emulator import kernel
 from graphfuse.emulator.kernel import Launcher
@@ -21,9 +20,10 @@ from graphfuse.functional.problem import plan as every_plan
 from graphfuse.runtime.fastcall import row_class
 from graphfuse.tables import store
 from graphfuse.torch import RMSNorm
-from training_calls import OPERATORS
-from training_calls import check as check_gradients
-from training_calls import tensors as training_tensors
+from support.functional_calls import NAMES, Tensors, call, check
+from support.training_calls import OPERATORS
+from support.training_calls import check as check_gradients
+from support.training_calls import tensors as training_tensors
 
 pytestmark = pytest.mark.emulate
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-import functional_calls
-import oracle
-from functional_calls import F8, F8_WIDE, FP4, NAMES, call, check
 from graphfuse import functional
+from support import functional_calls, oracle
+from support.functional_calls import F8, F8_WIDE, FP4, NAMES, call, check
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(64,), (5, 64), (2, 3, 64), (2, 1, 3, 96), (0, 64)]

@@ -9,15 +9,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import graphs
-import planted
 from graphfuse import WorkspaceError, heur_mode, record
 from graphfuse.benchmarks import sizes
 from graphfuse.cli import app
 from graphfuse.engines.rmsnorm import RmsNormEngine
 from graphfuse.runtime import device as devices
 from graphfuse.tables import store
-from graphs import E4M3, FP4, Norm
+from support import graphs, planted
+from support.graphs import E4M3, FP4, Norm
 
 # A candidate that is dropped is a RuntimeWarning: none may be, but where a test plants one.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error::RuntimeWarning")]

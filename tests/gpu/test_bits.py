@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-import graphs
 from graphfuse import build_plan_policy, heur_mode
-from graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm
+from support import graphs
+from support.graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm
 
 pytestmark = pytest.mark.gpu
 

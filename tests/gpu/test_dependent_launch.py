@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import graphfuse
-import graphs
 from graphfuse.codegen.render import render
 from graphfuse.engine import Address, Constant, Launch
 from graphfuse.runtime import device, launch, nvrtc
 from graphfuse.runtime.handle import current_stream
-from graphs import BF16, Norm
+from support import graphs
+from support.graphs import BF16, Norm
 
 pytestmark = pytest.mark.gpu
 

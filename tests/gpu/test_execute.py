@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 
 import graphfuse
-import graphs
 from graphfuse import DeviceError, VariantPackError, WorkspaceError, heur_mode
-from graphs import BF16, FLOAT, FP4, Norm
+from support import graphs
+from support.graphs import BF16, FLOAT, FP4, Norm
 
 pytestmark = pytest.mark.gpu
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-import oracle
-from functional_calls import (
+from graphfuse import VariantPackError, functional
+from graphfuse.functional import problem
+from support import oracle
+from support.functional_calls import (
     EPS,
     F8,
     F8_WIDE,
@@ -17,8 +19,6 @@ from functional_calls import (
     norm,
     operator_check,
 )
-from graphfuse import VariantPackError, functional
-from graphfuse.functional import problem
 
 pytestmark = pytest.mark.gpu
 

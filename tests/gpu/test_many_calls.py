@@ -2,7 +2,7 @@
 
 import pytest
 
-from many_calls import Calls, by_threads, growth
+from support.many_calls import Calls, by_threads, growth
 
 pytestmark = pytest.mark.gpu
 

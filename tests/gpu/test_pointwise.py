@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-import scalar_forms
 from graphfuse.engine import Address, Constant, Launch
 from graphfuse.runtime import device, launch, nvrtc
+from support import scalar_forms
 
 pytestmark = pytest.mark.gpu
 

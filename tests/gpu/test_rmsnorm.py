@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import graphs
-import oracle
 from graphfuse import heur_mode
-from graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm
+from support import graphs, oracle
+from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm
 
 pytestmark = pytest.mark.gpu
 

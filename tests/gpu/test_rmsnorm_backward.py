@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-import gradients
-import graphs
-import oracle
-from gradients import ACTIVATIONS, CASES, TYPES, Gradient
 from graphfuse import heur_mode
 from graphfuse.engine import knobs_to_dict
 from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
-from graphs import BF16, FLOAT, HALF
+from support import gradients, graphs, oracle
+from support.gradients import ACTIVATIONS, CASES, TYPES, Gradient
+from support.graphs import BF16, FLOAT, HALF
 
 pytestmark = pytest.mark.gpu
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import graphs
-import rows
 from graphfuse import heur_mode
-from rows import CASES, Case
+from support import graphs, rows
+from support.rows import CASES, Case
 
 pytestmark = pytest.mark.gpu
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import graphfuse as cudnn
-import graphs
-import oracle
-from graphs import Norm
+from support import graphs, oracle
+from support.graphs import Norm
 
 pytestmark = pytest.mark.gpu
 

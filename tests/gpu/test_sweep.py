@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-import graphs
-import oracle
-from graphs import BF16, E4M3, FLOAT, FP4, Norm
+from support import graphs, oracle
+from support.graphs import BF16, E4M3, FLOAT, FP4, Norm
 
 pytestmark = pytest.mark.gpu
 

@@ -4,7 +4,7 @@ import pytest
 
 import gpu_kernels
 from graphfuse.runtime import device
-from variants import VARIANTS
+from support.variants import VARIANTS
 
 pytestmark = pytest.mark.gpu
 

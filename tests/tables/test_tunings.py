@@ -12,7 +12,7 @@ from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.tables.entry import Entry, Source, Timed
 from graphfuse.tables.tunings import Tunings
-from graphs import FP4, HALF, Norm
+from support.graphs import FP4, HALF, Norm
 
 H200 = for_arch("sm_90a")
 ENGINE = RmsNormEngine()

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from graphfuse import torch as training
 from graphfuse.engines.reference import ReferenceEngine
-from training_calls import OPERATORS, gradients, grads, tensors
+from support.training_calls import OPERATORS, gradients, grads, tensors
 
 
 def kept(function) -> Counter:

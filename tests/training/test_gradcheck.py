@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training_calls import OPERATORS, WITHOUT_WEIGHT, tensors
+from support.training_calls import OPERATORS, WITHOUT_WEIGHT, tensors
 
 SHAPES = [(5,), (3, 6), (2, 1, 4), (4, 1)]
 

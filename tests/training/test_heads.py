@@ -6,7 +6,7 @@ import torch
 from graphfuse import GraphfuseError, VariantPackError, VariantPackTypeError, create_handle, heur_mode
 from graphfuse import torch as training
 from graphfuse.functional import problem
-from training_calls import EPS, close, norm
+from support.training_calls import EPS, close, norm
 
 SHAPES = {
     "tokens": (5, 3, 64),

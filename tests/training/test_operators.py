@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import graphfuse
 from graphfuse import torch as training
-from training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, operator_checks, results, tensors
+from support.training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, operator_checks, results, tensors
 
 ROWS = (5, 7, 3, 129, 2)  # the first one unlike other extents, which torch would take for the same
 # Inductor tries the C++ compiler out and compiles a header before its first kernel: in one process.

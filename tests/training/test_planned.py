@@ -5,7 +5,7 @@ import torch
 
 from graphfuse import create_handle, engines, heur_mode
 from graphfuse.functional import problem
-from training_calls import OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, tensors
+from support.training_calls import OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, tensors
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
 WEIGHTS = [None, torch.float32, False]

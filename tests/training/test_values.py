@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, check, close, gradients, grads, tensors
+from support.training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, check, close, gradients, grads, tensors
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(64,), (1, 64), (5, 64), (2, 3, 48), (2, 1, 3, 17), (7, 1), (0, 64), (3, 0, 8)]

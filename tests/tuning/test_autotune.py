@@ -5,8 +5,6 @@ import functools
 
 import pytest
 
-import graphs
-import toys
 from graphfuse import (
     GraphNotSupportedError,
     GraphStateError,
@@ -23,7 +21,8 @@ from graphfuse.runtime.timing import Time
 from graphfuse.tables.entry import Source
 from graphfuse.tuning import autotune
 from graphfuse.tuning.report import BEST, TIMED, Trial
-from graphs import Norm
+from support import graphs, toys
+from support.graphs import Norm
 
 
 def planned(device: str = "cpu", modes=(heur_mode.A,)):

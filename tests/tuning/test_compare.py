@@ -8,7 +8,7 @@ from graphfuse.dtypes import data_type
 from graphfuse.enums import tensor_reordering
 from graphfuse.ir import Tensor
 from graphfuse.tuning import compare
-from graphs import TORCH
+from support.graphs import TORCH
 
 FLOATS = [data_type.FLOAT, data_type.HALF, data_type.BFLOAT16, data_type.FP8_E4M3, data_type.FP8_E5M2]
 NARROW = FLOATS[1:]

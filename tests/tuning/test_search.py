@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 
-import planted
 from graphfuse import heur_mode
 from graphfuse.device import EMULATOR
 from graphfuse.engines.rmsnorm import RmsNormEngine
@@ -18,7 +17,8 @@ from graphfuse.tuning.autotune import bind
 from graphfuse.tuning.report import BEST, BROKEN, NOT_TRIED, TIMED, WRONG, PartReport, Report
 from graphfuse.tuning.search import HALVING, Round, search
 from graphfuse.tuning.workbench import Workbench, reference, tunable
-from graphs import FP4, Norm
+from support import planted
+from support.graphs import FP4, Norm
 
 pytestmark = pytest.mark.emulate
 

@@ -1,0 +1,95 @@
+"""The list of kernel variants covers what changes a kernel's code; each can be planned by the public API."""
+
+import re
+
+import pytest
+
+from graphfuse.dtypes import data_type
+from graphfuse.engine import knobs_to_dict
+from graphfuse.ops import OPS
+from graphfuse.runtime.handle import Handle
+from support import variants
+from support.variants import FORWARD, TARGETS, VARIANTS
+
+H200 = TARGETS["sm_90a"]
+FACTS = [v.facts() for v in FORWARD.values()]
+FLOATS = {data_type.FLOAT, data_type.HALF, data_type.BFLOAT16}
+
+
+def test_every_type_in_every_role():
+    programs = [f.program for f in FACTS]
+    rows = {view.dtype for p in programs for view in p.inputs if view.rows}
+    columns = {view.dtype for p in programs for view in p.inputs if not view.rows}
+    assert rows == columns == FLOATS
+    outputs = FLOATS | {data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP4_E2M1}
+    assert {(p.inputs[0].dtype, p.stores[-1].view.dtype) for p in programs} >= {(x, y) for x in FLOATS for y in outputs}
+    assert {None if s.by_value else s.dtype for p in programs for s in p.scalars} == FLOATS | {None}
+
+
+def test_every_pointwise_op():
+    used = {step.op_name for f in FACTS for step in f.program.steps} & OPS.keys()
+    assert used == {op.name for op in OPS.values() if op.pointwise}
+
+
+@pytest.mark.parametrize("access, widths", [("load<", {2, 4, 8, 16}), ("store_", {1, 2, 4, 8, 16})])
+def test_every_access_width(access, widths):
+    found = re.compile(rf"gf::{access}[^()]*?(\d+)(?:, (?:ROW|COLUMN)_\w+)?(?:, gf::Scales\w+)?>\(").findall
+    assert {
+        int(width) for v in FORWARD.values() for width in found(v.source(H200).split("namespace problem")[1])
+    } >= widths
+
+
+def test_every_way_of_spreading_rows():
+    knobs = [v.knobs_on(H200) for v in FORWARD.values()]
+    assert {k.threads_per_row for k in knobs} >= {1 << power for power in range(11)}
+    assert {k.cluster > 1 for k in knobs} == {True, False}
+    assert {k.threads for k in knobs} >= {32, 128, 256, 512, 1024}
+    for warps in (range(2), range(2, 9), range(9, 33)):  # no barrier, one, two
+        chosen = [k for k in knobs if k.threads_per_row // 32 in warps]
+        assert {k.threads > k.threads_per_row for k in chosen} == {True, False}
+        assert {k.chunks for k in chosen} == {1, 2, 4}
+        assert {k.chunks for k in chosen if k.threads > k.threads_per_row} >= {1, 2}
+
+
+def test_every_number_of_lanes_that_share_a_block():
+    quantized = [(v.facts().program, v.knobs_on(H200)) for v in FORWARD.values()]
+    lanes = {
+        (p.inputs[0].dtype, s.block_size // (8 * k.chunks)) for p, k in quantized for s in p.stores if s.block_size
+    }
+    assert lanes >= {(x, n) for x in FLOATS for n in (1, 2)}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_planned_by_the_public_api(name):
+    variant = VARIANTS[name]
+    counts = variant.row_counts(H200)
+    knobs = variant.knobs_on(H200)
+    assert counts[0] == 1
+    launches = [variant.engine.launch(variant.facts(rows), knobs) for rows in counts]
+    most = 2**31 if name in FORWARD else knobs.ctas
+    assert [one.grid for one in launches] == [min(most, -(-n * knobs.threads_per_row // knobs.threads)) for n in counts]
+    graph = variant.problem.graph()
+    graph.handle = Handle(H200)  # planning needs no GPU
+    graph.validate()
+    graph.build_operation_graph()
+    index = graph.create_execution_plan(variant.engine.name, knobs_to_dict(knobs))
+    assert graph.get_engine_and_knobs_at_index(index) == (variant.engine.name, knobs_to_dict(knobs))
+    assert graph.get_workspace_size_plan_at_index(index) == launches[0].scratch_bytes
+
+
+def test_rows_do_not_change_the_source():
+    for variant in VARIANTS.values():
+        knobs = variant.knobs_on(H200)
+        sources = {variant.engine.source(variant.facts(rows), knobs) for rows in (1, 2, 1000)}
+        assert sources == {variant.source(H200)}
+
+
+@pytest.mark.xdist_group("digest")
+def test_the_digest_is_of_sources_alone(monkeypatch):
+    digest = variants.digest()
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+    renamed = {f"again {name}": v for name, v in reversed(VARIANTS.items())} | {"twice": VARIANTS["every op"]}
+    monkeypatch.setattr(variants, "VARIANTS", renamed)
+    assert variants.digest() == digest
+    monkeypatch.setattr(variants, "VARIANTS", {n: v for n, v in VARIANTS.items() if n != "every op"})
+    assert variants.digest() != digest

@@ -1,0 +1,264 @@
+"""The kernel variants that the lanes share: compiled for every chip, run on the CPU and under the GPU's sanitizers.
+
+A variant is a problem and the knobs to run it with; together they cover whatever changes
+the code of a kernel. A new engine adds its variants to VARIANTS and nothing else.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphfuse import match
+from graphfuse.device import ARCHES, Device, for_arch
+from graphfuse.engine import KernelEngine
+from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
+from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
+from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Backward
+from graphfuse.enums import heur_mode
+from graphfuse.freeze import freeze
+from graphfuse.lower import lower
+from graphfuse.patterns import rmsnorm, rmsnorm_backward
+from support import graphs
+from support.gradients import ACTIVATIONS, TYPES, WEIGHTS, Gradient
+from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
+
+TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_120")}
+"""What kernels are compiled for: every chip's plain or own instruction set, and the device to plan for."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A problem, the engine that runs it, and its knobs; None for what the engine proposes first."""
+
+    problem: Norm | Gradient
+    knobs: object = None
+    engine: KernelEngine = RmsNormEngine()
+    pattern: match.Pattern = rmsnorm.PATTERN
+
+    def facts(self, rows: int | None = None) -> object:
+        """What the engine looks at, by way of the pattern; for another number of rows if given."""
+        problem = self.problem if rows is None else dataclasses.replace(self.problem, rows=rows)
+        return _facts(problem, self.pattern)
+
+    def knobs_on(self, device: Device) -> object:
+        return self.knobs or _proposed(self, device)
+
+    def source(self, device: Device) -> str:
+        """The kernel's translation unit."""
+        return self.engine.source(self.facts(), self.knobs_on(device))
+
+    def row_counts(self, device: Device) -> tuple[int, ...]:
+        """Rows to run it with: one, and as many as fill two CTAs and begin a third."""
+        knobs = self.knobs_on(device)
+        return 1, 2 * knobs.threads // knobs.threads_per_row + 1 if knobs.cluster == 1 else 2
+
+    def hold(self, rows: int, pack: dict, outputs: dict) -> None:
+        """Results of so many rows against float64."""
+        problem = dataclasses.replace(self.problem, rows=rows)
+        problem.hold(pack, outputs) if isinstance(problem, Gradient) else graphs.hold(problem, pack, outputs)
+
+    @property
+    def small(self) -> bool:
+        """Whether its rows are short enough to be run under a checker."""
+        return self.problem.columns <= 1 << 17
+
+
+@functools.cache
+def _facts(problem: Norm | Gradient, pattern: match.Pattern) -> object:
+    found = match.find(pattern, lower(freeze(problem.graph())))
+    return next(m for m in found if isinstance(m, match.Region)).facts
+
+
+@functools.cache
+def _proposed(variant: Variant, device: Device) -> object:
+    return variant.engine.propose(variant.facts(), device, heur_mode.A)[0]
+
+
+@functools.cache
+def _unit(variant: Variant, device: Device) -> str:
+    return hashlib.sha256(variant.source(device).encode()).hexdigest()
+
+
+def digest() -> str:
+    """SHA-256 over the set of distinct translation units that all variants have on all chips: templates,
+    headers and what Python generates, but not names, the order or the number of variants that share one."""
+    units = {_unit(v, d) for v in VARIANTS.values() for d in TARGETS.values()}
+    return hashlib.sha256("\n".join(sorted(units)).encode()).hexdigest()
+
+
+_FLOATS = (BF16, HALF, FLOAT)
+_QUANTIZED = (E4M3, E5M2, FP4)
+# Every pointwise op once, each attribute set, the factor on either side.
+_EVERY_OP = (
+    Op("identity", (0,)),
+    Op("gelu", (0,)),
+    Op("add", (0, -1)),
+    Op("tanh", (0,)),
+    Op("scale", (0, -1)),
+    Op("relu", (0,), (("negative_slope", 0.5), ("lower_clip", -0.25), ("upper_clip", 6.0))),
+    Op("gelu_approx_tanh", (0,)),
+    Op("swish_backward", (-1, 0), (("swish_beta", 0.5),)),
+    Op("relu_backward", (0, -1), (("negative_slope", 0.5), ("lower_clip", -0.25), ("upper_clip", 6.0))),
+    Op("gelu_backward", (-1, 0)),
+    Op("tanh_backward", (0, -1)),
+    Op("gelu_approx_tanh_backward", (-1, 0)),
+    Op("sigmoid_backward", (-1, 0)),
+    Op("sub", (-1, 0)),
+    Op("sigmoid", (0,)),
+    Op("sqrt", (0,)),
+    Op("reciprocal", (0,)),
+    Op("rsqrt", (0,)),
+    Op("exp", (0,)),
+    Op("log", (0,)),
+    Op("neg", (0,)),
+    Op("min", (0, -1)),
+    Op("abs", (0,)),
+    Op("div", (0, -1)),
+    Op("max", (0, -1)),
+)
+
+
+def _types() -> Iterator[tuple[str, Variant]]:
+    """Every type of input with every type of output; weight and bias go through theirs beside them."""
+    for i, x in enumerate(_FLOATS):
+        for j, y in enumerate(_FLOATS + _QUANTIZED):
+            weight, bias = _FLOATS[(i + j) % 3], (*_FLOATS, None)[(i + 2 * j) % 4]
+            problem = Norm(1, 512, x, weight, y, bias, training=(i + j) % 2 == 1, blocks=y is FP4)
+            yield f"{x.name} to {y.name}", Variant(problem)
+
+
+def _knobs() -> Iterator[tuple[str, Variant]]:
+    """Every number of threads a row: rows that share a warp, a warp, several with one barrier and with two.
+    Each with one chunk and with two to a piece, some with four."""
+    for power in range(11):
+        threads = 1 << power
+        # Several rows a CTA, but for 32 and 1024.
+        cta = 32 if threads <= 32 else min(1024, 2 * threads)
+        for chunks in (1, 2, 4) if threads in (2, 16, 128) else (1, 2):
+            # Two pieces a thread, of which half the threads lack the second.
+            columns = 8 * chunks * (threads + threads // 2)
+            name = f"{threads} a row" + ("" if chunks == 1 else f" in pieces of {chunks}")
+            yield name, Variant(Norm(1, columns), RmsNormKnobs(threads, cta, chunks))
+
+
+def _blocks() -> Iterator[tuple[str, Variant]]:
+    """Blocks of one lane and of two, each with a row whose last step some lanes lack."""
+    for x in (BF16, HALF, FLOAT):
+        for chunks in (1, 2):
+            lanes = 2 // chunks
+            threads = 4 * lanes
+            problem = Norm(1, 16 * 6, x, FLOAT, FP4, bias=BF16, training=x is HALF, blocks=True)
+            yield f"{x.name} blocks in {lanes} lanes", Variant(problem, RmsNormKnobs(threads, 32, chunks))
+
+
+FORWARD: dict[str, Variant] = {
+    **dict(_types()),
+    **dict(_knobs()),
+    **dict(_blocks()),
+    # Row lengths: tails, chunks narrower than 16 bytes, rows held and read twice, 64-bit offsets.
+    "silu 1024": Variant(Norm(1, 1024)),
+    "one column": Variant(Norm(1, 1, FLOAT, FLOAT, HALF, training=True)),
+    "odd columns": Variant(Norm(1, 111, BF16, FLOAT, BF16, HALF)),
+    "half a chunk": Variant(Norm(1, 3420, HALF, BF16, HALF, BF16, training=True)),
+    "odd e4m3": Variant(Norm(1, 33, HALF, FLOAT, E4M3)),
+    "one block": Variant(Norm(1, 16, output=FP4, blocks=True)),
+    "three blocks": Variant(Norm(1, 48, FLOAT, output=FP4, blocks=True)),
+    "long e5m2": Variant(Norm(1, 7168, FLOAT, HALF, E5M2, BF16, training=True)),
+    "long nvfp4": Variant(Norm(1, 8192, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True)),
+    "long": Variant(Norm(1, 32768, BF16, FLOAT, BF16, FLOAT, training=True)),
+    "longest held": Variant(Norm(1, 40960, output=E4M3, bias=BF16)),
+    "read twice": Variant(
+        Norm(1, 65536, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True), RmsNormKnobs(1024, 1024)
+    ),
+    "odd read twice": Variant(Norm(1, 65537), RmsNormKnobs(1024, 1024)),
+    "64-bit columns": Variant(Norm(1, (1 << 28) + 8)),
+    # Alignment of addresses and of rows.
+    "aligned to 8": Variant(Norm(1, 512, alignment=8, offset=4)),
+    "aligned to 4": Variant(Norm(1, 512, alignment=4, offset=2)),
+    "aligned to 2": Variant(Norm(1, 512, HALF, HALF, FLOAT, alignment=2, beta=None)),
+    "rows apart": Variant(Norm(1, 512, input_stride=520, output_stride=640)),
+    "odd rows apart": Variant(Norm(1, 512, input_stride=513, output_stride=514, training=True)),
+    "float aligned to 4": Variant(Norm(1, 512, FLOAT, FLOAT, FLOAT, FLOAT, alignment=4, offset=1)),
+    "e4m3 aligned to 1": Variant(Norm(1, 512, output=E4M3, alignment=2, output_stride=513)),
+    "nvfp4 rows apart": Variant(Norm(1, 96, output=FP4, blocks=True, output_stride=98)),
+    # The same, and several types, in pieces of several chunks.
+    "512 a row in pieces of 4": Variant(Norm(1, 24576), RmsNormKnobs(512, 512, 4)),
+    "pieces aligned to 4": Variant(Norm(1, 528, alignment=4, offset=2), RmsNormKnobs(16, 64, 2)),
+    "pieces of odd rows apart": Variant(
+        Norm(1, 512, HALF, input_stride=513, output_stride=514, training=True), RmsNormKnobs(32, 32, 2)
+    ),
+    "pieces of float": Variant(Norm(1, 544, FLOAT, FLOAT, FLOAT, FLOAT), RmsNormKnobs(16, 64, 4)),
+    "pieces to e4m3": Variant(Norm(1, 640, weight=HALF, output=E4M3, bias=FLOAT), RmsNormKnobs(32, 128, 2)),
+    "pieces to e5m2 apart": Variant(Norm(1, 640, output=E5M2, output_stride=644), RmsNormKnobs(64, 128, 2)),
+    "pieces to nvfp4 apart": Variant(Norm(1, 96, output=FP4, blocks=True, output_stride=98), RmsNormKnobs(4, 64, 2)),
+    "pieces to nvfp4 aligned to 4": Variant(Norm(1, 96, output=FP4, blocks=True, alignment=4), RmsNormKnobs(4, 64, 2)),
+    "long pieces": Variant(Norm(1, 7680, bias=BF16, training=True), RmsNormKnobs(128, 128, 2)),
+    "long pieces to nvfp4": Variant(Norm(1, 8192, HALF, FLOAT, FP4, HALF, blocks=True), RmsNormKnobs(128, 256, 2)),
+    # What the L2 gives up last, or first, in accesses of every width.
+    "reads last": Variant(Norm(1, 512), RmsNormKnobs(64, 128, 1, 1)),
+    "reads last aligned to 8": Variant(Norm(1, 512, alignment=8, offset=4), RmsNormKnobs(64, 128, 1, 1)),
+    "reads last aligned to 4": Variant(Norm(1, 512, alignment=4, offset=2), RmsNormKnobs(64, 128, 1, 1)),
+    "reads last aligned to 2": Variant(Norm(1, 512, HALF, alignment=2, offset=1), RmsNormKnobs(64, 128, 1, 1)),
+    "all first": Variant(Norm(1, 512, FLOAT, output=FP4, blocks=True), RmsNormKnobs(32, 128, 1, 2)),
+    "all first aligned to 2": Variant(Norm(1, 512, HALF, alignment=2, offset=1), RmsNormKnobs(64, 128, 1, 2)),
+    # Epilogues and scalars.
+    "norm alone": Variant(Norm(1, 1024, beta=None)),
+    "every op": Variant(Norm(1, 1024, beta=1.5, factor="device", scalars=BF16, eps="device", chain=_EVERY_OP)),
+    "scalars in half": Variant(Norm(1, 256, factor="device", eps="device", scalars=HALF)),
+    "scalars in float": Variant(Norm(1, 256, factor="device", eps="device")),
+    "scalars by value": Variant(Norm(1, 256, factor="value", eps=None, output=E4M3)),
+}
+
+
+def _backward(problem: Gradient, knobs: Backward | None = None) -> Variant:
+    return Variant(problem, knobs, RmsNormBackwardEngine(), rmsnorm_backward.PATTERN)
+
+
+def _gradients() -> Iterator[tuple[str, Variant]]:
+    """Every type with every kind of weight and what stands before and after."""
+    kinds = zip(
+        WEIGHTS * 3, ACTIVATIONS + ACTIVATIONS[1:] + ACTIVATIONS[:1] + ACTIVATIONS[::-1], TYPES * 4, strict=True
+    )
+    for i, (weight, activation, dtype) in enumerate(kinds):
+        problem = Gradient(1, 512, dtype, weight, activation, residual=i % 2 == 1, dbias=i % 3 == 1)
+        yield f"backward {dtype.name} {activation} of weight {weight}", _backward(problem)
+
+
+def _stays() -> Iterator[tuple[str, Variant]]:
+    """Every number of threads a row of those that stay: several rows a CTA where it can have them, copied up to two
+    ahead; two pieces a thread, of which half the threads lack the second, where there are registers for it."""
+    for power, stages in enumerate((1, 2, 3, 1, 2, 3, 1, 2, 1, 2, 2)):
+        threads = 1 << power
+        cta = max(32, min(512, 2 * threads), threads)
+        columns = 8 * (threads + threads // 2) if power < 10 else 8 * threads - 64
+        knobs = Backward(threads, cta, stages, 1, 2)
+        yield f"backward {threads} a row", _backward(Gradient(1, columns, dbias=power % 2 == 1), knobs)
+
+
+BACKWARD: dict[str, Variant] = {
+    **dict(_gradients()),
+    **dict(_stays()),
+    "backward one column": _backward(Gradient(1, 1, FLOAT, dbias=True)),
+    "backward odd columns": _backward(Gradient(1, 111, activation="silu", dbias=True)),
+    "backward half a chunk": _backward(Gradient(1, 3420, HALF, "other type", "gate", True, True)),
+    "backward 4096": _backward(Gradient(1, 4096), Backward(256, 512, 2, 1, 84)),
+    "backward delayed": _backward(Gradient(1, 1024, residual=True, dbias=True), Backward(128, 256, 3, 1, 2, 1)),
+    "backward 4096 delayed": _backward(Gradient(1, 4096), Backward(256, 256, 3, 1, 84, 1)),
+    "backward 8192": _backward(Gradient(1, 8192), Backward(512, 512, 2, 1, 84)),
+    "backward 8192 with a gate": _backward(Gradient(1, 8192, activation="gate", residual=True)),
+    "backward 16384": _backward(Gradient(1, 16384)),
+    "backward read again": _backward(
+        Gradient(1, 40960, activation="silu", residual=True, dbias=True), Backward(512, 512, 1, 1, 84)
+    ),
+    "backward odd read again": _backward(Gradient(1, 65537), Backward(512, 512, 1, 2, 168)),
+    "backward 64-bit columns": _backward(Gradient(1, (1 << 28) + 8), Backward(512, 512, 1, 1, 84)),
+    "backward aligned to 8": _backward(Gradient(1, 512, alignment=8, offset=4)),
+    "backward aligned to 4": _backward(Gradient(1, 512, alignment=4, offset=2, dbias=True)),
+    "backward aligned to 2": _backward(Gradient(1, 512, HALF, alignment=2, offset=1)),
+    "backward rows apart": _backward(Gradient(1, 512, x_stride=520, grad_stride=640, dx_stride=528)),
+    "backward odd rows apart": _backward(Gradient(1, 512, x_stride=513, grad_stride=514, dx_stride=515, residual=True)),
+}
+
+VARIANTS: dict[str, Variant] = FORWARD | BACKWARD
