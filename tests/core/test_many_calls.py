@@ -1,7 +1,8 @@
 """Threads that call often, and what is left of calls, on the emulator: fewer than ``tests/gpu/test_many_calls.py``."""
 
+import mmap
+
 import pytest
-import torch
 
 from graphfuse import functional
 from graphfuse.emulator.kernel import Launcher
@@ -41,6 +42,13 @@ def test_calls_leave_memory_as_it_was(calls):
 
 def test_what_is_kept_is_found(calls, monkeypatch):
     kept, function = [], Calls.function
-    monkeypatch.setattr(Calls, "function", lambda self, x: kept.append(torch.ones(200_000)) or function(self, x))
+
+    def leaking(self, x):
+        fresh = mmap.mmap(-1, 1 << 20)  # memory that nobody had before
+        fresh.write(b"x" * (1 << 20))
+        kept.append(fresh)
+        return function(self, x)
+
+    monkeypatch.setattr(Calls, "function", leaking)
     host, _ = growth(calls, warm=200, count=400, most=20)
     assert host > 4 << 20
