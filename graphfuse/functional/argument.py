@@ -8,7 +8,6 @@ import torch
 
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError
-from graphfuse.verify import MAX_RANK
 
 Shape = tuple[int, ...]
 
@@ -127,9 +126,7 @@ def elements(shape: Shape, dtype: data_type | None) -> Shape:
 
 def no_rows(name: str, shape: Shape) -> VariantPackError:
     """The error for a first tensor that has no rows of elements."""
-    return VariantPackError(
-        f"{name} has shape {tuple(shape)}; accepted: 1 to {MAX_RANK} dimensions, the last not empty"
-    )
+    return VariantPackError(f"{name} has shape {tuple(shape)}; accepted: one dimension or more, the last not empty")
 
 
 def complete(arguments: Iterable[Argument], given: Mapping[str, object]) -> dict[str, torch.Tensor]:

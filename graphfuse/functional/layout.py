@@ -9,7 +9,6 @@ import torch
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError, VariantPackTypeError
 from graphfuse.functional.argument import Argument, Shape, elements, no_rows, stored
-from graphfuse.verify import MAX_RANK
 
 ALIGNMENT = 16
 """Bytes: no access is wider, so that no plan gains by more."""
@@ -76,7 +75,7 @@ def check(
         t = layouts[a.name]
         shapes[a.name] = elements(t.shape, t.stored)
         if a.shape is None:
-            if not 1 <= len(t.shape) <= MAX_RANK or t.shape[-1] == 0:
+            if not t.shape or t.shape[-1] == 0:
                 raise no_rows(a.name, t.shape)
         else:
             accepted = [stored(shape, t.stored) for shape in a.shape(shapes)]

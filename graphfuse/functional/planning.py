@@ -57,7 +57,10 @@ class Planning:
         return None if start is None else Planned(found, start, counted=True)
 
     def _exact(self) -> Planned:
-        found = self._problem(tuple(self.split.layouts.items()))
+        try:
+            found = self._problem(self.split.at(self.split.count))
+        except VariantPackError:
+            found = self._problem(tuple(self.split.layouts.items()))  # raises in the call's own words
         return Planned(found, found.executable.starts[self._dependent(found)])
 
     def _problem(self, layouts: tuple[tuple[str, Layout], ...]) -> Problem:

@@ -36,8 +36,8 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * weight (+ bias) over the last dimension, computed in float32, rounded once to x's
     type.
 
-    x: (..., hidden) of 1 to 8 dimensions, bfloat16, float16, float32 or float64, any strides. weight: (hidden,), or
-    (heads, hidden) for an x of (..., heads, hidden), of any of these types; None for 1. bias: of weight's shape,
+    x: (..., hidden), bfloat16, float16, float32 or float64, any strides. It may have any number of dimensions, up to 8
+    that no stride joins. weight: (hidden,), or (heads, hidden) for an x of (..., heads, hidden), of any of these types; None for 1. bias: of weight's shape,
     (hidden,) without a weight, any of these types. eps: None for float32's epsilon, for x in float64 float64's, which
     is what ``torch.nn.functional.rms_norm`` takes.
 

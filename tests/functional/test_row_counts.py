@@ -311,3 +311,10 @@ def test_threads():
         t.join()
     if errors:
         raise errors[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_more_dimensions_than_a_graph_has(device, monkeypatch):
+    monkeypatch.setenv("GRAPHFUSE_DEVICE", device)
+    made = call("fused_add_rmsnorm", (2, 1, 1, 2, 1, 3, 1, 1, 2, COLUMNS))
+    check(made.run(), made.exact)
