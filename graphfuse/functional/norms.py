@@ -100,8 +100,9 @@ def rmsnorm(
 
     input: (..., hidden), bfloat16, float16 or float32, any strides. It may have any number of dimensions, up to 8 that
     no stride joins. weight: (hidden,), or (heads, hidden) for an input of (..., heads, hidden), of any of these types.
-    bias: of weight's shape, any of these types (Quack's, which FlashInfer has not). out: of input's shape, any strides; of these types, or float8_e4m3fn or
-    float8_e5m2, saturating; it may be input itself where types agree. Default: input's type, newly allocated.
+    bias: of weight's shape, any of these types (Quack's, which FlashInfer has not). out: of input's shape, any strides;
+    of these types, or float8_e4m3fn or float8_e5m2, saturating; it may be input itself where types agree. Default:
+    input's type, newly allocated.
     enable_pdl: whether the kernel may begin while the one before it on the stream still runs (programmatic
     dependent launch), which changes no result. None and True: where that is possible, from SM90 on.
 
