@@ -38,8 +38,8 @@ def rms_norm(
 
     x: (..., hidden), bfloat16, float16, float32 or float64, any strides. It may have any number of dimensions, up to 8
     that no stride joins. weight: (hidden,), or (heads, hidden) for an x of (..., heads, hidden), of any of these types;
-    None for 1. bias: of weight's shape, (hidden,) without a weight, any of these types. eps: None for float32's epsilon,
-    for x in float64 float64's, which is what ``torch.nn.functional.rms_norm`` takes.
+    None for 1. bias: of weight's shape, (hidden,) without a weight, any of these types. eps: None for float32's
+    epsilon, for x in float64 float64's, which is what ``torch.nn.functional.rms_norm`` takes.
 
     Returns a new tensor like x. Its gradients have the types of x and weight; backward needs x, weight and one
     number a row. Gradients cannot be differentiated again. Raises VariantPackError, and VariantPackTypeError for
