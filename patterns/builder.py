@@ -11,7 +11,7 @@ from graphfuse.ir import Node, TensorId
 from graphfuse.match import Match
 from graphfuse.ops import quantize_axis
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.layout import Layout
+from graphfuse.patterns.layout import RowLayout
 from graphfuse.rowwise import AMAX, ColumnSum, RowProgram, Store, View
 from graphfuse.steps import Chain, Load, Operand, Scalar, Step
 
@@ -63,7 +63,7 @@ class Builder(abc.ABC):
         summed = [t for t, _ in self.sums]
         ends = [end.output("scale") for _, _, end in self.stores if end is not None and end.op_name != "reduction"]
         viewed |= dict.fromkeys(ends, (True, True)) | dict.fromkeys(summed, (False, True))
-        layout = Layout.of(self.rows, {t: rows for t, (rows, _) in viewed.items()})
+        layout = RowLayout.of(self.rows, {t: rows for t, (rows, _) in viewed.items()})
         views = {t: layout.view(self.rows.tensor(t), rows, columns) for t, (rows, columns) in viewed.items()}
         for found in views.values():
             if isinstance(found, No):

@@ -12,7 +12,7 @@ from graphfuse.rowwise import View
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """How tensors are seen as rows x columns. groups: the axes that each row axis joins.
 
     Strides decide, not extents, so that a graph of one row, token or head has the row axes of one of many: an axis of
@@ -24,7 +24,7 @@ class Layout:
     groups: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, rows: Axes, tensors: Mapping[TensorId, bool]) -> "Layout":
+    def of(cls, rows: Axes, tensors: Mapping[TensorId, bool]) -> "RowLayout":
         """Row axes joined wherever one stride serves both in every tensor. tensors: whether each varies over rows."""
         if any(rows.dim[axis] == 0 for axis in rows.columns):
             return cls(rows, (0,), ((),))

@@ -12,7 +12,7 @@ from pathlib import Path
 from graphfuse import engine
 from graphfuse.arguments import Packing
 from graphfuse.emulator.compiler import Build, build
-from graphfuse.emulator.kernel import FORWARD, REVERSE, Launch
+from graphfuse.emulator.kernel import FORWARD, REVERSE, LaunchRecord
 from graphfuse.errors import KernelFaultError
 from graphfuse.ir import TensorId
 
@@ -63,7 +63,7 @@ def check(
             relocations.append((offset, len(allocations) - 1, argument.offset))
     problem = b"".join(
         [
-            bytes(Launch.of(launch, 0)),
+            bytes(LaunchRecord.of(launch, 0)),
             struct.pack("@4Q", len(schedules), len(allocations), len(relocations), len(arguments)),
             struct.pack(f"@{len(schedules)}Q", *schedules),
             *(struct.pack("@2Q", len(a.content), a.address % 256) for a in allocations),

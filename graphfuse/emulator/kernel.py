@@ -14,7 +14,7 @@ FORWARD, REVERSE = 0, 1
 """Schedules: threads in order, or the last first. Any other number is the seed of a random one."""
 
 
-class Launch(ctypes.Structure):
+class LaunchRecord(ctypes.Structure):
     """GfLaunch of launch.hpp."""
 
     _fields_ = [
@@ -27,7 +27,7 @@ class Launch(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, launch: engine.Launch, schedule: int) -> "Launch":
+    def of(cls, launch: engine.Launch, schedule: int) -> "LaunchRecord":
         return cls(launch.grid, launch.block, launch.cluster, launch.cooperative, launch.shared_bytes, schedule)
 
 
@@ -60,7 +60,7 @@ class Kernel:
 class _Config:
     """How a launch is run. gridDimX: as the driver's configuration has it."""
 
-    def __init__(self, launch: Launch):
+    def __init__(self, launch: LaunchRecord):
         self.launch = launch
 
     @property
@@ -92,7 +92,7 @@ class Launcher:
     def new(self, stream: int) -> tuple:
         """A new launch block, as ``runtime.launch.Block``: memory of the arguments, and how the kernel is run."""
         memory = ctypes.create_string_buffer(max(self.packing.size, 1))
-        config = _Config(Launch.of(self._launch, self._schedule))
+        config = _Config(LaunchRecord.of(self._launch, self._schedule))
         return memory, config, config, memory, self.waiting.setdefault(stream, []), None
 
     def launch(self, config: _Config, function: None, memory: object, extra: None) -> int:

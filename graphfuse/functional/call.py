@@ -11,11 +11,11 @@ from graphfuse.device import EMULATOR
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError
 from graphfuse.functional import watched
-from graphfuse.functional.argument import complete
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.layout import ALIGNMENT, Layout, check, check_given, layout
 from graphfuse.functional.planning import Planned, Planning
 from graphfuse.functional.split import Kind, Split, split
+from graphfuse.functional.tensor_parameter import complete
 from graphfuse.runtime import buffers, fastcall, torch_private
 from graphfuse.runtime import device as devices
 from graphfuse.runtime.fastcall import Form, Given, New

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from graphfuse.errors import VariantPackError
-from graphfuse.functional.argument import Argument
 from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.tensor_parameter import TensorParameter
 
 NUMBERS = frozenset({"eps"})
 """Parameters that are numbers, passed by value: calls that differ in them share a problem."""
@@ -20,7 +20,7 @@ class Variant:
     arguments: its tensors, each after those that its shape depends on. draw: draws the graph.
     """
 
-    arguments: tuple[Argument, ...]
+    arguments: tuple[TensorParameter, ...]
     draw: Callable[[Drawing], None]
 
 
@@ -41,7 +41,7 @@ class Function:
     results: tuple[str, ...]
 
     @property
-    def arguments(self) -> tuple[Argument, ...]:
+    def arguments(self) -> tuple[TensorParameter, ...]:
         """The tensors of any variant: names, and which are written and optional, are the same in all."""
         return next(iter(self.variants.values())).arguments
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from graphfuse.enums import norm_forward_phase, tensor_reordering
-from graphfuse.functional.argument import Shape
 from graphfuse.functional.layout import Layout
+from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.graph import pygraph
 from graphfuse.runtime import storage
 from graphfuse.tensor import Tensor

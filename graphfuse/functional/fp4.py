@@ -6,19 +6,30 @@ import torch
 
 from graphfuse.dtypes import data_type
 from graphfuse.functional import option
-from graphfuse.functional.argument import FLOAT, FLOATS, FP8, PAIRS, Argument, blocks, like, one, swizzled, types
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, RESIDUAL, WEIGHT, added, plain
+from graphfuse.functional.tensor_parameter import (
+    FLOAT,
+    FLOATS,
+    FP8,
+    PAIRS,
+    TensorParameter,
+    blocks,
+    like,
+    one,
+    swizzled,
+    types,
+)
 from graphfuse.tensor import Tensor
 
-_GLOBAL_SCALE = Argument("global_scale", FLOAT, one, optional=True)
-_NORM = Argument("y_out", FLOATS, like("input"), written=True, optional=True)
+_GLOBAL_SCALE = TensorParameter("global_scale", FLOAT, one, optional=True)
+_NORM = TensorParameter("y_out", FLOATS, like("input"), written=True, optional=True)
 _PAIRS = types(data_type.FP4_E2M1, as_bytes=True)
 _ELEMENTS = {
-    16: Argument("y_fp4", _PAIRS, like("input"), written=True, new=PAIRS),
-    32: Argument("y_fp4", _PAIRS | FP8, like("input"), written=True, new=PAIRS),
+    16: TensorParameter("y_fp4", _PAIRS, like("input"), written=True, new=PAIRS),
+    32: TensorParameter("y_fp4", _PAIRS | FP8, like("input"), written=True, new=PAIRS),
 }
 _SCALES = {
     "e4m3": (types(data_type.FP8_E4M3, as_bytes=True), torch.float8_e4m3fn),
@@ -57,7 +68,7 @@ def _variant(
     shape = blocks("input", size)
     accepted, new = _SCALES[format]
     scales = (
-        Argument(name, accepted, swizzled(shape) if in_tiles else shape, written=True, new=new)
+        TensorParameter(name, accepted, swizzled(shape) if in_tiles else shape, written=True, new=new)
         for name, in_tiles in tiles.items()
     )
     return Variant((INPUT, *before, WEIGHT, _ELEMENTS[size], *scales, _GLOBAL_SCALE, *after), quantize)

@@ -5,26 +5,26 @@ from collections.abc import Callable
 import torch
 
 from graphfuse.enums import reduction_mode
-from graphfuse.functional.argument import FLOAT, FP8, Argument, like, one, rows
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, RESIDUAL, WEIGHT, added, plain
+from graphfuse.functional.tensor_parameter import FLOAT, FP8, TensorParameter, like, one, rows
 from graphfuse.tensor import Tensor
 
 SMALLEST = 512
 """A row's scale is never below 1 / (largest finite element * this), so that a row of zeros has one to divide by."""
 
 
-def _static(draw: Callable[[Drawing], Tensor], *residual: Argument) -> Variant:
+def _static(draw: Callable[[Drawing], Tensor], *residual: TensorParameter) -> Variant:
     def quantize(d: Drawing) -> None:
         d.store("out", d.graph.mul(draw(d), d.graph.reciprocal(d["scale"])))
 
-    out = Argument("out", FP8, like("input"), written=True)
-    return Variant((INPUT, *residual, WEIGHT, Argument("scale", FLOAT, one), out), quantize)
+    out = TensorParameter("out", FP8, like("input"), written=True)
+    return Variant((INPUT, *residual, WEIGHT, TensorParameter("scale", FLOAT, one), out), quantize)
 
 
-def _dynamic(draw: Callable[[Drawing], Tensor], *residual: Argument) -> Variant:
+def _dynamic(draw: Callable[[Drawing], Tensor], *residual: TensorParameter) -> Variant:
     def quantize(d: Drawing) -> None:
         g, y, largest = d.graph, draw(d), d.layouts["out"].stored.facts.max
         amax = g.reduction(y, mode=reduction_mode.AMAX).set_dim((*d.layouts["input"].shape[:-1], 1))
@@ -32,8 +32,8 @@ def _dynamic(draw: Callable[[Drawing], Tensor], *residual: Argument) -> Variant:
         d.store("out", g.mul(y, g.reciprocal(scale)))
         d.store("scale", scale)
 
-    out = Argument("out", FP8, like("input"), written=True, new=torch.float8_e4m3fn)
-    scale = Argument("scale", FLOAT, rows("input"), written=True, new=torch.float32)
+    out = TensorParameter("out", FP8, like("input"), written=True, new=torch.float8_e4m3fn)
+    scale = TensorParameter("scale", FLOAT, rows("input"), written=True, new=torch.float32)
     return Variant((INPUT, *residual, WEIGHT, out, scale), quantize)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.functional import operator, option
-from graphfuse.functional.argument import complete
 from graphfuse.functional.call import Call
 from graphfuse.functional.declaration import Function, Variant
+from graphfuse.functional.tensor_parameter import complete
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, written
 from graphfuse.runtime.kept import make_room

@@ -8,7 +8,7 @@ import torch
 
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError, VariantPackTypeError
-from graphfuse.functional.argument import Argument, Shape, elements, no_rows, stored
+from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, no_rows, stored
 
 ALIGNMENT = 16
 """Bytes: no access is wider, so that no plan gains by more."""
@@ -29,7 +29,7 @@ class Layout:
     alignment: int
 
 
-def check_given(a: Argument, value: object) -> None:
+def check_given(a: TensorParameter, value: object) -> None:
     """VariantPackTypeError unless `value` is what the argument may be by itself."""
     if value is None and (a.optional or a.new is not None):
         return
@@ -39,7 +39,7 @@ def check_given(a: Argument, value: object) -> None:
         _check_type(a, value)
 
 
-def layout(a: Argument, value: torch.Tensor) -> Layout:
+def layout(a: TensorParameter, value: torch.Tensor) -> Layout:
     """VariantPackTypeError for a tensor without memory, or of a type or layout that is not accepted."""
     _check_type(a, value)
     try:
@@ -49,18 +49,20 @@ def layout(a: Argument, value: torch.Tensor) -> Layout:
     return _layout(a, value, min(ALIGNMENT, address & -address) if address else ALIGNMENT)
 
 
-def fake_layout(a: Argument, value: torch.Tensor) -> Layout:
+def fake_layout(a: TensorParameter, value: torch.Tensor) -> Layout:
     """As `layout`, of a tensor without memory."""
     _check_type(a, value)
     return _layout(a, value, ALIGNMENT)
 
 
-def _layout(a: Argument, value: torch.Tensor, alignment: int) -> Layout:
+def _layout(a: TensorParameter, value: torch.Tensor, alignment: int) -> Layout:
     return Layout(value.dtype, a.types[value.dtype], tuple(value.shape), value.stride(), value.device, alignment)
 
 
 def check(
-    arguments: Sequence[Argument], layouts: Mapping[str, Layout], same: Callable[[Shape, Shape], bool] = operator.eq
+    arguments: Sequence[TensorParameter],
+    layouts: Mapping[str, Layout],
+    same: Callable[[Shape, Shape], bool] = operator.eq,
 ) -> None:
     """VariantPackError for shapes and devices that do not fit each other.
 
@@ -89,7 +91,7 @@ def check(
             raise VariantPackError(f"{a.name} has stride {t.stride}; accepted for FP4: 1 along the last dimension")
 
 
-def _check_type(a: Argument, value: torch.Tensor) -> None:
+def _check_type(a: TensorParameter, value: torch.Tensor) -> None:
     if value.is_nested or value.layout is not torch.strided:
         kind = "nested" if value.is_nested else value.layout
         raise VariantPackTypeError(f"{a.name} is a tensor of layout {kind}; accepted: torch.strided")
@@ -98,5 +100,5 @@ def _check_type(a: Argument, value: torch.Tensor) -> None:
         raise VariantPackTypeError(f"{a.name} is of {value.dtype}; accepted: {accepted}{_note(a)}")
 
 
-def _note(a: Argument) -> str:
+def _note(a: TensorParameter) -> str:
     return f" ({a.note})" if a.note else ""

@@ -5,18 +5,26 @@ from collections.abc import Callable
 import torch
 
 from graphfuse.enums import norm_forward_phase
-from graphfuse.functional.argument import FLOATS, FORMATS, Argument, columns, columns_or_heads, like, type_of
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
+from graphfuse.functional.tensor_parameter import (
+    FLOATS,
+    FORMATS,
+    TensorParameter,
+    columns,
+    columns_or_heads,
+    like,
+    type_of,
+)
 from graphfuse.tensor import Tensor
 
-INPUT = Argument("input", FLOATS)
-WEIGHT = Argument("weight", FLOATS, columns("input"))
-WEIGHTS = Argument("weight", FLOATS, columns_or_heads("input"))
-BIAS = Argument("bias", FLOATS, like("weight"), optional=True)
-RESIDUAL = Argument("residual", FLOATS, like("input"), written=True)
-OUT = Argument("out", FORMATS, like("input"), written=True, new=type_of("input"))
+INPUT = TensorParameter("input", FLOATS)
+WEIGHT = TensorParameter("weight", FLOATS, columns("input"))
+WEIGHTS = TensorParameter("weight", FLOATS, columns_or_heads("input"))
+BIAS = TensorParameter("bias", FLOATS, like("weight"), optional=True)
+RESIDUAL = TensorParameter("residual", FLOATS, like("input"), written=True)
+OUT = TensorParameter("out", FORMATS, like("input"), written=True, new=type_of("input"))
 
 
 def of_heads(d: Drawing, x: Tensor, weight: str = "weight") -> Tensor:
@@ -55,16 +63,16 @@ def _sum(d: Drawing) -> Tensor:
     return total
 
 
-def _norm(draw: Callable[[Drawing], Tensor], *scales: Argument) -> Variant:
+def _norm(draw: Callable[[Drawing], Tensor], *scales: TensorParameter) -> Variant:
     return Variant((INPUT, *scales, OUT), lambda d: d.store("out", draw(d)))
 
 
-def _in_place(draw: Callable[[Drawing], Tensor], *scales: Argument) -> Variant:
+def _in_place(draw: Callable[[Drawing], Tensor], *scales: TensorParameter) -> Variant:
     arguments = (
-        Argument("input", FLOATS, written=True),
+        TensorParameter("input", FLOATS, written=True),
         RESIDUAL,
         *scales,
-        Argument("out", FORMATS, like("input"), written=True, optional=True),
+        TensorParameter("out", FORMATS, like("input"), written=True, optional=True),
     )
     return Variant(arguments, lambda d: d.store("out" if "out" in d else "input", draw(d)))
 
@@ -76,12 +84,12 @@ def _draw_qk(d: Drawing) -> None:
 
 _QK = Variant(
     (
-        Argument("q", FLOATS),
-        Argument("k", FLOATS, lambda s: ((*s["q"][:-2], *s["k"][-2:-1], s["q"][-1]),), free=True),
-        Argument("q_weight", FLOATS, columns_or_heads("q")),
-        Argument("k_weight", FLOATS, columns_or_heads("k")),
-        Argument("q_out", FORMATS, like("q"), written=True, new=type_of("q")),
-        Argument("k_out", FORMATS, like("k"), written=True, new=type_of("k")),
+        TensorParameter("q", FLOATS),
+        TensorParameter("k", FLOATS, lambda s: ((*s["q"][:-2], *s["k"][-2:-1], s["q"][-1]),), free=True),
+        TensorParameter("q_weight", FLOATS, columns_or_heads("q")),
+        TensorParameter("k_weight", FLOATS, columns_or_heads("k")),
+        TensorParameter("q_out", FORMATS, like("q"), written=True, new=type_of("q")),
+        TensorParameter("k_out", FORMATS, like("k"), written=True, new=type_of("k")),
     ),
     _draw_qk,
 )

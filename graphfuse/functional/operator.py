@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from graphfuse.functional import option, watched
-from graphfuse.functional.argument import Argument, Shape, complete
 from graphfuse.functional.declaration import Function
 from graphfuse.functional.layout import check, check_given, fake_layout
+from graphfuse.functional.tensor_parameter import Shape, TensorParameter, complete
 from graphfuse.runtime import torch_private
 
 LIBRARY = torch.library.Library("graphfuse", "FRAGMENT")
@@ -104,6 +104,6 @@ def _parameters(f: Function, positional: list[str], keywords: list[str]) -> str:
     return ", ".join(found)
 
 
-def _tensor(a: Argument, letters) -> str:
+def _tensor(a: TensorParameter, letters) -> str:
     maybe = "?" if a.optional or a.only is not None else ""
     return f"Tensor({next(letters)}!){maybe}" if a.written else f"Tensor{maybe}"

@@ -3,11 +3,11 @@
 import torch
 
 from graphfuse.dtypes import data_type
-from graphfuse.functional.argument import FLOATS, FORMATS, PAIRS, Argument, blocks, like, type_of, types
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, OUT, WEIGHT, plain
+from graphfuse.functional.tensor_parameter import FLOATS, FORMATS, PAIRS, TensorParameter, blocks, like, type_of, types
 from graphfuse.ops import block_size
 
 _BLOCK = block_size(data_type.FP4_E2M1)
@@ -29,8 +29,8 @@ _SILU = Variant(
     (
         INPUT,
         WEIGHT,
-        Argument("out", FORMATS | types(data_type.FP4_E2M1), like("input"), written=True, new=type_of("input")),
-        Argument(
+        TensorParameter("out", FORMATS | types(data_type.FP4_E2M1), like("input"), written=True, new=type_of("input")),
+        TensorParameter(
             "block_scale",
             types(data_type.FP8_E4M3),
             blocks("input", _BLOCK),
@@ -41,7 +41,7 @@ _SILU = Variant(
     ),
     _draw_silu,
 )
-_GATE = Variant((INPUT, WEIGHT, Argument("gate", FLOATS, like("input")), OUT), _draw_gate)
+_GATE = Variant((INPUT, WEIGHT, TensorParameter("gate", FLOATS, like("input")), OUT), _draw_gate)
 
 
 @function(_SILU, "out", "block_scale")

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graphfuse.functional.argument import Argument, Shape, elements, stored
 from graphfuse.functional.layout import Layout
+from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
 from graphfuse.ir import packed_stride
 
 
@@ -34,7 +34,7 @@ class Split:
     counted. count: their product; 1 for no extents. kinds: by tensor.
     """
 
-    arguments: tuple[Argument, ...]
+    arguments: tuple[TensorParameter, ...]
     layouts: Mapping[str, Layout]
     leading: int
     count: int
@@ -84,7 +84,7 @@ class Split:
         return _sizes(self.arguments, {n: elements(t.shape, t.stored) for n, t in self.layouts.items()}, self, count)
 
 
-def split(arguments: Sequence[Argument], layouts: Mapping[str, Layout]) -> Split:
+def split(arguments: Sequence[TensorParameter], layouts: Mapping[str, Layout]) -> Split:
     """The split that counts as many leading extents as possible, of tensors whose shapes fit each other.
 
     Leading extents can be counted together where one stride joins them in every counted tensor, and shapes depend on
@@ -106,7 +106,7 @@ _NUMBERS = (1 << 12, 1 << 14)
 """Two counts to try shape rules with, which remain different where sizes are rounded up to whole tiles."""
 
 
-def _kinds(used: Sequence[Argument], shapes: Mapping[str, Shape], leading: int) -> dict[str, Kind] | None:
+def _kinds(used: Sequence[TensorParameter], shapes: Mapping[str, Shape], leading: int) -> dict[str, Kind] | None:
     """The kind of each tensor if this many leading extents are counted; None where shapes depend on more than their
     product."""
     extents = shapes[used[0].name][:leading]
@@ -128,7 +128,7 @@ def _kinds(used: Sequence[Argument], shapes: Mapping[str, Shape], leading: int) 
     return kinds
 
 
-def _sizes(used: Sequence[Argument], shapes: Mapping[str, Shape], split: Split, count: int) -> dict[str, Shape]:
+def _sizes(used: Sequence[TensorParameter], shapes: Mapping[str, Shape], split: Split, count: int) -> dict[str, Shape]:
     """Shapes in elements if `count` took the place of the leading extents, in every tensor that has them."""
     known, found = dict(shapes), {}
     leading = shapes[used[0].name][: split.leading]

@@ -29,7 +29,7 @@ table of the arguments' addresses; the pool that it is put back into; and what o
 
 
 @dataclass(frozen=True)
-class Attributes:
+class Resources:
     """What a kernel uses. registers: of a thread. local_bytes: of a thread, spills among them. shared_bytes: static
     shared memory of a CTA."""
 
@@ -56,7 +56,7 @@ class Kernel:
         self._shared_limit = 0
         self._lock = threading.Lock()
         attribute = driver.CUfunction_attribute
-        self.attributes = Attributes(
+        self.resources = Resources(
             registers=self._get(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS),
             local_bytes=self._get(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
             shared_bytes=self._get(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES),
@@ -100,7 +100,7 @@ class Kernel:
         attribute = self._driver.CUfunction_attribute
         with self._lock:
             if launch.shared_bytes > self._shared_limit:
-                if launch.shared_bytes + self.attributes.shared_bytes > _STATIC_LIMIT:
+                if launch.shared_bytes + self.resources.shared_bytes > _STATIC_LIMIT:
                     self._set(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes, launch)
                 self._shared_limit = launch.shared_bytes
             if launch.cluster > _PORTABLE_CLUSTER:

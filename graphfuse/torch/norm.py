@@ -7,9 +7,9 @@ import torch
 
 from graphfuse.dtypes import data_type
 from graphfuse.enums import norm_forward_phase, reduction_mode
-from graphfuse.functional.argument import FLOATS, Argument, columns_or_heads, like, rows, type_of, types
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, columns_or_heads, like, rows, type_of, types
 from graphfuse.tensor import Tensor
 
 TYPES = FLOATS | types(data_type.DOUBLE)
@@ -26,28 +26,28 @@ def _like_weight(shapes):
     return (shapes.get("weight", shapes["x"][-1:]),)
 
 
-X = Argument("x", TYPES)
-RESIDUAL = Argument("residual", TYPES, like("x"))
-WEIGHT = Argument("weight", TYPES, columns_or_heads("x"), optional=True)
-BIAS = Argument("bias", TYPES, _like_weight)
-GATE = Argument("gate", TYPES, like("x"))
-Y = Argument("y", TYPES, like("x"), written=True, new=type_of("x"))
-TOTAL = Argument("total", TYPES, like("x"), written=True, new=type_of("residual"))
-INVERSE_RMS = Argument("inverse_rms", STATISTICS, rows("x"), written=True, new=_statistics)
+X = TensorParameter("x", TYPES)
+RESIDUAL = TensorParameter("residual", TYPES, like("x"))
+WEIGHT = TensorParameter("weight", TYPES, columns_or_heads("x"), optional=True)
+BIAS = TensorParameter("bias", TYPES, _like_weight)
+GATE = TensorParameter("gate", TYPES, like("x"))
+Y = TensorParameter("y", TYPES, like("x"), written=True, new=type_of("x"))
+TOTAL = TensorParameter("total", TYPES, like("x"), written=True, new=type_of("residual"))
+INVERSE_RMS = TensorParameter("inverse_rms", STATISTICS, rows("x"), written=True, new=_statistics)
 
 # Of the backward graph, where x is the tensor that was normalized: the residual sum, if there is one.
-DY = Argument("dy", TYPES)
-NORMALIZED = Argument("x", TYPES, like("dy"), free=True)  # in strides of its own
-SAVED_INVERSE_RMS = Argument("inverse_rms", STATISTICS, rows("x"))
-DTOTAL = Argument("dtotal", TYPES, like("x"), optional=True)
-DX = Argument(
+DY = TensorParameter("dy", TYPES)
+NORMALIZED = TensorParameter("x", TYPES, like("dy"), free=True)  # in strides of its own
+SAVED_INVERSE_RMS = TensorParameter("inverse_rms", STATISTICS, rows("x"))
+DTOTAL = TensorParameter("dtotal", TYPES, like("x"), optional=True)
+DX = TensorParameter(
     "dx", TYPES, like("x"), written=True, new=type_of("dy"), asked="needs_dx"
 )  # dy has y's type, which is x's
-DRESIDUAL = Argument("dresidual", TYPES, like("x"), written=True, new=type_of("x"), asked="needs_dresidual")
-DWEIGHT = Argument("dweight", TYPES, like("weight"), written=True, new=type_of("weight"), asked="needs_dweight")
+DRESIDUAL = TensorParameter("dresidual", TYPES, like("x"), written=True, new=type_of("x"), asked="needs_dresidual")
+DWEIGHT = TensorParameter("dweight", TYPES, like("weight"), written=True, new=type_of("weight"), asked="needs_dweight")
 # In the type that is computed in: bias is not kept, and autograd converts the sum to its type.
-DBIAS = Argument("dbias", STATISTICS, _like_weight, written=True, new=_statistics, asked="needs_dbias")
-DGATE = Argument("dgate", TYPES, like("x"), written=True, new=type_of("gate"), asked="needs_dgate")
+DBIAS = TensorParameter("dbias", STATISTICS, _like_weight, written=True, new=_statistics, asked="needs_dbias")
+DGATE = TensorParameter("dgate", TYPES, like("x"), written=True, new=type_of("gate"), asked="needs_dgate")
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Norm:
     bias: bool = False
 
     @cached_property
-    def tensors(self) -> tuple[Argument, ...]:
+    def tensors(self) -> tuple[TensorParameter, ...]:
         """What an operator takes."""
         return X, *(RESIDUAL,) * self.residual, *(GATE,) * self.gate, WEIGHT, *(BIAS,) * self.bias
 
     @cached_property
-    def results(self) -> tuple[Argument, ...]:
+    def results(self) -> tuple[TensorParameter, ...]:
         return Y, *(TOTAL,) * self.residual
 
     @cached_property
@@ -87,7 +87,7 @@ class Norm:
         return Variant((*read, *self.gradients), self._backward)
 
     @cached_property
-    def gradients(self) -> tuple[Argument, ...]:
+    def gradients(self) -> tuple[TensorParameter, ...]:
         """Those of `tensors`, in their order."""
         return DX, *(DRESIDUAL,) * self.residual, *(DGATE,) * self.gate, DWEIGHT, *(DBIAS,) * self.bias
 

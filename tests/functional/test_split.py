@@ -8,14 +8,23 @@ import pytest
 import torch
 
 from graphfuse.dtypes import data_type
-from graphfuse.functional.argument import Argument, blocks, columns, columns_or_heads, like, rows, swizzled, types
 from graphfuse.functional.layout import ALIGNMENT, Layout
 from graphfuse.functional.split import Kind, Split, split
+from graphfuse.functional.tensor_parameter import (
+    TensorParameter,
+    blocks,
+    columns,
+    columns_or_heads,
+    like,
+    rows,
+    swizzled,
+    types,
+)
 
 FLOAT = types(data_type.FLOAT)
-X = Argument("x", FLOAT)
-WEIGHT = Argument("weight", FLOAT, columns_or_heads("x"))
-OUT = Argument("out", FLOAT, like("x"), written=True)
+X = TensorParameter("x", FLOAT)
+WEIGHT = TensorParameter("weight", FLOAT, columns_or_heads("x"))
+OUT = TensorParameter("out", FLOAT, like("x"), written=True)
 PLAIN = (X, WEIGHT, OUT)
 
 
@@ -142,7 +151,11 @@ def test_one_row_with_a_stride_that_says_nothing(stride, grows):
 
 # Sizes that follow from the number
 
-QUANTIZED = (X, Argument("scale", FLOAT, blocks("x", 4)), Argument("tiles", FLOAT, swizzled(blocks("x", 4))))
+QUANTIZED = (
+    X,
+    TensorParameter("scale", FLOAT, blocks("x", 4)),
+    TensorParameter("tiles", FLOAT, swizzled(blocks("x", 4))),
+)
 
 
 def tiles_of(count: int) -> int:
@@ -167,7 +180,7 @@ def test_tiles_in_their_other_shape():
 
 
 def test_one_value_for_each_row():
-    arguments = (X, Argument("inverse", FLOAT, rows("x")))
+    arguments = (X, TensorParameter("inverse", FLOAT, rows("x")))
     found = of(arguments, x=laid((2, 3, 8)), inverse=laid((2, 3, 1)))
     assert found.leading == 2 and found.kinds["inverse"] is Kind.COUNTED
     assert dict(found.at(7))["inverse"].shape == (7, 1)
@@ -178,10 +191,10 @@ def test_one_value_for_each_row():
 # Queries and keys: keys have heads of their own
 
 QK = (
-    Argument("q", FLOAT),
-    Argument("k", FLOAT, lambda s: ((*s["q"][:-2], *s["k"][-2:-1], s["q"][-1]),), free=True),
-    Argument("q_weight", FLOAT, columns("q")),
-    Argument("k_weight", FLOAT, columns("k")),
+    TensorParameter("q", FLOAT),
+    TensorParameter("k", FLOAT, lambda s: ((*s["q"][:-2], *s["k"][-2:-1], s["q"][-1]),), free=True),
+    TensorParameter("q_weight", FLOAT, columns("q")),
+    TensorParameter("k_weight", FLOAT, columns("k")),
 )
 
 

@@ -152,7 +152,7 @@ def test_more_shared_memory_than_every_block_gets(kernel):
 
 
 def test_attributes(kernel):
-    plain, spill = kernel("fill").attributes, kernel("spill").attributes
+    plain, spill = kernel("fill").resources, kernel("spill").resources
     assert plain.registers > 0 and (plain.local_bytes, plain.shared_bytes) == (0, 0)
     assert (spill.local_bytes, spill.shared_bytes) == (256, 256)
 

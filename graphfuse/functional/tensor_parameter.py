@@ -35,7 +35,7 @@ PAIRS = torch.float4_e2m1fn_x2
 
 
 @dataclass(frozen=True, eq=False)
-class Argument:
+class TensorParameter:
     """One tensor of a function.
 
     shape: None for one that may have any, as the first has. free: whether shape or strides are so much the caller's
@@ -129,7 +129,7 @@ def no_rows(name: str, shape: Shape) -> VariantPackError:
     return VariantPackError(f"{name} has shape {tuple(shape)}; accepted: one dimension or more, the last not empty")
 
 
-def complete(arguments: Iterable[Argument], given: Mapping[str, object]) -> dict[str, torch.Tensor]:
+def complete(arguments: Iterable[TensorParameter], given: Mapping[str, object]) -> dict[str, torch.Tensor]:
     """The tensors that are used, in order, those that the caller did not give allocated. torch.compile traces this.
 
     given: parameters by name; what is not among them is allocated. VariantPackError where there is no shape for it.
