@@ -1,6 +1,7 @@
 """One call of a function: checked in full, planned and run; and the fast path for later calls like it."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.layout import ALIGNMENT, Layout, check, check_given, layout
 from graphfuse.functional.planning import Planned, Planning
 from graphfuse.functional.split import Kind, Split, split
-from graphfuse.functional.tensor_parameter import complete
+from graphfuse.functional.tensor_parameter import Shape, complete
 from graphfuse.runtime import buffers, fastcall, torch_private
 from graphfuse.runtime import device as devices
 from graphfuse.runtime.fastcall import Form, Given, New
@@ -155,7 +156,8 @@ class Call:
         names |= {f"{n}_type": self.tensors[n].dtype for n in new}
         for name in self.tensors:
             if split.kinds[name] is Kind.SIZED:
-                names[f"{name}_extents"] = functools.lru_cache(maxsize=_KEPT)(functools.partial(split.extents, name))
+                extents = functools.lru_cache(maxsize=_KEPT)(functools.partial(split.extents, name))
+                names |= {f"{name}_extents": extents, f"{name}_nbytes": _nbytes(extents, self.layouts[name].dtype)}
         names |= {f"clash{n}": functools.lru_cache(maxsize=_KEPT)(c.clash) for n, c in enumerate(clashes)}
         return fastcall.function(form, names)
 
@@ -256,3 +258,7 @@ def _empty(device: torch.device) -> Callable[..., torch.Tensor]:
     if device.type == "cuda":
         return torch_private.empty_cuda(device)
     return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def _nbytes(extents: Callable[[int], tuple[Shape, Shape]], dtype: torch.dtype) -> Callable[[int], int]:
+    return lambda count: math.prod(extents(count)[0]) * dtype.itemsize

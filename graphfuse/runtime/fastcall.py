@@ -385,6 +385,8 @@ class Given:
     @property
     def nbytes(self) -> str:
         """Bytes from its first to past its last, as Python of `count`."""
+        if self.sized:
+            return f"{self.name}_nbytes(count)"
         if not self.row:
             return str(self.last)
         return f"count * {self.row}" if self.row == self.last else f"((count - 1) * {self.row} + {self.last})"
@@ -515,7 +517,8 @@ def function(form: Form, names: Mapping[str, object]) -> Callable[..., object]:
     alike: a guard of the given tensors. stream: tells the address of the current stream.
     starts: (start, bytes of workspace) by class of count. prepare: adds the one for a count; None where there is none.
     empty: allocates, given shape, strides and data type.
-    NAME_type: data type of a new tensor. NAME_extents: shape and strides of a sized tensor, given the count.
+    NAME_type: data type of a new tensor. NAME_extents, NAME_nbytes: shape and strides, and bytes, of a sized tensor,
+    given the count.
     NAME_kind, NAME_value: type and value of an option. clash0, clash1, ...: for each of `clashes`, whether the two
     overlap where they may not, given count and distance.
     """

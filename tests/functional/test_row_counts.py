@@ -318,3 +318,22 @@ def test_more_dimensions_than_a_graph_has(device, monkeypatch):
     monkeypatch.setenv("GRAPHFUSE_DEVICE", device)
     made = call("fused_add_rmsnorm", (2, 1, 1, 2, 1, 3, 1, 1, 2, COLUMNS))
     check(made.run(), made.exact)
+
+
+def test_scales_in_tiles_are_as_large_as_their_rows_ask(no_long_way):
+    """Values that lie in the last tiles of their scales are refused, whatever the first call's number of rows was."""
+    weight, columns = torch.randn(64).bfloat16(), 64
+
+    def run(rows: int, gap: int) -> None:
+        tiles = -(-rows // 128) * 128 * 4
+        memory = torch.zeros(tiles + gap + rows * columns // 2, dtype=torch.uint8)
+        scales, values = memory[:tiles], memory[tiles + gap :].view(rows, columns // 2)
+        x = torch.randn(rows, columns).bfloat16()
+        functional.rmsnorm_fp4quant(x, weight, values, scales, is_sf_swizzled_layout=True)
+
+    run(100, 0)
+    with pytest.raises(VariantPackError, match="overlaps"):
+        run(300, -512)
+    run(300, 0)
+    no_long_way()
+    run(300, 0)
