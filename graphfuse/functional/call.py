@@ -101,9 +101,8 @@ class Call:
         given = [name for name in self.tensors if self.given.get(name) is not None]
         new = [name for name in self.tensors if name not in given]
         ignored = [a.name for a in self.variant.arguments if self.given.get(a.name) is not None and a.name not in given]
-        # Most begin at multiples of 16 bytes; the others are looked at in full.
-        usual = all(fastcall.comparable(self.tensors[n]) and self.layouts[n].alignment == ALIGNMENT for n in given)
-        if ignored or not usual or 0 in next(iter(self.layouts.values())).shape:
+        told = all(fastcall.comparable(self.tensors[n]) for n in given)
+        if ignored or not told or 0 in next(iter(self.layouts.values())).shape:
             return None
         # Accepted as gradients are off, which a guard does not look at.
         if any(self.given[name].requires_grad for name in self._written):
@@ -195,7 +194,8 @@ class Call:
         tail, tail_strides = split.tail(name), t.stride[len(t.shape) - len(split.tail(name)) :]
         last = Storage(tail, tail_strides, itemsize).nbytes
         row = split.row_stride(name) * itemsize if kind is Kind.COUNTED else 0
-        return Given(name, kind is Kind.COUNTED, tail, self._is_packed(name), row, last, kind is Kind.SIZED)
+        packed = self._is_packed(name)
+        return Given(name, kind is Kind.COUNTED, tail, packed, row, last, t.alignment, kind is Kind.SIZED)
 
     def _is_packed(self, name: str) -> bool:
         """Whether a tensor's strides follow from its extents in all calls of a fast path, which compares this alone."""

@@ -44,6 +44,7 @@ class Executable:
         self.like_last: Execute = declines
         self._graph = graph
         self._parts = functools.cache(parts)
+        self.counted = functools.cache(self._counted)
         self._new_binder = binder
         self._forms: tuple[Execute, ...] = ()
 
@@ -63,7 +64,7 @@ class Executable:
         ways = (False,) if self.undependable else (False, True)
         return MappingProxyType({dependent: self._start(self._parts(dependent)) for dependent in ways})
 
-    def counted(self, count: int, dependent: bool) -> Start | None:
+    def _counted(self, count: int, dependent: bool) -> Start | None:
         """What starts the plan for any count up to this one; None where a part of the plan is for one number of rows.
 
         count: what the plan was made for. The number of rows of each kernel is a multiple of it: a call with another

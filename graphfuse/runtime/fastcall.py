@@ -371,7 +371,8 @@ class Given:
 
     counted: whether its leading extents are those of the first tensor. tail: its other extents. packed: whether it has
     to be contiguous; the guard compares the strides of others. row: bytes from one slice to the next, 0 if it is not
-    counted. last: bytes that the last slice takes. sized: whether its extents follow from the count by another rule.
+    counted. last: bytes that the last slice takes. alignment: bytes that its address is a multiple of, up to 16. sized:
+    whether its extents follow from the count by another rule.
     """
 
     name: str
@@ -380,6 +381,7 @@ class Given:
     packed: bool
     row: int
     last: int
+    alignment: int = 16
     sized: bool = False
 
     @property
@@ -418,7 +420,7 @@ class Form:
     parameter that is the same object. leading: how many extents of the first tensor are counted; `trailing` others
     follow. clashes: pairs of a written and another tensor whose addresses are compared. values: parameters and new
     tensors that the plan is started with, in order. written: parameters whose versions the call counts up. results:
-    names, None for what was not asked for. alignment: bytes that all addresses are a multiple of.
+    names, None for what was not asked for. alignment: bytes beyond which no plan asks for more.
     """
 
     name: str
@@ -454,7 +456,7 @@ class Form:
         like = lambda g: "shape" if g.tail == first.tail else _tuple(*extents, *g.tail)  # noqa: E731
         differ += [f"{g.name}.shape != {like(g)}" for g in shapes if g.counted]
         differ += [f"{g.name}.shape != {g.name}_extents({self._count})[0]" for g in shapes if g.sized]
-        misplaced = [f"({' | '.join(at[name] for name in distinct)}) % {self.alignment}"]
+        misplaced = [*self._misaligned(at, [by_name[name] for name in distinct])]
         for n, (made, other) in enumerate(self.clashes):
             apart = f"{at[made]} - {at[other]}"
             near = f"-{by_name[made].nbytes} < {apart} < {by_name[other].nbytes}"
@@ -478,6 +480,15 @@ class Form:
             bumped=f"bump({_tuple(*self.written)})" if self.written else "pass",
             results=f"({results})" if len(self.results) > 1 else results or "None",
         )
+
+    def _misaligned(self, at: Mapping[str, str], given: Sequence[Given]) -> Iterator[str]:
+        """Conditions under which addresses are aligned otherwise than the plan was made for: no less, as kernels access
+        as much at once, and no more, as for such there are faster ones."""
+        if most := [at[g.name] for g in given if g.alignment == self.alignment]:
+            yield f"({' | '.join(most)}) % {self.alignment}"
+        for g in given:
+            if g.alignment < self.alignment:
+                yield f"{at[g.name]} & -{at[g.name]} != {g.alignment}"
 
     @property
     def _count(self) -> str:

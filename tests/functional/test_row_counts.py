@@ -337,3 +337,21 @@ def test_scales_in_tiles_are_as_large_as_their_rows_ask(no_long_way):
     run(300, 0)
     no_long_way()
     run(300, 0)
+
+
+@pytest.mark.parametrize("apart", [1, 2, 4])
+def test_addresses_of_any_alignment_have_fast_paths(apart, planned, no_long_way):
+    """Each of its own: kernels for addresses that are less aligned are slower, for others wrong."""
+    weight, memory = torch.randn(COLUMNS).bfloat16(), torch.randn(9 * COLUMNS + 8).bfloat16()
+
+    def run(first: int) -> None:
+        x = memory[first : first + 9 * COLUMNS].view(9, COLUMNS)
+        want = torch.nn.functional.rms_norm(x.float(), (COLUMNS,), weight.float(), 1e-6)
+        torch.testing.assert_close(functional.rmsnorm(x, weight).float(), want, rtol=1e-2, atol=1e-2)
+
+    for first in (apart, 0):
+        run(first)
+    assert len(planned) == 2
+    no_long_way()
+    for first in (0, apart, apart, 0, apart):
+        run(first)
