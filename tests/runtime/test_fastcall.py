@@ -18,7 +18,7 @@ from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, ByRows, Constant, HostScalar, Launch, RowCount, Scratch
 from graphfuse.ir import Tensor
 from graphfuse.runtime import fastcall, torch_private
-from graphfuse.runtime.fastcall import DECLINED, Form, Given, HostPart, KernelPart, New, row_class
+from graphfuse.runtime.fastcall import DECLINED, Form, Given, HostPart, KernelPart, New, functions, row_class, writing
 
 # Classes of row counts
 
@@ -211,7 +211,7 @@ def test_without_a_clause_the_call_would_run(clause, monkeypatch):
     """Each clause is in the text, and is what declines: a text that lacks it is found out by the test above."""
     text = FORM.text
     assert text.count(CLAUSES[clause]) == 1
-    monkeypatch.setattr(fastcall, "_text", lambda form: text.replace(CLAUSES[clause], "False"))
+    monkeypatch.setattr(functions, "_text", lambda form: text.replace(CLAUSES[clause], "False"))
     toy = Toy()
     given = toy.arguments(2, 3)
     UNLIKE[clause](toy, given)
@@ -381,10 +381,10 @@ def test_texts_are_shown_in_tracebacks_and_few_are_kept():
     with pytest.raises(ZeroDivisionError) as caught:
         call()
     assert "return 1 / 0  # shown" in "".join(traceback.format_exception(caught.value))
-    kept = fastcall._TEXTS_KEPT
+    kept = writing._TEXTS_KEPT
     for n in range(kept + 50):
         assert fastcall.written("toy", "call", f"def call():\n    return {n}\n", {})() == n
     import linecache
 
-    assert len(fastcall._codes) <= kept
+    assert len(writing._codes) <= kept
     assert sum(name.startswith("<graphfuse toy") for name in linecache.cache) <= kept

@@ -1,0 +1,222 @@
+"""Runs a function's calls that are like an earlier one, and allocates what they return."""
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from graphfuse.runtime import torch_private
+from graphfuse.runtime.fastcall.writing import written
+
+DECLINED = object()
+"""The answer to a call unlike the earlier one: nothing has been done."""
+
+_FUNCTION = """
+def call({parameters}):
+    try:
+        if {unlike}:
+            return declined
+        shape = {first}.shape  # a nested tensor, which to compare would end the process, has none
+        if {nested}:
+            return declined
+        if not alike({tensors}):
+            return declined
+        {extents}
+        if {shapes}:
+            return declined
+        {addresses}
+    except (AttributeError, RuntimeError, TypeError):  # of no tensor, none with memory
+        return declined
+    count = {count}
+    if {misplaced}:
+        return declined
+    found = starts.get({row_class}) or prepare(count)
+    if found is None:
+        return declined
+    start, nbytes = found
+    {made}
+    space = 0
+    if nbytes:
+        workspace = empty((nbytes,), (1,), uint8)
+        space = workspace.data_ptr()
+    start(stream(), space, count, {values})
+    {bumped}
+    return {results}
+"""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor that a call gives. A fast path serves calls with different counts of slices (``functional.split``).
+
+    counted: whether its leading extents are those of the first tensor. tail: its other extents. packed: whether it has
+    to be contiguous; the guard compares the strides of others. row: bytes from one slice to the next, 0 if it is not
+    counted. last: bytes that the last slice takes. alignment: bytes that its address is a multiple of, up to 16. sized:
+    whether its extents follow from the count by another rule.
+    """
+
+    name: str
+    counted: bool
+    tail: tuple[int, ...]
+    packed: bool
+    row: int
+    last: int
+    alignment: int = 16
+    sized: bool = False
+
+    @property
+    def nbytes(self) -> str:
+        """Bytes from its first to past its last, as Python of `count`."""
+        if self.sized:
+            return f"{self.name}_nbytes(count)"
+        if not self.row:
+            return str(self.last)
+        return f"count * {self.row}" if self.row == self.last else f"((count - 1) * {self.row} + {self.last})"
+
+    def beside(self, other: "Given", apart: str) -> str:
+        """The condition that this one, so many bytes behind another, does not lie in gaps between the other's rows,
+        however many there are; nothing where there are none of its size."""
+        if self.row != other.row or self.last + other.last > self.row:
+            return ""
+        return f" and not {other.last} <= ({apart}) % {self.row} <= {self.row - self.last}"
+
+
+@dataclass(frozen=True)
+class New:
+    """A tensor that the call allocates, contiguous. counted, tail, sized: as in ``Given``."""
+
+    name: str
+    counted: bool
+    tail: tuple[int, ...]
+    sized: bool = False
+
+
+@dataclass(frozen=True)
+class Form:
+    """All that the text of a function's fast path depends on. Equal forms share one compiled text.
+
+    parameters: names, in order. numbers: parameters that are numbers. options: parameters that are neither tensors nor
+    numbers. absent: parameters for tensors that the call leaves out. same: for each tensor that is given, the first
+    parameter that is the same object. leading: how many extents of the first tensor are counted; `trailing` others
+    follow. clashes: pairs of a written and another tensor whose addresses are compared. values: parameters and new
+    tensors that the plan is started with, in order. written: parameters whose versions the call counts up. results:
+    names, None for what was not asked for. alignment: bytes beyond which no plan asks for more.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    numbers: tuple[str, ...]
+    options: tuple[str, ...]
+    absent: tuple[str, ...]
+    same: tuple[tuple[str, str], ...]
+    given: tuple[Given, ...]
+    new: tuple[New, ...]
+    leading: int
+    trailing: int
+    clashes: tuple[tuple[str, str], ...]
+    values: tuple[str, ...]
+    written: tuple[str, ...]
+    results: tuple[str | None, ...]
+    alignment: int
+
+    @property
+    def text(self) -> str:
+        first, by_name = self.given[0], {g.name: g for g in self.given}
+        distinct = [name for name, other in self.same if name == other]
+        unlike = ["store.generation != generation"]
+        unlike += [f"type({n}) is not float or not -{_LARGEST} < {n} < {_LARGEST}" for n in self.numbers]
+        # Two of one value may differ in type, as True and 1 do.
+        unlike += [f"type({n}) is not {n}_kind or {n} != {n}_value" for n in self.options]
+        unlike += [f"{n} is not None" for n in self.absent]
+        unlike += [f"{n} is not {other}" for n, other in self.same if n != other]
+        extents = [f"d{axis}" for axis in range(self.leading)]
+        at = {name: f"{other}_at" for name, other in self.same} | {n.name: f"{n.name}_at" for n in self.new}
+        shapes = [g for g in (by_name[name] for name in distinct) if g is not first]
+        differ = [f"not {g.name}.is_contiguous()" for g in (first, *shapes) if g.packed]
+        like = lambda g: "shape" if g.tail == first.tail else _tuple(*extents, *g.tail)  # noqa: E731
+        differ += [f"{g.name}.shape != {like(g)}" for g in shapes if g.counted]
+        differ += [f"{g.name}.shape != {g.name}_extents({self._count})[0]" for g in shapes if g.sized]
+        misplaced = [*self._misaligned(at, [by_name[name] for name in distinct])]
+        for n, (made, other) in enumerate(self.clashes):
+            apart = f"{at[made]} - {at[other]}"
+            near = f"-{by_name[made].nbytes} < {apart} < {by_name[other].nbytes}"
+            beside = by_name[made].beside(by_name[other], apart)
+            misplaced.append(f"{near}{beside} and clash{n}(count, {apart})")
+        results = ", ".join(str(name) for name in self.results)
+        return _FUNCTION.format(
+            parameters=", ".join(self.parameters),
+            unlike=" or ".join(unlike),
+            first=first.name,
+            nested=" or ".join(f"{n}.is_nested" for n in distinct if n != first.name) or "False",
+            tensors=", ".join(distinct),
+            extents=f"{', '.join(extents + ['_'] * self.trailing)}{',' * (self.leading + self.trailing == 1)} = shape",
+            shapes=" or ".join(differ) or "False",
+            addresses="; ".join(f"{n}_at = {n}.data_ptr()" for n in distinct),
+            count=self._count,
+            misplaced=" or ".join(misplaced),
+            row_class=ROW_CLASS,
+            made="; ".join(self._new(extents, n) for n in self.new) or "pass",
+            values=", ".join(at.get(v, v) for v in self.values),
+            bumped=f"bump({_tuple(*self.written)})" if self.written else "pass",
+            results=f"({results})" if len(self.results) > 1 else results or "None",
+        )
+
+    def _misaligned(self, at: Mapping[str, str], given: Sequence[Given]) -> Iterator[str]:
+        """Conditions under which addresses are aligned otherwise than the plan was made for: no less, as kernels access
+        as much at once, and no more, as for such there are faster ones."""
+        if most := [at[g.name] for g in given if g.alignment == self.alignment]:
+            yield f"({' | '.join(most)}) % {self.alignment}"
+        for g in given:
+            if g.alignment < self.alignment:
+                yield f"{at[g.name]} & -{at[g.name]} != {g.alignment}"
+
+    @property
+    def _count(self) -> str:
+        return " * ".join(f"d{axis}" for axis in range(self.leading)) or "1"
+
+    def _new(self, extents: Sequence[str], new: New) -> str:
+        if new.sized:
+            made = f"*{new.name}_extents(count)"
+        else:
+            tail_strides = [math.prod(new.tail[i + 1 :]) for i in range(len(new.tail))]
+            row, strides = math.prod(new.tail), []
+            for axis in range(len(extents)) if new.counted else ():
+                strides.append(" * ".join([*extents[axis + 1 :], str(row)]))
+            shape = (*extents, *new.tail) if new.counted else new.tail
+            made = f"{_tuple(*shape)}, {_tuple(*strides, *tail_strides)}"
+        return f"{new.name} = empty({made}, {new.name}_type); {new.name}_at = {new.name}.data_ptr()"
+
+
+def _tuple(*items: object) -> str:
+    return f"({''.join(f'{item}, ' for item in items)})"
+
+
+ROW_CLASS = "(count if count < 16 else -(-count >> (s := count.bit_length() - 4)) << s)"
+"""The class of a count, as Python: the count rounded up to four significant bits, which is the largest of its class."""
+
+row_class: Callable[[int], int] = eval(f"lambda count: {ROW_CLASS}")
+
+_LARGEST = "3.4028234e38"
+"""Numbers of smaller magnitude are float32's; others are looked at in full."""
+
+
+def function(form: Form, names: Mapping[str, object]) -> Callable[..., object]:
+    """Writes the function that runs calls like an earlier one, and returns DECLINED for others.
+
+    names: the objects that the text refers to:
+    store and generation: the store of tuned knobs, and the generation of it that the call was planned with.
+    alike: a guard of the given tensors. stream: tells the address of the current stream.
+    starts: (start, bytes of workspace) by class of count. prepare: adds the one for a count; None where there is none.
+    empty: allocates, given shape, strides and data type.
+    NAME_type: data type of a new tensor. NAME_extents, NAME_nbytes: shape and strides, and bytes, of a sized tensor,
+    given the count.
+    NAME_kind, NAME_value: type and value of an option. clash0, clash1, ...: for each of `clashes`, whether the two
+    overlap where they may not, given count and distance.
+    """
+    torch = sys.modules["torch"]
+    own = {"declined": DECLINED, "uint8": torch.uint8, "bump": torch_private.increment_version()}
+    return written(f"fast path of {form.name}", "call", _text(form), own | dict(names))
+
+
+_text = functools.lru_cache(maxsize=1024)(lambda form: form.text)
