@@ -1,14 +1,14 @@
 """What one call costs the host: wall time of calls on tiny problems, ours beside a bare driver launch and peers.
 
     python -m graphfuse.benchmarks.host_cost [--record FOLDER] [--only TEXT ...] [--sets 1,16,256,2000]
-                                             [--parts addresses rows memory] [--repeats 7] [--quick]
+                                             [--parts addresses rows memory] [--rounds 60] [--quick]
 
-addresses: each call works on the next of k address sets, as in a model, where no two calls have the same buffers;
-2,000 calls, synchronizing every 200, fewer of those with backward unless the sets are more. All take turns; each shows
-the median, smallest and largest of its repeats, and the ratio to a bare launch from Python of the same kernel with
-prepacked arguments. rows: one row count again and again against 4,096 in random order, and row counts never seen
-before against those seen. memory: what a hundred thousand calls leave behind. What cannot run here is listed as
-absent, with the reason.
+addresses: each call works on the next of k address sets, as in a model, where no two calls have the same buffers. A
+sample is 200 calls, 60 of those with backward. All take turns in rounds, each in an order of its own. Shown are the
+median and quartiles of the rounds, and ratios, which are medians of the rounds' ratios: a host is faster at some times
+than at others. A bare launch is one from Python of the same kernel with prepacked arguments. rows: one row count again
+and again against 4,096 in random order, and row counts never seen before against those seen. memory: what a hundred
+thousand calls leave behind. What cannot run here is listed as absent, with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import functools
 import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from graphfuse import record
@@ -28,10 +28,9 @@ from graphfuse.benchmarks.host_peers import PEERS
 from graphfuse.benchmarks.host_record import BARE, HostCost
 from graphfuse.benchmarks.untuned import untuned
 
-CALLS, BETWEEN = 2000, 200
-WITH_BACKWARD = 600
-"""Calls of what takes long."""
-QUICK_CALLS = 400
+CALLS, WITH_BACKWARD = 200, 60
+"""Calls of a sample; fewer of what takes long."""
+ROUNDS, QUICK_ROUNDS = 60, 5
 UNSEEN = 500
 PARTS = ("addresses", "rows", "memory")
 WIDTH = 160
@@ -41,31 +40,32 @@ Wait = Callable[[], None]
 
 
 def measured(
-    counts: Sequence[int], only: Sequence[str], repeats: int, calls: int, device: str, wait: Wait
+    counts: Sequence[int], only: Sequence[str], rounds: int, device: str, wait: Wait
 ) -> dict[int, dict[str, dict]]:
-    """Rows by the number of address sets and name: {"us", "ratio"}, or {"absent"}.
-
-    A call is sampled on one number of sets right after another: the host is faster at some times than at others.
-    """
+    """Rows by the number of address sets and name: {"us", "ratio", "over"} as in ``HostCost``, or {"absent"}."""
     ready, rows = {}, {}
     for count in counts:
         ready[count], rows[count] = found(Sets.make(count, device), only)
-    names = dict.fromkeys(name for each in ready.values() for name in each)
     samplers = {
-        (name, count): functools.partial(_sample, ready[count][name], _calls(ready[count][name], count, calls), wait)
-        for name in names
+        (name, count): functools.partial(_sample, call, itertools.cycle(call.arguments), wait)
         for count in counts
-        if name in ready[count]
+        for name, call in ready[count].items()
     }
     gc.collect()
     gc.freeze()  # what all these arguments cost the collector is no call's own
     try:
-        taken = turns.take(samplers, repeats)
+        taken = turns.take(samplers, rounds)
     finally:
         gc.unfreeze()
     for (name, count), times in taken.items():
         bare = taken.get((BARE, count))
-        rows[count][name] = {"us": turns.extremes(times), "ratio": turns.ratio(times, bare) if bare else None}
+        others = {to: taken.get((to, count)) for to in host_record.COMPARED.get(name, ())}
+        others[host_record.FEW] = taken.get((name, host_record.FEW_SETS))
+        rows[count][name] = {
+            "us": turns.quartiles(times),
+            "ratio": turns.ratio(times, bare) if bare else None,
+            "over": {to: turns.ratio(times, its) for to, its in others.items() if its},
+        }
     return rows
 
 
@@ -93,24 +93,17 @@ def found(sets: Sets, only: Sequence[str]) -> tuple[dict[str, Call], dict[str, d
     return ready, absent
 
 
-def _calls(call: Call, count: int, calls: int) -> int:
-    """How many make a sample: each set has its turn."""
-    return max(count, min(calls, WITH_BACKWARD) if call.gradients else calls)
-
-
-def _sample(call: Call, calls: int, wait: Wait) -> float:
-    """Microseconds of one call."""
+def _sample(call: Call, turn: Iterator[tuple], wait: Wait) -> float:
+    """Microseconds of one call. turn: its arguments, over and over; a sample goes on where the last one ended."""
     import torch
 
-    function, turn, left = call.call, itertools.cycle(call.arguments), calls
+    function, calls = call.call, WITH_BACKWARD if call.gradients else CALLS
     with torch.set_grad_enabled(call.gradients):
         wait()
         start = time.perf_counter()
-        while left > 0:
-            for given in itertools.islice(turn, min(left, BETWEEN)):
-                function(*given)
-            wait()
-            left -= BETWEEN
+        for given in itertools.islice(turn, calls):
+            function(*given)
+        wait()
         return (time.perf_counter() - start) / calls * 1e6
 
 
@@ -130,22 +123,21 @@ def run(arguments: argparse.Namespace, device: str, wait: Wait) -> dict:
     """The record's content. A line on each part as it is done."""
     import torch
 
-    calls, repeats = (QUICK_CALLS, 3) if arguments.quick else (CALLS, arguments.repeats)
+    rounds = QUICK_ROUNDS if arguments.quick else arguments.rounds
     content: dict[str, object] = {
         "problem": {
             "rows": host_calls.ROWS,
             "columns": host_calls.COLUMNS,
             "sets": list(arguments.sets),
-            "calls": calls,
-            "calls_with_backward": min(calls, WITH_BACKWARD),
-            "between_synchronizing": BETWEEN,
-            "repeats": repeats,
+            "calls": CALLS,
+            "calls_with_backward": WITH_BACKWARD,
+            "rounds": rounds,
         },
         "versions": {name: record.version(name) for name in DISTRIBUTIONS},
         "calls": [],
     }
     if "addresses" in arguments.parts:
-        by_sets = _timed("address sets", lambda: measured(arguments.sets, arguments.only, repeats, calls, device, wait))
+        by_sets = _timed("address sets", lambda: measured(arguments.sets, arguments.only, rounds, device, wait))
         for rows in by_sets.values():
             if device != "cpu" and "us" not in rows.get(BARE, {}):
                 raise SystemExit(f"no bare launch to compare with: {rows.get(BARE) or rows.get(host_calls.LAUNCHES)}")
@@ -155,7 +147,8 @@ def run(arguments: argparse.Namespace, device: str, wait: Wait) -> dict:
     with torch.no_grad():
         if "rows" in arguments.parts:
             content["unseen"] = _timed("unseen row counts", lambda: row_counts.unseen(device, wait, UNSEEN))
-            content["row_counts"] = _timed("row counts in turn", lambda: row_counts.in_turn(device, wait, repeats))
+            passes = max(3, rounds // 8)  # of thousands of calls each
+            content["row_counts"] = _timed("row counts in turn", lambda: row_counts.in_turn(device, wait, passes))
         if "memory" in arguments.parts:
             count = host_record.MEMORY_CALLS // (10 if arguments.quick else 1)
             content["memory"] = _timed("memory", lambda: row_counts.growth(device, wait, count))
@@ -192,8 +185,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", nargs="+", default=(), metavar="TEXT", help="calls whose names have one of these")
     made.add_argument("--sets", type=counts, default=host_record.SETS, help="numbers of address sets, as in 1,16")
     made.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    made.add_argument("--repeats", type=int, default=7)
-    made.add_argument("--quick", action="store_true", help="few repeats of few calls")
+    made.add_argument("--rounds", type=int, default=ROUNDS)
+    made.add_argument("--quick", action="store_true", help="few rounds")
     return made
 
 

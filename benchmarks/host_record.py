@@ -14,15 +14,31 @@ TORCH, LLAMA = "torch.nn.RMSNorm", "Llama's norm in torch"
 KEPT, BACKWARD = "outputs kept", "forward + backward"
 """Manners of calling a norm, beside forward alone."""
 SETS = (1, 16, 256, 2000)
+FEW_SETS, FEW = 16, "16 address sets"
 ONE, MANY = "one row count", "every row count in turn"
 NEW, SEEN = "never seen", "seen"
 
 Found = tuple[float, str] | None
 
 
+def manner(name: str, how: str) -> str:
+    return f"{name}, {how}"
+
+
+COMPARED = {
+    manner(MODULE, KEPT): (manner(TORCH, KEPT),),
+    manner(MODULE, BACKWARD): (manner(TORCH, BACKWARD), manner(LLAMA, BACKWARD)),
+}
+"""The calls that a call is compared with, beside a bare launch."""
+
+
 @dataclass(frozen=True)
 class HostCost:
-    """A record of host_cost. calls: rows of named calls by number of address sets."""
+    """A record of host_cost.
+
+    calls: rows of named calls by number of address sets. us: of a call. ratio: to a bare launch. over: ratios to others
+    on as many sets, and to itself on few.
+    """
 
     record: dict
 
@@ -30,18 +46,16 @@ class HostCost:
     def sets(self) -> tuple[int, ...]:
         return tuple(self.record["problem"]["sets"])
 
-    def us(self, name: str, sets: int) -> float | None:
-        """Median microseconds of a call; None if there are none."""
+    def over(self, name: str, sets: int, to: str) -> float | None:
+        """The ratio of a call to another one; None if there is none."""
         rows = (row for row in self.record["calls"] if row["name"] == name)
         found = next(rows, {}).get("sets", {}).get(str(sets))
-        return found and found["us"]["median"]
+        return found and (found["ratio"] if to == BARE else found["over"].get(to))
 
     def worst(self, name: str, to: str) -> Found:
         """A call over another one with as many address sets, at worst."""
         found = [
-            (us / its, f"{count} address sets")
-            for count in self.sets
-            if (us := self.us(name, count)) and (its := self.us(to, count))
+            (ratio, f"{count} address sets") for count in self.sets if (ratio := self.over(name, count, to)) is not None
         ]
         return max(found, default=None)
 
@@ -49,20 +63,16 @@ class HostCost:
         return self.record.get(part, [])
 
 
-def manner(name: str, how: str) -> str:
-    return f"{name}, {how}"
-
-
 def _against(name: str, to: str, limit: float) -> Target:
     return Target(f"{name} over {to}, at worst", limit, False, lambda cost: cost.worst(name, to))
 
 
-def _steady(name: str, limit: float, many: int = SETS[-1], few: int = 16) -> Target:
+def _steady(name: str, limit: float, many: int = SETS[-1]) -> Target:
     def figure(cost: HostCost) -> Found:
-        a, b = cost.us(name, many), cost.us(name, few)
-        return (a / b, "") if a and b else None
+        ratio = cost.over(name, many, FEW)
+        return None if ratio is None else (ratio, "")
 
-    return Target(f"{name}: {many} address sets over {few}", limit, False, figure)
+    return Target(f"{name}: {many} address sets over {FEW_SETS}", limit, False, figure)
 
 
 def _rows(part: str, name: str, text: str, limit: float, value: Callable[[dict], float]) -> Target:

@@ -1,5 +1,6 @@
 """Samples taken in turns, so that a drift of the machine meets all alike, and what is said of them."""
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 def take(samplers: Mapping[str, Callable[[], float]], least: int, seconds: float = 0.0) -> dict[str, list[float]]:
     """Rounds of one sample of each, after a round that is not counted: `least` of them, more until `seconds` are over.
 
-    Each round begins with another one, so that nobody always comes after the same neighbour.
+    Each round has an order of its own, drawn from a fixed seed: what a sample leaves behind meets all others alike.
     """
     names = list(samplers)
     for name in names:
         samplers[name]()
     found: dict[str, list[float]] = {name: [] for name in names}
-    deadline, count = time.monotonic() + seconds, 0
+    chance, deadline, count = random.Random(7), time.monotonic() + seconds, 0
     while count < least or time.monotonic() < deadline:
-        first = count % max(len(names), 1)
-        for name in (*names[first:], *names[:first]):
+        chance.shuffle(names)
+        for name in names:
             found[name].append(samplers[name]())
         count += 1
     return found

@@ -77,21 +77,14 @@ def call({parameters}):
             problems["last"] = fast
             return result
     return first(key, {parameters})
-
-
-def known({parameters}):
-    try:
-        return problems.get(({key}))
-    except (AttributeError, IndexError, RuntimeError, TypeError):
-        return None
 """
 
 
 def _written(f: Function) -> Callable[..., object]:
     """The function as users call it: it looks up the fast path and runs it. Generated, as this is part of every call.
 
-    problems: fast paths by key, and the last one that was taken under "last", which is asked first. known: looks up the
-    fast path for arguments, None if there is none.
+    problems: fast paths by key, and the last one that was taken under "last", which is asked first. last: tells that
+    one, None before there is any.
     """
     problems: dict[tuple, Callable[..., object]] = {}
     names = {
@@ -112,7 +105,7 @@ def _written(f: Function) -> Callable[..., object]:
     )
     call = written(f.name, "call", text, names)
     call.problems = problems
-    call.known = call.__globals__["known"]
+    call.last = functools.partial(problems.get, "last")
     return call
 
 

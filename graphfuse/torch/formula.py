@@ -154,14 +154,14 @@ def _formula(name: str, norm: Norm, training: _Step, gradients: _Step, alone: bo
             raise VariantPackTypeError("eps is a tensor that requires a gradient; accepted: a number")
         made = training(*values)
         if not _observed():
-            recent.forward = training.function.known(*values) or recent.forward
+            recent.forward = training.function.last() or recent.forward
         return made
 
     def differentiate(*values):
         values = _in_rows(norm, values)
         made = gradients(*values)
         if not _observed():
-            recent.backward = gradients.function.known(*values) or recent.backward
+            recent.backward = gradients.function.last() or recent.backward
         return made
 
     once = _made_once(name, gradients)

@@ -71,9 +71,8 @@ class RMSNorm(torch.nn.RMSNorm):
         """`_run`, keeping its fast path for the next call, unless the weight is computed (as by a parametrization)."""
         made = self._run(tensors)
         if len(self.normalized_shape) == 1 and self.weight is self._parameters.get("weight", self):
-            eps = epsilon(self.eps, tensors[0])
-            fast = self._operator.inference.known(*tensors, self.weight, eps)
-            self.__dict__["_last"] = (fast or _declines, self.weight, self.eps, eps)
+            fast = self._operator.inference.last() or _declines
+            self.__dict__["_last"] = (fast, self.weight, self.eps, epsilon(self.eps, tensors[0]))
         return made
 
     def _check(self, tensors: tuple[torch.Tensor, ...]) -> None:

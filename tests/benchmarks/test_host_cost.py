@@ -1,6 +1,7 @@
 """The bench of the host's cost: which calls, on which addresses, what is absent, what the record says."""
 
 import ctypes
+import itertools
 import json
 import mmap
 import subprocess
@@ -115,15 +116,14 @@ def test_what_fails_is_absent_with_its_reason(monkeypatch):
 
     monkeypatch.setattr(host_calls, "OURS", {"half": half})
     monkeypatch.setattr(host_cost, "PEERS", {"broken": broken})
-    by_sets = host_cost.measured((1, 2), (), 3, 4, "cpu", nothing)
+    by_sets = host_cost.measured((1, 2), (), 3, "cpu", nothing)
     rows = by_sets[2]
     assert by_sets.keys() == {1, 2} and by_sets[1].keys() == rows.keys()
     assert rows["broken"] == {"absent": "RuntimeError: no library"}
     assert rows["wrong"]["absent"].startswith("wrong result")
     assert rows["refused"]["absent"].startswith("AttributeError")
-    low, high = (rows["right"]["us"][a] / rows[BARE]["us"][b] for a, b in (("low", "high"), ("high", "low")))
-    assert low - 1e-3 <= rows["right"]["ratio"] <= high + 1e-3
-    assert set(host_cost.measured((2,), ("wrong",), 3, 4, "cpu", nothing)[2]) == {"broken", "wrong", BARE}
+    assert 0.1 < rows["right"]["ratio"] < 10 and rows[BARE]["ratio"] == 1.0 and rows["right"]["over"] == {}
+    assert set(host_cost.measured((2,), ("wrong",), 3, "cpu", nothing)[2]) == {"broken", "wrong", BARE}
     content = host_cost.table({1: {"a": rows["right"], "b": rows["broken"]}, 16: {"a": rows["right"]}})
     assert content == [
         {"name": "a", "sets": {"1": rows["right"], "16": rows["right"]}},
@@ -131,23 +131,42 @@ def test_what_fails_is_absent_with_its_reason(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(
-    "count, gradients, calls", [(1, False, 2000), (2000, True, 2000), (256, True, 600), (1, True, 600)]
-)
+def slow(sets: Sets) -> list[Call]:
+    """The norm of torch, and one that takes as long again and more."""
+    import time
+
+    def norm(x):
+        return torch.nn.functional.rms_norm(x, (1024,), sets.weight, sets.eps)
+
+    def waiting(x):
+        time.sleep(1e-3)
+        return norm(x)
+
+    return [Call(host_record.manner(host_record.TORCH, host_record.KEPT), norm, sets.rows),
+            Call(host_record.manner(host_record.MODULE, host_record.KEPT), waiting, sets.rows)]  # fmt: skip
+
+
+def test_calls_are_compared_round_by_round(monkeypatch):
+    monkeypatch.setattr(host_calls, "OURS", {"slow": slow})
+    monkeypatch.setattr(host_cost, "PEERS", {})
+    monkeypatch.setattr(host_cost, "CALLS", 8)
+    rows = host_cost.measured((2, host_record.FEW_SETS), (), 3, "cpu", nothing)
+    fast, late = (host_record.manner(n, host_record.KEPT) for n in (host_record.TORCH, host_record.MODULE))
+    assert rows[2][late]["over"].keys() == {fast, host_record.FEW} and rows[2][fast]["over"].keys() == {host_record.FEW}
+    assert rows[2][late]["over"][fast] > 3 and 0.2 < rows[2][late]["over"][host_record.FEW] < 5
+    assert rows[2][late]["ratio"] is None
+
+
+@pytest.mark.parametrize("count, gradients, calls", [(1, False, 200), (256, False, 200), (256, True, 60)])
 def test_every_set_has_its_turn(count, gradients, calls):
     seen: list[int] = []
     waits: list[int] = []
     call = Call("call", seen.append, [(i,) for i in range(count)], gradients)
-    assert host_cost._calls(call, count, host_cost.CALLS) == calls
-    host_cost._sample(call, calls, lambda: waits.append(len(seen)))
-    assert seen == [i % count for i in range(calls)]
-    assert waits == [0, *range(200, calls + 1, 200)]
-
-
-def test_a_sample_that_is_no_multiple_has_its_calls():
-    seen: list[int] = []
-    host_cost._sample(Call("call", seen.append, [(7,)]), 450, nothing)
-    assert len(seen) == 450
+    turn = itertools.cycle(call.arguments)
+    for _ in range(3):
+        host_cost._sample(call, turn, lambda: waits.append(len(seen)))
+    assert seen == [i % count for i in range(3 * calls)]
+    assert waits == [0, calls, calls, 2 * calls, 2 * calls, 3 * calls]
 
 
 @pytest.mark.compile
@@ -243,7 +262,8 @@ def test_targets():
     (functional,) = (v for t, v in found.items() if t == "functional.rmsnorm over bare cuLaunchKernel, at worst")
     assert functional.value == 3.0 and functional.met is False
     row = next(c for c in content["calls"] if c["name"] == host_record.FUNCTIONAL)
-    row["sets"]["2000"]["us"]["median"] *= 1.2
+    row["sets"]["2000"]["ratio"] = 3.6
+    row["sets"]["2000"]["over"][host_record.FEW] = 1.2
     found = {t.text: t.verdict(HostCost(content)) for t in host_record.TARGETS}
     worst = found["functional.rmsnorm over bare cuLaunchKernel, at worst"]
     assert worst.value == pytest.approx(3.6) and worst.where == "2000 address sets"
@@ -260,7 +280,7 @@ def test_targets():
 def test_a_run_on_the_cpu_says_what_came_out(capsys, monkeypatch):
     monkeypatch.setattr(host_calls, "OURS", {"functional": host_calls.functions})
     monkeypatch.setattr(host_cost, "PEERS", {})
-    monkeypatch.setattr(host_cost, "QUICK_CALLS", 4)
+    monkeypatch.setattr(host_cost, "CALLS", 4)
     arguments = host_cost.parser().parse_args(["--quick", "--sets", "1,3", "--parts", "addresses"])
     content = host_cost.run(arguments, "cpu", nothing)
     assert json.loads(json.dumps(content)) == content and content["problem"]["sets"] == [1, 3]
@@ -282,7 +302,7 @@ def test_without_a_bare_launch_there_is_no_record(monkeypatch):
     "arguments, whole",
     [
         ([], True),
-        (["--repeats", "3"], True),
+        (["--rounds", "3"], True),
         (["--sets", "1,16,256,2000,4000"], True),
         (["--sets", "1,16"], False),
         (["--only", "functional"], False),

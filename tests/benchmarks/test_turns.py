@@ -1,6 +1,8 @@
 """Samples in turns, and their figures."""
 
 import functools
+import itertools
+from collections import Counter
 
 import pytest
 
@@ -18,10 +20,14 @@ def taken(least: int, seconds: float = 0.0):
     return order, found
 
 
-def test_each_round_begins_with_another_after_one_that_does_not_count():
-    order, found = taken(4)
-    assert "".join(order) == "abc" + "abc" + "bca" + "cab" + "abc"
-    assert found == {"a": [4.0, 9.0, 11.0, 13.0], "b": [5.0, 7.0, 12.0, 14.0], "c": [6.0, 8.0, 10.0, 15.0]}
+def test_each_round_has_its_order_after_one_that_does_not_count():
+    order, found = taken(60)
+    rounds = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]
+    assert len(rounds) == 61 and order == taken(60)[0]
+    orders = Counter(rounds[1:])
+    assert {*orders} == {"".join(p) for p in itertools.permutations("abc")} and max(orders.values()) < 20
+    for name in "abc":
+        assert found[name] == [3.0 * n + r.index(name) + 1 for n, r in enumerate(rounds) if n]
 
 
 def test_rounds_go_on_until_the_time_is_over():

@@ -97,7 +97,14 @@ def host_cost() -> dict:
         {
             "name": name,
             "sets": {
-                str(count): {"us": {"median": 4.0 * i, "low": 3.9 * i, "high": 4.2 * i}, "ratio": float(i)}
+                str(count): {
+                    "us": {"median": 4.0 * i, "low": 3.9 * i, "high": 4.2 * i},
+                    "ratio": float(i),
+                    "over": {
+                        host_record.FEW: 1.0,
+                        **{to: i / (names.index(to) + 1) for to in host_record.COMPARED.get(name, ())},
+                    },
+                }
                 for count in host_record.SETS
             },
         }
@@ -108,7 +115,7 @@ def host_cost() -> dict:
     ours = (host_record.FUNCTIONAL, host_record.MODULE)
     return {
         "environment": environment(),
-        "problem": {"rows": 16, "columns": 1024, "sets": list(host_record.SETS), "calls": 2000},
+        "problem": {"rows": 16, "columns": 1024, "sets": list(host_record.SETS), "calls": 200},
         "versions": {"flashinfer-python": "1.0", "quack-kernels": None},
         "calls": [*calls, {"name": "Quack", "absent": "quack-kernels is not installed"}],
         "row_counts": [{"name": name, "one": few, "many": many, "ratio": 1.25} for name in ours],
