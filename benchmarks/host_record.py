@@ -32,6 +32,10 @@ COMPARED = {
 """The calls that a call is compared with, beside a bare launch."""
 
 
+def _sets(count: int) -> str:
+    return f"{count} address set{'s' if count > 1 else ''}"
+
+
 @dataclass(frozen=True)
 class HostCost:
     """A record of host_cost.
@@ -54,9 +58,7 @@ class HostCost:
 
     def worst(self, name: str, to: str) -> Found:
         """A call over another one with as many address sets, at worst."""
-        found = [
-            (ratio, f"{count} address sets") for count in self.sets if (ratio := self.over(name, count, to)) is not None
-        ]
+        found = [(ratio, _sets(count)) for count in self.sets if (ratio := self.over(name, count, to)) is not None]
         return max(found, default=None)
 
     def rows(self, part: str) -> list[dict]:
@@ -118,7 +120,7 @@ def addresses(cost: HostCost) -> Table:
             return (call["name"], "absent: " + call["absent"], *["-"] * (len(cost.sets) - 1))
         return (call["name"], *(cell(call["sets"].get(str(count))) for count in cost.sets))
 
-    heads = (f"{count} address set{'s' if count > 1 else ''}" for count in cost.sets)
+    heads = map(_sets, cost.sets)
     return Table("microseconds of a call (times a bare launch)", ("", *heads), [row(c) for c in cost.rows("calls")])
 
 

@@ -90,8 +90,6 @@ def _overview(records: Path) -> str:
 
 
 def _host_cost(record: dict) -> str:
-    if "calls" not in record:  # a record of one address set, until there is one of more
-        return tables.markdown(tables.rows(record))
     cost, where = host_record.HostCost(record), _where(record["environment"], record["versions"])
     return _told(where, tables.judged(host_record.TARGETS, cost), *host_record.every(cost))
 

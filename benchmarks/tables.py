@@ -195,25 +195,6 @@ def profile(record: dict) -> Table:
     )
 
 
-def rows(record: dict) -> Table:
-    """A record of named rows: {"rows": [{"name", "us": {"median", "low", "high"}, "ratio"} or {"name", "absent"}]}."""
-    return Table(
-        "microseconds",
-        ("", "µs", "lowest to highest", "ratio"),
-        [
-            (
-                row["name"],
-                f"{row['us']['median']:.2f}",
-                f"{row['us']['low']:.2f} to {row['us']['high']:.2f}",
-                f"{row['ratio']:.2f}" if row.get("ratio") else "-",
-            )
-            if "us" in row
-            else (row["name"], "absent: " + row["absent"], "-", "-")
-            for row in record["rows"]
-        ],
-    )
-
-
 def _figure(value: float | None, places: int, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{places}f}{unit}"
 

@@ -78,17 +78,6 @@ def test_the_docs_own_places_render(name, tmp_path):
         assert all(f"| {t.text} |" in text for t in (*in_a_model.BENCH.targets, *host_record.TARGETS, *llama.TARGETS))
 
 
-def test_a_record_of_one_address_set_renders(tmp_path):
-    rows = [
-        {"name": "execute", "us": {"median": 7.5, "low": 7.0, "high": 9.0}, "ratio": 1.25},
-        {"name": "Quack", "absent": "quack-kernels is not installed"},
-    ]
-    record.write(tmp_path, "host-cost", bench_record.environment(), {"rows": rows})
-    text = render.block("host-cost", tmp_path)
-    assert "| execute | 7.50 | 7.00 to 9.00 | 1.25 |" in text
-    assert "| Quack | absent: quack-kernels is not installed | - | - |" in text
-
-
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
 def test_a_record_of_it_makes_its_section(bench, tmp_path):
     content = bench_record.record(bench.name)
