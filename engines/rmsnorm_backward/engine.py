@@ -27,7 +27,8 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
     """One generated CUDA kernel; rows never enter its source.
 
     Numerics: float32 throughout, unless the graph declares roundings. The mean over a row is a fixed binary tree over
-    chunks of 8 elements, the halves of each summed in order: the same bits for every row count, type, knob and run.
+    chunks of 8 elements, the halves of each summed in order; of 4 where all that is read whole has 4 bytes an element.
+    It has the same bits for every row count, knob and run, and whatever is written.
     Sums over rows are added up in an order that knobs and the number of rows decide: the same bits in every run.
     """
 

@@ -10,7 +10,7 @@ from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
 from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
 
-CHUNK = 8  # elements whose products are summed before all else, by halves; of other rows, what divides them
+CHUNK = 8  # elements whose products are summed before all else, by halves, at most
 _REGISTERS = 65536  # of an SM
 _MOST_REGISTERS = 255  # of a thread
 _MOST_ELEMENTS = 64  # of a row, that a thread takes
@@ -28,8 +28,8 @@ _AT_ONCE = 2  # pieces of a row that is read again
 class RowSplit:
     """How a row is cut, from facts alone.
 
-    chunk: elements that are summed before all else. piece: those that are taken together, a chunk, or half of one that
-    is too wide for an access. pieces: a row's.
+    chunk: elements that are summed before all else: as many as an access has of the narrowest input, and what divides a
+    row. piece: those that are taken together, a chunk, or half of one that is too wide for an access. pieces: a row's.
     kept: registers that a thread needs for each element that it takes of a row: for the sums over rows, what is the
     same for all of them, and what is kept between phases. piece_bytes, value_bytes: what a thread copies ahead of each
     piece and of each row. copies_all: whether that is all that is read whole.
@@ -47,9 +47,10 @@ class RowSplit:
 
     @classmethod
     def of(cls, facts: RmsNormBackwardFacts) -> "RowSplit":
-        whole = (*facts.program.read_whole, *facts.program.written_whole)
-        chunk = math.gcd(facts.columns, CHUNK)
-        piece = math.gcd(chunk, ACCESS // max((view.dtype.bits // 8 for view in whole), default=4))
+        read = [view.dtype.bits // 8 for view in facts.program.read_whole] or [4]
+        written = [view.dtype.bits // 8 for view in facts.program.written_whole]
+        chunk = math.gcd(facts.columns, CHUNK, ACCESS // min(read))
+        piece = math.gcd(chunk, ACCESS // max(read + written))
         plan = resident_plan(facts, piece, stages=2)
         columns = {i for phase in (0, 1) for i in plan.reads(phase, False)}
         kept = plan.held_bytes + sum(facts.program.inputs[i].dtype.bits // 8 for i in columns)
