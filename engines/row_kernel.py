@@ -8,8 +8,8 @@ from graphfuse.engine import ProblemClass
 from graphfuse.engines.support import RowFacts
 from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCKS
-from graphfuse.rowwise import RowProgram, Store, View
-from graphfuse.steps import Chain
+from graphfuse.rows.program import RowProgram, Store, View
+from graphfuse.rows.steps import Chain
 
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 

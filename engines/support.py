@@ -9,7 +9,8 @@ from typing import Protocol
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
 from graphfuse.ops import BLOCKS, OPS
-from graphfuse.rowwise import RowProgram, View, reduces
+from graphfuse.rows.program import RowProgram, View
+from graphfuse.rows.steps import Reduce
 
 FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
@@ -78,15 +79,13 @@ def scalar_reasons(program: RowProgram) -> Iterator[str]:
             )
 
 
-def one_reason(facts: RowFacts, reduction: str, beside: Sequence[str] = ()) -> Iterator[str]:
-    """Unless a program has one reduction of this kind, whose sum is all that a kernel keeps of a row, and beside it
-    none but of the kinds `beside`."""
-    found = [step.op_name for step in facts.program.steps if reduces(step)]
-    for name in found:
-        if name not in (reduction, *beside):
-            yield f"{facts.node}: a value of {name} beside {reduction}; accepted: {' and '.join((reduction, *beside))}"
-    if found.count(reduction) != 1:
-        yield f"{facts.node}: {found.count(reduction)} values of {reduction}; accepted: 1"
+def reduction_reasons(facts: RowFacts) -> Iterator[str]:
+    """Why reductions of rows are refused, whatever the kernel."""
+    program = facts.program
+    for step in program.steps:
+        if isinstance(step, Reduce) and not program.extent(step.input).columns:
+            what = f"{facts.node}: a {step.join.name} over the row"
+            yield f"{what} of what is one a row; accepted: of what varies over columns"
 
 
 def rounding_reasons(program: RowProgram) -> Iterator[str]:

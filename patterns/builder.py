@@ -1,9 +1,8 @@
 """From a match to a row program."""
 
-import abc
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphfuse.dtypes import data_type
 from graphfuse.engine import No
@@ -12,8 +11,10 @@ from graphfuse.match import Match
 from graphfuse.ops import quantize_axis
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import RowLayout
-from graphfuse.rowwise import AMAX, ColumnSum, RowProgram, Store, View
-from graphfuse.steps import Chain, Load, Operand, Scalar, Step
+from graphfuse.rows.contraction import contracted
+from graphfuse.rows.expansions import EXPANSIONS, REDUCED
+from graphfuse.rows.program import ColumnSum, RowProgram, Store, View
+from graphfuse.rows.steps import Chain, Join, Load, Operand, Reduce, Scalar, Step
 
 
 @dataclass(frozen=True)
@@ -26,23 +27,48 @@ class Built:
     program: RowProgram
 
 
-class Builder(abc.ABC):
-    """Makes the program of one match: a value for each tensor, a view for each that lies in memory."""
+@dataclass(frozen=True)
+class _Operands(Mapping[str, Operand]):
+    """What the input ports of an op are, read from memory in the order in which its expansion asks for them."""
 
-    def __init__(self, match: Match, center: str):
+    builder: "Builder"
+    node: Node
+
+    def __getitem__(self, port: str) -> Operand:
+        in_memory = port not in EXPANSIONS[self.node.op_name].scalars
+        return self.builder.operand(dict(self.node.inputs)[port], in_memory)
+
+    def __iter__(self) -> Iterator[str]:
+        return (port for port, _ in self.node.inputs)
+
+    def __len__(self) -> int:
+        return len(self.node.inputs)
+
+    def __contains__(self, port: object) -> bool:
+        return port in dict(self.node.inputs)
+
+
+class Builder:
+    """Makes the program of one match: a value for each tensor, a view for each that lies in memory. It is the emitter
+    of expansions. columns: elements of a row."""
+
+    def __init__(self, match: Match):
         self.graph, self.subgraph = match.graph, match.subgraph
         self.rows = Axes.of(match)
-        self.center = match.node(center)
-        self.steps: list[Step] = []
+        self.columns = self.rows.width
+        self.steps: list[Step | Reduce] = []
         self.values: dict[TensorId, Operand] = {}
         self.loaded: dict[TensorId, int] = {}
         self.stores: list[tuple[TensorId, Chain, Node | None]] = []
         self.sums: list[tuple[TensorId, tuple[Operand, ...]]] = []
-        self.weights = {t for port in ("scale", "bias") for t in self._above(self.center.input(port))}
-
-    @abc.abstractmethod
-    def norm(self, node: Node) -> None:
-        """The steps of the node that the pattern is about."""
+        expanded = [node for node in self.subgraph.nodes if node.op_name in EXPANSIONS]
+        of_columns = (node.input(port) for node in expanded for port in EXPANSIONS[node.op_name].of_columns)
+        self.of_columns = {t for weight in of_columns for t in self._above(weight)}
+        for node in expanded:
+            # One a row, also where nodes before read it of a single row.
+            inverse = node.input("inv_variance")
+            if inverse is not None and self.graph.producer.get(inverse) not in self.subgraph.node_ids:
+                self.operand(inverse, in_memory=True)
 
     def made(self) -> Built | No:
         for node in self.subgraph.nodes:
@@ -55,6 +81,7 @@ class Builder(abc.ABC):
                     return No(f"{node} quantizes along axis {axis}, not along the last normalized axis of {columns}")
         for node in self.subgraph.nodes:
             self._node(node)
+        self._contract()
         loads = [self.graph.tensors[t] for t in self.loaded]
         by_value = next((t for t in loads if t.by_value), None)
         if by_value:
@@ -91,7 +118,7 @@ class Builder(abc.ABC):
         weight and bias are known to be the same for all of them."""
         dim = self.rows.tensor(t).dim
         rows, all_rows = ([e[axis] for axis in self.rows.axes] for e in (dim, self.rows.dim))
-        varies = any(e != 1 for e in rows) or (rows == all_rows and t not in self.weights)
+        varies = any(e != 1 for e in rows) or (rows == all_rows and t not in self.of_columns)
         if t in self.values and isinstance(self.values[t], Chain):
             return varies, self.row_program.extents[self.values[t].index].columns
         wide = all(dim[axis] == self.rows.dim[axis] for axis in self.rows.columns)
@@ -116,9 +143,15 @@ class Builder(abc.ABC):
         value = self.operand(t, in_memory=True)
         return value if isinstance(value, Chain) else self.step(Step("identity", (("input", value),)))
 
-    def step(self, step: Step) -> Chain:
+    def step(self, step: Step | Reduce) -> Chain:
         self.steps.append(step)
         return Chain(len(self.steps) - 1)
+
+    def op(self, name: str, **operands: Operand) -> Chain:
+        return self.step(Step(name, tuple(operands.items())))
+
+    def reduce(self, join: Join, value: Operand) -> Chain:
+        return self.step(Reduce(join, value))
 
     def rounded(self, t: TensorId | None) -> data_type | None:
         """What a value is rounded to for those in the match who read it: a stored one, and one whose type is
@@ -129,8 +162,8 @@ class Builder(abc.ABC):
         return None if dtype is data_type.FLOAT else dtype
 
     def _node(self, node: Node) -> None:
-        if node is self.center:
-            self.norm(node)
+        if node.op_name in EXPANSIONS:
+            self._expand(node)
         elif node.op_name == "block_scale_quantize":
             y, scale = node.output("Y"), node.output("scale")
             alone = y not in self.subgraph.outputs  # nobody wants the elements
@@ -141,8 +174,8 @@ class Builder(abc.ABC):
             if self.graph.tensors[output].dim != self.rows.per_row:
                 self.stores.append((output, self._chain(node.input("input")), node))
                 return
-            operand = self.operand(node.input("input"), in_memory=True)
-            self.values[output] = self.step(Step(AMAX, (("input", operand),), (), self.rounded(output)))
+            value = REDUCED[node.attribute("mode")](self, self.operand(node.input("input"), in_memory=True))
+            self._is(output, value)
         else:
             operands = tuple((port, self.operand(t)) for port, t in node.inputs)
             output = node.output("output")
@@ -150,6 +183,35 @@ class Builder(abc.ABC):
             self.values[output] = self.step(step)
         written = self.subgraph.outputs
         self.stores += [(t, self.values[t], None) for _, t in node.outputs if t in written and t in self.values]
+
+    def _expand(self, node: Node) -> None:
+        for port, value in EXPANSIONS[node.op_name].of(self, _Operands(self, node)).items():
+            t = node.output(port)
+            if t is None:
+                continue
+            if isinstance(value, tuple):
+                self.sums += [(t, value)] * (t in self.subgraph.outputs)
+            else:
+                self._is(t, value)
+
+    def _is(self, t: TensorId, value: Chain) -> None:
+        """What is made of a value is rounded for those who read it; the steps that it is made with are not."""
+        dtype = self.rounded(t)
+        if dtype is None:
+            self.values[t] = value
+        elif any(o == value for step in self.steps for _, o in step.operands):
+            self.values[t] = self.step(Step("identity", (("input", value),), (), dtype))
+        else:
+            self.steps[value.index] = replace(self.steps[value.index], rounded=dtype)
+            self.values[t] = value
+
+    def _contract(self) -> None:
+        read = [value for _, value, _ in self.stores] + [o for _, factors in self.sums for o in factors]
+        steps, moved = contracted(self.steps, self.row_program.extent, read)
+        self.steps = list(steps)
+        self.values = {t: moved.get(o, o) for t, o in self.values.items()}
+        self.stores = [(t, moved[value], node) for t, value, node in self.stores]
+        self.sums = [(t, tuple(moved.get(o, o) for o in factors)) for t, factors in self.sums]
 
     def _store(self, views: Mapping[TensorId, View], t: TensorId, value: Chain, end: Node | None) -> Store:
         if end is None:

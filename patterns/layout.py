@@ -8,7 +8,7 @@ from graphfuse.engine import No
 from graphfuse.enums import tensor_reordering
 from graphfuse.ir import Tensor, TensorId
 from graphfuse.patterns.axes import Axes
-from graphfuse.rowwise import View
+from graphfuse.rows.program import View
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.engine import No
-from graphfuse.ir import Node
 from graphfuse.match import Match, Pattern, PatternGraph, convex
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
-from graphfuse.rowwise import INVERSE_RMS, NORMALIZE, RowProgram
-from graphfuse.steps import Operand, Scalar, Step
+from graphfuse.rows.program import RowProgram
 
 
 @dataclass(frozen=True)
@@ -20,13 +18,12 @@ class RmsNormFacts:
 
     node: the normalization's name, for messages. row_extents: of the row axes, outermost first,
     neighbours joined where one stride serves both in every tensor; at least one. columns: extent.
-    input: the value that is normalized. program: what is computed and written.
+    program: what is computed and written.
     """
 
     node: str
     row_extents: tuple[int, ...]
     columns: int
-    input: Operand
     program: RowProgram
 
     @property
@@ -66,32 +63,10 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
 
 def facts(match: Match) -> RmsNormFacts | No:
     """What the match computes, as rows x columns; No if a tensor cannot be seen that way."""
-    builder = _Builder(match, "rmsnorm")
-    built = builder.made()
+    built = Builder(match).made()
     if isinstance(built, No):
         return built
-    return RmsNormFacts(builder.center.name, built.row_extents, built.columns, builder.normalized, built.program)
-
-
-class _Builder(Builder):
-    """normalized: the value that is."""
-
-    def norm(self, node: Node) -> None:
-        self.normalized = self.operand(node.input("input"), in_memory=True)
-        epsilon = self.values.get(t := node.input("epsilon"), Scalar.of(self.graph.tensors[t]))
-        inverse = self.step(Step(INVERSE_RMS, (("input", self.normalized), ("epsilon", epsilon))))
-        inverse_rms = node.output("inv_variance")
-        rounded = self.rounded(inverse_rms)
-        if inverse_rms is not None:
-            # Who reads it gets it rounded; the normalization itself does not.
-            copy = Step("identity", (("input", inverse),), (), rounded)
-            self.values[inverse_rms] = self.step(copy) if rounded else inverse
-        operands = (("input", self.normalized), ("inverse", inverse))
-        for port in ("scale", "bias"):
-            if node.input(port) is not None:
-                operands += ((port, self.operand(node.input(port), in_memory=True)),)
-        y = node.output("Y")
-        self.values[y] = self.step(Step(NORMALIZE, operands, (), self.rounded(y)))
+    return RmsNormFacts(match.node("rmsnorm").name, built.row_extents, built.columns, built.program)
 
 
 PATTERN = Pattern("rmsnorm", template, facts, grow)

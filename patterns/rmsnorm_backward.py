@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.engine import No
-from graphfuse.ir import Node
 from graphfuse.match import Match, Pattern, PatternGraph, convex
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
-from graphfuse.rowwise import GRADIENT, ROW_MEAN, RowProgram
-from graphfuse.steps import Step
+from graphfuse.rows.program import RowProgram
 
 
 @dataclass(frozen=True)
@@ -58,35 +56,10 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
 
 def facts(match: Match) -> RmsNormBackwardFacts | No:
     """What the match computes, as rows x columns; No if a tensor cannot be seen that way."""
-    builder = _Builder(match, "rmsnorm_backward")
-    built = builder.made()
+    built = Builder(match).made()
     if isinstance(built, No):
         return built
-    return RmsNormBackwardFacts(builder.center.name, built.row_extents, built.columns, built.program)
-
-
-class _Builder(Builder):
-    def __init__(self, match: Match, center: str):
-        super().__init__(match, center)
-        inverse = self.center.input("inv_variance")
-        if self.graph.producer.get(inverse) not in self.subgraph.node_ids:
-            self.operand(inverse, in_memory=True)  # also where nodes before read it of a single row: one a row
-
-    def norm(self, node: Node) -> None:
-        ports = ("input", "inv_variance", "grad")
-        x, inverse, grad = (self.operand(node.input(port), in_memory=True) for port in ports)
-        normal = self.step(Step("mul", (("a", x), ("b", inverse))))
-        scaled = grad
-        if node.input("scale") is not None:
-            scale = self.operand(node.input("scale"), in_memory=True)
-            scaled = self.step(Step("mul", (("a", grad), ("b", scale))))
-        mean = self.step(Step(ROW_MEAN, (("a", scaled), ("b", normal))))
-        dx = node.output("DX")
-        operands = (("scaled", scaled), ("normal", normal), ("mean", mean), ("inverse", inverse))
-        self.values[dx] = self.step(Step(GRADIENT, operands, (), self.rounded(dx)))
-        written = self.subgraph.outputs
-        sums = ((node.output("DScale"), (grad, normal)), (node.output("DBias"), (grad,)))
-        self.sums += [(t, factors) for t, factors in sums if t in written]
+    return RmsNormBackwardFacts(match.node("rmsnorm_backward").name, built.row_extents, built.columns, built.program)
 
 
 PATTERN = Pattern("rmsnorm_backward", template, facts, grow)

@@ -9,7 +9,7 @@ from graphfuse.engines.rmsnorm.knobs import ALL_FIRST, AS_USUAL, READS_LAST, Rms
 from graphfuse.engines.rmsnorm.legal import faults
 from graphfuse.engines.rmsnorm.split import RowSplit
 from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.rowwise import View
+from graphfuse.rows.program import View
 
 _READ_AHEAD = range(9, 41)  # elements of a thread; fewer are read ahead by any kernel
 _SECTOR = 32  # bytes that memory moves at least
@@ -83,7 +83,7 @@ def cost(facts: RmsNormFacts, split: RowSplit, knobs: RmsNormKnobs, device: Devi
     alone = 10 + elements * awaited * (1 + 0.45 * more) + 2.4 * math.log2(threads) + 0.06 * warps
     alone += 0.8 * knobs.threads / WARP
     if knobs.cluster > 1:
-        reductions = 1 + split.maxima
+        reductions = split.sums + split.maxima
         busy += reductions * threads * (knobs.cluster - 1)  # what each thread sends the other CTAs
         alone += reductions * (9 + math.log2(knobs.cluster))
     return facts.rows / device.sm_count * busy + 1130 * alone

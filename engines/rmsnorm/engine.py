@@ -18,7 +18,6 @@ from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.steps import Load
 
 _PROPOSED = 3
 
@@ -97,13 +96,10 @@ def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
         "bool AHEAD": cpp(knobs.ahead == 1),
         "int THREADS_PER_ROW": knobs.threads_per_row,
         "int THREADS": knobs.threads,
-        "float PER_COLUMN": "float(1.0 / double(COLUMNS))",
         # Only of what nothing writes meanwhile, as no row is, can reads move ahead of the sum, for which the
         # largest CTAs have no registers left.
         "gf::Access COLUMN_READS": "gf::Access::READ_ONLY" if ahead else "gf::Access::USUAL",
         "gf::Access ROW_READS": EVICTIONS[knobs.eviction].reads,
         "gf::Access ROW_WRITES": EVICTIONS[knobs.eviction].writes,
-        # The padding of a row is zero when it is read; so are its squares, if nothing is computed before.
-        "bool ZEROS_STAY_ZERO": cpp(isinstance(facts.input, Load)),
     }
     return prelude(plan_of(facts, knobs), constants)

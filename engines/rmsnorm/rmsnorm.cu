@@ -1,13 +1,12 @@
-// A row program with one RMS normalization, for rows of any length.
+// A row program for rows of any length: each CTA takes some rows, or a part of one.
 //
 // A row is cut into pieces of PIECE elements. Piece j belongs to thread j % THREADS_PER_ROW of the
-// row's threads, which may be a part of a warp or several CTAs of a cluster. Squares are summed by chunks of
+// row's threads, which may be a part of a warp or several CTAs of a cluster. Sums over a row are made by chunks of
 // CHUNK elements, one or several to a piece, or half of one, whose other half a neighbour has. All arithmetic is
 // float32. A pass is as much of the row as its threads hold in registers: with one pass what is needed again stays
 // there, longer rows are read and worked out again in each phase.
 //
-// Phase 0 is what comes before the sum of squares, phase 1 what needs the inverse RMS, phase 2 what needs
-// the largest magnitude of a row of phase 1.
+// Phase 0 is what comes before any reduction of a row, phase P + 1 what needs one of what phase P knows.
 #include "graphfuse/convert.cuh"
 #include "graphfuse/dependent_launch.cuh"
 #include "graphfuse/divide.cuh"
@@ -40,10 +39,11 @@ constexpr int PASS_LEVELS = levels(PASSES);
 /// The row's first piece of a step. The steps of a pass lie far apart, as the sum joins them before the passes.
 GF_DEVICE Index first_piece(int step, Index pass) { return (step * PASSES + pass) * THREADS_PER_ROW; }
 
-// What later phases read is read before the sum if it takes few registers, as more would cost occupancy, or if AHEAD
-// says so.
-constexpr bool ROWS_FIRST = PASSES == 1 && (AHEAD || STEPS * int(sizeof(Phase1::Rows)) <= 4 * 16);
-constexpr bool COLUMNS_FIRST = PASSES == 1 && (AHEAD || STEPS * int(sizeof(Phase1::Columns)) <= 4 * 4);
+// What the second phase reads is read before the first reduction if it takes few registers, as more would cost
+// occupancy, or if AHEAD says so.
+constexpr int SECOND = LAST_PHASE > 0;
+constexpr bool ROWS_FIRST = SECOND && PASSES == 1 && (AHEAD || STEPS * int(sizeof(Phase<SECOND>::Rows)) <= 4 * 16);
+constexpr bool COLUMNS_FIRST = SECOND && PASSES == 1 && (AHEAD || STEPS * int(sizeof(Phase<SECOND>::Columns)) <= 4 * 4);
 
 GF_DEVICE bool in_row(Index piece) { return TAILLESS || piece < PIECES; }
 
@@ -75,24 +75,24 @@ GF_DEVICE typename Phase::Columns read_columns(const Row& row, Index at) {
   return reads;
 }
 
-GF_DEVICE float sum_half(const float (&values)[PIECE], int first) {
+GF_DEVICE float sum_half(const float (&x)[PIECE], const float (&y)[PIECE], int first) {
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < HALF; ++i) {
-    sum = gf::fma(values[first + i], values[first + i], sum);
+    sum = gf::fma(x[first + i], y[first + i], sum);
   }
   return sum;
 }
 
-/// One sum for each chunk of the piece; of a chunk that two threads have, both get it.
-GF_DEVICE void sum_squares(const float (&values)[PIECE], float (&sums)[CHUNKS]) {
+/// The sum of products for each chunk of the piece; of a chunk that two threads have, both get it.
+GF_DEVICE void sum_products(const float (&x)[PIECE], const float (&y)[PIECE], float (&sums)[CHUNKS]) {
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-    sums[chunk] = sum_half(values, chunk * CHUNK);
+    sums[chunk] = sum_half(x, y, chunk * CHUNK);
     if constexpr (HALVED) {
       sums[chunk] += gf::shuffle_xor(sums[chunk], 1);
     } else if constexpr (HALF < CHUNK) {
-      sums[chunk] += sum_half(values, chunk * CHUNK + HALF);
+      sums[chunk] += sum_half(x, y, chunk * CHUNK + HALF);
     }
   }
 }
@@ -100,40 +100,132 @@ GF_DEVICE void sum_squares(const float (&values)[PIECE], float (&sums)[CHUNKS]) 
 using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, CHUNKS, HALVED ? 2 : 1>;
 using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS>;
 
-/// The largest of each of the values of a phase over the row's threads.
-template <int PHASE, int SIZE>
-GF_DEVICE void over_row(float (&maxima)[SIZE]) {
-  if constexpr (MAXIMA[PHASE] > 0) {
-    GF_SHARED(RowMax::Shared, shared, MAXIMA[PHASE]);
-    RowMax::begin(shared, MAXIMA[PHASE]);
-    RowMax::begun();
+GF_DEVICE constexpr int at_least_one(int count) { return count > 0 ? count : 1; }
+GF_DEVICE constexpr int sums_before(int phase) {
+  int count = 0;
+  for (int i = 0; i < phase; ++i) {
+    count += SUMS_OF_ROW[i];
+  }
+  return count;
+}
+constexpr int ROW_SUMS = sums_before(LAST_PHASE);
+constexpr int SUM_PLACES = ROW_SUMS < 2 ? ROW_SUMS : 2;  // in shared memory, which sums take in turns
+
+/// What a phase knows of a row that is to be joined.
+template <int PHASE>
+struct Parts {
+  gf::Passes<gf::Add, PASS_LEVELS> sums[at_least_one(SUMS_OF_ROW[PHASE])][CHUNKS];
+  float maxima[at_least_one(MAXIMA[PHASE])];
+};
+
+/// What rows came to behind a phase.
+template <int PHASE>
+struct Joined {
+  float sums[at_least_one(SUMS_OF_ROW[PHASE])];
+  float maxima[at_least_one(MAXIMA[PHASE])];
+};
+
+/// All of a phase. rows, columns: what was read already.
+template <int PHASE, bool ROWS_READ, bool COLUMNS_READ>
+GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
+                   typename Phase<PHASE>::Columns (&columns)[STEPS], Held (&held)[STEPS], const Operands& operands,
+                   const PerRow& per_row, float (&largest)[AMAXES], Parts<PHASE>& parts) {
+  constexpr int SUMS = SUMS_OF_ROW[PHASE];
+  Phase<PHASE>::start(parts.maxima);
+#pragma unroll 1
+  for (int i = 0; i < PASSES; ++i) {
+    const Index pass = SUMS > 0 ? gf::Passes<gf::Add, PASS_LEVELS>::place(i) : i;
+    if constexpr (!ROWS_READ) {
+      read_rows<Phase<PHASE>>(row, pass, rows);
+    }
+    float chunks[at_least_one(SUMS)][CHUNKS][STEPS];
 #pragma unroll
-    for (int i = 0; i < MAXIMA[PHASE]; ++i) {
-      float part[1] = {maxima[i]};
-      maxima[i] = RowMax{shared[i]}(part);
+    for (int step = 0; step < STEPS; ++step) {
+      const Index at = first_piece(step, pass);
+      const bool inside = in_row(row.thread + at);
+      if constexpr (!COLUMNS_READ) {
+        columns[step] = read_columns<Phase<PHASE>>(row, at);
+      }
+      float x[at_least_one(SUMS)][PIECE], y[at_least_one(SUMS)][PIECE];
+      Phase<PHASE>::run(row, at, inside, rows[step], columns[step], held[step], operands, per_row, largest,
+                        parts.maxima, x, y);
+#pragma unroll
+      for (int sum = 0; sum < SUMS; ++sum) {
+        if constexpr (!TAILLESS && !Phase<PHASE>::ZEROS_STAY_ZERO) {
+#pragma unroll
+          for (int k = 0; k < PIECE; ++k) {
+            x[sum][k] = inside ? x[sum][k] : 0.0f;
+            y[sum][k] = inside ? y[sum][k] : 0.0f;
+          }
+        }
+        float products[CHUNKS];
+        sum_products(x[sum], y[sum], products);
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+          chunks[sum][chunk][step] = products[chunk];
+        }
+      }
+    }
+#pragma unroll
+    for (int sum = 0; sum < SUMS; ++sum) {
+#pragma unroll
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        parts.sums[sum][chunk].add(i, gf::tree<gf::Add>(chunks[sum][chunk]));
+      }
     }
   }
 }
 
-/// All of a phase behind the first. reads, columns: what was read already.
-template <class Phase, bool ROWS_READ, bool COLUMNS_READ, int SIZE>
-GF_DEVICE void run(const Row& row, typename Phase::Rows (&rows)[STEPS], typename Phase::Columns (&columns)[STEPS],
-                   Held (&held)[STEPS], const Operands& operands, const PerRow& per_row, float (&largest)[AMAXES],
-                   float (&maxima)[SIZE]) {
-#pragma unroll 1
-  for (int pass = 0; pass < PASSES; ++pass) {
-    if constexpr (!ROWS_READ) {
-      read_rows<Phase>(row, pass, rows);
+/// Joins what the threads of a row know behind a phase.
+template <int PHASE>
+GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, RowSum::Shared* shared) {
+  Joined<PHASE> joined;
+  if constexpr (SUMS_OF_ROW[PHASE] > 0) {
+    if constexpr (sums_before(PHASE) == 0) {
+      RowSum::begun();
     }
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const Index at = first_piece(step, pass);
-      if constexpr (!COLUMNS_READ) {
-        columns[step] = read_columns<Phase>(row, at);
+    for (int sum = 0; sum < SUMS_OF_ROW[PHASE]; ++sum) {
+      const int turn = sums_before(PHASE) + sum;
+      float totals[CHUNKS];
+#pragma unroll
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        totals[chunk] = parts.sums[sum][chunk].total();
       }
-      Phase::run(row, at, in_row(row.thread + at), rows[step], columns[step], held[step], operands, per_row, largest,
-                 maxima);
+      joined.sums[sum] = RowSum{shared[turn % SUM_PLACES]}(totals, turn / SUM_PLACES);
     }
+  }
+  if constexpr (MAXIMA[PHASE] > 0) {
+    GF_SHARED(RowMax::Shared, places, MAXIMA[PHASE]);
+    RowMax::begin(places, MAXIMA[PHASE]);
+    RowMax::begun();
+#pragma unroll
+    for (int i = 0; i < MAXIMA[PHASE]; ++i) {
+      float part[1] = {parts.maxima[i]};
+      joined.maxima[i] = RowMax{places[i]}(part);
+    }
+  }
+  return joined;
+}
+
+/// The phases from PHASE on. parts: of the phase before. rows, columns: what was read already.
+template <int PHASE, bool ROWS_READ, bool COLUMNS_READ>
+GF_DEVICE void run_later(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
+                         typename Phase<PHASE>::Columns (&columns)[STEPS], Held (&held)[STEPS],
+                         const Operands& operands, PerRow& per_row, float (&largest)[AMAXES],
+                         const Parts<PHASE - 1>& before, RowSum::Shared* shared, bool writes_rows) {
+  const Joined<PHASE - 1> joined = join<PHASE - 1>(before, shared);
+  per_row.begin(gf::Number<PHASE>(), row, operands, joined.sums, joined.maxima);
+  if (writes_rows) {
+    per_row.store(gf::Number<PHASE>(), row);
+  }
+  Parts<PHASE> parts;
+  run<PHASE, ROWS_READ, COLUMNS_READ>(row, rows, columns, held, operands, per_row, largest, parts);
+  if constexpr (PHASE < LAST_PHASE) {
+    typename Phase<PHASE + 1>::Rows next_rows[STEPS];
+    typename Phase<PHASE + 1>::Columns next_columns[STEPS];
+    run_later<PHASE + 1, false, false>(row, next_rows, next_columns, held, operands, per_row, largest, parts, shared,
+                                       writes_rows);
   }
 }
 
@@ -152,21 +244,23 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   Row row = ROW;
   // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
   gf::wait_for_previous_kernel();
-  GF_SHARED(RowSum::Shared, shared, 1);
-  RowSum::begin(shared, 1);
-  Phase0::Rows rows0[STEPS];
+  GF_SHARED(RowSum::Shared, shared, at_least_one(SUM_PLACES));
+  if constexpr (ROW_SUMS > 0) {
+    RowSum::begin(shared, SUM_PLACES);
+  }
+  Phase<0>::Rows rows0[STEPS];
   if constexpr (PASSES == 1) {
-    read_rows<Phase0>(row, 0, rows0);
+    read_rows<Phase<0>>(row, 0, rows0);
   }
-  Phase1::Rows rows1[STEPS];
+  Phase<SECOND>::Rows rows1[STEPS];
   if constexpr (ROWS_FIRST) {
-    read_rows<Phase1>(row, 0, rows1);
+    read_rows<Phase<SECOND>>(row, 0, rows1);
   }
-  Phase1::Columns columns1[STEPS];
+  Phase<SECOND>::Columns columns1[STEPS];
   if constexpr (COLUMNS_FIRST) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      columns1[step] = read_columns<Phase1>(row, step * THREADS_PER_ROW);
+      columns1[step] = read_columns<Phase<SECOND>>(row, step * THREADS_PER_ROW);
     }
   }
   // CTAs that say so start at half the rate. The last ones are enough: the next kernel may begin once the others ended.
@@ -178,73 +272,20 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   const Operands operands = OPERANDS;
   PerRow per_row;
   const float none[1] = {};
-  per_row.begin0(row, operands, none);
+  per_row.begin(gf::Number<0>(), row, operands, none, none);
   const bool writes_rows = thread == 0 && row.exists;
   if (writes_rows) {
-    per_row.store0(row);
+    per_row.store(gf::Number<0>(), row);
   }
 
   Held held[STEPS];
   float largest[AMAXES] = {};
-  float maxima0[MAXIMA[0] + (MAXIMA[0] == 0)] = {};
-  gf::Passes<gf::Add, PASS_LEVELS> sums[CHUNKS];
-#pragma unroll 1
-  for (int i = 0; i < PASSES; ++i) {
-    const Index pass = gf::Passes<gf::Add, PASS_LEVELS>::place(i);
-    if constexpr (PASSES > 1) {
-      read_rows<Phase0>(row, pass, rows0);
-    }
-    float parts[CHUNKS][STEPS];
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const Index at = first_piece(step, pass);
-      const bool inside = in_row(thread + at);
-      float x[PIECE];
-      Phase0::run(row, at, inside, rows0[step], read_columns<Phase0>(row, at), held[step], operands, per_row, largest,
-                  maxima0, x);
-      if constexpr (!TAILLESS && !ZEROS_STAY_ZERO) {
-#pragma unroll
-        for (int k = 0; k < PIECE; ++k) {
-          x[k] = inside ? x[k] : 0.0f;
-        }
-      }
-      float squares[CHUNKS];
-      sum_squares(x, squares);
-#pragma unroll
-      for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        parts[chunk][step] = squares[chunk];
-      }
-    }
-#pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-      sums[chunk].add(i, gf::tree<gf::Add>(parts[chunk]));
-    }
-  }
-  float totals[CHUNKS];
-#pragma unroll
-  for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-    totals[chunk] = sums[chunk].total();
-  }
-  RowSum::begun();
-  const float sum = RowSum{*shared}(totals);
-  over_row<0>(maxima0);
-  per_row.begin1(row, operands, sum, maxima0);
-  if (writes_rows) {
-    per_row.store1(row);
-  }
-  float maxima1[MAXIMA[1] + (MAXIMA[1] == 0)] = {};
-  run<Phase1, ROWS_FIRST, COLUMNS_FIRST>(row, rows1, columns1, held, operands, per_row, largest, maxima1);
-
-  if constexpr (LAST_PHASE == 2) {
-    over_row<1>(maxima1);
-    per_row.begin2(row, operands, maxima1);
-    if (writes_rows) {
-      per_row.store2(row);
-    }
-    Phase2::Rows rows2[STEPS];
-    Phase2::Columns columns2[STEPS];
-    float unused[1] = {};
-    run<Phase2, false, false>(row, rows2, columns2, held, operands, per_row, largest, unused);
+  Phase<0>::Columns columns0[STEPS];
+  Parts<0> parts;
+  run<0, PASSES == 1, false>(row, rows0, columns0, held, operands, per_row, largest, parts);
+  if constexpr (LAST_PHASE > 0) {
+    run_later<SECOND, ROWS_FIRST, COLUMNS_FIRST>(row, rows1, columns1, held, operands, per_row, largest, parts, shared,
+                                                 writes_rows);
   }
   raise_amaxes(row, largest);
 }

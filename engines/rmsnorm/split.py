@@ -7,7 +7,7 @@ from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
 from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.rowwise import AMAX
+from graphfuse.rows.steps import Join
 
 CHUNK = 8  # elements whose squares are summed before all else; of other rows, what divides them
 # Registers of a thread that may hold what is kept of a row, by threads a CTA. The register file has
@@ -25,7 +25,8 @@ class RowSplit:
     chunk: elements that are summed before all else. chunks: a row's. halved: whether a chunk is too wide for one access
     of what is read and written whole. registers: 32-bit registers that a thread needs for one chunk, to read it or to
     keep of it what later phases need. later: for what the phase after the sum reads of one chunk. fits: one CTA can
-    keep a row; otherwise a cluster may, or the row is read and worked out again in each phase. maxima: over a row.
+    keep a row; otherwise a cluster may, or the row is read and worked out again in each phase. sums, maxima: over a
+    row.
     """
 
     chunk: int
@@ -34,6 +35,7 @@ class RowSplit:
     registers: int
     later: int
     fits: bool
+    sums: int
     maxima: int
 
     @classmethod
@@ -43,12 +45,12 @@ class RowSplit:
         plan = resident_plan(facts, chunk)
         # What is read is worked on at once, when little else takes registers.
         registers = max(1, -(-chunk * max(plan.held_bytes, plan.read_bytes(0, True) // 2) // 4))
-        later = -(-chunk * (plan.read_bytes(1, True) + plan.read_bytes(1, False)) // 4)
+        later = -(-chunk * (plan.read_bytes(1, True) + plan.read_bytes(1, False)) // 4) if facts.program.last else 0
         whole = (*facts.program.read_whole, *facts.program.written_whole)
         halved = chunk == CHUNK and max((v.dtype.nbytes(chunk) for v in whole), default=0) > ACCESS
         fits = -(-chunks // 512) * 512 * registers <= ROW_REGISTERS
-        maxima = sum(step.op_name == AMAX for phase in range(3) for _, step in facts.program.reduced_after(phase))
-        return cls(chunk, chunks, halved, registers, later, fits, maxima)
+        sums, maxima = (len(facts.program.reductions(join)) for join in Join)
+        return cls(chunk, chunks, halved, registers, later, fits, sums, maxima)
 
     def resident(self, knobs: RmsNormKnobs) -> bool:
         return self.fits or knobs.cluster > 1
@@ -76,10 +78,11 @@ class RowSplit:
         return -(-pieces * self.piece(knobs) * (registers or self.registers) // self.chunk)
 
     def static_bytes(self, knobs: RmsNormKnobs) -> int:
-        """Shared memory of a CTA that the kernel declares, at most."""
-        reductions = 1 + self.maxima
-        sent = knobs.threads_per_row * (knobs.chunks + self.maxima) if knobs.cluster > 1 else 0
-        return 4 * (sent + knobs.threads * (knobs.chunks + self.maxima) + (WARP + 4) * reductions)
+        """Shared memory of a CTA that the kernel declares, at most. Sums take turns in two places."""
+        sums = min(self.sums, 2)
+        each = knobs.chunks * sums + self.maxima
+        sent = knobs.threads_per_row * each if knobs.cluster > 1 else 0
+        return 4 * (sent + knobs.threads * each + (WARP + 4) * (sums + self.maxima))
 
     def _pieces(self, knobs: RmsNormKnobs) -> int:
         """Of the row, that each thread takes."""

@@ -8,9 +8,9 @@ from graphfuse.engines.rmsnorm.cost import is_usual
 from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs, every_knob
 from graphfuse.engines.rmsnorm.legal import faults
 from graphfuse.engines.rmsnorm.split import RowSplit
-from graphfuse.engines.support import device_reasons, one_reason, rounding_reasons, tensor_reasons
+from graphfuse.engines.support import device_reasons, reduction_reasons, rounding_reasons, tensor_reasons
 from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.rowwise import AMAX, INVERSE_RMS
+from graphfuse.rows.steps import Join
 
 
 def reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
@@ -30,17 +30,7 @@ def reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
 
 def _program_reasons(facts: RmsNormFacts) -> Iterator[str]:
     program = facts.program
-    if not program.extent(facts.input).columns:
-        yield f"{facts.node}: the input does not vary over columns"
     yield from rounding_reasons(program)
-    for k, step in enumerate(program.steps):
-        operands = dict(step.operands)
-        if step.op_name == INVERSE_RMS and program.extent(operands["epsilon"]).columns:
-            yield f"{facts.node}: epsilon is a value of the rows; accepted: one that is the same for all elements"
-        if step.op_name == AMAX and not program.extent(operands["input"]).columns:
-            yield "the largest magnitude of what is one a row; accepted: of values that vary over columns"
-        if step.op_name == INVERSE_RMS and program.earliest[k] != 1:
-            yield f"{facts.node}: normalizes what depends on the largest magnitude of a row; accepted: pointwise values"
-    yield from one_reason(facts, INVERSE_RMS, beside=(AMAX,))
-    if program.last > 2:
-        yield f"{facts.node}: {program.last} reductions of a row follow one another; accepted: 2"
+    yield from reduction_reasons(facts)
+    if not program.reductions(Join.SUM):
+        yield f"{facts.node}: no sum over the row"

@@ -7,7 +7,7 @@ from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
 from graphfuse.engines.rmsnorm_backward.split import RowSplit
 from graphfuse.ops import Cost
-from graphfuse.rowwise import cost_of
+from graphfuse.rows.program import cost_of
 
 # Nanoseconds, fitted to searches on an H200 over the sizes of the backward's benches (docs/tuning.md).
 _BYTES = 31.6  # that memory moves for an SM in one
@@ -40,7 +40,7 @@ def cost(split: RowSplit, knobs: RmsNormBackwardKnobs, device: Device) -> float:
         whole += 8 * facts.columns * len(program.sums)
     moved = whole * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
     elements = split.steps(knobs) * split.passes(knobs) * split.piece
-    each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.steps)
+    each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
     each += _OPERAND * (len(program.inputs) + len(program.stores) + len(program.sums))
     warps = knobs.rows_per_cta * max(1.0, per_sm) / knobs.cluster * knobs.threads_per_row / WARP
     busy = warps * (_ROW + each * elements) / _ISSUED

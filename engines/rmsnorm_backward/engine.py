@@ -112,7 +112,6 @@ def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
         "int PARTIAL_WIDTH": 4 * split.partial_vector,
         "int PARTIALS": knobs.ctas // knobs.cluster,
         "int SLAB": split.slab(knobs),
-        "float PER_COLUMN": "float(1.0 / double(COLUMNS))",
         "gf::Access COLUMN_READS": "gf::Access::READ_ONLY",
         "gf::Access ROW_READS": "gf::Access::USUAL",
         "gf::Access ROW_WRITES": "gf::Access::USUAL",

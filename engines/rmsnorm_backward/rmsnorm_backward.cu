@@ -296,14 +296,14 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
   const Partials partials = {totals.partials + cta * COLUMNS, ctas * COLUMNS};
 
   // What is the same for all rows.
-  Phase0::Columns columns0[STEPS];
-  Phase1::Columns columns1[STEPS];
+  Phase<0>::Columns columns0[STEPS];
+  Phase<1>::Columns columns1[STEPS];
   if constexpr (PASSES == 1) {
     const Row any = row_at(0, shared);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      columns0[step] = read_columns<Phase0>(any, first_piece(step, 0));
-      columns1[step] = read_columns<Phase1>(any, first_piece(step, 0));
+      columns0[step] = read_columns<Phase<0>>(any, first_piece(step, 0));
+      columns1[step] = read_columns<Phase<1>>(any, first_piece(step, 0));
     }
   }
   Sums sums[PASSES == 1 ? STEPS : 1] = {};
@@ -325,9 +325,9 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
 
   /// Gives the thread's part of the sum over the row.
   const auto first_phase = [&](const Row& row, PerRow& per_row, Held(&held)[STEPS], bool first_row) -> float {
-    per_row.begin0(row, operands, none);
+    per_row.begin(gf::Number<0>(), row, operands, none, none);
     if (thread == 0 && row.exists) {
-      per_row.store0(row);
+      per_row.store(gf::Number<0>(), row);
     }
     gf::Passes<gf::Add, PASS_LEVELS> passes;
 #pragma unroll 1
@@ -338,23 +338,23 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
       for (int step = 0; step < STEPS; ++step) {
         const Index at = first_piece(step, pass);
         const bool inside = in_row(thread + at);
-        float x[PIECE];
-        float y[PIECE];
+        float x[1][PIECE];
+        float y[1][PIECE];
         if constexpr (PASSES == 1) {
-          Phase0::run(row, at, inside, read_rows<Phase0>(row, at), columns0[step], held[step], operands, per_row,
+          Phase<0>::run(row, at, inside, read_rows<Phase<0>>(row, at), columns0[step], held[step], operands, per_row,
                       largest, none, x, y, sums[step]);
         } else {
           Sums far = {};
           if (inside && !first_row) {
             partials.load(far, thread + at);
           }
-          Phase0::run(row, at, inside, read_rows<Phase0>(row, at), read_columns<Phase0>(row, at), held[step], operands,
+          Phase<0>::run(row, at, inside, read_rows<Phase<0>>(row, at), read_columns<Phase<0>>(row, at), held[step], operands,
                       per_row, largest, none, x, y, far);
           if (inside) {
             partials.store(far, thread + at);
           }
         }
-        parts[step] = inside ? sum_of_products(x, y) : 0.0f;
+        parts[step] = inside ? sum_of_products(x[0], y[0]) : 0.0f;
       }
       passes.add(i, sum_steps(parts));
     }
@@ -362,9 +362,10 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
   };
 
   const auto second_phase = [&](const Row& row, PerRow& per_row, Held(&held)[STEPS], float sum) {
-    per_row.begin1(row, operands, sum, none);
+    const float sums_of_row[1] = {sum};
+    per_row.begin(gf::Number<1>(), row, operands, sums_of_row, none);
     if (thread == 0 && row.exists) {
-      per_row.store1(row);
+      per_row.store(gf::Number<1>(), row);
     }
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; ++pass) {
@@ -372,12 +373,13 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
       for (int step = 0; step < STEPS; ++step) {
         const Index at = first_piece(step, pass);
         const bool inside = in_row(thread + at);
+        float nothing[1][PIECE];
         if constexpr (PASSES == 1) {
-          Phase1::run(row, at, inside, read_rows<Phase1>(row, at), columns1[step], held[step], operands, per_row,
-                      largest, none);
+          Phase<1>::run(row, at, inside, read_rows<Phase<1>>(row, at), columns1[step], held[step], operands, per_row,
+                        largest, none, nothing, nothing);
         } else {
-          Phase1::run(row, at, inside, read_rows<Phase1>(row, at), read_columns<Phase1>(row, at), held[step], operands,
-                      per_row, largest, none);
+          Phase<1>::run(row, at, inside, read_rows<Phase<1>>(row, at), read_columns<Phase<1>>(row, at), held[step],
+                        operands, per_row, largest, none, nothing, nothing);
         }
       }
     }

@@ -9,13 +9,13 @@ from graphfuse.engines.rmsnorm_backward.split import RowSplit
 from graphfuse.engines.support import (
     FLOATS,
     device_reasons,
-    one_reason,
+    reduction_reasons,
     rounding_reasons,
     tensor_reasons,
     view_reasons,
 )
 from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
-from graphfuse.rowwise import ROW_MEAN, reduced
+from graphfuse.rows.steps import Join
 
 
 def reasons(facts: RmsNormBackwardFacts, device: Device) -> Iterator[str]:
@@ -37,11 +37,9 @@ def reasons(facts: RmsNormBackwardFacts, device: Device) -> Iterator[str]:
 def _program_reasons(facts: RmsNormBackwardFacts) -> Iterator[str]:
     program = facts.program
     yield from rounding_reasons(program)
-    yield from one_reason(facts, ROW_MEAN)
-    for step in program.steps:
-        if step.op_name == ROW_MEAN and not all(program.extent(o).columns for o in reduced(step)):
-            yield f"{facts.node}: gradient and input must vary over columns"
-    if program.last != 1:
-        yield f"{facts.node}: {program.last} means of a row follow one another; accepted: 1"
+    yield from reduction_reasons(facts)
+    sums, maxima = (len(program.reductions(join)) for join in Join)
+    if (sums, maxima) != (1, 0):
+        yield f"{facts.node}: {sums} sums and {maxima} maxima of a row; accepted: one sum"
     if any(number not in dict(program.summed_in(0)) for number in range(len(program.sums))):
         yield f"{facts.node}: a sum over rows of what depends on the mean of a row"

@@ -7,8 +7,8 @@ from functools import cached_property
 from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.rowwise import GRADIENT, NORMALIZE, RowProgram
-from graphfuse.steps import Chain, Load, Operand, Step
+from graphfuse.rows.program import RowProgram
+from graphfuse.rows.steps import Chain, Load, Operand, Step
 
 
 def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
@@ -129,12 +129,4 @@ class Elements:
                 return member(self.program, o, "p.")
             return f"v{o.index}" if o in loop else f"{self.array(o)}[i]"
 
-        if step.op_name not in (NORMALIZE, GRADIENT):
-            return expression(step, operand)
-        given = {port: operand(o) for port, o in step.operands}
-        if step.op_name == GRADIENT:
-            return f"({given['inverse']} * gf::fma(-{given['normal']}, {given['mean']}, {given['scaled']}))"
-        normal = f"({given['input']} * {given['inverse']})"
-        if "bias" in given:
-            return f"gf::fma({normal}, {given.get('scale', '1.0f')}, {given['bias']})"
-        return f"({normal} * {given['scale']})" if "scale" in given else normal
+        return expression(step, operand)

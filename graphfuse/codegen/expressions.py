@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from graphfuse.engine import Address, Argument, HostScalar
 from graphfuse.ops import OPS
-from graphfuse.steps import Operand, Scalar, Step
+from graphfuse.rows.program import FUSED
+from graphfuse.rows.steps import Operand, Reduce, Scalar, Step
 
 
 def expression(step: Step, operand: Callable[[Operand], str]) -> str:
@@ -17,15 +18,17 @@ def expression(step: Step, operand: Callable[[Operand], str]) -> str:
 
     ValueError: it is not a pointwise op, or an attribute is not a number.
     """
+    operands = {port: operand(value) for port, value in step.operands}
+    if step.op_name in FUSED:
+        return FUSED[step.op_name].cuda.format(**operands)
     op = OPS[step.op_name]
     if op.cuda is None:
         raise ValueError(f"op {op.name!r} has no scalar form: it is not pointwise")
     slots = {a.name: a.default for a in op.attributes} | dict(step.attributes)
-    slots = {key: literal(value) for key, value in slots.items()}
-    return op.cuda.format(**slots, **{port: operand(value) for port, value in step.operands})
+    return op.cuda.format(**{key: literal(value) for key, value in slots.items()}, **operands)
 
 
-def rounded(step: Step, text: str) -> str:
+def rounded(step: Step | Reduce, text: str) -> str:
     """The result of a step, `text`, as those get it who read it."""
     return text if step.rounded is None else f"gf::rounded<{step.rounded.facts.ctype}>({text})"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from graphfuse.codegen.expressions import argument, parameter_type
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.engine import Address, Argument, Constant, RowCount, Scratch
-from graphfuse.rowwise import Store, View
+from graphfuse.rows.program import Store, View
 
 _FIRST_LINE = 48
 """Bytes of parameters in the line of the constant cache in which they begin, on SM90."""

@@ -7,14 +7,11 @@ from functools import cached_property
 
 from graphfuse.dtypes import data_type
 from graphfuse.ops import Cost
-from graphfuse.rowwise import RowProgram, Store, View, cost_of
-from graphfuse.steps import Chain, Load, Operand
+from graphfuse.rows.program import RowProgram, Store, View, cost_of
+from graphfuse.rows.steps import Chain, Load, Operand
 
 ACCESS = 16
 """Bytes of the widest memory access."""
-
-PHASES = range(3)
-"""Those that kernels have; behind a program's last they are empty."""
 
 
 def access(view: View, elements: int) -> int:
@@ -41,6 +38,10 @@ class PhasePlan:
     resident: bool
     unpack_again: bool = False
     stages: int = 0
+
+    @property
+    def phases(self) -> range:
+        return range(self.program.last + 1)
 
     @cached_property
     def kept(self) -> tuple[tuple[Chain | Load, ...], ...]:
@@ -85,7 +86,7 @@ class PhasePlan:
 
     def read_in(self, index: int) -> tuple[int, ...]:
         """The phases that read an input from memory."""
-        return tuple(p for p in range(self.program.last + 1) if index in self.reads(p, True))
+        return tuple(p for p in self.phases if index in self.reads(p, True))
 
     def overwritable(self) -> Iterator[tuple[int, int]]:
         """Numbers of an input and a store that may be one memory: each thread writes an element after it last

@@ -4,26 +4,26 @@ from collections.abc import Iterator, Sequence
 
 from graphfuse.codegen.copies import Copies
 from graphfuse.codegen.elements import Elements, packed_type
-from graphfuse.codegen.per_row import maxima
-from graphfuse.codegen.phase_plan import PHASES, PhasePlan, access
+from graphfuse.codegen.expressions import literal
+from graphfuse.codegen.phase_plan import PhasePlan, access
 from graphfuse.codegen.stores import stored
 from graphfuse.codegen.sums import added
 from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
-from graphfuse.rowwise import AMAX, reduced
-from graphfuse.steps import Load
+from graphfuse.rows.steps import Join, Load
 
 
 def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
-    """The structs Phase0 to Phase2."""
-    for phase in PHASES:
-        exists = phase <= plan.program.last
-        yield ""
-        yield f"struct Phase{phase} {{"
-        yield from _reads(plan, copies, "Rows", plan.reads(phase, True) if exists else ())
-        yield from _reads(plan, copies, "Columns", plan.reads(phase, False) if exists else ())
-        if exists:
-            yield from _run(Elements(plan, phase))
+    """The struct template Phase, by number."""
+    yield ""
+    yield "template <int NUMBER>"
+    yield "struct Phase;"
+    for phase in plan.phases:
+        yield "template <>"
+        yield f"struct Phase<{phase}> {{"
+        yield from _reads(plan, copies, "Rows", plan.reads(phase, True))
+        yield from _reads(plan, copies, "Columns", plan.reads(phase, False))
+        yield from _run(Elements(plan, phase))
         yield "};"
 
 
@@ -52,28 +52,36 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
 
 def _run(elements: Elements) -> Iterator[str]:
     plan, program, phase = elements.plan, elements.program, elements.phase
-    largest = maxima(program, phase)
-    summed = [reduced(step) for _, step in program.reduced_after(phase) if step.op_name != AMAX]
-    factors = "".join(f", float (&{name})[PIECE]" for name in "xy"[: max(map(len, summed), default=0)])
+    row_sums, maxima = (program.reduced_after(phase, join) for join in Join)
+    # The padding of a row is zero when it is read; so are its products, if nothing is computed before.
+    zeros = all(isinstance(o, Load) for k in row_sums for o in program.joined(k))
+    yield f"  static constexpr bool ZEROS_STAY_ZERO = {str(zeros).lower()};"
+    starts = ("0.0f" if program.is_of_magnitudes(k) else literal(float("-inf")) for k in maxima)
+    yield f"  GF_DEVICE static void start(float (&maxima)[{max(len(maxima), 1)}]) {{"
+    yield "    (void)maxima;"
+    yield from (f"    maxima[{number}] = {value};" for number, value in enumerate(starts))
+    yield "  }"
+    factors = f"float (&x)[{max(len(row_sums), 1)}][PIECE], float (&y)[{max(len(row_sums), 1)}][PIECE]"
     sums = ", Sums& sums" * bool(plan.stages and not phase)
     yield "  GF_DEVICE static void run(const Row& row, Index at, bool inside, const Rows& rows,"
     yield "                            const Columns& columns, Held& held, const Operands& s, const PerRow& p,"
-    maximal = f"float (&maxima)[{max(len(largest), 1)}]"
-    yield f"                            float (&largest)[AMAXES], {maximal}{factors}{sums}) {{"
+    yield f"                            float (&largest)[AMAXES], float (&maxima)[{max(len(maxima), 1)}],"
+    yield f"                            {factors}{sums}) {{"
     yield "    (void)row, (void)at, (void)inside, (void)rows, (void)columns, (void)held, (void)s, (void)p;"
-    yield "    (void)largest, (void)maxima;"
+    yield "    (void)largest, (void)maxima, (void)x, (void)y;"
     yield from elements.source()
-    for operands in summed:
-        copied = ", ".join(f"{to}[i] = {elements.array(o)}[i]" for to, o in zip("xy", operands, strict=False))
+    for number, k in enumerate(row_sums):
+        first, *second = (f"{elements.array(o)}[i]" for o in program.joined(k))
         yield "#pragma unroll"
         yield "    for (int i = 0; i < PIECE; ++i) {"
-        yield f"      {copied};"
+        yield f"      x[{number}][i] = {first}, y[{number}][i] = {second[0] if second else '1.0f'};"
         yield "    }"
     yield from added(elements)
-    for number, k in enumerate(largest):
-        (o,) = reduced(program.steps[k])
+    for number, k in enumerate(maxima):
+        (o,) = program.joined(k)
         at = f"maxima[{number}]"
-        folded = REDUCTIONS[reduction_mode.AMAX].fold.format(to=at, values=elements.array(o))
+        how = reduction_mode.AMAX if program.is_of_magnitudes(k) else reduction_mode.MAX
+        folded = REDUCTIONS[how].fold.format(to=at, values=elements.array(o))
         yield f"    {at} = inside ? {folded} : {at};"
     yield from stored(elements)
     yield "  }"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from graphfuse.codegen import addresses, elements, parameters, per_row, phases, stores, sums
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.rowwise import RowProgram
+from graphfuse.rows.program import RowProgram
 
 
 def headers(program: RowProgram) -> Iterator[str]:

@@ -7,7 +7,7 @@ from graphfuse.codegen.phase_plan import PhasePlan, access
 from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
-from graphfuse.rowwise import RowProgram, Store, View
+from graphfuse.rows.program import RowProgram, Store, View
 
 
 def amaxes(program: RowProgram) -> list[int]:

@@ -24,7 +24,7 @@ REDUCTIONS = {
     reduction_mode.ADD: Reduction(0.0, lambda t, x: x.sum(-1)),
     reduction_mode.MUL: Reduction(1.0, lambda t, x: x.prod(-1)),
     reduction_mode.MIN: Reduction(_INFINITY, lambda t, x: x.amin(-1)),
-    reduction_mode.MAX: Reduction(-_INFINITY, lambda t, x: x.amax(-1)),
+    reduction_mode.MAX: Reduction(-_INFINITY, lambda t, x: x.amax(-1), "gf::max({to}, gf::largest({values}))"),
     reduction_mode.AMAX: Reduction(0.0, lambda t, x: x.abs().amax(-1), "gf::max({to}, gf::max_magnitude({values}))"),
     reduction_mode.AVG: Reduction(float("nan"), lambda t, x: x.mean(-1)),
     reduction_mode.NORM1: Reduction(0.0, lambda t, x: x.abs().sum(-1)),

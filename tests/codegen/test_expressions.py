@@ -9,8 +9,8 @@ import torch
 from graphfuse.codegen.expressions import argument, expression, literal, parameter_type
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, HostScalar
-from graphfuse.rowwise import RowProgram
-from graphfuse.steps import Chain, Load, Scalar, Step
+from graphfuse.rows.program import RowProgram
+from graphfuse.rows.steps import Chain, Load, Scalar, Step
 from support import scalar_forms
 from support.scalar_forms import CASES
 

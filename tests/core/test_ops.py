@@ -7,8 +7,8 @@ import torch
 
 from graphfuse import reduction_mode
 from graphfuse.ops import OPS, REDUCTIONS, Cost
-from graphfuse.rowwise import ROW_OPS, cost_of
-from graphfuse.steps import Chain, Step
+from graphfuse.rows.program import FUSED, cost_of
+from graphfuse.rows.steps import Chain, Step
 
 POINTWISE = [op for op in OPS.values() if op.pointwise]
 
@@ -22,9 +22,9 @@ def test_the_cost_is_that_of_the_scalar_form(op):
 
 
 def test_every_step_has_a_cost():
-    for name in [*ROW_OPS, *(op.name for op in POINTWISE)]:
+    for name in [*FUSED, *(op.name for op in POINTWISE)]:
         assert isinstance(cost_of(Step(name, (("input", Chain(0)),))), Cost)
-    assert not ROW_OPS.keys() & OPS.keys()
+    assert not FUSED.keys() & OPS.keys()
 
 
 @pytest.mark.parametrize("op", [op for op in POINTWISE if len(op.inputs) == 2], ids=lambda op: op.name)
@@ -52,4 +52,5 @@ def test_only_pointwise_ops_have_a_scalar_form_to_tell_of():
 
 def test_a_fold_joins_what_is_there_with_an_array_of_more():
     assert REDUCTIONS[reduction_mode.AMAX].fold.format(to="m", values="v") == "gf::max(m, gf::max_magnitude(v))"
-    assert {mode for mode, how in REDUCTIONS.items() if how.fold} == {reduction_mode.AMAX}
+    assert REDUCTIONS[reduction_mode.MAX].fold.format(to="m", values="v") == "gf::max(m, gf::largest(v))"
+    assert {mode for mode, how in REDUCTIONS.items() if how.fold} == {reduction_mode.AMAX, reduction_mode.MAX}

@@ -102,9 +102,9 @@ RMSNORM = {
     "chunks of a thread added first": (
         PIECES,
         Bug(
-            "const float sum = RowSum{*shared}(totals);",
+            "joined.sums[sum] = RowSum{shared[turn % SUM_PLACES]}(totals, turn / SUM_PLACES);",
             "float first[CHUNKS] = {};\n  for (float t : totals) first[0] += t;\n"
-            "  const float sum = RowSum{*shared}(first);",
+            "  joined.sums[sum] = RowSum{shared[turn % SUM_PLACES]}(first, turn / SUM_PLACES);",
             {ADDRESS: WRONG},
             NOWHERE,
         ),
@@ -121,8 +121,8 @@ RMSNORM = {
     "a chunk summed twice": (
         PIECES,
         Bug(
-            "sum = gf::fma(values[first + i], values[first + i], sum);",
-            "sum = gf::fma(values[i], values[i], sum);",
+            "sum = gf::fma(x[first + i], y[first + i], sum);",
+            "sum = gf::fma(x[i], y[i], sum);",
             {ADDRESS: WRONG},
             NOWHERE,
         ),
@@ -219,7 +219,7 @@ RMSNORM = {
     "parts for an mbarrier that nobody made": (
         CLUSTERS,
         Bug(
-            "RowSum::begin(shared, 1);",
+            "RowSum::begin(shared, SUM_PLACES);",
             "RowSum::begin(shared, 0);",
             {ADDRESS: "on what is no mbarrier|send to memory and an mbarrier that no CTA of the cluster has both"},
             ("graphfuse/reduce.cuh", "shared.arrived"),
@@ -275,8 +275,8 @@ RMSNORM = {
     "return before a shuffle": (
         (dict(rows=5, columns=64), RmsNormKnobs(8, 64)),
         Bug(
-            "  Phase0::Rows rows0[STEPS];\n",
-            "  if (!row.exists) return;\n  Phase0::Rows rows0[STEPS];\n",
+            "  Phase<0>::Rows rows0[STEPS];\n",
+            "  if (!row.exists) return;\n  Phase<0>::Rows rows0[STEPS];\n",
             {ADDRESS: "shuffle names lane"},
             ("rmsnorm.cu", "gf::shuffle_xor("),
         ),

@@ -92,7 +92,7 @@ def part_of(case: Case | Gradient) -> Part:
 def phases(source: str, what: str) -> dict[int, set[int]]:
     """By the number of a tensor, the phases whose text holds it. what: how it is written, a number in parentheses."""
     found: dict[int, set[int]] = {}
-    for number, text in re.findall(r"struct Phase(\d) \{(.*?)\n\};", source, re.DOTALL):
+    for number, text in re.findall(r"struct Phase<(\d)> \{(.*?)\n\};", source, re.DOTALL):
         for tensor in re.findall(what, text):
             found.setdefault(int(tensor), set()).add(int(number))
     return found

@@ -16,9 +16,10 @@ from graphfuse.graph import pygraph
 from graphfuse.lower import lower
 from graphfuse.patterns import rmsnorm
 from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.rowwise import INVERSE_RMS, NORMALIZE, ROW_MEAN, RowProgram, Store
-from graphfuse.steps import Chain, Load, Scalar, Step
+from graphfuse.rows.program import RowProgram, Store
+from graphfuse.rows.steps import Chain, Join, Load, Scalar, Step
 from support.described import Described, Tensor
+from support.emitter import Emitter
 
 
 class Engine(RmsNormEngine):
@@ -381,13 +382,13 @@ def two_means() -> RmsNormFacts:
     """Facts that no pattern of ours makes: two tensors are normalized, each by its own mean, and added."""
     x, weight, y = BASE.input.view(), BASE.weight.view(), BASE.output.view()
     other = dataclasses.replace(x, tensor=RMS, name="other")
-    steps = []
-    for number in (0, 1):
-        steps.append(Step(INVERSE_RMS, (("input", Load(number)), ("epsilon", BASE.epsilon))))
-        steps.append(Step(NORMALIZE, (("input", Load(number)), ("inverse", Chain(2 * number)), ("scale", Load(2)))))
-    steps.append(Step("add", (("a", Chain(1)), ("b", Chain(3)))))
-    program = RowProgram((x, other, weight), tuple(steps), (Store(y, Chain(4)),))
-    return RmsNormFacts("norm", (100,), 1024, Load(0), program)
+    emitter = Emitter(1024)
+    normal = [
+        emitter.expand("rmsnorm", input=Load(number), scale=Load(2), epsilon=BASE.epsilon)["Y"] for number in (0, 1)
+    ]
+    total = emitter.op("add", a=normal[0], b=normal[1])
+    program = RowProgram((x, other, weight), tuple(emitter.steps), (Store(y, total),))
+    return RmsNormFacts("norm", (100,), 1024, program)
 
 
 def with_steps(facts: RmsNormFacts, *steps: Step) -> RmsNormFacts:
@@ -398,15 +399,23 @@ def with_steps(facts: RmsNormFacts, *steps: Step) -> RmsNormFacts:
     )
 
 
-def test_a_program_has_one_mean_of_squares():
-    """The kernel keeps one sum of a row: of two the second would be taken for both."""
-    engine, facts = RmsNormEngine(), two_means()
-    assert engine.why_not(facts, H200).reason == "norm: 2 values of inverse_rms; accepted: 1"
-    single = with_steps(facts, *facts.program.steps[:2])
-    assert engine.why_not(single, H200) is None
-    none = with_steps(facts, Step("swish", (("input", Load(0)),), (("swish_beta", 1.0),)))
-    assert engine.why_not(none, H200).reason == "norm: 0 values of inverse_rms; accepted: 1"
-    mean = Step(ROW_MEAN, (("a", Load(0)), ("b", Load(1))))
-    another = with_steps(facts, *facts.program.steps[:2], mean, Step("mul", (("a", Chain(1)), ("b", Chain(2)))))
-    reason = engine.why_not(another, H200).reason
-    assert reason == "norm: a value of row_mean beside inverse_rms; accepted: inverse_rms and amax"
+def test_sums_of_one_phase_have_places_of_their_own():
+    facts = two_means()
+    assert RmsNormEngine().why_not(facts, H200) is None
+    source = RmsNormEngine().source(facts, RmsNormEngine().propose(facts, H200, heur_mode.A)[0])
+    assert "constexpr int SUMS_OF_ROW[] = {2, 0};" in source
+    assert len(set(re.findall(r"x\[(\d)\]\[i\] = (\w+)\[i\]", source))) == 2
+    assert {"sums[0]", "sums[1]"} <= set(re.findall(r"sums\[\d\]", source))
+
+
+def test_a_program_without_a_sum_is_refused():
+    facts = with_steps(two_means(), Step("swish", (("input", Load(0)),), (("swish_beta", 1.0),)))
+    assert RmsNormEngine().why_not(facts, H200).reason == "norm: no sum over the row"
+
+
+def test_a_reduction_of_what_is_one_a_row_is_refused():
+    emitter = Emitter(1024)
+    total = emitter.reduce(Join.SUM, emitter.reduce(Join.SUM, Load(0)))
+    emitter.op("mul", a=Load(0), b=total)
+    reason = RmsNormEngine().why_not(with_steps(two_means(), *emitter.steps), H200).reason
+    assert reason == "norm: a SUM over the row of what is one a row; accepted: of what varies over columns"

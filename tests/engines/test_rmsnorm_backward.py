@@ -13,8 +13,7 @@ from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.patterns import rmsnorm_backward
-from graphfuse.rowwise import INVERSE_RMS, ROW_MEAN
-from graphfuse.steps import Chain, Load, Scalar, Step
+from graphfuse.rows.steps import Chain, Join, Load, Reduce, Step
 from support import graphs
 from support.gradients import CASES, Gradient
 from support.graphs import BF16, E4M3, FLOAT, HALF
@@ -276,23 +275,20 @@ def test_the_problem_class_tells_sums_apart():
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_a_program_has_one_mean_of_products():
-    """The kernel keeps one sum of a row: of two the second would be taken for both."""
+def test_a_program_has_one_sum_of_a_row():
+    """The kernel keeps one: of two the second would be taken for both."""
     facts = facts_of(Gradient(6, 64))
     steps = facts.program.steps
-    (at,) = (k for k, step in enumerate(steps) if step.op_name == ROW_MEAN)
-    other = Step(ROW_MEAN, (("a", Load(1)), ("b", Load(1))))
-    joined = Step("mul", (("a", facts.program.stores[0].value), ("b", Chain(len(steps)))))
+    (at,) = facts.program.reductions(Join.SUM)
 
-    def reason(*steps: Step) -> str:
-        stores = (dataclasses.replace(facts.program.stores[0], value=Chain(len(steps) - 1)),)
-        answer = ENGINE.why_not(
-            dataclasses.replace(facts, program=dataclasses.replace(facts.program, steps=steps, stores=stores)), H200
-        )
-        return answer.reason.removeprefix(f"{facts.node}: ")
+    def reason(*more: Step | Reduce, first: int = len(steps)) -> str:
+        made = (*steps[:first], *more)
+        stores = (dataclasses.replace(facts.program.stores[0], value=Chain(len(made) - 1)),)
+        program = dataclasses.replace(facts.program, steps=made, stores=stores)
+        return ENGINE.why_not(dataclasses.replace(facts, program=program), H200).reason.removeprefix(f"{facts.node}: ")
 
     assert ENGINE.why_not(facts, H200) is None
-    assert reason(*steps, other, joined) == "2 values of row_mean; accepted: 1"
-    squares = Step(INVERSE_RMS, (("input", Load(1)), ("epsilon", Scalar(99, "eps", FLOAT, True))))
-    assert reason(*steps, squares, joined) == "a value of inverse_rms beside row_mean; accepted: row_mean"
-    assert reason(*steps[:at]) == "0 values of row_mean; accepted: 1"
+    for join, found in ((Join.SUM, "2 sums and 0 maxima"), (Join.MAX, "1 sums and 1 maxima")):
+        joined = Step("mul", (("a", facts.program.stores[0].value), ("b", Chain(len(steps)))))
+        assert reason(Reduce(join, Load(1)), joined) == f"{found} of a row; accepted: one sum"
+    assert reason(first=at) == "0 sums and 0 maxima of a row; accepted: one sum"

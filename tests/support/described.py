@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.rowwise import INVERSE_RMS, NORMALIZE, RowProgram, Store, View
-from graphfuse.steps import Chain, Load, Scalar, Step
+from graphfuse.rows.program import RowProgram, Store, View
+from graphfuse.rows.steps import Chain, Load, Scalar, Step
+from support.emitter import Emitter
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,15 @@ class Described:
 
     def facts(self) -> RmsNormFacts:
         inputs = [self.input.view(), self.weight.view(), *([self.bias.view()] if self.bias else [])]
-        normalize = [("input", Load(0)), ("inverse", Chain(0)), ("scale", Load(1))]
-        steps = [
-            Step(INVERSE_RMS, (("input", Load(0)), ("epsilon", self.epsilon))),
-            Step(NORMALIZE, (*normalize, *([("bias", Load(2))] if self.bias else []))),
-        ]
+        emitter, bias = Emitter(self.columns), {"bias": Load(2)} if self.bias else {}
+        norm = emitter.expand("rmsnorm", input=Load(0), scale=Load(1), epsilon=self.epsilon, **bias)
+        values = [norm["Y"]]
         for step in self.epilogue:
-            operands = ((p, Chain(o.index + 1) if isinstance(o, Chain) else o) for p, o in step.operands)
-            steps.append(replace(step, operands=tuple(operands)))
+            operands = ((p, values[o.index] if isinstance(o, Chain) else o) for p, o in step.operands)
+            values.append(emitter.step(replace(step, operands=tuple(operands))))
         scale = self.block_scale and self.block_scale.view()
-        stores = [Store(self.output.view(), Chain(len(steps) - 1), self.block_size, scale)]
+        stores = [Store(self.output.view(), values[-1], self.block_size, scale)]
         if self.inverse_rms:
-            stores.append(Store(self.inverse_rms.view(columns=False), Chain(0)))
-        program = RowProgram(tuple(inputs), tuple(steps), tuple(stores))
-        return RmsNormFacts(self.node, (self.rows,), self.columns, Load(0), program)
+            stores.append(Store(self.inverse_rms.view(columns=False), norm["inv_variance"]))
+        program = RowProgram(tuple(inputs), tuple(emitter.steps), tuple(stores))
+        return RmsNormFacts(self.node, (self.rows,), self.columns, program)

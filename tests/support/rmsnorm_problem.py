@@ -9,7 +9,7 @@ from graphfuse.device import for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm import RmsNormEngine
 from graphfuse.enums import heur_mode
-from graphfuse.steps import Chain, Scalar, Step
+from graphfuse.rows.steps import Chain, Scalar, Step
 from support import emulation
 from support.described import Described, Tensor
 

@@ -6,7 +6,7 @@ import torch
 from graphfuse.codegen.expressions import expression
 from graphfuse.codegen.render import render
 from graphfuse.ops import OPS
-from graphfuse.steps import Load, Step
+from graphfuse.rows.steps import Load, Step
 
 VARIANTS = {
     "relu": [

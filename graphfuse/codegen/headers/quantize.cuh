@@ -25,6 +25,16 @@ GF_DEVICE float max_magnitude(const float (&values)[COUNT]) {
   }
 }
 
+/// The largest of `values`; NaN if one is NaN.
+template <int COUNT, int FIRST = 0, int STRIDE = 1>
+GF_DEVICE float largest(const float (&values)[COUNT]) {
+  if constexpr (FIRST + STRIDE < COUNT) {
+    return max(largest<COUNT, FIRST, 2 * STRIDE>(values), largest<COUNT, FIRST + STRIDE, 2 * STRIDE>(values));
+  } else {
+    return values[FIRST];
+  }
+}
+
 /// The code of the scale for a block of T whose largest magnitude is amax.
 template <class T>
 GF_DEVICE u32 block_scale(float amax);

@@ -33,6 +33,10 @@ constexpr bool is_same_float = false;
 template <>
 constexpr bool is_same_float<float> = true;
 
+/// A number as a type: what tells functions of one name apart.
+template <int NUMBER>
+struct Number {};
+
 /// COUNT bytes of a row as they are in memory, held in registers: byte i in word[i / 4].
 template <int COUNT>
 struct Bytes {

@@ -1,8 +1,9 @@
 """Steps of straight-line programs, and their operands: what a fused kernel applies to each value.
 
-``rowwise`` makes programs of them, ``codegen.expressions`` prints them.
+``rows.program`` has programs of them, ``codegen.expressions`` prints them.
 """
 
+import enum
 from dataclasses import dataclass
 
 from graphfuse.dtypes import data_type
@@ -39,7 +40,14 @@ class Load:
     index: int
 
 
-Operand = Chain | Load | Scalar
+@dataclass(frozen=True)
+class Number:
+    """An operand that is part of the kernel, rounded to float32."""
+
+    value: float
+
+
+Operand = Chain | Load | Scalar | Number
 
 
 @dataclass(frozen=True)
@@ -50,3 +58,27 @@ class Step:
     operands: tuple[tuple[str, Operand], ...]
     attributes: tuple[tuple[str, object], ...] = ()
     rounded: data_type | None = None
+
+
+class Join(enum.Enum):
+    """How the elements of a row become one value."""
+
+    SUM = "row_sum"
+    MAX = "row_max"
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """A step that makes one value of each row: all elements of `input`, joined. rounded: as of ``Step``."""
+
+    join: Join
+    input: Operand
+    rounded: data_type | None = None
+
+    @property
+    def op_name(self) -> str:
+        return self.join.value
+
+    @property
+    def operands(self) -> tuple[tuple[str, Operand], ...]:
+        return (("input", self.input),)

@@ -1,10 +1,9 @@
 """Programs on rows: what a fused kernel computes for each row of tensors seen as rows x columns.
 
-A program is a straight line of steps. Most are pointwise ops of the table, on values of which there
-is one an element, one a column, one a row, or one in all. `INVERSE_RMS`, `AMAX` and `ROW_MEAN` reduce a row to
-one value, so that they cut the program into phases: what must be known before a reduction, and what
-can only be computed after. Values may also be summed over all rows. Nothing here knows how rows are spread over
-threads.
+A program is a straight line of steps. Most are pointwise ops, on values of which there is one an element, one a column,
+one a row, or one in all. `Reduce` makes one value of a row, so that it cuts the program into phases: what must be known
+before a reduction, and what can only be computed after. Values may also be summed over all rows. Nothing here knows how
+rows are spread over threads.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,51 +13,31 @@ from functools import cached_property
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
 from graphfuse.ops import OPS, Cost
-from graphfuse.steps import Chain, Load, Operand, Scalar, Step
-
-INVERSE_RMS = "inverse_rms"
-"""Step: 1 / sqrt(mean(input^2) + epsilon) of a row."""
-NORMALIZE = "normalize"
-"""Step: input * inverse (* scale) (+ bias), the last product and the sum rounded once."""
-AMAX = "amax"
-"""Step: max |input| of a row."""
-ROW_MEAN = "row_mean"
-"""Step: mean(a * b) of a row."""
-GRADIENT = "gradient"
-"""Step: inverse * (scaled - normal * mean), the difference rounded once: what `NORMALIZE` is differentiated to."""
+from graphfuse.rows.steps import Chain, Join, Load, Number, Operand, Reduce, Scalar, Step
 
 
 @dataclass(frozen=True)
-class RowOp:
-    """What is known of an op that only steps of row programs have. reduces: a row to one value. cost: of an element."""
+class Fused:
+    """A pointwise op that only steps of row programs have. cuda, cost: as of ``ops.Op``."""
 
-    reduces: bool
-    cost: Cost
+    cuda: str
+    cost: Cost = Cost.ARITHMETIC
+    note: str = ""
 
 
-ROW_OPS = {
-    INVERSE_RMS: RowOp(reduces=True, cost=Cost.ARITHMETIC),
-    NORMALIZE: RowOp(reduces=False, cost=Cost.ARITHMETIC),
-    AMAX: RowOp(reduces=True, cost=Cost.FUNCTION),
-    ROW_MEAN: RowOp(reduces=True, cost=Cost.ARITHMETIC),
-    GRADIENT: RowOp(reduces=False, cost=Cost.ARITHMETIC),
+FUSED = {
+    "fma": Fused("gf::fma({a}, {b}, {c})"),
+    "fnma": Fused("gf::fma(-{a}, {b}, {c})"),
+    "fms": Fused("gf::fma({a}, {b}, -{c})"),
 }
-"""Beside the op table's."""
+"""Beside the op table's: a * b + c, c - a * b and a * b - c, rounded once."""
 
 
-def reduces(step: Step) -> bool:
-    """Whether a step makes one value of a row."""
-    return step.op_name in ROW_OPS and ROW_OPS[step.op_name].reduces
-
-
-def cost_of(step: Step) -> Cost | None:
+def cost_of(step: Step | Reduce) -> Cost:
     """What a step takes for each element."""
-    return (ROW_OPS.get(step.op_name) or OPS[step.op_name]).cost
-
-
-def reduced(step: Step) -> tuple[Operand, ...]:
-    """What a reduction goes through."""
-    return tuple(o for port, o in step.operands if port != "epsilon")
+    if isinstance(step, Reduce):
+        return Cost.ARITHMETIC
+    return (FUSED.get(step.op_name) or OPS[step.op_name]).cost
 
 
 @dataclass(frozen=True)
@@ -116,13 +95,17 @@ class Extent:
     columns: bool
 
 
+_ABSORBED = {Join.SUM: "mul", Join.MAX: "abs"}
+"""The op whose result is not needed to reduce it."""
+
+
 @dataclass(frozen=True)
 class RowProgram:
     """inputs: what Load operands number. steps: value k is the result of step k. stores: what is written of
     each row. sums: of all rows together. late: numbers of stores that wait for the last phase."""
 
     inputs: tuple[View, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Step | Reduce, ...]
     stores: tuple[Store, ...]
     sums: tuple[ColumnSum, ...] = ()
     late: frozenset[int] = frozenset()
@@ -134,7 +117,7 @@ class RowProgram:
         return tuple(dict.fromkeys(found))
 
     def extent(self, operand: Operand) -> Extent:
-        if isinstance(operand, Scalar):
+        if isinstance(operand, Scalar | Number):
             return Extent(False, False)
         if isinstance(operand, Load):
             return Extent(self.inputs[operand.index].rows, self.inputs[operand.index].columns)
@@ -146,7 +129,9 @@ class RowProgram:
         found: list[Extent] = []
         for step in self.steps:
             known = [found[o.index] if isinstance(o, Chain) else self.extent(o) for _, o in step.operands]
-            found.append(Extent(any(k.rows for k in known), not reduces(step) and any(k.columns for k in known)))
+            found.append(
+                Extent(any(k.rows for k in known), not isinstance(step, Reduce) and any(k.columns for k in known))
+            )
         return tuple(found)
 
     @cached_property
@@ -155,7 +140,7 @@ class RowProgram:
         found: list[int] = []
         for step in self.steps:
             before = max((found[o.index] for _, o in step.operands if isinstance(o, Chain)), default=0)
-            found.append(before + reduces(step))
+            found.append(before + isinstance(step, Reduce))
         return tuple(found)
 
     @cached_property
@@ -169,7 +154,7 @@ class RowProgram:
         for o in (o for s in self.sums for o in s.factors if isinstance(o, Chain)):
             found[o.index] = min(found[o.index], self.earliest[o.index])
         for k in reversed(range(len(self.steps))):
-            reduction = reduces(self.steps[k])
+            reduction = isinstance(self.steps[k], Reduce)
             found[k] = self.earliest[k] if reduction else found[k]
             for _, o in self.steps[k].operands:
                 if isinstance(o, Chain):
@@ -202,11 +187,31 @@ class RowProgram:
             if self.extents[store.value.index].columns and self.store_phase(number) == phase:
                 yield number, store
 
-    def reduced_after(self, phase: int) -> Iterator[tuple[int, Step]]:
-        """The reductions that stand between a phase and the next."""
-        for k, step in enumerate(self.steps):
-            if reduces(step) and self.phase[k] == phase + 1:
-                yield k, step
+    def reduced_after(self, phase: int, join: Join) -> list[int]:
+        """The steps that join what a phase knows of a row in this way."""
+        return [
+            k
+            for k, step in enumerate(self.steps)
+            if isinstance(step, Reduce) and step.join is join and self.phase[k] == phase + 1
+        ]
+
+    def reductions(self, join: Join) -> list[int]:
+        """All steps that join elements of a row in this way."""
+        return [k for k, step in enumerate(self.steps) if isinstance(step, Reduce) and step.join is join]
+
+    def joined(self, k: int) -> tuple[Operand, ...]:
+        """What reduction number k goes through: of the sum of a product that is not rounded the two factors, which are
+        multiplied as they are added; of the largest of magnitudes the values that these are of."""
+        reduction = self.steps[k]
+        made = self.steps[reduction.input.index] if isinstance(reduction.input, Chain) else None
+        if made is None or made.rounded is not None or made.op_name != _ABSORBED[reduction.join]:
+            return (reduction.input,)
+        operands = tuple(o for _, o in made.operands)
+        return operands if all(self.extent(o).columns for o in operands) else (reduction.input,)
+
+    def is_of_magnitudes(self, k: int) -> bool:
+        """Whether reduction number k, a largest one, is of the magnitudes of what it goes through."""
+        return self.joined(k) != (self.steps[k].input,)
 
     def summed_in(self, phase: int) -> Iterator[tuple[int, ColumnSum]]:
         """The sums over all rows to which a phase adds, with their numbers."""
@@ -217,8 +222,14 @@ class RowProgram:
     def wanted(self, phase: int) -> Iterator[Operand]:
         """The values that a phase stores, reduces and sums."""
         yield from (store.value for _, store in self.stored_in(phase))
-        yield from (o for _, step in self.reduced_after(phase) for o in reduced(step))
+        yield from (o for join in Join for k in self.reduced_after(phase, join) for o in self.joined(k))
         yield from (o for _, s in self.summed_in(phase) for o in s.factors)
+
+    @property
+    def elementwise(self) -> list[Step | Reduce]:
+        """The steps of which there is a value for each element, without those that reductions absorb."""
+        needed = {o.index for phase in range(self.last + 1) for o in self.elements(phase) if isinstance(o, Chain)}
+        return [self.steps[k] for k in sorted(needed)]
 
     def held(self, again: frozenset[Chain | Load] = frozenset()) -> tuple[tuple[Chain | Load, ...], ...]:
         """For each phase but the first: what one element a thread keeps for it from the phases before.
@@ -241,7 +252,7 @@ class RowProgram:
         found: dict[Chain | Load, None] = {}
 
         def visit(o: Operand) -> None:
-            if isinstance(o, Scalar) or o in found or not self.extent(o).columns:
+            if isinstance(o, Scalar | Number) or o in found or not self.extent(o).columns:
                 return
             if isinstance(o, Chain) and not (o in known and self.extent(o).rows):
                 for _, operand in self.steps[o.index].operands:

@@ -1,0 +1,86 @@
+"""Ops that are several steps of a row program, each spelled in pointwise steps and reductions.
+
+An entry is all that a kernel needs to know of such an op: the same steps written by hand as nodes of a graph make the
+same program, and so the same kernel.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from graphfuse.enums import reduction_mode
+from graphfuse.rows.steps import Chain, Join, Number, Operand
+
+
+class Emitter(Protocol):
+    """Where steps are written. columns: elements of a row."""
+
+    columns: int
+
+    def op(self, name: str, **operands: Operand) -> Chain:
+        """A pointwise step, its operands by port."""
+
+    def reduce(self, join: Join, value: Operand) -> Chain: ...
+
+
+Operands = Mapping[str, Operand]
+Values = Mapping[str, "Operand | tuple[Operand, ...]"]
+"""By output port: what is computed of each row; or the factors of a product whose sum over all rows it is."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """of(emitter, operands by input port) -> what each output port is. scalars: input ports of one element in all.
+    of_columns: those that are the same for all rows, however few there are."""
+
+    of: Callable[[Emitter, Operands], Values]
+    scalars: frozenset[str] = frozenset()
+    of_columns: frozenset[str] = frozenset()
+
+
+def _mean(e: Emitter, value: Operand) -> Chain:
+    return e.op("mul", a=e.reduce(Join.SUM, value), b=Number(1.0 / e.columns))
+
+
+def _rmsnorm(e: Emitter, x: Operands) -> Values:
+    square = e.op("mul", a=x["input"], b=x["input"])
+    squares = e.reduce(Join.SUM, square)
+    inverse = e.op("rsqrt", input=e.op("fma", a=squares, b=Number(1.0 / e.columns), c=x["epsilon"]))
+    y = e.op("mul", a=x["input"], b=inverse)
+    match "scale" in x, "bias" in x:
+        case True, True:
+            y = e.op("fma", a=y, b=x["scale"], c=x["bias"])
+        case True, False:
+            y = e.op("mul", a=y, b=x["scale"])
+        case False, True:
+            y = e.op("add", a=y, b=x["bias"])
+    return {"inv_variance": inverse, "Y": y}
+
+
+def _rmsnorm_backward(e: Emitter, x: Operands) -> Values:
+    normal = e.op("mul", a=x["input"], b=x["inv_variance"])
+    scaled = e.op("mul", a=x["grad"], b=x["scale"]) if "scale" in x else x["grad"]
+    mean = _mean(e, e.op("mul", a=scaled, b=normal))
+    dx = e.op("mul", a=x["inv_variance"], b=e.op("fnma", c=scaled, a=normal, b=mean))
+    return {"DX": dx, "DScale": (x["grad"], normal), "DBias": (x["grad"],)}
+
+
+_WEIGHTS = frozenset({"scale", "bias"})
+
+EXPANSIONS = {
+    "rmsnorm": Expansion(_rmsnorm, frozenset({"epsilon"}), _WEIGHTS),
+    "rmsnorm_backward": Expansion(_rmsnorm_backward, of_columns=_WEIGHTS),
+}
+"""By op."""
+
+
+REDUCED: Mapping[reduction_mode, Callable[[Emitter, Operand], Chain]] = {
+    reduction_mode.ADD: lambda e, x: e.reduce(Join.SUM, x),
+    reduction_mode.AVG: _mean,
+    reduction_mode.NORM1: lambda e, x: e.reduce(Join.SUM, e.op("abs", input=x)),
+    reduction_mode.NORM2: lambda e, x: e.op("sqrt", input=e.reduce(Join.SUM, e.op("mul", a=x, b=x))),
+    reduction_mode.MAX: lambda e, x: e.reduce(Join.MAX, x),
+    reduction_mode.MIN: lambda e, x: e.op("neg", input=e.reduce(Join.MAX, e.op("neg", input=x))),
+    reduction_mode.AMAX: lambda e, x: e.reduce(Join.MAX, e.op("abs", input=x)),
+}
+"""By the mode of ``reduction``."""
