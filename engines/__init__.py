@@ -7,4 +7,4 @@ from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
 if __name__ != "graphfuse.engines":  # found on the path in the repository's root: all would exist twice
     raise ImportError("this folder is installed under another name: import graphfuse.engines")
 
-ALL = (RmsNormEngine(), RmsNormBackwardEngine(), ReferenceEngine())
+ALL = (RmsNormBackwardEngine(), RmsNormEngine(), ReferenceEngine())

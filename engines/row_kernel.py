@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from graphfuse.codegen import rowwise
 from graphfuse.codegen.phase_plan import PhasePlan, access
 from graphfuse.engine import ProblemClass
-from graphfuse.engines.support import RowFacts
 from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCKS
+from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import RowProgram, Store, View
 from graphfuse.rows.steps import Chain
 

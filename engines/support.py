@@ -4,11 +4,11 @@ Each function yields the reasons against, none if there is nothing against it.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
 from graphfuse.ops import BLOCKS, OPS
+from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import RowProgram, View
 from graphfuse.rows.steps import Reduce
 
@@ -19,18 +19,6 @@ FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 COMPILED = (80, 86, 89, 90, 100, 103, 120)
 _MAX_DIVIDED = 2**31  # rows of several axes, whose numbers are found by division
 _MAX_AXES = 4
-
-
-class RowFacts(Protocol):
-    """What is looked at of the facts."""
-
-    node: str
-    row_extents: tuple[int, ...]
-    columns: int
-    program: RowProgram
-
-    @property
-    def rows(self) -> int: ...
 
 
 def device_reasons(device: Device) -> Iterator[str]:

@@ -15,6 +15,7 @@ A pattern that grows takes nodes around what its template names: `grow` says whi
 then hold every output of the subgraph. `convex` helps to choose nodes that can run as one.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -77,11 +78,12 @@ class Match:
     """One place where a pattern fits.
 
     tensors: captures and named outputs; an absent optional capture or an unused named
-    output is missing.
+    output is missing. anchor: the node of the template's that depends on all others.
     """
 
     subgraph: Subgraph
     tensors: Mapping[str, TensorId]
+    anchor: Node
 
     @property
     def graph(self) -> Graph:
@@ -92,15 +94,19 @@ class Match:
         return next(node for node in self.subgraph.nodes if node.op_name == op_name)
 
 
+Template = Callable[[PatternGraph], Mapping[str, Made]]
+
+
 @dataclass(frozen=True)
 class Pattern:
     """A named template and the function that turns a match into frozen facts (or says No).
 
-    grow: the sets of nodes (by index) to take for a match of the template, each tried in turn.
+    template: one, or several of which any may fit. grow: the sets of nodes (by index) to take for a match of a
+    template, each tried in turn.
     """
 
     name: str
-    template: Callable[[PatternGraph], Mapping[str, Made]]
+    template: Template | tuple[Template, ...]
     facts: Callable[[Match], object]
     grow: Callable[[Match], Iterable[frozenset[int]]] | None = None
 
@@ -125,12 +131,17 @@ class Declined:
 
 def find(pattern: Pattern, graph: Graph) -> Iterator[Region | Declined]:
     """Every place where `pattern` fits, in node order."""
-    outputs, anchor = _read(pattern)
-    for index in range(len(graph.nodes)):
+    templates = pattern.template if isinstance(pattern.template, tuple) else (pattern.template,)
+    read = [_read(pattern.name, template) for template in templates]
+    seen: set[tuple[int, ...]] = set()
+    for index, (outputs, anchor) in itertools.product(range(len(graph.nodes)), read):
         for found in _match_node(graph, anchor, index, _Found({}, {}, {})):
-            match = _complete(graph, outputs, found, grows=pattern.grow is not None)
+            match = _complete(graph, outputs, found, index, grows=pattern.grow is not None)
             if match is not None:
-                yield from (_described(pattern, m) for m in _grown(pattern, match))
+                for m in _grown(pattern, match):
+                    if m.subgraph.node_ids not in seen:  # two anchors may grow to the same nodes
+                        seen.add(m.subgraph.node_ids)
+                        yield _described(pattern, m)
                 break
 
 
@@ -176,18 +187,18 @@ def _is_convex(graph: Graph, nodes: frozenset[int]) -> bool:
     return not graph.needs(Subgraph(graph, tuple(sorted(nodes))).inputs, nodes)
 
 
-def _read(pattern: Pattern) -> tuple[Mapping[str, Made], NodeTemplate]:
+def _read(name: str, template: Template) -> tuple[Mapping[str, Made], NodeTemplate]:
     """What the template returns, and the node that matching starts from; PluginError if it is no template."""
-    outputs = pattern.template(PatternGraph())
+    outputs = template(PatternGraph())
     valid = isinstance(outputs, Mapping) and outputs and all(isinstance(s, Made) for s in outputs.values())
     if not valid:
-        raise PluginError(f"pattern {pattern.name!r}: the template must return node outputs by name, got {outputs!r}")
+        raise PluginError(f"pattern {name!r}: the template must return node outputs by name, got {outputs!r}")
     ends = [made.node for made in outputs.values()]
     for anchor in ends:
         above = _above(anchor)
         if all(end in above for end in ends):
             return outputs, anchor
-    raise PluginError(f"pattern {pattern.name!r}: one returned node must depend on all others; {list(outputs)} do not")
+    raise PluginError(f"pattern {name!r}: one returned node must depend on all others; {list(outputs)} do not")
 
 
 def _above(node: NodeTemplate) -> set[NodeTemplate]:
@@ -258,7 +269,7 @@ def _match_tensor(graph: Graph, symbol: Symbol, tensor: TensorId | None, found: 
         yield from _match_node(graph, symbol.node, made_by, found)
 
 
-def _complete(graph: Graph, outputs: Mapping[str, Made], found: _Found, grows: bool) -> Match | None:
+def _complete(graph: Graph, outputs: Mapping[str, Made], found: _Found, anchor: int, grows: bool) -> Match | None:
     """The Match for an assignment, or None if a tensor would be dropped; of one that grows, facts hold all outputs."""
     tensors = dict(found.names)
     for name, made in outputs.items():
@@ -268,4 +279,4 @@ def _complete(graph: Graph, outputs: Mapping[str, Made], found: _Found, grows: b
     subgraph = Subgraph(graph, tuple(sorted(found.nodes.values())))
     if not grows and any(t not in tensors.values() for t in subgraph.outputs):
         return None
-    return Match(subgraph, tensors)
+    return Match(subgraph, tensors, graph.nodes[anchor])

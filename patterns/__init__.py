@@ -1,8 +1,8 @@
-"""First-party patterns. Of matches that cover equally many nodes, the earlier pattern's is taken."""
+"""First-party patterns."""
 
-from graphfuse.patterns import rmsnorm, rmsnorm_backward, rmsnorm_silu
+from graphfuse.patterns import rows
 
 if __name__ != "graphfuse.patterns":  # found on the path in the repository's root: all would exist twice
     raise ImportError("this folder is installed under another name: import graphfuse.patterns")
 
-ALL = (rmsnorm_silu.PATTERN, rmsnorm.PATTERN, rmsnorm_backward.PATTERN)
+ALL = (rows.PATTERN,)

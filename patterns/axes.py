@@ -8,6 +8,7 @@ from graphfuse.enums import reduction_mode
 from graphfuse.ir import Graph, Node, Tensor, TensorId
 from graphfuse.match import Match
 from graphfuse.ops import aligned, rmsnorm_axes
+from graphfuse.rows.expansions import REDUCED
 
 ENDS = ("block_scale_quantize", "reduction")
 
@@ -23,11 +24,17 @@ class Axes:
     ends: tuple[str, ...]
 
     @classmethod
-    def of(cls, match: Match, ends: tuple[str, ...] = ENDS) -> "Axes":
-        x = match.graph.tensors[match.tensors["input"]]
-        scale = match.tensors.get("scale")
-        extents = None if scale is None else match.graph.tensors[scale].dim
-        return cls(match.graph, x.dim, rmsnorm_axes(x.dim, extents), ends)
+    def of(cls, match: Match) -> "Axes | None":
+        """Those of the match's anchor; None where it is no reduction of rows. Nothing ends beside sums over rows."""
+        graph, center = match.graph, match.anchor
+        ends = () if any(port.over_rows for port in center.op.outputs) else ENDS
+        dim = graph.tensors[center.input("input")].dim
+        if center.op_name == "reduction":
+            columns = _reduced(dim, center.attribute("axes"))
+            known = columns and center.attribute("mode") in REDUCED
+            return cls(graph, dim, columns, ends) if known else None
+        scale = center.input("scale")
+        return cls(graph, dim, rmsnorm_axes(dim, None if scale is None else graph.tensors[scale].dim), ends)
 
     def tensor(self, t: TensorId) -> Tensor:
         """A tensor of the graph, one of lower rank with leading axes of extent 1."""
@@ -73,10 +80,10 @@ class Axes:
     def _ends(self, node: Node) -> bool:
         if node.op_name == "block_scale_quantize":
             return True
-        if node.attribute("mode") is not reduction_mode.AMAX:
-            return False
-        dim = self.graph.tensors[node.output("output")].dim
-        return all(e == 1 for e in dim) or dim == self.per_row
+        dim, mode = self.graph.tensors[node.output("output")].dim, node.attribute("mode")
+        if dim == self.per_row:
+            return mode in REDUCED
+        return mode is reduction_mode.AMAX and all(e == 1 for e in dim)
 
     def _is_end(self, t: TensorId) -> bool:
         """Whether what was made inside is not known before all rows are done, or only in its quantized form."""
@@ -90,3 +97,11 @@ class Axes:
     @property
     def per_row(self) -> tuple[int, ...]:
         return tuple(1 if axis in self.columns else extent for axis, extent in enumerate(self.dim))
+
+
+def _reduced(dim: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The columns of a tensor that is reduced along axes; None if it is all one number is made of, of several axes, or
+    if there are none. Axes of extent 1 are rows, but for the last, where there are no others."""
+    columns = tuple(axis for axis in axes if dim[axis] != 1) or axes[-1:]
+    rows = [axis for axis, extent in enumerate(dim) if axis not in columns and extent != 1]
+    return columns if (rows or len(columns) == 1) and all(dim[axis] for axis in columns) else None

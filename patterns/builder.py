@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from graphfuse.dtypes import data_type
 from graphfuse.engine import No
@@ -17,8 +18,7 @@ from graphfuse.rows.program import ColumnSum, RowProgram, Store, View
 from graphfuse.rows.steps import Chain, Join, Load, Operand, Reduce, Scalar, Step
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(NamedTuple):
     """row_extents: of the row axes, outermost first, neighbours joined where one stride serves both in every tensor;
     at least one. columns: extent."""
 
@@ -207,7 +207,7 @@ class Builder:
 
     def _contract(self) -> None:
         read = [value for _, value, _ in self.stores] + [o for _, factors in self.sums for o in factors]
-        steps, moved = contracted(self.steps, self.row_program.extent, read)
+        steps, moved = contracted(self.steps, read)
         self.steps = list(steps)
         self.values = {t: moved.get(o, o) for t, o in self.values.items()}
         self.stores = [(t, moved[value], node) for t, value, node in self.stores]

@@ -1,6 +1,6 @@
 """Engine ``rmsnorm``: a row program around one RMS normalization in one kernel, for any row length.
 
-Serves ``RmsNormFacts`` on NVIDIA GPUs. The kernel is ``rmsnorm.cu``, tuned knobs are the tables ``rmsnorm.ARCH.json``.
+Serves ``RowFacts`` on NVIDIA GPUs. The kernel is ``rmsnorm.cu``, tuned knobs are the tables ``rmsnorm.ARCH.json``.
 """
 
 from graphfuse.engines.rmsnorm.engine import RmsNormEngine as RmsNormEngine

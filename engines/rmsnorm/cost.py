@@ -8,7 +8,7 @@ from graphfuse.engines.limits import MAX_THREADS, WARP
 from graphfuse.engines.rmsnorm.knobs import ALL_FIRST, AS_USUAL, READS_LAST, RmsNormKnobs
 from graphfuse.engines.rmsnorm.legal import faults
 from graphfuse.engines.rmsnorm.split import RowSplit
-from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import View
 
 _READ_AHEAD = range(9, 41)  # elements of a thread; fewer are read ahead by any kernel
@@ -20,7 +20,7 @@ _INSTRUCTIONS = {4: (2.4, 1.06), 8: (4.8, 0.565), 32: (3.5, 0.7)}
 _CACHED, _SMALL = 1 << 20, 6 << 20
 
 
-def eviction(facts: RmsNormFacts) -> int:
+def eviction(facts: RowFacts) -> int:
     """By the bytes that are moved. Tuning does not choose it: rows that are given up first leave some of an earlier
     replay's in the L2, so that timing by replay finds it faster than it is on memory that is far larger."""
     whole = (*facts.program.read_whole, *facts.program.written_whole)
@@ -30,12 +30,12 @@ def eviction(facts: RmsNormFacts) -> int:
     return ALL_FIRST if moved <= _SMALL else READS_LAST
 
 
-def _rows(facts: RmsNormFacts, view: View) -> int:
+def _rows(facts: RowFacts, view: View) -> int:
     """Rows that a tensor has: one that has the same for all indices of an axis, as a weight for each head, few."""
     return math.prod(e for e, stride in zip(facts.row_extents, view.row_strides, strict=True) if stride)
 
 
-def read_ahead(facts: RmsNormFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> RmsNormKnobs:
+def read_ahead(facts: RowFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> RmsNormKnobs:
     """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are resident."""
     ahead = replace(knobs, ahead=1)
     pays = split.steps(knobs) * split.piece(knobs) in _READ_AHEAD
@@ -51,7 +51,7 @@ def is_usual(knobs: RmsNormKnobs) -> bool:
     return whole or knobs.threads == max(knobs.threads_per_row, 128)
 
 
-def cost(facts: RmsNormFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> float:
+def cost(facts: RowFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> float:
     """Time of a launch in a unit of the model's own, by which knobs are compared.
 
     What keeps the device busy - memory, instructions or that CTAs start, whichever takes longer, and what CTAs

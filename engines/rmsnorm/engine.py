@@ -17,15 +17,15 @@ from graphfuse.engines.rmsnorm.support import reasons
 from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
-from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.patterns.rows import RowFacts
 
 _PROPOSED = 3
 
 
-class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
+class RmsNormEngine(KernelEngine[RowFacts, RmsNormKnobs]):
     """One generated CUDA kernel; rows never enter its source.
 
-    Numerics: float32 throughout, unless the graph declares roundings; the row's sum of squares is a fixed
+    Numerics: float32 throughout, unless the graph declares roundings; a sum over a row is a fixed
     binary tree over chunks of 8 elements, the halves of each summed in order. FP4
     elements differ from the value before quantization by at most max(scale, amax - 6 * scale),
     scale and amax being those of the block: half the widest gap of E2M1 (4 to 6), or what
@@ -34,17 +34,17 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
     """
 
     name: ClassVar[str] = "rmsnorm"
-    facts: ClassVar[type] = RmsNormFacts
+    facts: ClassVar[type] = RowFacts
     knobs: ClassVar[type] = RmsNormKnobs
     modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
     entry: ClassVar[str] = "rmsnorm"
     dependent_launch: ClassVar[bool] = True
 
-    def why_not(self, facts: RmsNormFacts, device: Device) -> No | None:
+    def why_not(self, facts: RowFacts, device: Device) -> No | None:
         reason = next(reasons(facts, device), None)
         return None if reason is None else No(reason)
 
-    def propose(self, facts: RmsNormFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
+    def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
         split = RowSplit.of(facts)
         every = [k for k in every_knob(eviction(facts)) if next(faults(facts, split, k, device), None) is None]
         usual = [read_ahead(facts, split, k, device) for k in every if is_usual(k)]
@@ -55,20 +55,20 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
         others = [k for k in others if next(faults(facts, split, k, device), None) is None]
         return list(dict.fromkeys(ranked + others + every))
 
-    def illegal(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
+    def illegal(self, facts: RowFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
         reason = next(faults(facts, RowSplit.of(facts), knobs, device), None)
         return None if reason is None else No(reason)
 
-    def notes(self, facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> tuple[str, ...]:
+    def notes(self, facts: RowFacts, knobs: RmsNormKnobs, device: Device) -> tuple[str, ...]:
         return tuple(notes(facts, knobs, device))
 
-    def in_place(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
+    def in_place(self, facts: RowFacts, knobs: RmsNormKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
         return in_place(resident_plan(facts))
 
-    def source(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
+    def source(self, facts: RowFacts, knobs: RmsNormKnobs) -> str:
         return render(template(__package__, "rmsnorm.cu"), _prelude(facts, knobs), "rmsnorm.cu")
 
-    def launch(self, facts: RmsNormFacts, knobs: RmsNormKnobs) -> Launch:
+    def launch(self, facts: RowFacts, knobs: RmsNormKnobs) -> Launch:
         by_rows = ByRows(facts.rows, max(1, knobs.threads // knobs.threads_per_row), knobs.cluster)
         return Launch(
             grid=by_rows.grid(facts.rows),
@@ -79,11 +79,11 @@ class RmsNormEngine(KernelEngine[RmsNormFacts, RmsNormKnobs]):
             by_rows=by_rows,
         )
 
-    def problem(self, facts: RmsNormFacts) -> ProblemClass:
+    def problem(self, facts: RowFacts) -> ProblemClass:
         return problem(facts, RowSplit.of(facts).chunk)
 
 
-def _prelude(facts: RmsNormFacts, knobs: RmsNormKnobs) -> str:
+def _prelude(facts: RowFacts, knobs: RmsNormKnobs) -> str:
     split = RowSplit.of(facts)
     piece, steps = split.piece(knobs), split.steps(knobs)
     ahead = knobs.threads <= 512 or steps * piece <= 16

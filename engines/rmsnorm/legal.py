@@ -13,12 +13,12 @@ from graphfuse.engines.limits import (
 )
 from graphfuse.engines.rmsnorm.knobs import EVICTIONS, RmsNormKnobs
 from graphfuse.engines.rmsnorm.split import RowSplit, held_registers
-from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.patterns.rows import RowFacts
 
 _MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
 
 
-def faults(facts: RmsNormFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
+def faults(facts: RowFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
     powers = next(power_faults(knobs, ("threads_per_row", "threads", "chunks")), None)
     if powers is not None:
         yield powers

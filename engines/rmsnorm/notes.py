@@ -7,16 +7,18 @@ from graphfuse.dtypes import data_type
 from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
 from graphfuse.engines.rmsnorm.split import RowSplit
 from graphfuse.engines.support import FP8, op_notes, rounding_notes
-from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.steps import Join
 
 _FP8_INSTRUCTION = 89  # and newer
 _FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain targets
 
 
-def notes(facts: RmsNormFacts, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
+def notes(facts: RowFacts, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
     program = facts.program
     yield from rounding_notes(program)
-    yield "sum of squares: a fixed binary tree, the same bits for every row count, knob and run"
+    if program.reductions(Join.SUM):
+        yield "sums over a row: a fixed binary tree, the same bits for every row count, knob and run"
     yield from op_notes(program)
     if not RowSplit.of(facts).resident(knobs):
         yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"

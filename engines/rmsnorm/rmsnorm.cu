@@ -180,10 +180,10 @@ GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
 template <int PHASE>
 GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, RowSum::Shared* shared) {
   Joined<PHASE> joined;
+  if constexpr (PHASE == 0 && ROW_SUMS > 0) {
+    RowSum::begun();
+  }
   if constexpr (SUMS_OF_ROW[PHASE] > 0) {
-    if constexpr (sums_before(PHASE) == 0) {
-      RowSum::begun();
-    }
 #pragma unroll
     for (int sum = 0; sum < SUMS_OF_ROW[PHASE]; ++sum) {
       const int turn = sums_before(PHASE) + sum;

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
-from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
 CHUNK = 8  # elements whose squares are summed before all else; of other rows, what divides them
@@ -39,7 +39,7 @@ class RowSplit:
     maxima: int
 
     @classmethod
-    def of(cls, facts: RmsNormFacts) -> "RowSplit":
+    def of(cls, facts: RowFacts) -> "RowSplit":
         chunk = math.gcd(facts.columns, CHUNK)
         chunks = facts.columns // chunk
         plan = resident_plan(facts, chunk)
@@ -89,7 +89,7 @@ class RowSplit:
         return -(-self.chunks * self.chunk // (knobs.threads_per_row * self.piece(knobs)))
 
 
-def plan_of(facts: RmsNormFacts, knobs: RmsNormKnobs) -> PhasePlan:
+def plan_of(facts: RowFacts, knobs: RmsNormKnobs) -> PhasePlan:
     split = RowSplit.of(facts)
     piece = split.piece(knobs)
     # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.
@@ -98,7 +98,7 @@ def plan_of(facts: RmsNormFacts, knobs: RmsNormKnobs) -> PhasePlan:
     return plan if split.resident(knobs) else plan.read_again()
 
 
-def resident_plan(facts: RmsNormFacts, piece: int = 1, unpack_again: bool = False) -> PhasePlan:
+def resident_plan(facts: RowFacts, piece: int = 1, unpack_again: bool = False) -> PhasePlan:
     """Of which a thread keeps what later phases need."""
     return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again)
 

@@ -9,11 +9,10 @@ from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs, every_knob
 from graphfuse.engines.rmsnorm.legal import faults
 from graphfuse.engines.rmsnorm.split import RowSplit
 from graphfuse.engines.support import device_reasons, reduction_reasons, rounding_reasons, tensor_reasons
-from graphfuse.patterns.rmsnorm import RmsNormFacts
-from graphfuse.rows.steps import Join
+from graphfuse.patterns.rows import RowFacts
 
 
-def reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
+def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
     yield from device_reasons(device)
     yield from _program_reasons(facts)
     yield from tensor_reasons(facts)
@@ -28,9 +27,9 @@ def reasons(facts: RmsNormFacts, device: Device) -> Iterator[str]:
         )
 
 
-def _program_reasons(facts: RmsNormFacts) -> Iterator[str]:
+def _program_reasons(facts: RowFacts) -> Iterator[str]:
     program = facts.program
     yield from rounding_reasons(program)
     yield from reduction_reasons(facts)
-    if not program.reductions(Join.SUM):
-        yield f"{facts.node}: no sum over the row"
+    if program.sums:
+        yield f"{facts.node}: sums over rows; accepted: reductions of rows alone"

@@ -1,7 +1,7 @@
 """Engine ``rmsnorm_backward``: a row program around the backward of one RMS normalization, and the sums over rows that
 are the gradients of scale and bias, in one kernel, for any row length.
 
-Serves ``RmsNormBackwardFacts`` on NVIDIA GPUs. The kernel is ``rmsnorm_backward.cu``.
+Serves ``RowFacts`` on NVIDIA GPUs. The kernel is ``rmsnorm_backward.cu``.
 """
 
 from graphfuse.engines.rmsnorm_backward.engine import RmsNormBackwardEngine as RmsNormBackwardEngine

@@ -18,12 +18,12 @@ from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
 from graphfuse.engines.support import op_notes, rounding_notes
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
-from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
+from graphfuse.patterns.rows import RowFacts
 
 _PROPOSED = 3
 
 
-class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKnobs]):
+class RmsNormBackwardEngine(KernelEngine[RowFacts, RmsNormBackwardKnobs]):
     """One generated CUDA kernel; rows never enter its source.
 
     Numerics: float32 throughout, unless the graph declares roundings. The mean over a row is a fixed binary tree over
@@ -33,18 +33,18 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
     """
 
     name: ClassVar[str] = "rmsnorm_backward"
-    facts: ClassVar[type] = RmsNormBackwardFacts
+    facts: ClassVar[type] = RowFacts
     knobs: ClassVar[type] = RmsNormBackwardKnobs
     modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
     entry: ClassVar[str] = "rmsnorm_backward"
     # CTAs that stay take more or fewer rounds of the same; the table has rows a factor of 8 apart.
     tuned_within: ClassVar[float] = 4.0
 
-    def why_not(self, facts: RmsNormBackwardFacts, device: Device) -> No | None:
+    def why_not(self, facts: RowFacts, device: Device) -> No | None:
         reason = next(reasons(facts, device), None)
         return None if reason is None else No(reason)
 
-    def propose(self, facts: RmsNormBackwardFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormBackwardKnobs]:
+    def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormBackwardKnobs]:
         split = RowSplit.of(facts)
         every = _legal(replace(facts, row_extents=(1,) * len(facts.row_extents)), device)
         ranked = sorted(every, key=lambda knobs: cost(split, knobs, device))
@@ -55,24 +55,22 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
         few = list(best.values())[:_PROPOSED]
         return list(dict.fromkeys(few + ranked)) if mode is heur_mode.B else few
 
-    def illegal(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs, device: Device) -> No | None:
+    def illegal(self, facts: RowFacts, knobs: RmsNormBackwardKnobs, device: Device) -> No | None:
         reason = next(faults(RowSplit.of(facts), knobs, device), None)
         return None if reason is None else No(reason)
 
-    def notes(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs, device: Device) -> tuple[str, ...]:
+    def notes(self, facts: RowFacts, knobs: RmsNormBackwardKnobs, device: Device) -> tuple[str, ...]:
         return tuple(_notes(facts, knobs))
 
-    def in_place(
-        self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs
-    ) -> tuple[tuple[TensorId, TensorId], ...]:
+    def in_place(self, facts: RowFacts, knobs: RmsNormBackwardKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
         """As of any row program; rows that are copied ahead are not yet written."""
         return in_place(resident_plan(facts))
 
-    def source(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
+    def source(self, facts: RowFacts, knobs: RmsNormBackwardKnobs) -> str:
         name = "rmsnorm_backward.cu"
         return render(template(__package__, name), _prelude(facts, knobs), name)
 
-    def launch(self, facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Launch:
+    def launch(self, facts: RowFacts, knobs: RmsNormBackwardKnobs) -> Launch:
         split = RowSplit.of(facts)
         by_rows = split.by_rows(knobs)
         return Launch(
@@ -86,18 +84,18 @@ class RmsNormBackwardEngine(KernelEngine[RmsNormBackwardFacts, RmsNormBackwardKn
             by_rows=by_rows,
         )
 
-    def problem(self, facts: RmsNormBackwardFacts) -> ProblemClass:
+    def problem(self, facts: RowFacts) -> ProblemClass:
         return problem(facts, RowSplit.of(facts).piece)
 
 
 @functools.lru_cache(maxsize=256)
-def _legal(facts: RmsNormBackwardFacts, device: Device) -> tuple[RmsNormBackwardKnobs, ...]:
+def _legal(facts: RowFacts, device: Device) -> tuple[RmsNormBackwardKnobs, ...]:
     """All legal knobs, for any number of rows: of a network with rows of many numbers they are worked out once."""
     split = RowSplit.of(facts)
     return tuple(knobs for knobs in every_knob(split.pieces, device) if fits(split, knobs, device))
 
 
-def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
+def _prelude(facts: RowFacts, knobs: RmsNormBackwardKnobs) -> str:
     split = RowSplit.of(facts)
     constants = {
         "gf::i64 COLUMNS": facts.columns,
@@ -119,7 +117,7 @@ def _prelude(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> str:
     return prelude(split.plan(knobs), constants)
 
 
-def _notes(facts: RmsNormBackwardFacts, knobs: RmsNormBackwardKnobs) -> Iterator[str]:
+def _notes(facts: RowFacts, knobs: RmsNormBackwardKnobs) -> Iterator[str]:
     yield from rounding_notes(facts.program)
     yield "mean over a row: a fixed binary tree, the same bits for every row count, type, knob and run"
     yield from op_notes(facts.program)

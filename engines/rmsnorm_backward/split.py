@@ -8,7 +8,7 @@ from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.engine import ByRows
 from graphfuse.engines.limits import WARP
 from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
-from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
+from graphfuse.patterns.rows import RowFacts
 
 CHUNK = 8  # elements whose products are summed before all else, by halves, at most
 _REGISTERS = 65536  # of an SM
@@ -35,7 +35,7 @@ class RowSplit:
     piece and of each row. copies_all: whether that is all that is read whole.
     """
 
-    facts: RmsNormBackwardFacts
+    facts: RowFacts
     chunk: int
     piece: int
     pieces: int
@@ -46,7 +46,7 @@ class RowSplit:
     keeps: bool
 
     @classmethod
-    def of(cls, facts: RmsNormBackwardFacts) -> "RowSplit":
+    def of(cls, facts: RowFacts) -> "RowSplit":
         read = [view.dtype.bits // 8 for view in facts.program.read_whole] or [4]
         written = [view.dtype.bits // 8 for view in facts.program.written_whole]
         chunk = math.gcd(facts.columns, CHUNK, ACCESS // min(read))
@@ -162,6 +162,6 @@ class RowSplit:
         return self.facts.columns * 4 * len(self.facts.program.sums)
 
 
-def resident_plan(facts: RmsNormBackwardFacts, piece: int = 1, stages: int = 1) -> PhasePlan:
+def resident_plan(facts: RowFacts, piece: int = 1, stages: int = 1) -> PhasePlan:
     """For which threads have registers."""
     return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages)

@@ -14,11 +14,11 @@ from graphfuse.engines.support import (
     tensor_reasons,
     view_reasons,
 )
-from graphfuse.patterns.rmsnorm_backward import RmsNormBackwardFacts
+from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
 
-def reasons(facts: RmsNormBackwardFacts, device: Device) -> Iterator[str]:
+def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
     yield from device_reasons(device)
     yield from _program_reasons(facts)
     yield from tensor_reasons(facts)
@@ -34,12 +34,14 @@ def reasons(facts: RmsNormBackwardFacts, device: Device) -> Iterator[str]:
         yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the threads of {device}"
 
 
-def _program_reasons(facts: RmsNormBackwardFacts) -> Iterator[str]:
+def _program_reasons(facts: RowFacts) -> Iterator[str]:
     program = facts.program
     yield from rounding_reasons(program)
     yield from reduction_reasons(facts)
     sums, maxima = (len(program.reductions(join)) for join in Join)
     if (sums, maxima) != (1, 0):
         yield f"{facts.node}: {sums} sums and {maxima} maxima of a row; accepted: one sum"
+    if not program.sums and not any(len(set(program.joined(k))) > 1 for k in program.reductions(Join.SUM)):
+        yield f"{facts.node}: no sum over rows, and no sum over a row of products of two values"
     if any(number not in dict(program.summed_in(0)) for number in range(len(program.sums))):
         yield f"{facts.node}: a sum over rows of what depends on the mean of a row"

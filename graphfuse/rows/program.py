@@ -28,9 +28,8 @@ class Fused:
 FUSED = {
     "fma": Fused("gf::fma({a}, {b}, {c})"),
     "fnma": Fused("gf::fma(-{a}, {b}, {c})"),
-    "fms": Fused("gf::fma({a}, {b}, -{c})"),
 }
-"""Beside the op table's: a * b + c, c - a * b and a * b - c, rounded once."""
+"""Beside the op table's: a * b + c and c - a * b, rounded once."""
 
 
 def cost_of(step: Step | Reduce) -> Cost:

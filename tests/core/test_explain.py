@@ -11,7 +11,7 @@ def test_before_and_after_each_step():
     g = Norm().graph()
     g.validate()
     g.build_operation_graph()
-    assert "rmsnorm_silu matches rmsnorm.0, swish.0" in g.explain() and "plans (0)" in g.explain()
+    assert "rows matches rmsnorm.0, swish.0" in g.explain() and "plans (0)" in g.explain()
     g.create_execution_plans([heur_mode.A])
     text = g.explain()
     assert "rmsnorm declines rmsnorm.0, swish.0: needs a CUDA device or the emulator; got cpu" in text
@@ -39,7 +39,7 @@ def test_patterns_whose_facts_say_no():
     x, w = g.tensor([3, 4, 8], [64, 16, 1], name="x"), g.tensor([1, 4, 8])
     g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0].set_output()
     g.build([heur_mode.A])
-    assert "rmsnorm fits rmsnorm.0, but tensor 'x'" in g.explain()
+    assert "rows fits rmsnorm.0, but tensor 'x'" in g.explain()
 
 
 def test_it_explains_a_graph_that_cannot_run():

@@ -5,7 +5,7 @@ import torch
 
 from graphfuse import heur_mode, match, norm_forward_phase
 from graphfuse.freeze import freeze
-from graphfuse.patterns import rmsnorm, rmsnorm_backward
+from graphfuse.patterns.rows import PATTERN
 from support import graphs, oracle
 from support.graphs import FLOAT
 
@@ -104,11 +104,11 @@ def test_engines_see_no_difference(name, centred):
     rows = rows_of(shape, full)
     for scale in lower:
         for bias in (full, scale):
-            assert facts(rmsnorm.PATTERN, forward(shape, scale, bias, centred)) == facts(
-                rmsnorm.PATTERN, forward(shape, full, full, centred)
+            assert facts(PATTERN, forward(shape, scale, bias, centred)) == facts(
+                PATTERN, forward(shape, full, full, centred)
             )
-        assert facts(rmsnorm_backward.PATTERN, backward(shape, scale, rows, centred)) == facts(
-            rmsnorm_backward.PATTERN, backward(shape, full, rows, centred)
+        assert facts(PATTERN, backward(shape, scale, rows, centred)) == facts(
+            PATTERN, backward(shape, full, rows, centred)
         )
 
 

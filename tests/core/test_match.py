@@ -12,7 +12,7 @@ from graphfuse.errors import PluginError
 from graphfuse.ir import Subgraph, packed_stride
 from graphfuse.lower import lower
 from graphfuse.match import Declined, Match, Pattern, Region
-from graphfuse.patterns import rmsnorm, rmsnorm_silu
+from graphfuse.patterns.rows import PATTERN
 from support import graphs
 from support.graphs import BF16, FP4, Norm
 
@@ -117,7 +117,7 @@ def test_an_optional_capture_and_an_unused_port():
     "case", [Norm(), Norm(bias=BF16), Norm(training=True), Norm(factor="value"), Norm(output=FP4, blocks=True)], ids=str
 )
 def test_rmsnorm_silu_takes_the_whole_graph(case):
-    region = next(match.find(rmsnorm_silu.PATTERN, ir(case.graph())))
+    region = next(match.find(PATTERN, ir(case.graph())))
     assert len(region.subgraph.node_ids) == len(region.subgraph.graph.nodes)
     facts = region.facts
     assert (facts.rows, facts.columns) == (case.rows, case.columns)
@@ -136,7 +136,7 @@ def test_the_inverse_rms_of_training_is_kept_and_read():
     g = Norm(training=True).graph()
     inverse = next(t for t in g.tensors if t.get_name() == "inverse_rms")
     g.mul(inverse, inverse).set_output().set_name("square")
-    region = next(match.find(rmsnorm_silu.PATTERN, ir(g)))
+    region = next(match.find(PATTERN, ir(g)))
     assert names(region) == ["mul.0", "rmsnorm.0", "swish.0"]
     assert {s.view.name for s in region.facts.program.stores} == {"inverse_rms", "square", "out"}
 
@@ -168,8 +168,8 @@ def test_all_that_follows_on_the_same_rows_is_taken(how, taken):
     g = graphs.new()
     y = g.rmsnorm(g.tensor([12, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0]
     followed(g, g.swish(y), how).set_output()
-    assert found(rmsnorm_silu.PATTERN, g)[-1] == ["rmsnorm.0", "swish.0"]  # alone, if engines take no more
-    assert names(next(match.find(rmsnorm_silu.PATTERN, ir(g)))) == taken
+    assert found(PATTERN, g)[-1] == ["rmsnorm.0"]  # alone, if engines take no more
+    assert names(next(match.find(PATTERN, ir(g)))) == taken
 
 
 def test_nodes_that_follow_one_another_in_two_ways_are_taken():
@@ -177,7 +177,7 @@ def test_nodes_that_follow_one_another_in_two_ways_are_taken():
     g = graphs.new()
     y = g.rmsnorm(g.tensor([1, 1]), g.tensor([1, 1]), 1e-5, norm_forward_phase=INFERENCE)[0]
     g.add(g.tanh(y), g.sigmoid(y)).set_output()
-    assert names(next(match.find(rmsnorm.PATTERN, ir(g)))) == ["add.0", "rmsnorm.0", "sigmoid.0", "tanh.0"]
+    assert names(next(match.find(PATTERN, ir(g)))) == ["add.0", "rmsnorm.0", "sigmoid.0", "tanh.0"]
 
 
 def test_the_prologue_is_taken_with_what_it_gives_others():
@@ -186,7 +186,7 @@ def test_the_prologue_is_taken_with_what_it_gives_others():
     total = g.add(x, residual).set_output().set_name("sum")
     weight = g.add(g.tensor([1, 64]), 1.0)
     g.rmsnorm(total, weight, 1e-5, norm_forward_phase=INFERENCE)[0].set_output().set_name("y")
-    region = next(match.find(rmsnorm.PATTERN, ir(g)))
+    region = next(match.find(PATTERN, ir(g)))
     assert names(region) == ["add.0", "add.1", "rmsnorm.0"]
     assert {s.view.name for s in region.facts.program.stores} == {"sum", "y"}
 
@@ -199,7 +199,7 @@ def test_a_norm_with_two_outputs_beside_another():
     inverse.set_output()
     z, inverse = g.rmsnorm(y, w, 1e-5, norm_forward_phase=training)
     z.set_output(), inverse.set_output()
-    assert found(rmsnorm.PATTERN, g) == [["rmsnorm.0"], ["rmsnorm.1"]]
+    assert found(PATTERN, g) == [["rmsnorm.0"], ["rmsnorm.1"]]
 
 
 def test_what_stands_between_two_norms_belongs_to_the_first():
@@ -208,7 +208,7 @@ def test_what_stands_between_two_norms_belongs_to_the_first():
     first = g.rmsnorm(g.tensor([12, 64]), w, 1e-5, norm_forward_phase=INFERENCE)[0]
     between = g.add(g.swish(first), g.tensor([12, 64]))
     g.rmsnorm(between, w, 1e-5, norm_forward_phase=INFERENCE)[0].set_output()
-    regions = found(rmsnorm.PATTERN, g)
+    regions = found(PATTERN, g)
     assert ["add.0", "rmsnorm.0", "swish.0"] in regions and ["rmsnorm.1"] in regions
     assert all(region == ["rmsnorm.1"] for region in regions if "rmsnorm.1" in region)
 
@@ -219,7 +219,7 @@ def test_a_node_that_another_way_leads_around_is_left_out():
     y = g.rmsnorm(g.tensor([12, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0]
     total = g.reduction(y, mode=reduction_mode.ADD)  # of all rows: not of the match
     g.mul(g.swish(y), total).set_output()
-    assert names(next(match.find(rmsnorm.PATTERN, ir(g)))) == ["rmsnorm.0", "swish.0"]
+    assert names(next(match.find(PATTERN, ir(g)))) == ["rmsnorm.0", "swish.0"]
 
 
 @given(st.data())
@@ -231,7 +231,7 @@ def test_order_and_names_of_nodes_do_not_matter(data):
         graph = ir(g)
         return sorted(
             (p.name, sorted(int(n.name[4:]) for n in r.subgraph.nodes))
-            for p in (rmsnorm.PATTERN, rmsnorm_silu.PATTERN, ADD_RELU)
+            for p in (PATTERN, ADD_RELU)
             for r in match.find(p, graph)
         )
 
@@ -241,13 +241,12 @@ def test_order_and_names_of_nodes_do_not_matter(data):
 @given(graphs.drawn())
 def test_what_a_match_makes_and_others_read_is_in_its_facts(drawn):
     graph = ir(drawn.build())
-    for pattern in (rmsnorm.PATTERN, rmsnorm_silu.PATTERN):
-        for region in match.find(pattern, graph):
-            if isinstance(region, Declined):
-                continue
-            stores = region.facts.program.stores
-            kept = {v.tensor for s in stores for v in (s.view, s.block_scale) if v}
-            assert set(region.subgraph.outputs) <= kept
+    for region in match.find(PATTERN, graph):
+        if isinstance(region, Declined):
+            continue
+        stores = region.facts.program.stores
+        kept = {v.tensor for s in stores for v in (s.view, s.block_scale) if v}
+        assert set(region.subgraph.outputs) <= kept
 
 
 def test_a_pattern_of_two_joined_norms():
@@ -342,7 +341,7 @@ def test_an_operand_made_of_the_inverse_rms_is_taken():
     x, w = g.tensor([1, 64]), g.tensor([1, 64])
     y, inverse = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
     g.mul(g.swish(y), g.relu(inverse)).set_output()
-    region = next(match.find(rmsnorm_silu.PATTERN, ir(g)))
+    region = next(match.find(PATTERN, ir(g)))
     assert names(region) == ["mul.0", "relu.0", "rmsnorm.0", "swish.0"]
 
 
@@ -366,7 +365,7 @@ def test_how_a_tensor_is_seen_as_rows(dim, stride, scale, extents, strides, colu
     g = graphs.new()
     y = g.rmsnorm(g.tensor(dim, stride), g.tensor(scale), 1e-5, norm_forward_phase=INFERENCE)[0]
     y.set_output().set_dim(dim).set_stride(stride if 0 not in dim else packed_stride(dim))
-    region = next(match.find(rmsnorm.PATTERN, ir(g)))
+    region = next(match.find(PATTERN, ir(g)))
     facts, x = region.facts, region.facts.program.inputs[0]
     assert facts.row_extents == extents
     assert strides is None or (x.row_strides, x.column_stride) == (strides, column_stride)
@@ -378,7 +377,7 @@ def test_row_axes_join_only_where_every_tensor_allows_it():
     g = graphs.new()
     x = g.tensor([5, 4, 64], [3 * 4 * 64, 64, 1])
     g.rmsnorm(x, g.tensor([1, 1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0].set_output()
-    facts = next(match.find(rmsnorm.PATTERN, ir(g))).facts
+    facts = next(match.find(PATTERN, ir(g))).facts
     assert facts.row_extents == (5, 4)
     assert facts.program.inputs[0].row_strides == (768, 64)
     assert facts.program.stores[0].view.row_strides == (256, 64)
@@ -389,10 +388,10 @@ def test_columns_that_are_no_run_are_declined_with_a_reason():
     g.rmsnorm(g.tensor([3, 4, 8], [64, 16, 1], name="x"), g.tensor([1, 4, 8]), 1e-5, norm_forward_phase=INFERENCE)[
         0
     ].set_output()
-    declined = next(match.find(rmsnorm.PATTERN, ir(g)))
+    declined = next(match.find(PATTERN, ir(g)))
     assert isinstance(declined, Declined) and "'x'" in str(declined.why) and isinstance(declined.subgraph, Subgraph)
 
 
 def test_regions_are_not_declined_for_nothing():
-    region = next(match.find(rmsnorm.PATTERN, ir(Norm().graph())))
-    assert isinstance(region, Region) and region.pattern == "rmsnorm"
+    region = next(match.find(PATTERN, ir(Norm().graph())))
+    assert isinstance(region, Region) and region.pattern == "rows"

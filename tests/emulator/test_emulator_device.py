@@ -190,14 +190,14 @@ def test_what_no_kernel_takes_runs_on_the_reference_engine():
     x, w = g.tensor([4, 64], name="x"), g.tensor([1, 64], name="w")
     phase = graphfuse.norm_forward_phase.INFERENCE
     y = g.rmsnorm(g.add(x, x), w, 1e-5, norm_forward_phase=phase)[0].set_output().set_name("y")
-    g.reduction(y, mode=graphfuse.reduction_mode.ADD).set_dim([4, 1]).set_output().set_name("out")
+    g.reduction(y, mode=graphfuse.reduction_mode.MUL).set_dim([4, 1]).set_output().set_name("out")
     g.build([heur_mode.A])
     assert "reference" in g.get_plan_name_at_index(0) and "rmsnorm" in g.get_plan_name_at_index(0)
     a, b = torch.randn(4, 64), torch.rand(1, 64)
     y, out = torch.empty(4, 64), torch.empty(4, 1)
     g.execute({"x": a, "w": b, "y": y, "out": out}, graphs.workspace(g.get_workspace_size()))
     torch.testing.assert_close(y.double(), oracle.rmsnorm(a + a, b, 1e-5)[0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(out.double(), y.double().sum(1, keepdim=True), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out.double(), y.double().prod(1, keepdim=True), rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_to_do_launches_nothing():

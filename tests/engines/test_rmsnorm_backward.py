@@ -12,7 +12,7 @@ from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
 from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
-from graphfuse.patterns import rmsnorm_backward
+from graphfuse.patterns.rows import PATTERN
 from graphfuse.rows.steps import Chain, Join, Load, Reduce, Step
 from support import graphs
 from support.gradients import CASES, Gradient
@@ -23,7 +23,7 @@ H200 = for_arch("sm_90a")
 
 
 def matches(graph) -> list:
-    return [m for m in match.find(rmsnorm_backward.PATTERN, lower(freeze(graph)))]
+    return [m for m in match.find(PATTERN, lower(freeze(graph)))]
 
 
 def facts_of(case: Gradient):
@@ -36,7 +36,7 @@ def facts_of(case: Gradient):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_all_around_it_is_one_region(case):
     graph = lower(freeze(case.graph()))
-    found = next(match.find(rmsnorm_backward.PATTERN, graph))
+    found = next(match.find(PATTERN, graph))
     assert len(found.subgraph.node_ids) == len(graph.nodes)
     assert ENGINE.why_not(found.facts, H200) is None
     program = found.facts.program

@@ -9,7 +9,7 @@ from graphfuse.device import ARCHES, for_arch
 from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
-from graphfuse.patterns import rmsnorm_backward
+from graphfuse.patterns.rows import PATTERN
 from graphfuse.runtime import nvrtc
 from support import cubin
 from support.gradients import Gradient
@@ -35,7 +35,7 @@ def of(number: int) -> list[Gradient]:
 
 
 def candidates(case: Gradient, device) -> list[tuple]:
-    facts = next(match.find(rmsnorm_backward.PATTERN, lower(freeze(case.graph())))).facts
+    facts = next(match.find(PATTERN, lower(freeze(case.graph())))).facts
     every = ENGINE.propose(facts, device, heur_mode.B)
     return [(facts, knobs) for knobs in (*every[:2], *every[3 :: max(1, len(every) // 2)])]
 

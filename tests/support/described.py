@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
-from graphfuse.patterns.rmsnorm import RmsNormFacts
+from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import RowProgram, Store, View
 from graphfuse.rows.steps import Chain, Load, Scalar, Step
 from support.emitter import Emitter
@@ -48,7 +48,7 @@ class Described:
     block_size: int = 0
     node: str = "norm"
 
-    def facts(self) -> RmsNormFacts:
+    def facts(self) -> RowFacts:
         inputs = [self.input.view(), self.weight.view(), *([self.bias.view()] if self.bias else [])]
         emitter, bias = Emitter(self.columns), {"bias": Load(2)} if self.bias else {}
         norm = emitter.expand("rmsnorm", input=Load(0), scale=Load(1), epsilon=self.epsilon, **bias)
@@ -61,4 +61,4 @@ class Described:
         if self.inverse_rms:
             stores.append(Store(self.inverse_rms.view(columns=False), norm["inv_variance"]))
         program = RowProgram(tuple(inputs), tuple(emitter.steps), tuple(stores))
-        return RmsNormFacts(self.node, (self.rows,), self.columns, program)
+        return RowFacts(self.node, (self.rows,), self.columns, program)

@@ -19,7 +19,7 @@ from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Backward
 from graphfuse.enums import heur_mode
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
-from graphfuse.patterns import rmsnorm, rmsnorm_backward
+from graphfuse.patterns.rows import PATTERN
 from support import graphs
 from support.gradients import ACTIVATIONS, TYPES, WEIGHTS, Gradient
 from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
@@ -35,7 +35,7 @@ class Variant:
     problem: Norm | Gradient
     knobs: object = None
     engine: KernelEngine = RmsNormEngine()
-    pattern: match.Pattern = rmsnorm.PATTERN
+    pattern: match.Pattern = PATTERN
 
     def facts(self, rows: int | None = None) -> object:
         """What the engine looks at, by way of the pattern; for another number of rows if given."""
@@ -213,7 +213,7 @@ FORWARD: dict[str, Variant] = {
 
 
 def _backward(problem: Gradient, knobs: Backward | None = None) -> Variant:
-    return Variant(problem, knobs, RmsNormBackwardEngine(), rmsnorm_backward.PATTERN)
+    return Variant(problem, knobs, RmsNormBackwardEngine(), PATTERN)
 
 
 def _gradients() -> Iterator[tuple[str, Variant]]:

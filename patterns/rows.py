@@ -1,0 +1,86 @@
+"""Reductions of rows with all that works on the same rows around them, forward and backward.
+
+Norms, whether they are one node or many, softmax, what is pointwise before and after, quantization in blocks, the
+largest magnitude of all. Any value on the way may be an output.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphfuse.engine import No
+from graphfuse.match import Match, Pattern, PatternGraph, convex
+from graphfuse.patterns.axes import Axes
+from graphfuse.patterns.builder import Builder
+from graphfuse.rows.expansions import EXPANSIONS
+from graphfuse.rows.program import RowProgram
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """Everything an engine may look at.
+
+    node: the name of the first node that reduces, for messages. row_extents: of the row axes, outermost first,
+    neighbours joined where one stride serves both in every tensor; at least one. columns: extent.
+    program: what is computed and written, sums over all rows among it.
+    """
+
+    node: str
+    row_extents: tuple[int, ...]
+    columns: int
+    program: RowProgram
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.row_extents)
+
+
+def rmsnorm(g: PatternGraph):
+    y, inverse_rms = g.rmsnorm(
+        input=g.capture("input"),
+        scale=g.capture("scale", optional=True),
+        epsilon=g.capture("epsilon"),
+        bias=g.capture("bias", optional=True),
+    )
+    return {"output": y, "inverse_rms": inverse_rms}
+
+
+def rmsnorm_backward(g: PatternGraph):
+    dx, dscale, dbias = g.rmsnorm_backward(
+        grad=g.capture("grad"),
+        input=g.capture("input"),
+        scale=g.capture("scale", optional=True),
+        inv_variance=g.capture("inv_variance"),
+    )
+    return {"dx": dx, "dscale": dscale, "dbias": dbias}
+
+
+def reduction(g: PatternGraph):
+    return {"output": g.reduction(g.capture("input"))}
+
+
+def grow(match: Match) -> Iterator[frozenset[int]]:
+    """All around the reduction that works on its rows; without what comes before; without what comes after.
+    What stands between two norms belongs to the first: what the second reads is in memory anyway."""
+    graph, rows = match.graph, Axes.of(match)
+    if rows is None:
+        return
+    core, center = frozenset(match.subgraph.node_ids), match.anchor
+    expansion = EXPANSIONS.get(center.op_name)
+    beside = expansion.scalars | expansion.of_columns if expansion else ()
+    before = graph.above(t for port, t in center.inputs if port not in beside)
+    after = graph.below(t for _, t in center.outputs)
+    norms = (graph.nodes[i] for i in before if graph.nodes[i].op_name == center.op_name == "rmsnorm")
+    theirs = before & graph.below(t for node in norms for _, t in node.outputs)
+    for excluded in (theirs, before, after | theirs):
+        yield convex(graph, core, lambda i, inside, out=excluded: i not in out and rows.takes(i, inside))
+    yield core
+
+
+def facts(match: Match) -> RowFacts | No:
+    """What the match computes, as rows x columns; No if a tensor cannot be seen that way."""
+    built = Builder(match).made()
+    return built if isinstance(built, No) else RowFacts(match.anchor.name, *built)
+
+
+PATTERN = Pattern("rows", (rmsnorm, rmsnorm_backward, reduction), facts, grow)
