@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from graphfuse.engine import No
 from graphfuse.match import Match, Pattern, PatternGraph, convex
+from graphfuse.ops import OPS
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
 from graphfuse.rows.expansions import EXPANSIONS
@@ -35,27 +36,18 @@ class RowFacts:
         return math.prod(self.row_extents)
 
 
-def rmsnorm(g: PatternGraph):
-    y, inverse_rms = g.rmsnorm(
-        input=g.capture("input"),
-        scale=g.capture("scale", optional=True),
-        epsilon=g.capture("epsilon"),
-        bias=g.capture("bias", optional=True),
-    )
-    return {"output": y, "inverse_rms": inverse_rms}
+def _template(op_name: str):
+    """One node of an op, whatever it is given and makes."""
+
+    def template(g: PatternGraph):
+        op = OPS[op_name]
+        made = getattr(g, op_name)(**{port.name: g.capture(port.name, port.optional) for port in op.inputs})
+        return {port.name: symbol for port, symbol in zip(op.outputs, made, strict=True)}
+
+    return template
 
 
-def rmsnorm_backward(g: PatternGraph):
-    dx, dscale, dbias = g.rmsnorm_backward(
-        grad=g.capture("grad"),
-        input=g.capture("input"),
-        scale=g.capture("scale", optional=True),
-        inv_variance=g.capture("inv_variance"),
-    )
-    return {"dx": dx, "dscale": dscale, "dbias": dbias}
-
-
-def reduction(g: PatternGraph):
+def _reduction(g: PatternGraph):
     return {"output": g.reduction(g.capture("input"))}
 
 
@@ -70,7 +62,8 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     beside = expansion.scalars | expansion.of_columns if expansion else ()
     before = graph.above(t for port, t in center.inputs if port not in beside)
     after = graph.below(t for _, t in center.outputs)
-    norms = (graph.nodes[i] for i in before if graph.nodes[i].op_name == center.op_name == "rmsnorm")
+    forward = rows.ends and center.op_name in EXPANSIONS
+    norms = (graph.nodes[i] for i in before if forward and graph.nodes[i].op_name in EXPANSIONS)
     theirs = before & graph.below(t for node in norms for _, t in node.outputs)
     for excluded in (theirs, before, after | theirs):
         yield convex(graph, core, lambda i, inside, out=excluded: i not in out and rows.takes(i, inside))
@@ -83,4 +76,4 @@ def facts(match: Match) -> RowFacts | No:
     return built if isinstance(built, No) else RowFacts(match.anchor.name, *built)
 
 
-PATTERN = Pattern("rows", (rmsnorm, rmsnorm_backward, reduction), facts, grow)
+PATTERN = Pattern("rows", (*map(_template, EXPANSIONS), _reduction), facts, grow)

@@ -23,6 +23,20 @@ def rmsnorm(t, x, a) -> dict[str, object]:
     return {"Y": y, "inv_variance": inverse}
 
 
+def layernorm(t, x, a) -> dict[str, object]:
+    scale = x.get("scale")
+    axes = rmsnorm_axes(x["input"].shape, None if scale is None else scale.shape)
+    mean = _mean(x["input"], axes)
+    apart = x["input"] - mean
+    inverse = t.rsqrt(_mean(apart * apart, axes) + x["epsilon"])
+    y = apart * inverse
+    if scale is not None:
+        y = y * scale
+    if "bias" in x:
+        y = y + x["bias"]
+    return {"Y": y, "mean": mean, "inv_variance": inverse}
+
+
 def rmsnorm_backward(t, x, a) -> dict[str, object]:
     grad, scale, inverse = x["grad"], x.get("scale"), x["inv_variance"]
     axes = rmsnorm_axes(grad.shape, None if scale is None else scale.shape)

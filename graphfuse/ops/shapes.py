@@ -54,6 +54,10 @@ RMSNORM_ORDER = "by position: input, scale, epsilon, bias, norm_forward_phase (c
 
 
 def rmsnorm(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    return _norm(shapes, attributes, RMSNORM_ORDER)
+
+
+def _norm(shapes: Mapping[str, Shape], attributes: Attributes, order: str) -> dict[str, Shape]:
     x, scale = shapes["input"], shapes.get("scale")
     axes = _normalized_axes(x, scale)
     row = tuple(e if axis in axes else 1 for axis, e in enumerate(x))
@@ -63,15 +67,21 @@ def rmsnorm(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
             f"bias must have {whose} {list(row)}, leading extents of 1 aside, got {list(shapes['bias'])}"
         )
     if any(e != 1 for e in shapes["epsilon"]):
-        raise GraphValidationError(
-            f"epsilon must have one element, got shape {list(shapes['epsilon'])}; {RMSNORM_ORDER}"
-        )
+        raise GraphValidationError(f"epsilon must have one element, got shape {list(shapes['epsilon'])}; {order}")
     if attributes["norm_forward_phase"] is norm_forward_phase.NOT_SET:
         raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
     out = {"Y": x}
     if attributes["norm_forward_phase"] is norm_forward_phase.TRAINING:
         out["inv_variance"] = _one_per_row(x, axes)
     return out
+
+
+LAYERNORM_ORDER = "by position: input, scale, bias, epsilon, norm_forward_phase (cuDNN's order differs: give keywords)"
+
+
+def layernorm(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    out = _norm(shapes, attributes, LAYERNORM_ORDER)
+    return out | ({"mean": out["inv_variance"]} if "inv_variance" in out else {})
 
 
 def _one_per_row(x: Shape, axes: tuple[int, ...]) -> Shape:
@@ -81,6 +91,11 @@ def _one_per_row(x: Shape, axes: tuple[int, ...]) -> Shape:
 def rmsnorm_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
     training = attributes["norm_forward_phase"] is norm_forward_phase.TRAINING
     return frozenset() if training else frozenset({"inv_variance"})
+
+
+def layernorm_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
+    absent = rmsnorm_absent(attributes, inputs)
+    return absent | {"mean"} if absent else absent
 
 
 def rmsnorm_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:

@@ -66,6 +66,25 @@ _TABLE = (
         order=shapes.RMSNORM_ORDER,
     ),
     Op(
+        "layernorm",
+        "Layer normalization: (input - mean) * inv_variance * scale + bias, over the axes along which scale\n"
+        "varies, those of rmsnorm without a scale; mean is that of input, inv_variance is\n"
+        "1 / sqrt(mean((input - mean)^2) + epsilon), of the differences themselves. scale and bias may be left\n"
+        "out, then 1 and 0. norm_forward_phase must be given. Returns [Y, mean, inv_variance], the last two None\n"
+        "in INFERENCE.",
+        inputs=(Port("input"), Port("scale", optional=True), Port("bias", optional=True), Port("epsilon")),
+        outputs=(
+            Port("Y"),
+            Port("mean", optional=True, label="MEAN"),
+            Port("inv_variance", optional=True, label="INV_VARIANCE"),
+        ),
+        infer=shapes.layernorm,
+        reference=references.layernorm,
+        attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
+        absent=shapes.layernorm_absent,
+        order=shapes.LAYERNORM_ORDER,
+    ),
+    Op(
         "rmsnorm_backward",
         "Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
         "n = input * inv_variance and g = grad * scale, over the same axes as rmsnorm:\n"

@@ -57,6 +57,19 @@ def _rmsnorm(e: Emitter, x: Operands) -> Values:
     return {"inv_variance": inverse, "Y": y}
 
 
+def _layernorm(e: Emitter, x: Operands) -> Values:
+    mean = _mean(e, x["input"])
+    apart = e.op("sub", a=x["input"], b=mean)
+    squares = e.reduce(Join.SUM, e.op("mul", a=apart, b=apart))
+    inverse = e.op("rsqrt", input=e.op("fma", a=squares, b=Number(1.0 / e.columns), c=x["epsilon"]))
+    y = e.op("mul", a=apart, b=inverse)
+    if "scale" in x:
+        y = e.op("mul", a=y, b=x["scale"])
+    if "bias" in x:
+        y = e.op("add", a=y, b=x["bias"])
+    return {"mean": mean, "inv_variance": inverse, "Y": y}
+
+
 def _rmsnorm_backward(e: Emitter, x: Operands) -> Values:
     normal = e.op("mul", a=x["input"], b=x["inv_variance"])
     scaled = e.op("mul", a=x["grad"], b=x["scale"]) if "scale" in x else x["grad"]
@@ -69,6 +82,7 @@ _WEIGHTS = frozenset({"scale", "bias"})
 
 EXPANSIONS = {
     "rmsnorm": Expansion(_rmsnorm, frozenset({"epsilon"}), _WEIGHTS),
+    "layernorm": Expansion(_layernorm, frozenset({"epsilon"}), _WEIGHTS),
     "rmsnorm_backward": Expansion(_rmsnorm_backward, of_columns=_WEIGHTS),
 }
 """By op."""

@@ -32,6 +32,10 @@ class Written:
         variance = self.over(g.mul(apart, apart), reduction_mode.AVG)
         return g.add(g.mul(g.mul(apart, g.rsqrt(g.add(variance, EPS))), self.w), self.b)
 
+    def layer_norm_op(self):
+        phase = norm_forward_phase.INFERENCE
+        return self.g.layernorm(self.x, self.w, self.b, EPS, norm_forward_phase=phase)[0]
+
     def exponents(self):
         g, largest = self.g, self.over(self.x, reduction_mode.MAX)
         powers = g.exp(g.sub(self.x, largest))
@@ -170,18 +174,23 @@ def test_under_sanitizers_in_all_schedules(family, knobs, build):
     assert found["y"] == planned.contents()["y"]
 
 
+NORMS = ["rms_norm", "layer_norm"]
+
+
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("rows, columns", [(5, 96), (4, 1000), (2, 40000)])
-def test_a_norm_written_as_nodes_is_the_kernel_of_the_op(rows, columns):
+def test_a_norm_written_as_nodes_is_the_kernel_of_the_op(norm, rows, columns):
     """Also in its text: of many rows it is told that weights are the same for all of them."""
-    by_hand, op = (Planned(*drawn(family, rows, columns)).source for family in ("rms_norm", "rms_norm_op"))
+    by_hand, op = (Planned(*drawn(family, rows, columns)).source for family in (norm, f"{norm}_op"))
     assert by_hand == op
 
 
 @pytest.mark.emulate
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("rows, columns", [(1, 96), (5, 1000)])
-def test_a_norm_written_as_nodes_has_the_bits_of_the_op(rows, columns):
+def test_a_norm_written_as_nodes_has_the_bits_of_the_op(norm, rows, columns):
     found = []
-    for family in ("rms_norm", "rms_norm_op"):
+    for family in (norm, f"{norm}_op"):
         graph, pack = drawn(family, rows, columns)
         Planned(graph, pack).run()
         found.append(pack["y"])
