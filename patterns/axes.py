@@ -60,6 +60,8 @@ class Axes:
             return False
         if any(graph.producer.get(t) in inside and self._is_end(t) for _, t in node.inputs):
             return False
+        if any(inside & set(graph.consumers.get(t, ())) and self._is_end(t) for _, t in node.outputs):
+            return False
         if node.op_name in self.ends:
             return self._ends(node) and graph.tensors[node.input("input")].dim == self.dim
         if not node.op.pointwise or not self._fits(node.output("output")):

@@ -43,5 +43,8 @@ def _program_reasons(facts: RowFacts) -> Iterator[str]:
         yield f"{facts.node}: {sums} sums and {maxima} maxima of a row; accepted: one sum"
     if not program.sums and not any(len(set(program.joined(k))) > 1 for k in program.reductions(Join.SUM)):
         yield f"{facts.node}: no sum over rows, and no sum over a row of products of two values"
+    for store in program.stores:
+        if store.amax:
+            yield f"{facts.node}: the largest magnitude of all, {store.view.name!r}"
     if any(number not in dict(program.summed_in(0)) for number in range(len(program.sums))):
         yield f"{facts.node}: a sum over rows of what depends on the mean of a row"
