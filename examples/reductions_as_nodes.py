@@ -38,12 +38,13 @@ def rms_norm_node(graph, x, w, b):
     return graph.rmsnorm(x, w, EPS, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
 
 
-EXACT = {
-    layer_norm: lambda x, w, b: torch.nn.functional.layer_norm(x, (COLUMNS,), w[0], b[0], EPS),
-    softmax: lambda x, w, b: x.softmax(1),
-    rms_norm: lambda x, w, b: torch.nn.functional.rms_norm(x, (COLUMNS,), w[0], EPS),
-    rms_norm_node: lambda x, w, b: torch.nn.functional.rms_norm(x, (COLUMNS,), w[0], EPS),
+NODES = {
+    layer_norm: ("xwb", lambda x, w, b: torch.nn.functional.layer_norm(x, (COLUMNS,), w[0], b[0], EPS)),
+    softmax: ("x", lambda x, w, b: x.softmax(1)),
+    rms_norm: ("xw", lambda x, w, b: torch.nn.functional.rms_norm(x, (COLUMNS,), w[0], EPS)),
+    rms_norm_node: ("xw", lambda x, w, b: torch.nn.functional.rms_norm(x, (COLUMNS,), w[0], EPS)),
 }
+"""What each reads, and what it computes."""
 
 
 def run(nodes, given: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -52,22 +53,18 @@ def run(nodes, given: dict[str, torch.Tensor]) -> torch.Tensor:
     y = nodes(graph, *tensors.values()).set_output()
     graph.build([heur_mode.OPENSOURCE, heur_mode.FALLBACK])
     out = torch.empty(ROWS, COLUMNS, dtype=torch.bfloat16, device=given["x"].device)
-    read = {tensors[name]: t for name, t in given.items() if name in used(nodes)}
-    graph.execute({**read, y: out})
+    names, _ = NODES[nodes]
+    graph.execute({tensors[name]: given[name] for name in names} | {y: out})
     print(f"{nodes.__name__}: {graph.get_plan_name_at_index(0)}")
     return out
-
-
-def used(nodes) -> str:
-    return {layer_norm: "xwb", softmax: "x"}.get(nodes, "xw")
 
 
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shapes = {"x": (ROWS, COLUMNS), "w": (1, COLUMNS), "b": (1, COLUMNS)}
     given = {name: torch.randn(shape, device=device).bfloat16() for name, shape in shapes.items()}
-    results = {nodes: run(nodes, given) for nodes in EXACT}
-    for nodes, of in EXACT.items():
+    results = {nodes: run(nodes, given) for nodes in NODES}
+    for nodes, (_, of) in NODES.items():
         exact = of(*(t.double() for t in given.values()))
         torch.testing.assert_close(results[nodes].double(), exact, rtol=2.0**-8, atol=2.0**-9)
     same = torch.equal(results[rms_norm], results[rms_norm_node])

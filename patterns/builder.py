@@ -13,9 +13,10 @@ from graphfuse.ops import quantize_axis
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import RowLayout
 from graphfuse.rows.contraction import contracted
+from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.expansions import EXPANSIONS, REDUCED
 from graphfuse.rows.program import ColumnSum, RowProgram, Store, View
-from graphfuse.rows.steps import Chain, Join, Load, Operand, Reduce, Scalar, Step
+from graphfuse.rows.steps import Chain, Load, Operand, Scalar, Step
 
 
 class Built(NamedTuple):
@@ -48,15 +49,13 @@ class _Operands(Mapping[str, Operand]):
         return port in dict(self.node.inputs)
 
 
-class Builder:
-    """Makes the program of one match: a value for each tensor, a view for each that lies in memory. It is the emitter
-    of expansions. columns: elements of a row."""
+class Builder(Emitter):
+    """Makes the program of one match: a value for each tensor, a view for each that lies in memory."""
 
     def __init__(self, match: Match):
         self.graph, self.subgraph = match.graph, match.subgraph
         self.rows = Axes.of(match)
-        self.columns = self.rows.width
-        self.steps: list[Step | Reduce] = []
+        super().__init__(self.rows.width)
         self.values: dict[TensorId, Operand] = {}
         self.loaded: dict[TensorId, int] = {}
         self.stores: list[tuple[TensorId, Chain, Node | None]] = []
@@ -142,16 +141,6 @@ class Builder:
     def _chain(self, t: TensorId) -> Chain:
         value = self.operand(t, in_memory=True)
         return value if isinstance(value, Chain) else self.step(Step("identity", (("input", value),)))
-
-    def step(self, step: Step | Reduce) -> Chain:
-        self.steps.append(step)
-        return Chain(len(self.steps) - 1)
-
-    def op(self, name: str, **operands: Operand) -> Chain:
-        return self.step(Step(name, tuple(operands.items())))
-
-    def reduce(self, join: Join, value: Operand) -> Chain:
-        return self.step(Reduce(join, value))
 
     def rounded(self, t: TensorId | None) -> data_type | None:
         """What a value is rounded to for those in the match who read it: a stored one, and one whose type is

@@ -1,5 +1,5 @@
-"""Engine ``rmsnorm_backward``: a row program around the backward of one RMS normalization, and the sums over rows that
-are the gradients of scale and bias, in one kernel, for any row length.
+"""Engine ``rmsnorm_backward``: row programs with one sum of a row and with sums over all rows, as the gradients of
+scale and bias are, in one kernel, for any row length.
 
 Serves ``RowFacts`` on NVIDIA GPUs. The kernel is ``rmsnorm_backward.cu``.
 """

@@ -119,7 +119,7 @@ def _prelude(facts: RowFacts, knobs: RmsNormBackwardKnobs) -> str:
 
 def _notes(facts: RowFacts, knobs: RmsNormBackwardKnobs) -> Iterator[str]:
     yield from rounding_notes(facts.program)
-    yield "mean over a row: a fixed binary tree, the same bits for every row count, type, knob and run"
+    yield "mean over a row: a fixed binary tree, the same bits for every row count, knob and run"
     yield from op_notes(facts.program)
     if facts.program.sums:
         yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"

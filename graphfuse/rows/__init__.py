@@ -1,4 +1,5 @@
 """Row programs: what a fused kernel computes of tensors seen as rows x columns.
 
-`program` is the whole, `steps` what it is made of. `expansions` and `contraction` make steps of the nodes of a graph.
+`program` is the whole, `steps` what it is made of, `emitter` where they are written. `expansions` and `contraction`
+make steps of the nodes of a graph.
 """

@@ -6,22 +6,10 @@ same program, and so the same kernel.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from graphfuse.enums import reduction_mode
+from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.steps import Chain, Join, Number, Operand
-
-
-class Emitter(Protocol):
-    """Where steps are written. columns: elements of a row."""
-
-    columns: int
-
-    def op(self, name: str, **operands: Operand) -> Chain:
-        """A pointwise step, its operands by port."""
-
-    def reduce(self, join: Join, value: Operand) -> Chain: ...
-
 
 Operands = Mapping[str, Operand]
 Values = Mapping[str, "Operand | tuple[Operand, ...]"]
@@ -42,26 +30,28 @@ def _mean(e: Emitter, value: Operand) -> Chain:
     return e.op("mul", a=e.reduce(Join.SUM, value), b=Number(1.0 / e.columns))
 
 
+def _inverse(e: Emitter, value: Operand, epsilon: Operand) -> Chain:
+    """1 / sqrt(mean(value^2) + epsilon), the mean not rounded before epsilon is added."""
+    squares = e.reduce(Join.SUM, e.op("mul", a=value, b=value))
+    return e.op("rsqrt", input=e.op("fma", a=squares, b=Number(1.0 / e.columns), c=epsilon))
+
+
 def _rmsnorm(e: Emitter, x: Operands) -> Values:
-    square = e.op("mul", a=x["input"], b=x["input"])
-    squares = e.reduce(Join.SUM, square)
-    inverse = e.op("rsqrt", input=e.op("fma", a=squares, b=Number(1.0 / e.columns), c=x["epsilon"]))
+    inverse = _inverse(e, x["input"], x["epsilon"])
     y = e.op("mul", a=x["input"], b=inverse)
-    match "scale" in x, "bias" in x:
-        case True, True:
-            y = e.op("fma", a=y, b=x["scale"], c=x["bias"])
-        case True, False:
-            y = e.op("mul", a=y, b=x["scale"])
-        case False, True:
-            y = e.op("add", a=y, b=x["bias"])
+    if "scale" in x and "bias" in x:
+        y = e.op("fma", a=y, b=x["scale"], c=x["bias"])
+    elif "scale" in x:
+        y = e.op("mul", a=y, b=x["scale"])
+    elif "bias" in x:
+        y = e.op("add", a=y, b=x["bias"])
     return {"inv_variance": inverse, "Y": y}
 
 
 def _layernorm(e: Emitter, x: Operands) -> Values:
     mean = _mean(e, x["input"])
     apart = e.op("sub", a=x["input"], b=mean)
-    squares = e.reduce(Join.SUM, e.op("mul", a=apart, b=apart))
-    inverse = e.op("rsqrt", input=e.op("fma", a=squares, b=Number(1.0 / e.columns), c=x["epsilon"]))
+    inverse = _inverse(e, apart, x["epsilon"])
     y = e.op("mul", a=apart, b=inverse)
     if "scale" in x:
         y = e.op("mul", a=y, b=x["scale"])

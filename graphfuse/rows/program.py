@@ -22,7 +22,6 @@ class Fused:
 
     cuda: str
     cost: Cost = Cost.ARITHMETIC
-    note: str = ""
 
 
 FUSED = {
@@ -188,11 +187,7 @@ class RowProgram:
 
     def reduced_after(self, phase: int, join: Join) -> list[int]:
         """The steps that join what a phase knows of a row in this way."""
-        return [
-            k
-            for k, step in enumerate(self.steps)
-            if isinstance(step, Reduce) and step.join is join and self.phase[k] == phase + 1
-        ]
+        return [k for k in self.reductions(join) if self.phase[k] == phase + 1]
 
     def reductions(self, join: Join) -> list[int]:
         """All steps that join elements of a row in this way."""

@@ -15,10 +15,11 @@ from graphfuse.freeze import freeze
 from graphfuse.graph import pygraph
 from graphfuse.lower import lower
 from graphfuse.patterns.rows import PATTERN, RowFacts
+from graphfuse.rows.emitter import Emitter
+from graphfuse.rows.expansions import EXPANSIONS
 from graphfuse.rows.program import RowProgram, Store
 from graphfuse.rows.steps import Chain, Join, Load, Scalar, Step
 from support.described import Described, Tensor
-from support.emitter import Emitter
 
 
 class Engine(RmsNormEngine):
@@ -383,7 +384,8 @@ def two_means() -> RowFacts:
     other = dataclasses.replace(x, tensor=RMS, name="other")
     emitter = Emitter(1024)
     normal = [
-        emitter.expand("rmsnorm", input=Load(number), scale=Load(2), epsilon=BASE.epsilon)["Y"] for number in (0, 1)
+        EXPANSIONS["rmsnorm"].of(emitter, dict(input=Load(number), scale=Load(2), epsilon=BASE.epsilon))["Y"]
+        for number in (0, 1)
     ]
     total = emitter.op("add", a=normal[0], b=normal[1])
     program = RowProgram((x, other, weight), tuple(emitter.steps), (Store(y, total),))
