@@ -15,7 +15,7 @@ from graphfuse.benchmarks.chain import EPS, LAYERS, Case, sampler
 from graphfuse.benchmarks.peer import Norm, in_place, through
 from graphfuse.benchmarks.peers import products
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rmsnorm.knobs import EVICTIONS
+from graphfuse.engines.rows.by_row.knobs import EVICTIONS
 from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.errors import GraphNotSupportedError
 from graphfuse.graph import pygraph

@@ -2,7 +2,7 @@
 
     python -m graphfuse.benchmarks.published_sm100
 
-Writes the knobs in engines/rmsnorm/rmsnorm.sm_100.json anew from the figures that each entry keeps
+Writes the knobs in engines/rows/by_row/rmsnorm.sm_100.json anew from the figures that each entry keeps
 under "published": what that engine was swept to on a B200, by its authors. Nothing here was
 measured by this project, and their kernel is another: one warp handles one row at a time.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from graphfuse.benchmarks import sizes
 from graphfuse.device import for_arch
 from graphfuse.engine import knobs_to_dict
-from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
+from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
 from graphfuse.tables import store
 
 TABLE = Path(__file__).resolve().parent.parent / "engines" / "rmsnorm" / "rmsnorm.sm_100.json"
@@ -25,7 +25,7 @@ _WARP = 32
 _CHUNK = 8  # elements that a thread of this kernel takes at once
 
 
-def translate(published: Mapping[str, object], facts) -> RmsNormKnobs:
+def translate(published: Mapping[str, object], facts) -> ByRowKnobs:
     """This kernel's nearest knobs.
 
     A row has as many threads as a warp, or the row's chunks if those are fewer; twice as
@@ -35,7 +35,7 @@ def translate(published: Mapping[str, object], facts) -> RmsNormKnobs:
     chunks = facts.columns // _CHUNK
     most = 1 << (chunks - 1).bit_length()
     threads_per_row = min(most, _WARP * (2 if published["split_columns"] else 1))
-    return RmsNormKnobs(threads_per_row, max(threads_per_row, _WARP * published["warps_per_cta"]))
+    return ByRowKnobs(threads_per_row, max(threads_per_row, _WARP * published["warps_per_cta"]))
 
 
 def facts(columns: int, rows: int, output: str):

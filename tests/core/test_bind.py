@@ -205,7 +205,7 @@ def test_on_the_emulator_it_changes_nothing():
 
 @pytest.mark.emulate
 def test_an_engine_has_to_declare_that_its_kernel_waits():
-    from graphfuse.engines.rmsnorm import RmsNormEngine
+    from graphfuse.engines.rows.by_row import RmsNormEngine
 
     class Hasty(RmsNormEngine):
         name = "hasty"

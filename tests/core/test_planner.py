@@ -12,7 +12,7 @@ from graphfuse import (
     heur_mode,
 )
 from graphfuse.engine import knobs_from_dict
-from graphfuse.engines.rmsnorm.engine import RmsNormEngine
+from graphfuse.engines.rows.by_row.engine import RmsNormEngine
 from support import graphs, toys
 from support.graphs import FP4, Norm
 

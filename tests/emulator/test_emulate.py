@@ -13,7 +13,7 @@ import pytest
 from graphfuse.device import EMULATOR
 from graphfuse.dtypes import data_type
 from graphfuse.emulator.compiler import Build
-from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
+from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
 from support import graphs
 from support.emulation import Planned
 from support.variants import VARIANTS, Variant
@@ -69,12 +69,12 @@ def test_races(name):
     clean(planned(SMALL[name], max(1, knobs.threads // knobs.threads_per_row) + 1), Build.RACE)
 
 
-def all_knobs(variant: Variant) -> list[RmsNormKnobs]:
+def all_knobs(variant: Variant) -> list[ByRowKnobs]:
     """Every legal number of threads a row with every number of chunks, each with some size of a CTA, and every
     legal number of threads a row and a CTA, each with some number of chunks."""
     powers, facts = range(11), variant.facts()
-    every = [RmsNormKnobs(1 << t, 1 << c, n) for t in powers for c in powers[5:] for n in (1, 2, 4)]
-    found: dict[tuple, RmsNormKnobs] = {}
+    every = [ByRowKnobs(1 << t, 1 << c, n) for t in powers for c in powers[5:] for n in (1, 2, 4)]
+    found: dict[tuple, ByRowKnobs] = {}
     for knobs in every:
         if RmsNormEngine().illegal(facts, knobs, EMULATOR) is None:
             found.setdefault((knobs.threads_per_row, "chunks", knobs.chunks), knobs)
@@ -105,9 +105,9 @@ def first_choice(case: graphs.Norm) -> dict[str, bytes]:
 
 
 IN_PLACE = {
-    "held": (1000, RmsNormKnobs(128, 128)),
-    "held by a cluster": (4096, RmsNormKnobs(256, 64)),
-    "read again": (40960, RmsNormKnobs(1024, 1024)),
+    "held": (1000, ByRowKnobs(128, 128)),
+    "held by a cluster": (4096, ByRowKnobs(256, 64)),
+    "read again": (40960, ByRowKnobs(1024, 1024)),
 }
 
 

@@ -111,7 +111,7 @@ def test_plans_and_explain_say_so():
 
 def test_the_plan_is_that_of_an_h200():
     from graphfuse.device import for_arch
-    from graphfuse.engines.rmsnorm import RmsNormEngine
+    from graphfuse.engines.rows.by_row import RmsNormEngine
 
     g = emulated(Norm(rows=4096, columns=4096))
     part = g._planner.plans[0].parts[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from graphfuse.codegen.render import template
-from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
+from graphfuse.engines.rows.persistent import PersistentKnobs as Knobs
 from graphfuse.errors import KernelFaultError
 from support.bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, plant
 from support.emulation import Planned, Varies
@@ -17,7 +17,7 @@ ROUNDS = CASE, Knobs(64, 128, 3, 1, 2)  # three of two CTAs
 SLABS = CASE, Knobs(64, 128, 3, 1, 40)  # one round; several for each CTA to add up
 DELAYED = Gradient(11, 520, residual=True), Knobs(64, 128, 3, 1, 2, delay=1)
 DELAYED_CLUSTERS = Gradient(11, 520, residual=True), Knobs(128, 64, 3, 1, 4, delay=1)
-_KERNEL = "rmsnorm_backward.cu"
+_KERNEL = "persistent.cu"
 _READ = ("graphfuse/simt.cuh", "__builtin_memcpy(&pack, address, WIDTH)")
 _WAIT = "gf::async_wait<AHEAD_OF_ROW - 1>();"
 
@@ -122,7 +122,7 @@ def test_in_the_backward_kernel(name, build):
         report = str(fault)
     except Varies:
         report = VARIES
-    files = {_KERNEL: template("graphfuse.engines.rmsnorm_backward", _KERNEL)}
+    files = {_KERNEL: template("graphfuse.engines.rows.persistent", _KERNEL)}
     for header in ("reduce.cuh", "simt.cuh"):
         files[f"graphfuse/{header}"] = template("graphfuse.codegen.headers", header)
     assert_caught(bug, report, build, files)

@@ -7,25 +7,25 @@ import pytest
 
 from graphfuse.codegen.render import template
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rmsnorm import RmsNormKnobs
+from graphfuse.engines.rows.by_row import ByRowKnobs
 from support.bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, caught, each, plant
 from support.rmsnorm_problem import SCALES, Problem, Y
 
 pytestmark = pytest.mark.emulate
 
 # The RMSNorm kernel: rows of two warps and more, several to a CTA, of which the last has too few.
-SHARED_ROWS = (dict(rows=5, columns=500), RmsNormKnobs(64, 128))
-LONG_ROWS = (dict(rows=2, columns=2600), RmsNormKnobs(512, 512))
-CLUSTERS = (dict(rows=2, columns=2600), RmsNormKnobs(512, 128))
+SHARED_ROWS = (dict(rows=5, columns=500), ByRowKnobs(64, 128))
+LONG_ROWS = (dict(rows=2, columns=2600), ByRowKnobs(512, 512))
+CLUSTERS = (dict(rows=2, columns=2600), ByRowKnobs(512, 128))
 # Rows within a warp, in pieces of several chunks; blocks of one lane and of two.
-PIECES = (dict(rows=20, columns=528), RmsNormKnobs(16, 64, 2))
-BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), RmsNormKnobs(4, 32, 2))
-SPLIT_BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), RmsNormKnobs(8, 64))
+PIECES = (dict(rows=20, columns=528), ByRowKnobs(16, 64, 2))
+BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), ByRowKnobs(4, 32, 2))
+SPLIT_BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), ByRowKnobs(8, 64))
 
 NOWHERE = ("", "")
 # The bytes right behind a buffer are poisoned, those further on belong to nobody.
 _READ, _WRITE = (f"(heap-buffer-overflow|use-after-poison)[^$]*{access} of size" for access in ("READ", "WRITE"))
-_LOAD = ("rmsnorm.cu", "reads[step] = Phase::read_rows(row, at);")
+_LOAD = ("by_row.cu", "reads[step] = Phase::read_rows(row, at);")
 _STORE = ("graphfuse/rows.cuh", "store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), piece)")
 _STORE_BLOCK = ("graphfuse/rows.cuh", "store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), elements)")
 _PARTS = ("graphfuse/reduce.cuh", "shared.totals[i * THREADS + thread] = parts[i];")
@@ -159,7 +159,7 @@ RMSNORM = {
         ),
     ),
     "shared memory for one chunk a thread": (
-        (dict(rows=5, columns=992), RmsNormKnobs(64, 128, 2)),
+        (dict(rows=5, columns=992), ByRowKnobs(64, 128, 2)),
         Bug(
             "PARTS = COUNT * THREADS;",
             "PARTS = THREADS;",
@@ -273,12 +273,12 @@ RMSNORM = {
         ),
     ),
     "return before a shuffle": (
-        (dict(rows=5, columns=64), RmsNormKnobs(8, 64)),
+        (dict(rows=5, columns=64), ByRowKnobs(8, 64)),
         Bug(
             "  Phase<0>::Rows rows0[STEPS];\n",
             "  if (!row.exists) return;\n  Phase<0>::Rows rows0[STEPS];\n",
             {ADDRESS: "shuffle names lane"},
-            ("rmsnorm.cu", "gf::shuffle_xor("),
+            ("by_row.cu", "gf::shuffle_xor("),
         ),
     ),
     "misaligned vector access": (
@@ -291,7 +291,7 @@ RMSNORM = {
         ),
     ),
     "partial sums added in any order": (
-        (dict(rows=2, columns=1000), RmsNormKnobs(128, 128)),
+        (dict(rows=2, columns=1000), ByRowKnobs(128, 128)),
         Bug(
             _BARRIER,
             """        if (thread == 0) shared.totals[0] = 0.0f;
@@ -318,14 +318,14 @@ def test_in_rmsnorm(name, build):
         place = '#line 1 "graphfuse/reduce.cuh"'
         for part in re.findall(r'#line \d+ "graphfuse/atomics.cuh"\n.*?(?=#line)', source, re.DOTALL):
             source = source.replace(part, "").replace(place, part + place)
-    files = {"rmsnorm.cu": template("graphfuse.engines.rmsnorm", "rmsnorm.cu")}
+    files = {"by_row.cu": template("graphfuse.engines.rows.by_row", "by_row.cu")}
     (files["generated.cuh"],) = re.findall(r'#line 1 "generated.cuh"\n(.*?)#line', source, re.DOTALL)
     for header in ("reduce.cuh", "rows.cuh", "quantize.cuh"):
         files[f"graphfuse/{header}"] = template("graphfuse.codegen.headers", header)
     assert_caught(bug, caught(source, *rest, build, right), build, files)
 
 
-def problem_and_result(options: dict, knobs: RmsNormKnobs) -> tuple[Problem, dict[int, np.ndarray]]:
+def problem_and_result(options: dict, knobs: ByRowKnobs) -> tuple[Problem, dict[int, np.ndarray]]:
     """A problem whose outputs are as they were before, and what belongs there."""
     problem = Problem(**{"y": data_type.FLOAT} | options)
     before = {tensor: problem.buffers[tensor].copy() for tensor in (Y, SCALES) if tensor in problem.buffers}

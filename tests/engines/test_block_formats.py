@@ -12,7 +12,7 @@ import torch
 from graphfuse import data_type, heur_mode, norm_forward_phase, tensor_reordering
 from graphfuse.codegen.render import template
 from graphfuse.device import ARCHES, for_arch
-from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
+from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
 from graphfuse.errors import KernelFaultError
 from graphfuse.runtime import nvrtc
 from graphfuse.runtime.handle import Handle
@@ -130,7 +130,7 @@ def test_any_knobs(size, scale, layouts, x):
     pack = case.inputs()
     exact, engine = case.exact(pack), RmsNormEngine()
     facts = Planned(case.graph(), pack).part.facts
-    knobs = [RmsNormKnobs(1 << p, max(32, 1 << p), chunks) for p in range(6) for chunks in (1, 2, 4)]
+    knobs = [ByRowKnobs(1 << p, max(32, 1 << p), chunks) for p in range(6) for chunks in (1, 2, 4)]
     knobs = [k for k in knobs if engine.illegal(facts, k, DEVICE) is None]
     assert {k.chunks for k in knobs} == ({1, 2} if size == 16 else {1, 2, 4})
     for choice in knobs:
@@ -179,7 +179,7 @@ def test_problem_classes_tell_formats_apart():
 
 # What the new headers must not get wrong.
 
-LANES = RmsNormKnobs(8, 64)
+LANES = ByRowKnobs(8, 64)
 BUGS = {
     "a scale of E8M0 rounded down": (
         Blocks(),
@@ -274,5 +274,5 @@ def test_compiles_for(arch):
         graph.create_execution_plans([heur_mode.OPENSOURCE])
         (part,) = graph._planner.plans[0].parts
         log = io.StringIO()
-        used = cubin.usage(nvrtc.compile(part.engine.source(part.facts, part.knobs), arch, "rmsnorm.cu", log))
+        used = cubin.usage(nvrtc.compile(part.engine.source(part.facts, part.knobs), arch, "by_row.cu", log))
         assert not log.getvalue().strip("\0 \n") and used["STACK"] == used["LOCAL"] == 0, (case, used, log.getvalue())

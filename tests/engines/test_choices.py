@@ -37,7 +37,7 @@ def test_first_choices_fit(arch):
 
     def used(what: tuple[str, int, int]) -> dict[str, int]:
         source, _, _ = what
-        return cubin.usage(nvrtc.compile(source, device.arch, "rmsnorm.cu"))
+        return cubin.usage(nvrtc.compile(source, device.arch, "by_row.cu"))
 
     with ThreadPoolExecutor(2) as pool:
         for (_, threads, dynamic), use in zip(found, pool.map(used, found), strict=True):

@@ -9,10 +9,10 @@ import torch
 from graphfuse import norm_forward_phase, pygraph
 from graphfuse.device import EMULATOR, for_arch
 from graphfuse.emulator.compiler import Build
-from graphfuse.engines.rmsnorm import RmsNormKnobs
-from graphfuse.engines.rmsnorm.knobs import every_knob as forward_knobs
-from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs
-from graphfuse.engines.rmsnorm_backward.knobs import every_knob as backward_knobs
+from graphfuse.engines.rows.by_row import ByRowKnobs
+from graphfuse.engines.rows.by_row.knobs import every_knob as forward_knobs
+from graphfuse.engines.rows.persistent import PersistentKnobs
+from graphfuse.engines.rows.persistent.knobs import every_knob as backward_knobs
 from graphfuse.enums import heur_mode
 from graphfuse.plan import Part
 from support import graphs
@@ -71,8 +71,8 @@ LONG_BACKWARD = (
     calls(Gradient(2, 24576, activation="silu", residual=True), "x = dx", "grad = dx", "residual = dx"),
     calls(Gradient(2, 24576, activation="gate"), "x = dx", "grad = dx", "gate = dx", "grad = dgate", "gate = dgate"),
 )
-READ_AGAIN = RmsNormKnobs(1024, 1024)
-READ_AGAIN_BACKWARD = RmsNormBackwardKnobs(512, 512, 1, 1, 2)
+READ_AGAIN = ByRowKnobs(1024, 1024)
+READ_AGAIN_BACKWARD = PersistentKnobs(512, 512, 1, 1, 2)
 
 
 def planned(case: Case | Gradient, knobs: object) -> Planned:

@@ -8,8 +8,8 @@ import pytest
 import kernel_table
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rmsnorm.split import RowSplit
-from graphfuse.engines.rmsnorm_backward.split import RowSplit as BackwardSplit
+from graphfuse.engines.rows.by_row.split import RowSplit
+from graphfuse.engines.rows.persistent.split import RowSplit as BackwardSplit
 from support import cubin
 from support.variants import FORWARD, TARGETS, VARIANTS
 

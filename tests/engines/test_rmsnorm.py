@@ -9,7 +9,7 @@ from graphfuse import match
 from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, Constant, HostScalar, RowCount
-from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
+from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
 from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.freeze import freeze
 from graphfuse.graph import pygraph
@@ -161,7 +161,7 @@ def test_proposals_are_legal_and_not_repeated(arch, columns):
 
 
 def test_the_first_proposal_has_no_idle_threads():
-    assert ENGINE.propose(facts(64), H200, heur_mode.A)[0] == RmsNormKnobs(8, 128)
+    assert ENGINE.propose(facts(64), H200, heur_mode.A)[0] == ByRowKnobs(8, 128)
     for columns in (64, 512, 1024, 7168):
         for rows in (1, 1560, 399360):
             knobs = ENGINE.propose(facts(columns, rows), H200, heur_mode.A)[0]
@@ -220,7 +220,7 @@ def test_the_first_proposal_has_no_idle_threads():
 )
 def test_illegal_knobs(problem, knobs, reason):
     with pytest.raises(AssertionError, match=reason):
-        answer = ENGINE.illegal(problem, RmsNormKnobs(*knobs), H200)
+        answer = ENGINE.illegal(problem, ByRowKnobs(*knobs), H200)
         assert answer is None, answer.reason
 
 
@@ -238,7 +238,7 @@ def test_illegal_knobs(problem, knobs, reason):
     ],
 )
 def test_legal_knobs(problem, knobs):
-    assert ENGINE.illegal(problem, RmsNormKnobs(*knobs), H200) is None
+    assert ENGINE.illegal(problem, ByRowKnobs(*knobs), H200) is None
 
 
 def test_a_single_strided_row_has_the_source_of_many():
@@ -248,12 +248,12 @@ def test_a_single_strided_row_has_the_source_of_many():
         x, scale = g.tensor([rows, 64], [67, 1]), g.tensor([1, 64])
         g.rmsnorm(x, scale, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0].set_output()
         region = next(match.find(PATTERN, lower(freeze(g))))
-        sources.add(ENGINE.source(region.facts, RmsNormKnobs(8, 128)))
+        sources.add(ENGINE.source(region.facts, ByRowKnobs(8, 128)))
     assert len(sources) == 1
 
 
 def test_rows_and_names_do_not_enter_the_source():
-    knobs = RmsNormKnobs(64, 128)
+    knobs = ByRowKnobs(64, 128)
     source = ENGINE.source(BASE, knobs)
     assert source == ENGINE.source(facts(rows=399360), knobs)
     renamed = BASE
@@ -266,7 +266,7 @@ def test_rows_and_names_do_not_enter_the_source():
 
 def widths(problem: Described, chunks: int = 1) -> dict[str, int]:
     """Bytes of an access by operand, as the source says."""
-    source = ENGINE.source(problem, RmsNormKnobs(16, 128, chunks))
+    source = ENGINE.source(problem, ByRowKnobs(16, 128, chunks))
     loads = re.findall(r"gf::load<\d+, (\d+), (?:ROW|COLUMN)_READS>\(gf::offset\(row\.i(\d)", source)
     stores = re.findall(r"gf::store_(?:piece<|blocks<[\w:]+, \d+, )(\d+)", source)
     names = ("INPUT", "WEIGHT", "BIAS")
@@ -323,7 +323,7 @@ def test_access_width_of_pieces(problem, field, chunks, access):
     [(1024, (64, 128, 1), 8, 2), (1024, (64, 128, 2), 16, 1), (1024, (16, 128, 4), 32, 2), (1040, (64, 128, 2), 16, 2)],
 )
 def test_pieces_and_steps(columns, knobs, piece, steps):
-    source = ENGINE.source(facts(columns), RmsNormKnobs(*knobs))
+    source = ENGINE.source(facts(columns), ByRowKnobs(*knobs))
     assert "int CHUNK = 8;" in source
     assert f"int PIECE = {piece};" in source and f"int STEPS = {steps};" in source
 
@@ -332,7 +332,7 @@ def test_launch_passes_strides_in_bytes_and_scalars():
     factor = Scalar(FACTOR, "factor", data_type.HALF, False)
     program = (Step("mul", (("a", Chain(0)), ("b", factor))),)
     problem = dataclasses.replace(FP4, epilogue=program, bias=BIAS, inverse_rms=INVERSE, rows=100)
-    launch = ENGINE.launch(problem, RmsNormKnobs(64, 128))
+    launch = ENGINE.launch(problem, ByRowKnobs(64, 128))
     assert (launch.grid, launch.block, launch.shared_bytes, launch.scratch_bytes) == (50, 128, 0, 0)
     assert launch.arguments == (
         *(Address(X), Constant("int64", 2048), RowCount()),
@@ -347,7 +347,7 @@ def test_launch_passes_strides_in_bytes_and_scalars():
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("rows, grid", [(0, 0), (1, 1), (2, 1), (3, 2), (1000, 500), (2**32 - 2, 2**31 - 1)])
 def test_grid_covers_all_rows(rows, grid, chunks):
-    assert ENGINE.launch(facts(rows=rows), RmsNormKnobs(64, 128, chunks)).grid == grid
+    assert ENGINE.launch(facts(rows=rows), ByRowKnobs(64, 128, chunks)).grid == grid
 
 
 def test_notes_tell_instruction_from_software():
@@ -362,7 +362,7 @@ def test_notes_tell_instruction_from_software():
         assert "FP4 conversion: software" in notes(FP4, arch) and "multiple of 2^-22" in notes(FP4, arch)
     for arch in ("sm_100a", "sm_103a", "sm_120"):
         assert "FP4 conversion: instruction" in notes(FP4, arch) and "2^-22" not in notes(FP4, arch)
-    assert "FP4 conversion: software" in " | ".join(ENGINE.notes(FP4, RmsNormKnobs(64, 128), EMULATOR))
+    assert "FP4 conversion: software" in " | ".join(ENGINE.notes(FP4, ByRowKnobs(64, 128), EMULATOR))
     assert "sigmoid of x: relative error below 5e-7 + 8e-8 |x|" in notes(BASE, "sm_90a")
     assert "sigmoid" not in notes(facts(epilogue=()), "sm_90a")
     assert "max(scale, amax - 6 * scale)" in notes(FP4, "sm_90a")
@@ -372,7 +372,7 @@ def test_notes_tell_instruction_from_software():
 
 
 def test_in_place_needs_one_layout_and_type():
-    knobs = RmsNormKnobs(64, 128)
+    knobs = ByRowKnobs(64, 128)
     assert ENGINE.in_place(BASE, knobs) == ((X, Y),)
     assert ENGINE.in_place(facts(y=data_type.HALF), knobs) == ()
     assert ENGINE.in_place(with_view(BASE, "output", row_stride=2048), knobs) == ()

@@ -8,8 +8,8 @@ import pytest
 from graphfuse import heur_mode, match
 from graphfuse.device import ARCHES, CPU, for_arch
 from graphfuse.engine import Address, Scratch
-from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
-from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
+from graphfuse.engines.rows.persistent import PersistentKnobs as Knobs
+from graphfuse.engines.rows.persistent import RmsNormBackwardEngine
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.patterns.rows import PATTERN

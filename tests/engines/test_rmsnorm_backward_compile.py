@@ -6,7 +6,7 @@ import pytest
 
 from graphfuse import heur_mode, match
 from graphfuse.device import ARCHES, for_arch
-from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
+from graphfuse.engines.rows.persistent import RmsNormBackwardEngine
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.patterns.rows import PATTERN
@@ -48,7 +48,7 @@ def test_what_is_proposed_runs_as_said(arch):
     found = [c for case in of(ARCHES.index(arch)) for c in candidates(case, device)]
 
     def used(candidate: tuple) -> dict[str, int]:
-        return cubin.usage(nvrtc.compile(ENGINE.source(*candidate), device.arch, "rmsnorm_backward.cu"))
+        return cubin.usage(nvrtc.compile(ENGINE.source(*candidate), device.arch, "persistent.cu"))
 
     with ThreadPoolExecutor(2) as pool:
         for (facts, knobs), use in zip(found, pool.map(used, found), strict=True):

@@ -9,7 +9,7 @@ import torch
 
 from graphfuse import heur_mode
 from graphfuse.emulator.compiler import Build
-from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
+from graphfuse.engines.rows.persistent import PersistentKnobs as Knobs
 from support import gradients, graphs, oracle
 from support.emulation import Planned
 from support.gradients import CASES, Gradient

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graphfuse import data_type, pygraph
-from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
+from graphfuse.engines.rows.persistent import PersistentKnobs as Knobs
 from support import graphs
 from support.emulation import Planned
 from support.graphs import BF16, FLOAT, HALF, TORCH

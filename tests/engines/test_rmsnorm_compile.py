@@ -20,5 +20,5 @@ def test_no_proposed_knobs_spill(name):
     for knobs in engine.propose(facts, device, heur_mode.B):
         held[knobs.threads_per_row, knobs.chunks, knobs.threads >= 512 and knobs.threads] = knobs
     for knobs in held.values():
-        used = cubin.usage(nvrtc.compile(engine.source(facts, knobs), "sm_90a", "rmsnorm.cu"))
+        used = cubin.usage(nvrtc.compile(engine.source(facts, knobs), "sm_90a", "by_row.cu"))
         assert used["STACK"] == used["LOCAL"] == 0, (knobs, used)

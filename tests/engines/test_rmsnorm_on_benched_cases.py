@@ -58,6 +58,6 @@ def test_outputs_beyond_the_first_line_of_parameters_are_addressed_later(bench, 
 
 
 def test_rows_are_read_before():
-    kernel = template("graphfuse.engines.rmsnorm", "rmsnorm.cu").split('extern "C"')[1]
+    kernel = template("graphfuse.engines.rows.by_row", "by_row.cu").split('extern "C"')[1]
     assert kernel.index("Row row = ROW;") < kernel.index("read_rows<Phase<0>>") < kernel.index("ROW_LATER")
     assert kernel.index("ROW_LATER") < kernel.index("store(gf::Number<0>(), row)")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rmsnorm import RmsNormKnobs
+from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.enums import heur_mode
 from support import oracle
 from support.rmsnorm_problem import DEVICE, ENGINE, NUMPY, RMS, SCALED, SCALES, B, Problem, W, X, Y, assert_close
@@ -90,9 +90,9 @@ def test_nvfp4_is_the_float32_result_quantized(rows, columns, x):
     assert (error <= np.maximum(scale, amax - 6 * scale) * (1 + 2e-6))[finite].all()
 
 
-def every_knob(problem: Problem) -> list[RmsNormKnobs]:
+def every_knob(problem: Problem) -> list[ByRowKnobs]:
     """Every number of threads a row with every number of chunks, as far as legal."""
-    knobs = [RmsNormKnobs(1 << p, max(64, 1 << p), chunks) for p in range(11) for chunks in (1, 2, 4)]
+    knobs = [ByRowKnobs(1 << p, max(64, 1 << p), chunks) for p in range(11) for chunks in (1, 2, 4)]
     return [k for k in knobs if ENGINE.illegal(problem.facts, k, DEVICE) is None]
 
 
@@ -118,7 +118,7 @@ def test_rows_that_are_read_twice(x, columns):
     # Nearly all of the sum is one thread's, so that the order in which it adds shows.
     chunk = math.gcd(columns, 8)
     problem.buffers[X][1:, np.arange(columns) // chunk % 1024 != 7] = 0
-    twice, spread = RmsNormKnobs(1024, 1024), RmsNormKnobs(4096, 512)
+    twice, spread = ByRowKnobs(1024, 1024), ByRowKnobs(4096, 512)
     assert any("read again" in note for note in ENGINE.notes(problem.facts, twice, DEVICE))
     result = problem.run(twice)
     assert_close(result[:1], problem.expected()[:1], problem.y)
@@ -144,4 +144,4 @@ def test_nothing_between_rows_is_written():
 
 def test_no_rows_launches_nothing():
     problem = Problem(0, 64)
-    assert ENGINE.launch(problem.facts, RmsNormKnobs(8, 128)).grid == 0
+    assert ENGINE.launch(problem.facts, ByRowKnobs(8, 128)).grid == 0

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from graphfuse import WorkspaceError, heur_mode, record
 from graphfuse.benchmarks import sizes
 from graphfuse.cli import app
-from graphfuse.engines.rmsnorm import RmsNormEngine
+from graphfuse.engines.rows.by_row import RmsNormEngine
 from graphfuse.runtime import device as devices
 from graphfuse.tables import store
 from support import graphs, planted

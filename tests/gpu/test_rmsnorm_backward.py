@@ -9,7 +9,7 @@ import torch
 
 from graphfuse import heur_mode
 from graphfuse.engine import knobs_to_dict
-from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Knobs
+from graphfuse.engines.rows.persistent import PersistentKnobs as Knobs
 from support import gradients, graphs, oracle
 from support.gradients import ACTIVATIONS, CASES, TYPES, Gradient
 from support.graphs import BF16, FLOAT, HALF

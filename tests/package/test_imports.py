@@ -43,7 +43,7 @@ LAYERS = (
     ("cli",),
 )
 
-SHARED = {"engines.support", "engines.limits", "engines.row_kernel"}
+SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel"}
 """What engines have in common."""
 
 # Closer rules within packages whose modules see each other.

@@ -5,7 +5,7 @@ import torch
 
 from graphfuse import GraphNotSupportedError, heur_mode, norm_forward_phase, pygraph, reduction_mode
 from graphfuse.emulator.compiler import Build
-from graphfuse.engines.rmsnorm import RmsNormKnobs
+from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.rows.steps import Join
 from support import graphs
 from support.emulation import Planned
@@ -139,13 +139,13 @@ def test_values(family, rows, columns):
 
 
 KNOBS = {
-    "four threads": RmsNormKnobs(4, 64),
-    "part of a warp": RmsNormKnobs(8, 64),
-    "a warp, two chunks": RmsNormKnobs(32, 64, 2),
-    "warps": RmsNormKnobs(128, 128),
-    "many warps": RmsNormKnobs(512, 512),
-    "a cluster": RmsNormKnobs(256, 64),
-    "a cluster, two chunks": RmsNormKnobs(128, 64, 2),
+    "four threads": ByRowKnobs(4, 64),
+    "part of a warp": ByRowKnobs(8, 64),
+    "a warp, two chunks": ByRowKnobs(32, 64, 2),
+    "warps": ByRowKnobs(128, 128),
+    "many warps": ByRowKnobs(512, 512),
+    "a cluster": ByRowKnobs(256, 64),
+    "a cluster, two chunks": ByRowKnobs(128, 64, 2),
 }
 SPREAD = ["layer_norm", "softmax", "log_sum_exp", "two_in_a_phase", "range", "four_phases"]
 

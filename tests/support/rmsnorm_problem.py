@@ -7,7 +7,7 @@ import numpy as np
 
 from graphfuse.device import for_arch
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rmsnorm import RmsNormEngine
+from graphfuse.engines.rows.by_row import RmsNormEngine
 from graphfuse.enums import heur_mode
 from graphfuse.rows.steps import Chain, Scalar, Step
 from support import emulation

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from graphfuse import match
 from graphfuse.device import ARCHES, Device, for_arch
 from graphfuse.engine import KernelEngine
-from graphfuse.engines.rmsnorm import RmsNormEngine, RmsNormKnobs
-from graphfuse.engines.rmsnorm_backward import RmsNormBackwardEngine
-from graphfuse.engines.rmsnorm_backward import RmsNormBackwardKnobs as Backward
+from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
+from graphfuse.engines.rows.persistent import PersistentKnobs as Backward
+from graphfuse.engines.rows.persistent import RmsNormBackwardEngine
 from graphfuse.enums import heur_mode
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
@@ -140,7 +140,7 @@ def _knobs() -> Iterator[tuple[str, Variant]]:
             # Two pieces a thread, of which half the threads lack the second.
             columns = 8 * chunks * (threads + threads // 2)
             name = f"{threads} a row" + ("" if chunks == 1 else f" in pieces of {chunks}")
-            yield name, Variant(Norm(1, columns), RmsNormKnobs(threads, cta, chunks))
+            yield name, Variant(Norm(1, columns), ByRowKnobs(threads, cta, chunks))
 
 
 def _blocks() -> Iterator[tuple[str, Variant]]:
@@ -150,7 +150,7 @@ def _blocks() -> Iterator[tuple[str, Variant]]:
             lanes = 2 // chunks
             threads = 4 * lanes
             problem = Norm(1, 16 * 6, x, FLOAT, FP4, bias=BF16, training=x is HALF, blocks=True)
-            yield f"{x.name} blocks in {lanes} lanes", Variant(problem, RmsNormKnobs(threads, 32, chunks))
+            yield f"{x.name} blocks in {lanes} lanes", Variant(problem, ByRowKnobs(threads, 32, chunks))
 
 
 FORWARD: dict[str, Variant] = {
@@ -169,10 +169,8 @@ FORWARD: dict[str, Variant] = {
     "long nvfp4": Variant(Norm(1, 8192, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True)),
     "long": Variant(Norm(1, 32768, BF16, FLOAT, BF16, FLOAT, training=True)),
     "longest held": Variant(Norm(1, 40960, output=E4M3, bias=BF16)),
-    "read twice": Variant(
-        Norm(1, 65536, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True), RmsNormKnobs(1024, 1024)
-    ),
-    "odd read twice": Variant(Norm(1, 65537), RmsNormKnobs(1024, 1024)),
+    "read twice": Variant(Norm(1, 65536, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True), ByRowKnobs(1024, 1024)),
+    "odd read twice": Variant(Norm(1, 65537), ByRowKnobs(1024, 1024)),
     "64-bit columns": Variant(Norm(1, (1 << 28) + 8)),
     # Alignment of addresses and of rows.
     "aligned to 8": Variant(Norm(1, 512, alignment=8, offset=4)),
@@ -184,25 +182,25 @@ FORWARD: dict[str, Variant] = {
     "e4m3 aligned to 1": Variant(Norm(1, 512, output=E4M3, alignment=2, output_stride=513)),
     "nvfp4 rows apart": Variant(Norm(1, 96, output=FP4, blocks=True, output_stride=98)),
     # The same, and several types, in pieces of several chunks.
-    "512 a row in pieces of 4": Variant(Norm(1, 24576), RmsNormKnobs(512, 512, 4)),
-    "pieces aligned to 4": Variant(Norm(1, 528, alignment=4, offset=2), RmsNormKnobs(16, 64, 2)),
+    "512 a row in pieces of 4": Variant(Norm(1, 24576), ByRowKnobs(512, 512, 4)),
+    "pieces aligned to 4": Variant(Norm(1, 528, alignment=4, offset=2), ByRowKnobs(16, 64, 2)),
     "pieces of odd rows apart": Variant(
-        Norm(1, 512, HALF, input_stride=513, output_stride=514, training=True), RmsNormKnobs(32, 32, 2)
+        Norm(1, 512, HALF, input_stride=513, output_stride=514, training=True), ByRowKnobs(32, 32, 2)
     ),
-    "pieces of float": Variant(Norm(1, 544, FLOAT, FLOAT, FLOAT, FLOAT), RmsNormKnobs(16, 64, 4)),
-    "pieces to e4m3": Variant(Norm(1, 640, weight=HALF, output=E4M3, bias=FLOAT), RmsNormKnobs(32, 128, 2)),
-    "pieces to e5m2 apart": Variant(Norm(1, 640, output=E5M2, output_stride=644), RmsNormKnobs(64, 128, 2)),
-    "pieces to nvfp4 apart": Variant(Norm(1, 96, output=FP4, blocks=True, output_stride=98), RmsNormKnobs(4, 64, 2)),
-    "pieces to nvfp4 aligned to 4": Variant(Norm(1, 96, output=FP4, blocks=True, alignment=4), RmsNormKnobs(4, 64, 2)),
-    "long pieces": Variant(Norm(1, 7680, bias=BF16, training=True), RmsNormKnobs(128, 128, 2)),
-    "long pieces to nvfp4": Variant(Norm(1, 8192, HALF, FLOAT, FP4, HALF, blocks=True), RmsNormKnobs(128, 256, 2)),
+    "pieces of float": Variant(Norm(1, 544, FLOAT, FLOAT, FLOAT, FLOAT), ByRowKnobs(16, 64, 4)),
+    "pieces to e4m3": Variant(Norm(1, 640, weight=HALF, output=E4M3, bias=FLOAT), ByRowKnobs(32, 128, 2)),
+    "pieces to e5m2 apart": Variant(Norm(1, 640, output=E5M2, output_stride=644), ByRowKnobs(64, 128, 2)),
+    "pieces to nvfp4 apart": Variant(Norm(1, 96, output=FP4, blocks=True, output_stride=98), ByRowKnobs(4, 64, 2)),
+    "pieces to nvfp4 aligned to 4": Variant(Norm(1, 96, output=FP4, blocks=True, alignment=4), ByRowKnobs(4, 64, 2)),
+    "long pieces": Variant(Norm(1, 7680, bias=BF16, training=True), ByRowKnobs(128, 128, 2)),
+    "long pieces to nvfp4": Variant(Norm(1, 8192, HALF, FLOAT, FP4, HALF, blocks=True), ByRowKnobs(128, 256, 2)),
     # What the L2 gives up last, or first, in accesses of every width.
-    "reads last": Variant(Norm(1, 512), RmsNormKnobs(64, 128, 1, 1)),
-    "reads last aligned to 8": Variant(Norm(1, 512, alignment=8, offset=4), RmsNormKnobs(64, 128, 1, 1)),
-    "reads last aligned to 4": Variant(Norm(1, 512, alignment=4, offset=2), RmsNormKnobs(64, 128, 1, 1)),
-    "reads last aligned to 2": Variant(Norm(1, 512, HALF, alignment=2, offset=1), RmsNormKnobs(64, 128, 1, 1)),
-    "all first": Variant(Norm(1, 512, FLOAT, output=FP4, blocks=True), RmsNormKnobs(32, 128, 1, 2)),
-    "all first aligned to 2": Variant(Norm(1, 512, HALF, alignment=2, offset=1), RmsNormKnobs(64, 128, 1, 2)),
+    "reads last": Variant(Norm(1, 512), ByRowKnobs(64, 128, 1, 1)),
+    "reads last aligned to 8": Variant(Norm(1, 512, alignment=8, offset=4), ByRowKnobs(64, 128, 1, 1)),
+    "reads last aligned to 4": Variant(Norm(1, 512, alignment=4, offset=2), ByRowKnobs(64, 128, 1, 1)),
+    "reads last aligned to 2": Variant(Norm(1, 512, HALF, alignment=2, offset=1), ByRowKnobs(64, 128, 1, 1)),
+    "all first": Variant(Norm(1, 512, FLOAT, output=FP4, blocks=True), ByRowKnobs(32, 128, 1, 2)),
+    "all first aligned to 2": Variant(Norm(1, 512, HALF, alignment=2, offset=1), ByRowKnobs(64, 128, 1, 2)),
     # Epilogues and scalars.
     "norm alone": Variant(Norm(1, 1024, beta=None)),
     "every op": Variant(Norm(1, 1024, beta=1.5, factor="device", scalars=BF16, eps="device", chain=_EVERY_OP)),

@@ -10,7 +10,7 @@ import pytest
 
 from graphfuse.device import CPU, EMULATOR, for_arch
 from graphfuse.engines.reference import ReferenceEngine
-from graphfuse.engines.rmsnorm import RmsNormEngine
+from graphfuse.engines.rows.by_row import RmsNormEngine
 from graphfuse.errors import PluginError
 from graphfuse.tables import store
 from graphfuse.tables.entry import Entry, Source, Timed
@@ -204,7 +204,7 @@ def test_a_first_party_table_that_is_damaged_is_a_bug(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "own.py").write_text(
-        "from graphfuse.engines.rmsnorm import RmsNormEngine\nclass Own(RmsNormEngine):\n    name = 'own'\n"
+        "from graphfuse.engines.rows.by_row import RmsNormEngine\nclass Own(RmsNormEngine):\n    name = 'own'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     from shipped_with_a_table.own import Own

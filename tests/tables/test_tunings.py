@@ -7,7 +7,7 @@ import pytest
 from graphfuse import heur_mode, plan, plugins
 from graphfuse.device import for_arch
 from graphfuse.engine import knobs_to_dict
-from graphfuse.engines.rmsnorm import RmsNormEngine
+from graphfuse.engines.rows.by_row import RmsNormEngine
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.tables.entry import Entry, Source, Timed

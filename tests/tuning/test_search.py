@@ -9,7 +9,7 @@ import torch
 
 from graphfuse import heur_mode
 from graphfuse.device import EMULATOR
-from graphfuse.engines.rmsnorm import RmsNormEngine
+from graphfuse.engines.rows.by_row import RmsNormEngine
 from graphfuse.freeze import freeze
 from graphfuse.planner import Planner
 from graphfuse.runtime.timing import Time

@@ -8,13 +8,13 @@ from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import ByRows, KernelEngine, Launch, No, ProblemClass
-from graphfuse.engines.rmsnorm.cost import cost, eviction, is_usual, read_ahead
-from graphfuse.engines.rmsnorm.knobs import EVICTIONS, RmsNormKnobs, every_knob
-from graphfuse.engines.rmsnorm.legal import faults
-from graphfuse.engines.rmsnorm.notes import notes
-from graphfuse.engines.rmsnorm.split import RowSplit, plan_of, resident_plan
-from graphfuse.engines.rmsnorm.support import reasons
-from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
+from graphfuse.engines.rows.by_row.cost import cost, eviction, is_usual, read_ahead
+from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs, every_knob
+from graphfuse.engines.rows.by_row.legal import faults
+from graphfuse.engines.rows.by_row.notes import notes
+from graphfuse.engines.rows.by_row.split import RowSplit, plan_of, resident_plan
+from graphfuse.engines.rows.by_row.support import reasons
+from graphfuse.engines.rows.kernel import cpp, in_place, prelude, problem
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
@@ -22,7 +22,7 @@ from graphfuse.patterns.rows import RowFacts
 _PROPOSED = 3
 
 
-class RmsNormEngine(KernelEngine[RowFacts, RmsNormKnobs]):
+class RmsNormEngine(KernelEngine[RowFacts, ByRowKnobs]):
     """One generated CUDA kernel; rows never enter its source.
 
     Numerics: float32 throughout, unless the graph declares roundings; a sum over a row is a fixed
@@ -35,7 +35,7 @@ class RmsNormEngine(KernelEngine[RowFacts, RmsNormKnobs]):
 
     name: ClassVar[str] = "rmsnorm"
     facts: ClassVar[type] = RowFacts
-    knobs: ClassVar[type] = RmsNormKnobs
+    knobs: ClassVar[type] = ByRowKnobs
     modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
     entry: ClassVar[str] = "rmsnorm"
     dependent_launch: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class RmsNormEngine(KernelEngine[RowFacts, RmsNormKnobs]):
         reason = next(reasons(facts, device), None)
         return None if reason is None else No(reason)
 
-    def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormKnobs]:
+    def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[ByRowKnobs]:
         split = RowSplit.of(facts)
         every = [k for k in every_knob(eviction(facts)) if next(faults(facts, split, k, device), None) is None]
         usual = [read_ahead(facts, split, k, device) for k in every if is_usual(k)]
@@ -55,20 +55,20 @@ class RmsNormEngine(KernelEngine[RowFacts, RmsNormKnobs]):
         others = [k for k in others if next(faults(facts, split, k, device), None) is None]
         return list(dict.fromkeys(ranked + others + every))
 
-    def illegal(self, facts: RowFacts, knobs: RmsNormKnobs, device: Device) -> No | None:
+    def illegal(self, facts: RowFacts, knobs: ByRowKnobs, device: Device) -> No | None:
         reason = next(faults(facts, RowSplit.of(facts), knobs, device), None)
         return None if reason is None else No(reason)
 
-    def notes(self, facts: RowFacts, knobs: RmsNormKnobs, device: Device) -> tuple[str, ...]:
+    def notes(self, facts: RowFacts, knobs: ByRowKnobs, device: Device) -> tuple[str, ...]:
         return tuple(notes(facts, knobs, device))
 
-    def in_place(self, facts: RowFacts, knobs: RmsNormKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
+    def in_place(self, facts: RowFacts, knobs: ByRowKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
         return in_place(resident_plan(facts))
 
-    def source(self, facts: RowFacts, knobs: RmsNormKnobs) -> str:
-        return render(template(__package__, "rmsnorm.cu"), _prelude(facts, knobs), "rmsnorm.cu")
+    def source(self, facts: RowFacts, knobs: ByRowKnobs) -> str:
+        return render(template(__package__, "by_row.cu"), _prelude(facts, knobs), "by_row.cu")
 
-    def launch(self, facts: RowFacts, knobs: RmsNormKnobs) -> Launch:
+    def launch(self, facts: RowFacts, knobs: ByRowKnobs) -> Launch:
         by_rows = ByRows(facts.rows, max(1, knobs.threads // knobs.threads_per_row), knobs.cluster)
         return Launch(
             grid=by_rows.grid(facts.rows),
@@ -83,7 +83,7 @@ class RmsNormEngine(KernelEngine[RowFacts, RmsNormKnobs]):
         return problem(facts, RowSplit.of(facts).chunk)
 
 
-def _prelude(facts: RowFacts, knobs: RmsNormKnobs) -> str:
+def _prelude(facts: RowFacts, knobs: ByRowKnobs) -> str:
     split = RowSplit.of(facts)
     piece, steps = split.piece(knobs), split.steps(knobs)
     ahead = knobs.threads <= 512 or steps * piece <= 16

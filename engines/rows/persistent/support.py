@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.rmsnorm_backward.knobs import every_knob
-from graphfuse.engines.rmsnorm_backward.legal import fits
-from graphfuse.engines.rmsnorm_backward.split import RowSplit
-from graphfuse.engines.support import (
+from graphfuse.engines.rows.persistent.knobs import every_knob
+from graphfuse.engines.rows.persistent.legal import fits
+from graphfuse.engines.rows.persistent.split import RowSplit
+from graphfuse.engines.rows.support import (
     FLOATS,
     device_reasons,
     reduction_reasons,

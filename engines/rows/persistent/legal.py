@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.limits import MAX_CTAS, cluster_faults, power_faults, static_faults, thread_faults
-from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
-from graphfuse.engines.rmsnorm_backward.split import RowSplit
+from graphfuse.engines.rows.limits import MAX_CTAS, cluster_faults, power_faults, static_faults, thread_faults
+from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
+from graphfuse.engines.rows.persistent.split import RowSplit
 
 _MOST_STAGES = 8
 _RESERVED = 1 << 10  # shared memory that the system takes of each CTA's
 
 
-def faults(split: RowSplit, knobs: RmsNormBackwardKnobs, device: Device) -> Iterator[str]:
+def faults(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
     powers = next(power_faults(knobs, ("threads_per_row", "threads")), None)
     if powers is not None:
         yield powers
@@ -53,5 +53,5 @@ def faults(split: RowSplit, knobs: RmsNormBackwardKnobs, device: Device) -> Iter
         yield f"{knobs.ctas_per_sm} CTAs an SM, {needed} bytes of shared memory each; {device} has {most} an SM"
 
 
-def fits(split: RowSplit, knobs: RmsNormBackwardKnobs, device: Device) -> bool:
+def fits(split: RowSplit, knobs: PersistentKnobs, device: Device) -> bool:
     return next(faults(split, knobs, device), None) is None

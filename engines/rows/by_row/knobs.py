@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class RmsNormKnobs:
+class ByRowKnobs:
     """How rows are spread over threads. None of them changes a bit of the result.
 
     threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
@@ -44,8 +44,8 @@ EVICTIONS = (
 AS_USUAL, READS_LAST, ALL_FIRST = range(len(EVICTIONS))
 
 
-def every_knob(eviction: int = AS_USUAL) -> Iterator[RmsNormKnobs]:
+def every_knob(eviction: int = AS_USUAL) -> Iterator[ByRowKnobs]:
     for chunks in (1, 2, 4):
         for threads_per_row in (1 << k for k in range(15)):
             for threads in (64, 128, 256, 512, 1024):
-                yield RmsNormKnobs(threads_per_row, threads, chunks, eviction)
+                yield ByRowKnobs(threads_per_row, threads, chunks, eviction)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
-from graphfuse.engines.rmsnorm.split import RowSplit
-from graphfuse.engines.support import FP8, op_notes, rounding_notes
+from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
+from graphfuse.engines.rows.by_row.split import RowSplit
+from graphfuse.engines.rows.support import FP8, op_notes, rounding_notes
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
@@ -14,7 +14,7 @@ _FP8_INSTRUCTION = 89  # and newer
 _FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain targets
 
 
-def notes(facts: RowFacts, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
+def notes(facts: RowFacts, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
     program = facts.program
     yield from rounding_notes(program)
     if program.reductions(Join.SUM):

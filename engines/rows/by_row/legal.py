@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.limits import (
+from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
+from graphfuse.engines.rows.by_row.split import RowSplit, held_registers
+from graphfuse.engines.rows.limits import (
     MAX_CTAS,
     MAX_THREADS,
     cluster_faults,
@@ -11,14 +13,12 @@ from graphfuse.engines.limits import (
     static_faults,
     thread_faults,
 )
-from graphfuse.engines.rmsnorm.knobs import EVICTIONS, RmsNormKnobs
-from graphfuse.engines.rmsnorm.split import RowSplit, held_registers
 from graphfuse.patterns.rows import RowFacts
 
 _MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
 
 
-def faults(facts: RowFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> Iterator[str]:
+def faults(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
     powers = next(power_faults(knobs, ("threads_per_row", "threads", "chunks")), None)
     if powers is not None:
         yield powers

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.limits import MAX_THREADS, static_faults
-from graphfuse.engines.rmsnorm.cost import is_usual
-from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs, every_knob
-from graphfuse.engines.rmsnorm.legal import faults
-from graphfuse.engines.rmsnorm.split import RowSplit
-from graphfuse.engines.support import device_reasons, reduction_reasons, rounding_reasons, tensor_reasons
+from graphfuse.engines.rows.by_row.cost import is_usual
+from graphfuse.engines.rows.by_row.knobs import ByRowKnobs, every_knob
+from graphfuse.engines.rows.by_row.legal import faults
+from graphfuse.engines.rows.by_row.split import RowSplit
+from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
+from graphfuse.engines.rows.support import device_reasons, reduction_reasons, rounding_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 
 
@@ -18,7 +18,7 @@ def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
     yield from tensor_reasons(facts)
     split = RowSplit.of(facts)
     if not any(next(faults(facts, split, knobs, device), None) is None for knobs in filter(is_usual, every_knob())):
-        longest = RmsNormKnobs(MAX_THREADS, MAX_THREADS)  # what rows of any length take
+        longest = ByRowKnobs(MAX_THREADS, MAX_THREADS)  # what rows of any length take
         shared = next(static_faults(split.static_bytes(longest)), None)
         yield (
             f"{split.maxima} largest magnitudes of a row: {shared}"

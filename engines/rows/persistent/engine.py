@@ -9,13 +9,13 @@ from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import KernelEngine, Launch, No, ProblemClass
-from graphfuse.engines.rmsnorm_backward.cost import cost
-from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs, every_knob
-from graphfuse.engines.rmsnorm_backward.legal import faults, fits
-from graphfuse.engines.rmsnorm_backward.split import RowSplit, resident_plan
-from graphfuse.engines.rmsnorm_backward.support import reasons
-from graphfuse.engines.row_kernel import cpp, in_place, prelude, problem
-from graphfuse.engines.support import op_notes, rounding_notes
+from graphfuse.engines.rows.kernel import cpp, in_place, prelude, problem
+from graphfuse.engines.rows.persistent.cost import cost
+from graphfuse.engines.rows.persistent.knobs import PersistentKnobs, every_knob
+from graphfuse.engines.rows.persistent.legal import faults, fits
+from graphfuse.engines.rows.persistent.split import RowSplit, resident_plan
+from graphfuse.engines.rows.persistent.support import reasons
+from graphfuse.engines.rows.support import op_notes, rounding_notes
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
@@ -23,7 +23,7 @@ from graphfuse.patterns.rows import RowFacts
 _PROPOSED = 3
 
 
-class RmsNormBackwardEngine(KernelEngine[RowFacts, RmsNormBackwardKnobs]):
+class RmsNormBackwardEngine(KernelEngine[RowFacts, PersistentKnobs]):
     """One generated CUDA kernel; rows never enter its source.
 
     Numerics: float32 throughout, unless the graph declares roundings. The mean over a row is a fixed binary tree over
@@ -34,7 +34,7 @@ class RmsNormBackwardEngine(KernelEngine[RowFacts, RmsNormBackwardKnobs]):
 
     name: ClassVar[str] = "rmsnorm_backward"
     facts: ClassVar[type] = RowFacts
-    knobs: ClassVar[type] = RmsNormBackwardKnobs
+    knobs: ClassVar[type] = PersistentKnobs
     modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
     entry: ClassVar[str] = "rmsnorm_backward"
     # CTAs that stay take more or fewer rounds of the same; the table has rows a factor of 8 apart.
@@ -44,33 +44,33 @@ class RmsNormBackwardEngine(KernelEngine[RowFacts, RmsNormBackwardKnobs]):
         reason = next(reasons(facts, device), None)
         return None if reason is None else No(reason)
 
-    def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[RmsNormBackwardKnobs]:
+    def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[PersistentKnobs]:
         split = RowSplit.of(facts)
         every = _legal(replace(facts, row_extents=(1,) * len(facts.row_extents)), device)
         ranked = sorted(every, key=lambda knobs: cost(split, knobs, device))
         # The best for each number of threads first: they differ more than numbers of stages do.
-        best: dict[tuple[int, int], RmsNormBackwardKnobs] = {}
+        best: dict[tuple[int, int], PersistentKnobs] = {}
         for knobs in ranked:
             best.setdefault((knobs.threads_per_row, knobs.threads), knobs)
         few = list(best.values())[:_PROPOSED]
         return list(dict.fromkeys(few + ranked)) if mode is heur_mode.B else few
 
-    def illegal(self, facts: RowFacts, knobs: RmsNormBackwardKnobs, device: Device) -> No | None:
+    def illegal(self, facts: RowFacts, knobs: PersistentKnobs, device: Device) -> No | None:
         reason = next(faults(RowSplit.of(facts), knobs, device), None)
         return None if reason is None else No(reason)
 
-    def notes(self, facts: RowFacts, knobs: RmsNormBackwardKnobs, device: Device) -> tuple[str, ...]:
+    def notes(self, facts: RowFacts, knobs: PersistentKnobs, device: Device) -> tuple[str, ...]:
         return tuple(_notes(facts, knobs))
 
-    def in_place(self, facts: RowFacts, knobs: RmsNormBackwardKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
+    def in_place(self, facts: RowFacts, knobs: PersistentKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
         """As of any row program; rows that are copied ahead are not yet written."""
         return in_place(resident_plan(facts))
 
-    def source(self, facts: RowFacts, knobs: RmsNormBackwardKnobs) -> str:
-        name = "rmsnorm_backward.cu"
+    def source(self, facts: RowFacts, knobs: PersistentKnobs) -> str:
+        name = "persistent.cu"
         return render(template(__package__, name), _prelude(facts, knobs), name)
 
-    def launch(self, facts: RowFacts, knobs: RmsNormBackwardKnobs) -> Launch:
+    def launch(self, facts: RowFacts, knobs: PersistentKnobs) -> Launch:
         split = RowSplit.of(facts)
         by_rows = split.by_rows(knobs)
         return Launch(
@@ -89,13 +89,13 @@ class RmsNormBackwardEngine(KernelEngine[RowFacts, RmsNormBackwardKnobs]):
 
 
 @functools.lru_cache(maxsize=256)
-def _legal(facts: RowFacts, device: Device) -> tuple[RmsNormBackwardKnobs, ...]:
+def _legal(facts: RowFacts, device: Device) -> tuple[PersistentKnobs, ...]:
     """All legal knobs, for any number of rows: of a network with rows of many numbers they are worked out once."""
     split = RowSplit.of(facts)
     return tuple(knobs for knobs in every_knob(split.pieces, device) if fits(split, knobs, device))
 
 
-def _prelude(facts: RowFacts, knobs: RmsNormBackwardKnobs) -> str:
+def _prelude(facts: RowFacts, knobs: PersistentKnobs) -> str:
     split = RowSplit.of(facts)
     constants = {
         "gf::i64 COLUMNS": facts.columns,
@@ -117,7 +117,7 @@ def _prelude(facts: RowFacts, knobs: RmsNormBackwardKnobs) -> str:
     return prelude(split.plan(knobs), constants)
 
 
-def _notes(facts: RowFacts, knobs: RmsNormBackwardKnobs) -> Iterator[str]:
+def _notes(facts: RowFacts, knobs: PersistentKnobs) -> Iterator[str]:
     yield from rounding_notes(facts.program)
     yield "mean over a row: a fixed binary tree, the same bits for every row count, knob and run"
     yield from op_notes(facts.program)

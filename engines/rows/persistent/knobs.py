@@ -7,7 +7,7 @@ from graphfuse.device import Device
 
 
 @dataclass(frozen=True)
-class RmsNormBackwardKnobs:
+class PersistentKnobs:
     """How rows are spread over threads. None of them changes a bit of what is written of rows; sums over rows depend on
     all but stages and delay, and are the same in every run.
 
@@ -35,7 +35,7 @@ class RmsNormBackwardKnobs:
         return max(1, self.threads // self.threads_per_row)
 
 
-def every_knob(pieces: int, device: Device) -> Iterator[RmsNormBackwardKnobs]:
+def every_knob(pieces: int, device: Device) -> Iterator[PersistentKnobs]:
     """With as many CTAs as run at the same time, and no more threads for a row than there are pieces for."""
     for threads in (128, 256, 512, 1024):
         for threads_per_row in (1 << k for k in range(min(15, 1 + (pieces - 1).bit_length()))):
@@ -44,4 +44,4 @@ def every_knob(pieces: int, device: Device) -> Iterator[RmsNormBackwardKnobs]:
                 ctas -= ctas % max(1, threads_per_row // threads)
                 for stages in (1, 2, 3, 4, 5, 6, 8):
                     for delay in (0, 1):
-                        yield RmsNormBackwardKnobs(threads_per_row, threads, stages, ctas_per_sm, ctas, delay)
+                        yield PersistentKnobs(threads_per_row, threads, stages, ctas_per_sm, ctas, delay)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.engine import ByRows
-from graphfuse.engines.limits import WARP
-from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
+from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.patterns.rows import RowFacts
 
 CHUNK = 8  # elements whose products are summed before all else, by halves, at most
@@ -67,11 +67,11 @@ class RowSplit:
             plan.held_bytes > 0,
         )
 
-    def resident(self, knobs: RmsNormBackwardKnobs) -> bool:
+    def resident(self, knobs: PersistentKnobs) -> bool:
         """Whether threads have registers for the row."""
         return self._has_registers(knobs, self._pieces(knobs), knobs.stages > 1)
 
-    def _has_registers(self, knobs: RmsNormBackwardKnobs, pieces: int, copied: bool) -> bool:
+    def _has_registers(self, knobs: PersistentKnobs, pieces: int, copied: bool) -> bool:
         program = self.facts.program
         read, written = len(program.read_whole), len(program.written_whole)
         each = self.kept + _WORK + _INPUT * read + (0 if copied else _LOADED)
@@ -80,12 +80,12 @@ class RowSplit:
         elements = pieces * self.piece
         return elements <= _MOST_ELEMENTS and elements * each + otherwise <= _USED * there
 
-    def is_again(self, knobs: RmsNormBackwardKnobs) -> bool:
+    def is_again(self, knobs: PersistentKnobs) -> bool:
         """Whether the knobs are among those for rows that are read again in each phase."""
         fixed = (knobs.threads_per_row, knobs.threads, knobs.stages) == (_AGAIN, _AGAIN, 1)
         return fixed and (knobs.ctas_per_sm == 1 or self._has_registers(knobs, _AT_ONCE, copied=False))
 
-    def can_delay(self, knobs: RmsNormBackwardKnobs) -> bool:
+    def can_delay(self, knobs: PersistentKnobs) -> bool:
         """Whether the second phase of a row can follow the first of the next: of rows of several warps, few enough for
         each thread to read what all have come to, that are copied and of which nothing else is kept, and of which a
         thread takes few elements."""
@@ -93,31 +93,31 @@ class RowSplit:
         several = 1 < warps <= _MOST_WARPS and self._pieces(knobs) * self.piece <= _MOST_DELAYED
         return several and knobs.stages > 2 and self.copies_all and not self.keeps
 
-    def passes(self, knobs: RmsNormBackwardKnobs) -> int:
+    def passes(self, knobs: PersistentKnobs) -> int:
         """How often a thread takes what it has registers for, a power of two."""
         if self.resident(knobs):
             return 1
         return 1 << (-(-self._pieces(knobs) // _AT_ONCE) - 1).bit_length()
 
-    def steps(self, knobs: RmsNormBackwardKnobs) -> int:
+    def steps(self, knobs: PersistentKnobs) -> int:
         """Pieces of one pass over the row that each thread takes."""
         return -(-self._pieces(knobs) // self.passes(knobs))
 
-    def _pieces(self, knobs: RmsNormBackwardKnobs) -> int:
+    def _pieces(self, knobs: PersistentKnobs) -> int:
         """Of the row, that each thread takes."""
         return -(-self.pieces // knobs.threads_per_row)
 
-    def plan(self, knobs: RmsNormBackwardKnobs) -> PhasePlan:
+    def plan(self, knobs: PersistentKnobs) -> PhasePlan:
         """What is printed and passed."""
         if self.resident(knobs):
             return resident_plan(self.facts, self.piece, knobs.stages)
         return resident_plan(self.facts, self.piece).read_again()
 
-    def stage_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
+    def stage_bytes(self, knobs: PersistentKnobs) -> int:
         """Shared memory of a CTA for one row each of its threads is ahead."""
         return knobs.threads * (self.steps(knobs) * self.piece_bytes + self.value_bytes)
 
-    def dynamic_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
+    def dynamic_bytes(self, knobs: PersistentKnobs) -> int:
         """Shared memory of a CTA whose size the launch gives."""
         copied = knobs.stages * self.stage_bytes(knobs) if knobs.stages > 1 else 0
         if not self.facts.program.sums:
@@ -127,7 +127,7 @@ class RowSplit:
         parts = knobs.threads // max(across, WARP)
         return max(copied, 4 * joined, 4 * parts * self.slab(knobs))
 
-    def static_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
+    def static_bytes(self, knobs: PersistentKnobs) -> int:
         """Shared memory of a CTA that the kernel declares, at most."""
         sent = knobs.threads_per_row + 4 if knobs.cluster > 1 else 0  # of each CTA of a row, and mbarriers
         return 8 * (sent + knobs.threads + WARP)
@@ -137,22 +137,22 @@ class RowSplit:
         """Partial sums over rows in one access."""
         return min(4, self.piece)
 
-    def slab(self, knobs: RmsNormBackwardKnobs) -> int:
+    def slab(self, knobs: PersistentKnobs) -> int:
         """Columns of which a CTA adds up the partial sums at a time: no less than a sector has, so many that all CTAs
         take part, and no more than threads can read at once."""
         share = -(-self.facts.columns // knobs.ctas)
         return min(max(_SECTOR // 4, 1 << (share - 1).bit_length()), knobs.threads * self.partial_vector)
 
-    def by_rows(self, knobs: RmsNormBackwardKnobs) -> ByRows:
+    def by_rows(self, knobs: PersistentKnobs) -> ByRows:
         """Where sums over rows are written, one cluster starts at least."""
         most, least = knobs.ctas // knobs.cluster, int(bool(self.facts.program.sums))
         return ByRows(self.facts.rows, knobs.rows_per_cta, knobs.cluster, most, least)
 
-    def ctas(self, knobs: RmsNormBackwardKnobs) -> int:
+    def ctas(self, knobs: PersistentKnobs) -> int:
         """Of the grid."""
         return self.by_rows(knobs).grid(self.facts.rows)
 
-    def partial_bytes(self, knobs: RmsNormBackwardKnobs) -> int:
+    def partial_bytes(self, knobs: PersistentKnobs) -> int:
         """Memory in which CTAs, or clusters, leave their sums over rows: no fewer rows need more."""
         return self.by_rows(knobs).clusters * self.sum_bytes
 

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
-from graphfuse.engines.limits import WARP
-from graphfuse.engines.rmsnorm.knobs import RmsNormKnobs
+from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
+from graphfuse.engines.rows.limits import WARP
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
@@ -52,44 +52,44 @@ class RowSplit:
         sums, maxima = (len(facts.program.reductions(join)) for join in Join)
         return cls(chunk, chunks, halved, registers, later, fits, sums, maxima)
 
-    def resident(self, knobs: RmsNormKnobs) -> bool:
+    def resident(self, knobs: ByRowKnobs) -> bool:
         return self.fits or knobs.cluster > 1
 
-    def passes(self, knobs: RmsNormKnobs) -> int:
+    def passes(self, knobs: ByRowKnobs) -> int:
         """How often a thread reads what it has registers for, a power of two."""
         if self.resident(knobs):
             return 1
         at_once = max(1, 8 // self.held(1, knobs))
         return 1 << (-(-self._pieces(knobs) // at_once) - 1).bit_length()
 
-    def steps(self, knobs: RmsNormKnobs) -> int:
+    def steps(self, knobs: ByRowKnobs) -> int:
         """Pieces of one pass over the row that each thread takes."""
         return -(-self._pieces(knobs) // self.passes(knobs))
 
-    def piece(self, knobs: RmsNormKnobs) -> int:
+    def piece(self, knobs: ByRowKnobs) -> int:
         """Elements that a thread takes together: chunks, or half of one, so that neighbours access what lies side by
         side."""
         if self.halved and knobs.chunks == 1 < knobs.threads_per_row:
             return self.chunk // 2
         return self.chunk * knobs.chunks
 
-    def held(self, pieces: int, knobs: RmsNormKnobs, registers: int | None = None) -> int:
+    def held(self, pieces: int, knobs: ByRowKnobs, registers: int | None = None) -> int:
         """Registers for so many pieces. registers: for a chunk."""
         return -(-pieces * self.piece(knobs) * (registers or self.registers) // self.chunk)
 
-    def static_bytes(self, knobs: RmsNormKnobs) -> int:
+    def static_bytes(self, knobs: ByRowKnobs) -> int:
         """Shared memory of a CTA that the kernel declares, at most. Sums take turns in two places."""
         sums = min(self.sums, 2)
         each = knobs.chunks * sums + self.maxima
         sent = knobs.threads_per_row * each if knobs.cluster > 1 else 0
         return 4 * (sent + knobs.threads * each + (WARP + 4) * (sums + self.maxima))
 
-    def _pieces(self, knobs: RmsNormKnobs) -> int:
+    def _pieces(self, knobs: ByRowKnobs) -> int:
         """Of the row, that each thread takes."""
         return -(-self.chunks * self.chunk // (knobs.threads_per_row * self.piece(knobs)))
 
 
-def plan_of(facts: RowFacts, knobs: RmsNormKnobs) -> PhasePlan:
+def plan_of(facts: RowFacts, knobs: ByRowKnobs) -> PhasePlan:
     split = RowSplit.of(facts)
     piece = split.piece(knobs)
     # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.

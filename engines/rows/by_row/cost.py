@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 
 from graphfuse.device import Device
-from graphfuse.engines.limits import MAX_THREADS, WARP
-from graphfuse.engines.rmsnorm.knobs import ALL_FIRST, AS_USUAL, READS_LAST, RmsNormKnobs
-from graphfuse.engines.rmsnorm.legal import faults
-from graphfuse.engines.rmsnorm.split import RowSplit
+from graphfuse.engines.rows.by_row.knobs import ALL_FIRST, AS_USUAL, READS_LAST, ByRowKnobs
+from graphfuse.engines.rows.by_row.legal import faults
+from graphfuse.engines.rows.by_row.split import RowSplit
+from graphfuse.engines.rows.limits import MAX_THREADS, WARP
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import View
 
@@ -35,14 +35,14 @@ def _rows(facts: RowFacts, view: View) -> int:
     return math.prod(e for e, stride in zip(facts.row_extents, view.row_strides, strict=True) if stride)
 
 
-def read_ahead(facts: RowFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> RmsNormKnobs:
+def read_ahead(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> ByRowKnobs:
     """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are resident."""
     ahead = replace(knobs, ahead=1)
     pays = split.steps(knobs) * split.piece(knobs) in _READ_AHEAD
     return ahead if pays and next(faults(facts, split, ahead, device), None) is None else knobs
 
 
-def is_usual(knobs: RmsNormKnobs) -> bool:
+def is_usual(knobs: ByRowKnobs) -> bool:
     """Whether CTAs are of a size that may pay. Of rows of their own as small as can be, for more threads wait for
     each other, but not too small, for each takes time to start; long rows may pay as neighbours."""
     if knobs.cluster > 1:
@@ -51,7 +51,7 @@ def is_usual(knobs: RmsNormKnobs) -> bool:
     return whole or knobs.threads == max(knobs.threads_per_row, 128)
 
 
-def cost(facts: RowFacts, split: RowSplit, knobs: RmsNormKnobs, device: Device) -> float:
+def cost(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
     """Time of a launch in a unit of the model's own, by which knobs are compared.
 
     What keeps the device busy - memory, instructions or that CTAs start, whichever takes longer, and what CTAs

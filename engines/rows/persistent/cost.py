@@ -3,9 +3,9 @@
 import math
 
 from graphfuse.device import Device
-from graphfuse.engines.limits import WARP
-from graphfuse.engines.rmsnorm_backward.knobs import RmsNormBackwardKnobs
-from graphfuse.engines.rmsnorm_backward.split import RowSplit
+from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
+from graphfuse.engines.rows.persistent.split import RowSplit
 from graphfuse.ops import Cost
 from graphfuse.rows.program import cost_of
 
@@ -23,7 +23,7 @@ _ROW, _STEP, _FUNCTION, _OPERAND = 200.0, 1.4, 4.2, 0.9
 _SHARPNESS = 4.0  # with which what takes longest hides the rest
 
 
-def cost(split: RowSplit, knobs: RmsNormBackwardKnobs, device: Device) -> float:
+def cost(split: RowSplit, knobs: PersistentKnobs, device: Device) -> float:
     """Nanoseconds, of rounds in each of which each CTA takes the rows that it takes at a time.
 
     A round takes what memory needs to move its bytes, or the instructions of all warps of an SM, or what threads
