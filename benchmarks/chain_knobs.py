@@ -21,7 +21,7 @@ from graphfuse.errors import GraphNotSupportedError
 from graphfuse.graph import pygraph
 from graphfuse.tuning.report import words
 
-ENGINE = "rmsnorm"
+ENGINE = "rows"
 FIRST = "first plan"
 
 

@@ -2,7 +2,7 @@
 
     python -m graphfuse.benchmarks.published_sm100
 
-Writes the knobs in engines/rows/by_row/rmsnorm.sm_100.json anew from the figures that each entry keeps
+Writes the knobs in engines/rows/rows.sm_100.json anew from the figures that each entry keeps
 under "published": what that engine was swept to on a B200, by its authors. Nothing here was
 measured by this project, and their kernel is another: one warp handles one row at a time.
 """
@@ -14,12 +14,13 @@ from pathlib import Path
 from graphfuse.benchmarks import sizes
 from graphfuse.device import for_arch
 from graphfuse.engine import knobs_to_dict
-from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
+from graphfuse.engines.rows import RowEngine
+from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.tables import store
 
-TABLE = Path(__file__).resolve().parent.parent / "engines" / "rmsnorm" / "rmsnorm.sm_100.json"
+TABLE = Path(__file__).resolve().parent.parent / "engines" / "rows" / "rows.sm_100.json"
 DEVICE = for_arch("sm_100a")
-ENGINE = RmsNormEngine()
+ENGINE = RowEngine()
 
 _WARP = 32
 _CHUNK = 8  # elements that a thread of this kernel takes at once

@@ -114,6 +114,9 @@ class Launch:
     at the same time, which a barrier of the grid needs; more than the device holds at once
     are refused, but of clusters, of which chips of one kind hold more or less, fewer are started.
     cleared: tensors of 4 bytes that are set to zero before the kernel starts, on its stream.
+    waits: whether the kernel may be started before the one before it on the stream has ended: every thread of it calls
+    ``gf::wait_for_previous_kernel`` (dependent_launch.cuh) before it reads or writes global memory, and none ends
+    before. Users ask for such a start with execute's ``programmatic_dependent_launch``.
     by_rows: how the grid follows the number of rows; None where the launch is for one number of them.
     """
 
@@ -125,6 +128,7 @@ class Launch:
     scratch_bytes: int = 0
     cooperative: bool = False
     cleared: tuple[TensorId, ...] = ()
+    waits: bool = False
     by_rows: ByRows | None = None
 
 
@@ -133,11 +137,13 @@ class ProblemClass:
     """A problem class: all that the best knobs of an engine may depend on, so that tuned ones can be kept.
 
     key: JSON values by name, without names, numbers or addresses of tensors. rows: the
-    extent that enters no source, across which tuned knobs carry over.
+    extent that enters no source, across which tuned knobs carry over. within: the factor by which numbers of rows may
+    differ for that. Those in first-party tables lie the square of it apart, so that between them one is always near.
     """
 
     key: Mapping[str, object]
     rows: int
+    within: float = 2.0
 
 
 class Buffers(Protocol):
@@ -152,12 +158,13 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
     """Base of all engines. Class attributes:
 
     name: what users see and deselect by. facts: the facts class it serves.
-    knobs: its frozen dataclass of knobs. modes: the heuristic modes that ask it.
+    knobs: its frozen dataclass of knobs, or several, no two of which have the same fields.
+    modes: the heuristic modes that ask it.
     """
 
     name: ClassVar[str]
     facts: ClassVar[type]
-    knobs: ClassVar[type] = NoKnobs
+    knobs: ClassVar[type | tuple[type, ...]] = NoKnobs
     modes: ClassVar[frozenset[heur_mode]]
 
     @abc.abstractmethod
@@ -165,8 +172,8 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
         """The first reason against, naming the tensor and the limit; None if it can."""
 
     def propose(self, facts: FactsT, device: Device, mode: heur_mode) -> Sequence[KnobsT]:
-        """Knobs to try, best first; at least one. Never compiles."""
-        return (self.knobs(),)
+        """Knobs to try, best first; at least one. Never compiles. Of an engine without knobs: just those."""
+        return (NoKnobs(),)
 
     def illegal(self, facts: FactsT, knobs: KnobsT, device: Device) -> No | None:
         """Why these knobs cannot be used, for knobs that a user chose."""
@@ -186,15 +193,6 @@ class KernelEngine(Engine[FactsT, KnobsT]):
 
     entry: ClassVar[str]
     """Name of the extern "C" kernel in the source."""
-
-    dependent_launch: ClassVar[bool] = False
-    """Whether the kernel may be started before the one before it on the stream has ended: every thread of it
-    calls ``gf::wait_for_previous_kernel`` (dependent_launch.cuh) before it reads or writes global memory, and
-    none ends before. Users ask for such a start with execute's ``programmatic_dependent_launch``."""
-
-    tuned_within: ClassVar[float] = 2.0
-    """Knobs tuned for another number of rows count if the two differ by at most this factor. The numbers of rows in
-    first-party tables lie a factor of 4 apart, so that between them one is always this near."""
 
     @abc.abstractmethod
     def source(self, facts: FactsT, knobs: KnobsT) -> str:
@@ -224,14 +222,16 @@ def knobs_to_dict(knobs: object) -> dict[str, object]:
 
 def knobs_from_dict(engine: Engine, values: dict[str, object]) -> object:
     """The engine's knobs from a mapping; GraphValidationError names an unknown or missing knob."""
-    known = {f.name for f in fields(engine.knobs)}
-    unknown = sorted(set(values) - known, key=str)
-    if unknown:
-        names = ", ".join(sorted(known)) or "none"
-        raise GraphValidationError(
-            f"engine {engine.name!r} has no knob {', '.join(map(str, unknown))}; it has: {names}"
-        )
+    kinds = engine.knobs if isinstance(engine.knobs, tuple) else (engine.knobs,)
+    names = {kind: [f.name for f in fields(kind)] for kind in kinds}
+    kind = next((kind for kind in kinds if set(values) <= set(names[kind])), None)
+    if kind is None:
+        unknown = sorted(set(values).difference(*names.values()), key=str)
+        wrong = "has no knob" if unknown else "takes no such knobs together as"
+        known = "; or: ".join(", ".join(sorted(of)) or "none" for of in names.values())
+        given = ", ".join(map(str, unknown or sorted(values)))
+        raise GraphValidationError(f"engine {engine.name!r} {wrong} {given}; it has: {known}")
     try:
-        return engine.knobs(**values)
+        return kind(**values)
     except TypeError as error:
         raise GraphValidationError(f"engine {engine.name!r}: {error}") from None

@@ -369,7 +369,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         the stream still runs; they wait for its end before they touch memory, so the result
         is the same. GraphNotSupportedError where that is not possible: it takes SM90 or newer
         (on the emulator, where kernels run one by one, it changes nothing) and engines that
-        declare ``dependent_launch``.
+        say that they wait.
         """
         planner = self._planner or self._need(None, "build")
         if programmatic_dependent_launch is not False:

@@ -198,10 +198,10 @@ class Planner:
             found = f"SM{self.device.sm}" if self.device.runs_kernels else self.device.name
             return f"{what} needs SM{_DEPENDENT_LAUNCH_SM} or newer; {self.device} is {found}"
         for part in p.parts:
-            if not isinstance(part.engine, KernelEngine) or not part.engine.dependent_launch:
+            if part.launch is None or not part.launch.waits:
                 return (
-                    f"{what} needs kernels that wait for the one before them; engine {part.engine.name!r} does not "
-                    "declare dependent_launch"
+                    f"{what} needs kernels that wait for the one before them; the launch of engine "
+                    f"{part.engine.name!r} does not say so"
                 )
             if part.launch.cleared:
                 return f"{what} needs kernels that begin with nothing but themselves; this one has memory cleared first"

@@ -32,14 +32,21 @@ def cpp(value: bool) -> str:
     return str(value).lower()
 
 
-def in_place(plan: PhasePlan) -> tuple[tuple[TensorId, TensorId], ...]:
-    """rows: resident ones. What holds of them holds of rows that are read again, so that knobs do not matter."""
-    inputs, stores = plan.program.inputs, plan.program.stores
-    return tuple((inputs[i].tensor, stores[number].view.tensor) for i, number in plan.overwritable())
+def overwritable(facts: RowFacts) -> frozenset[tuple[int, int]]:
+    """Numbers of an input and a store that may be one memory, whatever the schedule and knobs: what can be where rows
+    are kept, or where there are sums over rows, copied ahead. Other kernels write later what they would else lose."""
+    stages = int(bool(facts.program.sums))
+    plan = PhasePlan(facts.program, facts.row_extents, facts.columns, 1, resident=True, stages=stages)
+    return frozenset(plan.overwritable())
 
 
-def problem(facts: RowFacts, chunk: int) -> ProblemClass:
-    """chunk: elements that are always taken together.
+def in_place(facts: RowFacts) -> tuple[tuple[TensorId, TensorId], ...]:
+    inputs, stores = facts.program.inputs, facts.program.stores
+    return tuple((inputs[i].tensor, stores[number].view.tensor) for i, number in sorted(overwritable(facts)))
+
+
+def problem(facts: RowFacts, chunk: int, within: float) -> ProblemClass:
+    """chunk: elements that are always taken together. within: as of ``ProblemClass``.
 
     Copies of values are no steps: a sum that is stored rounded and read unrounded takes what one takes that is read as
     it is stored.
@@ -68,7 +75,7 @@ def problem(facts: RowFacts, chunk: int) -> ProblemClass:
     }
     if program.sums:
         key["sums"] = [s.view.dtype.value for s in program.sums]
-    return ProblemClass(key, facts.rows)
+    return ProblemClass(key, facts.rows, within)
 
 
 def _without_copies(program: RowProgram) -> tuple[list[str], list[int]]:

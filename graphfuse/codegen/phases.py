@@ -62,13 +62,13 @@ def _run(elements: Elements) -> Iterator[str]:
     yield from (f"    maxima[{number}] = {value};" for number, value in enumerate(starts))
     yield "  }"
     factors = f"float (&x)[{max(len(row_sums), 1)}][PIECE], float (&y)[{max(len(row_sums), 1)}][PIECE]"
-    sums = ", Sums& sums" * bool(plan.stages and not phase)
+    sums = ", Sums& sums" * bool(plan.stages)
     yield "  GF_DEVICE static void run(const Row& row, Index at, bool inside, const Rows& rows,"
     yield "                            const Columns& columns, Held& held, const Operands& s, const PerRow& p,"
     yield f"                            float (&largest)[AMAXES], float (&maxima)[{max(len(maxima), 1)}],"
     yield f"                            {factors}{sums}) {{"
     yield "    (void)row, (void)at, (void)inside, (void)rows, (void)columns, (void)held, (void)s, (void)p;"
-    yield "    (void)largest, (void)maxima, (void)x, (void)y;"
+    yield f"    (void)largest, (void)maxima, (void)x, (void)y{', (void)sums' * bool(plan.stages)};"
     yield from elements.source()
     for number, k in enumerate(row_sums):
         first, *second = (f"{elements.array(o)}[i]" for o in program.joined(k))

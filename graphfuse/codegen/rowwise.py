@@ -38,5 +38,4 @@ def _lines(plan: PhasePlan) -> Iterator[str]:
     if plan.stages:
         yield from sums.source(plan)
     yield from phases.source(plan, copied)
-    if not plan.stages:
-        yield from stores.raised(plan)
+    yield from stores.raised(plan)

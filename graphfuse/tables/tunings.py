@@ -55,7 +55,7 @@ class Tunings:
             yield entry.knobs, said(entry)
             for other in entry.others if mode is heur_mode.B else ():
                 yield other.knobs, said(entry)
-        near = [e for e in (*own, *first_party) if 0 < _apart(e, problem) <= math.log(engine.tuned_within)]
+        near = [e for e in (*own, *first_party) if 0 < _apart(e, problem) <= math.log(problem.within)]
         for entry in sorted(near, key=lambda e: _apart(e, problem))[:1]:
             yield entry.knobs, f"{said(entry)}, for {entry.rows} rows"
 

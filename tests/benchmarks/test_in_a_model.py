@@ -153,7 +153,7 @@ def test_other_knobs_are_planned_with_every_eviction(case):
     labels = list(plans)
     assert plans[labels[0]] == 0 and labels[0].startswith("first plan: ")
     knobs = [made.get_engine_and_knobs_at_index(index) for index in plans.values()]
-    assert {engine for engine, _ in knobs} == {"rmsnorm"}
+    assert {engine for engine, _ in knobs} == {"rows"}
     assert {k["eviction"] for _, k in knobs} == {0, 1, 2}
     assert len({tuple(k.items()) for _, k in knobs}) == len(knobs) > 6
 

@@ -28,7 +28,7 @@ def test_our_kernels_normalize_heads_in_place(joint):
     if joint:
         graph, packs = QK.joint_graph(handle), [s.joint_pack() for s in sets]
     work = graphfuse.work(graph, packs)
-    assert work.note.count("rmsnorm[") == (1 if joint else 2) and work.knobs_from
+    assert work.note.count("rows[") == (1 if joint else 2) and work.knobs_from
     assert session.checked(QK, sets[0], work, tight=True) is None
     for _ in range(20):
         work.calls[0]()

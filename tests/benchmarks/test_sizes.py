@@ -28,7 +28,7 @@ def test_the_random_ones_are_others_and_stay():
 @pytest.mark.parametrize("size", [SIZES[0], SIZES[-1], SIZES[-2], SIZES[-3]], ids=str)
 def test_a_size_is_one_kernel_and_its_bytes_are_those_of_its_tensors(size):
     (part,) = size.plans(for_arch("sm_90a"))[0].parts
-    assert part.engine.name == "rmsnorm" and part.why == "heuristic"
+    assert part.engine.name == "rows" and part.why == "heuristic"
     graph = part.region.subgraph.graph
     tensors = [graph.tensors[t] for t in (*part.region.subgraph.inputs, *part.region.subgraph.outputs)]
     assert sum(t.nbytes for t in tensors if not t.by_value) == size.moved

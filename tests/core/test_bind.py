@@ -1,5 +1,6 @@
 """graph.bind: a callable for fixed buffers, on the reference engine and the emulator."""
 
+import dataclasses
 import gc
 import threading
 import weakref
@@ -204,12 +205,14 @@ def test_on_the_emulator_it_changes_nothing():
 
 
 @pytest.mark.emulate
-def test_an_engine_has_to_declare_that_its_kernel_waits():
-    from graphfuse.engines.rows.by_row import RmsNormEngine
+def test_a_launch_has_to_say_that_its_kernel_waits():
+    from graphfuse.engines.rows import RowEngine
 
-    class Hasty(RmsNormEngine):
+    class Hasty(RowEngine):
         name = "hasty"
-        dependent_launch = False
+
+        def launch(self, facts, knobs):
+            return dataclasses.replace(super().launch(facts, knobs), waits=False)
 
     g = CASE.graph("emulator")
     g.validate()
@@ -219,5 +222,5 @@ def test_an_engine_has_to_declare_that_its_kernel_waits():
     index = next(i for i in plans if g.get_engine_and_knobs_at_index(i)[0] == "hasty")
     g.build_plan_at_index(index)
     g.execute(pack())
-    with pytest.raises(GraphNotSupportedError, match="engine 'hasty' does not declare dependent_launch"):
+    with pytest.raises(GraphNotSupportedError, match="the launch of engine 'hasty' does not say so"):
         g.execute(pack(), programmatic_dependent_launch=True)

@@ -14,7 +14,7 @@ def test_before_and_after_each_step():
     assert "rows matches rmsnorm.0, swish.0" in g.explain() and "plans (0)" in g.explain()
     g.create_execution_plans([heur_mode.A])
     text = g.explain()
-    assert "rmsnorm declines rmsnorm.0, swish.0: needs a CUDA device or the emulator; got cpu" in text
+    assert "rows declines rmsnorm.0, swish.0: needs a CUDA device or the emulator; got cpu" in text
     assert "reference can run rmsnorm.0, swish.0" in text and "available" in text
     g.build_plans()
     text = g.explain()

@@ -12,7 +12,7 @@ from graphfuse import (
     heur_mode,
 )
 from graphfuse.engine import knobs_from_dict
-from graphfuse.engines.rows.by_row.engine import RmsNormEngine
+from graphfuse.engines.rows import RowEngine
 from support import graphs, toys
 from support.graphs import FP4, Norm
 
@@ -90,8 +90,8 @@ def test_create_execution_plan_refuses(arguments, error, message):
 
 
 def test_a_knob_that_is_missing_is_named():
-    with pytest.raises(GraphValidationError, match="'rmsnorm': .*missing.*'threads_per_row' and 'threads'"):
-        knobs_from_dict(RmsNormEngine(), {})
+    with pytest.raises(GraphValidationError, match="'rows': .*missing.*'threads_per_row' and 'threads'"):
+        knobs_from_dict(RowEngine(), {})
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_no_plan_lists_every_engine_with_its_reason():
 
 def test_opensource_without_a_gpu_says_so():
     g = Norm().graph()
-    with pytest.raises(GraphNotSupportedError, match="rmsnorm: needs a CUDA device or the emulator; got cpu"):
+    with pytest.raises(GraphNotSupportedError, match="rows: needs a CUDA device or the emulator; got cpu"):
         g.build([heur_mode.OPENSOURCE])
 
 

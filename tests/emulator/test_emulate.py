@@ -13,7 +13,8 @@ import pytest
 from graphfuse.device import EMULATOR
 from graphfuse.dtypes import data_type
 from graphfuse.emulator.compiler import Build
-from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
+from graphfuse.engines.rows import RowEngine
+from graphfuse.engines.rows.by_row import ByRowKnobs
 from support import graphs
 from support.emulation import Planned
 from support.variants import VARIANTS, Variant
@@ -76,7 +77,7 @@ def all_knobs(variant: Variant) -> list[ByRowKnobs]:
     every = [ByRowKnobs(1 << t, 1 << c, n) for t in powers for c in powers[5:] for n in (1, 2, 4)]
     found: dict[tuple, ByRowKnobs] = {}
     for knobs in every:
-        if RmsNormEngine().illegal(facts, knobs, EMULATOR) is None:
+        if RowEngine().illegal(facts, knobs, EMULATOR) is None:
             found.setdefault((knobs.threads_per_row, "chunks", knobs.chunks), knobs)
             found.setdefault((knobs.threads_per_row, "threads", knobs.threads), knobs)
     return list(dict.fromkeys(found.values()))

@@ -99,8 +99,8 @@ def test_quantized_outputs_are_those_of_the_float32_result():
 
 def test_plans_and_explain_say_so():
     g = emulated(Norm())
-    assert g.get_plan_name_at_index(0).startswith("emulator: rmsnorm[")
-    assert g.get_engine_and_knobs_at_index(0)[0] == "rmsnorm"
+    assert g.get_plan_name_at_index(0).startswith("emulator: rows[")
+    assert g.get_engine_and_knobs_at_index(0)[0] == "rows"
     text = g.explain()
     assert "on emulator (H200 emulated on the CPU)" in text
     assert "note: emulator: kernels run as C++ on the CPU" in text
@@ -111,11 +111,11 @@ def test_plans_and_explain_say_so():
 
 def test_the_plan_is_that_of_an_h200():
     from graphfuse.device import for_arch
-    from graphfuse.engines.rows.by_row import RmsNormEngine
+    from graphfuse.engines.rows import RowEngine
 
     g = emulated(Norm(rows=4096, columns=4096))
     part = g._planner.plans[0].parts[0]
-    best = RmsNormEngine().propose(part.facts, for_arch("sm_90a"), heur_mode.OPENSOURCE)[0]
+    best = RowEngine().propose(part.facts, for_arch("sm_90a"), heur_mode.OPENSOURCE)[0]
     assert part.knobs == best
 
 
@@ -192,7 +192,7 @@ def test_what_no_kernel_takes_runs_on_the_reference_engine():
     y = g.rmsnorm(g.add(x, x), w, 1e-5, norm_forward_phase=phase)[0].set_output().set_name("y")
     g.reduction(y, mode=graphfuse.reduction_mode.MUL).set_dim([4, 1]).set_output().set_name("out")
     g.build([heur_mode.A])
-    assert "reference" in g.get_plan_name_at_index(0) and "rmsnorm" in g.get_plan_name_at_index(0)
+    assert "reference" in g.get_plan_name_at_index(0) and "rows[" in g.get_plan_name_at_index(0)
     a, b = torch.randn(4, 64), torch.rand(1, 64)
     y, out = torch.empty(4, 64), torch.empty(4, 1)
     g.execute({"x": a, "w": b, "y": y, "out": out}, graphs.workspace(g.get_workspace_size()))

@@ -3,7 +3,7 @@
 import pytest
 
 from graphfuse.codegen.render import template
-from graphfuse.engines.rows.persistent import PersistentKnobs as Knobs
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.errors import KernelFaultError
 from support.bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, plant
 from support.emulation import Planned, Varies
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.emulate
 
 # Rows of two warps, two of them a CTA.
 CASE = Gradient(11, 520, activation="silu", residual=True, dbias=True)
-ROUNDS = CASE, Knobs(64, 128, 3, 1, 2)  # three of two CTAs
-SLABS = CASE, Knobs(64, 128, 3, 1, 40)  # one round; several for each CTA to add up
-DELAYED = Gradient(11, 520, residual=True), Knobs(64, 128, 3, 1, 2, delay=1)
-DELAYED_CLUSTERS = Gradient(11, 520, residual=True), Knobs(128, 64, 3, 1, 4, delay=1)
+ROUNDS = CASE, PersistentKnobs(64, 128, 3, 1, 2)  # three of two CTAs
+SLABS = CASE, PersistentKnobs(64, 128, 3, 1, 40)  # one round; several for each CTA to add up
+DELAYED = Gradient(11, 520, residual=True), PersistentKnobs(64, 128, 3, 1, 2, delay=1)
+DELAYED_CLUSTERS = Gradient(11, 520, residual=True), PersistentKnobs(128, 64, 3, 1, 4, delay=1)
 _KERNEL = "persistent.cu"
 _READ = ("graphfuse/simt.cuh", "__builtin_memcpy(&pack, address, WIDTH)")
 _WAIT = "gf::async_wait<AHEAD_OF_ROW - 1>();"
@@ -48,10 +48,10 @@ BUGS = {
     "one buffer for the sums of all rows": (
         ROUNDS,
         Bug(
-            "RowSum{reduced[turn % 2]}",
-            "RowSum{reduced[0]}",
+            "RowSum{sums[sum_turn % 2]}",
+            "RowSum{sums[0]}",
             {RACE: "data race"},
-            ("graphfuse/reduce.cuh", "shared.totals[i * THREADS + thread] = parts[i];"),
+            ("graphfuse/reduce.cuh", "shared.totals[i * THREADS + thread] = parts[i / COUNT][i % COUNT];"),
         ),
     ),
     "missing barrier before the sums of a CTA": (
@@ -97,8 +97,8 @@ BUGS = {
     "delayed sums of all rows in one place": (
         DELAYED_CLUSTERS,
         Bug(
-            "  GF_DEVICE void give(float part, u32 row) const {\n    auto& mine = shared[row % 2];",
-            "  GF_DEVICE void give(float part, u32 row) const {\n    auto& mine = shared[0];",
+            "float (&parts)[VALUES][1], u32 row) const {\n    auto& mine = shared[row % 2];",
+            "float (&parts)[VALUES][1], u32 row) const {\n    auto& mine = shared[0];",
             {ADDRESS: "deadlock|use-after-poison|unknown-crash|in use by another|arrivals of the phase have come"},
             ("graphfuse/reduce.cuh", "over_ctas[cta] = "),
         ),
@@ -106,8 +106,8 @@ BUGS = {
 }
 
 
-def planned(case: Gradient, knobs: Knobs) -> Planned:
-    return Planned(case.graph("emulator"), case.inputs() | case.outputs(), knobs, "rmsnorm_backward")
+def planned(case: Gradient, knobs: PersistentKnobs) -> Planned:
+    return Planned(case.graph("emulator"), case.inputs() | case.outputs(), knobs)
 
 
 @pytest.mark.parametrize(("name", "build"), [(name, build) for name, (_, bug) in BUGS.items() for build in bug.found])

@@ -12,7 +12,8 @@ import torch
 from graphfuse import data_type, heur_mode, norm_forward_phase, tensor_reordering
 from graphfuse.codegen.render import template
 from graphfuse.device import ARCHES, for_arch
-from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
+from graphfuse.engines.rows import RowEngine
+from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.errors import KernelFaultError
 from graphfuse.runtime import nvrtc
 from graphfuse.runtime.handle import Handle
@@ -128,7 +129,7 @@ def test_any_knobs(size, scale, layouts, x):
     """Every number of lanes that share a block, and of chunks that a thread takes."""
     case = Blocks(size, scale, rows=3, columns=192, x=x, layouts=layouts)
     pack = case.inputs()
-    exact, engine = case.exact(pack), RmsNormEngine()
+    exact, engine = case.exact(pack), RowEngine()
     facts = Planned(case.graph(), pack).part.facts
     knobs = [ByRowKnobs(1 << p, max(32, 1 << p), chunks) for p in range(6) for chunks in (1, 2, 4)]
     knobs = [k for k in knobs if engine.illegal(facts, k, DEVICE) is None]
@@ -164,7 +165,7 @@ def test_engines_say_what_is_wrong_with_scales_alone():
 
 def test_problem_classes_tell_formats_apart():
     """Tuned entries for NVFP4 keep their keys, and no other format has them."""
-    engine, keys = RmsNormEngine(), []
+    engine, keys = RowEngine(), []
     for size, scale, layouts in (
         (16, E4M3, ("row",)),
         (16, E8M0, ("row",)),

@@ -1,22 +1,23 @@
-"""Engines that declare dependent_launch: in machine code too, the kernel waits before it touches memory or ends."""
+"""Launches that say that their kernels wait: in machine code too, the kernel waits before it touches memory or ends."""
 
 import re
 
 import pytest
 
 import kernel_table
-from graphfuse.engines import ALL
+from graphfuse.device import for_arch
+from support.variants import VARIANTS
 
 _MEMORY = re.compile(r"(LD|LDG|LDGSTS|LDL|ST|STG|STL|RED|REDG|ATOM|ATOMG|UBLKCP|UBLKRED|UTMA\w*)(\.|$)")
 _WAIT = "ACQBULK"  # griddepcontrol.wait
 
 
-def test_some_engine_declares_it():
-    assert any(getattr(engine, "dependent_launch", False) for engine in ALL)
+def test_some_launch_says_so():
+    assert any(variant.waits(for_arch("sm_90a")) for variant in VARIANTS.values())
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("name", "arch"), kernel_table.checked(lambda v, d: v.engine.dependent_launch and d.sm >= 90))
+@pytest.mark.parametrize(("name", "arch"), kernel_table.checked(lambda v, d: d.sm >= 90 and v.waits(d)))
 def test_the_kernel_waits_first(name, arch):
     found = kernel_table.code(name, arch).opcodes
     wait = found.index(_WAIT)

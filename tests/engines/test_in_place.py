@@ -76,8 +76,7 @@ READ_AGAIN_BACKWARD = PersistentKnobs(512, 512, 1, 1, 2)
 
 
 def planned(case: Case | Gradient, knobs: object) -> Planned:
-    engine = "rmsnorm" if isinstance(case, Case) else "rmsnorm_backward"
-    return Planned(case.graph("emulator"), case.inputs() | case.outputs(), knobs, engine)
+    return Planned(case.graph("emulator"), case.inputs() | case.outputs(), knobs)
 
 
 def part_of(case: Case | Gradient) -> Part:

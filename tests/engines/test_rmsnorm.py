@@ -9,7 +9,9 @@ from graphfuse import match
 from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, Constant, HostScalar, RowCount
-from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
+from graphfuse.engines.rows import RowEngine
+from graphfuse.engines.rows.by_row import ByRowKnobs
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.freeze import freeze
 from graphfuse.graph import pygraph
@@ -22,7 +24,7 @@ from graphfuse.rows.steps import Chain, Join, Load, Scalar, Step
 from support.described import Described, Tensor
 
 
-class Engine(RmsNormEngine):
+class Engine(RowEngine):
     """The engine, asked about described problems."""
 
     def why_not(self, facts, device):
@@ -113,8 +115,13 @@ DECLINED = [
     (dataclasses.replace(FP4, block_scale=None), H200, "output 'y' is quantized in blocks and has no tensor"),
     (with_view(FP4, "block_scale", dtype=data_type.FP8_E5M2), H200, "block scale 's' is FP8_E5M2; accepted: FP8_E4M3"),
     (with_view(FP4, "block_scale", row_stride=63), H200, "block scale 's' has row stride 63; .* at least 64"),
-    (facts(columns=1, rows=2**39), H200, "549755813888 rows take more CTAs than a grid can have"),
 ]
+
+
+def test_more_rows_than_a_grid_can_have_ctas_for_are_taken_by_ctas_that_stay():
+    many = facts(columns=1, rows=2**39)
+    assert ENGINE.why_not(many, H200) is None
+    assert {type(knobs) for knobs in ENGINE.propose(many, H200, heur_mode.A)} == {PersistentKnobs}
 
 
 @pytest.mark.parametrize("declined, device, reason", DECLINED, ids=[reason for _, _, reason in DECLINED])
@@ -402,8 +409,8 @@ def with_steps(facts: RowFacts, *steps: Step) -> RowFacts:
 
 def test_sums_of_one_phase_have_places_of_their_own():
     facts = two_means()
-    assert RmsNormEngine().why_not(facts, H200) is None
-    source = RmsNormEngine().source(facts, RmsNormEngine().propose(facts, H200, heur_mode.A)[0])
+    assert RowEngine().why_not(facts, H200) is None
+    source = RowEngine().source(facts, RowEngine().propose(facts, H200, heur_mode.A)[0])
     assert "constexpr int SUMS_OF_ROW[] = {2, 0};" in source
     assert len(set(re.findall(r"x\[(\d)\]\[i\] = (\w+)\[i\]", source))) == 2
     assert {"sums[0]", "sums[1]"} <= set(re.findall(r"sums\[\d\]", source))
@@ -413,5 +420,5 @@ def test_a_reduction_of_what_is_one_a_row_is_refused():
     emitter = Emitter(1024)
     total = emitter.reduce(Join.SUM, emitter.reduce(Join.SUM, Load(0)))
     emitter.op("mul", a=Load(0), b=total)
-    reason = RmsNormEngine().why_not(with_steps(two_means(), *emitter.steps), H200).reason
+    reason = RowEngine().why_not(with_steps(two_means(), *emitter.steps), H200).reason
     assert reason == "norm: a SUM over the row of what is one a row; accepted: of what varies over columns"

@@ -8,17 +8,16 @@ import pytest
 from graphfuse import heur_mode, match
 from graphfuse.device import ARCHES, CPU, for_arch
 from graphfuse.engine import Address, Scratch
-from graphfuse.engines.rows.persistent import PersistentKnobs as Knobs
-from graphfuse.engines.rows.persistent import RmsNormBackwardEngine
+from graphfuse.engines.rows import RowEngine
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.patterns.rows import PATTERN
-from graphfuse.rows.steps import Chain, Join, Load, Reduce, Step
 from support import graphs
 from support.gradients import CASES, Gradient
 from support.graphs import BF16, E4M3, FLOAT, HALF
 
-ENGINE = RmsNormBackwardEngine()
+ENGINE = RowEngine()
 H200 = for_arch("sm_90a")
 
 
@@ -150,27 +149,30 @@ def test_a_norm_in_another_type_is_refused_by_the_pattern():
     assert "computes in DOUBLE; accepted: FLOAT" in str(matches(g)[-1].why)
 
 
-# Knobs
+# PersistentKnobs
 
 
-def legal(case: Gradient, knobs: Knobs, device=H200) -> str:
+def legal(case: Gradient, knobs: PersistentKnobs, device=H200) -> str:
     found = ENGINE.illegal(facts_of(case), knobs, device)
     return "" if found is None else found.reason
 
 
 ILLEGAL = {
-    "no power": (Knobs(96, 128, 2, 1, 132), "threads_per_row is 96; accepted: a power of two"),
-    "threads": (Knobs(16, 2048, 2, 1, 132), "threads is 2048; accepted: 32 to 1024"),
-    "no stages": (Knobs(64, 128, 0, 1, 132), "stages is 0; accepted: 1 to 8"),
-    "stages": (Knobs(64, 128, 9, 1, 132), "stages is 9; accepted: 1 to 8"),
-    "bool": (Knobs(64, 128, True, 1, 132), "stages is True; accepted: 1 to 8"),
-    "per SM": (Knobs(64, 512, 2, 5, 132), "ctas_per_sm is 5; accepted: 1 to 4 on this device"),
-    "ctas": (Knobs(64, 128, 2, 1, 133), "ctas is 133; accepted: up to 132, that run at the same time"),
-    "cluster": (Knobs(256, 128, 2, 1, 131), "ctas is 131; accepted: a multiple of the 2 CTAs of a cluster"),
-    "too large a cluster": (Knobs(4096, 128, 2, 1, 128), "accepted: clusters of up to 16 CTAs"),
-    "registers": (Knobs(1, 128, 2, 1, 132), "too few registers for rows of 4096 columns"),
-    "shared memory": (Knobs(128, 512, 8, 1, 132), "bytes of shared memory a CTA; cuda:0 has 232448"),
-    "shared memory of an SM": (Knobs(256, 256, 8, 2, 264), "2 CTAs an SM, .* bytes of shared memory each; cuda:0 has"),
+    "no power": (PersistentKnobs(96, 128, 2, 1, 132), "threads_per_row is 96; accepted: a power of two"),
+    "threads": (PersistentKnobs(16, 2048, 2, 1, 132), "threads is 2048; accepted: 32 to 1024"),
+    "no stages": (PersistentKnobs(64, 128, 0, 1, 132), "stages is 0; accepted: 1 to 8"),
+    "stages": (PersistentKnobs(64, 128, 9, 1, 132), "stages is 9; accepted: 1 to 8"),
+    "bool": (PersistentKnobs(64, 128, True, 1, 132), "stages is True; accepted: 1 to 8"),
+    "per SM": (PersistentKnobs(64, 512, 2, 5, 132), "ctas_per_sm is 5; accepted: 1 to 4 on this device"),
+    "ctas": (PersistentKnobs(64, 128, 2, 1, 133), "ctas is 133; accepted: up to 132, that run at the same time"),
+    "cluster": (PersistentKnobs(256, 128, 2, 1, 131), "ctas is 131; accepted: a multiple of the 2 CTAs of a cluster"),
+    "too large a cluster": (PersistentKnobs(4096, 128, 2, 1, 128), "accepted: clusters of up to 16 CTAs"),
+    "registers": (PersistentKnobs(1, 128, 2, 1, 132), "too few registers for rows of 4096 columns"),
+    "shared memory": (PersistentKnobs(128, 512, 8, 1, 132), "bytes of shared memory a CTA; cuda:0 has 232448"),
+    "shared memory of an SM": (
+        PersistentKnobs(256, 256, 8, 2, 264),
+        "2 CTAs an SM, .* bytes of shared memory each; cuda:0 has",
+    ),
 }
 
 
@@ -182,12 +184,14 @@ def test_illegal(case):
 
 def test_no_stages_where_nothing_can_be_copied():
     case = Gradient(4, 96, HALF, "none", alignment=2)
-    assert "stages is 2; accepted: 1, as no input" not in legal(case, Knobs(32, 128, 2, 1, 4))  # the inverse RMS can
-    assert not legal(case, Knobs(32, 128, 1, 1, 4))
+    assert "stages is 2; accepted: 1, as no input" not in legal(
+        case, PersistentKnobs(32, 128, 2, 1, 4)
+    )  # the inverse RMS can
+    assert not legal(case, PersistentKnobs(32, 128, 1, 1, 4))
 
 
 def test_no_clusters_before_sm90():
-    knobs = Knobs(1024, 512, 2, 1, 100)
+    knobs = PersistentKnobs(1024, 512, 2, 1, 100)
     assert "accepted: no clusters: cuda:0 is SM80" in legal(Gradient(100, 8192), knobs, for_arch("sm_80"))
     assert not legal(Gradient(100, 8192), knobs)
 
@@ -232,7 +236,7 @@ def test_long_rows_are_spread_over_clusters_where_there_are_some():
 @pytest.mark.parametrize(("rows", "ctas"), [(0, 1), (1, 1), (5, 3), (263, 132), (265, 67), (4096, 128), (1 << 20, 132)])
 def test_the_workspace_has_a_row_of_sums_for_each_cta(rows, ctas):
     """Of as few as take no more rounds of two rows each."""
-    knobs = Knobs(128, 256, 3, 1, 132)
+    knobs = PersistentKnobs(128, 256, 3, 1, 132)
     launch = ENGINE.launch(facts_of(Gradient(rows, 1024, dbias=True)), knobs)
     assert launch.cooperative and launch.grid == ctas
     most = max(launch.by_rows.grid(fewer) for fewer in range(max(0, rows - 300), rows + 1))
@@ -241,7 +245,7 @@ def test_the_workspace_has_a_row_of_sums_for_each_cta(rows, ctas):
 
 
 def test_a_cluster_has_one_row_of_sums():
-    launch = ENGINE.launch(facts_of(Gradient(4096, 16384)), Knobs(1024, 512, 3, 1, 132))
+    launch = ENGINE.launch(facts_of(Gradient(4096, 16384)), PersistentKnobs(1024, 512, 3, 1, 132))
     assert (launch.grid, launch.cluster, launch.scratch_bytes) == (132, 2, 66 * 16384 * 4)
 
 
@@ -264,7 +268,8 @@ def test_arguments_name_all_tensors():
 
 def test_it_is_not_started_before_the_kernel_before_has_ended():
     """Cooperative launches are not: no documentation says that they may be."""
-    assert not ENGINE.dependent_launch
+    facts = facts_of(Gradient(6, 64))
+    assert not ENGINE.launch(facts, ENGINE.propose(facts, H200, heur_mode.A)[0]).waits
 
 
 CLASSES = ((4, False), (9, False), (4, True))
@@ -273,22 +278,3 @@ CLASSES = ((4, False), (9, False), (4, True))
 def test_the_problem_class_tells_sums_apart():
     keys = [ENGINE.problem(facts_of(Gradient(rows, 96, dbias=dbias))).key for rows, dbias in CLASSES]
     assert keys[0] == keys[1] != keys[2]
-
-
-def test_a_program_has_one_sum_of_a_row():
-    """The kernel keeps one: of two the second would be taken for both."""
-    facts = facts_of(Gradient(6, 64))
-    steps = facts.program.steps
-    (at,) = facts.program.reductions(Join.SUM)
-
-    def reason(*more: Step | Reduce, first: int = len(steps)) -> str:
-        made = (*steps[:first], *more)
-        stores = (dataclasses.replace(facts.program.stores[0], value=Chain(len(made) - 1)),)
-        program = dataclasses.replace(facts.program, steps=made, stores=stores)
-        return ENGINE.why_not(dataclasses.replace(facts, program=program), H200).reason.removeprefix(f"{facts.node}: ")
-
-    assert ENGINE.why_not(facts, H200) is None
-    for join, found in ((Join.SUM, "2 sums and 0 maxima"), (Join.MAX, "1 sums and 1 maxima")):
-        joined = Step("mul", (("a", facts.program.stores[0].value), ("b", Chain(len(steps)))))
-        assert reason(Reduce(join, Load(1)), joined) == f"{found} of a row; accepted: one sum"
-    assert reason(first=at) == "0 sums and 0 maxima of a row; accepted: one sum"

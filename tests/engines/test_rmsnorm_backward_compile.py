@@ -6,7 +6,7 @@ import pytest
 
 from graphfuse import heur_mode, match
 from graphfuse.device import ARCHES, for_arch
-from graphfuse.engines.rows.persistent import RmsNormBackwardEngine
+from graphfuse.engines.rows import RowEngine
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.patterns.rows import PATTERN
@@ -17,7 +17,7 @@ from support.graphs import BF16, FLOAT
 
 pytestmark = [pytest.mark.compile, pytest.mark.thorough]
 
-ENGINE = RmsNormBackwardEngine()
+ENGINE = RowEngine()
 SPILLED = {("sm_100a", 5120): 24}  # bytes: the estimate of registers is fitted to sm_90a, whose compiler needs fewer
 _RESERVED = 1024  # bytes of shared memory that the system takes of each CTA's; from 9.0 on cuobjdump counts them
 PLAIN, FULL = {}, {"activation": "gate", "residual": True, "dbias": True, "weight": "zero-centred"}

@@ -9,7 +9,7 @@ import torch
 
 from graphfuse import heur_mode
 from graphfuse.emulator.compiler import Build
-from graphfuse.engines.rows.persistent import PersistentKnobs as Knobs
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from support import gradients, graphs, oracle
 from support.emulation import Planned
 from support.gradients import CASES, Gradient
@@ -57,12 +57,12 @@ def test_strides(case):
     gradients.check(case, "emulator")
 
 
-def planned(case: Gradient, knobs: Knobs, pack=None) -> Planned:
-    return Planned(case.graph("emulator"), pack or case.inputs() | case.outputs(), knobs, "rmsnorm_backward")
+def planned(case: Gradient, knobs: PersistentKnobs, pack=None) -> Planned:
+    return Planned(case.graph("emulator"), pack or case.inputs() | case.outputs(), knobs)
 
 
-def knobs(threads_per_row, threads, stages=3, ctas=2, ctas_per_sm=1, delay=0) -> Knobs:
-    return Knobs(threads_per_row, threads, stages, ctas_per_sm, ctas, delay)
+def knobs(threads_per_row, threads, stages=3, ctas=2, ctas_per_sm=1, delay=0) -> PersistentKnobs:
+    return PersistentKnobs(threads_per_row, threads, stages, ctas_per_sm, ctas, delay)
 
 
 # Rows that share a warp, a warp each, several; a CTA; clusters; copies ahead or none; one CTA and several; read again.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graphfuse import data_type, pygraph
-from graphfuse.engines.rows.persistent import PersistentKnobs as Knobs
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from support import graphs
 from support.emulation import Planned
 from support.graphs import BF16, FLOAT, HALF, TORCH
@@ -65,13 +65,13 @@ def graph(columns: int, given: data_type, made: data_type, more: bool) -> pygrap
     return g
 
 
-def run(columns: int, given: data_type, made: data_type, knobs: Knobs, more: bool = False) -> None:
+def run(columns: int, given: data_type, made: data_type, knobs: PersistentKnobs, more: bool = False) -> None:
     x, grad = operands(columns)
     pack = {"x": x.to(TORCH[given]), "grad": grad.to(TORCH[given]), "inverse": torch.ones(ROWS, 1)}
     pack["dx"] = torch.empty(ROWS, columns, dtype=torch.float32 if more else TORCH[made])
     if more:
         pack["more"] = torch.zeros(ROWS, columns)
-    Planned(graph(columns, given, made, more), pack, knobs, "rmsnorm_backward").run()
+    Planned(graph(columns, given, made, more), pack, knobs).run()
     wanted = torch.from_numpy(mean((x * grad).numpy(), given))
     wanted = torch.where(grad == 0, -x * wanted[:, None], 0).to(TORCH[made])
     found = torch.where(grad == 0, pack["dx"], 0).to(TORCH[made])
@@ -84,19 +84,21 @@ TYPES = [(BF16, BF16), (BF16, FLOAT), (HALF, HALF), (HALF, BF16), (FLOAT, FLOAT)
 @pytest.mark.parametrize(("given", "made"), TYPES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("columns", [6, 64, 1000, 1004, 2056])
 def test_what_is_written_does_not_decide_the_order(columns, given, made):
-    run(columns, given, made, Knobs(32, 64, 1, 1, 2) if columns < 2000 else Knobs(128, 128, 2, 1, 2))
+    run(
+        columns, given, made, PersistentKnobs(32, 64, 1, 1, 2) if columns < 2000 else PersistentKnobs(128, 128, 2, 1, 2)
+    )
 
 
 SPREAD = {
-    "a thread": (64, Knobs(1, 32, 2, 1, 1)),
-    "two threads": (88, Knobs(2, 32, 2, 1, 1)),
-    "part of a warp": (200, Knobs(8, 32, 1, 1, 1)),
-    "warps": (1000, Knobs(64, 64, 2, 1, 1)),
-    "many warps": (2056, Knobs(512, 512, 2, 1, 1)),
-    "a cluster": (1000, Knobs(128, 64, 2, 1, 2)),
-    "delayed": (1000, Knobs(64, 64, 3, 1, 1, 1)),
-    "a cluster, delayed": (1000, Knobs(128, 32, 3, 1, 4, 1)),
-    "read again": (41000, Knobs(512, 512, 1, 1, 2)),
+    "a thread": (64, PersistentKnobs(1, 32, 2, 1, 1)),
+    "two threads": (88, PersistentKnobs(2, 32, 2, 1, 1)),
+    "part of a warp": (200, PersistentKnobs(8, 32, 1, 1, 1)),
+    "warps": (1000, PersistentKnobs(64, 64, 2, 1, 1)),
+    "many warps": (2056, PersistentKnobs(512, 512, 2, 1, 1)),
+    "a cluster": (1000, PersistentKnobs(128, 64, 2, 1, 2)),
+    "delayed": (1000, PersistentKnobs(64, 64, 3, 1, 1, 1)),
+    "a cluster, delayed": (1000, PersistentKnobs(128, 32, 3, 1, 4, 1)),
+    "read again": (41000, PersistentKnobs(512, 512, 1, 1, 2)),
 }
 
 
@@ -108,7 +110,7 @@ def test_knobs_do_not_decide_the_order(columns, knobs, given, made):
 
 def test_a_tensor_beside_does_not_decide_the_order():
     """A wider one, for which threads take fewer elements together."""
-    run(1000, BF16, BF16, Knobs(64, 64, 2, 1, 1), more=True)
+    run(1000, BF16, BF16, PersistentKnobs(64, 64, 2, 1, 1), more=True)
 
 
 def test_another_order_would_be_seen():

@@ -23,7 +23,7 @@ TABLES = sorted((ROOT / "engines").rglob("*.json"))
 DEVICES = {f"sm_{for_arch(arch).sm}": for_arch(arch) for arch in ARCHES}
 H200 = for_arch("sm_90a")
 ENGINES = {engine.name: engine for engine in engines.ALL}
-WHOLE = ("rmsnorm", "rmsnorm_backward")
+WHOLE = ("rows",)
 """Engines whose tables have all that is benched; others' may leave some of it to the heuristic."""
 
 

@@ -36,7 +36,7 @@ def kernels(graphs) -> tuple[str, ...]:
 
 
 def wanted(name: str) -> tuple[str, ...]:
-    return ("rmsnorm",) * (2 if name == "qk_rmsnorm" else 1)
+    return ("rows",) * (2 if name == "qk_rmsnorm" else 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from graphfuse import WorkspaceError, heur_mode, record
 from graphfuse.benchmarks import sizes
 from graphfuse.cli import app
-from graphfuse.engines.rows.by_row import RmsNormEngine
+from graphfuse.engines.rows import RowEngine
 from graphfuse.runtime import device as devices
 from graphfuse.tables import store
 from support import graphs, planted
@@ -61,7 +61,7 @@ def test_the_winner_is_used_kept_and_right(case):
     said = f"tuned on this {device.name}"
     assert said in g.explain() and report.stored == store.user_file(device)
     again = planned(case)
-    assert again.get_engine_and_knobs_at_index(0) == ("rmsnorm", part.best)
+    assert again.get_engine_and_knobs_at_index(0) == ("rows", part.best)
     again.build_plans()
     assert said in again.explain()
     (kept,) = store.read(report.stored)
@@ -105,7 +105,7 @@ def test_two_regions_of_one_class_are_tuned_once():
     assert all(torch.equal(tuned[name], outs[name]) for name in outs)
 
 
-class Planted(RmsNormEngine):
+class Planted(RowEngine):
     """Wrong wherever a CTA has 128 threads."""
 
     name = "planted"

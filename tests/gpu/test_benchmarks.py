@@ -48,7 +48,7 @@ def test_the_other_benches_measure_who_is_there(name, tmp_path):
     ours = {"graphfuse", "graphfuse_dependent"} | ({"graphfuse_one_kernel"} if name == "qk-norm" else set())
     measured = {peer: entry for peer, entry in case["peers"].items() if "us" in entry}
     assert ours | {"torch_compile", "torch_eager", "stream"} <= set(measured), case["peers"]
-    kernels = {peer: measured[peer]["note"].count("rmsnorm[") for peer in ours}
+    kernels = {peer: measured[peer]["note"].count("rows[") for peer in ours}
     assert kernels == {peer: 2 if name == "qk-norm" and peer != "graphfuse_one_kernel" else 1 for peer in ours}
     for peer, entry in measured.items():
         linked = entry["dependent_launch"]
@@ -96,4 +96,4 @@ def test_what_is_profiled_runs_and_says_what_it_is(bench):
     assert {place: (r["rows"], r["columns"], r["bytes"]) for place, r in ran.items()} == {
         place: (case.rows, case.columns, case.moved) for place, case in enumerate(profile.CASES[bench])
     }
-    assert all(r["note"].startswith("rmsnorm") and r["knobs_from"] for r in ran.values())
+    assert all(r["note"].startswith("rows") and r["knobs_from"] for r in ran.values())

@@ -62,7 +62,7 @@ CASES = {
 def test_every_knob_gives_the_same_bits(case):
     graph, pack = case.graph("cuda"), case.inputs("cuda")
     graph.validate()
-    graph.build_operation_graph(engines=["rmsnorm"])
+    graph.build_operation_graph(engines=["rows"])
     graph.create_execution_plans([heur_mode.B])
     graph.build_plans(build_plan_policy.ALL)
     count, first = graph.get_execution_plan_count(), None

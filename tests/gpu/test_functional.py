@@ -36,7 +36,7 @@ def one_kernel(monkeypatch):
     for name, found in used:
         engines = found.plan.engine_and_knobs[0]
         engines = (engines,) if isinstance(engines, str) else engines
-        assert engines == ("rmsnorm",) * (2 if name == "qk_rmsnorm" else 1), f"{name}\n{found.plan}"
+        assert engines == ("rows",) * (2 if name == "qk_rmsnorm" else 1), f"{name}\n{found.plan}"
 
 
 def made(name, shape=(333, 1024), dtype=torch.bfloat16, weight=None, seed=0):

@@ -9,7 +9,7 @@ import torch
 
 from graphfuse import heur_mode
 from graphfuse.engine import knobs_to_dict
-from graphfuse.engines.rows.persistent import PersistentKnobs as Knobs
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from support import gradients, graphs, oracle
 from support.gradients import ACTIVATIONS, CASES, TYPES, Gradient
 from support.graphs import BF16, FLOAT, HALF
@@ -96,7 +96,7 @@ def test_heads_with_strides_of_their_own():
 class Made:
     """A problem on the GPU as one kernel, with knobs if given, and as often as wanted."""
 
-    def __init__(self, case: Gradient, knobs: Knobs | None = None):
+    def __init__(self, case: Gradient, knobs: PersistentKnobs | None = None):
         self.case, self.pack = case, case.inputs("cuda")
         self.graph = case.graph("cuda")
         self.graph.validate()
@@ -105,7 +105,7 @@ class Made:
             self.graph.create_execution_plans([heur_mode.OPENSOURCE])
             self.graph.build_plans()
         else:
-            plan = self.graph.create_execution_plan("rmsnorm_backward", knobs_to_dict(knobs))
+            plan = self.graph.create_execution_plan("rows", knobs_to_dict(knobs))
             self.graph.build_plan_at_index(plan)
 
     def run(self, filled: int = 0xEE) -> dict[str, torch.Tensor]:
@@ -136,23 +136,23 @@ def test_ten_runs_have_the_same_bits(rows, columns):
 
 AROUND = {"activation": "silu", "residual": True, "dbias": True}
 SPREAD = {
-    "64 of 512": (Gradient(1001, 1024, **AROUND), Knobs(64, 512, 2, 1, 132)),
-    "128 of 512": (Gradient(1001, 1024, **AROUND), Knobs(128, 512, 5, 1, 132)),
-    "128 of 128, four an SM": (Gradient(1001, 1024, **AROUND), Knobs(128, 128, 4, 4, 528)),
-    "none ahead": (Gradient(1001, 1024, **AROUND), Knobs(128, 128, 1, 4, 528)),
-    "256 of 512": (Gradient(1001, 4096, **AROUND), Knobs(256, 512, 3, 1, 132)),
-    "1024 of 1024": (Gradient(1001, 4096), Knobs(1024, 1024, 3, 1, 132)),
-    "128 of 512, delayed": (Gradient(1001, 1024, residual=True, dbias=True), Knobs(128, 512, 5, 1, 132, 1)),
-    "256 of 256, delayed": (Gradient(1001, 4096, HALF), Knobs(256, 256, 4, 1, 132, 1)),
-    "a cluster of 2, delayed": (Gradient(1001, 16384, residual=True), Knobs(512, 256, 3, 1, 132, 1)),
-    "a cluster of 4, delayed": (Gradient(1001, 16384, FLOAT), Knobs(512, 128, 3, 1, 132, 1)),
-    "few CTAs": (Gradient(1001, 4096, **AROUND), Knobs(256, 512, 3, 1, 7)),
-    "a cluster of 2": (Gradient(1001, 16384, **AROUND), Knobs(1024, 512, 3, 1, 132)),
-    "a cluster of 4": (Gradient(1001, 16384, **AROUND), Knobs(1024, 256, 3, 1, 132)),
-    "a cluster of 8": (Gradient(1001, 16384, **AROUND), Knobs(2048, 256, 2, 1, 128)),
-    "a cluster of 16": (Gradient(1001, 16384, **AROUND), Knobs(4096, 256, 2, 1, 128)),
-    "a cluster of 16, two an SM": (Gradient(1001, 16384, **AROUND), Knobs(2048, 128, 2, 2, 256)),
-    "read again": (Gradient(1001, 40960, **AROUND), Knobs(512, 512, 1, 1, 132)),
+    "64 of 512": (Gradient(1001, 1024, **AROUND), PersistentKnobs(64, 512, 2, 1, 132)),
+    "128 of 512": (Gradient(1001, 1024, **AROUND), PersistentKnobs(128, 512, 5, 1, 132)),
+    "128 of 128, four an SM": (Gradient(1001, 1024, **AROUND), PersistentKnobs(128, 128, 4, 4, 528)),
+    "none ahead": (Gradient(1001, 1024, **AROUND), PersistentKnobs(128, 128, 1, 4, 528)),
+    "256 of 512": (Gradient(1001, 4096, **AROUND), PersistentKnobs(256, 512, 3, 1, 132)),
+    "1024 of 1024": (Gradient(1001, 4096), PersistentKnobs(1024, 1024, 3, 1, 132)),
+    "128 of 512, delayed": (Gradient(1001, 1024, residual=True, dbias=True), PersistentKnobs(128, 512, 5, 1, 132, 1)),
+    "256 of 256, delayed": (Gradient(1001, 4096, HALF), PersistentKnobs(256, 256, 4, 1, 132, 1)),
+    "a cluster of 2, delayed": (Gradient(1001, 16384, residual=True), PersistentKnobs(512, 256, 3, 1, 132, 1)),
+    "a cluster of 4, delayed": (Gradient(1001, 16384, FLOAT), PersistentKnobs(512, 128, 3, 1, 132, 1)),
+    "few CTAs": (Gradient(1001, 4096, **AROUND), PersistentKnobs(256, 512, 3, 1, 7)),
+    "a cluster of 2": (Gradient(1001, 16384, **AROUND), PersistentKnobs(1024, 512, 3, 1, 132)),
+    "a cluster of 4": (Gradient(1001, 16384, **AROUND), PersistentKnobs(1024, 256, 3, 1, 132)),
+    "a cluster of 8": (Gradient(1001, 16384, **AROUND), PersistentKnobs(2048, 256, 2, 1, 128)),
+    "a cluster of 16": (Gradient(1001, 16384, **AROUND), PersistentKnobs(4096, 256, 2, 1, 128)),
+    "a cluster of 16, two an SM": (Gradient(1001, 16384, **AROUND), PersistentKnobs(2048, 128, 2, 2, 256)),
+    "read again": (Gradient(1001, 40960, **AROUND), PersistentKnobs(512, 512, 1, 1, 132)),
 }
 
 

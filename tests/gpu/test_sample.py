@@ -54,7 +54,7 @@ def test_sample():
     )
 
     engine, knobs = graph.get_engine_and_knobs_at_index(0)
-    assert engine == "rmsnorm" and isinstance(knobs, dict)  # one part: one kernel
+    assert engine == "rows" and isinstance(knobs, dict)  # one part: one kernel
     assert graph.get_workspace_size() == 0
     exact = oracle.swish(oracle.rmsnorm(x, w.view(1, C), eps)[0])
     assert oracle.ulps(out, oracle.rounded(exact, torch.bfloat16)).max() <= 1

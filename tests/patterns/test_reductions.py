@@ -1,11 +1,14 @@
 """Programs with any reductions of a row, written as nodes: one kernel each, values, the same bits for every knob."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from graphfuse import GraphNotSupportedError, heur_mode, norm_forward_phase, pygraph, reduction_mode
 from graphfuse.emulator.compiler import Build
 from graphfuse.engines.rows.by_row import ByRowKnobs
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.rows.steps import Join
 from support import graphs
 from support.emulation import Planned
@@ -146,6 +149,10 @@ KNOBS = {
     "many warps": ByRowKnobs(512, 512),
     "a cluster": ByRowKnobs(256, 64),
     "a cluster, two chunks": ByRowKnobs(128, 64, 2),
+    "part of a warp stays": PersistentKnobs(8, 64, 3, 1, 1),
+    "a warp stays": PersistentKnobs(32, 64, 2, 1, 2),
+    "warps stay": PersistentKnobs(64, 64, 3, 1, 1),
+    "a cluster stays": PersistentKnobs(128, 64, 4, 1, 2),
 }
 SPREAD = ["layer_norm", "softmax", "log_sum_exp", "two_in_a_phase", "range", "four_phases"]
 
@@ -163,8 +170,32 @@ def test_knobs_do_not_decide_a_bit(family):
 
 
 @pytest.mark.emulate
+@pytest.mark.parametrize("knobs", [PersistentKnobs(64, 64, 3, 1, 1), PersistentKnobs(128, 64, 3, 1, 2)])
+def test_two_sums_that_come_together_while_the_next_row_begins(knobs):
+    found = []
+    for delay in (0, 1):
+        graph, pack = drawn("two_in_a_phase", 7, 208)
+        planned = Planned(graph, pack, replace(knobs, delay=delay))
+        planned.run()
+        checked = [planned.check(build)["y"] for build in (Build.ADDRESS, Build.RACE) if delay]
+        found += [pack["y"].numpy().tobytes(), *checked]
+    assert len(set(found)) == 1
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("family", ["layer_norm", "softmax", "two_in_a_phase"])
+def test_schedules_that_read_rows_again_agree(family):
+    found = []
+    for knobs in (ByRowKnobs(1024, 1024), PersistentKnobs(512, 512, 1, 1, 1)):
+        graph, pack = drawn(family, 2, 70000)
+        Planned(graph, pack, knobs).run()
+        found.append(pack["y"])
+    assert torch.equal(*found)
+
+
+@pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
-@pytest.mark.parametrize("knobs", ["part of a warp", "warps", "a cluster"])
+@pytest.mark.parametrize("knobs", ["part of a warp", "warps", "a cluster", "warps stay", "a cluster stays"])
 @pytest.mark.parametrize("family", ["softmax", "two_in_a_phase", "four_phases"])
 def test_under_sanitizers_in_all_schedules(family, knobs, build):
     graph, pack = drawn(family, 5, 208)

@@ -31,7 +31,7 @@ def test_every_combination_is_one_kernel(arch):
     assert len(CASES) == 576
     for case in CASES:
         plan = planned(case, arch).plans[0]
-        assert [part.engine.name for part in plan.parts] == ["rmsnorm"] and plan.workspace_bytes == 0, case
+        assert [part.engine.name for part in plan.parts] == ["rows"] and plan.workspace_bytes == 0, case
 
 
 @pytest.mark.compile
@@ -93,7 +93,7 @@ def test_more_largest_magnitudes_of_a_row_than_shared_memory_holds_are_several_k
     g.validate(), g.build_operation_graph(), g.create_execution_plans([heur_mode.OPENSOURCE])
     assert re.search(r"12 largest magnitudes of a row: \d+ bytes of shared memory", g.explain())
     parts = g._planner.plans[0].parts
-    assert len(parts) > 1 and {part.engine.name for part in parts} == {"rmsnorm"}
+    assert len(parts) > 1 and {part.engine.name for part in parts} == {"rows"}
 
 
 def test_tiles_of_scales_have_rows_of_one_axis():

@@ -68,7 +68,7 @@ class Planned:
     knobs: the engine's; None for what is proposed first.
     """
 
-    def __init__(self, graph: pygraph, pack: Mapping[str, object], knobs: object = None, engine: str = "rmsnorm"):
+    def __init__(self, graph: pygraph, pack: Mapping[str, object], knobs: object = None, engine: str = "rows"):
         graph.validate()
         graph.build_operation_graph()
         if knobs is None:

@@ -176,7 +176,7 @@ def fused(case: Norm, device: str = "cuda") -> graphfuse.pygraph:
     """The graph built as one generated kernel."""
     graph = case.graph(device)
     graph.build([heur_mode.OPENSOURCE])
-    assert graph.get_engine_and_knobs_at_index(0)[0] == "rmsnorm"  # a name, not a tuple of them: one part
+    assert graph.get_engine_and_knobs_at_index(0)[0] == "rows"  # a name, not a tuple of them: one part
     return graph
 
 

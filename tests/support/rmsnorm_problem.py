@@ -7,13 +7,13 @@ import numpy as np
 
 from graphfuse.device import for_arch
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rows.by_row import RmsNormEngine
+from graphfuse.engines.rows import RowEngine
 from graphfuse.enums import heur_mode
 from graphfuse.rows.steps import Chain, Scalar, Step
 from support import emulation
 from support.described import Described, Tensor
 
-ENGINE = RmsNormEngine()
+ENGINE = RowEngine()
 DEVICE = for_arch("sm_90a")
 X, W, B, EPS, Y, RMS, SCALES, FACTOR, OFFSET = range(9)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from graphfuse import match
 from graphfuse.device import ARCHES, Device, for_arch
 from graphfuse.engine import KernelEngine
-from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
-from graphfuse.engines.rows.persistent import PersistentKnobs as Backward
-from graphfuse.engines.rows.persistent import RmsNormBackwardEngine
+from graphfuse.engines.rows import RowEngine
+from graphfuse.engines.rows.by_row import ByRowKnobs
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.enums import heur_mode
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
@@ -34,7 +34,7 @@ class Variant:
 
     problem: Norm | Gradient
     knobs: object = None
-    engine: KernelEngine = RmsNormEngine()
+    engine: KernelEngine = RowEngine()
     pattern: match.Pattern = PATTERN
 
     def facts(self, rows: int | None = None) -> object:
@@ -48,6 +48,10 @@ class Variant:
     def source(self, device: Device) -> str:
         """The kernel's translation unit."""
         return self.engine.source(self.facts(), self.knobs_on(device))
+
+    def waits(self, device: Device) -> bool:
+        """Whether the kernel may be started before the one before it has ended."""
+        return self.engine.launch(self.facts(), self.knobs_on(device)).waits
 
     def row_counts(self, device: Device) -> tuple[int, ...]:
         """Rows to run it with: one, and as many as fill two CTAs and begin a third."""
@@ -210,8 +214,8 @@ FORWARD: dict[str, Variant] = {
 }
 
 
-def _backward(problem: Gradient, knobs: Backward | None = None) -> Variant:
-    return Variant(problem, knobs, RmsNormBackwardEngine(), PATTERN)
+def _backward(problem: Gradient, knobs: PersistentKnobs | None = None) -> Variant:
+    return Variant(problem, knobs, RowEngine(), PATTERN)
 
 
 def _gradients() -> Iterator[tuple[str, Variant]]:
@@ -231,7 +235,7 @@ def _stays() -> Iterator[tuple[str, Variant]]:
         threads = 1 << power
         cta = max(32, min(512, 2 * threads), threads)
         columns = 8 * (threads + threads // 2) if power < 10 else 8 * threads - 64
-        knobs = Backward(threads, cta, stages, 1, 2)
+        knobs = PersistentKnobs(threads, cta, stages, 1, 2)
         yield f"backward {threads} a row", _backward(Gradient(1, columns, dbias=power % 2 == 1), knobs)
 
 
@@ -241,17 +245,17 @@ BACKWARD: dict[str, Variant] = {
     "backward one column": _backward(Gradient(1, 1, FLOAT, dbias=True)),
     "backward odd columns": _backward(Gradient(1, 111, activation="silu", dbias=True)),
     "backward half a chunk": _backward(Gradient(1, 3420, HALF, "other type", "gate", True, True)),
-    "backward 4096": _backward(Gradient(1, 4096), Backward(256, 512, 2, 1, 84)),
-    "backward delayed": _backward(Gradient(1, 1024, residual=True, dbias=True), Backward(128, 256, 3, 1, 2, 1)),
-    "backward 4096 delayed": _backward(Gradient(1, 4096), Backward(256, 256, 3, 1, 84, 1)),
-    "backward 8192": _backward(Gradient(1, 8192), Backward(512, 512, 2, 1, 84)),
+    "backward 4096": _backward(Gradient(1, 4096), PersistentKnobs(256, 512, 2, 1, 84)),
+    "backward delayed": _backward(Gradient(1, 1024, residual=True, dbias=True), PersistentKnobs(128, 256, 3, 1, 2, 1)),
+    "backward 4096 delayed": _backward(Gradient(1, 4096), PersistentKnobs(256, 256, 3, 1, 84, 1)),
+    "backward 8192": _backward(Gradient(1, 8192), PersistentKnobs(512, 512, 2, 1, 84)),
     "backward 8192 with a gate": _backward(Gradient(1, 8192, activation="gate", residual=True)),
     "backward 16384": _backward(Gradient(1, 16384)),
     "backward read again": _backward(
-        Gradient(1, 40960, activation="silu", residual=True, dbias=True), Backward(512, 512, 1, 1, 84)
+        Gradient(1, 40960, activation="silu", residual=True, dbias=True), PersistentKnobs(512, 512, 1, 1, 84)
     ),
-    "backward odd read again": _backward(Gradient(1, 65537), Backward(512, 512, 1, 2, 168)),
-    "backward 64-bit columns": _backward(Gradient(1, (1 << 28) + 8), Backward(512, 512, 1, 1, 84)),
+    "backward odd read again": _backward(Gradient(1, 65537), PersistentKnobs(512, 512, 1, 2, 168)),
+    "backward 64-bit columns": _backward(Gradient(1, (1 << 28) + 8), PersistentKnobs(512, 512, 1, 1, 84)),
     "backward aligned to 8": _backward(Gradient(1, 512, alignment=8, offset=4)),
     "backward aligned to 4": _backward(Gradient(1, 512, alignment=4, offset=2, dbias=True)),
     "backward aligned to 2": _backward(Gradient(1, 512, HALF, alignment=2, offset=1)),

@@ -10,7 +10,7 @@ import pytest
 
 from graphfuse.device import CPU, EMULATOR, for_arch
 from graphfuse.engines.reference import ReferenceEngine
-from graphfuse.engines.rows.by_row import RmsNormEngine
+from graphfuse.engines.rows import RowEngine
 from graphfuse.errors import PluginError
 from graphfuse.tables import store
 from graphfuse.tables.entry import Entry, Source, Timed
@@ -27,7 +27,7 @@ def file(monkeypatch, tmp_path):
 
 
 def entry(rows: int = 8, us: float = 1.5, source: Source = MINE, **more) -> Entry:
-    return Entry(source, "rmsnorm", {"columns": 64, "bias": None}, rows, {"threads": 128}, us, **more)
+    return Entry(source, "rows", {"columns": 64, "bias": None}, rows, {"threads": 128}, us, **more)
 
 
 def test_what_is_added_is_read(file):
@@ -63,7 +63,7 @@ def test_the_text_does_not_depend_on_the_order():
 
 
 def test_planning_sees_a_change_of_the_file(file):
-    engines = [RmsNormEngine(), ReferenceEngine()]
+    engines = [RowEngine(), ReferenceEngine()]
     assert store.tunings(engines, H200).own == ()
     store.add(file, [entry()])
     assert store.tunings(engines, H200).own == (entry(),)
@@ -74,7 +74,7 @@ def test_planning_sees_a_change_of_the_file(file):
 def test_devices_and_engines_that_are_not_tuned_read_nothing(file):
     file.parent.mkdir(parents=True)
     file.write_text("damaged")
-    assert store.tunings([ReferenceEngine()], H200) == store.tunings([RmsNormEngine()], CPU) == store.Tunings()
+    assert store.tunings([ReferenceEngine()], H200) == store.tunings([RowEngine()], CPU) == store.Tunings()
     assert store.user_file(EMULATOR) != file
 
 
@@ -104,7 +104,7 @@ def test_a_damaged_file_is_a_miss_with_one_warning(file, text):
     file.parent.mkdir(parents=True)
     file.write_text(text)
     with pytest.warns(RuntimeWarning, match=f"tuned knobs in {file}") as seen:
-        assert store.tunings([RmsNormEngine()], H200).own == () == store.read(file)
+        assert store.tunings([RowEngine()], H200).own == () == store.read(file)
     assert len(seen) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -150,14 +150,14 @@ def test_who_has_no_home_has_tuned_nothing(monkeypatch):
     for name in ("HOME", "XDG_DATA_HOME", "GRAPHFUSE_TUNING_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    found = store.tunings([RmsNormEngine()], H200)
+    found = store.tunings([RowEngine()], H200)
     assert found.own == () and found.first_party
 
 
 def test_another_devices_entry_is_left_out(file):
     store.add(file, [entry(), entry(source=Source("user", "A100", "sm_80", "2030-01-02"))])
     with pytest.warns(RuntimeWarning, match="another device's"):
-        assert store.tunings([RmsNormEngine()], H200).own == (entry(),)
+        assert store.tunings([RowEngine()], H200).own == (entry(),)
 
 
 def test_damage_is_written_over_but_another_version_is_left(file):
@@ -185,7 +185,7 @@ from graphfuse.tables import store
 from graphfuse.tables.entry import Entry, Source
 from pathlib import Path
 for rows in range(int(sys.argv[2]), int(sys.argv[2]) + 20):
-    made = Entry(Source("user", "H200", "sm_90", "2030-01-02"), "rmsnorm", {"columns": 64}, rows, {"threads": 128}, 1.0)
+    made = Entry(Source("user", "H200", "sm_90", "2030-01-02"), "rows", {"columns": 64}, rows, {"threads": 128}, 1.0)
     assert store.add(Path(sys.argv[1]), [made])
 """
 
@@ -204,7 +204,7 @@ def test_a_first_party_table_that_is_damaged_is_a_bug(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "own.py").write_text(
-        "from graphfuse.engines.rows.by_row import RmsNormEngine\nclass Own(RmsNormEngine):\n    name = 'own'\n"
+        "from graphfuse.engines.rows import RowEngine\nclass Own(RowEngine):\n    name = 'own'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     from shipped_with_a_table.own import Own

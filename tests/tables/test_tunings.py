@@ -7,7 +7,7 @@ import pytest
 from graphfuse import heur_mode, plan, plugins
 from graphfuse.device import for_arch
 from graphfuse.engine import knobs_to_dict
-from graphfuse.engines.rows.by_row import RmsNormEngine
+from graphfuse.engines.rows import RowEngine
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.tables.entry import Entry, Source, Timed
@@ -15,7 +15,7 @@ from graphfuse.tables.tunings import Tunings
 from support.graphs import FP4, HALF, Norm
 
 H200 = for_arch("sm_90a")
-ENGINE = RmsNormEngine()
+ENGINE = RowEngine()
 MINE = Source("user", "NVIDIA H200", "sm_90", "2030-01-02")
 MEASURED = Source("measured", "NVIDIA H200", "sm_90", "2026-11-21")
 PUBLISHED = Source("published", "NVIDIA B200", "sm_100")
@@ -27,7 +27,7 @@ def proposed(problem: Norm, tunings=Tunings(), mode=heur_mode.OPENSOURCE, device
     graph, known = lower(freeze(problem.graph())), plugins.installed()
     regions, _ = plan.matches(graph, known)
     plans = plan.propose(graph, regions, known.engines, device, mode, tunings).plans
-    return [(p.parts[0].knobs, p.parts[0].why) for p in plans if p.parts[0].engine.name == "rmsnorm"]
+    return [(p.parts[0].knobs, p.parts[0].why) for p in plans if p.parts[0].engine.name == "rows"]
 
 
 def facts(problem: Norm):
@@ -41,7 +41,7 @@ FIRST, OTHER, THIRD = WIDE[0], WIDE[-1], WIDE[-2]
 
 def entry(source=MEASURED, rows=4096, knobs=OTHER, problem=PROBLEM, **more) -> Entry:
     key = ENGINE.problem(facts(problem)).key
-    return Entry(source, "rmsnorm", key, rows, knobs_to_dict(knobs), 10.0, **more)
+    return Entry(source, "rows", key, rows, knobs_to_dict(knobs), 10.0, **more)
 
 
 def test_untuned_knobs_are_the_engines_own():

@@ -9,7 +9,7 @@ import torch
 
 from graphfuse import heur_mode
 from graphfuse.device import EMULATOR
-from graphfuse.engines.rows.by_row import RmsNormEngine
+from graphfuse.engines.rows import RowEngine
 from graphfuse.freeze import freeze
 from graphfuse.planner import Planner
 from graphfuse.runtime.timing import Time
@@ -23,7 +23,7 @@ from support.graphs import FP4, Norm
 pytestmark = pytest.mark.emulate
 
 
-class Planted(RmsNormEngine):
+class Planted(RowEngine):
     """Of its kernels, those with 64 threads are wrong, those with 256 do not compile."""
 
     name = "planted"
@@ -34,7 +34,7 @@ class Planted(RmsNormEngine):
 
 
 def bench(problem: Norm, engine=None) -> tuple[Workbench, dict]:
-    planner = Planner(freeze(problem.graph("emulator")), None, (), ["emulator", engine or "rmsnorm"])
+    planner = Planner(freeze(problem.graph("emulator")), None, (), ["emulator", engine or "rows"])
     planner.create([heur_mode.OPENSOURCE])
     plan, pack = planner.plans[0], problem.inputs() | problem.outputs()
     memory = torch.zeros(plan.workspace_bytes + 16, dtype=torch.uint8)

@@ -1,7 +1,4 @@
-"""Engine ``rmsnorm``: row programs with any reductions of a row, in one kernel, for any row length.
+"""Schedule of row programs in which a CTA takes some rows, or a part of one, and ends. Its kernel is ``by_row.cu``."""
 
-Serves ``RowFacts`` on NVIDIA GPUs. The kernel is ``by_row.cu``, tuned knobs are the tables ``rmsnorm.ARCH.json``.
-"""
-
-from graphfuse.engines.rows.by_row.engine import RmsNormEngine as RmsNormEngine
 from graphfuse.engines.rows.by_row.knobs import ByRowKnobs as ByRowKnobs
+from graphfuse.engines.rows.by_row.schedule import ByRow as ByRow

@@ -97,32 +97,26 @@ GF_DEVICE void sum_products(const float (&x)[PIECE], const float (&y)[PIECE], fl
   }
 }
 
-using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, CHUNKS, HALVED ? 2 : 1>;
-using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS>;
+constexpr int SUM_TURNS = gf::phases_with(SUMS_OF_ROW);
+constexpr int SUM_PLACES = SUM_TURNS < 2 ? SUM_TURNS : 2;  // in shared memory, which phases take in turns
 
-GF_DEVICE constexpr int at_least_one(int count) { return count > 0 ? count : 1; }
-GF_DEVICE constexpr int sums_before(int phase) {
-  int count = 0;
-  for (int i = 0; i < phase; ++i) {
-    count += SUMS_OF_ROW[i];
-  }
-  return count;
-}
-constexpr int ROW_SUMS = sums_before(LAST_PHASE);
-constexpr int SUM_PLACES = ROW_SUMS < 2 ? ROW_SUMS : 2;  // in shared memory, which sums take in turns
+using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, CHUNKS, HALVED ? 2 : 1,
+                                gf::at_least_one(gf::most(SUMS_OF_ROW))>;
+using RowMax =
+    gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS, 1, 1, gf::at_least_one(gf::most(MAXIMA))>;
 
 /// What a phase knows of a row that is to be joined.
 template <int PHASE>
 struct Parts {
-  gf::Passes<gf::Add, PASS_LEVELS> sums[at_least_one(SUMS_OF_ROW[PHASE])][CHUNKS];
-  float maxima[at_least_one(MAXIMA[PHASE])];
+  gf::Passes<gf::Add, PASS_LEVELS> sums[gf::at_least_one(SUMS_OF_ROW[PHASE])][CHUNKS];
+  float maxima[gf::at_least_one(MAXIMA[PHASE])];
 };
 
 /// What rows came to behind a phase.
 template <int PHASE>
 struct Joined {
-  float sums[at_least_one(SUMS_OF_ROW[PHASE])];
-  float maxima[at_least_one(MAXIMA[PHASE])];
+  float sums[gf::at_least_one(SUMS_OF_ROW[PHASE])];
+  float maxima[gf::at_least_one(MAXIMA[PHASE])];
 };
 
 /// All of a phase. rows, columns: what was read already.
@@ -138,7 +132,7 @@ GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
     if constexpr (!ROWS_READ) {
       read_rows<Phase<PHASE>>(row, pass, rows);
     }
-    float chunks[at_least_one(SUMS)][CHUNKS][STEPS];
+    float chunks[gf::at_least_one(SUMS)][CHUNKS][STEPS];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
       const Index at = first_piece(step, pass);
@@ -146,7 +140,7 @@ GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
       if constexpr (!COLUMNS_READ) {
         columns[step] = read_columns<Phase<PHASE>>(row, at);
       }
-      float x[at_least_one(SUMS)][PIECE], y[at_least_one(SUMS)][PIECE];
+      float x[gf::at_least_one(SUMS)][PIECE], y[gf::at_least_one(SUMS)][PIECE];
       Phase<PHASE>::run(row, at, inside, rows[step], columns[step], held[step], operands, per_row, largest,
                         parts.maxima, x, y);
 #pragma unroll
@@ -180,30 +174,31 @@ GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
 template <int PHASE>
 GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, RowSum::Shared* shared) {
   Joined<PHASE> joined;
-  if constexpr (PHASE == 0 && ROW_SUMS > 0) {
+  if constexpr (PHASE == 0 && SUM_TURNS > 0) {
     RowSum::begun();
   }
   if constexpr (SUMS_OF_ROW[PHASE] > 0) {
+    constexpr int TURN = gf::phases_with(SUMS_OF_ROW, PHASE);
+    float totals[SUMS_OF_ROW[PHASE]][CHUNKS];
 #pragma unroll
     for (int sum = 0; sum < SUMS_OF_ROW[PHASE]; ++sum) {
-      const int turn = sums_before(PHASE) + sum;
-      float totals[CHUNKS];
 #pragma unroll
       for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        totals[chunk] = parts.sums[sum][chunk].total();
+        totals[sum][chunk] = parts.sums[sum][chunk].total();
       }
-      joined.sums[sum] = RowSum{shared[turn % SUM_PLACES]}(totals, turn / SUM_PLACES);
     }
+    RowSum{shared[TURN % SUM_PLACES]}(totals, joined.sums, TURN / SUM_PLACES);
   }
   if constexpr (MAXIMA[PHASE] > 0) {
-    GF_SHARED(RowMax::Shared, places, MAXIMA[PHASE]);
-    RowMax::begin(places, MAXIMA[PHASE]);
+    GF_SHARED(RowMax::Shared, place, 1);
+    RowMax::begin(place, 1);
     RowMax::begun();
+    float maxima[MAXIMA[PHASE]][1];
 #pragma unroll
     for (int i = 0; i < MAXIMA[PHASE]; ++i) {
-      float part[1] = {parts.maxima[i]};
-      joined.maxima[i] = RowMax{places[i]}(part);
+      maxima[i][0] = parts.maxima[i];
     }
+    RowMax{*place}(maxima, joined.maxima);
   }
   return joined;
 }
@@ -233,7 +228,7 @@ GF_DEVICE void run_later(const Row& row, typename Phase<PHASE>::Rows (&rows)[STE
 
 /// Strides are bytes from one row to the next. CTA i takes the rows from i * THREADS / THREADS_PER_ROW on. What a
 /// CTA needs first comes first: the first six parameters are one line of the constant cache, others are awaited later.
-extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
+extern "C" GF_KERNEL(THREADS) row_program(KERNEL_PARAMETERS) {
   const i64 cta = gf::block_index();
   const Index thread = CTAS_PER_ROW == 1 ? gf::thread_index() % THREADS_PER_ROW
                                          : cta % CTAS_PER_ROW * THREADS + gf::thread_index();
@@ -244,8 +239,8 @@ extern "C" GF_KERNEL(THREADS) rmsnorm(KERNEL_PARAMETERS) {
   Row row = ROW;
   // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
   gf::wait_for_previous_kernel();
-  GF_SHARED(RowSum::Shared, shared, at_least_one(SUM_PLACES));
-  if constexpr (ROW_SUMS > 0) {
+  GF_SHARED(RowSum::Shared, shared, gf::at_least_one(SUM_PLACES));
+  if constexpr (SUM_TURNS > 0) {
     RowSum::begin(shared, SUM_PLACES);
   }
   Phase<0>::Rows rows0[STEPS];

@@ -19,6 +19,9 @@ _MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers 
 
 
 def faults(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
+    if facts.program.sums:
+        yield "CTAs that end, for sums over rows; accepted: knobs of CTAs that stay (stages, ctas_per_sm, ctas, delay)"
+        return
     powers = next(power_faults(knobs, ("threads_per_row", "threads", "chunks")), None)
     if powers is not None:
         yield powers

@@ -1,4 +1,4 @@
-// The backward of an RMS normalization: a row program with the mean of a product over each row, and sums over all rows.
+// A row program for many rows, and sums over all of them.
 //
 // The CTAs stay: each takes row after row. A row is cut into pieces of PIECE elements, of which piece j belongs to thread
 // j % THREADS_PER_ROW of the row's threads: a part of a CTA, a CTA, or the CTAs of a cluster. Each thread copies its own
@@ -42,11 +42,13 @@ constexpr int ROWS_PER_CTA = CTAS_PER_ROW == 1 ? THREADS / THREADS_PER_ROW : 1; 
 GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
 constexpr int PASS_LEVELS = levels(PASSES);
 
-using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, 1, SPLIT ? 2 : 1>;
-using DelayedSum = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS, SPLIT ? 2 : 1>;
+constexpr int MOST_SUMS = gf::at_least_one(gf::most(SUMS_OF_ROW));
+using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, 1, SPLIT ? 2 : 1, MOST_SUMS>;
+using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS, 1, 1, gf::at_least_one(gf::most(MAXIMA))>;
+using DelayedSums = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS, SPLIT ? 2 : 1, MOST_SUMS>;
 constexpr int AHEAD_OF_ROW = DELAYED ? STAGES - 2 : STAGES - 1;  // rows of which copies are under way
 
-/// The row's first piece of a step. The steps of a pass lie far apart, as the mean joins them before the passes.
+/// The row's first piece of a step. The steps of a pass lie far apart, as a sum joins them before the passes.
 GF_DEVICE Index first_piece(int step, Index pass) { return (step * PASSES + pass) * THREADS_PER_ROW; }
 
 GF_DEVICE bool in_row(Index piece) { return TAILLESS || piece < PIECES; }
@@ -246,10 +248,202 @@ GF_DEVICE void add_up_all(const Totals& totals, i64 apart, i64 count, float* sha
   }
 }
 
+/// What is the same for all rows: of the phases from FIRST on.
+template <int FIRST>
+struct ColumnsFrom : ColumnsFrom<FIRST + 1> {
+  typename Phase<FIRST>::Columns reads[STEPS];
+
+  GF_DEVICE void read(const Row& any) {
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      reads[step] = read_columns<Phase<FIRST>>(any, first_piece(step, 0));
+    }
+    ColumnsFrom<FIRST + 1>::read(any);
+  }
+};
+template <>
+struct ColumnsFrom<LAST_PHASE + 1> {
+  GF_DEVICE void read(const Row&) {}
+};
+
+constexpr int FIRST_ADDING = gf::first_with(SUMS_ADDED);  // phase
+
+/// What a thread has while it takes row after row.
+struct Taken {
+  const Operands& operands;
+  const Partials& partials;
+  Index thread;
+  ColumnsFrom<0> columns;
+  Sums sums[PASSES == 1 ? STEPS : 1];
+  float largest[AMAXES];
+};
+
+/// What a phase knows of a row that is to be joined.
+template <int PHASE>
+struct Parts {
+  float sums[gf::at_least_one(SUMS_OF_ROW[PHASE])][1];
+  float maxima[gf::at_least_one(MAXIMA[PHASE])];
+};
+
+/// What a row came to behind a phase.
+template <int PHASE>
+struct Joined {
+  float sums[gf::at_least_one(SUMS_OF_ROW[PHASE])];
+  float maxima[gf::at_least_one(MAXIMA[PHASE])];
+};
+
+/// All of a phase. joined: of the phase before.
+template <int PHASE, int SUMS_BEFORE, int MAXIMA_BEFORE>
+GF_DEVICE void run(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& taken, bool first_row,
+                   const float (&sums)[SUMS_BEFORE], const float (&maxima)[MAXIMA_BEFORE], Parts<PHASE>& parts) {
+  constexpr int SUMS_HERE = SUMS_OF_ROW[PHASE];
+  constexpr int AT_LEAST = gf::at_least_one(SUMS_HERE);
+  per_row.begin(gf::Number<PHASE>(), row, taken.operands, sums, maxima);
+  if (taken.thread == 0 && row.exists) {
+    per_row.store(gf::Number<PHASE>(), row);
+  }
+  Phase<PHASE>::start(parts.maxima);
+  gf::Passes<gf::Add, PASS_LEVELS> passes[AT_LEAST];
+#pragma unroll 1
+  for (int i = 0; i < PASSES; ++i) {
+    const Index pass = SUMS_HERE > 0 ? gf::Passes<gf::Add, PASS_LEVELS>::place(i) : i;
+    float pieces[AT_LEAST][STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      const Index at = first_piece(step, pass);
+      const bool inside = in_row(taken.thread + at);
+      float x[AT_LEAST][PIECE];
+      float y[AT_LEAST][PIECE];
+      if constexpr (PASSES == 1) {
+        Phase<PHASE>::run(row, at, inside, read_rows<Phase<PHASE>>(row, at),
+                          static_cast<ColumnsFrom<PHASE>&>(taken.columns).reads[step], held[step], taken.operands,
+                          per_row, taken.largest, parts.maxima, x, y, taken.sums[step]);
+      } else {
+        Sums far = {};
+        if (SUMS_ADDED[PHASE] > 0 && inside && !(first_row && PHASE == FIRST_ADDING)) {
+          taken.partials.load(far, taken.thread + at);
+        }
+        Phase<PHASE>::run(row, at, inside, read_rows<Phase<PHASE>>(row, at), read_columns<Phase<PHASE>>(row, at),
+                          held[step], taken.operands, per_row, taken.largest, parts.maxima, x, y, far);
+        if (SUMS_ADDED[PHASE] > 0 && inside) {
+          taken.partials.store(far, taken.thread + at);
+        }
+      }
+#pragma unroll
+      for (int sum = 0; sum < SUMS_HERE; ++sum) {
+        pieces[sum][step] = inside ? sum_of_products(x[sum], y[sum]) : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int sum = 0; sum < SUMS_HERE; ++sum) {
+      passes[sum].add(i, sum_steps(pieces[sum]));
+    }
+  }
+#pragma unroll
+  for (int sum = 0; sum < SUMS_HERE; ++sum) {
+    parts.sums[sum][0] = passes[sum].total();
+  }
+}
+
+/// Where the threads of a row meet: two places each, for who is still reading what a row came to finds it there while
+/// others begin the next.
+struct Meeting {
+  RowSum::Shared* sums;
+  RowMax::Shared* maxima;
+  u32 sum_turn;  // how often they met
+  u32 max_turn;
+
+  template <int PHASE>
+  GF_DEVICE Joined<PHASE> join(Parts<PHASE>& parts) {
+    Joined<PHASE> joined;
+    if constexpr (SUMS_OF_ROW[PHASE] > 0) {
+      RowSum{sums[sum_turn % 2]}(parts.sums, joined.sums, sum_turn / 2);
+      ++sum_turn;
+    }
+    if constexpr (MAXIMA[PHASE] > 0) {
+      float each[MAXIMA[PHASE]][1];
+#pragma unroll
+      for (int i = 0; i < MAXIMA[PHASE]; ++i) {
+        each[i][0] = parts.maxima[i];
+      }
+      RowMax{maxima[max_turn % 2]}(each, joined.maxima, max_turn / 2);
+      ++max_turn;
+    }
+    return joined;
+  }
+};
+
+/// The phases from PHASE on. parts: of the phase before.
+template <int PHASE>
+GF_DEVICE void run_later(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& taken, bool first_row,
+                         Parts<PHASE - 1>& before, Meeting& meeting) {
+  const Joined<PHASE - 1> joined = meeting.join<PHASE - 1>(before);
+  Parts<PHASE> parts;
+  run<PHASE>(row, per_row, held, taken, first_row, joined.sums, joined.maxima, parts);
+  if constexpr (PHASE < LAST_PHASE) {
+    run_later<PHASE + 1>(row, per_row, held, taken, first_row, parts, meeting);
+  }
+}
+
+/// Row after row, each behind the one before. arrived: gives the next one.
+template <class Arrived>
+GF_DEVICE void take_in_turn(const Arrived& arrived, i64 rows, i64 first, i64 together, Taken& taken, Meeting meeting) {
+  const float none[1] = {};
+  for (i64 next = first; next < rows; next += together) {
+    const Row row = arrived(next);
+    PerRow per_row;
+    Held held[STEPS];
+    Parts<0> parts;
+    run<0>(row, per_row, held, taken, next == first, none, none, parts);
+    if constexpr (LAST_PHASE > 0) {
+      run_later<1>(row, per_row, held, taken, next == first, parts, meeting);
+    }
+  }
+}
+
+/// While the parts of one row's sums come together, threads are in the first of two phases of the next.
+template <class Arrived>
+GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 together, Taken& taken,
+                            RowSum::Shared* places) {
+  const float none[1] = {};
+  u32 turn = 0;  // the row's number among those of this CTA
+  Row before;
+  PerRow per_before;
+  Held held[STEPS];  // empty
+  for (i64 next = first; first < rows; next += together) {
+    const DelayedSums reduction = {places};
+    Row row;
+    PerRow per_row;
+    Parts<0> parts;
+    if (next < rows) {
+      row = arrived(next);
+      run<0>(row, per_row, held, taken, next == first, none, none, parts);
+    }
+    Joined<0> joined;
+    if (next != first) {
+      reduction.wait(turn - 1);
+      reduction.totals(joined.sums, turn - 1);
+    }
+    if (next < rows) {
+      reduction.give(parts.sums, turn);
+    }
+    if (next != first) {
+      Parts<1> nothing;
+      run<1>(before, per_before, held, taken, false, joined.sums, none, nothing);
+    }
+    if (next >= rows) {
+      break;
+    }
+    before = row;
+    per_before = per_row;
+    ++turn;
+  }
+}
+
 }  // namespace
 
 /// Strides are bytes from one row to the next. The launch is cooperative if there are sums over rows.
-extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARAMETERS) {
+extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) row_program(KERNEL_PARAMETERS) {
   const i64 cta = gf::block_index() / CTAS_PER_ROW;  // or cluster
   const i64 ctas = gf::grid_size() / CTAS_PER_ROW;
   const Index thread = CTAS_PER_ROW == 1 ? gf::thread_index() % THREADS_PER_ROW
@@ -257,8 +451,11 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
   const int group = CTAS_PER_ROW == 1 ? gf::thread_index() / THREADS_PER_ROW : 0;
   const i64 together = ctas * ROWS_PER_CTA;  // rows that the grid takes at a time
   GF_DYNAMIC_SHARED(unsigned char, shared);
-  GF_SHARED(RowSum::Shared, reduced, 2);
-  RowSum::begin(reduced, 2);
+  GF_SHARED(RowSum::Shared, sum_places, 2);
+  GF_SHARED(RowMax::Shared, max_places, 2);
+  if constexpr (gf::phases_with(SUMS_OF_ROW) > 0) {
+    RowSum::begin(sum_places, 2);
+  }
 
   const auto row_at = [&](i64 index, unsigned char* stage) -> Row {
     (void)stage;
@@ -294,21 +491,10 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
   const Operands operands = OPERANDS;
   const Totals totals = TOTALS;
   const Partials partials = {totals.partials + cta * COLUMNS, ctas * COLUMNS};
-
-  // What is the same for all rows.
-  Phase<0>::Columns columns0[STEPS];
-  Phase<1>::Columns columns1[STEPS];
+  Taken taken = {operands, partials, thread};
   if constexpr (PASSES == 1) {
-    const Row any = row_at(0, shared);
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      columns0[step] = read_columns<Phase<0>>(any, first_piece(step, 0));
-      columns1[step] = read_columns<Phase<1>>(any, first_piece(step, 0));
-    }
+    taken.columns.read(row_at(0, shared));
   }
-  Sums sums[PASSES == 1 ? STEPS : 1] = {};
-  float largest[AMAXES] = {};
-  float none[1] = {};
   int stage = 0;
 
   // The next row is there; copies of one that is to come begin.
@@ -323,121 +509,26 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_backward(KERNEL_PARA
     return row;
   };
 
-  /// Gives the thread's part of the sum over the row.
-  const auto first_phase = [&](const Row& row, PerRow& per_row, Held(&held)[STEPS], bool first_row) -> float {
-    per_row.begin(gf::Number<0>(), row, operands, none, none);
-    if (thread == 0 && row.exists) {
-      per_row.store(gf::Number<0>(), row);
-    }
-    gf::Passes<gf::Add, PASS_LEVELS> passes;
-#pragma unroll 1
-    for (int i = 0; i < PASSES; ++i) {
-      const Index pass = gf::Passes<gf::Add, PASS_LEVELS>::place(i);
-      float parts[STEPS];
-#pragma unroll
-      for (int step = 0; step < STEPS; ++step) {
-        const Index at = first_piece(step, pass);
-        const bool inside = in_row(thread + at);
-        float x[1][PIECE];
-        float y[1][PIECE];
-        if constexpr (PASSES == 1) {
-          Phase<0>::run(row, at, inside, read_rows<Phase<0>>(row, at), columns0[step], held[step], operands, per_row,
-                      largest, none, x, y, sums[step]);
-        } else {
-          Sums far = {};
-          if (inside && !first_row) {
-            partials.load(far, thread + at);
-          }
-          Phase<0>::run(row, at, inside, read_rows<Phase<0>>(row, at), read_columns<Phase<0>>(row, at), held[step], operands,
-                      per_row, largest, none, x, y, far);
-          if (inside) {
-            partials.store(far, thread + at);
-          }
-        }
-        parts[step] = inside ? sum_of_products(x[0], y[0]) : 0.0f;
-      }
-      passes.add(i, sum_steps(parts));
-    }
-    return passes.total();
-  };
-
-  const auto second_phase = [&](const Row& row, PerRow& per_row, Held(&held)[STEPS], float sum) {
-    const float sums_of_row[1] = {sum};
-    per_row.begin(gf::Number<1>(), row, operands, sums_of_row, none);
-    if (thread == 0 && row.exists) {
-      per_row.store(gf::Number<1>(), row);
-    }
-#pragma unroll 1
-    for (int pass = 0; pass < PASSES; ++pass) {
-#pragma unroll
-      for (int step = 0; step < STEPS; ++step) {
-        const Index at = first_piece(step, pass);
-        const bool inside = in_row(thread + at);
-        float nothing[1][PIECE];
-        if constexpr (PASSES == 1) {
-          Phase<1>::run(row, at, inside, read_rows<Phase<1>>(row, at), columns1[step], held[step], operands, per_row,
-                        largest, none, nothing, nothing);
-        } else {
-          Phase<1>::run(row, at, inside, read_rows<Phase<1>>(row, at), read_columns<Phase<1>>(row, at), held[step],
-                        operands, per_row, largest, none, nothing, nothing);
-        }
-      }
-    }
-  };
-
-  RowSum::begun();
-  u32 turn = 0;  // the row's number among those of this CTA
+  if constexpr (gf::phases_with(SUMS_OF_ROW) > 0) {
+    RowSum::begun();
+  }
+  if constexpr (gf::phases_with(MAXIMA) > 0) {
+    RowMax::begin(max_places, 2);
+    RowMax::begun();
+  }
   if constexpr (DELAYED) {
-    // While the parts of one row's sum come together, threads are in the first phase of the next.
-    Row before;
-    PerRow per_before;
-    Held held[STEPS];  // empty
-    for (i64 next = first; first < rows; next += together) {
-      const DelayedSum reduction = {reduced};
-      Row row;
-      PerRow per_row;
-      float part;
-      if (next < rows) {
-        row = arrived(next);
-        part = first_phase(row, per_row, held, next == first);
-      }
-      float sum;
-      if (next != first) {
-        reduction.wait(turn - 1);
-        sum = reduction.total(turn - 1);
-      }
-      if (next < rows) {
-        reduction.give(part, turn);
-      }
-      if (next != first) {
-        second_phase(before, per_before, held, sum);
-      }
-      if (next >= rows) {
-        break;
-      }
-      before = row;
-      per_before = per_row;
-      ++turn;
-    }
+    take_delayed(arrived, rows, first, together, taken, sum_places);
   } else {
-    for (i64 next = first; next < rows; next += together) {
-      const Row row = arrived(next);
-      PerRow per_row;
-      Held held[STEPS];
-      float part[1] = {first_phase(row, per_row, held, next == first)};
-      // Who is still reading the sum of this row finds it there while others begin the next.
-      const float sum = RowSum{reduced[turn % 2]}(part, turn / 2);
-      ++turn;
-      second_phase(row, per_row, held, sum);
-    }
+    take_in_turn(arrived, rows, first, together, taken, {sum_places, max_places, 0, 0});
   }
 
   if constexpr (SUMS > 0) {
     if constexpr (PASSES == 1) {
-      leave_sums(sums, thread, group, partials, reinterpret_cast<float*>(shared));
+      leave_sums(taken.sums, thread, group, partials, reinterpret_cast<float*>(shared));
     }
     gf::grid_barrier();
     const i64 used = (rows + ROWS_PER_CTA - 1) / ROWS_PER_CTA;
     add_up_all(totals, partials.apart, used < ctas ? used : ctas, reinterpret_cast<float*>(shared));
   }
+  raise_amaxes(row_at(0, shared), taken.largest);
 }

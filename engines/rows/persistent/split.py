@@ -1,14 +1,16 @@
 """How a row is cut into what threads take together, and what a CTA holds of it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.engine import ByRows
+from graphfuse.engines.rows.kernel import overwritable
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.steps import Join
 
 CHUNK = 8  # elements whose products are summed before all else, by halves, at most
 _REGISTERS = 65536  # of an SM
@@ -28,8 +30,9 @@ _AT_ONCE = 2  # pieces of a row that is read again
 class RowSplit:
     """How a row is cut, from facts alone.
 
-    chunk: elements that are summed before all else: as many as an access has of the narrowest input, and what divides a
-    row. piece: those that are taken together, a chunk, or half of one that is too wide for an access. pieces: a row's.
+    chunk: elements that are summed before all else, what divides a row: where there are sums over rows as many as an
+    access has of the narrowest input, else as many as of other schedules, for the same bits. piece: those that are
+    taken together, a chunk, or half of one that is too wide for an access. pieces: a row's.
     kept: registers that a thread needs for each element that it takes of a row: for the sums over rows, what is the
     same for all of them, and what is kept between phases. piece_bytes, value_bytes: what a thread copies ahead of each
     piece and of each row. copies_all: whether that is all that is read whole.
@@ -44,15 +47,18 @@ class RowSplit:
     value_bytes: int
     copies_all: bool
     keeps: bool
+    sums: int
+    maxima: int
 
     @classmethod
     def of(cls, facts: RowFacts) -> "RowSplit":
         read = [view.dtype.bits // 8 for view in facts.program.read_whole] or [4]
         written = [view.dtype.bits // 8 for view in facts.program.written_whole]
-        chunk = math.gcd(facts.columns, CHUNK, ACCESS // min(read))
+        narrowest = ACCESS // min(read) if facts.program.sums else CHUNK
+        chunk = math.gcd(facts.columns, CHUNK, narrowest)
         piece = math.gcd(chunk, ACCESS // max(read + written))
         plan = resident_plan(facts, piece, stages=2)
-        columns = {i for phase in (0, 1) for i in plan.reads(phase, False)}
+        columns = {i for phase in plan.phases for i in plan.reads(phase, False)}
         kept = plan.held_bytes + sum(facts.program.inputs[i].dtype.bits // 8 for i in columns)
         copied = copies(plan).inputs
         return cls(
@@ -65,6 +71,7 @@ class RowSplit:
             sum(c.nbytes for c in copied if not c.pieces),
             sum(c.pieces for c in copied) == len(facts.program.read_whole),
             plan.held_bytes > 0,
+            *(max(len(facts.program.reduced_after(phase, join)) for phase in plan.phases) for join in Join),
         )
 
     def resident(self, knobs: PersistentKnobs) -> bool:
@@ -91,7 +98,8 @@ class RowSplit:
         thread takes few elements."""
         warps = knobs.threads_per_row // WARP
         several = 1 < warps <= _MOST_WARPS and self._pieces(knobs) * self.piece <= _MOST_DELAYED
-        return several and knobs.stages > 2 and self.copies_all and not self.keeps
+        two_phases = self.facts.program.last == 1 and not self.maxima
+        return several and two_phases and knobs.stages > 2 and self.copies_all and not self.keeps
 
     def passes(self, knobs: PersistentKnobs) -> int:
         """How often a thread takes what it has registers for, a power of two."""
@@ -129,8 +137,10 @@ class RowSplit:
 
     def static_bytes(self, knobs: PersistentKnobs) -> int:
         """Shared memory of a CTA that the kernel declares, at most."""
-        sent = knobs.threads_per_row + 4 if knobs.cluster > 1 else 0  # of each CTA of a row, and mbarriers
-        return 8 * (sent + knobs.threads + WARP)
+        sent = knobs.threads_per_row if knobs.cluster > 1 else 0
+        mbarriers = 4 * (knobs.cluster > 1)
+        values = self.sums + self.maxima
+        return 8 * (values * (sent + knobs.threads) + mbarriers * ((self.sums > 0) + (self.maxima > 0)) + WARP * values)
 
     @property
     def partial_vector(self) -> int:
@@ -163,5 +173,8 @@ class RowSplit:
 
 
 def resident_plan(facts: RowFacts, piece: int = 1, stages: int = 1) -> PhasePlan:
-    """For which threads have registers."""
-    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages)
+    """For which threads have registers. Inputs are read again where other schedules keep values: what may be written
+    over them is written when that is done."""
+    plan = PhasePlan(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages)
+    late = frozenset(number for _, number in overwritable(facts).difference(plan.overwritable()))
+    return replace(plan, program=replace(facts.program, late=late)) if late else plan

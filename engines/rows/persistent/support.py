@@ -15,12 +15,12 @@ from graphfuse.engines.rows.support import (
     view_reasons,
 )
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.steps import Join
 
 
 def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
     yield from device_reasons(device)
-    yield from _program_reasons(facts)
+    yield from rounding_reasons(facts.program)
+    yield from reduction_reasons(facts)
     yield from tensor_reasons(facts)
     for s in facts.program.sums:
         yield from view_reasons(facts, "sum over rows", s.view, FLOATS, facts.columns, 0)
@@ -32,19 +32,3 @@ def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
     split = RowSplit.of(facts)
     if not any(fits(split, knobs, device) for knobs in every_knob(split.pieces, device)):
         yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the threads of {device}"
-
-
-def _program_reasons(facts: RowFacts) -> Iterator[str]:
-    program = facts.program
-    yield from rounding_reasons(program)
-    yield from reduction_reasons(facts)
-    sums, maxima = (len(program.reductions(join)) for join in Join)
-    if (sums, maxima) != (1, 0):
-        yield f"{facts.node}: {sums} sums and {maxima} maxima of a row; accepted: one sum"
-    if not program.sums and not any(len(set(program.joined(k))) > 1 for k in program.reductions(Join.SUM)):
-        yield f"{facts.node}: no sum over rows, and no sum over a row of products of two values"
-    for store in program.stores:
-        if store.amax:
-            yield f"{facts.node}: the largest magnitude of all, {store.view.name!r}"
-    if any(number not in dict(program.summed_in(0)) for number in range(len(program.sums))):
-        yield f"{facts.node}: a sum over rows of what depends on the mean of a row"

@@ -20,6 +20,38 @@ struct Max {
   GF_DEVICE static float join(float a, float b) { return max(a, b); }
 };
 
+GF_DEVICE constexpr int at_least_one(int count) { return count > 0 ? count : 1; }
+
+/// Of the phases before number `end` those that have any. counts: of something, by phase.
+template <int PHASES>
+GF_DEVICE constexpr int phases_with(const int (&counts)[PHASES], int end = PHASES) {
+  int found = 0;
+  for (int phase = 0; phase < end; ++phase) {
+    found += counts[phase] > 0;
+  }
+  return found;
+}
+
+/// The first phase that has any; the number of phases if none has.
+template <int PHASES>
+GF_DEVICE constexpr int first_with(const int (&counts)[PHASES]) {
+  int phase = 0;
+  while (phase < PHASES && counts[phase] == 0) {
+    ++phase;
+  }
+  return phase;
+}
+
+/// The most that a phase has.
+template <int PHASES>
+GF_DEVICE constexpr int most(const int (&counts)[PHASES]) {
+  int found = 0;
+  for (int phase = 0; phase < PHASES; ++phase) {
+    found = counts[phase] > found ? counts[phase] : found;
+  }
+  return found;
+}
+
 /// The tree over parts[FIRST], parts[FIRST + STRIDE], ...: for eight
 /// ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)). COUNT need not be a power of two.
 template <class Join, int COUNT, int FIRST = 0, int STRIDE = 1>
@@ -75,8 +107,8 @@ struct Exchange<1, FLOATS> {};
 
 /// The tree over the threads of each row, whose total all of them get. THREADS: a CTA's. Rows of more threads
 /// than that are spread over the CTAs of a cluster. All threads of the CTA, or cluster, call it. ALIKE: how many
-/// neighbouring threads have the same parts, which count once.
-template <class Join, int THREADS_PER_ROW, int THREADS, int COUNT = 1, int ALIKE = 1>
+/// neighbouring threads have the same parts, which count once. MOST: values of a row that are joined at a time.
+template <class Join, int THREADS_PER_ROW, int THREADS, int COUNT = 1, int ALIKE = 1, int MOST = 1>
 struct RowReduction {
   static constexpr int CTAS = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;  // of one row
   static constexpr int ROW_THREADS = THREADS_PER_ROW / CTAS;  // of one row in one CTA
@@ -85,8 +117,9 @@ struct RowReduction {
   // Up to here every warp reads the partial results of all warps of its row, which costs one
   // barrier. Beyond, those WARPS^2 reads would take longer than a second barrier.
   static constexpr bool ONE_BARRIER = WARPS <= 8;
-  static constexpr int PARTS = COUNT * THREADS;
-  static constexpr int TOTALS = WARPS <= 1 ? 1 : ONE_BARRIER ? PARTS : PARTS + THREADS / ROW_THREADS;
+  static constexpr int EACH = COUNT * THREADS;  // parts of a value
+  static constexpr int PARTS = MOST * EACH;
+  static constexpr int TOTALS = WARPS <= 1 ? 1 : ONE_BARRIER ? PARTS : PARTS + MOST * THREADS / ROW_THREADS;
 
   /// Of the CTA. Who uses it for one row after another has two, for every other row.
   struct Shared : Exchange<CTAS, PARTS> {
@@ -144,90 +177,112 @@ struct RowReduction {
   }
 
   /// phase: of the mbarrier.
-  GF_DEVICE void over_ctas(float (&parts)[COUNT], u32 phase) {
+  template <int VALUES>
+  GF_DEVICE void over_ctas(float (&parts)[VALUES][COUNT], u32 phase) {
 #ifdef GF_HAS_CLUSTERS
     const u32 thread = thread_index();
     const u32 rank = cluster_rank();
     if (thread == 0) {
-      shared.arrived.arrive_expect((CTAS - 1) * PARTS * sizeof(float));
+      shared.arrived.arrive_expect((CTAS - 1) * VALUES * EACH * sizeof(float));
     }
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
+    for (int i = 0; i < VALUES * COUNT; ++i) {
 #pragma unroll
       for (u32 next = 1; next < CTAS; ++next) {
-        send(parts[i], &shared.sent[rank][i * THREADS + thread], shared.arrived, (rank + next) % CTAS);
+        send(parts[i / COUNT][i % COUNT], &shared.sent[rank][i * THREADS + thread], shared.arrived,
+             (rank + next) % CTAS);
       }
     }
     shared.arrived.wait(phase);
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
+    for (int i = 0; i < VALUES * COUNT; ++i) {
       float part[CTAS];
 #pragma unroll
       for (u32 cta = 0; cta < CTAS; ++cta) {
-        part[cta] = cta == rank ? parts[i] : shared.sent[cta][i * THREADS + thread];
+        part[cta] = cta == rank ? parts[i / COUNT][i % COUNT] : shared.sent[cta][i * THREADS + thread];
       }
-      parts[i] = tree<Join>(part);
+      parts[i / COUNT][i % COUNT] = tree<Join>(part);
     }
 #endif
   }
 
   /// turn: how often this shared memory was used before.
-  GF_DEVICE float operator()(float (&parts)[COUNT], u32 turn = 0) {
+  template <int VALUES>
+  GF_DEVICE void operator()(float (&parts)[VALUES][COUNT], float (&results)[VALUES], u32 turn = 0) {
+    static_assert(VALUES <= MOST, "there is no room for more");
     if constexpr (CTAS > 1) {
       over_ctas(parts, turn % 2);
     }
     if constexpr (WARPS <= 1) {
-      return over_lanes(parts);
+#pragma unroll
+      for (int value = 0; value < VALUES; ++value) {
+        results[value] = over_lanes(parts[value]);
+      }
     } else {
       const u32 thread = thread_index();
       const u32 in_row = thread % ROW_THREADS;
       const u32 row_start = thread - in_row;
 #pragma unroll
-      for (int i = 0; i < COUNT; ++i) {
-        shared.totals[i * THREADS + thread] = parts[i];
+      for (int i = 0; i < VALUES * COUNT; ++i) {
+        shared.totals[i * THREADS + thread] = parts[i / COUNT][i % COUNT];
       }
       barrier();
       if constexpr (ONE_BARRIER) {
-        return over_row(shared.totals + row_start + thread % WARP);
+#pragma unroll
+        for (int value = 0; value < VALUES; ++value) {
+          results[value] = over_row(shared.totals + value * EACH + row_start + thread % WARP);
+        }
       } else {
-        float* const total = shared.totals + PARTS + thread / ROW_THREADS;
+        float* const totals = shared.totals + PARTS + thread / ROW_THREADS * MOST;
         if (in_row < WARP) {
-          const float result = over_row(shared.totals + thread);
-          if (in_row == 0) {
-            *total = result;
+#pragma unroll
+          for (int value = 0; value < VALUES; ++value) {
+            const float result = over_row(shared.totals + value * EACH + thread);
+            if (in_row == 0) {
+              totals[value] = result;
+            }
           }
         }
         barrier();
-        return *total;
+#pragma unroll
+        for (int value = 0; value < VALUES; ++value) {
+          results[value] = totals[value];
+        }
       }
     }
   }
 };
 
-/// The same tree for the sums of many rows, one after the other, each of which is asked for when the parts of the next
+/// The same tree for values of many rows, one after the other, each of which are asked for when the parts of the next
 /// are known, so that no thread waits for another as long as that takes. For rows of several warps. All threads
-/// of the CTA, or cluster, take turns: give, then for each row that follows wait, total and give, then wait and total.
-template <class Join, int THREADS_PER_ROW, int THREADS, int ALIKE = 1>
+/// of the CTA, or cluster, take turns: give, then for each row that follows wait, totals and give, then wait and totals.
+template <class Join, int THREADS_PER_ROW, int THREADS, int ALIKE = 1, int VALUES = 1>
 struct DelayedReduction {
-  using Row = RowReduction<Join, THREADS_PER_ROW, THREADS, 1, ALIKE>;
+  using Row = RowReduction<Join, THREADS_PER_ROW, THREADS, 1, ALIKE, VALUES>;
 
   typename Row::Shared* shared;  // two, made by Row::begin, for every other row
 
   /// row: numbers them from 0 on.
-  GF_DEVICE void give(float part, u32 row) const {
+  GF_DEVICE void give(const float (&parts)[VALUES][1], u32 row) const {
     auto& mine = shared[row % 2];
     const u32 thread = thread_index();
     if constexpr (Row::CTAS == 1) {
-      mine.totals[thread] = part;
+#pragma unroll
+      for (int value = 0; value < VALUES; ++value) {
+        mine.totals[value * THREADS + thread] = parts[value][0];
+      }
     } else {
 #ifdef GF_HAS_CLUSTERS
       const u32 rank = cluster_rank();
       if (thread == 0) {
-        mine.arrived.arrive_expect(THREADS_PER_ROW * sizeof(float));
+        mine.arrived.arrive_expect(VALUES * THREADS_PER_ROW * sizeof(float));
       }
 #pragma unroll
-      for (u32 next = 0; next < Row::CTAS; ++next) {
-        send(part, &mine.sent[rank][thread], mine.arrived, (rank + next) % Row::CTAS);
+      for (int value = 0; value < VALUES; ++value) {
+#pragma unroll
+        for (u32 next = 0; next < Row::CTAS; ++next) {
+          send(parts[value][0], &mine.sent[rank][value * THREADS + thread], mine.arrived, (rank + next) % Row::CTAS);
+        }
       }
 #endif
     }
@@ -243,28 +298,32 @@ struct DelayedReduction {
     }
   }
 
-  GF_DEVICE float total(u32 row) const {
+  GF_DEVICE void totals(float (&results)[VALUES], u32 row) const {
     const auto& mine = shared[row % 2];
     const u32 thread = thread_index();
     const u32 first = thread - thread % Row::ROW_THREADS + thread % WARP;
-    float over_warps[Row::WARPS < 1 ? 1 : Row::WARPS];
 #pragma unroll
-    for (int warp = 0; warp < Row::WARPS; ++warp) {
-      float over_ctas[Row::CTAS];
+    for (int value = 0; value < VALUES; ++value) {
+      float over_warps[Row::WARPS < 1 ? 1 : Row::WARPS];
 #pragma unroll
-      for (int cta = 0; cta < Row::CTAS; ++cta) {
-        if constexpr (Row::CTAS == 1) {
-          over_ctas[cta] = mine.totals[first + warp * WARP];
-        } else {
+      for (int warp = 0; warp < Row::WARPS; ++warp) {
+        const u32 at = value * THREADS + first + warp * WARP;
+        float over_ctas[Row::CTAS];
+#pragma unroll
+        for (int cta = 0; cta < Row::CTAS; ++cta) {
+          if constexpr (Row::CTAS == 1) {
+            over_ctas[cta] = mine.totals[at];
+          } else {
 #ifdef GF_HAS_CLUSTERS
-          over_ctas[cta] = mine.sent[cta][first + warp * WARP];
+            over_ctas[cta] = mine.sent[cta][at];
 #endif
+          }
         }
+        over_warps[warp] = tree<Join>(over_ctas);
       }
-      over_warps[warp] = tree<Join>(over_ctas);
+      float joined[1] = {tree<Join>(over_warps)};
+      results[value] = Row::over_lanes(joined);
     }
-    float joined[1] = {tree<Join>(over_warps)};
-    return Row::over_lanes(joined);
   }
 };
 

@@ -1,48 +1,36 @@
-"""The engine: what it proposes, the source it makes and what the launch passes."""
+"""A CTA for some rows, or several for one: what is proposed, the source and what the launch passes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
-from graphfuse.engine import ByRows, KernelEngine, Launch, No, ProblemClass
+from graphfuse.engine import ByRows, Launch
 from graphfuse.engines.rows.by_row.cost import cost, eviction, is_usual, read_ahead
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs, every_knob
 from graphfuse.engines.rows.by_row.legal import faults
-from graphfuse.engines.rows.by_row.notes import notes
-from graphfuse.engines.rows.by_row.split import RowSplit, plan_of, resident_plan
+from graphfuse.engines.rows.by_row.split import RowSplit, plan_of
 from graphfuse.engines.rows.by_row.support import reasons
-from graphfuse.engines.rows.kernel import cpp, in_place, prelude, problem
+from graphfuse.engines.rows.kernel import cpp, prelude
+from graphfuse.engines.rows.schedule import READ_AGAIN, Schedule
 from graphfuse.enums import heur_mode
-from graphfuse.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
 
 _PROPOSED = 3
 
 
-class RmsNormEngine(KernelEngine[RowFacts, ByRowKnobs]):
-    """One generated CUDA kernel; rows never enter its source.
+class ByRow(Schedule[ByRowKnobs]):
+    """Each CTA takes the rows that its number says, or a part of one, and ends."""
 
-    Numerics: float32 throughout, unless the graph declares roundings; a sum over a row is a fixed
-    binary tree over chunks of 8 elements, the halves of each summed in order. FP4
-    elements differ from the value before quantization by at most max(scale, amax - 6 * scale),
-    scale and amax being those of the block: half the widest gap of E2M1 (4 to 6), or what
-    saturation cuts off where rounding made the scale small. Rounding value * (1 / scale)
-    may add 2e-6 of that.
-    """
-
-    name: ClassVar[str] = "rmsnorm"
-    facts: ClassVar[type] = RowFacts
     knobs: ClassVar[type] = ByRowKnobs
-    modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
-    entry: ClassVar[str] = "rmsnorm"
-    dependent_launch: ClassVar[bool] = True
 
-    def why_not(self, facts: RowFacts, device: Device) -> No | None:
-        reason = next(reasons(facts, device), None)
-        return None if reason is None else No(reason)
+    def prefers(self, facts: RowFacts) -> bool:
+        return False
+
+    def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
+        return reasons(facts, device)
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[ByRowKnobs]:
         split = RowSplit.of(facts)
@@ -55,15 +43,12 @@ class RmsNormEngine(KernelEngine[RowFacts, ByRowKnobs]):
         others = [k for k in others if next(faults(facts, split, k, device), None) is None]
         return list(dict.fromkeys(ranked + others + every))
 
-    def illegal(self, facts: RowFacts, knobs: ByRowKnobs, device: Device) -> No | None:
-        reason = next(faults(facts, RowSplit.of(facts), knobs, device), None)
-        return None if reason is None else No(reason)
+    def faults(self, facts: RowFacts, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
+        return faults(facts, RowSplit.of(facts), knobs, device)
 
-    def notes(self, facts: RowFacts, knobs: ByRowKnobs, device: Device) -> tuple[str, ...]:
-        return tuple(notes(facts, knobs, device))
-
-    def in_place(self, facts: RowFacts, knobs: ByRowKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
-        return in_place(resident_plan(facts))
+    def notes(self, facts: RowFacts, knobs: ByRowKnobs) -> Iterator[str]:
+        if not RowSplit.of(facts).resident(knobs):
+            yield READ_AGAIN.format(columns=facts.columns)
 
     def source(self, facts: RowFacts, knobs: ByRowKnobs) -> str:
         return render(template(__package__, "by_row.cu"), _prelude(facts, knobs), "by_row.cu")
@@ -76,11 +61,12 @@ class RmsNormEngine(KernelEngine[RowFacts, ByRowKnobs]):
             arguments=arguments(plan_of(facts, knobs)),
             cluster=knobs.cluster,
             cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
+            waits=True,
             by_rows=by_rows,
         )
 
-    def problem(self, facts: RowFacts) -> ProblemClass:
-        return problem(facts, RowSplit.of(facts).chunk)
+    def together(self, facts: RowFacts) -> int:
+        return RowSplit.of(facts).chunk
 
 
 def _prelude(facts: RowFacts, knobs: ByRowKnobs) -> str:

@@ -4,24 +4,21 @@ from collections.abc import Iterator
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
-from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.support import FP8, op_notes, rounding_notes
-from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.program import RowProgram
 from graphfuse.rows.steps import Join
 
 _FP8_INSTRUCTION = 89  # and newer
 _FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain targets
 
 
-def notes(facts: RowFacts, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
-    program = facts.program
+def notes(program: RowProgram, device: Device, scheduled: Iterator[str]) -> Iterator[str]:
+    """scheduled: what the schedule adds."""
     yield from rounding_notes(program)
     if program.reductions(Join.SUM):
         yield "sums over a row: a fixed binary tree, the same bits for every row count, knob and run"
     yield from op_notes(program)
-    if not RowSplit.of(facts).resident(knobs):
-        yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"
+    yield from scheduled
     instruction, software = "instruction", "software, bit-identical to the instruction"
     if device.kind != "cuda":
         instruction = software

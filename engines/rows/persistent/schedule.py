@@ -1,4 +1,4 @@
-"""The engine: what it proposes, the source it makes and what the launch passes."""
+"""CTAs that take row after row: what is proposed, the source and what the launch passes."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -8,41 +8,35 @@ from typing import ClassVar
 from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
-from graphfuse.engine import KernelEngine, Launch, No, ProblemClass
-from graphfuse.engines.rows.kernel import cpp, in_place, prelude, problem
+from graphfuse.engine import Launch
+from graphfuse.engines.rows.kernel import cpp, prelude
 from graphfuse.engines.rows.persistent.cost import cost
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs, every_knob
 from graphfuse.engines.rows.persistent.legal import faults, fits
-from graphfuse.engines.rows.persistent.split import RowSplit, resident_plan
+from graphfuse.engines.rows.persistent.split import RowSplit
 from graphfuse.engines.rows.persistent.support import reasons
-from graphfuse.engines.rows.support import op_notes, rounding_notes
+from graphfuse.engines.rows.schedule import READ_AGAIN, Schedule
 from graphfuse.enums import heur_mode
-from graphfuse.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.steps import Join
 
 _PROPOSED = 3
 
 
-class RmsNormBackwardEngine(KernelEngine[RowFacts, PersistentKnobs]):
-    """One generated CUDA kernel; rows never enter its source.
+class Persistent(Schedule[PersistentKnobs]):
+    """As many CTAs as run at the same time stay for all rows, and for sums over them."""
 
-    Numerics: float32 throughout, unless the graph declares roundings. The mean over a row is a fixed binary tree over
-    chunks of 8 elements, the halves of each summed in order; of 4 where all that is read whole has 4 bytes an element.
-    It has the same bits for every row count, knob and run, and whatever is written.
-    Sums over rows are added up in an order that knobs and the number of rows decide: the same bits in every run.
-    """
-
-    name: ClassVar[str] = "rmsnorm_backward"
-    facts: ClassVar[type] = RowFacts
     knobs: ClassVar[type] = PersistentKnobs
-    modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
-    entry: ClassVar[str] = "rmsnorm_backward"
-    # CTAs that stay take more or fewer rounds of the same; the table has rows a factor of 8 apart.
-    tuned_within: ClassVar[float] = 4.0
+    # CTAs that stay take more or fewer rounds of the same.
+    within: ClassVar[float] = 4.0
 
-    def why_not(self, facts: RowFacts, device: Device) -> No | None:
-        reason = next(reasons(facts, device), None)
-        return None if reason is None else No(reason)
+    def prefers(self, facts: RowFacts) -> bool:
+        """Sums over rows are made nowhere else. Rows of several tensors are worth being copied ahead."""
+        program = facts.program
+        return bool(program.sums) or any(len(set(program.joined(k))) > 1 for k in program.reductions(Join.SUM))
+
+    def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
+        return reasons(facts, device)
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[PersistentKnobs]:
         split = RowSplit.of(facts)
@@ -55,16 +49,14 @@ class RmsNormBackwardEngine(KernelEngine[RowFacts, PersistentKnobs]):
         few = list(best.values())[:_PROPOSED]
         return list(dict.fromkeys(few + ranked)) if mode is heur_mode.B else few
 
-    def illegal(self, facts: RowFacts, knobs: PersistentKnobs, device: Device) -> No | None:
-        reason = next(faults(RowSplit.of(facts), knobs, device), None)
-        return None if reason is None else No(reason)
+    def faults(self, facts: RowFacts, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
+        return faults(RowSplit.of(facts), knobs, device)
 
-    def notes(self, facts: RowFacts, knobs: PersistentKnobs, device: Device) -> tuple[str, ...]:
-        return tuple(_notes(facts, knobs))
-
-    def in_place(self, facts: RowFacts, knobs: PersistentKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
-        """As of any row program; rows that are copied ahead are not yet written."""
-        return in_place(resident_plan(facts))
+    def notes(self, facts: RowFacts, knobs: PersistentKnobs) -> Iterator[str]:
+        if facts.program.sums:
+            yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"
+        if not RowSplit.of(facts).resident(knobs):
+            yield READ_AGAIN.format(columns=facts.columns)
 
     def source(self, facts: RowFacts, knobs: PersistentKnobs) -> str:
         name = "persistent.cu"
@@ -81,11 +73,12 @@ class RmsNormBackwardEngine(KernelEngine[RowFacts, PersistentKnobs]):
             shared_bytes=split.dynamic_bytes(knobs),
             scratch_bytes=split.partial_bytes(knobs),
             cooperative=bool(facts.program.sums),
+            cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
             by_rows=by_rows,
         )
 
-    def problem(self, facts: RowFacts) -> ProblemClass:
-        return problem(facts, RowSplit.of(facts).piece)
+    def together(self, facts: RowFacts) -> int:
+        return RowSplit.of(facts).piece
 
 
 @functools.lru_cache(maxsize=256)
@@ -115,13 +108,3 @@ def _prelude(facts: RowFacts, knobs: PersistentKnobs) -> str:
         "gf::Access ROW_WRITES": "gf::Access::USUAL",
     }
     return prelude(split.plan(knobs), constants)
-
-
-def _notes(facts: RowFacts, knobs: PersistentKnobs) -> Iterator[str]:
-    yield from rounding_notes(facts.program)
-    yield "mean over a row: a fixed binary tree, the same bits for every row count, knob and run"
-    yield from op_notes(facts.program)
-    if facts.program.sums:
-        yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"
-    if not RowSplit.of(facts).resident(knobs):
-        yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"

@@ -1,0 +1,74 @@
+"""The engine of row programs: it has them run by the schedule that suits them."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from graphfuse.device import Device
+from graphfuse.engine import KernelEngine, Launch, No, ProblemClass
+from graphfuse.engines.rows.by_row import ByRow, ByRowKnobs
+from graphfuse.engines.rows.kernel import in_place, problem
+from graphfuse.engines.rows.notes import notes
+from graphfuse.engines.rows.persistent import Persistent, PersistentKnobs
+from graphfuse.engines.rows.schedule import Schedule
+from graphfuse.enums import heur_mode
+from graphfuse.ir import TensorId
+from graphfuse.patterns.rows import RowFacts
+
+RowKnobs = ByRowKnobs | PersistentKnobs
+
+_SCHEDULES = {schedule.knobs: schedule for schedule in (ByRow(), Persistent())}
+
+
+class RowEngine(KernelEngine[RowFacts, RowKnobs]):
+    """One generated CUDA kernel; the number of rows never enters its source.
+
+    Numerics: float32 throughout, unless the graph declares roundings. A sum over a row is a fixed binary tree over
+    chunks of 8 elements, the halves of each summed in order; of 4 where there are sums over rows and all that is read
+    whole has 4 bytes an element. It has the same bits for every row count, knob, schedule and run, and whatever is
+    written. Sums over rows are added up in an order that knobs and the number of rows decide: the same bits in every
+    run. FP4 elements differ from the value before quantization by at most max(scale, amax - 6 * scale), scale and amax
+    being those of the block: half the widest gap of E2M1 (4 to 6), or what saturation cuts off where rounding made the
+    scale small. Rounding value * (1 / scale) may add 2e-6 of that.
+    """
+
+    name: ClassVar[str] = "rows"
+    facts: ClassVar[type] = RowFacts
+    knobs: ClassVar[tuple[type, ...]] = tuple(_SCHEDULES)
+    modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
+    entry: ClassVar[str] = "row_program"
+
+    def why_not(self, facts: RowFacts, device: Device) -> No | None:
+        reasons = [next(schedule.reasons(facts, device), None) for schedule in _by_preference(facts)]
+        return None if None in reasons else No(reasons[0])
+
+    def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[RowKnobs]:
+        """Of the first schedule that takes the program; in mode B also the best of others."""
+        found: list[RowKnobs] = []
+        for schedule in _by_preference(facts):
+            if (not found or mode is heur_mode.B) and next(schedule.reasons(facts, device), None) is None:
+                found += schedule.propose(facts, device, heur_mode.A if found else mode)
+        return found
+
+    def illegal(self, facts: RowFacts, knobs: RowKnobs, device: Device) -> No | None:
+        reason = next(_SCHEDULES[type(knobs)].faults(facts, knobs, device), None)
+        return None if reason is None else No(reason)
+
+    def notes(self, facts: RowFacts, knobs: RowKnobs, device: Device) -> tuple[str, ...]:
+        return tuple(notes(facts.program, device, _SCHEDULES[type(knobs)].notes(facts, knobs)))
+
+    def in_place(self, facts: RowFacts, knobs: RowKnobs) -> tuple[tuple[TensorId, TensorId], ...]:
+        return in_place(facts)
+
+    def source(self, facts: RowFacts, knobs: RowKnobs) -> str:
+        return _SCHEDULES[type(knobs)].source(facts, knobs)
+
+    def launch(self, facts: RowFacts, knobs: RowKnobs) -> Launch:
+        return _SCHEDULES[type(knobs)].launch(facts, knobs)
+
+    def problem(self, facts: RowFacts) -> ProblemClass:
+        schedule = _by_preference(facts)[0]
+        return problem(facts, schedule.together(facts), schedule.within)
+
+
+def _by_preference(facts: RowFacts) -> list[Schedule]:
+    return sorted(_SCHEDULES.values(), key=lambda schedule: not schedule.prefers(facts))
