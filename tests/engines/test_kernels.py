@@ -54,7 +54,7 @@ def check_accesses(code: cubin.Code, source: str) -> None:
     assert columns <= (code.read_only if may_move else code.loads)
     assert stores <= code.stores <= stores | narrow | ({1} if "store_blocks" in text else set())
     # Scalars in device memory take up to 4 bytes.
-    assert max(code.read_only, default=0) <= max(*columns, 4)
+    assert max(code.read_only, default=0) <= max((*columns, 4))
 
 
 def check_accesses_of_those_that_stay(code: cubin.Code, source: str) -> None:
