@@ -7,8 +7,8 @@ from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
 from graphfuse.ir import Graph, Node, Tensor, TensorId
 from graphfuse.match import Match
-from graphfuse.ops import aligned, rmsnorm_axes
-from graphfuse.rows.expansions import REDUCED
+from graphfuse.ops import aligned
+from graphfuse.rows.expansions import EXPANSIONS, REDUCED
 
 ENDS = ("block_scale_quantize", "reduction")
 
@@ -28,13 +28,13 @@ class Axes:
         """Those of the match's anchor; None where it is no reduction of rows. Nothing ends beside sums over rows."""
         graph, center = match.graph, match.anchor
         ends = () if any(port.over_rows for port in center.op.outputs) else ENDS
-        dim = graph.tensors[center.input("input")].dim
+        shapes = {port: graph.tensors[t].dim for port, t in center.inputs}
+        dim = next(iter(shapes.values()))
         if center.op_name == "reduction":
             columns = _reduced(dim, center.attribute("axes"))
             known = columns and center.attribute("mode") in REDUCED
             return cls(graph, dim, columns, ends) if known else None
-        scale = center.input("scale")
-        return cls(graph, dim, rmsnorm_axes(dim, None if scale is None else graph.tensors[scale].dim), ends)
+        return cls(graph, dim, EXPANSIONS[center.op_name].columns(shapes, dict(center.attributes)), ends)
 
     def tensor(self, t: TensorId) -> Tensor:
         """A tensor of the graph, one of lower rank with leading axes of extent 1."""

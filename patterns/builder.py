@@ -65,9 +65,10 @@ class Builder(Emitter):
         self.of_columns = {t for weight in of_columns for t in self._above(weight)}
         for node in expanded:
             # One a row, also where nodes before read it of a single row.
-            inverse = node.input("inv_variance")
-            if inverse is not None and self.graph.producer.get(inverse) not in self.subgraph.node_ids:
-                self.operand(inverse, in_memory=True)
+            for port, t in node.inputs:
+                outside = self.graph.producer.get(t) not in self.subgraph.node_ids
+                if outside and port in EXPANSIONS[node.op_name].of_rows:
+                    self.operand(t, in_memory=True)
 
     def made(self) -> Built | No:
         for node in self.subgraph.nodes:
@@ -80,6 +81,9 @@ class Builder(Emitter):
                     return No(f"{node} quantizes along axis {axis}, not along the last normalized axis of {columns}")
         for node in self.subgraph.nodes:
             self._node(node)
+        for t, _ in self.sums:
+            if any(self.rows.tensor(t).dim[axis] != 1 for axis in self.rows.axes):
+                return No(f"{self.graph.tensors[t]} is a sum over the rows of each sample; accepted: one over all rows")
         self._contract()
         loads = [self.graph.tensors[t] for t in self.loaded]
         by_value = next((t for t in loads if t.by_value), None)

@@ -12,28 +12,37 @@ from graphfuse.functional.fp8 import (
     rmsnorm_quant_dynamic,
 )
 from graphfuse.functional.norms import (
+    fused_add_layernorm,
     fused_add_rmsnorm,
     gemma_fused_add_rmsnorm,
     gemma_rmsnorm,
+    layernorm,
     qk_rmsnorm,
     rmsnorm,
 )
 from graphfuse.functional.silu import fused_rmsnorm_silu, rmsnorm_silu_gate
+from graphfuse.functional.softmax import log_softmax, logsumexp, normalize, softmax
 
 __all__ = [
     "add_rmsnorm_fp4quant",
+    "fused_add_layernorm",
     "fused_add_rmsnorm",
     "fused_add_rmsnorm_quant",
     "fused_add_rmsnorm_quant_dynamic",
     "fused_rmsnorm_silu",
     "gemma_fused_add_rmsnorm",
     "gemma_rmsnorm",
+    "layernorm",
+    "log_softmax",
+    "logsumexp",
+    "normalize",
     "qk_rmsnorm",
     "rmsnorm",
     "rmsnorm_fp4quant",
     "rmsnorm_quant",
     "rmsnorm_quant_dynamic",
     "rmsnorm_silu_gate",
+    "softmax",
 ]
 
 

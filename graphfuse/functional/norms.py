@@ -1,4 +1,4 @@
-"""RMSNorm by itself and after a residual sum, with a plain or a zero-centred weight."""
+"""RMSNorm and layer norm, by themselves and after a residual sum, RMSNorm with a zero-centred weight, too."""
 
 from collections.abc import Callable
 
@@ -15,6 +15,7 @@ from graphfuse.functional.tensor_parameter import (
     columns,
     columns_or_heads,
     like,
+    like_or_columns,
     type_of,
 )
 from graphfuse.tensor import Tensor
@@ -23,19 +24,32 @@ INPUT = TensorParameter("input", FLOATS)
 WEIGHT = TensorParameter("weight", FLOATS, columns("input"))
 WEIGHTS = TensorParameter("weight", FLOATS, columns_or_heads("input"))
 BIAS = TensorParameter("bias", FLOATS, like("weight"), optional=True)
+MAYBE_WEIGHTS = TensorParameter("weight", FLOATS, columns_or_heads("input"), optional=True)
+MAYBE_BIAS = TensorParameter("bias", FLOATS, like_or_columns("weight", "input"), optional=True)
 RESIDUAL = TensorParameter("residual", FLOATS, like("input"), written=True)
 OUT = TensorParameter("out", FORMATS, like("input"), written=True, new=type_of("input"))
 
 
-def of_heads(d: Drawing, x: Tensor, weight: str = "weight") -> Tensor:
-    """The norm of x times a weight for each column, or one for each head and column, and plus a bias of its shape
-    where one is given."""
-    bias = d["bias"] if "bias" in d else None
-    if len(d.layouts[weight].shape) == 1:
-        phase = norm_forward_phase.INFERENCE
-        return d.graph.rmsnorm(x, d[weight], d.number("eps"), bias, norm_forward_phase=phase)[0]
+NormOp = Callable[[Drawing, Tensor, Tensor | None, Tensor | None], Tensor]
+"""Draws the norm of a tensor with these scale and bias, of one row, or without."""
+
+
+def rms(d: Drawing, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    return d.graph.rmsnorm(x, scale, d.number("eps"), bias, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+
+
+def layer(d: Drawing, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    return d.graph.layernorm(x, scale, bias, d.number("eps"), norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+
+
+def of_heads(d: Drawing, x: Tensor, weight: str = "weight", norm: NormOp = rms) -> Tensor:
+    """The norm of x times a weight for each column, or one for each head and column, and plus a bias of its shape,
+    where these are given."""
+    scale, bias = (d[name] if name in d else None for name in (weight, "bias"))
+    if scale is None or len(d.layouts[weight].shape) == 1:
+        return norm(d, x, scale, bias)
     # The axes along which a scale varies would be normalized together.
-    y = d.graph.mul(d.norm(x, None), d[weight])
+    y = d.graph.mul(norm(d, x, None, None), scale)
     return y if bias is None else d.graph.add(y, bias)
 
 
@@ -183,3 +197,35 @@ def qk_rmsnorm(
 
     Returns (q_out, k_out).
     """
+
+
+@function(_norm(lambda d: of_heads(d, d["input"], norm=layer), MAYBE_WEIGHTS, MAYBE_BIAS), "out")
+def layernorm(
+    input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """(input - mean) / sqrt(mean((input - mean)^2) + eps) * weight + bias over the last dimension, in float32, rounded
+    once.
+
+    weight: as for ``rmsnorm``, or None for 1. bias: of weight's shape, (hidden,) without a weight, or None for 0. The
+    order of arguments and eps are FlashInfer's (which calls them gemma and beta); torch's eps is 1e-5. input, out,
+    enable_pdl and errors as for ``rmsnorm``. Returns out.
+    """
+
+
+@function(_in_place(lambda d: of_heads(d, _sum(d), norm=layer), MAYBE_WEIGHTS, MAYBE_BIAS))
+def fused_add_layernorm(
+    input: torch.Tensor,  # noqa: A002
+    residual: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+    out: torch.Tensor | None = None,
+) -> None:
+    """residual becomes input + residual, and input becomes ``layernorm`` of that sum, as in ``fused_add_rmsnorm``, but
+    the order of arguments is that of ``layernorm``. FlashInfer has no such function. Returns None."""

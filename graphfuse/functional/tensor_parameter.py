@@ -67,6 +67,11 @@ def like(name: str) -> Rule:
     return lambda shapes: (shapes[name],)
 
 
+def like_or_columns(name: str, other: str) -> Rule:
+    """The shape of another argument; where that one is not given, one value for each column of `other`."""
+    return lambda shapes: (shapes.get(name, shapes[other][-1:]),)
+
+
 def columns(name: str) -> Rule:
     """One value for each column of another argument."""
     return lambda shapes: (shapes[name][-1:],)

@@ -3,7 +3,7 @@
 from graphfuse.ops.blocks import BLOCKS, BlockFormat, block_size
 from graphfuse.ops.op import Attribute, Attributes, Cost, Op, Port, Shape
 from graphfuse.ops.reductions import REDUCTIONS, Reduction
-from graphfuse.ops.shapes import aligned, quantize_axis, rmsnorm_axes
+from graphfuse.ops.shapes import adalayernorm_axes, aligned, quantize_axis, rmsnorm_axes
 from graphfuse.ops.table import OPS
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Port",
     "Reduction",
     "Shape",
+    "adalayernorm_axes",
     "aligned",
     "block_size",
     "quantize_axis",

@@ -8,7 +8,7 @@ import math
 from graphfuse import rounding
 from graphfuse.dtypes import data_type
 from graphfuse.ops.reductions import REDUCTIONS
-from graphfuse.ops.shapes import rmsnorm_axes
+from graphfuse.ops.shapes import adalayernorm_axes, aligned, rmsnorm_axes
 
 
 def rmsnorm(t, x, a) -> dict[str, object]:
@@ -25,7 +25,14 @@ def rmsnorm(t, x, a) -> dict[str, object]:
 
 def layernorm(t, x, a) -> dict[str, object]:
     scale = x.get("scale")
-    axes = rmsnorm_axes(x["input"].shape, None if scale is None else scale.shape)
+    return _layernorm(t, x, scale, rmsnorm_axes(x["input"].shape, None if scale is None else scale.shape))
+
+
+def adalayernorm(t, x, a) -> dict[str, object]:
+    return _layernorm(t, x, x["scale"], adalayernorm_axes(x["input"].shape, x["scale"].shape))
+
+
+def _layernorm(t, x, scale, axes: tuple[int, ...]) -> dict[str, object]:
     mean = _mean(x["input"], axes)
     apart = x["input"] - mean
     inverse = t.rsqrt(_mean(apart * apart, axes) + x["epsilon"])
@@ -50,6 +57,62 @@ def rmsnorm_backward(t, x, a) -> dict[str, object]:
             "DBias": _sum(grad, rows).reshape(scale.shape),
         }
     return out
+
+
+def layernorm_backward(t, x, a) -> dict[str, object]:
+    scale = x.get("scale")
+    return _layernorm_backward(x, scale, rmsnorm_axes(x["input"].shape, None if scale is None else scale.shape))
+
+
+def adalayernorm_backward(t, x, a) -> dict[str, object]:
+    return _layernorm_backward(x, x["scale"], adalayernorm_axes(x["input"].shape, x["scale"].shape))
+
+
+def _layernorm_backward(x, scale, axes: tuple[int, ...]) -> dict[str, object]:
+    grad, inverse = x["grad"], x["inv_variance"]
+    normal = (x["input"] - x["mean"]) * inverse
+    scaled = grad if scale is None else grad * scale
+    out = {"DX": inverse * (scaled - _mean(scaled, axes) - normal * _mean(scaled * normal, axes))}
+    if scale is not None:
+        extents = aligned(scale.shape, grad.dim())
+        rows = tuple(axis for axis in range(grad.dim()) if axis not in axes and extents[axis] == 1)
+        out |= {
+            "DScale": _sum(grad * normal, rows).reshape(scale.shape),
+            "DBias": _sum(grad, rows).reshape(scale.shape),
+        }
+    return out
+
+
+def _exponents(t, x, a):
+    """The largest of each row, and e to the power of all less that."""
+    largest = x["input"].amax(dim=a["axis"], keepdim=True)
+    return largest, t.exp(x["input"] - largest)
+
+
+def softmax(t, x, a) -> dict[str, object]:
+    _, powers = _exponents(t, x, a)
+    return {"output": powers / _sum(powers, (a["axis"],))}
+
+
+def log_softmax(t, x, a) -> dict[str, object]:
+    largest, powers = _exponents(t, x, a)
+    return {"output": x["input"] - largest - t.log(_sum(powers, (a["axis"],)))}
+
+
+def logsumexp(t, x, a) -> dict[str, object]:
+    largest = x["input"].amax(dim=a["axis"], keepdim=True)
+    # Infinity less infinity would be NaN.
+    largest = t.where(largest.isinf(), t.zeros_like(largest), largest)
+    return {"output": t.log(_sum(t.exp(x["input"] - largest), (a["axis"],))) + largest}
+
+
+def softmax_backward(t, x, a) -> dict[str, object]:
+    grad, y = x["grad"], x["output"]
+    return {"DX": (grad - _sum(grad * y, (a["axis"],))) * y}
+
+
+def log_softmax_backward(t, x, a) -> dict[str, object]:
+    return {"DX": x["grad"] - t.exp(x["output"]) * _sum(x["grad"], (a["axis"],))}
 
 
 # Of no axes torch would take all.

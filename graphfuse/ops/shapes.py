@@ -36,6 +36,11 @@ def rmsnorm_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
     return tuple(axis for axis, extent in enumerate(aligned(scale, len(x))) if extent != 1)
 
 
+def adalayernorm_axes(x: Shape, scale: Shape) -> tuple[int, ...]:
+    """The axes normalized over: those along which the scale varies, but the first, which is that of samples."""
+    return tuple(axis for axis in rmsnorm_axes(x, scale) if axis)
+
+
 def _normalized_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
     if scale is not None:
         extents = aligned(scale, len(x))
@@ -44,7 +49,10 @@ def _normalized_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
                 f"scale must have the rank of input {list(x)}, or a lower one for input's last axes, with each extent "
                 f"1 or input's, got {list(scale)}"
             )
-    axes = rmsnorm_axes(x, scale)
+    return _with_elements(x, rmsnorm_axes(x, scale))
+
+
+def _with_elements(x: Shape, axes: tuple[int, ...]) -> tuple[int, ...]:
     if any(x[axis] == 0 for axis in axes):
         raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
     return axes
@@ -66,14 +74,18 @@ def _norm(shapes: Mapping[str, Shape], attributes: Attributes, order: str) -> di
         raise GraphValidationError(
             f"bias must have {whose} {list(row)}, leading extents of 1 aside, got {list(shapes['bias'])}"
         )
-    if any(e != 1 for e in shapes["epsilon"]):
-        raise GraphValidationError(f"epsilon must have one element, got shape {list(shapes['epsilon'])}; {order}")
-    if attributes["norm_forward_phase"] is norm_forward_phase.NOT_SET:
-        raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
+    _check_forward(shapes, attributes, order)
     out = {"Y": x}
     if attributes["norm_forward_phase"] is norm_forward_phase.TRAINING:
         out["inv_variance"] = _one_per_row(x, axes)
     return out
+
+
+def _check_forward(shapes: Mapping[str, Shape], attributes: Attributes, order: str) -> None:
+    if any(e != 1 for e in shapes["epsilon"]):
+        raise GraphValidationError(f"epsilon must have one element, got shape {list(shapes['epsilon'])}; {order}")
+    if attributes["norm_forward_phase"] is norm_forward_phase.NOT_SET:
+        raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
 
 
 LAYERNORM_ORDER = "by position: input, scale, bias, epsilon, norm_forward_phase (cuDNN's order differs: give keywords)"
@@ -99,17 +111,24 @@ def layernorm_absent(attributes: Attributes, inputs: frozenset[str]) -> frozense
 
 
 def rmsnorm_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    scale = shapes.get("scale")
+    out = _gradients(shapes, _normalized_axes(shapes["input"], scale), "inv_variance")
+    if scale is None and attributes["has_dbias"]:
+        raise GraphValidationError("has_dbias=True without a scale; accepted: False, or a scale, whose shape DBias has")
+    return out
+
+
+def _gradients(shapes: Mapping[str, Shape], axes: tuple[int, ...], *statistics: str) -> dict[str, Shape]:
+    """Of a norm over `axes`. statistics: the ports of what forward made of each row."""
     x, scale = shapes["input"], shapes.get("scale")
     if shapes["grad"] != x:
         raise GraphValidationError(f"grad must have input's shape {list(x)}, got {list(shapes['grad'])}")
-    axes = _normalized_axes(x, scale)
-    if shapes["inv_variance"] != _one_per_row(x, axes):
-        raise GraphValidationError(
-            f"inv_variance must have input's extents and 1 along the normalized axes {list(axes)}, "
-            f"{list(_one_per_row(x, axes))}, got {list(shapes['inv_variance'])}"
-        )
-    if scale is None and attributes["has_dbias"]:
-        raise GraphValidationError("has_dbias=True without a scale; accepted: False, or a scale, whose shape DBias has")
+    for port in statistics:
+        if shapes[port] != _one_per_row(x, axes):
+            raise GraphValidationError(
+                f"{port} must have input's extents and 1 along the normalized axes {list(axes)}, "
+                f"{list(_one_per_row(x, axes))}, got {list(shapes[port])}"
+            )
     return {"DX": x} if scale is None else {"DX": x, "DScale": scale, "DBias": scale}
 
 
@@ -117,6 +136,72 @@ def rmsnorm_backward_absent(attributes: Attributes, inputs: frozenset[str]) -> f
     if "scale" not in inputs:
         return frozenset({"DScale", "DBias"})
     return frozenset() if attributes["has_dbias"] else frozenset({"DBias"})
+
+
+def layernorm_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    axes = _normalized_axes(shapes["input"], shapes.get("scale"))
+    return _gradients(shapes, axes, "mean", "inv_variance")
+
+
+def layernorm_backward_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
+    return frozenset() if "scale" in inputs else frozenset({"DScale", "DBias"})
+
+
+def adalayernorm(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, scale = shapes["input"], shapes["scale"]
+    axes = _axes_of_a_sample(x, scale)
+    if "bias" in shapes and shapes["bias"] != scale:
+        raise GraphValidationError(f"bias must have scale's shape {list(scale)}, got {list(shapes['bias'])}")
+    _check_forward(shapes, attributes, LAYERNORM_ORDER)
+    if attributes["norm_forward_phase"] is not norm_forward_phase.TRAINING:
+        return {"Y": x}
+    return {"Y": x, "mean": _one_per_row(x, axes), "inv_variance": _one_per_row(x, axes)}
+
+
+def adalayernorm_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    axes = _axes_of_a_sample(shapes["input"], shapes["scale"])
+    return _gradients(shapes, axes, "mean", "inv_variance")
+
+
+def _axes_of_a_sample(x: Shape, scale: Shape) -> tuple[int, ...]:
+    fits = len(scale) == len(x) > 1 and scale[0] == x[0]
+    if not fits or any(s not in (1, e) for s, e in zip(scale[1:], x[1:], strict=True)):
+        raise GraphValidationError(
+            f"scale must have the rank of input {list(x)}, 2 or more, and its first extent, that of samples, with each "
+            f"other extent 1 or input's, got {list(scale)}"
+        )
+    return _with_elements(x, adalayernorm_axes(x, scale))
+
+
+def softmax(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x = shapes["input"]
+    _with_elements(x, (_row_axis(x, attributes),))
+    return {"output": x}
+
+
+def logsumexp(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x = shapes["input"]
+    return {"output": _one_per_row(x, _with_elements(x, (_row_axis(x, attributes),)))}
+
+
+def softmax_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    y = shapes["output"]
+    if shapes["grad"] != y:
+        raise GraphValidationError(f"grad must have output's shape {list(y)}, got {list(shapes['grad'])}")
+    _with_elements(y, (_row_axis(y, attributes),))
+    return {"DX": y}
+
+
+def softmax_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    """With the axis counted from the first one."""
+    return {**attributes, "axis": _row_axis(next(iter(inputs.values())), attributes)}
+
+
+def _row_axis(x: Shape, attributes: Attributes) -> int:
+    axis = attributes["axis"]
+    if not -len(x) <= axis < len(x):
+        raise GraphValidationError(f"axis {axis} is outside the input's rank {len(x)}; input {list(x)}")
+    return axis % len(x)
 
 
 def reduced(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]):

@@ -1,5 +1,8 @@
 """Where the steps of a row program are written, one after another."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from graphfuse.rows.steps import Chain, Join, Operand, Reduce, Step
 
 
@@ -14,9 +17,9 @@ class Emitter:
         self.steps.append(step)
         return Chain(len(self.steps) - 1)
 
-    def op(self, name: str, **operands: Operand) -> Chain:
+    def op(self, name: str, attributes: Mapping[str, object] = MappingProxyType({}), /, **operands: Operand) -> Chain:
         """A pointwise step, its operands by port."""
-        return self.step(Step(name, tuple(operands.items())))
+        return self.step(Step(name, tuple(operands.items()), tuple(attributes.items())))
 
     def reduce(self, join: Join, value: Operand) -> Chain:
         return self.step(Reduce(join, value))

@@ -7,7 +7,9 @@ same program, and so the same kernel.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
+from graphfuse.ops import Attributes, Shape, adalayernorm_axes, rmsnorm_axes
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.steps import Chain, Join, Number, Operand
 
@@ -16,14 +18,34 @@ Values = Mapping[str, "Operand | tuple[Operand, ...]"]
 """By output port: what is computed of each row; or the factors of a product whose sum over all rows it is."""
 
 
+Columns = Callable[[Mapping[str, Shape], Attributes], tuple[int, ...]]
+"""From the shapes of a node's inputs by port, the first of which has all rows, and its attributes, to the axes that a
+row runs along."""
+
+
+def _of_scale(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
+    return rmsnorm_axes(next(iter(shapes.values())), shapes.get("scale"))
+
+
+def _of_samples(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
+    return adalayernorm_axes(shapes["input"], shapes["scale"])
+
+
+def _of_axis(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
+    return (attributes["axis"],)
+
+
 @dataclass(frozen=True)
 class Expansion:
     """of(emitter, operands by input port) -> what each output port is. scalars: input ports of one element in all.
-    of_columns: those that are the same for all rows, however few there are."""
+    of_columns: those that are the same for all rows, however few there are. of_rows: those with one element a row,
+    however few rows there are. columns: the axes of a row."""
 
     of: Callable[[Emitter, Operands], Values]
     scalars: frozenset[str] = frozenset()
     of_columns: frozenset[str] = frozenset()
+    of_rows: frozenset[str] = frozenset()
+    columns: Columns = _of_scale
 
 
 def _mean(e: Emitter, value: Operand) -> Chain:
@@ -68,12 +90,70 @@ def _rmsnorm_backward(e: Emitter, x: Operands) -> Values:
     return {"DX": dx, "DScale": (x["grad"], normal), "DBias": (x["grad"],)}
 
 
-_WEIGHTS = frozenset({"scale", "bias"})
+def _layernorm_backward(e: Emitter, x: Operands) -> Values:
+    normal = e.op("mul", a=e.op("sub", a=x["input"], b=x["mean"]), b=x["inv_variance"])
+    scaled = e.op("mul", a=x["grad"], b=x["scale"]) if "scale" in x else x["grad"]
+    mean, along = _mean(e, scaled), _mean(e, e.op("mul", a=scaled, b=normal))
+    apart = e.op("sub", a=e.op("sub", a=scaled, b=mean), b=e.op("mul", a=normal, b=along))
+    dx = e.op("mul", a=apart, b=x["inv_variance"])
+    return {"DX": dx, "DScale": (x["grad"], normal), "DBias": (x["grad"],)}
+
+
+def _exponents(e: Emitter, value: Operand, largest: Operand) -> tuple[Chain, Chain]:
+    """e^(value - largest), and its sum over the row."""
+    powers = e.op("exp", input=e.op("sub", a=value, b=largest))
+    return powers, e.reduce(Join.SUM, powers)
+
+
+def _softmax(e: Emitter, x: Operands) -> Values:
+    powers, total = _exponents(e, x["input"], e.reduce(Join.MAX, x["input"]))
+    return {"output": e.op("div", a=powers, b=total)}
+
+
+def _log_softmax(e: Emitter, x: Operands) -> Values:
+    largest = e.reduce(Join.MAX, x["input"])
+    apart = e.op("sub", a=x["input"], b=largest)
+    total = e.reduce(Join.SUM, e.op("exp", input=apart))
+    return {"output": e.op("sub", a=apart, b=e.op("log", input=total))}
+
+
+_MOST = data_type.FLOAT.facts.max
+FINITE = {"negative_slope": 0.0, "lower_clip": -_MOST, "upper_clip": _MOST}
+"""Attributes of a relu that changes nothing but infinities, into the largest finite numbers."""
+
+
+def _logsumexp(e: Emitter, x: Operands) -> Values:
+    # Infinity less infinity would be NaN.
+    largest = e.op("relu", FINITE, input=e.reduce(Join.MAX, x["input"]))
+    _, total = _exponents(e, x["input"], largest)
+    return {"output": e.op("add", a=e.op("log", input=total), b=largest)}
+
+
+def _softmax_backward(e: Emitter, x: Operands) -> Values:
+    total = e.reduce(Join.SUM, e.op("mul", a=x["grad"], b=x["output"]))
+    return {"DX": e.op("mul", a=e.op("sub", a=x["grad"], b=total), b=x["output"])}
+
+
+def _log_softmax_backward(e: Emitter, x: Operands) -> Values:
+    total = e.reduce(Join.SUM, x["grad"])
+    return {"DX": e.op("sub", a=x["grad"], b=e.op("mul", a=e.op("exp", input=x["output"]), b=total))}
+
+
+_EPSILON, _WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
+_INVERSE, _MOMENTS = frozenset({"inv_variance"}), frozenset({"mean", "inv_variance"})
 
 EXPANSIONS = {
-    "rmsnorm": Expansion(_rmsnorm, frozenset({"epsilon"}), _WEIGHTS),
-    "layernorm": Expansion(_layernorm, frozenset({"epsilon"}), _WEIGHTS),
-    "rmsnorm_backward": Expansion(_rmsnorm_backward, of_columns=_WEIGHTS),
+    "rmsnorm": Expansion(_rmsnorm, _EPSILON, _WEIGHTS),
+    "layernorm": Expansion(_layernorm, _EPSILON, _WEIGHTS),
+    "rmsnorm_backward": Expansion(_rmsnorm_backward, of_columns=_WEIGHTS, of_rows=_INVERSE),
+    "layernorm_backward": Expansion(_layernorm_backward, of_columns=_WEIGHTS, of_rows=_MOMENTS),
+    "adalayernorm": Expansion(_layernorm, _EPSILON, columns=_of_samples),
+    "adalayernorm_backward": Expansion(_layernorm_backward, of_rows=_MOMENTS, columns=_of_samples),
+    "softmax": Expansion(_softmax, columns=_of_axis),
+    "log_softmax": Expansion(_log_softmax, columns=_of_axis),
+    "logsumexp": Expansion(_logsumexp, columns=_of_axis),
+    "softmax_backward": Expansion(_softmax_backward, columns=_of_axis),
+    "log_softmax_backward": Expansion(_log_softmax_backward, columns=_of_axis),
 }
 """By op."""
 

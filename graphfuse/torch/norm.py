@@ -9,7 +9,16 @@ from graphfuse.dtypes import data_type
 from graphfuse.enums import norm_forward_phase, reduction_mode
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
-from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, columns_or_heads, like, rows, type_of, types
+from graphfuse.functional.tensor_parameter import (
+    FLOATS,
+    TensorParameter,
+    columns_or_heads,
+    like,
+    like_or_columns,
+    rows,
+    type_of,
+    types,
+)
 from graphfuse.tensor import Tensor
 
 TYPES = FLOATS | types(data_type.DOUBLE)
@@ -21,15 +30,10 @@ def _statistics(tensors) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
 
 
-def _like_weight(shapes):
-    """The weight's shape, or one value for each column where there is none."""
-    return (shapes.get("weight", shapes["x"][-1:]),)
-
-
 X = TensorParameter("x", TYPES)
 RESIDUAL = TensorParameter("residual", TYPES, like("x"))
 WEIGHT = TensorParameter("weight", TYPES, columns_or_heads("x"), optional=True)
-BIAS = TensorParameter("bias", TYPES, _like_weight)
+BIAS = TensorParameter("bias", TYPES, like_or_columns("weight", "x"))
 GATE = TensorParameter("gate", TYPES, like("x"))
 Y = TensorParameter("y", TYPES, like("x"), written=True, new=type_of("x"))
 TOTAL = TensorParameter("total", TYPES, like("x"), written=True, new=type_of("residual"))
@@ -46,7 +50,9 @@ DX = TensorParameter(
 DRESIDUAL = TensorParameter("dresidual", TYPES, like("x"), written=True, new=type_of("x"), asked="needs_dresidual")
 DWEIGHT = TensorParameter("dweight", TYPES, like("weight"), written=True, new=type_of("weight"), asked="needs_dweight")
 # In the type that is computed in: bias is not kept, and autograd converts the sum to its type.
-DBIAS = TensorParameter("dbias", STATISTICS, _like_weight, written=True, new=_statistics, asked="needs_dbias")
+DBIAS = TensorParameter(
+    "dbias", STATISTICS, like_or_columns("weight", "x"), written=True, new=_statistics, asked="needs_dbias"
+)
 DGATE = TensorParameter("dgate", TYPES, like("x"), written=True, new=type_of("gate"), asked="needs_dgate")
 
 

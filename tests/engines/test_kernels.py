@@ -17,7 +17,7 @@ pytestmark = pytest.mark.compile
 
 REGISTER_FILE = 65536  # of a CTA, on all of these chips
 RESERVED = 1024  # bytes of shared memory that are the system's, counted as a kernel's that has some, from SM90 on
-ALLOWANCE = 256  # bytes that an engine may take a kernel to declare beyond what it does
+ALLOWANCE = 320  # bytes that an engine may take a kernel to declare beyond what it does
 
 
 @pytest.mark.parametrize(("name", "arch"), kernel_table.checked())
@@ -54,7 +54,7 @@ def check_accesses(code: cubin.Code, source: str) -> None:
     assert columns <= (code.read_only if may_move else code.loads)
     assert stores <= code.stores <= stores | narrow | ({1} if "store_blocks" in text else set())
     # Scalars in device memory take up to 4 bytes.
-    assert max(code.read_only, default=0) <= max(*columns, 4)
+    assert max(code.read_only, default=0) <= max((*columns, 4))
 
 
 def check_accesses_of_those_that_stay(code: cubin.Code, source: str) -> None:

@@ -35,11 +35,11 @@ def operator(name: str, written: str):
     packet = getattr(torch.ops.graphfuse, name)
     chosen = packet.out if written in OUTS.get(name, ()) else packet.default
     absent = {"block_scale": None} if name == "fused_rmsnorm_silu" else {}
-    return lambda **arguments: chosen(**arguments, **absent, eps=1e-5)
+    return lambda **arguments: chosen(**arguments, **absent, **call(name).options)
 
 
 def function(name: str, written: str):
-    return lambda **arguments: getattr(functional, name)(**arguments, eps=1e-5)
+    return lambda **arguments: getattr(functional, name)(**arguments, **call(name).options)
 
 
 def compiled(name: str, written: str):

@@ -98,6 +98,11 @@ IN_PLACE = {
     "fused_rmsnorm_silu": {"out": "input"},
     "rmsnorm_silu_gate": {"out": "gate"},
     "fused_add_rmsnorm": {"out": "input"},
+    "layernorm": {"out": "input"},
+    "fused_add_layernorm": {"out": "input"},
+    "softmax": {"out": "input"},
+    "log_softmax": {"out": "input"},
+    "normalize": {"out": "input"},
     "add_rmsnorm_fp4quant": {"y_out": "input"},
 }
 

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
+FORMATS = "rmsnorm fused_add_rmsnorm rmsnorm_silu_gate fused_rmsnorm_silu layernorm fused_add_layernorm softmax".split()
 BLOCKS = [name for name in NAMES if "fp4" in name]
 
 
@@ -70,7 +71,7 @@ def test_shapes(name, shape):
 
 
 @pytest.mark.parametrize("kind", [torch.float32, F8, F8_WIDE], ids=str)
-@pytest.mark.parametrize("name", ["rmsnorm", "fused_add_rmsnorm", "rmsnorm_silu_gate", "fused_rmsnorm_silu"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_formats(name, kind):
     c = made(name)
     want = c.exact if c.returned else {"residual": c.exact["residual"], "out": c.exact["input"]}
@@ -207,6 +208,8 @@ def test_heads_interleaved():
         ("fused_rmsnorm_silu", {"out": "input"}),
         ("rmsnorm_silu_gate", {"out": "gate"}),
         ("rmsnorm_silu_gate", {"out": "input"}),
+        ("layernorm", {"out": "input"}),
+        ("softmax", {"out": "input"}),
     ],
 )
 def test_outputs_onto_inputs(name, outs):
@@ -238,7 +241,7 @@ def test_row_r_is_the_same_in_any_batch(name):
         part = {n: t[:count].clone() if n in rowwise else t for n, t in inputs.items()}
         if name == "qk_rmsnorm":
             part["k"] = part["k"].clone()
-        got = getattr(functional, name)(**part, eps=EPS)
+        got = getattr(functional, name)(**part, **whole.options)
         got = dict(zip(whole.returned, got if isinstance(got, tuple) else (got,), strict=False)) | part
         for n in rowwise:
             assert same(got[n], results[n][:count]), n
@@ -261,7 +264,7 @@ def test_streams_and_capture(name):
     graph, static = torch.cuda.CUDAGraph(), {n: t.clone() for n, t in c.tensors.items()}
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        result = function(**static, eps=EPS)
+        result = function(**static, **c.options)
     for seed in (1, 2):
         other = made(name, seed=seed)
         for n, t in other.tensors.items():

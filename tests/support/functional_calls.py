@@ -51,6 +51,10 @@ def norm(x, weight):
     return oracle.rmsnorm(x, weight, EPS)[0]
 
 
+def layer_norm(x, weight, bias):
+    return torch.nn.functional.layer_norm(x.double(), x.shape[-1:], weight.double(), bias.double(), EPS)
+
+
 def call(name: str, shape=(5, 64), dtype=torch.bfloat16, weight=None, tensors=Tensors()) -> Call:
     """A call of the function `name`. dtype: of its full tensors; weight: of its weight, by default the same."""
     x, r, g = (tensors(shape, dtype, n) for n in range(3))
@@ -98,10 +102,25 @@ def call(name: str, shape=(5, 64), dtype=torch.bfloat16, weight=None, tensors=Te
         case "add_rmsnorm_fp4quant":
             given = {"input": x, "residual": r, "weight": w}
             return Call(function, given, added, ("y_fp4", "block_scale"))
+        case "layernorm":
+            b = tensors(shape[-1:], weight or dtype, 5)
+            return Call(function, {"input": x, "weight": w, "bias": b}, {"out": layer_norm(x, w, b)}, ("out",))
+        case "fused_add_layernorm":
+            b = tensors(shape[-1:], weight or dtype, 5)
+            given = {"input": x, "residual": r, "weight": w, "bias": b}
+            return Call(function, given, added | {"input": layer_norm(total, w, b)})
+        case "softmax" | "log_softmax":
+            return Call(function, {"input": x}, {"out": getattr(torch, name)(x.double(), -1)}, ("out",), {})
+        case "logsumexp":
+            return Call(function, {"input": x}, {"out": x.double().logsumexp(-1, keepdim=True)}, ("out",), {})
+        case "normalize":
+            length = x.double().square().sum(-1, keepdim=True).sqrt()
+            return Call(function, {"input": x}, {"out": x.double() / length.clamp(min=EPS)}, ("out",))
     raise KeyError(name)
 
 
 NAMES = functional.__all__
+WITH_EPS = [name for name in NAMES if "eps" in call(name).options]
 
 
 def check(results: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> None:
@@ -132,6 +151,11 @@ OUTS = {
     "qk_rmsnorm": {"q_out": torch.bfloat16, "k_out": torch.bfloat16},
     "fused_rmsnorm_silu": {"out": torch.bfloat16},
     "rmsnorm_silu_gate": {"out": torch.float16},
+    "layernorm": {"out": F8},
+    "softmax": {"out": F8},
+    "log_softmax": {"out": torch.float32},
+    "logsumexp": {"out": torch.bfloat16},
+    "normalize": {"out": torch.float16},
     "rmsnorm_quant_dynamic": {"out": F8, "scale": torch.float32},
     "fused_add_rmsnorm_quant_dynamic": {"out": F8, "scale": torch.float32},
     "rmsnorm_fp4quant": {"y_fp4": BYTES, "block_scale": BYTES},
@@ -143,6 +167,7 @@ OPTIONAL = {
     "rmsnorm": {"bias": torch.bfloat16},
     "fused_add_rmsnorm": {"out": torch.bfloat16, "bias": torch.float32},
     "gemma_fused_add_rmsnorm": {"out": torch.float32},
+    "fused_add_layernorm": {"out": torch.float16},
     "rmsnorm_fp4quant": {"global_scale": torch.float32},
     "add_rmsnorm_fp4quant": {"global_scale": torch.float32, "y_out": torch.bfloat16},
 }

@@ -23,6 +23,7 @@ from graphfuse.patterns.rows import PATTERN
 from support import graphs
 from support.gradients import ACTIVATIONS, TYPES, WEIGHTS, Gradient
 from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
+from support.row_functions import KINDS, RowFunction
 
 TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_120")}
 """What kernels are compiled for: every chip's plain or own instruction set, and the device to plan for."""
@@ -32,7 +33,7 @@ TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_1
 class Variant:
     """A problem, the engine that runs it, and its knobs; None for what the engine proposes first."""
 
-    problem: Norm | Gradient
+    problem: Norm | Gradient | RowFunction
     knobs: object = None
     engine: KernelEngine = RowEngine()
     pattern: match.Pattern = PATTERN
@@ -61,7 +62,7 @@ class Variant:
     def hold(self, rows: int, pack: dict, outputs: dict) -> None:
         """Results of so many rows against float64."""
         problem = dataclasses.replace(self.problem, rows=rows)
-        problem.hold(pack, outputs) if isinstance(problem, Gradient) else graphs.hold(problem, pack, outputs)
+        graphs.hold(problem, pack, outputs) if isinstance(problem, Norm) else problem.hold(pack, outputs)
 
     @property
     def small(self) -> bool:
@@ -70,7 +71,7 @@ class Variant:
 
 
 @functools.cache
-def _facts(problem: Norm | Gradient, pattern: match.Pattern) -> object:
+def _facts(problem: Norm | Gradient | RowFunction, pattern: match.Pattern) -> object:
     found = match.find(pattern, lower(freeze(problem.graph())))
     return next(m for m in found if isinstance(m, match.Region)).facts
 
@@ -157,6 +158,20 @@ def _blocks() -> Iterator[tuple[str, Variant]]:
             yield f"{x.name} blocks in {lanes} lanes", Variant(problem, ByRowKnobs(threads, 32, chunks))
 
 
+def _row_functions() -> Iterator[tuple[str, Variant]]:
+    """Each of them in rows of any length, from one element to more than threads can hold, and in all types."""
+    for i, kind in enumerate(KINDS):
+        for j, columns in enumerate((1, 7, 96, 1000, 4096, 20000, 1 << 18)):
+            x, y, weight = _FLOATS[(i + j) % 3], (*_FLOATS, E4M3)[(i + 2 * j) % 4], _FLOATS[j % 3]
+            y = FLOAT if KINDS[kind].per_row else y
+            yield f"{kind} of {columns}", Variant(RowFunction(kind, 1, columns, x, y, weight))
+
+
+ROW_FUNCTIONS: dict[str, Variant] = {
+    **dict(_row_functions()),
+    "softmax of a row in a cluster": Variant(RowFunction("softmax", 1, 4000), ByRowKnobs(512, 128)),
+    "layer norm of pieces": Variant(RowFunction("layer norm", 1, 528), ByRowKnobs(16, 64, 2)),
+}
 FORWARD: dict[str, Variant] = {
     **dict(_types()),
     **dict(_knobs()),
@@ -211,6 +226,7 @@ FORWARD: dict[str, Variant] = {
     "scalars in half": Variant(Norm(1, 256, factor="device", eps="device", scalars=HALF)),
     "scalars in float": Variant(Norm(1, 256, factor="device", eps="device")),
     "scalars by value": Variant(Norm(1, 256, factor="value", eps=None, output=E4M3)),
+    **ROW_FUNCTIONS,
 }
 
 

@@ -1,0 +1,77 @@
+"""Softmax and its like, and L2 normalization, over the last dimension."""
+
+import torch
+
+from graphfuse.enums import reduction_mode
+from graphfuse.functional.declaration import Variant
+from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.function import function
+from graphfuse.functional.norms import INPUT, OUT
+from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, rows
+
+_PER_ROW = TensorParameter("out", FLOATS, rows("input"), written=True, new=torch.float32)
+
+
+def _normalize(d: Drawing) -> None:
+    g, x = d.graph, d["input"]
+    length = g.reduction(x, mode=reduction_mode.NORM2).set_dim((*d.layouts["input"].shape[:-1], 1))
+    d.store("out", g.div(x, g.max(length, d.number("eps"))))
+
+
+_SOFTMAX = Variant((INPUT, OUT), lambda d: d.store("out", d.graph.softmax(d["input"])))
+_LOG_SOFTMAX = Variant((INPUT, OUT), lambda d: d.store("out", d.graph.log_softmax(d["input"])))
+_LOGSUMEXP = Variant((INPUT, _PER_ROW), lambda d: d.store("out", d.graph.logsumexp(d["input"])))
+_NORMALIZE = Variant((INPUT, OUT), _normalize)
+
+
+@function(_SOFTMAX, "out")
+def softmax(
+    input: torch.Tensor,  # noqa: A002 - as in the other functions
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """e^input over its sum along the last dimension, in float32, rounded once.
+
+    The largest element of each row is subtracted first, so that nothing overflows. -infinity becomes 0. A row of
+    nothing else becomes NaN, and so does one with infinity or NaN, as torch's.
+
+    input: (..., columns), bfloat16, float16 or float32, any strides. out: of input's shape, any strides; of these
+    types, or float8_e4m3fn or float8_e5m2, saturating; it may be input itself where types agree. Default: input's
+    type, newly allocated. enable_pdl and errors as of ``rmsnorm``. Returns out, which has no gradient:
+    ``graphfuse.torch.softmax`` has one.
+    """
+
+
+@function(_LOG_SOFTMAX, "out")
+def log_softmax(
+    input: torch.Tensor,  # noqa: A002
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """The logarithm of ``softmax``, exact where that is next to 0. -infinity remains; arguments, infinities and errors
+    as there. Returns out."""
+
+
+@function(_LOGSUMEXP, "out")
+def logsumexp(
+    input: torch.Tensor,  # noqa: A002
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """log(sum(e^input)) along the last dimension, which stays with an extent of 1, by way of the row's largest element.
+
+    A row of nothing but -infinity has -infinity, one with infinity has infinity, and NaN stays NaN, as torch's.
+    input, enable_pdl and errors as of ``softmax``. out: (..., 1), bfloat16, float16 or float32, the default, newly
+    allocated. Returns out.
+    """
+
+
+@function(_NORMALIZE, "out")
+def normalize(
+    input: torch.Tensor,  # noqa: A002
+    eps: float = 1e-12,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """input / max(sqrt(sum(input^2)), eps) over the last dimension, in float32, rounded once:
+    ``torch.nn.functional.normalize``. Arguments and errors as of ``softmax``. Returns out."""
