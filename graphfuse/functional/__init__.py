@@ -15,8 +15,10 @@ from graphfuse.functional.norms import (
     fused_add_rmsnorm,
     gemma_fused_add_rmsnorm,
     gemma_rmsnorm,
+    gemma_sandwich_rmsnorm,
     qk_rmsnorm,
     rmsnorm,
+    sandwich_rmsnorm,
 )
 from graphfuse.functional.silu import fused_rmsnorm_silu, rmsnorm_silu_gate
 
@@ -28,12 +30,14 @@ __all__ = [
     "fused_rmsnorm_silu",
     "gemma_fused_add_rmsnorm",
     "gemma_rmsnorm",
+    "gemma_sandwich_rmsnorm",
     "qk_rmsnorm",
     "rmsnorm",
     "rmsnorm_fp4quant",
     "rmsnorm_quant",
     "rmsnorm_quant_dynamic",
     "rmsnorm_silu_gate",
+    "sandwich_rmsnorm",
 ]
 
 
