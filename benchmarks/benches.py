@@ -1,6 +1,15 @@
 """The benches there are, by name."""
 
-from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_backward, rmsnorm_silu, rmsnorm_training
+from graphfuse.benchmarks import (
+    add_rmsnorm,
+    layernorm,
+    norm_add_norm,
+    qk_norm,
+    rmsnorm_backward,
+    rmsnorm_silu,
+    rmsnorm_training,
+    softmax,
+)
 
 BENCHES = {
     bench.name: bench
@@ -12,5 +21,8 @@ BENCHES = {
         rmsnorm_training.BENCH,
         rmsnorm_backward.BENCH,
         rmsnorm_backward.RESIDUAL_BENCH,
+        norm_add_norm.BENCH,
+        layernorm.BENCH,
+        softmax.BENCH,
     )
 }

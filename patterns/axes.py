@@ -11,6 +11,9 @@ from graphfuse.ops import aligned
 from graphfuse.rows.expansions import EXPANSIONS, REDUCED
 
 ENDS = ("block_scale_quantize", "reduction")
+MOST_NORMS = 4
+"""That one kernel has one after another. Each is a phase more, in which rows that have no room in registers are read
+again, with all that was added to them on the way."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,12 @@ class Axes:
 
     @classmethod
     def of(cls, match: Match) -> "Axes | None":
-        """Those of the match's anchor; None where it is no reduction of rows. Nothing ends beside sums over rows."""
-        graph, center = match.graph, match.anchor
+        """Those of the match's anchor; None where it is no reduction of rows."""
+        return cls.around(match.graph, match.anchor)
+
+    @classmethod
+    def around(cls, graph: Graph, center: Node) -> "Axes | None":
+        """Those of a node that reduces. Nothing ends beside sums over rows."""
         ends = () if any(port.over_rows for port in center.op.outputs) else ENDS
         shapes = {port: graph.tensors[t].dim for port, t in center.inputs}
         dim = next(iter(shapes.values()))
@@ -64,6 +71,10 @@ class Axes:
             return False
         if node.op_name in self.ends:
             return self._ends(node) and graph.tensors[node.input("input")].dim == self.dim
+        if node.op_name in EXPANSIONS:
+            # Beside sums over rows nothing else is reduced.
+            norms = sum(graph.nodes[i].op_name in EXPANSIONS for i in inside)
+            return bool(self.ends) and norms < MOST_NORMS and Axes.around(graph, node) == self
         if not node.op.pointwise or not self._fits(node.output("output")):
             return False
         output = self.tensor(node.output("output"))

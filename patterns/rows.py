@@ -53,7 +53,8 @@ def _reduction(g: PatternGraph):
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
-    """All around the reduction that works on its rows; without what comes before; without what comes after.
+    """All around the reduction that works on its rows, with the norms that follow; without other norms; without what
+    comes before; without what comes after.
     What stands between two norms belongs to the first: what the second reads is in memory anyway."""
     graph, rows = match.graph, Axes.of(match)
     if rows is None:
@@ -64,9 +65,10 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     before = graph.above(t for port, t in center.inputs if port not in beside)
     after = graph.below(t for _, t in center.outputs)
     forward = rows.ends and center.op_name in EXPANSIONS
-    norms = (graph.nodes[i] for i in before if forward and graph.nodes[i].op_name in EXPANSIONS)
-    theirs = before & graph.below(t for node in norms for _, t in node.outputs)
-    for excluded in (theirs, before, after | theirs):
+    norms = frozenset(i for i, node in enumerate(graph.nodes) if node.op_name in EXPANSIONS) - core
+    first = before & norms if forward else frozenset()
+    theirs = first | before & graph.below(t for i in first for _, t in graph.nodes[i].outputs)
+    for excluded in (theirs, theirs | norms, before | norms, after | theirs | norms):
         yield convex(graph, core, lambda i, inside, out=excluded: i not in out and rows.takes(i, inside))
     yield core
 

@@ -7,9 +7,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from graphfuse.benchmarks.peer import Peer, Work, in_place, through
+from graphfuse.benchmarks.peer import Peer, Work, in_place, overwriting, through
 
 DEPENDENT_LAUNCH, ONE_LAUNCH, INFERENCE_PHASE = "dependent launch", "one launch", "inference phase"
+TWO_KERNELS = "two kernels"
 """Ways that are compared among themselves."""
 
 
@@ -50,6 +51,34 @@ def _inference(case, sets) -> Work:
     mine = [replace(s, inverse_rms=None) for s in sets]
     made = work(case.inference_graph(handle(sets)), [s.pack() for s in mine])
     return replace(made, check=lambda: case.wrong(mine[0], tight=True))
+
+
+def _norm_add_then_norm(case, sets) -> Work:
+    on = handle(sets)
+    first = work(case.first_graph(on), [s.first_pack() for s in sets])
+    second = work(case.second_graph(on), [s.second_pack() for s in sets])
+
+    def both(make_sum, normalize) -> None:
+        make_sum()
+        normalize()
+
+    calls = [functools.partial(both, *pair) for pair in zip(first.calls, second.calls, strict=True)]
+    return Work(calls, f"{first.note}; {second.note}", f"{first.knobs_from}; {second.knobs_from}")
+
+
+def _norm_then_add_norm(case, sets) -> Work:
+    """The functions, the sum in place."""
+    import torch
+
+    from graphfuse.functional import fused_add_rmsnorm, rmsnorm
+
+    between = torch.empty_like(sets[0].x)  # one for all calls, which run one after another
+
+    def norms(s) -> None:
+        rmsnorm(s.x, s.before, s.eps, out=between, enable_pdl=False)
+        fused_add_rmsnorm(between, s.sum, s.after, s.eps, enable_pdl=False, out=s.out)
+
+    return overwriting(case, sets, norms, sum="residual")
 
 
 def _in_a_model(dependent: bool, case, sets) -> Work:
@@ -93,6 +122,25 @@ INFERENCE = Peer(
     keeps_builds=True,
     own=True,
     way=INFERENCE_PHASE,
+)
+NORM_ADD_THEN_NORM = Peer(
+    "graphfuse_norm_add_then_norm",
+    "graphfuse, norm and add, then norm",
+    _norm_add_then_norm,
+    ("graphfuse",),
+    tight=True,
+    keeps_builds=True,
+    own=True,
+    way=TWO_KERNELS,
+)
+NORM_THEN_ADD_NORM = Peer(
+    "graphfuse_norm_then_add_norm",
+    "graphfuse, norm, then add and norm",
+    _norm_then_add_norm,
+    ("graphfuse",),
+    keeps_builds=True,
+    own=True,
+    way=TWO_KERNELS,
 )
 IN_A_MODEL = (
     Peer("graphfuse", "graphfuse", functools.partial(_in_a_model, False), ("graphfuse",)),

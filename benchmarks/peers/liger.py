@@ -1,4 +1,4 @@
-"""Liger's Triton kernels, which make their outputs themselves and keep the inverse RMS."""
+"""Liger's Triton kernels, which make their outputs themselves and keep what the backward needs of each row."""
 
 from graphfuse.benchmarks.peer import Peer, Work, overwriting, returning, through
 
@@ -40,6 +40,23 @@ def _rmsnorm_backward(case, sets) -> Work:
     return overwriting(case, sets, call, dx="dy")
 
 
+def _layernorm(case, sets) -> Work:
+    from liger_kernel.ops.layer_norm import layer_norm_forward
+
+    return returning(case, sets, ("y",), lambda s: layer_norm_forward(s.x, s.weight, s.bias, s.eps)[:1])
+
+
+def _layernorm_backward(case, sets) -> Work:
+    from liger_kernel.ops.layer_norm import layer_norm_backward
+
+    def gradients(s):
+        return layer_norm_backward(s.dy, s.x, s.weight, s.bias, s.mean, s.inverse)
+
+    return returning(case, sets, ("dx", "dweight", "dbias"), gradients)
+
+
 ADD_RMSNORM = Peer("liger", "Liger", _add_rmsnorm, ("liger-kernel", "triton"), keeps_builds=True)
 RMSNORM_BACKWARD = Peer("liger", "Liger, in place", _rmsnorm_backward, ("liger-kernel", "triton"), keeps_builds=True)
+LAYERNORM = Peer("liger", "Liger", _layernorm, ("liger-kernel", "triton"), keeps_builds=True)
+LAYERNORM_BACKWARD = Peer("liger", "Liger", _layernorm_backward, ("liger-kernel", "triton"), keeps_builds=True)
 IN_A_MODEL = Peer("liger", "Liger", _in_a_model, ("liger-kernel", "triton"))

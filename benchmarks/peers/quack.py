@@ -45,6 +45,46 @@ def _rmsnorm_backward(case, sets) -> Work:
     return returning(case, sets, ("dx", "dweight"), gradients)
 
 
+def _norm_add_norm(case, sets) -> Work:
+    import torch
+
+    between = torch.empty_like(sets[0].x)  # one for all calls, which run one after another
+
+    def call(s) -> None:
+        _norm(s, s.x, s.before, between)
+        _norm(s, between, s.after, s.out, s.residual, s.sum)
+
+    return Work([functools.partial(call, s) for s in sets])
+
+
+def _layernorm(case, sets) -> Work:
+    from quack.rmsnorm import _rmsnorm_fwd
+
+    weight, bias = sets[0].weight.float(), sets[0].bias.float()  # it takes no others
+
+    def call(s) -> None:
+        _rmsnorm_fwd(s.x, weight, s.y, bias, None, None, None, None, s.eps, is_layernorm=True)
+
+    return Work([functools.partial(call, s) for s in sets])
+
+
+def _layernorm_backward(case, sets) -> Work:
+    from quack.rmsnorm import layernorm_bwd
+
+    weight = sets[0].weight.float()
+
+    def gradients(s):
+        return layernorm_bwd(s.x, weight, s.dy, s.inverse, s.mean)
+
+    return returning(case, sets, ("dx", "dweight", "dbias"), gradients)
+
+
+def _softmax(case, sets) -> Work:
+    from quack.softmax import _softmax_fwd
+
+    return Work([functools.partial(_softmax_fwd, s.x, s.y) for s in sets])
+
+
 def _in_a_model(case, sets) -> Work:
     from quack.rmsnorm import _rmsnorm_fwd
 
@@ -64,4 +104,8 @@ QK_NORM = (
     Peer("quack", "Quack", _qk_norm, _VERSIONS, keeps_builds=True),
     Peer("quack_one_launch", "Quack, one launch", _qk_norm_one, _VERSIONS, way=ONE_LAUNCH),
 )
+NORM_ADD_NORM = Peer("quack", "Quack, two kernels", _norm_add_norm, _VERSIONS, keeps_builds=True)
+LAYERNORM = Peer("quack", "Quack, float32 weights", _layernorm, _VERSIONS, keeps_builds=True)
+LAYERNORM_BACKWARD = Peer("quack", "Quack, float32 weights", _layernorm_backward, _VERSIONS, keeps_builds=True)
+SOFTMAX = Peer("quack", "Quack", _softmax, _VERSIONS, keeps_builds=True)
 IN_A_MODEL = Peer("quack", "Quack", _in_a_model, _VERSIONS)

@@ -62,6 +62,41 @@ def _rmsnorm_backward(case, sets) -> Work:
     return returning(case, sets, ("dx", "dweight"), gradients)
 
 
+def _norm_add_norm(case, sets) -> Work:
+    def fused(x, residual, before, after, eps, out, total) -> None:
+        y, added = torch_eager.norm_add_norm(x, residual, before, after, eps)
+        out.copy_(y)
+        total.copy_(added)
+
+    compiled = _compiled(fused)
+    given = ((s.x, s.residual, s.before, s.after, s.eps, s.out, s.sum) for s in sets)
+    return Work([functools.partial(compiled, *tensors) for tensors in given])
+
+
+def _layernorm(case, sets) -> Work:
+    from torch.nn.functional import layer_norm
+
+    def fused(x, weight, bias, eps, y) -> None:
+        y.copy_(layer_norm(x, weight.shape, weight, bias, eps))
+
+    compiled = _compiled(fused)
+    return Work([functools.partial(compiled, s.x, s.weight, s.bias, s.eps, s.y) for s in sets])
+
+
+def _layernorm_backward(case, sets) -> Work:
+    compiled = _compiled(torch_eager.layernorm_backward)
+
+    def gradients(s):
+        return compiled(s.dy, s.x, s.weight, s.mean, s.inverse)
+
+    return returning(case, sets, ("dx", "dweight", "dbias"), gradients)
+
+
+def _softmax(case, sets) -> Work:
+    compiled = _compiled(lambda x, y: y.copy_(x.softmax(1)))
+    return Work([functools.partial(compiled, s.x, s.y) for s in sets])
+
+
 def _in_a_model(case, sets) -> Work:
     return through(sets, _compiled(torch_eager.add_rmsnorm))
 
@@ -75,4 +110,8 @@ ADD_RMSNORM = _peer(_add_rmsnorm)
 ADD_RMSNORM_FP8 = _peer(_add_rmsnorm_fp8)
 QK_NORM = _peer(_qk_norm, where=", new tensors")
 RMSNORM_BACKWARD = _peer(_rmsnorm_backward)
+NORM_ADD_NORM = _peer(_norm_add_norm)
+LAYERNORM = _peer(_layernorm)
+LAYERNORM_BACKWARD = _peer(_layernorm_backward)
+SOFTMAX = _peer(_softmax)
 IN_A_MODEL = _peer(_in_a_model)

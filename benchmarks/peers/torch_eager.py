@@ -86,8 +86,60 @@ def _rmsnorm_backward(case, sets) -> Work:
     return returning(case, sets, ("dx", "dweight"), gradients)
 
 
+def norm_add_norm(x, residual, before, after, eps):
+    """The normalized rows and the sum."""
+    from torch.nn.functional import rms_norm
+
+    total = rms_norm(x, before.shape, before, eps) + residual
+    return rms_norm(total, after.shape, after, eps), total
+
+
+def _norm_add_norm(case, sets) -> Work:
+    def norms(s):
+        return norm_add_norm(s.x, s.residual, s.before, s.after, s.eps)
+
+    return returning(case, sets, ("out", "sum"), norms)
+
+
+def _layernorm(case, sets) -> Work:
+    from torch.nn.functional import layer_norm
+
+    return returning(case, sets, ("y",), lambda s: (layer_norm(s.x, s.weight.shape, s.weight, s.bias, s.eps),))
+
+
+def layernorm_backward(dy, x, weight, mean, inverse):
+    """Gradients of input, weight and bias, worked out in float32."""
+    dy = dy.float()
+    normal, scaled = (x.float() - mean[:, None]) * inverse[:, None], dy * weight.float()
+    along = normal * (scaled * normal).mean(1, keepdim=True)
+    dx = inverse[:, None] * (scaled - scaled.mean(1, keepdim=True) - along)
+    return dx.to(x.dtype), (dy * normal).sum(0).to(weight.dtype), dy.sum(0).to(weight.dtype)
+
+
+def _layernorm_backward(case, sets) -> Work:
+    import torch
+
+    def gradients(s):
+        kept = s.mean[:, None], s.inverse[:, None]
+        return torch.ops.aten.native_layer_norm_backward(
+            s.dy, s.x, s.weight.shape, *kept, s.weight, s.bias, [True, True, True]
+        )
+
+    return returning(case, sets, ("dx", "dweight", "dbias"), gradients)
+
+
+def _softmax(case, sets) -> Work:
+    import torch
+
+    return Work([functools.partial(torch.softmax, s.x, 1, out=s.y) for s in sets])
+
+
 ADD_RMSNORM = Peer("torch_eager", "torch eager", _add_rmsnorm, ("torch",))
 ADD_RMSNORM_FP8 = Peer("torch_eager", "torch eager", _add_rmsnorm_fp8, ("torch",))
 QK_NORM = Peer("torch_eager", "torch eager, new tensors", _qk_norm, ("torch",))
 RMSNORM_BACKWARD = Peer("torch_eager", "torch eager", _rmsnorm_backward, ("torch",))
+NORM_ADD_NORM = Peer("torch_eager", "torch eager", _norm_add_norm, ("torch",))
+LAYERNORM = Peer("torch_eager", "torch eager", _layernorm, ("torch",))
+LAYERNORM_BACKWARD = Peer("torch_eager", "torch eager", _layernorm_backward, ("torch",))
+SOFTMAX = Peer("torch_eager", "torch eager", _softmax, ("torch",))
 IN_A_MODEL = Peer("torch_eager", "torch eager", lambda case, sets: through(sets, add_rmsnorm), ("torch",))

@@ -16,9 +16,11 @@ from graphfuse.functional.norms import (
     fused_add_rmsnorm,
     gemma_fused_add_rmsnorm,
     gemma_rmsnorm,
+    gemma_sandwich_rmsnorm,
     layernorm,
     qk_rmsnorm,
     rmsnorm,
+    sandwich_rmsnorm,
 )
 from graphfuse.functional.silu import fused_rmsnorm_silu, rmsnorm_silu_gate
 from graphfuse.functional.softmax import log_softmax, logsumexp, normalize, softmax
@@ -36,6 +38,7 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "normalize",
+    "gemma_sandwich_rmsnorm",
     "qk_rmsnorm",
     "rmsnorm",
     "rmsnorm_fp4quant",
@@ -43,6 +46,7 @@ __all__ = [
     "rmsnorm_quant_dynamic",
     "rmsnorm_silu_gate",
     "softmax",
+    "sandwich_rmsnorm",
 ]
 
 

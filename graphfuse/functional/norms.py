@@ -1,4 +1,4 @@
-"""RMSNorm and layer norm, by themselves and after a residual sum, RMSNorm with a zero-centred weight, too."""
+"""Norms by themselves, after a residual sum, and before and after one, RMSNorm with zero-centred weights, too."""
 
 from collections.abc import Callable
 
@@ -71,6 +71,25 @@ def _added_zero_centred(d: Drawing) -> Tensor:
     return d.norm(_sum(d), d.graph.add(d["weight"], 1.0))
 
 
+def _before_and_after(weight: Callable[[Drawing, str], Tensor]) -> Variant:
+    """A norm on each side of a residual sum, which residual_out gets rounded and the second norm does not."""
+
+    def draw(d: Drawing) -> None:
+        total = d.graph.add(d.norm(d["input"], weight(d, "weight")), d["residual"])
+        d.store("residual_out", d.graph.identity(total))  # an output that is read would be read as stored
+        d.store("out", d.norm(total, weight(d, "next_weight")))
+
+    arguments = (
+        INPUT,
+        TensorParameter("residual", FLOATS, like("input")),
+        WEIGHT,
+        TensorParameter("next_weight", FLOATS, columns("input")),
+        OUT,
+        TensorParameter("residual_out", FLOATS, like("input"), written=True, new=type_of("residual")),
+    )
+    return Variant(arguments, draw)
+
+
 def _sum(d: Drawing) -> Tensor:
     total = d.graph.add(d["input"], d["residual"])
     d.store("residual", d.graph.identity(total))  # an output that is read would be read as stored
@@ -122,6 +141,8 @@ def rmsnorm(
 
     input: (..., hidden), bfloat16, float16 or float32, any strides. It may have any number of dimensions, up to 8 that
     no stride joins. weight: (hidden,), or (heads, hidden) for an input of (..., heads, hidden), of any of these types.
+    A norm over each group of a row is one of heads, of views: ``x.unflatten(-1, (groups, -1))`` with
+    ``weight.unflatten(0, (groups, -1))``.
     bias: of weight's shape, any of these types (Quack's, which FlashInfer has not). out: of input's shape, any strides;
     of these types, or float8_e4m3fn or float8_e5m2, saturating; it may be input itself where types agree. Default:
     input's type, newly allocated.
@@ -175,6 +196,45 @@ def gemma_fused_add_rmsnorm(
     out: torch.Tensor | None = None,
 ) -> None:
     """As ``fused_add_rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
+
+
+@function(_before_and_after(lambda d, name: d[name]), "out", "residual_out")
+def sandwich_rmsnorm(
+    input: torch.Tensor,  # noqa: A002
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    next_weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    residual_out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """residual_out is RMSNorm(input, weight) + residual, and out is RMSNorm of that sum with next_weight.
+
+    These are the norm after one part of a model and the norm before the next, as Gemma has both, in one kernel.
+    FlashInfer has no such function.
+
+    What the first norm makes is added unrounded, and the sum is normalized unrounded; residual_out gets it rounded to
+    its type. input, weight, eps, out, enable_pdl: as for ``rmsnorm``, weight (hidden,). residual: of input's shape, any
+    strides; bfloat16, float16 or float32. next_weight: as weight. residual_out: of input's shape and these types; it
+    may be residual itself where types agree. Default: residual's type, newly allocated.
+
+    Returns (out, residual_out). Errors as of ``rmsnorm``.
+    """
+
+
+@function(_before_and_after(lambda d, name: d.graph.add(d[name], 1.0)), "out", "residual_out")
+def gemma_sandwich_rmsnorm(
+    input: torch.Tensor,  # noqa: A002
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    next_weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    residual_out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``sandwich_rmsnorm``, times weight + 1 and next_weight + 1 instead of the weights."""
 
 
 @function(_QK, "q_out", "k_out")

@@ -3,7 +3,15 @@
 import pytest
 
 from graphfuse import heur_mode
-from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_backward, rmsnorm_training
+from graphfuse.benchmarks import (
+    add_rmsnorm,
+    layernorm,
+    norm_add_norm,
+    qk_norm,
+    rmsnorm_backward,
+    rmsnorm_training,
+    softmax,
+)
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle, create_handle
@@ -13,15 +21,18 @@ SMALL = [add_rmsnorm.Case(5, 96, output) for output in add_rmsnorm.TYPES]
 SMALL += [qk_norm.Case(5, 4, 2), rmsnorm_backward.ResidualCase(1100, 24, "bf16")]
 SMALL += [rmsnorm_backward.Case(37, 96, output) for output in rmsnorm_backward.TYPES]
 SMALL += [rmsnorm_training.Case(37, 96, output) for output in rmsnorm_training.TYPES]
+SMALL += [norm_add_norm.Case(5, 96), layernorm.Case(5, 96), softmax.Case(5, 96)]
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
 def test_every_case_is_one_kernel(bench):
-    """Of QK-norm one for Q and one for K, or one for both; of training one in each phase."""
+    """Of QK-norm one for Q and one for K, or one for both; of training one in each phase; of two norms one for both, or
+    one each."""
     assert len(set(bench.cases)) == len(bench.cases) and set(bench.quick) <= set(bench.cases)
     for case in bench.cases:
         graphs = {case.graph: 2 if bench.name == "qk-norm" else 1}
-        graphs |= {graph: 1 for name in ("joint_graph", "inference_graph") if (graph := getattr(case, name, None))}
+        others = ("joint_graph", "inference_graph", "first_graph", "second_graph")
+        graphs |= {graph: 1 for name in others if (graph := getattr(case, name, None))}
         for graph, kernels in graphs.items():
             made = graph(Handle(for_arch("sm_90a")))  # planning needs no GPU
             made.validate()

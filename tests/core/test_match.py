@@ -12,6 +12,7 @@ from graphfuse.errors import PluginError
 from graphfuse.ir import Subgraph, packed_stride
 from graphfuse.lower import lower
 from graphfuse.match import Declined, Match, Pattern, Region
+from graphfuse.patterns.axes import MOST_NORMS
 from graphfuse.patterns.rows import PATTERN
 from support import graphs
 from support.graphs import BF16, FP4, Norm
@@ -199,7 +200,7 @@ def test_a_norm_with_two_outputs_beside_another():
     inverse.set_output()
     z, inverse = g.rmsnorm(y, w, 1e-5, norm_forward_phase=training)
     z.set_output(), inverse.set_output()
-    assert found(PATTERN, g) == [["rmsnorm.0"], ["rmsnorm.1"]]
+    assert found(PATTERN, g) == [["rmsnorm.0"], ["rmsnorm.0", "rmsnorm.1"], ["rmsnorm.1"]]
 
 
 def test_what_stands_between_two_norms_belongs_to_the_first():
@@ -208,9 +209,42 @@ def test_what_stands_between_two_norms_belongs_to_the_first():
     first = g.rmsnorm(g.tensor([12, 64]), w, 1e-5, norm_forward_phase=INFERENCE)[0]
     between = g.add(g.swish(first), g.tensor([12, 64]))
     g.rmsnorm(between, w, 1e-5, norm_forward_phase=INFERENCE)[0].set_output()
-    regions = found(PATTERN, g)
+    both, *regions = found(PATTERN, g)
+    assert both == ["add.0", "rmsnorm.0", "rmsnorm.1", "swish.0"]
     assert ["add.0", "rmsnorm.0", "swish.0"] in regions and ["rmsnorm.1"] in regions
     assert all(region == ["rmsnorm.1"] for region in regions if "rmsnorm.1" in region)
+
+
+def chain(norms: int):
+    g = graphs.new()
+    y = g.tensor([12, 64])
+    for _ in range(norms):
+        y = g.swish(g.rmsnorm(y, g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0])
+    y.set_output()
+    return g
+
+
+def test_norms_one_after_another_are_one_match_up_to_a_number():
+    for norms in (2, MOST_NORMS):
+        assert max(map(len, found(PATTERN, chain(norms)))) == 2 * norms
+    counts = [sum("rmsnorm" in name for name in region) for region in found(PATTERN, chain(3 * MOST_NORMS))]
+    assert max(counts) == MOST_NORMS and min(counts) == 1
+
+
+OTHER_AXES = {
+    "other columns": lambda g, y: g.rmsnorm(y, g.tensor([1, 8, 64]), 1e-5, norm_forward_phase=INFERENCE)[0],
+    "sums over rows": lambda g, y: g.rmsnorm_backward(
+        y, g.tensor([12, 8, 64]), g.tensor([1, 1, 64]), g.tensor([12, 8, 1]), has_dbias=False
+    )[0],
+}
+
+
+@pytest.mark.parametrize("other", OTHER_AXES.values(), ids=OTHER_AXES)
+def test_norms_of_other_rows_are_other_matches(other):
+    g = graphs.new()
+    y = g.rmsnorm(g.tensor([12, 8, 64]), g.tensor([1, 1, 64]), 1e-5, norm_forward_phase=INFERENCE)[0]
+    other(g, y).set_output()
+    assert {len([n for n in region if "rmsnorm" in n]) for region in found(PATTERN, g)} == {1}
 
 
 def test_a_node_that_another_way_leads_around_is_left_out():

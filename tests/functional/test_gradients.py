@@ -15,6 +15,8 @@ WRITTEN = {
     "rmsnorm": ("out",),
     "gemma_rmsnorm": ("out",),
     "qk_rmsnorm": ("q_out", "k_out"),
+    "sandwich_rmsnorm": ("out", "residual_out"),
+    "gemma_sandwich_rmsnorm": ("out", "residual_out"),
     "fused_rmsnorm_silu": ("out",),
     "rmsnorm_silu_gate": ("out",),
 }

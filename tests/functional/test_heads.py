@@ -74,6 +74,14 @@ def test_rmsnorm(shape, kind, dtype, engines):
     assert engines == ["rows"]
 
 
+def test_groups_of_a_row_are_heads_of_views(engines):
+    x, weight, out = values((5, 192), 0), values((192,), 1), torch.empty(5, 192).bfloat16()
+    functional.rmsnorm(x.unflatten(-1, (3, -1)), weight.unflatten(0, (3, -1)), EPS, out.unflatten(-1, (3, -1)))
+    groups = [oracle.rmsnorm(x[:, g : g + 64], weight[g : g + 64], EPS)[0] for g in (0, 64, 128)]
+    check({"out": out}, {"out": torch.cat(groups, dim=1)})
+    assert engines == ["rmsnorm"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_add_rmsnorm(kind, engines):
     x, weight, bias = case((5, 3, 64), kind)

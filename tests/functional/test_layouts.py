@@ -95,6 +95,8 @@ IN_PLACE = {
     "rmsnorm": {"out": "input"},
     "gemma_rmsnorm": {"out": "input"},
     "qk_rmsnorm": {"q_out": "q", "k_out": "k"},
+    "sandwich_rmsnorm": {"out": "input", "residual_out": "residual"},
+    "gemma_sandwich_rmsnorm": {"out": "residual", "residual_out": "input"},
     "fused_rmsnorm_silu": {"out": "input"},
     "rmsnorm_silu_gate": {"out": "gate"},
     "fused_add_rmsnorm": {"out": "input"},

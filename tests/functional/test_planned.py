@@ -53,6 +53,8 @@ OUTS = {
         ("gemma_rmsnorm", "out", torch.float32),
         ("fused_add_rmsnorm", "out", torch.float16),
         ("gemma_fused_add_rmsnorm", "out", F8_WIDE),
+        ("sandwich_rmsnorm", "out", F8),
+        ("gemma_sandwich_rmsnorm", "residual_out", torch.float32),
         ("fused_rmsnorm_silu", "out", F8),
         ("rmsnorm_silu_gate", "out", F8),
         ("layernorm", "out", F8),

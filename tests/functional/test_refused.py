@@ -310,6 +310,11 @@ OVERLAPS = {
         lambda m: {"q": m[:4], "k": m[4:8], "q_out": m[8:12], "k_out": m[1:5]},
         "'k_out'.*'q'",
     ),
+    "sum on input": (
+        "sandwich_rmsnorm",
+        lambda m: {"input": m[:4], "residual": m[4:8], "residual_out": m[1:5]},
+        "'residual_out'.*'(input|residual)'",
+    ),
     "residual on y_out": (
         "add_rmsnorm_fp4quant",
         lambda m: {"input": m[4:8], "residual": m[:4], "y_out": m[1:5]},

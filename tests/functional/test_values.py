@@ -67,6 +67,18 @@ def test_out_selects_the_format(name, kind):
     assert before is None or torch.equal(before, made.tensors["input"])
 
 
+def test_between_two_norms_nothing_is_rounded():
+    """A sum of 1 and 2^-9 is not 1, and a norm of 1 + 2^-9 is not one of 1; bfloat16 tells neither apart."""
+    x, r = torch.ones(2, 64).bfloat16(), torch.ones(2, 64).bfloat16()
+    weight = torch.full((64,), 2.0**-9)
+    weight[1:] = 0
+    out, total = functional.sandwich_rmsnorm(x, r, weight, torch.ones(64), 0.0, torch.empty(2, 64))
+    exact = torch.ones(64, dtype=torch.float64)
+    exact[0] += 2.0**-9
+    assert total.dtype is torch.bfloat16 and (total == 1).all() and (x == 1).all() and (r == 1).all()
+    torch.testing.assert_close(out[0].double(), exact / exact.square().mean().sqrt(), rtol=1e-7, atol=0)
+
+
 def test_the_sum_is_normalized_unrounded():
     """Of 1 + 2^-9 bfloat16 keeps 1; the norm of rows of it and of 1 tells them apart in float32."""
     x, r = torch.full((2, 64), 2.0**-9).bfloat16(), torch.ones(2, 64).bfloat16()

@@ -6,7 +6,7 @@ from graphfuse.benchmarks.benches import BENCHES
 SPEED = {"graphfuse": 4.0, "cudnn_oss": 0.3, "cudnn_a": 2.0, "flashinfer": 0.31, "torch_compile": 3.5}
 SPEED |= {"torch_eager": 1.2, "graphfuse_dependent": 4.1, "stream": 4.2, "quack": 3.6, "liger": 3.4}
 SPEED |= {"flashinfer_dependent": 4.05, "flashinfer_cuda": 3.0, "graphfuse_one_kernel": 4.1, "quack_one_launch": 3.9}
-SPEED |= {"graphfuse_inference": 4.05}
+SPEED |= {"graphfuse_inference": 4.05, "graphfuse_norm_add_then_norm": 3.2, "graphfuse_norm_then_add_norm": 2.7}
 LAUNCH_US = 1.5
 DEPENDENT = ("graphfuse_dependent", "flashinfer_dependent", "cudnn_a")
 

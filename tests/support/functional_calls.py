@@ -72,6 +72,12 @@ def call(name: str, shape=(5, 64), dtype=torch.bfloat16, weight=None, tensors=Te
             factor = w.double() + name.startswith("gemma")
             given = {"input": x, "residual": r, "weight": w}
             return Call(function, given, added | {"input": norm(total, factor)})
+        case "sandwich_rmsnorm" | "gemma_sandwich_rmsnorm":
+            more = name.startswith("gemma")
+            total = norm(x, w.double() + more) + r.double()
+            given = {"input": x, "residual": r, "weight": w, "next_weight": w.flip(0)}
+            exact = {"out": norm(total, w.flip(0).double() + more), "residual_out": total}
+            return Call(function, given, exact, ("out", "residual_out"))
         case "rmsnorm_quant":
             given = {"out": empty(F8), "input": x, "weight": w, "scale": scale}
             return Call(function, given, {"out": norm(x, w) / scale.double()})
@@ -149,6 +155,8 @@ OUTS = {
     "rmsnorm": {"out": F8},
     "gemma_rmsnorm": {"out": torch.float32},
     "qk_rmsnorm": {"q_out": torch.bfloat16, "k_out": torch.bfloat16},
+    "sandwich_rmsnorm": {"out": F8, "residual_out": torch.bfloat16},
+    "gemma_sandwich_rmsnorm": {"out": torch.bfloat16, "residual_out": torch.float32},
     "fused_rmsnorm_silu": {"out": torch.bfloat16},
     "rmsnorm_silu_gate": {"out": torch.float16},
     "layernorm": {"out": F8},
