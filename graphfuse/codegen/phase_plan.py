@@ -8,10 +8,13 @@ from functools import cached_property
 from graphfuse.dtypes import data_type
 from graphfuse.ops import Cost
 from graphfuse.rows.program import RowProgram, Store, View, cost_of
-from graphfuse.rows.steps import Chain, Load, Operand
+from graphfuse.rows.steps import Chain, Load, Reduce
 
 ACCESS = 16
 """Bytes of the widest memory access."""
+
+_LIGHT = 2
+"""Operations that are rather done again than their result kept."""
 
 
 def access(view: View, elements: int) -> int:
@@ -58,16 +61,12 @@ class PhasePlan:
             return frozenset()
         program = self.program
 
-        def varies(o: Operand) -> bool:
-            return isinstance(o, Chain) and program.extents[o.index].rows and program.extents[o.index].columns
-
-        light = (
-            Chain(k)
-            for k, step in enumerate(program.steps)
-            if cost_of(step) is Cost.ARITHMETIC
-            and step.rounded is None
-            and not any(varies(o) for _, o in step.operands)
-        )
+        taken: list[int] = []  # operations from what is read to each step, none where it is no light work
+        for step in program.steps:
+            before = [taken[o.index] for _, o in step.operands if isinstance(o, Chain) and _varies(program, o)]
+            light = cost_of(step) is Cost.ARITHMETIC and step.rounded is None and not isinstance(step, Reduce)
+            taken.append(1 + sum(before) if light and all(before) else 0)
+        light = (Chain(k) for k, operations in enumerate(taken) if 0 < operations <= _LIGHT)
         return frozenset([*light, *map(Load, range(len(program.inputs)))])
 
     def elements(self, phase: int) -> tuple[Chain | Load, ...]:
@@ -135,6 +134,10 @@ class PhasePlan:
             if isinstance(o, Chain) and program.extents[o.index].columns
             if program.steps[o.index].rounded not in (None, data_type.FLOAT)
         )
+
+
+def _varies(program: RowProgram, o: Chain) -> bool:
+    return program.extents[o.index].rows and program.extents[o.index].columns
 
 
 def _plain(store: Store) -> bool:

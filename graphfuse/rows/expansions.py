@@ -94,7 +94,7 @@ def _layernorm_backward(e: Emitter, x: Operands) -> Values:
     normal = e.op("mul", a=e.op("sub", a=x["input"], b=x["mean"]), b=x["inv_variance"])
     scaled = e.op("mul", a=x["grad"], b=x["scale"]) if "scale" in x else x["grad"]
     mean, along = _mean(e, scaled), _mean(e, e.op("mul", a=scaled, b=normal))
-    apart = e.op("sub", a=e.op("sub", a=scaled, b=mean), b=e.op("mul", a=normal, b=along))
+    apart = e.op("fnma", c=e.op("sub", a=scaled, b=mean), a=normal, b=along)
     dx = e.op("mul", a=apart, b=x["inv_variance"])
     return {"DX": dx, "DScale": (x["grad"], normal), "DBias": (x["grad"],)}
 
