@@ -8,13 +8,14 @@ from functools import cached_property
 from graphfuse.dtypes import data_type
 from graphfuse.ops import Cost
 from graphfuse.rows.program import RowProgram, Store, View, cost_of
-from graphfuse.rows.steps import Chain, Load, Reduce
+from graphfuse.rows.steps import Chain, Load, Number, Operand, Reduce, Scalar
 
 ACCESS = 16
 """Bytes of the widest memory access."""
 
-_LIGHT = 2
-"""Operations that are rather done again than their result kept."""
+_LIGHT, _FEW = 2, 3
+"""Operations that are rather done again than their result kept: arithmetic, where rows are copied ahead; any that save
+registers elsewhere."""
 
 
 def access(view: View, elements: int) -> int:
@@ -55,11 +56,12 @@ class PhasePlan:
 
     @property
     def _again(self) -> frozenset[Chain | Load]:
-        """What is not kept though a later phase needs it: what is read, for it lies in shared memory or the L1, and
-        what takes an operation or two to work out from that."""
-        if not self.stages:
-            return frozenset()
+        """What is not kept though a later phase needs it. Where rows are copied: what is read, for it lies in shared
+        memory or the L1, and what takes an operation or two to work out from that. Elsewhere what is made of values
+        that take less room."""
         program = self.program
+        if not self.stages:
+            return frozenset(Chain(k) for k in range(len(program.steps)) if self._is_narrower_again(k))
 
         taken: list[int] = []  # operations from what is read to each step, none where it is no light work
         for step in program.steps:
@@ -68,6 +70,31 @@ class PhasePlan:
             taken.append(1 + sum(before) if light and all(before) else 0)
         light = (Chain(k) for k, operations in enumerate(taken) if 0 < operations <= _LIGHT)
         return frozenset([*light, *map(Load, range(len(program.inputs)))])
+
+    def _is_narrower_again(self, k: int) -> bool:
+        """Whether a value of a later phase than the first takes fewer bytes as what it is made from, a few operations
+        before."""
+        program, operations, made_from = self.program, 0, set[Chain | Load]()
+
+        def visit(o: Operand) -> None:
+            nonlocal operations
+            if isinstance(o, Scalar | Number) or not (program.extent(o).rows and program.extent(o).columns):
+                return
+            if isinstance(o, Load) or not program.earliest[o.index]:
+                made_from.add(o)
+                return
+            operations += 1
+            for _, operand in program.steps[o.index].operands:
+                visit(operand)
+
+        visit(Chain(k))
+        found = program.earliest[k] > 0 and program.steps[k].rounded is None and 0 < operations <= _FEW
+        return found and sum(self._least_bytes(o) for o in made_from) < data_type.FLOAT.nbytes(1)
+
+    def _least_bytes(self, o: Chain | Load) -> int:
+        """Of an element, as it can be kept."""
+        rounded = self.program.steps[o.index].rounded if isinstance(o, Chain) else self.program.inputs[o.index].dtype
+        return (rounded or data_type.FLOAT).bits // 8
 
     def elements(self, phase: int) -> tuple[Chain | Load, ...]:
         """What a phase needs of an element, each after its operands."""

@@ -99,21 +99,29 @@ def _layernorm_backward(e: Emitter, x: Operands) -> Values:
     return {"DX": dx, "DScale": (x["grad"], normal), "DBias": (x["grad"],)}
 
 
+_LOG2_E = Number(1.4426950408889634)
+
+
+def _power(e: Emitter, apart: Operand) -> Chain:
+    """e^apart, of what is not above zero: the error of the exponent is a part of its size."""
+    return e.op("exp2", input=e.op("mul", a=apart, b=_LOG2_E))
+
+
 def _exponents(e: Emitter, value: Operand, largest: Operand) -> tuple[Chain, Chain]:
     """e^(value - largest), and its sum over the row."""
-    powers = e.op("exp", input=e.op("sub", a=value, b=largest))
+    powers = _power(e, e.op("sub", a=value, b=largest))
     return powers, e.reduce(Join.SUM, powers)
 
 
 def _softmax(e: Emitter, x: Operands) -> Values:
     powers, total = _exponents(e, x["input"], e.reduce(Join.MAX, x["input"]))
-    return {"output": e.op("div", a=powers, b=total)}
+    return {"output": e.op("mul", a=powers, b=e.op("reciprocal", input=total))}
 
 
 def _log_softmax(e: Emitter, x: Operands) -> Values:
     largest = e.reduce(Join.MAX, x["input"])
     apart = e.op("sub", a=x["input"], b=largest)
-    total = e.reduce(Join.SUM, e.op("exp", input=apart))
+    total = e.reduce(Join.SUM, _power(e, apart))
     return {"output": e.op("sub", a=apart, b=e.op("log", input=total))}
 
 

@@ -27,8 +27,9 @@ class Fused:
 FUSED = {
     "fma": Fused("gf::fma({a}, {b}, {c})"),
     "fnma": Fused("gf::fma(-{a}, {b}, {c})"),
+    "exp2": Fused("gf::exp2_approx({input})", Cost.FUNCTION),
 }
-"""Beside the op table's: a * b + c and c - a * b, rounded once."""
+"""Beside the op table's: a * b + c and c - a * b, rounded once; 2^input."""
 
 
 def cost_of(step: Step | Reduce) -> Cost:
