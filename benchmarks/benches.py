@@ -8,6 +8,7 @@ from graphfuse.benchmarks import (
     rmsnorm_backward,
     rmsnorm_silu,
     rmsnorm_training,
+    silu_mul_fp8,
     softmax,
 )
 
@@ -24,5 +25,6 @@ BENCHES = {
         norm_add_norm.BENCH,
         layernorm.BENCH,
         softmax.BENCH,
+        silu_mul_fp8.BENCH,
     )
 }

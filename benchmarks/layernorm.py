@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from graphfuse.benchmarks import judge, target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
-from graphfuse.benchmarks.peers import graphfuse, liger, quack, stream, torch_compile, torch_eager
+from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, quack, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
 from graphfuse.dtypes import data_type
 from graphfuse.enums import norm_forward_phase
@@ -108,6 +108,7 @@ BENCH = Bench(
         graphfuse.PEER,
         quack.LAYERNORM,
         liger.LAYERNORM,
+        flashinfer.LAYERNORM,
         torch_compile.LAYERNORM,
         torch_eager.LAYERNORM,
         stream.PEER,

@@ -5,7 +5,7 @@ Its norms are in CuTe DSL where that is installed, and in CUDA; they start by de
 
 import functools
 
-from graphfuse.benchmarks.peer import Peer, Work, in_place, overwriting, through
+from graphfuse.benchmarks.peer import Peer, Work, in_place, overwriting, returning, through
 from graphfuse.benchmarks.peers.graphfuse import DEPENDENT_LAUNCH
 
 
@@ -64,6 +64,28 @@ def _add_rmsnorm_fp8_cuda(case, sets) -> Work:
     return overwriting(case, sets, norm, sum="residual")
 
 
+def _add_rmsnorm_blocks(dependent: bool, case, sets) -> Work:
+    import torch
+    from flashinfer.norm import fused_add_rmsnorm_fp8_block_quant
+
+    # It always writes the normalized rows: where the case has none, into one buffer for all calls.
+    normed = None if case.both else torch.empty_like(sets[0].x)
+
+    def norm(s) -> None:
+        given = s.x, s.sum, s.weight, s.eps
+        beside = s.normed if case.both else normed
+        fused_add_rmsnorm_fp8_block_quant(s.out, s.by_block, beside, *given, enable_pdl=dependent)
+
+    return overwriting(case, sets, norm, sum="residual")
+
+
+def _layernorm(case, sets) -> Work:
+    from flashinfer.norm import layernorm
+
+    weight, bias = sets[0].weight.float(), sets[0].bias.float()  # it takes no others
+    return returning(case, sets, ("y",), lambda s: (layernorm(s.x, weight, bias, s.eps),))
+
+
 def _qk_norm(dependent: bool, case, sets) -> Work:
     from flashinfer.norm import rmsnorm
 
@@ -107,5 +129,7 @@ ADD_RMSNORM_FP8 = (
     *_norms(_add_rmsnorm_fp8, ", sum in place"),
     Peer("flashinfer_cuda", "FlashInfer's CUDA norm, sum in place", _add_rmsnorm_fp8_cuda, _VERSIONS),
 )
+ADD_RMSNORM_BLOCKS = _norms(_add_rmsnorm_blocks, ", sum in place, normalized rows beside")
+LAYERNORM = Peer("flashinfer", "FlashInfer, float32 weights", _layernorm, _CUTE)
 QK_NORM = _norms(_qk_norm)
 IN_A_MODEL = _norms(_in_a_model)

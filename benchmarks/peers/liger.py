@@ -1,5 +1,7 @@
 """Liger's Triton kernels, which make their outputs themselves and keep what the backward needs of each row."""
 
+import functools
+
 from graphfuse.benchmarks.peer import Peer, Work, overwriting, returning, through
 
 
@@ -55,8 +57,39 @@ def _layernorm_backward(case, sets) -> Work:
     return returning(case, sets, ("dx", "dweight", "dbias"), gradients)
 
 
+def _cross_entropy(case, sets) -> Work:
+    """Its kernel alone: the function around it asks the GPU for the number of rows that count."""
+    from liger_kernel.ops.cross_entropy import MAX_FUSED_SIZE, liger_cross_entropy_kernel
+
+    width = min(MAX_FUSED_SIZE, 1 << (case.columns - 1).bit_length())
+    options = {"ignore_index": -100, "lse_square_scale": 0.0, "label_smoothing": 0.0, "reduction": "none"}
+    options |= {"softcap": None, "HAS_WEIGHT": False, "HAS_SOFTCAPPING": False, "HAS_GRADIENTS": False}
+    options |= {"RETURN_Z_LOSS": False, "RETURN_TOKEN_ACCURACY": False, "RETURN_PREDICTED_TOKENS": False}
+    unused = {"weight_ptr": None, "z_loss_ptr": None, "token_accuracy_ptr": None, "predicted_tokens_ptr": None}
+    unused |= {"token_accuracy_stride": 0, "predicted_tokens_stride": 0, "weight_sum": 0.0}
+    unused |= {"n_non_ignore": case.rows, "sum_non_ignore_weight": case.rows}  # of means
+
+    def call(s) -> None:
+        liger_cross_entropy_kernel[(case.rows,)](
+            X_ptr=s.x,
+            X_stride=s.x.stride(0),
+            Y_ptr=s.target,
+            Y_stride=1,
+            loss_ptr=s.loss,
+            loss_stride=1,
+            n_cols=case.columns,
+            BLOCK_SIZE=width,
+            num_warps=32,
+            **options,
+            **unused,
+        )
+
+    return Work([functools.partial(call, s) for s in sets])
+
+
 ADD_RMSNORM = Peer("liger", "Liger", _add_rmsnorm, ("liger-kernel", "triton"), keeps_builds=True)
 RMSNORM_BACKWARD = Peer("liger", "Liger, in place", _rmsnorm_backward, ("liger-kernel", "triton"), keeps_builds=True)
 LAYERNORM = Peer("liger", "Liger", _layernorm, ("liger-kernel", "triton"), keeps_builds=True)
 LAYERNORM_BACKWARD = Peer("liger", "Liger", _layernorm_backward, ("liger-kernel", "triton"), keeps_builds=True)
+CROSS_ENTROPY = Peer("liger", "Liger", _cross_entropy, ("liger-kernel", "triton"), keeps_builds=True)
 IN_A_MODEL = Peer("liger", "Liger", _in_a_model, ("liger-kernel", "triton"))

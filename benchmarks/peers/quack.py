@@ -85,6 +85,15 @@ def _softmax(case, sets) -> Work:
     return Work([functools.partial(_softmax_fwd, s.x, s.y) for s in sets])
 
 
+def _cross_entropy(case, sets) -> Work:
+    from quack.cross_entropy import cross_entropy_fwd_out
+
+    def call(s) -> None:
+        cross_entropy_fwd_out(s.x, s.target, None, s.loss, None, None, None)
+
+    return Work([functools.partial(call, s) for s in sets])
+
+
 def _in_a_model(case, sets) -> Work:
     from quack.rmsnorm import _rmsnorm_fwd
 
@@ -108,4 +117,5 @@ NORM_ADD_NORM = Peer("quack", "Quack, two kernels", _norm_add_norm, _VERSIONS, k
 LAYERNORM = Peer("quack", "Quack, float32 weights", _layernorm, _VERSIONS, keeps_builds=True)
 LAYERNORM_BACKWARD = Peer("quack", "Quack, float32 weights", _layernorm_backward, _VERSIONS, keeps_builds=True)
 SOFTMAX = Peer("quack", "Quack", _softmax, _VERSIONS, keeps_builds=True)
+CROSS_ENTROPY = Peer("quack", "Quack", _cross_entropy, _VERSIONS, keeps_builds=True)
 IN_A_MODEL = Peer("quack", "Quack", _in_a_model, _VERSIONS)

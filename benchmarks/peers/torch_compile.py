@@ -97,6 +97,36 @@ def _softmax(case, sets) -> Work:
     return Work([functools.partial(compiled, s.x, s.y) for s in sets])
 
 
+def _cross_entropy(case, sets) -> Work:
+    from torch.nn.functional import cross_entropy
+
+    compiled = _compiled(lambda x, target, loss: loss.copy_(cross_entropy(x.float(), target, reduction="none")))
+    return Work([functools.partial(compiled, s.x, s.target, s.loss) for s in sets])
+
+
+def _silu_mul_fp8(case, sets) -> Work:
+    def fused(x, out, scale) -> None:
+        codes, scales = torch_eager.silu_mul_fp8(x)
+        out.copy_(codes)
+        scale.copy_(scales)
+
+    compiled = _compiled(fused)
+    return Work([functools.partial(compiled, s.x, s.out, s.scale) for s in sets])
+
+
+def _add_rmsnorm_blocks(case, sets) -> Work:
+    def fused(x, residual, weight, eps, out, scales, total, normed) -> None:
+        y, added = torch_eager.add_rmsnorm(x, residual, weight, eps)
+        codes, by_row = torch_eager.quantized_in_blocks(y)
+        for to, made in ((out, codes), (scales, by_row), (total, added), (normed, y)):
+            if to is not None:
+                to.copy_(made)
+
+    compiled = _compiled(fused)
+    given = ((s.x, s.residual, s.weight, s.eps, s.out, s.scales, s.sum, s.normed) for s in sets)
+    return Work([functools.partial(compiled, *tensors) for tensors in given])
+
+
 def _in_a_model(case, sets) -> Work:
     return through(sets, _compiled(torch_eager.add_rmsnorm))
 
@@ -114,4 +144,7 @@ NORM_ADD_NORM = _peer(_norm_add_norm)
 LAYERNORM = _peer(_layernorm)
 LAYERNORM_BACKWARD = _peer(_layernorm_backward)
 SOFTMAX = _peer(_softmax)
+CROSS_ENTROPY = _peer(_cross_entropy)
+SILU_MUL_FP8 = _peer(_silu_mul_fp8)
+ADD_RMSNORM_BLOCKS = _peer(_add_rmsnorm_blocks)
 IN_A_MODEL = _peer(_in_a_model)

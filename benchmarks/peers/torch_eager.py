@@ -134,6 +134,45 @@ def _softmax(case, sets) -> Work:
     return Work([functools.partial(torch.softmax, s.x, 1, out=s.y) for s in sets])
 
 
+def _cross_entropy(case, sets) -> Work:
+    from torch.nn.functional import cross_entropy
+
+    return returning(case, sets, ("loss",), lambda s: (cross_entropy(s.x, s.target, reduction="none"),))
+
+
+def silu_mul_fp8(x):
+    """FP8 E4M3 of SiLU of the first half of each row times the second half, and the scale of each row."""
+    import torch
+    from torch.nn.functional import silu
+
+    a, b = x.chunk(2, 1)
+    y = (silu(a) * b).float()
+    scale = (y.abs().amax(1, keepdim=True) / 448).clamp(min=1 / (448 * 512))
+    return (y / scale).to(torch.float8_e4m3fn), scale
+
+
+def quantized_in_blocks(y):
+    """FP8 E4M3 of y, and the scale of each 128 neighbours of a row."""
+    import torch
+
+    blocks = y.float().unflatten(1, (-1, 128))
+    scales = (blocks.abs().amax(2) / 448).clamp(min=2**-126)
+    return (blocks / scales[..., None]).flatten(1).to(torch.float8_e4m3fn), scales
+
+
+def _silu_mul_fp8(case, sets) -> Work:
+    return returning(case, sets, ("out", "scale"), lambda s: silu_mul_fp8(s.x))
+
+
+def _add_rmsnorm_blocks(case, sets) -> Work:
+    def norm(s):
+        y, total = add_rmsnorm(s.x, s.residual, s.weight, s.eps)
+        codes, scales = quantized_in_blocks(y)
+        return codes, scales.T, total, y if case.both else None
+
+    return returning(case, sets, ("out", "by_block", "sum", "normed"), norm)
+
+
 ADD_RMSNORM = Peer("torch_eager", "torch eager", _add_rmsnorm, ("torch",))
 ADD_RMSNORM_FP8 = Peer("torch_eager", "torch eager", _add_rmsnorm_fp8, ("torch",))
 QK_NORM = Peer("torch_eager", "torch eager, new tensors", _qk_norm, ("torch",))
@@ -142,4 +181,7 @@ NORM_ADD_NORM = Peer("torch_eager", "torch eager", _norm_add_norm, ("torch",))
 LAYERNORM = Peer("torch_eager", "torch eager", _layernorm, ("torch",))
 LAYERNORM_BACKWARD = Peer("torch_eager", "torch eager", _layernorm_backward, ("torch",))
 SOFTMAX = Peer("torch_eager", "torch eager", _softmax, ("torch",))
+CROSS_ENTROPY = Peer("torch_eager", "torch eager, loss in bf16", _cross_entropy, ("torch",))
+SILU_MUL_FP8 = Peer("torch_eager", "torch eager", _silu_mul_fp8, ("torch",))
+ADD_RMSNORM_BLOCKS = Peer("torch_eager", "torch eager", _add_rmsnorm_blocks, ("torch",))
 IN_A_MODEL = Peer("torch_eager", "torch eager", lambda case, sets: through(sets, add_rmsnorm), ("torch",))

@@ -212,7 +212,6 @@ def sandwich_rmsnorm(
     """residual_out is RMSNorm(input, weight) + residual, and out is RMSNorm of that sum with next_weight.
 
     These are the norm after one part of a model and the norm before the next, as Gemma has both, in one kernel.
-    FlashInfer has no such function.
 
     What the first norm makes is added unrounded, and the sum is normalized unrounded; residual_out gets it rounded to
     its type. input, weight, eps, out, enable_pdl: as for ``rmsnorm``, weight (hidden,). residual: of input's shape, any

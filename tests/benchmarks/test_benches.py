@@ -10,6 +10,7 @@ from graphfuse.benchmarks import (
     qk_norm,
     rmsnorm_backward,
     rmsnorm_training,
+    silu_mul_fp8,
     softmax,
 )
 from graphfuse.benchmarks.benches import BENCHES
@@ -21,7 +22,7 @@ SMALL = [add_rmsnorm.Case(5, 96, output) for output in add_rmsnorm.TYPES]
 SMALL += [qk_norm.Case(5, 4, 2), rmsnorm_backward.ResidualCase(1100, 24, "bf16")]
 SMALL += [rmsnorm_backward.Case(37, 96, output) for output in rmsnorm_backward.TYPES]
 SMALL += [rmsnorm_training.Case(37, 96, output) for output in rmsnorm_training.TYPES]
-SMALL += [norm_add_norm.Case(5, 96), layernorm.Case(5, 96), softmax.Case(5, 96)]
+SMALL += [norm_add_norm.Case(5, 96), layernorm.Case(5, 96), softmax.Case(5, 96), silu_mul_fp8.Case(5, 96)]
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)

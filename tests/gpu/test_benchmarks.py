@@ -57,6 +57,24 @@ def test_the_other_benches_measure_who_is_there(name, tmp_path):
     assert not [entry for entry in case["peers"].values() if "error" in entry], case["peers"]
 
 
+@pytest.mark.parametrize(
+    "name, rows", [("norm-add-norm", 16), ("layernorm", 4096), ("softmax", 8192), ("silu-mul-fp8", 1)]
+)
+def test_the_benches_of_other_families_measure_who_is_there(name, rows, tmp_path):
+    command = [*BENCH, name, "--quick", "--rows", str(rows), "--record", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob(f"{name}-part-*.json")
+    for case in json.loads(file.read_text())["cases"]:
+        measured = {peer: entry for peer, entry in case["peers"].items() if "us" in entry}
+        assert {"graphfuse", "torch_compile", "torch_eager", "stream"} <= set(measured), case["peers"]
+        assert measured["graphfuse"]["note"].count("rmsnorm[") == 1
+        if name == "norm-add-norm":
+            assert measured["graphfuse_norm_add_then_norm"]["note"].count("rmsnorm[") == 2
+            assert "graphfuse_norm_then_add_norm" in measured
+        assert not [entry for entry in case["peers"].values() if "error" in entry], case["peers"]
+
+
 def test_the_training_phase_is_measured_beside_the_inference_phase(tmp_path):
     command = [*BENCH, "rmsnorm-training", "--quick", "--columns", "1024", "--record", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
