@@ -14,9 +14,9 @@ from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import RowLayout
 from graphfuse.rows.contraction import contracted
 from graphfuse.rows.emitter import Emitter
-from graphfuse.rows.expansions import EXPANSIONS, REDUCED
+from graphfuse.rows.expansions import EXPANSIONS, REDUCED, Operands
 from graphfuse.rows.program import ColumnSum, RowProgram, Store, View
-from graphfuse.rows.steps import Chain, Load, Operand, Scalar, Step
+from graphfuse.rows.steps import Chain, Column, Load, Operand, Scalar, Step
 
 
 class Built(NamedTuple):
@@ -29,7 +29,7 @@ class Built(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Operands(Mapping[str, Operand]):
+class _Operands(Operands):
     """What the input ports of an op are, read from memory in the order in which its expansion asks for them."""
 
     builder: "Builder"
@@ -38,6 +38,9 @@ class _Operands(Mapping[str, Operand]):
     def __getitem__(self, port: str) -> Operand:
         in_memory = port not in EXPANSIONS[self.node.op_name].scalars
         return self.builder.operand(dict(self.node.inputs)[port], in_memory)
+
+    def attribute(self, name: str) -> object:
+        return self.node.attribute(name)
 
     def __iter__(self) -> Iterator[str]:
         return (port for port, _ in self.node.inputs)
@@ -63,11 +66,11 @@ class Builder(Emitter):
         expanded = [node for node in self.subgraph.nodes if node.op_name in EXPANSIONS]
         of_columns = (node.input(port) for node in expanded for port in EXPANSIONS[node.op_name].of_columns)
         self.of_columns = {t for weight in of_columns for t in self._above(weight)}
-        for node in expanded:
+        self.of_rows = [t for n in expanded for port, t in n.inputs if port in EXPANSIONS[n.op_name].of_rows]
+        for t in (*(node.input("inv_variance") for node in expanded), *self.of_rows):
             # One a row, also where nodes before read it of a single row.
-            inverse = node.input("inv_variance")
-            if inverse is not None and self.graph.producer.get(inverse) not in self.subgraph.node_ids:
-                self.operand(inverse, in_memory=True)
+            if t is not None and self.graph.producer.get(t) not in self.subgraph.node_ids:
+                self.operand(t, in_memory=True)
 
     def made(self) -> Built | No:
         for node in self.subgraph.nodes:
@@ -84,7 +87,7 @@ class Builder(Emitter):
         loads = [self.graph.tensors[t] for t in self.loaded]
         by_value = next((t for t in loads if t.by_value), None)
         if by_value:
-            return No(f"{by_value} is passed by value; accepted where it varies over columns: a tensor in memory")
+            return No(f"{by_value} is passed by value; accepted where it varies over rows or columns: a tensor in memory")
         viewed = {t: self._varies(t) for t in (*self.loaded, *(t for t, _, _ in self.stores))}
         summed = [t for t, _ in self.sums]
         ends = [end.output("scale") for _, _, end in self.stores if end is not None and end.op_name != "reduction"]
@@ -121,7 +124,7 @@ class Builder(Emitter):
         if t in self.values and isinstance(self.values[t], Chain):
             return varies, self.row_program.extents[self.values[t].index].columns
         wide = all(dim[axis] == self.rows.dim[axis] for axis in self.rows.columns)
-        return varies, wide
+        return varies, wide and t not in self.of_rows
 
     @property
     def row_program(self) -> RowProgram:
@@ -165,6 +168,9 @@ class Builder(Emitter):
                 return
             value = REDUCED[node.attribute("mode")](self, self.operand(node.input("input"), in_memory=True))
             self._is(output, value)
+        elif node.op_name == "gen_index":
+            output = node.output("output")
+            self.values[output] = self.step(Step("identity", (("input", Column()),), (), self.rounded(output)))
         else:
             operands = tuple((port, self.operand(t)) for port, t in node.inputs)
             output = node.output("output")

@@ -42,6 +42,7 @@ def _template(op_name: str):
     def template(g: PatternGraph):
         op = OPS[op_name]
         made = getattr(g, op_name)(**{port.name: g.capture(port.name, port.optional) for port in op.inputs})
+        made = made if isinstance(made, list) else [made]
         return {port.name: symbol for port, symbol in zip(op.outputs, made, strict=True)}
 
     return template

@@ -47,7 +47,15 @@ class Number:
     value: float
 
 
-Operand = Chain | Load | Scalar | Number
+@dataclass(frozen=True)
+class Column:
+    """The number of an element in its row, from 0: an operand of pointwise steps. It is exact up to `MOST_COLUMNS`."""
+
+
+MOST_COLUMNS = 2**24
+"""float32 has all integers up to this."""
+
+Operand = Chain | Load | Scalar | Number | Column
 
 
 @dataclass(frozen=True)
