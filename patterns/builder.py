@@ -1,7 +1,7 @@
 """From a match to a row program."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,7 +16,13 @@ from graphfuse.rows.contraction import contracted
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.expansions import EXPANSIONS, REDUCED, Operands
 from graphfuse.rows.program import ColumnSum, RowProgram, Store, View
-from graphfuse.rows.steps import Chain, Column, Load, Operand, Scalar, Step
+from graphfuse.rows.pruning import pruned
+from graphfuse.rows.steps import Chain, Column, Load, Operand, Reduce, Scalar, Step
+
+Shortening = Callable[
+    [Sequence[Step | Reduce], Iterable[Operand]], tuple[tuple[Step | Reduce, ...], dict[Operand, Operand]]
+]
+"""Steps and what is read beside them -> fewer steps, and by the old values the new ones."""
 
 
 class Built(NamedTuple):
@@ -83,11 +89,14 @@ class Builder(Emitter):
                     return No(f"{node} quantizes along axis {axis}, not along the last normalized axis of {columns}")
         for node in self.subgraph.nodes:
             self._node(node)
-        self._contract()
+        for shorter in (pruned, contracted):
+            self._shorten(shorter)
         loads = [self.graph.tensors[t] for t in self.loaded]
         by_value = next((t for t in loads if t.by_value), None)
         if by_value:
-            return No(f"{by_value} is passed by value; accepted where it varies over rows or columns: a tensor in memory")
+            return No(
+                f"{by_value} is passed by value; accepted where it varies over rows or columns: a tensor in memory"
+            )
         viewed = {t: self._varies(t) for t in (*self.loaded, *(t for t, _, _ in self.stores))}
         summed = [t for t, _ in self.sums]
         ends = [end.output("scale") for _, _, end in self.stores if end is not None and end.op_name != "reduction"]
@@ -200,11 +209,12 @@ class Builder(Emitter):
             self.steps[value.index] = replace(self.steps[value.index], rounded=dtype)
             self.values[t] = value
 
-    def _contract(self) -> None:
+    def _shorten(self, shorter: Shortening) -> None:
         read = [value for _, value, _ in self.stores] + [o for _, factors in self.sums for o in factors]
-        steps, moved = contracted(self.steps, read)
+        steps, moved = shorter(self.steps, read)
         self.steps = list(steps)
-        self.values = {t: moved.get(o, o) for t, o in self.values.items()}
+        left = ((t, o) for t, o in self.values.items() if o in moved or not isinstance(o, Chain))
+        self.values = {t: moved.get(o, o) for t, o in left}
         self.stores = [(t, moved[value], node) for t, value, node in self.stores]
         self.sums = [(t, tuple(moved.get(o, o) for o in factors)) for t, factors in self.sums]
 

@@ -289,7 +289,6 @@ _TABLE = (
 )
 
 
-
 def _comparison(name: str, sign: str, reference, commutative: bool = False) -> Op:
     return _pointwise(
         name,

@@ -83,7 +83,9 @@ def _rmsnorm_backward(e: Emitter, x: Operands) -> Values:
 def _chosen(e: Emitter, x: Operands, chosen: Operand, otherwise: Operand) -> Chain:
     """Of each element: one value in the target's column, another elsewhere."""
     index = e.op("identity", input=Column())
-    return e.op("binary_select", input0=chosen, input1=otherwise, mask=e.op("cmp_eq", input=index, comparison=x["target"]))
+    return e.op(
+        "binary_select", input0=chosen, input1=otherwise, mask=e.op("cmp_eq", input=index, comparison=x["target"])
+    )
 
 
 def _known(e: Emitter, x: Operands, value: Operand) -> Chain:

@@ -4,7 +4,8 @@
 """
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from graphfuse.dtypes import data_type
 from graphfuse.ir import Tensor, TensorId
@@ -90,3 +91,10 @@ class Reduce:
     @property
     def operands(self) -> tuple[tuple[str, Operand], ...]:
         return (("input", self.input),)
+
+
+def renamed(step: Step | Reduce, moved: Mapping[Operand, Operand]) -> Step | Reduce:
+    """The step with new operands in the place of old ones."""
+    if isinstance(step, Reduce):
+        return replace(step, input=moved.get(step.input, step.input))
+    return replace(step, operands=tuple((port, moved.get(o, o)) for port, o in step.operands))

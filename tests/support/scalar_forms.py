@@ -47,7 +47,9 @@ def source(function: str) -> str:
     text = ['#include "graphfuse/simt.cuh"', '#include "graphfuse/math.cuh"']
     for i, (op, attributes) in enumerate(CASES):
         operands = tuple((port.name, Load(number)) for number, port in enumerate(op.inputs))
-        form = expression(Step(op.name, operands, tuple(attributes.items())), lambda o: ("a[k]", "b[k]", "float(k % 2)")[o.index])
+        form = expression(
+            Step(op.name, operands, tuple(attributes.items())), lambda o: ("a[k]", "b[k]", "float(k % 2)")[o.index]
+        )
         text.append(function.format(i=i, form=form))
     return "\n".join(text)
 
