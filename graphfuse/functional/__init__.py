@@ -11,6 +11,7 @@ from graphfuse.functional.fp8 import (
     rmsnorm_quant,
     rmsnorm_quant_dynamic,
 )
+from graphfuse.functional.losses import cross_entropy, cross_entropy_backward
 from graphfuse.functional.norms import (
     fused_add_rmsnorm,
     gemma_fused_add_rmsnorm,
@@ -22,6 +23,8 @@ from graphfuse.functional.silu import fused_rmsnorm_silu, rmsnorm_silu_gate
 
 __all__ = [
     "add_rmsnorm_fp4quant",
+    "cross_entropy",
+    "cross_entropy_backward",
     "fused_add_rmsnorm",
     "fused_add_rmsnorm_quant",
     "fused_add_rmsnorm_quant_dynamic",
