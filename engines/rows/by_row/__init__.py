@@ -1,4 +1,4 @@
-"""Engine ``rmsnorm``: row programs with any reductions of a row, in one kernel, for any row length.
+"""Engine ``rmsnorm``: row programs with any reductions of a row, or none, in one kernel, for any row length.
 
 Serves ``RowFacts`` on NVIDIA GPUs. The kernel is ``by_row.cu``, tuned knobs are the tables ``rmsnorm.ARCH.json``.
 """
