@@ -8,10 +8,11 @@ import torch
 from graphfuse import GraphNotSupportedError, GraphTypeError, GraphValidationError, heur_mode, reduction_mode
 from graphfuse.emulator.compiler import Build
 from graphfuse.engines.rows.by_row import ByRowKnobs
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from support import graphs
 from support.emulation import Planned
 from support.graphs import BF16, FLOAT, HALF
-from support.losses import INT32, INT64, CrossEntropy, Window
+from support.losses import INT32, INT64, INTEGERS, CrossEntropy, Window
 
 
 def planned(problem, knobs: object = None, seed: int = 0) -> Planned:
@@ -306,3 +307,31 @@ def test_an_axis_beyond_the_rank_is_refused(axis):
     g.gen_index(g.tensor([4, 8]), axis).set_output()
     with pytest.raises(GraphValidationError, match=f"axis {axis} is outside the input's rank 2"):
         g.validate()
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("integers", [INT32, INT64], ids=lambda t: t.name)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_integers_of_rows_that_threads_stay_for(integers, stages):
+    """Rows that count for nothing in the gradients of a norm: those whose integer is -100. Where rows are copied ahead,
+    so are integers of 4 bytes."""
+    g = graphs.new(device="emulator")
+    x, grad = (g.tensor([11, 520], data_type=BF16, name=name) for name in ("x", "grad"))
+    scale, inverse = g.tensor([1, 520], name="scale"), g.tensor([11, 1], name="inverse")
+    kept = g.cmp_neq(g.tensor([11, 1], data_type=integers, name="target"), -100.0)
+    made = g.rmsnorm_backward(g.binary_select(grad, 0.0, kept), x, scale, inverse, has_dbias=False)
+    for name, t in zip(("dx", "dscale"), made, strict=False):
+        t.set_output().set_name(name).set_data_type(FLOAT)
+    source = graphs.generator("cpu", 1)
+    pack = {name: torch.randn(11, 520, generator=source).bfloat16() for name in ("x", "grad")}
+    target = torch.tensor([5, -100, 2**31 - 100, -99, -100, 0, -101, 100, -100, 1, 2]).reshape(11, 1)
+    if integers is INT64:
+        target[0] = 2**32 - 100
+    pack |= {"target": target.to(INTEGERS[integers]), "scale": torch.ones(1, 520), "inverse": torch.ones(11, 1)}
+    pack |= {"dx": torch.empty(11, 520), "dscale": torch.empty(1, 520)}
+    Planned(g, pack, PersistentKnobs(64, 128, stages, 1, 2), "rmsnorm_backward").run()
+    given = torch.where(target == -100, 0.0, pack["grad"].double())
+    normal = pack["x"].double()
+    exact = given - normal * (given * normal).mean(1, keepdim=True)
+    torch.testing.assert_close(pack["dx"].double(), exact, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(pack["dscale"].double(), (given * normal).sum(0, keepdim=True), rtol=1e-5, atol=1e-5)
