@@ -92,7 +92,7 @@ def test_planned_by_the_public_api(name):
 def test_rows_do_not_change_the_source():
     for variant in VARIANTS.values():
         knobs = variant.knobs_on(H200)
-        sources = {variant.engine.source(variant.facts(rows), knobs) for rows in (1, 2, 1000)}
+        sources = {variant.engine.source(variant.facts(rows), knobs) for rows in (variant.problem.rows, 2, 1000)}
         assert sources == {variant.source(H200)}
 
 

@@ -289,8 +289,9 @@ LOSSES: dict[str, Variant] = {
     "loss alone": Variant(CrossEntropy(1, 512, sums=False)),
     "loss rows apart": Variant(CrossEntropy(1, 512, stride=520, offset=4, alignment=8)),
     "loss gradient rows apart": Variant(CrossEntropy(1, 512, backward=True, stride=513, offset=1, alignment=2)),
-    "loss by hand": Variant(CrossEntropy(1, 1000, by_hand=True)),
-    "window": Variant(Window(1, 1000)),
+    # Of two rows: what there is one a row of is, of one row as nodes, one number in all.
+    "loss by hand": Variant(CrossEntropy(2, 1000, by_hand=True)),
+    "window": Variant(Window(2, 1000)),
 }
 
 VARIANTS: dict[str, Variant] = FORWARD | BACKWARD | LOSSES
