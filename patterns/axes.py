@@ -75,13 +75,20 @@ class Axes:
             # Beside sums over rows nothing else is reduced.
             norms = sum(graph.nodes[i].op_name in EXPANSIONS for i in inside)
             return bool(self.ends) and norms < MOST_NORMS and Axes.around(graph, node) == self
-        if not node.op.pointwise or not self._fits(node.output("output")):
+        if not (node.op.pointwise or self._numbers_columns(node)) or not self._fits(node.output("output")):
             return False
         output = self.tensor(node.output("output"))
         # What is the same for all rows can be worked out by each of them, but not written by one.
         varies = any(output.dim[axis] != 1 for axis in self.axes) or math.prod(self.dim[a] for a in self.axes) == 1
         readers = set(graph.consumers.get(output.id, ()))
         return varies or (output.virtual and readers <= inside)
+
+    def _numbers_columns(self, node: Node) -> bool:
+        """Whether a node makes of each element the number of its column."""
+        if node.op_name != "gen_index":
+            return False
+        axis = node.attribute("axis") - len(self.graph.tensors[node.input("input")].dim) + len(self.dim)
+        return self.columns == (axis,)
 
     def _fits(self, t: TensorId) -> bool:
         """Whether a tensor broadcasts to the rows: along all columns or none."""

@@ -1,7 +1,7 @@
 """From a match to a row program."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,9 +14,15 @@ from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import RowLayout
 from graphfuse.rows.contraction import contracted
 from graphfuse.rows.emitter import Emitter
-from graphfuse.rows.expansions import EXPANSIONS, REDUCED
+from graphfuse.rows.expansions import EXPANSIONS, REDUCED, Operands
 from graphfuse.rows.program import ColumnSum, RowProgram, Store, View
-from graphfuse.rows.steps import Chain, Load, Operand, Scalar, Step
+from graphfuse.rows.pruning import pruned
+from graphfuse.rows.steps import Chain, Column, Load, Operand, Reduce, Scalar, Step
+
+Shortening = Callable[
+    [Sequence[Step | Reduce], Iterable[Operand]], tuple[tuple[Step | Reduce, ...], dict[Operand, Operand]]
+]
+"""Steps and what is read beside them -> fewer steps, and by the old values the new ones."""
 
 
 class Built(NamedTuple):
@@ -29,7 +35,7 @@ class Built(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Operands(Mapping[str, Operand]):
+class _Operands(Operands):
     """What the input ports of an op are, read from memory in the order in which its expansion asks for them."""
 
     builder: "Builder"
@@ -38,6 +44,9 @@ class _Operands(Mapping[str, Operand]):
     def __getitem__(self, port: str) -> Operand:
         in_memory = port not in EXPANSIONS[self.node.op_name].scalars
         return self.builder.operand(dict(self.node.inputs)[port], in_memory)
+
+    def attribute(self, name: str) -> object:
+        return self.node.attribute(name)
 
     def __iter__(self) -> Iterator[str]:
         return (port for port, _ in self.node.inputs)
@@ -63,12 +72,11 @@ class Builder(Emitter):
         expanded = [node for node in self.subgraph.nodes if node.op_name in EXPANSIONS]
         of_columns = (node.input(port) for node in expanded for port in EXPANSIONS[node.op_name].of_columns)
         self.of_columns = {t for weight in of_columns for t in self._above(weight)}
-        for node in expanded:
+        self.of_rows = [t for n in expanded for port, t in n.inputs if port in EXPANSIONS[n.op_name].of_rows]
+        for t in self.of_rows:
             # One a row, also where nodes before read it of a single row.
-            for port, t in node.inputs:
-                outside = self.graph.producer.get(t) not in self.subgraph.node_ids
-                if outside and port in EXPANSIONS[node.op_name].of_rows:
-                    self.operand(t, in_memory=True)
+            if self.graph.producer.get(t) not in self.subgraph.node_ids:
+                self.operand(t, in_memory=True)
 
     def made(self) -> Built | No:
         for node in self.subgraph.nodes:
@@ -84,11 +92,14 @@ class Builder(Emitter):
         for t, _ in self.sums:
             if any(self.rows.tensor(t).dim[axis] != 1 for axis in self.rows.axes):
                 return No(f"{self.graph.tensors[t]} is a sum over the rows of each sample; accepted: one over all rows")
-        self._contract()
+        for shorter in (pruned, contracted):
+            self._shorten(shorter)
         loads = [self.graph.tensors[t] for t in self.loaded]
         by_value = next((t for t in loads if t.by_value), None)
         if by_value:
-            return No(f"{by_value} is passed by value; accepted where it varies over columns: a tensor in memory")
+            return No(
+                f"{by_value} is passed by value; accepted where it varies over rows or columns: a tensor in memory"
+            )
         viewed = {t: self._varies(t) for t in (*self.loaded, *(t for t, _, _ in self.stores))}
         summed = [t for t, _ in self.sums]
         ends = [end.output("scale") for _, _, end in self.stores if end is not None and end.op_name != "reduction"]
@@ -125,7 +136,7 @@ class Builder(Emitter):
         if t in self.values and isinstance(self.values[t], Chain):
             return varies, self.row_program.extents[self.values[t].index].columns
         wide = all(dim[axis] == self.rows.dim[axis] for axis in self.rows.columns)
-        return varies, wide
+        return varies, wide and t not in self.of_rows
 
     @property
     def row_program(self) -> RowProgram:
@@ -169,6 +180,9 @@ class Builder(Emitter):
                 return
             value = REDUCED[node.attribute("mode")](self, self.operand(node.input("input"), in_memory=True))
             self._is(output, value)
+        elif node.op_name == "gen_index":
+            output = node.output("output")
+            self.values[output] = self.step(Step("identity", (("input", Column()),), (), self.rounded(output)))
         else:
             operands = tuple((port, self.operand(t)) for port, t in node.inputs)
             output = node.output("output")
@@ -198,11 +212,12 @@ class Builder(Emitter):
             self.steps[value.index] = replace(self.steps[value.index], rounded=dtype)
             self.values[t] = value
 
-    def _contract(self) -> None:
+    def _shorten(self, shorter: Shortening) -> None:
         read = [value for _, value, _ in self.stores] + [o for _, factors in self.sums for o in factors]
-        steps, moved = contracted(self.steps, read)
+        steps, moved = shorter(self.steps, read)
         self.steps = list(steps)
-        self.values = {t: moved.get(o, o) for t, o in self.values.items()}
+        left = ((t, o) for t, o in self.values.items() if o in moved or not isinstance(o, Chain))
+        self.values = {t: moved.get(o, o) for t, o in left}
         self.stores = [(t, moved[value], node) for t, value, node in self.stores]
         self.sums = [(t, tuple(moved.get(o, o) for o in factors)) for t, factors in self.sums]
 

@@ -1,7 +1,7 @@
 """Reductions of rows with all that works on the same rows around them, forward and backward.
 
-Norms, whether they are one node or many, softmax, what is pointwise before and after, quantization in blocks, the
-largest magnitude of all. Any value on the way may be an output.
+Norms, whether they are one node or many, softmax, cross entropy and its gradient, which reduces nothing, what is
+pointwise before and after, quantization in blocks, the largest magnitude of all. Any value on the way may be an output.
 """
 
 import math

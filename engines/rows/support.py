@@ -10,10 +10,11 @@ from graphfuse.dtypes import data_type
 from graphfuse.ops import BLOCKS, OPS
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import RowProgram, View
-from graphfuse.rows.steps import Reduce
+from graphfuse.rows.steps import MOST_COLUMNS, Reduce
 
 FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
+INTEGERS = (data_type.INT32, data_type.INT64)
 
 # Chips that every variant of the kernel is compiled for by the tests.
 COMPILED = (80, 86, 89, 90, 100, 103, 120)
@@ -47,19 +48,28 @@ def tensor_reasons(facts: RowFacts) -> Iterator[str]:
         yield from store_reasons(facts, number)
     yield from scalar_reasons(facts.program)
     yield from axes_reasons(facts)
+    if facts.program.numbers_columns and facts.columns > MOST_COLUMNS:
+        yield (
+            f"{facts.node}: columns are numbered, of rows of {facts.columns}; accepted: up to {MOST_COLUMNS}, "
+            "beyond which float32 does not have every number"
+        )
 
 
 def input_reasons(facts: RowFacts) -> Iterator[str]:
     for view in facts.program.inputs:
-        yield from view_reasons(facts, "input", view, FLOATS, facts.columns if view.columns else 1, 0)
+        if view.columns:
+            yield from view_reasons(facts, "input", view, FLOATS, facts.columns, 0)
+        else:
+            yield from view_reasons(facts, "input", view, FLOATS + INTEGERS, 1, 0)
 
 
 def scalar_reasons(program: RowProgram) -> Iterator[str]:
     for scalar in program.scalars:
         if scalar.by_value:
             continue
-        if scalar.dtype not in FLOATS:
-            yield f"scalar {scalar.name!r} in device memory is {scalar.dtype.name}; accepted: {names(FLOATS)}"
+        if scalar.dtype not in FLOATS + INTEGERS:
+            accepted = names(FLOATS + INTEGERS)
+            yield f"scalar {scalar.name!r} in device memory is {scalar.dtype.name}; accepted: {accepted}"
         elif scalar.alignment % scalar.dtype.nbytes(1):
             yield (
                 f"scalar {scalar.name!r} in device memory is aligned to {scalar.alignment} bytes; "

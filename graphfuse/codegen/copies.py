@@ -103,9 +103,10 @@ class Copies:
 
 
 def copies(plan: PhasePlan) -> Copies:
-    """What is copied ahead: all that is read of rows, in accesses that are wide enough."""
+    """What is copied ahead: all that is read of rows, in accesses that are wide enough, of elements that a word has."""
     inputs = plan.program.inputs if plan.stages > 1 else ()
-    found = (_copied(plan, Pointer(f"i{i}", view)) for i, view in enumerate(inputs) if view.rows)
+    read = ((i, view) for i, view in enumerate(inputs) if view.rows and view.dtype.bits <= 32)
+    found = (_copied(plan, Pointer(f"i{i}", view)) for i, view in read)
     return Copies(tuple(copied for copied in found if copied.width >= LEAST))
 
 

@@ -8,7 +8,7 @@ from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rows.program import RowProgram
-from graphfuse.rows.steps import Chain, Load, Operand, Step
+from graphfuse.rows.steps import Chain, Column, Load, Operand, Step
 
 
 def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
@@ -69,6 +69,8 @@ class Elements:
                 yield from self._unpack(o, read)
                 if o in kept:
                     yield f"    held.l{o.index} = {read};"
+        if any(isinstance(o, Column) for loop in self._loops for k in loop for _, o in self._operands(k)):
+            yield "    const float column = float((row.thread + at) * PIECE);"
         arrays = [o for o in self._arrays() if o not in self.known]
         yield from (f"    float a{o.index}[PIECE];" for o in arrays)
         for loop in self._loops:
@@ -109,6 +111,9 @@ class Elements:
                     loops.append([])
         return tuple(tuple(loop) for loop in loops if loop)
 
+    def _operands(self, o: Chain) -> tuple[tuple[str, Operand], ...]:
+        return self.program.steps[o.index].operands
+
     def _arrays(self) -> tuple[Chain, ...]:
         """Values that are needed as a whole piece."""
         wanted = [*self.program.wanted(self.phase)]
@@ -120,11 +125,13 @@ class Elements:
         """Values that a later loop reads than the one that works them out."""
         done: set[Operand] = set()
         for loop in self._loops:
-            yield from (o for k in loop for _, o in self.program.steps[k.index].operands if o in done)
+            yield from (o for k in loop for _, o in self._operands(k) if o in done)
             done |= set(loop)
 
     def _expression(self, step: Step, loop: Sequence[Chain]) -> str:
         def operand(o: Operand) -> str:
+            if isinstance(o, Column):
+                return "(column + float(i))"
             if not self.program.extent(o).columns:
                 return member(self.program, o, "p.")
             return f"v{o.index}" if o in loop else f"{self.array(o)}[i]"

@@ -16,6 +16,8 @@ from graphfuse.rows.program import RowProgram
 def headers(program: RowProgram) -> Iterator[str]:
     """Those that the printed text needs beyond what kernel templates include, for use outside of any namespace."""
     yield from stores.headers(program)
+    if any(operand.dtype.facts.integers for operand in (*program.inputs, *program.scalars)):
+        yield "integers.cuh"
 
 
 def source(plan: PhasePlan) -> str:

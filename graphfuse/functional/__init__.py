@@ -11,6 +11,7 @@ from graphfuse.functional.fp8 import (
     rmsnorm_quant,
     rmsnorm_quant_dynamic,
 )
+from graphfuse.functional.losses import cross_entropy, cross_entropy_backward
 from graphfuse.functional.norms import (
     fused_add_layernorm,
     fused_add_rmsnorm,
@@ -27,6 +28,8 @@ from graphfuse.functional.softmax import log_softmax, logsumexp, normalize, soft
 
 __all__ = [
     "add_rmsnorm_fp4quant",
+    "cross_entropy",
+    "cross_entropy_backward",
     "fused_add_layernorm",
     "fused_add_rmsnorm",
     "fused_add_rmsnorm_quant",

@@ -1,6 +1,7 @@
 """The graph of one call while it is drawn: arguments by name become its tensors."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from graphfuse.enums import norm_forward_phase, tensor_reordering
 from graphfuse.functional.layout import Layout
@@ -29,8 +30,14 @@ class Drawing:
 
     def __getitem__(self, name: str) -> Tensor:
         """The argument `name` as an input."""
+        return self._given(name, self.layouts[name])
+
+    def of_rows(self, name: str) -> Tensor:
+        """The argument `name`, which has a value a row and no last dimension, as an input with one of extent 1."""
+        return self._given(name, _with_columns(self.layouts[name]))
+
+    def _given(self, name: str, t: Layout) -> Tensor:
         if name not in self._read:
-            t = self.layouts[name]
             self._read[name] = self.graph.tensor(
                 *self._padded(t.shape, t.stride), t.stored, name=name, byte_alignment=t.alignment
             )
@@ -52,9 +59,9 @@ class Drawing:
         """The norm, and the inverse RMS of each row."""
         return self.graph.rmsnorm(x, weight, self.number("eps"), norm_forward_phase=norm_forward_phase.TRAINING)
 
-    def store(self, name: str, tensor: Tensor, swizzled: bool = False) -> None:
-        """Write `tensor` to the argument `name`, which by then has been read if it ever is."""
-        t = self.layouts[name]
+    def store(self, name: str, tensor: Tensor, swizzled: bool = False, of_rows: bool = False) -> None:
+        """Write `tensor` to the argument `name`, which by then has been read if it ever is. of_rows: as above."""
+        t = _with_columns(self.layouts[name]) if of_rows else self.layouts[name]
         own = f"{name}, in place" if name in self._read else name
         tensor.set_output().set_name(own).set_data_type(t.stored).set_byte_alignment(t.alignment)
         if swizzled:
@@ -68,3 +75,7 @@ class Drawing:
         more = self.rank - len(dim)
         outer = dim[0] * stride[0] if dim else 1
         return (*(1,) * more, *dim), (*(outer,) * more, *stride)
+
+
+def _with_columns(t: Layout) -> Layout:
+    return replace(t, shape=(*t.shape, 1), stride=(*t.stride, 1))

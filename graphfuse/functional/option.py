@@ -1,4 +1,4 @@
-"""Arguments that are no tensors, by name, with all the values they may have."""
+"""Arguments that are no tensors, by name, with the values they may have."""
 
 from collections.abc import Mapping
 
@@ -17,6 +17,13 @@ VALUES: Mapping[str, tuple[object, ...]] = {
     "needs_dgate": (False, True),
 }
 
+NUMBERS: Mapping[str, tuple[type, ...]] = {
+    "ignore_index": (int,),
+    "label_smoothing": (float, int),
+    "z_loss": (float, int),
+}
+"""Types of those that may be any number, as far as the graph accepts it: it is part of the kernel."""
+
 SCHEMA = {
     "enable_pdl": "bool?",
     "block_size": "int",
@@ -27,6 +34,9 @@ SCHEMA = {
     "needs_dweight": "bool",
     "needs_dbias": "bool",
     "needs_dgate": "bool",
+    "ignore_index": "int",
+    "label_smoothing": "float",
+    "z_loss": "float",
 }
 """How torch.library calls their types."""
 
@@ -37,6 +47,11 @@ UNSUPPORTED = frozenset(VALUES) - frozenset(SCHEMA)
 def check(options: Mapping[str, object]) -> None:
     """VariantPackError for a value that is not one of those accepted, VariantPackTypeError where its type is why."""
     for name, value in options.items():
+        if name in NUMBERS:
+            if type(value) not in NUMBERS[name]:
+                accepted = " or ".join(kind.__name__ for kind in NUMBERS[name])
+                raise VariantPackTypeError(f"{name} is {type(value).__name__}; accepted: {accepted}")
+            continue
         accepted = VALUES[name]
         if any(type(value) is type(a) and value == a for a in accepted):
             continue

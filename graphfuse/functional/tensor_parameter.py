@@ -30,6 +30,7 @@ def types(*accepted: data_type, as_bytes: bool = False) -> Types:
 FLOATS = types(data_type.BFLOAT16, data_type.HALF, data_type.FLOAT)
 FORMATS = FLOATS | types(data_type.FP8_E4M3, data_type.FP8_E5M2)
 FLOAT = types(data_type.FLOAT)
+INTEGERS = types(data_type.INT64, data_type.INT32)
 FP8 = types(data_type.FP8_E4M3, data_type.FP8_E5M2)
 PAIRS = torch.float4_e2m1fn_x2
 
@@ -86,6 +87,11 @@ def columns_or_heads(name: str) -> Rule:
 def rows(name: str) -> Rule:
     """One value for each row of another argument."""
     return lambda shapes: ((*shapes[name][:-1], 1),)
+
+
+def each_row(name: str) -> Rule:
+    """One value for each row of another argument, without a dimension for columns."""
+    return lambda shapes: (shapes[name][:-1],)
 
 
 def one(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:

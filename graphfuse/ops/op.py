@@ -14,7 +14,7 @@ class Cost(enum.Enum):
     """What the scalar form of a pointwise op takes."""
 
     COPY = "nothing: its operand is its result"
-    ARITHMETIC = "an addition or a multiplication, or two"
+    ARITHMETIC = "an addition, a multiplication or a choice, or two"
     FUNCTION = "a division, or the call of a function"
 
 

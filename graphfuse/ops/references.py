@@ -152,6 +152,13 @@ def quantize(t, x, a) -> dict[str, object]:
     return {"Y": rounding.round_to(t, scaled, element).flatten(axis, axis + 1), "scale": scale}
 
 
+def gen_index(t, x, a) -> dict[str, object]:
+    values, axis = x["input"], a["axis"]
+    numbers = t.arange(values.shape[axis], dtype=values.dtype, device=values.device)
+    along = [-1 if i == axis else 1 for i in range(values.dim())]
+    return {"output": numbers.reshape(along).expand(values.shape).contiguous()}
+
+
 def larger(t, a, b):
     # Of two zeros the positive one, if there is one: torch does not say which.
     return t.where((a == 0) & (b == 0), a + b, t.maximum(a, b))

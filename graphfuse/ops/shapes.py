@@ -219,6 +219,17 @@ def reduced_axes(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -
     return {**attributes, "axes": tuple(axis for axis, extent in enumerate(dim) if extent == 1)}
 
 
+def indexed(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, axis = shapes["input"], attributes["axis"]
+    if not -len(x) <= axis < len(x):
+        raise GraphValidationError(f"axis {axis} is outside the input's rank {len(x)}")
+    return {"output": x}
+
+
+def indexed_axis(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    return {**attributes, "axis": attributes["axis"] % len(inputs["input"])}
+
+
 def quantize_axis(shape: Shape, attributes: Attributes) -> int:
     """The axis blocks run along: the one asked for, else the last that is not 1."""
     axis = attributes["axis"]

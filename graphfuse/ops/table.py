@@ -8,9 +8,11 @@ this table; a new pointwise op is one entry here and nothing else.
 Loads neither torch nor CUDA: reference functions get the torch module as `t`.
 """
 
+import operator
+
 from graphfuse.dtypes import data_type
 from graphfuse.enums import norm_forward_phase, reduction_mode
-from graphfuse.ops import references, shapes
+from graphfuse.ops import losses, references, shapes
 from graphfuse.ops.op import Attribute, Cost, Op, Port
 
 
@@ -393,4 +395,46 @@ _TABLE = (
     ),
 )
 
-OPS: dict[str, Op] = {op.name: op for op in _TABLE}
+
+def _comparison(name: str, sign: str, reference, commutative: bool = False) -> Op:
+    return _pointwise(
+        name,
+        f"1 where input {sign} comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is\n"
+        f"{'unequal to' if sign == '!=' else 'in no order with'} everything.",
+        "input comparison",
+        f"({{input}} {sign} {{comparison}} ? 1.0f : 0.0f)",
+        lambda t, a, b: reference(a, b).to(a.dtype),
+        cost=Cost.ARITHMETIC,
+        commutative=commutative,
+    )
+
+
+_SELECTIONS = (
+    Op(
+        "gen_index",
+        "The number of each element of input along axis, from 0, as a number of the compute data type: FLOAT has all\n"
+        "up to 2^24. Of input only the shape counts. A negative axis counts from the last.",
+        inputs=(Port("input"),),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=shapes.indexed,
+        frozen=shapes.indexed_axis,
+        reference=references.gen_index,
+        attributes=(Attribute("axis", (int,), required=True),),
+    ),
+    _comparison("cmp_eq", "==", operator.eq, commutative=True),
+    _comparison("cmp_neq", "!=", operator.ne, commutative=True),
+    _comparison("cmp_gt", ">", operator.gt),
+    _comparison("cmp_ge", ">=", operator.ge),
+    _comparison("cmp_lt", "<", operator.lt),
+    _comparison("cmp_le", "<=", operator.le),
+    _pointwise(
+        "binary_select",
+        "input0 where mask is not 0, else input1.",
+        "input0 input1 mask",
+        "({mask} != 0.0f ? {input0} : {input1})",
+        lambda t, a, b, mask: t.where(mask != 0, a, b),
+        cost=Cost.ARITHMETIC,
+    ),
+)
+
+OPS: dict[str, Op] = {op.name: op for op in (*_TABLE, *_SELECTIONS, *losses.TABLE)}

@@ -6,9 +6,8 @@ stays what it is, and so do other products that are added.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
-from graphfuse.rows.steps import Chain, Number, Operand, Reduce, Step
+from graphfuse.rows.steps import Chain, Number, Operand, Reduce, Step, renamed
 
 
 def contracted(
@@ -32,7 +31,7 @@ def contracted(
                 made[k] = Step("fma", (("a", total), ("b", factor), ("c", other)), (), step.rounded)
                 break
     moved: dict[Operand, Operand] = {Chain(old): Chain(new) for new, old in enumerate(made)}
-    return tuple(_renamed(step, moved) for step in made.values()), moved
+    return tuple(renamed(step, moved) for step in made.values()), moved
 
 
 def _total(steps: Sequence[Step | Reduce], mean: Operand) -> Operand | None:
@@ -42,9 +41,3 @@ def _total(steps: Sequence[Step | Reduce], mean: Operand) -> Operand | None:
         return None
     (_, total), (_, factor) = step.operands
     return total if isinstance(factor, Number) else None
-
-
-def _renamed(step: Step | Reduce, moved: dict[Operand, Operand]) -> Step | Reduce:
-    if isinstance(step, Reduce):
-        return replace(step, input=moved.get(step.input, step.input))
-    return replace(step, operands=tuple((port, moved.get(o, o)) for port, o in step.operands))

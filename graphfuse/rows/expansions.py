@@ -4,6 +4,8 @@ An entry is all that a kernel needs to know of such an op: the same steps writte
 same program, and so the same kernel.
 """
 
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,9 +13,17 @@ from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
 from graphfuse.ops import Attributes, Shape, adalayernorm_axes, rmsnorm_axes
 from graphfuse.rows.emitter import Emitter
-from graphfuse.rows.steps import Chain, Join, Number, Operand
+from graphfuse.rows.steps import Chain, Column, Join, Number, Operand
 
-Operands = Mapping[str, Operand]
+
+class Operands(Mapping[str, Operand]):
+    """What the input ports of an op are."""
+
+    @abstractmethod
+    def attribute(self, name: str) -> object:
+        """What an attribute of the node is."""
+
+
 Values = Mapping[str, "Operand | tuple[Operand, ...]"]
 """By output port: what is computed of each row; or the factors of a product whose sum over all rows it is."""
 
@@ -31,6 +41,10 @@ def _of_samples(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[in
     return adalayernorm_axes(shapes["input"], shapes["scale"])
 
 
+def _of_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
+    return (len(shapes["input"]) - 1,)
+
+
 def _of_axis(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
     return (attributes["axis"],)
 
@@ -38,8 +52,8 @@ def _of_axis(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, 
 @dataclass(frozen=True)
 class Expansion:
     """of(emitter, operands by input port) -> what each output port is. scalars: input ports of one element in all.
-    of_columns: those that are the same for all rows, however few there are. of_rows: those with one element a row,
-    however few rows there are. columns: the axes of a row."""
+    of_columns: those that are the same for all rows, however few there are. of_rows: those of which there is one a row,
+    however few rows or columns there are. columns: the axes of a row."""
 
     of: Callable[[Emitter, Operands], Values]
     scalars: frozenset[str] = frozenset()
@@ -147,8 +161,60 @@ def _log_softmax_backward(e: Emitter, x: Operands) -> Values:
     return {"DX": e.op("sub", a=x["grad"], b=e.op("mul", a=e.op("exp", input=x["output"]), b=total))}
 
 
+def _chosen(e: Emitter, x: Operands, chosen: Operand, otherwise: Operand) -> Chain:
+    """Of each element: one value in the target's column, another elsewhere."""
+    index = e.op("identity", input=Column())
+    return e.op(
+        "binary_select", input0=chosen, input1=otherwise, mask=e.op("cmp_eq", input=index, comparison=x["target"])
+    )
+
+
+def _known(e: Emitter, x: Operands, value: Operand) -> Chain:
+    """One a row: `value`, or NaN where the target is the number of no column."""
+    inside = e.op("cmp_ge", input=x["target"], comparison=Number(0.0))
+    below = e.op("cmp_lt", input=x["target"], comparison=Number(float(e.columns)))
+    nan = e.op("sub", a=Number(math.inf), b=Number(math.inf))
+    return e.op("binary_select", input0=value, input1=nan, mask=e.op("mul", a=inside, b=below))
+
+
+def _counted(e: Emitter, x: Operands, value: Operand) -> Chain:
+    """`value`, or 0 in a row that is ignored."""
+    mask = e.op("cmp_neq", input=x["target"], comparison=Number(float(x.attribute("ignore_index"))))
+    return e.op("binary_select", input0=value, input1=Number(0.0), mask=mask)
+
+
+def _cross_entropy(e: Emitter, x: Operands) -> Values:
+    smoothing, z = x.attribute("label_smoothing"), x.attribute("z_loss")
+    largest = e.reduce(Join.MAX, x["input"])
+    powers = _power(e, e.op("sub", a=x["input"], b=largest))
+    total = e.op("log", input=e.reduce(Join.SUM, powers))
+    logsumexp = e.op("add", a=total, b=largest)
+    # Of the largest what is below it, so that large numbers cancel none of a small loss.
+    below = e.op("sub", a=e.reduce(Join.SUM, _chosen(e, x, x["input"], Number(0.0))), b=largest)
+    if smoothing:
+        mean = e.op("sub", a=_mean(e, x["input"]), b=largest)
+        spread = e.op("mul", a=mean, b=Number(smoothing))
+        below = e.op("fma", a=below, b=Number(1.0 - smoothing), c=spread)
+    loss = e.op("sub", a=total, b=below)
+    if z:
+        loss = e.op("fma", a=e.op("mul", a=logsumexp, b=logsumexp), b=Number(z), c=loss)
+    return {"loss": _counted(e, x, _known(e, x, loss)), "logsumexp": logsumexp}
+
+
+def _cross_entropy_backward(e: Emitter, x: Operands) -> Values:
+    smoothing, z = x.attribute("label_smoothing"), x.attribute("z_loss")
+    slope = e.op("exp", input=e.op("sub", a=x["input"], b=x["logsumexp"]))
+    if z:
+        slope = e.op("mul", a=slope, b=e.op("fma", a=x["logsumexp"], b=Number(2.0 * z), c=Number(1.0)))
+    if smoothing:
+        slope = e.op("sub", a=slope, b=Number(smoothing / e.columns))
+    apart = e.op("sub", a=slope, b=_chosen(e, x, Number(1.0 - smoothing), Number(0.0)))
+    return {"DX": _counted(e, x, e.op("mul", a=apart, b=_known(e, x, x["grad"])))}
+
+
 _EPSILON, _WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
 _INVERSE, _MOMENTS = frozenset({"inv_variance"}), frozenset({"mean", "inv_variance"})
+_LOSSES = frozenset({"target", "logsumexp", "grad"})
 
 EXPANSIONS = {
     "rmsnorm": Expansion(_rmsnorm, _EPSILON, _WEIGHTS),
@@ -162,6 +228,8 @@ EXPANSIONS = {
     "logsumexp": Expansion(_logsumexp, columns=_of_axis),
     "softmax_backward": Expansion(_softmax_backward, columns=_of_axis),
     "log_softmax_backward": Expansion(_log_softmax_backward, columns=_of_axis),
+    "cross_entropy": Expansion(_cross_entropy, of_rows=frozenset({"target"}), columns=_of_last),
+    "cross_entropy_backward": Expansion(_cross_entropy_backward, of_rows=_LOSSES, columns=_of_last),
 }
 """By op."""
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
 from graphfuse.ops import OPS, Cost
-from graphfuse.rows.steps import Chain, Join, Load, Number, Operand, Reduce, Scalar, Step
+from graphfuse.rows.steps import Chain, Column, Join, Load, Number, Operand, Reduce, Scalar, Step
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,11 @@ class RowProgram:
     late: frozenset[int] = frozenset()
 
     @property
+    def numbers_columns(self) -> bool:
+        """Whether a step is given the number of its element's column."""
+        return any(isinstance(o, Column) for step in self.steps for _, o in step.operands)
+
+    @property
     def scalars(self) -> tuple[Scalar, ...]:
         """The distinct one-element operands in order of first use."""
         found = (o for step in self.steps for _, o in step.operands if isinstance(o, Scalar))
@@ -118,6 +123,8 @@ class RowProgram:
     def extent(self, operand: Operand) -> Extent:
         if isinstance(operand, Scalar | Number):
             return Extent(False, False)
+        if isinstance(operand, Column):
+            return Extent(False, True)
         if isinstance(operand, Load):
             return Extent(self.inputs[operand.index].rows, self.inputs[operand.index].columns)
         return self.extents[operand.index]
@@ -202,7 +209,8 @@ class RowProgram:
         if made is None or made.rounded is not None or made.op_name != _ABSORBED[reduction.join]:
             return (reduction.input,)
         operands = tuple(o for _, o in made.operands)
-        return operands if all(self.extent(o).columns for o in operands) else (reduction.input,)
+        arrays = all(isinstance(o, Chain | Load) and self.extent(o).columns for o in operands)
+        return operands if arrays else (reduction.input,)
 
     def is_of_magnitudes(self, k: int) -> bool:
         """Whether reduction number k, a largest one, is of the magnitudes of what it goes through."""
@@ -247,7 +255,7 @@ class RowProgram:
         found: dict[Chain | Load, None] = {}
 
         def visit(o: Operand) -> None:
-            if isinstance(o, Scalar | Number) or o in found or not self.extent(o).columns:
+            if not isinstance(o, Chain | Load) or o in found or not self.extent(o).columns:
                 return
             if isinstance(o, Chain) and not (o in known and self.extent(o).rows):
                 for _, operand in self.steps[o.index].operands:

@@ -4,7 +4,8 @@
 """
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from graphfuse.dtypes import data_type
 from graphfuse.ir import Tensor, TensorId
@@ -47,7 +48,15 @@ class Number:
     value: float
 
 
-Operand = Chain | Load | Scalar | Number
+@dataclass(frozen=True)
+class Column:
+    """The number of an element in its row, from 0: an operand of pointwise steps. It is exact up to `MOST_COLUMNS`."""
+
+
+MOST_COLUMNS = 2**24
+"""float32 has all integers up to this."""
+
+Operand = Chain | Load | Scalar | Number | Column
 
 
 @dataclass(frozen=True)
@@ -82,3 +91,10 @@ class Reduce:
     @property
     def operands(self) -> tuple[tuple[str, Operand], ...]:
         return (("input", self.input),)
+
+
+def renamed(step: Step | Reduce, moved: Mapping[Operand, Operand]) -> Step | Reduce:
+    """The step with new operands in the place of old ones."""
+    if isinstance(step, Reduce):
+        return replace(step, input=moved.get(step.input, step.input))
+    return replace(step, operands=tuple((port, moved.get(o, o)) for port, o in step.operands))

@@ -13,45 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from graphfuse.errors import GraphNotSupportedError, VariantPackTypeError
-from graphfuse.functional.declaration import Function, Variant
-from graphfuse.functional.function import define
+from graphfuse.errors import VariantPackTypeError
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, written
 from graphfuse.torch.norm import Norm
+from graphfuse.torch.step import Step, defined, made_once, refuse_tangents, refuse_transforms
 
 _observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One graph of an operator: as a function of its own, and as an operator of torch."""
-
-    declaration: Function
-    function: Callable[..., object]
-    operator: torch._ops.OpOverload
-
-    def __call__(self, *values):
-        return self.operator(*values) if _observed() else self.function(*values)
-
-
-def _step(name: str, variant: Variant, others: Sequence[str]) -> _Step:
-    """Defines ``graphfuse::NAME`` of the arguments that a variant reads and `others`, which returns what it writes."""
-    read = [a for a in variant.arguments if not a.written]
-    function = Function(
-        name,
-        parameters=(*(a.name for a in read), *others),
-        defaults={a.name: None for a in read if a.optional},
-        chosen_by=(),
-        variants={(): variant},
-        results=tuple(a.name for a in variant.arguments if a.written),
-    )
-    call = define(function)
-    return _Step(function, call, getattr(torch.ops.graphfuse, name).default)
 
 
 @dataclass(frozen=True)
@@ -69,18 +40,18 @@ class Operator:
 
 def differentiable(name: str, norm: Norm) -> Operator:
     """The operator of (*norm.tensors, eps) -> norm.results, and torch's operators ``graphfuse::NAME...``."""
-    inference = _step(name, norm.inference, ["eps"])
-    training = _step(f"{name}_training", norm.training, ["eps"])
-    gradients = _step(f"{name}_backward", norm.backward, [a.asked for a in norm.gradients])
+    inference = defined(name, norm.inference, ["eps"])
+    training = defined(f"{name}_training", norm.training, ["eps"])
+    gradients = defined(f"{name}_backward", norm.backward, [a.asked for a in norm.gradients])
     for step in (training, gradients):
         pass_by_autograd(step.declaration, step.operator)
     apply = _formula(name, norm, training, gradients, alone=False).apply
     apply_alone = torch_private.single_level_apply(_formula(name, norm, training, gradients, alone=True))
 
     def below_autograd(keyset, *values):
-        _refuse_tangents(name, values)
+        refuse_tangents(name, values)
         if torch.is_grad_enabled() and _any_requires_grad(*values):
-            _refuse_transforms(name)
+            refuse_transforms(name)
             return apply(*values)
         return torch_private.below_autograd(inference.operator, keyset, *values)
 
@@ -142,7 +113,7 @@ class _Recent:
     backward: Callable[..., object] = lambda *values: DECLINED
 
 
-def _formula(name: str, norm: Norm, training: _Step, gradients: _Step, alone: bool) -> type[torch.autograd.Function]:
+def _formula(name: str, norm: Norm, training: Step, gradients: Step, alone: bool) -> type[torch.autograd.Function]:
     """What is kept of a forward call, and the gradients that are made from it, in one graph.
 
     alone: whether forward is only called where nobody else wants to see it.
@@ -164,7 +135,7 @@ def _formula(name: str, norm: Norm, training: _Step, gradients: _Step, alone: bo
             recent.backward = gradients.function.last() or recent.backward
         return made
 
-    once = _made_once(name, gradients)
+    once = made_once(name, gradients)
     names = {
         "observed": _observed,
         "declined": DECLINED,
@@ -207,35 +178,3 @@ def _in_rows(norm: Norm, values: Sequence[object]) -> list[object]:
         if read in ("dy", "dtotal") and grad is not None and grad.stride(-1) != 1:
             found[place] = grad.contiguous()
     return found
-
-
-def _made_once(name: str, gradients: _Step) -> Callable[..., object]:
-    class Once(torch.autograd.Function):
-        """The gradients where these are recorded themselves (``create_graph=True``): differentiating them raises."""
-
-        @staticmethod
-        def forward(ctx, *values):
-            return gradients(*values)
-
-        @staticmethod
-        def backward(ctx, *grads):
-            raise GraphNotSupportedError(
-                f"graphfuse::{name}: its gradient has no derivative; accepted: create_graph=True as long as nothing "
-                "is differentiated twice"
-            )
-
-    return Once.apply
-
-
-def _refuse_transforms(name: str) -> None:
-    if torch_private.is_differentiated_by_func():
-        raise GraphNotSupportedError(
-            f"graphfuse::{name} is differentiated by torch.func; accepted: torch.autograd (backward, grad)"
-        )
-
-
-def _refuse_tangents(name: str, values: Sequence[object]) -> None:
-    if any(isinstance(v, torch.Tensor) and forward_ad.unpack_dual(v).tangent is not None for v in values):
-        raise GraphNotSupportedError(
-            f"graphfuse::{name} has no forward-mode derivative; accepted: torch.autograd (backward, grad)"
-        )

@@ -16,7 +16,7 @@ POINTWISE = [op for op in OPS.values() if op.pointwise]
 @pytest.mark.parametrize("op", POINTWISE, ids=lambda op: op.name)
 def test_the_cost_is_that_of_the_scalar_form(op):
     calls = re.search(r"\w\(|/", op.cuda)
-    operators = re.findall(r"[-+*]", op.cuda)
+    operators = re.findall(r"[-+*?]", op.cuda)
     assert op.cost is (Cost.FUNCTION if calls else Cost.ARITHMETIC if operators else Cost.COPY)
     assert op.cost is Cost.FUNCTION or len(operators) <= 1
 

@@ -32,6 +32,7 @@ def test_pointwise_op(name, attributes, compute):
     data = [
         torch.linspace(-9, 9, 64, dtype=torch_type).view(4, 16),
         torch.linspace(-3, 2, 16, dtype=torch_type).view(1, 16),
+        torch.tensor([0.0, 1.0, -0.0, float("nan")], dtype=torch_type).view(4, 1),
     ][:arity]
     if name in ("sqrt", "rsqrt", "log"):
         data = [d.abs() for d in data]

@@ -9,7 +9,7 @@ from graphfuse.engine import knobs_to_dict
 from graphfuse.ops import OPS
 from graphfuse.runtime.handle import Handle
 from support import variants
-from support.variants import FORWARD, TARGETS, VARIANTS
+from support.variants import BACKWARD, FORWARD, LOSSES, TARGETS, VARIANTS
 
 H200 = TARGETS["sm_90a"]
 FACTS = [v.facts() for v in FORWARD.values()]
@@ -26,8 +26,20 @@ def test_every_type_in_every_role():
     assert {None if s.by_value else s.dtype for p in programs for s in p.scalars} == FLOATS | {None}
 
 
+def test_every_type_of_logits_and_targets_both_ways():
+    programs = [v.facts().program for v in LOSSES.values()]
+    types = {
+        (frozenset(view.dtype for view in p.inputs if view.columns), view.dtype, bool(p.last))
+        for p in programs
+        for view in p.inputs
+        if not view.columns
+    }
+    integers = (data_type.INT32, data_type.INT64)
+    assert types >= {(frozenset({x}), t, forward) for x in FLOATS for t in integers for forward in (True, False)}
+
+
 def test_every_pointwise_op():
-    used = {step.op_name for f in FACTS for step in f.program.steps} & OPS.keys()
+    used = {step.op_name for v in VARIANTS.values() for step in v.facts().program.steps} & OPS.keys()
     assert used == {op.name for op in OPS.values() if op.pointwise}
 
 
@@ -66,7 +78,7 @@ def test_planned_by_the_public_api(name):
     knobs = variant.knobs_on(H200)
     assert counts[0] == 1
     launches = [variant.engine.launch(variant.facts(rows), knobs) for rows in counts]
-    most = 2**31 if name in FORWARD else knobs.ctas
+    most = knobs.ctas if name in BACKWARD else 2**31
     assert [one.grid for one in launches] == [min(most, -(-n * knobs.threads_per_row // knobs.threads)) for n in counts]
     graph = variant.problem.graph()
     graph.handle = Handle(H200)  # planning needs no GPU
@@ -80,7 +92,7 @@ def test_planned_by_the_public_api(name):
 def test_rows_do_not_change_the_source():
     for variant in VARIANTS.values():
         knobs = variant.knobs_on(H200)
-        sources = {variant.engine.source(variant.facts(rows), knobs) for rows in (1, 2, 1000)}
+        sources = {variant.engine.source(variant.facts(rows), knobs) for rows in (variant.problem.rows, 2, 1000)}
         assert sources == {variant.source(H200)}
 
 

@@ -10,7 +10,8 @@ from graphfuse import heur_mode, norm_forward_phase, plan, plugins, reduction_mo
 from graphfuse.device import for_arch
 from graphfuse.emulator.compiler import Build
 from graphfuse.engine import No
-from graphfuse.engines.rows.by_row import ByRowKnobs, RmsNormEngine
+from graphfuse.engines.rows import RowEngine
+from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.engines.rows.by_row.split import RowSplit, plan_of
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
@@ -134,7 +135,7 @@ SPREAD = {
 }
 
 
-class OneNorm(RmsNormEngine):
+class OneNorm(RowEngine):
     """Takes kernels of one sum over a row."""
 
     name = "one-norm"

@@ -159,7 +159,7 @@ def profile() -> dict:
         "in_flight_kb_per_sm": 6.2,
         "stalls": {"not_selected": 0.3, "long_scoreboard": 0.25, "wait": 0.2, "selected": 0.1, "barrier": 0.01},
     }
-    case = {"rows": 399360, "columns": 1024, "output": "nvfp4", "bytes": 1047922688, "note": "rmsnorm[]"}
+    case = {"rows": 399360, "columns": 1024, "output": "nvfp4", "bytes": 1047922688, "note": "rows[]"}
     timeless = figures | dict.fromkeys(("us", "ghz", "dram_percent", "dram_tb_per_s"))
     cases = [
         {**case, "replay": "kernel", **figures, "metrics": {}},

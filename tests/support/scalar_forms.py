@@ -43,11 +43,13 @@ TERMS = {
 
 
 def source(function: str) -> str:
-    """`function` for each case i, with {i} and {form}, that of a[k] and b[k]."""
+    """`function` for each case i, with {i} and {form}, that of a[k] and b[k], and of 0 and 1 in turns."""
     text = ['#include "graphfuse/simt.cuh"', '#include "graphfuse/math.cuh"']
     for i, (op, attributes) in enumerate(CASES):
         operands = tuple((port.name, Load(number)) for number, port in enumerate(op.inputs))
-        form = expression(Step(op.name, operands, tuple(attributes.items())), lambda o: f"{'ab'[o.index]}[k]")
+        form = expression(
+            Step(op.name, operands, tuple(attributes.items())), lambda o: ("a[k]", "b[k]", "float(k % 2)")[o.index]
+        )
         text.append(function.format(i=i, form=form))
     return "\n".join(text)
 
@@ -76,7 +78,8 @@ def _finite(values: np.ndarray) -> np.ndarray:
 def hold(index: int, a: np.ndarray, b: np.ndarray, out: np.ndarray, sigmoid: float) -> None:
     """sigmoid: relative error of what is made of one."""
     op, attributes = CASES[index]
-    inputs = [torch.from_numpy(v.astype(np.float64)) for v in (a, b)[: len(op.inputs)]]
+    every = (a, b, np.arange(a.size) % 2)
+    inputs = [torch.from_numpy(v.astype(np.float64)) for v in every[: len(op.inputs)]]
     full = {attribute.name: attribute.default for attribute in op.attributes} | attributes
     named = {port.name: value for port, value in zip(op.inputs, inputs, strict=True)}
     expected = op.reference(torch, named, full)["output"].numpy()

@@ -23,6 +23,7 @@ from graphfuse.patterns.rows import PATTERN
 from support import graphs
 from support.gradients import ACTIVATIONS, TYPES, WEIGHTS, Gradient
 from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
+from support.losses import INT32, INT64, CrossEntropy, Window
 from support.row_functions import KINDS, RowFunction
 
 TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_120")}
@@ -33,7 +34,7 @@ TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_1
 class Variant:
     """A problem, the engine that runs it, and its knobs; None for what the engine proposes first."""
 
-    problem: Norm | Gradient | RowFunction
+    problem: Norm | Gradient | RowFunction | CrossEntropy | Window
     knobs: object = None
     engine: KernelEngine = RowEngine()
     pattern: match.Pattern = PATTERN
@@ -71,7 +72,7 @@ class Variant:
 
 
 @functools.cache
-def _facts(problem: Norm | Gradient | RowFunction, pattern: match.Pattern) -> object:
+def _facts(problem: object, pattern: match.Pattern) -> object:
     found = match.find(pattern, lower(freeze(problem.graph())))
     return next(m for m in found if isinstance(m, match.Region)).facts
 
@@ -279,4 +280,38 @@ BACKWARD: dict[str, Variant] = {
     "backward odd rows apart": _backward(Gradient(1, 512, x_stride=513, grad_stride=514, dx_stride=515, residual=True)),
 }
 
-VARIANTS: dict[str, Variant] = FORWARD | BACKWARD
+
+def _losses() -> Iterator[tuple[str, Variant]]:
+    """Cross entropy and its gradient: every type with every type of target, rows of every length."""
+    for i, dtype in enumerate(_FLOATS):
+        for j, target in enumerate((INT32, INT64)):
+            problem = CrossEntropy(1, 1000, dtype, target, label_smoothing=0.1 * ((i + j) % 2))
+            yield f"loss {dtype.name} {target.name}", Variant(problem)
+            yield f"loss gradient {dtype.name} {target.name}", Variant(dataclasses.replace(problem, backward=True))
+    for columns in (1, 7, 32000, 50257, 131072, 262144):
+        for backward in (False, True):
+            problem = CrossEntropy(1, columns, _FLOATS[columns % 3], backward=backward)
+            yield f"loss {'gradient ' * backward}of {columns}", Variant(problem)
+
+
+_ANY_LENGTH = ByRowKnobs(1024, 1024)
+
+LOSSES: dict[str, Variant] = {
+    **dict(_losses()),
+    "loss read again": Variant(CrossEntropy(1, 50257, FLOAT, label_smoothing=0.1, z_loss=1e-4), _ANY_LENGTH),
+    "loss gradient read again": Variant(CrossEntropy(1, 65536, FLOAT, backward=True), _ANY_LENGTH),
+    "loss in pieces of 2": Variant(CrossEntropy(1, 528, z_loss=1e-4), ByRowKnobs(16, 64, 2)),
+    "loss gradient in pieces of 4": Variant(CrossEntropy(1, 544, FLOAT, backward=True), ByRowKnobs(16, 64, 4)),
+    "loss in a cluster": Variant(CrossEntropy(1, 1000, FLOAT, ignore_index=0), ByRowKnobs(256, 64)),
+    "loss gradient in four CTAs": Variant(
+        CrossEntropy(1, 1000, HALF, backward=True, ignore_index=3, z_loss=1e-2), ByRowKnobs(256, 64)
+    ),
+    "loss alone": Variant(CrossEntropy(1, 512, sums=False)),
+    "loss rows apart": Variant(CrossEntropy(1, 512, stride=520, offset=4, alignment=8)),
+    "loss gradient rows apart": Variant(CrossEntropy(1, 512, backward=True, stride=513, offset=1, alignment=2)),
+    # Of two rows: what there is one a row of is, of one row as nodes, one number in all.
+    "loss by hand": Variant(CrossEntropy(2, 1000, by_hand=True)),
+    "window": Variant(Window(2, 1000)),
+}
+
+VARIANTS: dict[str, Variant] = FORWARD | BACKWARD | LOSSES

@@ -203,24 +203,27 @@ GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, RowSum::Shared* shared) 
   return joined;
 }
 
-/// The phases from PHASE on. parts: of the phase before. rows, columns: what was read already.
+/// The phases from PHASE on; none from 0, of a program that reduces no rows. before: parts of the phase before. rows,
+/// columns: what was read already.
 template <int PHASE, bool ROWS_READ, bool COLUMNS_READ>
 GF_DEVICE void run_later(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
                          typename Phase<PHASE>::Columns (&columns)[STEPS], Held (&held)[STEPS],
                          const Operands& operands, PerRow& per_row, float (&largest)[AMAXES],
-                         const Parts<PHASE - 1>& before, RowSum::Shared* shared, bool writes_rows) {
-  const Joined<PHASE - 1> joined = join<PHASE - 1>(before, shared);
-  per_row.begin(gf::Number<PHASE>(), row, operands, joined.sums, joined.maxima);
-  if (writes_rows) {
-    per_row.store(gf::Number<PHASE>(), row);
-  }
-  Parts<PHASE> parts;
-  run<PHASE, ROWS_READ, COLUMNS_READ>(row, rows, columns, held, operands, per_row, largest, parts);
-  if constexpr (PHASE < LAST_PHASE) {
-    typename Phase<PHASE + 1>::Rows next_rows[STEPS];
-    typename Phase<PHASE + 1>::Columns next_columns[STEPS];
-    run_later<PHASE + 1, false, false>(row, next_rows, next_columns, held, operands, per_row, largest, parts, shared,
-                                       writes_rows);
+                         const Parts<(PHASE > 0) ? PHASE - 1 : 0>& before, RowSum::Shared* shared, bool writes_rows) {
+  if constexpr (PHASE > 0) {
+    const Joined<PHASE - 1> joined = join<PHASE - 1>(before, shared);
+    per_row.begin(gf::Number<PHASE>(), row, operands, joined.sums, joined.maxima);
+    if (writes_rows) {
+      per_row.store(gf::Number<PHASE>(), row);
+    }
+    Parts<PHASE> parts;
+    run<PHASE, ROWS_READ, COLUMNS_READ>(row, rows, columns, held, operands, per_row, largest, parts);
+    if constexpr (PHASE < LAST_PHASE) {
+      typename Phase<PHASE + 1>::Rows next_rows[STEPS];
+      typename Phase<PHASE + 1>::Columns next_columns[STEPS];
+      run_later<PHASE + 1, false, false>(row, next_rows, next_columns, held, operands, per_row, largest, parts, shared,
+                                         writes_rows);
+    }
   }
 }
 
@@ -278,9 +281,7 @@ extern "C" GF_KERNEL(THREADS) row_program(KERNEL_PARAMETERS) {
   Phase<0>::Columns columns0[STEPS];
   Parts<0> parts;
   run<0, PASSES == 1, false>(row, rows0, columns0, held, operands, per_row, largest, parts);
-  if constexpr (LAST_PHASE > 0) {
-    run_later<SECOND, ROWS_FIRST, COLUMNS_FIRST>(row, rows1, columns1, held, operands, per_row, largest, parts, shared,
-                                                 writes_rows);
-  }
+  run_later<SECOND, ROWS_FIRST, COLUMNS_FIRST>(row, rows1, columns1, held, operands, per_row, largest, parts, shared,
+                                               writes_rows);
   raise_amaxes(row, largest);
 }

@@ -59,7 +59,8 @@ class ByRow(Schedule[ByRowKnobs]):
             grid=by_rows.grid(facts.rows),
             block=knobs.threads,
             arguments=arguments(plan_of(facts, knobs)),
-            cluster=knobs.cluster,
+            # CTAs that share a row meet where it is reduced, and nowhere else.
+            cluster=knobs.cluster if facts.program.last else 1,
             cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
             waits=True,
             by_rows=by_rows,

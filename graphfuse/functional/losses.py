@@ -1,0 +1,124 @@
+"""Cross entropy of rows of logits with the numbers of columns as targets, and its gradient."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from graphfuse.functional.declaration import Variant
+from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.function import function
+from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, INTEGERS, TensorParameter, each_row, like, type_of
+
+OPTIONS = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
+"""Those of a loss, which are part of its kernels, with their defaults."""
+
+_VARIANTS_KEPT = 64
+
+
+class Variants(Mapping[tuple[object, ...], Variant]):
+    """A variant for all values of OPTIONS, made when it is first asked for. `made` takes them by name."""
+
+    def __init__(self, made: Callable[[Mapping[str, object]], Variant]):
+        self._made = functools.lru_cache(_VARIANTS_KEPT)(lambda values: made(dict(zip(OPTIONS, values, strict=True))))
+
+    def __getitem__(self, values: tuple[object, ...]) -> Variant:
+        return self._made(values)
+
+    def __iter__(self) -> Iterator[tuple[object, ...]]:
+        """The default's."""
+        return iter([tuple(OPTIONS.values())])
+
+    def __len__(self) -> int:
+        return 1
+
+
+INPUT = TensorParameter("input", FLOATS)
+TARGET = TensorParameter("target", INTEGERS, each_row("input"))
+
+
+def loss_variant(*arguments: TensorParameter) -> Variants:
+    """Cross entropy. arguments: tensors by the names input, target, loss, logsumexp, the last of which may be left
+    out."""
+
+    def draw(d: Drawing, options: Mapping[str, object]) -> None:
+        loss, logsumexp = d.graph.cross_entropy(d["input"], d.of_rows("target"), **options)
+        d.store("loss", loss, of_rows=True)
+        if "logsumexp" in d:
+            d.store("logsumexp", logsumexp, of_rows=True)
+
+    return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))
+
+
+def gradient_variant(*arguments: TensorParameter) -> Variants:
+    """The gradient of cross entropy. arguments: tensors by the names input, target, logsumexp, grad, dinput."""
+
+    def draw(d: Drawing, options: Mapping[str, object]) -> None:
+        grad, target, logsumexp = (d.of_rows(name) for name in ("grad", "target", "logsumexp"))
+        d.store("dinput", d.graph.cross_entropy_backward(grad, d["input"], target, logsumexp, **options))
+
+    return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))
+
+
+_ROW = each_row("input")
+_LOSS = loss_variant(
+    INPUT,
+    TARGET,
+    TensorParameter("loss", FLOAT, _ROW, written=True, new=torch.float32),
+    TensorParameter("logsumexp", FLOAT, _ROW, written=True, new=torch.float32),
+)
+_GRADIENT = gradient_variant(
+    INPUT,
+    TARGET,
+    TensorParameter("logsumexp", FLOAT, _ROW),
+    TensorParameter("grad", FLOAT, _ROW),
+    TensorParameter("dinput", FLOATS, like("input"), written=True, new=type_of("input")),
+)
+
+
+@function(_LOSS, "loss", "logsumexp", chosen_by=tuple(OPTIONS))
+def cross_entropy(
+    input: torch.Tensor,  # noqa: A002 - torch's spelling
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    loss: torch.Tensor | None = None,
+    logsumexp: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropy of each row's softmax with its target, and the logarithm of the row's sum of exponentials.
+
+    input: (..., columns), bfloat16, float16 or float32, any strides: logits, the classes last. target: (...), int64 or
+    int32, numbers of columns. A row whose target is ignore_index has a loss of 0; one whose target is neither that nor
+    the number of a column has a loss of NaN, and nothing is read there. label_smoothing: 0 to 1, the part of the target
+    that all columns share. z_loss: the factor of logsumexp^2, which is added to the loss. These three numbers are part
+    of the kernel, so that each choice of them is compiled once. loss, logsumexp: (...), float32, newly allocated where
+    None. enable_pdl and errors as of ``rmsnorm``.
+
+    Returns (loss, logsumexp), not reduced over rows. Autograd does not see the call;
+    ``graphfuse.torch.cross_entropy`` is differentiable.
+    """
+
+
+@function(_GRADIENT, "dinput", chosen_by=tuple(OPTIONS))
+def cross_entropy_backward(
+    input: torch.Tensor,  # noqa: A002
+    target: torch.Tensor,
+    logsumexp: torch.Tensor,
+    grad: torch.Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    dinput: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """The gradient of ``cross_entropy`` with respect to input.
+
+    input, target, ignore_index, label_smoothing, z_loss: those of the loss. logsumexp: what it made. grad: (...),
+    float32, the gradient of each row's loss. dinput: of input's shape, bfloat16, float16 or float32, any strides; it
+    may be input itself where types agree. Default: input's type, newly allocated. Rows that are ignored become 0, those
+    with a target that is no column NaN. enable_pdl and errors as of ``rmsnorm``.
+
+    Returns dinput.
+    """

@@ -1,0 +1,18 @@
+"""Steps that nothing reads, as those are of an output of an op that nobody asked for."""
+
+from collections.abc import Iterable, Sequence
+
+from graphfuse.rows.steps import Chain, Operand, Reduce, Step, renamed
+
+
+def pruned(
+    steps: Sequence[Step | Reduce], read: Iterable[Operand]
+) -> tuple[tuple[Step | Reduce, ...], dict[Operand, Operand]]:
+    """The other steps, and by the old values the new ones. read: values that are read beside the steps."""
+    wanted = set(read)
+    for k in reversed(range(len(steps))):
+        if Chain(k) in wanted:
+            wanted.update(o for _, o in steps[k].operands)
+    kept = [k for k in range(len(steps)) if Chain(k) in wanted]
+    moved: dict[Operand, Operand] = {Chain(old): Chain(new) for new, old in enumerate(kept)}
+    return tuple(renamed(steps[k], moved) for k in kept), moved

@@ -1,0 +1,81 @@
+"""One graph of a differentiable operator, as a function and as an operator of torch; which derivatives are refused."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.autograd import forward_ad
+
+from graphfuse.errors import GraphNotSupportedError
+from graphfuse.functional.declaration import Function, Variant
+from graphfuse.functional.function import define
+from graphfuse.runtime import torch_private
+
+_observed = torch_private.observed()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One graph of an operator: as a function of its own, and as an operator of torch."""
+
+    declaration: Function
+    function: Callable[..., object]
+    operator: torch._ops.OpOverload
+
+    def __call__(self, *values):
+        return self.operator(*values) if _observed() else self.function(*values)
+
+
+def defined(
+    name: str,
+    variants: Variant | Mapping[tuple[object, ...], Variant],
+    others: Sequence[str],
+    chosen_by: tuple[str, ...] = (),
+) -> Step:
+    """Defines ``graphfuse::NAME`` of the arguments that a variant reads and `others`, which returns what it writes.
+    variants: one, or by the values of those of `others` that `chosen_by` names."""
+    variants = {(): variants} if isinstance(variants, Variant) else variants
+    variant = next(iter(variants.values()))
+    read = [a for a in variant.arguments if not a.written]
+    function = Function(
+        name,
+        parameters=(*(a.name for a in read), *others),
+        defaults={a.name: None for a in read if a.optional},
+        chosen_by=chosen_by,
+        variants=variants,
+        results=tuple(a.name for a in variant.arguments if a.written),
+    )
+    call = define(function)
+    return Step(function, call, getattr(torch.ops.graphfuse, name).default)
+
+
+def made_once(name: str, gradients: Step) -> Callable[..., object]:
+    class Once(torch.autograd.Function):
+        """The gradients where these are recorded themselves (``create_graph=True``): differentiating them raises."""
+
+        @staticmethod
+        def forward(ctx, *values):
+            return gradients(*values)
+
+        @staticmethod
+        def backward(ctx, *grads):
+            raise GraphNotSupportedError(
+                f"graphfuse::{name}: its gradient has no derivative; accepted: create_graph=True as long as nothing "
+                "is differentiated twice"
+            )
+
+    return Once.apply
+
+
+def refuse_transforms(name: str) -> None:
+    if torch_private.is_differentiated_by_func():
+        raise GraphNotSupportedError(
+            f"graphfuse::{name} is differentiated by torch.func; accepted: torch.autograd (backward, grad)"
+        )
+
+
+def refuse_tangents(name: str, values: Sequence[object]) -> None:
+    if any(isinstance(v, torch.Tensor) and forward_ad.unpack_dual(v).tangent is not None for v in values):
+        raise GraphNotSupportedError(
+            f"graphfuse::{name} has no forward-mode derivative; accepted: torch.autograd (backward, grad)"
+        )
