@@ -33,6 +33,8 @@ class Axes:
             columns = _reduced(dim, center.attribute("axes"))
             known = columns and center.attribute("mode") in REDUCED
             return cls(graph, dim, columns, ends) if known else None
+        if center.op_name == "block_scale_quantize":
+            return cls(graph, dim, (center.attribute("axis"),), ends)
         scale = center.input("scale")
         return cls(graph, dim, rmsnorm_axes(dim, None if scale is None else graph.tensors[scale].dim), ends)
 
@@ -71,6 +73,11 @@ class Axes:
         varies = any(output.dim[axis] != 1 for axis in self.axes) or math.prod(self.dim[a] for a in self.axes) == 1
         readers = set(graph.consumers.get(output.id, ()))
         return varies or (output.virtual and readers <= inside)
+
+    def reduces(self, index: int) -> bool:
+        """Whether a node makes one value of each row."""
+        node = self.graph.nodes[index]
+        return node.op_name == "reduction" and self.graph.tensors[node.output("output")].dim == self.per_row
 
     def _fits(self, t: TensorId) -> bool:
         """Whether a tensor broadcasts to the rows: along all columns or none."""

@@ -208,13 +208,14 @@ GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, RowSum::Shared* shared) 
   return joined;
 }
 
-/// The phases from PHASE on. parts: of the phase before. rows, columns: what was read already.
-template <int PHASE, bool ROWS_READ, bool COLUMNS_READ>
+/// The phases from PHASE on. before: parts of the phase before. rows, columns: what was read already.
+template <int PHASE, bool ROWS_READ, bool COLUMNS_READ, int BEFORE>
 GF_DEVICE void run_later(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
                          typename Phase<PHASE>::Columns (&columns)[STEPS], Held (&held)[STEPS],
                          const Operands& operands, PerRow& per_row, float (&largest)[AMAXES],
-                         const Parts<PHASE - 1>& before, RowSum::Shared* shared, bool writes_rows) {
-  const Joined<PHASE - 1> joined = join<PHASE - 1>(before, shared);
+                         const Parts<BEFORE>& before, RowSum::Shared* shared, bool writes_rows) {
+  static_assert(BEFORE == PHASE - 1, "phases follow each other");
+  const Joined<BEFORE> joined = join<BEFORE>(before, shared);
   per_row.begin(gf::Number<PHASE>(), row, operands, joined.sums, joined.maxima);
   if (writes_rows) {
     per_row.store(gf::Number<PHASE>(), row);
