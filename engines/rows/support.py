@@ -124,12 +124,9 @@ def scale_reasons(view: View, dtypes: Sequence[data_type]) -> Iterator[str]:
     what = f"block scale {view.name!r}"
     if view.dtype not in dtypes:
         yield f"{what} is {view.dtype.name}; accepted: {names(dtypes)}"
-        return
-    if view.swizzled and view.dtype.bits != 8:
-        yield f"{what} is {view.dtype.name} reordered as F8_128x4; accepted: types of 8 bits"
-        return
-    if view.alignment % view.dtype.nbytes(1):
+    elif view.alignment % view.dtype.nbytes(1):
         yield f"{what} is aligned to {view.alignment} bytes; accepted: a multiple of {view.dtype.nbytes(1)}"
+
 
 def view_reasons(
     facts: RowFacts, role: str, view: View, dtypes: Sequence[data_type], columns: int, least: int

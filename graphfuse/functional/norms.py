@@ -24,6 +24,7 @@ WEIGHT = TensorParameter("weight", FLOATS, columns("input"))
 WEIGHTS = TensorParameter("weight", FLOATS, columns_or_heads("input"))
 BIAS = TensorParameter("bias", FLOATS, like("weight"), optional=True)
 RESIDUAL = TensorParameter("residual", FLOATS, like("input"), written=True)
+NORM_BESIDE = TensorParameter("y_out", FLOATS, like("input"), written=True, optional=True)
 OUT = TensorParameter("out", FORMATS, like("input"), written=True, new=type_of("input"))
 
 
@@ -47,6 +48,13 @@ def plain(d: Drawing) -> Tensor:
 def added(d: Drawing) -> Tensor:
     """The norm of input + residual, a sum that residual gets rounded and the norm does not."""
     return d.norm(_sum(d), d["weight"])
+
+
+def beside(d: Drawing, y: Tensor) -> Tensor:
+    """y, which y_out gets as well where it is given."""
+    if "y_out" in d:
+        d.store("y_out", d.graph.identity(y))  # an output that is read would be read as stored
+    return y
 
 
 def _zero_centred(d: Drawing) -> Tensor:

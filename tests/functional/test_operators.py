@@ -8,7 +8,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import graphfuse
 from graphfuse import functional
-from support.functional_calls import BYTES, CHECKS, F8, FP4, NAMES, OPERATORS, OUTS, Tensors, call, operator_check, outs
+from support.functional_calls import (
+    BYTES,
+    CHECKS,
+    F8,
+    FP4,
+    NAMES,
+    OPERATORS,
+    OUTS,
+    WITHOUT_EPS,
+    Tensors,
+    call,
+    operator_check,
+    outs,
+)
 
 ROWS = (5, 7, 3, 129, 2)  # the first one unlike other extents, which torch would take for the same
 
@@ -40,7 +53,8 @@ def around(name):
 
     def function(tensors):
         tensors = {n: t if t.dtype in (F8, FP4) else t * 2 for n, t in tensors.items()}
-        result = getattr(functional, name)(**tensors, eps=1e-5)
+        options = {"group_size": None} if name in WITHOUT_EPS else {"eps": 1e-5}
+        result = getattr(functional, name)(**tensors, **options)
         results = result if isinstance(result, tuple) else () if result is None else (result,)
         return (*results, *(t for n, t in tensors.items() if n in ("input", "residual", "out")))
 
@@ -87,7 +101,12 @@ def test_one_graph_where_tensors_are_given(name, kinds):
         return graph.forward
 
     torch._dynamo.reset()
-    fast = torch.compile(lambda a: function(**a, eps=1e-5), fullgraph=True, dynamic=True, backend=backend)
+
+    def with_options(a):
+        options = {"group_size": None} if name in WITHOUT_EPS else {"eps": 1e-5}
+        return function(**a, **options)
+
+    fast = torch.compile(with_options, fullgraph=True, dynamic=True, backend=backend)
     with torch.no_grad():
         for n, rows in enumerate(ROWS[:3]):
             made = call(name, (rows, 4, 64), tensors=Tensors(seed=n))
@@ -96,7 +115,7 @@ def test_one_graph_where_tensors_are_given(name, kinds):
             tensors = {k: t.clone() for k, t in made.tensors.items()}
             with torch.compiler.set_stance("fail_on_recompile" if n else "default"):
                 fast(made.tensors | given)
-            function(**tensors, **other, eps=1e-5)
+            with_options(tensors | other)
             for k, t in (tensors | other).items():
                 assert torch.equal(t.view(torch.uint8), (made.tensors | given)[k].view(torch.uint8)), k
     (graph,) = graphs
@@ -207,11 +226,11 @@ def test_fake_tensors(name):
         got = made.run(**fakes)
         for n in made.returned:
             assert (got[n].shape, got[n].dtype, got[n].stride()) == (want[n].shape, want[n].dtype, want[n].stride())
-        weight = "weight" if "weight" in fakes else "q_weight"
-        with pytest.raises(graphfuse.VariantPackError, match=f"{weight} has shape"):
-            made.run(**fakes | {weight: fakes[weight][1:]})
-        with pytest.raises(graphfuse.VariantPackTypeError, match=f"{weight} is of torch.int32"):
-            made.run(**fakes | {weight: fakes[weight].int()})
+        follows = next((n for n in ("weight", "q_weight", "up") if n in fakes), "out")
+        with pytest.raises(graphfuse.VariantPackError, match=f"{follows} has shape"):
+            made.run(**fakes | {follows: got[follows][1:]})
+        with pytest.raises(graphfuse.VariantPackTypeError, match=f"{follows} is of torch.int32"):
+            made.run(**fakes | {follows: got[follows].int()})
 
 
 @pytest.mark.parametrize("strict", [False, True])
