@@ -1,7 +1,6 @@
 """Row problems that end in FP8 with scales of their own: of a norm, of SiLU times a tensor, or of what is read."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ class Quantized:
     of: "norm" (RMSNorm of x + up, times weight), "silu" (SiLU of x times up, the two halves of rows twice as long) or
     "x". size: elements that share a scale, None for a row. scale: its type. by_columns: whether scales of a block are
     neighbours, columns being `apart` rows apart, as tensor map descriptors want them. beside: the type as which what is
-    quantized is written too.
+    quantized is written too, unless that is what is read.
     """
 
     rows: int = 3
@@ -109,14 +108,14 @@ class Quantized:
         return x if self.of == "x" else oracle.rmsnorm(x + pack["up"].double(), pack["weight"], EPS)[0]
 
     def values(self, pack: dict[str, torch.Tensor], modes, device: str) -> np.ndarray:
-        """What is quantized, in float32, by the same engines."""
-        g = graphs.new(device=device)
-        g.identity(self.drawn(g)).set_output().set_name("y")
+        """What is quantized, in float32, by the same engines: what they write beside it."""
         if self.of == "x":
             return pack["x"].float().cpu().numpy()
-        out = torch.empty(self.rows, self.columns, device=pack["x"].device)
-        graphs.run(g, pack | {"y": out}, modes)
-        return out.cpu().numpy()
+        case = replace(self, beside=FLOAT)
+        outputs = case.outputs(str(pack["x"].device))
+        graphs.run(case.graph(device), pack | outputs, modes)
+        torch.testing.assert_close(outputs["beside"].double(), self.exact(pack), rtol=3e-5, atol=1e-5)
+        return outputs["beside"].cpu().numpy()
 
     def quantized(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """The bytes of elements, and scales, of these values."""
@@ -168,7 +167,3 @@ def check(case: Quantized, modes=(heur_mode.OPENSOURCE,), device: str = "emulato
         found = outputs[name].cpu()
         found = found if found.dtype is torch.float32 else found.view(torch.uint8)
         np.testing.assert_array_equal(found.numpy(), want, err_msg=f"{name} of {case}")
-
-
-def at(case: Quantized, **change) -> Quantized:
-    return dataclasses.replace(case, **change)
