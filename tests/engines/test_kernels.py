@@ -17,7 +17,7 @@ pytestmark = pytest.mark.compile
 
 REGISTER_FILE = 65536  # of a CTA, on all of these chips
 RESERVED = 1024  # bytes of shared memory that are the system's, counted as a kernel's that has some, from SM90 on
-ALLOWANCE = 256  # bytes that an engine may take a kernel to declare beyond what it does
+ALLOWANCE = 288  # bytes that an engine may take a kernel to declare beyond what it does, two reductions of a row
 
 
 @pytest.mark.parametrize(("name", "arch"), kernel_table.checked())

@@ -184,7 +184,7 @@ FORWARD: dict[str, Variant] = {
     "groups by E8M0 by columns": Variant(Quantized(1, 256, "x", 128, FLOAT, E4M3, E8M0, True)),
     "groups of a norm beside it": Variant(Quantized(1, 7168, "norm", by_columns=True, beside=BF16)),
     "groups of long silu": Variant(Quantized(1, 14336, "silu")),
-    "groups in a cluster": Variant(Quantized(1, 1920, "silu", by_columns=True), ByRowKnobs(256, 64)),
+    "groups of few rows": Variant(Quantized(1, 1920, "silu", by_columns=True)),
     "groups in passes": Variant(Quantized(1, 65536, "norm", input=FLOAT, by_columns=True), ByRowKnobs(1024, 1024)),
     "groups in passes of none": Variant(Quantized(1, 65536, "x", input=FLOAT), ByRowKnobs(1024, 1024)),
     "rows of long silu": Variant(Quantized(1, 14336, "silu", None)),
