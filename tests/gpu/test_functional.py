@@ -238,7 +238,7 @@ def test_row_r_is_the_same_in_any_batch(name):
         part = {n: t[:count].clone() if n in rowwise else t for n, t in inputs.items()}
         if name == "qk_rmsnorm":
             part["k"] = part["k"].clone()
-        got = getattr(functional, name)(**part, eps=EPS)
+        got = getattr(functional, name)(**part, **whole.options)
         got = dict(zip(whole.returned, got if isinstance(got, tuple) else (got,), strict=False)) | part
         for n in rowwise:
             assert same(got[n], results[n][:count]), n
@@ -261,7 +261,7 @@ def test_streams_and_capture(name):
     graph, static = torch.cuda.CUDAGraph(), {n: t.clone() for n, t in c.tensors.items()}
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        result = function(**static, eps=EPS)
+        result = function(**static, **c.options)
     for seed in (1, 2):
         other = made(name, seed=seed)
         for n, t in other.tensors.items():
