@@ -69,6 +69,8 @@ def _check_reordered(graph: Graph, t: Tensor) -> None:
         raise GraphValidationError(f"{t} is reordered; accepted: scales that block_scale_quantize makes")
     if t.virtual:
         raise GraphValidationError(f"{t} is reordered and virtual: only what is in memory has an order there")
+    if t.dtype.bits != 8:
+        raise GraphValidationError(f"{t} is reordered as F8_128x4; accepted: scales of 8 bits")
     if node.attribute("axis") != len(t.dim) - 1:
         raise GraphValidationError(
             f"{t} is reordered and {node} quantizes along axis {node.attribute('axis')}; "

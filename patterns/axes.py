@@ -36,11 +36,13 @@ class Axes:
         """Those of a node that reduces. Nothing ends beside sums over rows."""
         ends = () if any(port.over_rows for port in center.op.outputs) else ENDS
         shapes = {port: graph.tensors[t].dim for port, t in center.inputs}
-        dim = next(iter(shapes.values()))
+        dim = shapes.get("input") or next(iter(shapes.values()))
         if center.op_name == "reduction":
             columns = _reduced(dim, center.attribute("axes"))
             known = columns and center.attribute("mode") in REDUCED
             return cls(graph, dim, columns, ends) if known else None
+        if center.op_name == "block_scale_quantize":
+            return cls(graph, dim, (center.attribute("axis"),), ends)
         return cls(graph, dim, EXPANSIONS[center.op_name].columns(shapes, dict(center.attributes)), ends)
 
     def tensor(self, t: TensorId) -> Tensor:
@@ -89,6 +91,13 @@ class Axes:
             return False
         axis = node.attribute("axis") - len(self.graph.tensors[node.input("input")].dim) + len(self.dim)
         return self.columns == (axis,)
+
+    def reduces(self, index: int) -> bool:
+        """Whether a node makes one value of each row."""
+        node = self.graph.nodes[index]
+        if node.op_name in EXPANSIONS:
+            return True
+        return node.op_name == "reduction" and self.graph.tensors[node.output("output")].dim == self.per_row
 
     def _fits(self, t: TensorId) -> bool:
         """Whether a tensor broadcasts to the rows: along all columns or none."""

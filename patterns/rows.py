@@ -2,6 +2,7 @@
 
 Norms, whether they are one node or many, softmax, cross entropy and its gradient, which reduces nothing, what is
 pointwise before and after, quantization in blocks, the largest magnitude of all. Any value on the way may be an output.
+Quantization in blocks is also taken without a reduction, with what is pointwise before it.
 """
 
 import math
@@ -21,7 +22,7 @@ from graphfuse.rows.program import RowProgram
 class RowFacts:
     """Everything an engine may look at.
 
-    node: the name of the first node that reduces, for messages. row_extents: of the row axes, outermost first,
+    node: the name of the node that the match starts from, for messages. row_extents: of the row axes, outermost first,
     neighbours joined where one stride serves both in every tensor; at least one. columns: extent.
     program: what is computed and written, sums over all rows among it.
     """
@@ -34,6 +35,9 @@ class RowFacts:
     @property
     def rows(self) -> int:
         return math.prod(self.row_extents)
+
+
+_QUANTIZE = "block_scale_quantize"
 
 
 def _template(op_name: str):
@@ -55,11 +59,16 @@ def _reduction(g: PatternGraph):
 def grow(match: Match) -> Iterator[frozenset[int]]:
     """All around the reduction that works on its rows, with the norms that follow; without other norms; without what
     comes before; without what comes after.
-    What stands between two norms belongs to the first: what the second reads is in memory anyway."""
+    What stands between two norms belongs to the first: what the second reads is in memory anyway. Around
+    quantization what is pointwise: where there is a reduction of its rows, that one's set has both."""
     graph, rows = match.graph, Axes.of(match)
     if rows is None:
         return
     core, center = frozenset(match.subgraph.node_ids), match.anchor
+    if center.op_name == _QUANTIZE:
+        yield convex(graph, core, lambda i, inside: not rows.reduces(i) and rows.takes(i, inside))
+        yield core
+        return
     expansion = EXPANSIONS.get(center.op_name)
     beside = expansion.scalars | expansion.of_columns if expansion else ()
     before = graph.above(t for port, t in center.inputs if port not in beside)
@@ -79,4 +88,4 @@ def facts(match: Match) -> RowFacts | No:
     return built if isinstance(built, No) else RowFacts(match.anchor.name, *built)
 
 
-PATTERN = Pattern("rows", (*map(_template, EXPANSIONS), _reduction), facts, grow)
+PATTERN = Pattern("rows", (*map(_template, (*EXPANSIONS, _QUANTIZE)), _reduction), facts, grow)

@@ -60,6 +60,9 @@ def problem(facts: RowFacts, chunk: int, within: float) -> ProblemClass:
 
     def stored(store: Store) -> dict[str, object]:
         made = described(store.view) | {"block": store.block_size, "value": numbers[store.value.index]}
+        scales = store.block_scale if store.scales_of is None else store.view
+        if store.block_size and scales is not None and not scales.swizzled and scales.column_stride != 1:
+            made |= {"scales": "apart"}
         if store.scales_of is not None:
             return made | {"scales of": store.scales_of.value}
         if store.block_scale is not None and store.block_scale.dtype is not BLOCKS[store.block_size].scales[0]:

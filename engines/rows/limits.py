@@ -1,6 +1,6 @@
 """What chips can hold, for engines that spread rows over threads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from graphfuse.device import Device
 
@@ -37,6 +37,16 @@ def cluster_faults(threads_per_row: int, threads: int, device: Device) -> Iterat
     if threads_per_row > most * threads:
         limit = f"clusters of up to {most} CTAs" if most > 1 else f"no clusters: {device} is SM{device.sm}"
         yield f"threads_per_row {threads_per_row} exceeds threads {threads}; accepted: {limit}"
+
+
+def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iterator[str]:
+    """Blocks that share a scale are whole pieces of one row's threads. sizes: of blocks, in elements."""
+    for size in sizes:
+        if not piece <= size <= threads_per_row * piece:
+            yield (
+                f"threads_per_row is {threads_per_row}, each with {piece} elements together; accepted: pieces of up to "
+                f"a block of {size}, which the threads of a row must cover"
+            )
 
 
 def static_faults(nbytes: int) -> Iterator[str]:

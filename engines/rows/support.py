@@ -113,9 +113,9 @@ def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
     if not store.block_size:
         yield from view_reasons(facts, "output", y, FLOATS + FP8, facts.columns, facts.columns)
         return
-    made, blocks = BLOCKS[store.block_size], facts.columns // store.block_size
+    made = BLOCKS[store.block_size]
     if store.scales_of is not None:
-        yield from view_reasons(facts, "block scale", y, made.scales, blocks, blocks)
+        yield from scale_reasons(y, made.scales)
         return
     yield from view_reasons(facts, "output", y, made.elements, facts.columns, facts.columns)
     apart = (stride for extent, stride in zip(facts.row_extents, y.row_strides, strict=True) if extent > 1)
@@ -126,7 +126,16 @@ def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
     if store.block_scale is None:
         yield f"output {y.name!r} is quantized in blocks and has no tensor for their scales"
         return
-    yield from view_reasons(facts, "block scale", store.block_scale, made.scales, blocks, blocks)
+    yield from scale_reasons(store.block_scale, made.scales)
+
+
+def scale_reasons(view: View, dtypes: Sequence[data_type]) -> Iterator[str]:
+    """Block scales are written one by one: they may have any strides."""
+    what = f"block scale {view.name!r}"
+    if view.dtype not in dtypes:
+        yield f"{what} is {view.dtype.name}; accepted: {names(dtypes)}"
+    elif view.alignment % view.dtype.nbytes(1):
+        yield f"{what} is aligned to {view.alignment} bytes; accepted: a multiple of {view.dtype.nbytes(1)}"
 
 
 def view_reasons(
@@ -138,8 +147,7 @@ def view_reasons(
         yield f"{what} is {view.dtype.name}; accepted: {names(dtypes)}"
         return
     if view.swizzled:
-        if role != "block scale":
-            yield f"{what} is reordered as F8_128x4; accepted for block scales alone"
+        yield f"{what} is reordered as F8_128x4; accepted for block scales alone"
         return
     if view.column_stride != 1 and columns > 1:
         yield f"{what} has stride {view.column_stride} between columns; accepted: 1"

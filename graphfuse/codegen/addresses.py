@@ -15,8 +15,9 @@ def address(plan: PhasePlan, pointer: Pointer) -> str:
     terms = [f"{axis} * {stride}" for axis, stride in zip(axes, pointer.strides, strict=False)]
     if view.swizzled:
         terms.append(f"gf::ScalesInTiles::row(index, {plan.columns // store.block_size})")
-    elif store and (view is store.block_scale or store.scales_of is not None):
-        terms.append(f"thread / {store.block_size // plan.piece}")
+    elif pointer.of_blocks:
+        apart = pointer.apart()
+        terms.append(f"thread / {store.block_size // plan.piece}" + f" * {apart}" * (apart != "1"))
     elif view.columns:
         terms.append(f"thread * {view.dtype.nbytes(plan.piece)}")
     offset = f"gf::offset({name}, {' + '.join(terms) or '0'})"
@@ -30,16 +31,18 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     first = [pointer for pointer in pointers(plan) if pointer not in behind]
     places = [copied.get(pointer.name) or address(plan, pointer) for pointer in first]
     assigned = [f"row.{pointer.name} = {address(plan, pointer)};" for pointer in behind]
+    spaced = [pointer.spaced for pointer in (*first, *behind) if pointer.spaced]
     yield ""
     yield "/// The addresses of one row as one of its threads sees it: of the thread's first piece."
     yield "struct Row {"
     yield from (f"  {pointer.ctype} {pointer.name};" for pointer in first)
+    yield from (f"  gf::i64 {name};" for name in spaced)
     yield "  Index thread;"
     yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
     yield from (f"  void* {pointer.name} = nullptr;" for pointer in behind)
     yield "};"
     yield f"#define ROW_AXES {' '.join(_axes(plan))}".rstrip()
-    yield "#define ROW {" + ", ".join([*places, "thread", "index < rows"]) + "}"
+    yield "#define ROW {" + ", ".join([*places, *spaced, "thread", "index < rows"]) + "}"
     yield f"#define ROW_LATER {' '.join(assigned)}".rstrip()
 
 

@@ -46,10 +46,27 @@ class Pointer:
         strided = self.view.rows and not self.view.swizzled
         return tuple(f"{self.name}_stride{axis}" for axis, _ in enumerate(self.view.row_strides) if strided)
 
+    @property
+    def of_blocks(self) -> bool:
+        """Whether it is that of block scales."""
+        return self.store is not None and (self.view is self.store.block_scale or self.store.scales_of is not None)
+
+    @property
+    def spaced(self) -> str | None:
+        """The parameter that says how many bytes block scales lie apart; None where they are neighbours or in tiles."""
+        spaced = self.of_blocks and not self.view.swizzled and self.view.column_stride != 1
+        return f"{self.name}_apart" if spaced else None
+
+    def apart(self, of: str = "") -> str:
+        """How many bytes block scales lie apart. of: what stands before the name of a parameter."""
+        return f"{of}{self.spaced}" if self.spaced else str(self.view.dtype.nbytes(1))
+
     def parameters(self) -> Iterator[Parameter]:
         yield Parameter(self.ctype, self.name, Address(self.view.tensor))
         for name, stride in zip(self.strides, self.view.row_strides, strict=False):
             yield Parameter("gf::i64", name, Constant("int64", stride * self.view.dtype.bits // 8))
+        if self.spaced:
+            yield Parameter("gf::i64", self.spaced, Constant("int64", self.view.dtype.nbytes(self.view.column_stride)))
 
 
 def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
@@ -108,4 +125,4 @@ def later(plan: PhasePlan) -> tuple[Pointer, ...]:
         end = -(-end // parameter.nbytes) * parameter.nbytes + parameter.nbytes
         if end > _FIRST_LINE:
             behind.add(parameter.name)
-    return tuple(p for p in pointers(plan) if p.store and behind & {p.name, *p.strides})
+    return tuple(p for p in pointers(plan) if p.store and behind & {p.name, *p.strides, p.spaced})

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 from graphfuse.codegen.elements import Elements
+from graphfuse.codegen.parameters import Pointer
 from graphfuse.codegen.phase_plan import PhasePlan, access
 from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
-from graphfuse.rows.program import RowProgram, Store, View
+from graphfuse.rows.program import RowProgram, Store
 
 
 def amaxes(program: RowProgram) -> list[int]:
@@ -32,39 +33,51 @@ def _amax(elements: Elements, number: int, store: Store) -> Iterator[str]:
 def headers(program: RowProgram) -> Iterator[str]:
     """Those that a program's stores need beyond ``rows.cuh``."""
     blocks = [store for store in program.stores if store.block_size]
-    if any(_element(store) == _BY_E8M0 for store in blocks):
-        yield "power_of_two_scales.cuh"
+    yield from sorted({_BY_SCALE[made][1] for made in map(_made, blocks) if made in _BY_SCALE})
     if any(store.scales_of is not None for store in blocks):
         yield "scales_alone.cuh"
 
 
-_BY_E8M0 = "gf::e2m1_by_e8m0"
+_BY_SCALE = {
+    (data_type.FP4_E2M1, data_type.FP8_E8M0): ("gf::e2m1_by_e8m0", "power_of_two_scales.cuh"),
+    (data_type.FP8_E4M3, data_type.FLOAT): ("gf::e4m3_by_float", "float_scales.cuh"),
+    (data_type.FP8_E5M2, data_type.FLOAT): ("gf::e5m2_by_float", "float_scales.cuh"),
+}
+"""By the types of elements and scales, where these are not the element's usual ones: a tag for both, its header."""
+
+
+def _made(store: Store) -> tuple[data_type, data_type]:
+    """The types of elements and scales of a store in blocks."""
+    if store.scales_of is not None:
+        return store.scales_of, store.view.dtype
+    return store.view.dtype, store.block_scale.dtype
 
 
 def _element(store: Store) -> str:
-    """What quantizes elements: their type, or where the scale's is not the usual one of it a tag for both."""
-    element, scale = (store.view, store.block_scale) if store.scales_of is None else (None, store.view)
-    element = element.dtype if element else store.scales_of
-    by_e8m0 = (element, scale.dtype) == (data_type.FP4_E2M1, data_type.FP8_E8M0)
-    return _BY_E8M0 if by_e8m0 else element.facts.ctype
+    """What quantizes elements: their type, or a tag."""
+    made = _made(store)
+    return _BY_SCALE[made][0] if made in _BY_SCALE else made[0].facts.ctype
 
 
-def _scales(view: View, name: str) -> str:
-    return f"gf::{'ScalesInTiles' if view.swizzled else 'ScalesInRow'}{{row.{name}}}"
+def _scales(pointer: Pointer) -> str:
+    if pointer.view.swizzled:
+        return f"gf::ScalesInTiles{{row.{pointer.name}}}"
+    return f"gf::ScalesInRow{{row.{pointer.name}, {pointer.apart('row.')}}}"
 
 
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
+    scales = _scales(Pointer(f"b{number}", store.block_scale, store)) if store.block_scale else ""
     plan, ctype, array = elements.plan, store.view.dtype.facts.ctype, elements.array(store.value)
     width = access(store.view, plan.piece)
     if store.scales_of is not None:
         yield (
             f"    gf::store_scales<{_element(store)}, {store.block_size}, ROW_WRITES>("
-            f"{_scales(store.view, f'o{number}')}, row.thread, at, {array}, inside && row.exists);"
+            f"{_scales(Pointer(f'o{number}', store.view, store))}, row.thread, at, {array}, inside && row.exists);"
         )
     elif store.block_size:
         yield (
             f"    gf::store_blocks<{_element(store)}, {store.block_size}, {width}, ROW_WRITES>(row.o{number}, "
-            f"{_scales(store.block_scale, f'b{number}')}, row.thread, at, {array}, inside && row.exists);"
+            f"{scales}, row.thread, at, {array}, inside && row.exists);"
         )
     else:
         packed = plan.dtype(store.value) is store.view.dtype

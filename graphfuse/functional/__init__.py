@@ -1,15 +1,17 @@
 """Ready-made calls on torch tensors: a graph is built and planned once per problem, then only executed.
 
-Names, order of arguments and what is written in place are FlashInfer's. Each function is an operator of torch too,
-``graphfuse::NAME``, which torch.compile and torch.export use.
+Names, order of arguments and what is written in place are FlashInfer's, where it has such a function. Each is an
+operator of torch too, ``graphfuse::NAME``, which torch.compile and torch.export use.
 """
 
 from graphfuse.functional.fp4 import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from graphfuse.functional.fp8 import (
     fused_add_rmsnorm_quant,
     fused_add_rmsnorm_quant_dynamic,
+    quantize_fp8,
     rmsnorm_quant,
     rmsnorm_quant_dynamic,
+    silu_mul_fp8,
 )
 from graphfuse.functional.losses import cross_entropy, cross_entropy_backward
 from graphfuse.functional.norms import (
@@ -43,6 +45,7 @@ __all__ = [
     "normalize",
     "gemma_sandwich_rmsnorm",
     "qk_rmsnorm",
+    "quantize_fp8",
     "rmsnorm",
     "rmsnorm_fp4quant",
     "rmsnorm_quant",
@@ -50,6 +53,7 @@ __all__ = [
     "rmsnorm_silu_gate",
     "softmax",
     "sandwich_rmsnorm",
+    "silu_mul_fp8",
 ]
 
 

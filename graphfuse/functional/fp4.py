@@ -9,10 +9,9 @@ from graphfuse.functional import option
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
-from graphfuse.functional.norms import INPUT, RESIDUAL, WEIGHT, added, plain
+from graphfuse.functional.norms import INPUT, NORM_BESIDE, RESIDUAL, WEIGHT, added, beside, plain
 from graphfuse.functional.tensor_parameter import (
     FLOAT,
-    FLOATS,
     FP8,
     PAIRS,
     TensorParameter,
@@ -25,7 +24,6 @@ from graphfuse.functional.tensor_parameter import (
 from graphfuse.tensor import Tensor
 
 _GLOBAL_SCALE = TensorParameter("global_scale", FLOAT, one, optional=True)
-_NORM = TensorParameter("y_out", FLOATS, like("input"), written=True, optional=True)
 _PAIRS = types(data_type.FP4_E2M1, as_bytes=True)
 _ELEMENTS = {
     16: TensorParameter("y_fp4", _PAIRS, like("input"), written=True, new=PAIRS),
@@ -51,9 +49,7 @@ def _variant(
     """tiles: the arguments that get the scales, and whether in tiles."""
 
     def quantize(d: Drawing) -> None:
-        y = draw(d)
-        if "y_out" in d:
-            d.store("y_out", d.graph.identity(y))  # an output that is read would be read as stored
+        y = beside(d, draw(d))
         if "global_scale" in d:
             y = d.graph.mul(y, d["global_scale"])
         elements = d.layouts["y_fp4"].stored
@@ -123,7 +119,7 @@ def rmsnorm_fp4quant(
 
 
 @function(
-    _variants(added, (RESIDUAL,), (_NORM,)), "y_fp4", "block_scale", chosen_by=(*_FORMAT, "is_sf_swizzled_layout")
+    _variants(added, (RESIDUAL,), (NORM_BESIDE,)), "y_fp4", "block_scale", chosen_by=(*_FORMAT, "is_sf_swizzled_layout")
 )
 def add_rmsnorm_fp4quant(
     input: torch.Tensor,  # noqa: A002
@@ -143,7 +139,7 @@ def add_rmsnorm_fp4quant(
 
 
 @function(
-    _both_layouts(added, (RESIDUAL,), (_NORM,)),
+    _both_layouts(added, (RESIDUAL,), (NORM_BESIDE,)),
     "y_fp4",
     "block_scale",
     "block_scale_unswizzled",

@@ -1,6 +1,7 @@
-"""RMSNorm stored as FP8, with a scale that is given or one for each row that is found on the way."""
+"""Values stored as FP8, with a scale that is given, or one for each row or group of a row that is found on the way:
+those of RMSNorm, of SiLU times a tensor, or as they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -8,12 +9,14 @@ from graphfuse.enums import reduction_mode
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
-from graphfuse.functional.norms import INPUT, RESIDUAL, WEIGHT, added, plain
-from graphfuse.functional.tensor_parameter import FLOAT, FP8, TensorParameter, like, one, rows
+from graphfuse.functional.norms import INPUT, NORM_BESIDE, RESIDUAL, WEIGHT, added, beside, plain
+from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, FP8, Rule, TensorParameter, blocks, like, one, rows
 from graphfuse.tensor import Tensor
 
 SMALLEST = 512
 """A row's scale is never below 1 / (largest finite element * this), so that a row of zeros has one to divide by."""
+GROUP = 128
+"""Elements of a group."""
 
 
 def _static(draw: Callable[[Drawing], Tensor], *residual: TensorParameter) -> Variant:
@@ -24,17 +27,40 @@ def _static(draw: Callable[[Drawing], Tensor], *residual: TensorParameter) -> Va
     return Variant((INPUT, *residual, WEIGHT, TensorParameter("scale", FLOAT, one), out), quantize)
 
 
-def _dynamic(draw: Callable[[Drawing], Tensor], *residual: TensorParameter) -> Variant:
-    def quantize(d: Drawing) -> None:
-        g, y, largest = d.graph, draw(d), d.layouts["out"].stored.facts.max
-        amax = g.reduction(y, mode=reduction_mode.AMAX).set_dim((*d.layouts["input"].shape[:-1], 1))
-        scale = g.max(g.mul(amax, 1 / largest), 1 / (largest * SMALLEST))
-        d.store("out", g.mul(y, g.reciprocal(scale)))
-        d.store("scale", scale)
+def _by_rows(d: Drawing, y: Tensor) -> None:
+    g, largest = d.graph, d.layouts["out"].stored.facts.max
+    amax = g.reduction(y, mode=reduction_mode.AMAX).set_dim((*d.layouts["out"].shape[:-1], 1))
+    scale = g.max(g.mul(amax, 1 / largest), 1 / (largest * SMALLEST))
+    d.store("out", g.mul(y, g.reciprocal(scale)))
+    d.store("scale", scale)
 
-    out = TensorParameter("out", FP8, like("input"), written=True, new=torch.float8_e4m3fn)
-    scale = TensorParameter("scale", FLOAT, rows("input"), written=True, new=torch.float32)
-    return Variant((INPUT, *residual, WEIGHT, out, scale), quantize)
+
+def _by_groups(d: Drawing, y: Tensor) -> None:
+    values, scales = d.graph.block_scale_quantize(y, block_size=GROUP, axis=d.rank - 1)
+    d.store("out", values)
+    d.store("scale", scales)
+
+
+def _dynamic(
+    draw: Callable[[Drawing], Tensor], *read: TensorParameter, after: tuple[TensorParameter, ...] = ()
+) -> Mapping[tuple, Variant]:
+    """By group_size."""
+    first = read[0].name
+    out = TensorParameter("out", FP8, like(first), written=True, new=torch.float8_e4m3fn)
+
+    def variant(quantize: Callable[[Drawing, Tensor], None], shape: Rule) -> Variant:
+        scale = TensorParameter("scale", FLOAT, shape, written=True, new=torch.float32)
+        return Variant((*read, out, scale, *after), lambda d: quantize(d, beside(d, draw(d))))
+
+    return {(None,): variant(_by_rows, rows(first)), (GROUP,): variant(_by_groups, blocks(first, GROUP))}
+
+
+def _silu_mul(d: Drawing) -> Tensor:
+    return d.graph.mul(d.graph.swish(d["gate"]), d["up"])
+
+
+_GATE = TensorParameter("gate", FLOATS)
+_UP = TensorParameter("up", FLOATS, like("gate"))
 
 
 @function(_static(plain))
@@ -71,7 +97,7 @@ def fused_add_rmsnorm_quant(
     """
 
 
-@function(_dynamic(plain), "out", "scale")
+@function(_dynamic(plain, INPUT, WEIGHT, after=(NORM_BESIDE,)), "out", "scale", chosen_by=("group_size",))
 def rmsnorm_quant_dynamic(
     input: torch.Tensor,  # noqa: A002
     weight: torch.Tensor,
@@ -79,19 +105,28 @@ def rmsnorm_quant_dynamic(
     out: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
+    group_size: int | None = None,
+    y_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """RMSNorm as FP8 with a scale for each row (per token), by which a reader multiplies.
+    """RMSNorm as FP8 with a scale for each row (per token), or each group of a row, by which a reader multiplies.
 
     With L the largest finite element (448 for float8_e4m3fn, 57344 for float8_e5m2) a row's scale is
-    max(max|y| * (1 / L), 1 / (512 * L)) and its elements are y * (1 / scale), all in float32. FlashInfer has
-    no such function.
+    max(max|y| * (1 / L), 1 / (512 * L)) and its elements are y * (1 / scale), all in float32, elements rounded to
+    nearest even and saturating. With group_size 128 each 128 neighbours of a row, hidden being a multiple of 128,
+    have a scale of their own (1x128, as DeepSeek's models and DeepGEMM have them):
+    max(max|y| * (1 / L), 2^-126). FlashInfer has no such function.
 
     out: of input's shape, any strides; float8_e4m3fn (the default, newly allocated) or float8_e5m2. scale:
-    float32, (..., 1), allocated if None. The rest, and errors, as of ``rmsnorm``. Returns (out, scale).
+    float32, allocated if None, (..., 1) or (..., hidden / 128); of any strides, so that scales may lie by columns with
+    gaps between these, as products by TMA read them. Where the distance of columns changes from call to call, each
+    number of rows is planned by itself; of a slice of a larger tensor it stays.
+    y_out: gets the norm itself; of input's shape, bfloat16, float16 or float32.
+
+    The rest, and errors, as of ``rmsnorm``. Returns (out, scale).
     """
 
 
-@function(_dynamic(added, RESIDUAL), "out", "scale")
+@function(_dynamic(added, INPUT, RESIDUAL, WEIGHT, after=(NORM_BESIDE,)), "out", "scale", chosen_by=("group_size",))
 def fused_add_rmsnorm_quant_dynamic(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -100,7 +135,43 @@ def fused_add_rmsnorm_quant_dynamic(
     out: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
+    group_size: int | None = None,
+    y_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """residual becomes input + residual, as in ``fused_add_rmsnorm``, but input is only read; the norm of that sum
     is quantized as by ``rmsnorm_quant_dynamic``. Returns (out, scale).
+    """
+
+
+@function(_dynamic(_silu_mul, _GATE, _UP), "out", "scale", chosen_by=("group_size",))
+def silu_mul_fp8(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    group_size: int | None = None,
+    out: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """SiLU(gate) * up as FP8, in float32 until then, with a scale for each row, or with group_size 128 for each 128
+    neighbours of a row, as by ``rmsnorm_quant_dynamic``.
+
+    gate: (..., hidden), bfloat16, float16 or float32, any strides. up: of gate's shape, any of these types. Of what a
+    product has made side by side, ``gate, up = x.chunk(2, -1)``. out, scale: as for ``rmsnorm_quant_dynamic``.
+    FlashInfer has no such function. enable_pdl and errors as of ``rmsnorm``. Returns (out, scale).
+    """
+
+
+@function(_dynamic(lambda d: d["input"], INPUT), "out", "scale", chosen_by=("group_size",))
+def quantize_fp8(
+    input: torch.Tensor,  # noqa: A002
+    group_size: int | None = GROUP,
+    out: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """input as FP8 with a scale for each 128 neighbours of a row, or with group_size None for each row, as by
+    ``rmsnorm_quant_dynamic``.
+
+    input: (..., hidden), bfloat16, float16 or float32, any strides. out, scale: as for ``rmsnorm_quant_dynamic``.
+    FlashInfer has no such function. enable_pdl and errors as of ``rmsnorm``. Returns (out, scale).
     """

@@ -27,6 +27,7 @@ BIAS = TensorParameter("bias", FLOATS, like("weight"), optional=True)
 MAYBE_WEIGHTS = TensorParameter("weight", FLOATS, columns_or_heads("input"), optional=True)
 MAYBE_BIAS = TensorParameter("bias", FLOATS, like_or_columns("weight", "input"), optional=True)
 RESIDUAL = TensorParameter("residual", FLOATS, like("input"), written=True)
+NORM_BESIDE = TensorParameter("y_out", FLOATS, like("input"), written=True, optional=True)
 OUT = TensorParameter("out", FORMATS, like("input"), written=True, new=type_of("input"))
 
 
@@ -61,6 +62,13 @@ def plain(d: Drawing) -> Tensor:
 def added(d: Drawing) -> Tensor:
     """The norm of input + residual, a sum that residual gets rounded and the norm does not."""
     return d.norm(_sum(d), d["weight"])
+
+
+def beside(d: Drawing, y: Tensor) -> Tensor:
+    """y, which y_out gets as well where it is given."""
+    if "y_out" in d:
+        d.store("y_out", d.graph.identity(y))  # an output that is read would be read as stored
+    return y
 
 
 def _zero_centred(d: Drawing) -> Tensor:

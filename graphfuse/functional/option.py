@@ -7,6 +7,7 @@ from graphfuse.errors import VariantPackError, VariantPackTypeError
 VALUES: Mapping[str, tuple[object, ...]] = {
     "enable_pdl": (None, True, False),
     "block_size": (16, 32),
+    "group_size": (None, 128),
     "scale_format": (None, "e4m3", "ue8m0"),
     "is_sf_swizzled_layout": (False, True),
     "output_both_sf_layouts": (False, True),
@@ -27,6 +28,7 @@ NUMBERS: Mapping[str, tuple[type, ...]] = {
 SCHEMA = {
     "enable_pdl": "bool?",
     "block_size": "int",
+    "group_size": "int?",
     "scale_format": "str?",
     "is_sf_swizzled_layout": "bool",
     "needs_dx": "bool",

@@ -1,6 +1,6 @@
 """The op table `OPS` (`table`) and what its entries are made of."""
 
-from graphfuse.ops.blocks import BLOCKS, BlockFormat, block_size
+from graphfuse.ops.blocks import BLOCKS, SMALLEST_SCALE, BlockFormat, block_size
 from graphfuse.ops.op import Attribute, Attributes, Cost, Op, Port, Shape
 from graphfuse.ops.reductions import REDUCTIONS, Reduction
 from graphfuse.ops.shapes import adalayernorm_axes, aligned, quantize_axis, rmsnorm_axes
@@ -10,6 +10,7 @@ __all__ = [
     "BLOCKS",
     "OPS",
     "REDUCTIONS",
+    "SMALLEST_SCALE",
     "Attribute",
     "Attributes",
     "BlockFormat",

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 from graphfuse.dtypes import data_type
 
+SMALLEST_SCALE = 2.0**-126
+"""FLOAT scales are never below it: the smallest number whose inverse float32 holds, so that a block of zeros has one to
+divide by."""
+
 
 @dataclass(frozen=True)
 class BlockFormat:
@@ -19,6 +23,8 @@ BLOCKS = {
     16: BlockFormat((data_type.FP4_E2M1,), (data_type.FP8_E4M3, data_type.FP8_E8M0)),
     # MXFP8 and MXFP4
     32: BlockFormat((data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP4_E2M1), (data_type.FP8_E8M0,)),
+    # What DeepSeek's models and DeepGEMM's products read: a group of each token
+    128: BlockFormat((data_type.FP8_E4M3, data_type.FP8_E5M2), (data_type.FLOAT, data_type.FP8_E8M0)),
 }
 """By block size."""
 

@@ -7,6 +7,7 @@ import math
 
 from graphfuse import rounding
 from graphfuse.dtypes import data_type
+from graphfuse.ops.blocks import SMALLEST_SCALE
 from graphfuse.ops.reductions import REDUCTIONS
 from graphfuse.ops.shapes import adalayernorm_axes, aligned, rmsnorm_axes
 
@@ -144,6 +145,8 @@ def quantize(t, x, a) -> dict[str, object]:
     # The scale is used as stored, so that a reader multiplying by it gets what was meant.
     scale = amax * t.full_like(amax, element.facts.max).reciprocal()
     scale = rounding.round_to(t, scale, a["scale_type"])
+    if a["scale_type"] is data_type.FLOAT:
+        scale = scale.clamp(min=SMALLEST_SCALE)
     factor = scale.reciprocal().unsqueeze(axis + 1)
     scaled = blocks * factor
     if element is data_type.FP4_E2M1:

@@ -29,8 +29,8 @@ Values = Mapping[str, "Operand | tuple[Operand, ...]"]
 
 
 Columns = Callable[[Mapping[str, Shape], Attributes], tuple[int, ...]]
-"""From the shapes of a node's inputs by port, the first of which has all rows, and its attributes, to the axes that a
-row runs along."""
+"""From the shapes of a node's inputs by port, of which "input" or else the first has all rows, and its attributes, to
+the axes that a row runs along."""
 
 
 def _of_scale(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:

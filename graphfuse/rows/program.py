@@ -179,6 +179,11 @@ class RowProgram:
         return tuple(s.view for s in whole if self.extents[s.value.index].columns)
 
     @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Elements that share a scale, by each store that has some."""
+        return tuple(dict.fromkeys(store.block_size for store in self.stores if store.block_size))
+
+    @property
     def last(self) -> int:
         """The number of the last phase."""
         return max(self.earliest, default=0)

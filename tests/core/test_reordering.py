@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphfuse
-from graphfuse import GraphTypeError, VariantPackError, VariantPackTypeError, reordering, tensor_reordering
+from graphfuse import (
+    GraphTypeError,
+    GraphValidationError,
+    VariantPackError,
+    VariantPackTypeError,
+    reordering,
+    tensor_reordering,
+)
 from graphfuse.engine import NoKnobs
 from graphfuse.ir import Subgraph
 from support import graphs, oracle
@@ -94,6 +101,17 @@ def test_memory_that_is_refused(memory, error, message):
     g.build([graphfuse.heur_mode.FALLBACK])
     with pytest.raises(error, match=message):
         g.execute({"x": torch.empty(130, 80), "y": torch.empty(130, 40, dtype=torch.uint8), "scale": memory})
+
+
+def test_scales_of_more_than_a_byte_are_refused():
+    g = graphs.new()
+    y, scale = g.block_scale_quantize(g.tensor([4, 256]), block_size=128)
+    y.set_output()
+    scale.set_output().set_name("scale").set_reordering_type(SWIZZLED)
+    with pytest.raises(
+        GraphValidationError, match=r"'scale' \(FLOAT.*reordered as F8_128x4; accepted: scales of 8 bits"
+    ):
+        g.validate()
 
 
 def test_its_padding_overlaps_nothing():

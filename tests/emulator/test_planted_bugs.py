@@ -137,7 +137,7 @@ RMSNORM = {
             "index * b0_stride0 + thread / 2",
             "index * b0_stride0 + thread",
             {ADDRESS: _WRITE},
-            ("graphfuse/rows.cuh", "store_pack<1, ACCESS>("),
+            ("graphfuse/rows.cuh", "ACCESS>(scales.of("),
         ),
     ),
     "vote that rows which do not exist leave out": (

@@ -156,11 +156,11 @@ def test_scales_in_both_layouts_and_alone(size, scale, elements, device):
 
 def test_engines_say_what_is_wrong_with_scales_alone():
     g = graphs.new(device="emulator")
-    y = g.rmsnorm(g.tensor([4, 64]), g.tensor([64]), 0.0, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
-    g.block_scale_quantize(y)[1].set_output().set_name("scales").set_stride([1, 4])
+    y = g.rmsnorm(g.tensor([4, 256]), g.tensor([256]), 0.0, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+    g.block_scale_quantize(y, block_size=128)[1].set_output().set_name("scales").set_byte_alignment(2)
     g.build_operation_graph()
     g.create_execution_plans([heur_mode.A])
-    assert "block scale 'scales' has stride 4 between columns; accepted: 1" in g.explain()
+    assert "block scale 'scales' is aligned to 2 bytes; accepted: a multiple of 4" in g.explain()
 
 
 def test_problem_classes_tell_formats_apart():
@@ -181,6 +181,7 @@ def test_problem_classes_tell_formats_apart():
 # What the new headers must not get wrong.
 
 LANES = ByRowKnobs(8, 64)
+_STORE = "store_pack<sizeof(typename Blocks<T>::Scale), ACCESS>(scales.of(thread / LANES, at / LANES), {{scale}});\n"
 BUGS = {
     "a scale of E8M0 rounded down": (
         Blocks(),
@@ -214,17 +215,16 @@ BUGS = {
             "if (stored && thread % LANES == 0) {",
             "if (thread % LANES == 0) {",
             {ADDRESS: "(heap-buffer-overflow|use-after-poison)[^$]*WRITE of size 1"},
-            ("graphfuse/scales_alone.cuh", "store_pack<1, ACCESS>("),
+            ("graphfuse/scales_alone.cuh", "ACCESS>(scales.of("),
         ),
     ),
     "scales alone by every lane": (
         Blocks(16, E4M3, layouts=("row",), elements=False),
         Bug(
-            "store_pack<1, ACCESS>(scales.of(thread / LANES, at / LANES), {{scale}});\n  }\n}",
-            "  store_pack<1, ACCESS>(scales.of(thread / LANES, at / LANES), {{scale}});\n  }\n"
-            "  if (stored) store_pack<1, ACCESS>(scales.of(0, 0), {{scale}});\n}",
+            _STORE + "  }\n}",
+            _STORE + "  }\n  if (stored) store_pack<1, ACCESS>(scales.of(0, 0), {{scale}});\n}",
             {RACE: "data race"},
-            ("graphfuse/scales_alone.cuh", "store_pack<1, ACCESS>("),
+            ("graphfuse/scales_alone.cuh", "ACCESS>(scales.of("),
         ),
     ),
 }

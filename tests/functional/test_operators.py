@@ -224,7 +224,7 @@ def test_fake_tensors(name):
         got = made.run(**fakes)
         for n in made.returned:
             assert (got[n].shape, got[n].dtype, got[n].stride()) == (want[n].shape, want[n].dtype, want[n].stride())
-        last = next(n for n in ("weight", "q_weight", "input") if n in fakes)
+        last = next(n for n in ("weight", "q_weight", "up", "input") if n in fakes)
         with pytest.raises(graphfuse.VariantPackError, match=f"{last} has shape"):
             made.run(**fakes | {last: fakes[last][..., :0]})
         with pytest.raises(graphfuse.VariantPackTypeError, match=f"{last} is of torch.int32"):

@@ -104,7 +104,7 @@ def test_one_kernel_for_rows_of_any_strides(name, form, graphs):
     outs = {
         n: SLICES[form](torch.empty_like(made.exact[n]).bfloat16()) for n in {"out", "q_out", "k_out"} & {*made.exact}
     }
-    check(made.run(**given | (outs if "quant" not in name else {})), made.exact)
+    check(made.run(**given | (outs if "quant" not in name and "fp8" not in name else {})), made.exact)
     assert kernels(graphs) == wanted(name)
 
 

@@ -156,7 +156,7 @@ def test_shapes(name, argument):
     kind = given.dtype
     wrong = torch.zeros(*given.shape[:-1], given.shape[-1] + 1).to(kind)
     # Where all others follow an argument, it is one of them that does not fit.
-    leads = argument in ("input", "q")
+    leads = argument == made.leads
     shown = "has shape" if leads else rf"{argument} has shape {re.escape(str(tuple(wrong.shape)))}; accepted: \("
     refused(made, VariantPackError, shown, **{argument: wrong})
     if not leads:
@@ -169,7 +169,7 @@ def test_shapes(name, argument):
 )
 def test_no_dimension(name, options):
     made = call(name)
-    leads = "q" if "q" in made.tensors else "input"
+    leads = made.leads
     shown = rf"{leads} has shape \(\); accepted: one dimension or more, the last not empty"
     refused(made, VariantPackError, shown, **{leads: torch.ones((), dtype=made.tensors[leads].dtype)}, **options)
 

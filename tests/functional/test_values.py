@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphfuse import functional
+from graphfuse import VariantPackError, VariantPackTypeError, functional
 from support import functional_calls, oracle
 from support.functional_calls import F8, F8_WIDE, FP4, NAMES, call, check
 
@@ -279,10 +279,72 @@ def test_block_scale_is_ignored_without_nvfp4():
     assert torch.equal(ignored, functional.fused_rmsnorm_silu(x, weight))
 
 
+GROUPED = {
+    "rmsnorm_quant_dynamic": lambda x, r, w: {"input": x, "weight": w},
+    "fused_add_rmsnorm_quant_dynamic": lambda x, r, w: {"input": x, "residual": r, "weight": w},
+    "silu_mul_fp8": lambda x, r, w: {"gate": x, "up": r},
+    "quantize_fp8": lambda x, r, w: {"input": x},
+}
+
+
+def grouped(name: str, rows: int, columns: int, **change) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+    """What is quantized, in float32, and the results."""
+    x, r, w = (torch.randn(e, columns).bfloat16() for e in (rows, rows, 1))
+    given = GROUPED[name](x, r, w[0])
+    if name == "silu_mul_fp8":
+        y = (x.float() * (1 / (1 + torch.exp(-x.float())))) * r.float()
+    elif name == "quantize_fp8":
+        y = x.float()
+    else:
+        y = torch.empty(rows, columns)
+        change["y_out"] = y
+    codes, scale = getattr(functional, name)(**given, group_size=128, **change)
+    return y.numpy(), codes, scale
+
+
+@pytest.mark.parametrize("kind", [F8, F8_WIDE])
+@pytest.mark.parametrize("rows, columns", [(1, 128), (3, 7168), (130, 256)])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups(name, rows, columns, kind):
+    y, codes, scale = grouped(name, rows, columns, out=torch.empty(rows, columns, dtype=kind))
+    want, scales = oracle.fp8_by_groups(y, "e4m3" if kind is F8 else "e5m2")
+    assert scale.shape == (rows, columns // 128) and scale.is_contiguous()
+    np.testing.assert_array_equal(scale.numpy(), scales)
+    np.testing.assert_array_equal(codes.view(torch.uint8).numpy(), want)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_scales_of_groups_by_columns(name):
+    """One after another, for more and fewer rows; what lies between columns stays."""
+    memory = torch.empty(4, 16)
+    for rows in (3, 9, 3, 14, 16):
+        memory.fill_(7)
+        scale = memory[:, :rows].t()
+        y, codes, found = grouped(name, rows, 512, scale=scale)
+        want, scales = oracle.fp8_by_groups(y, "e4m3")
+        assert found is scale and (memory[:, rows:] == 7).all()
+        np.testing.assert_array_equal(scale.numpy(), scales)
+        np.testing.assert_array_equal(codes.view(torch.uint8).numpy(), want)
+
+
+def test_groups_that_are_refused():
+    x = torch.randn(4, 192)
+    with pytest.raises(VariantPackError, match=r"input has shape \(4, 192\); accepted with blocks of 128"):
+        functional.quantize_fp8(x)
+    with pytest.raises(VariantPackError, match="group_size is 64; accepted: None, 128"):
+        functional.silu_mul_fp8(x, x, 64)
+    with pytest.raises(VariantPackTypeError, match="group_size is float; accepted: None, 128"):
+        functional.quantize_fp8(x, 128.0)
+    with pytest.raises(VariantPackError, match=r"scale has shape \(4, 1\); accepted: \(4, 2\)"):
+        functional.quantize_fp8(torch.randn(4, 256), scale=torch.empty(4, 1))
+    with pytest.raises(VariantPackTypeError, match="scale is of torch.bfloat16; accepted: float32"):
+        functional.quantize_fp8(torch.randn(4, 256), scale=torch.empty(4, 2).bfloat16())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_results_have_no_gradient(name):
     made = call(name, dtype=torch.float32)
     weights = [n for n in ("weight", "q_weight", "k_weight") if n in made.tensors]
-    read = {n: made.tensors[n].requires_grad_() for n in weights or ["input"]}
+    read = {n: made.tensors[n].requires_grad_() for n in weights or [made.leads]}
     results = made.run()
     assert read and not any(results[n].requires_grad for n in (*made.returned, *made.exact) if n not in read)

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from graphfuse import GraphNotSupportedError, heur_mode, norm_forward_phase, tensor_reordering
+from graphfuse import heur_mode, norm_forward_phase, tensor_reordering
 from graphfuse.device import ARCHES, for_arch
 from graphfuse.planner import Planner
 from graphfuse.runtime import nvrtc
@@ -98,12 +98,20 @@ def test_more_largest_magnitudes_of_a_row_than_shared_memory_holds_are_several_k
 
 def test_tiles_of_scales_have_rows_of_one_axis():
     """Rows of F8_128x4 are all axes but the last, those of the normalization another number."""
-    g = graphs.new(device="emulator")
-    x, weight = g.tensor([5, 2, 64], name="x"), g.tensor([1, 2, 64], name="weight")
-    y = g.rmsnorm(x, weight, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
-    y, scale = g.block_scale_quantize(y)
-    y.set_output().set_data_type(FP4)
-    scale.set_output().set_data_type(E4M3).set_reordering_type(tensor_reordering.F8_128x4)
-    g.validate(), g.build_operation_graph()
-    with pytest.raises(GraphNotSupportedError, match=r"accepted where one axis is normalized.*got \[1, 2\]"):
-        g.create_execution_plans([heur_mode.OPENSOURCE])
+    found = []
+    for device, mode in (("emulator", heur_mode.OPENSOURCE), ("cpu", heur_mode.FALLBACK)):
+        g = graphs.new(device=device)
+        x, weight = g.tensor([5, 2, 64], name="x"), g.tensor([1, 2, 64], name="weight")
+        y = g.rmsnorm(x, weight, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+        y, scale = g.block_scale_quantize(y)
+        y.set_output().set_name("y").set_data_type(FP4)
+        scale.set_output().set_name("scale").set_data_type(E4M3).set_reordering_type(tensor_reordering.F8_128x4)
+        source = graphs.generator("cpu", 5)
+        pack = {n: torch.randn(t.get_dim(), generator=source) for n, t in (("x", x), ("weight", weight))}
+        pack |= {"y": torch.zeros(5, 2, 32, dtype=torch.uint8), "scale": torch.zeros(512, dtype=torch.uint8)}
+        graphs.run(g, pack, [mode])
+        found.append((pack["y"], pack["scale"]))
+        if device == "emulator":
+            assert re.search(r"accepted where one axis is normalized.*got \[1, 2\]", g.explain())
+            assert [part.engine.name for part in g._planner.plans[0].parts] == ["rows", "rows"]
+    assert all(map(torch.equal, *found))

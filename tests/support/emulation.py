@@ -111,4 +111,4 @@ def _bytes(tensor: torch.Tensor) -> np.ndarray:
     if not tensor.numel():
         return np.empty(0, np.uint8)
     span = 1 + sum((e - 1) * s for e, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.view(torch.uint8).as_strided((span * tensor.element_size(),), (1,)).numpy()
+    return tensor.as_strided((span,), (1,)).view(torch.uint8).numpy()

@@ -23,6 +23,11 @@ class Call:
     returned: tuple[str, ...] = ()
     options: dict[str, object] = field(default_factory=lambda: {"eps": EPS})
 
+    @property
+    def leads(self) -> str:
+        """The argument that the shapes of all others follow from."""
+        return next(name for name in ("input", "q", "gate") if name in self.tensors)
+
     def run(self, **change) -> dict[str, torch.Tensor]:
         """The tensors after the call, those returned among them."""
         arguments = self.tensors | self.options | change
@@ -103,6 +108,12 @@ def call(name: str, shape=(5, 64), dtype=torch.bfloat16, weight=None, tensors=Te
         case "rmsnorm_silu_gate":
             given = {"input": x, "weight": w, "gate": g}
             return Call(function, given, {"out": oracle.swish(norm(x, w)) * g.double()}, ("out",))
+        case "silu_mul_fp8" | "quantize_fp8":
+            fused = name.startswith("silu")
+            y = oracle.swish(x) * g.double() if fused else x.double()
+            row = (y.abs().amax(-1, keepdim=True) / 448).clamp(min=1 / (448 * 512))
+            given = {"gate": x, "up": g} if fused else {"input": x}
+            return Call(function, given, {"out": y / row, "scale": row}, ("out", "scale"), {"group_size": None})
         case "rmsnorm_fp4quant":
             return Call(function, {"input": x, "weight": w}, {}, ("y_fp4", "block_scale"))
         case "add_rmsnorm_fp4quant":
@@ -167,6 +178,8 @@ OUTS = {
     "normalize": {"out": torch.float16},
     "rmsnorm_quant_dynamic": {"out": F8, "scale": torch.float32},
     "fused_add_rmsnorm_quant_dynamic": {"out": F8, "scale": torch.float32},
+    "silu_mul_fp8": {"out": F8, "scale": torch.float32},
+    "quantize_fp8": {"out": F8, "scale": torch.float32},
     "rmsnorm_fp4quant": {"y_fp4": BYTES, "block_scale": BYTES},
     "add_rmsnorm_fp4quant": {"y_fp4": BYTES, "block_scale": BYTES},
 }
@@ -177,6 +190,8 @@ OPTIONAL = {
     "fused_add_rmsnorm": {"out": torch.bfloat16, "bias": torch.float32},
     "gemma_fused_add_rmsnorm": {"out": torch.float32},
     "fused_add_layernorm": {"out": torch.float16},
+    "rmsnorm_quant_dynamic": {"y_out": torch.bfloat16},
+    "fused_add_rmsnorm_quant_dynamic": {"y_out": torch.float32},
     "rmsnorm_fp4quant": {"global_scale": torch.float32},
     "add_rmsnorm_fp4quant": {"global_scale": torch.float32, "y_out": torch.bfloat16},
 }
@@ -191,7 +206,7 @@ OPERATORS = (
 def outs(made: Call, kinds: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
     """Tensors for arguments of these types, of the shapes that the call gives them."""
     results = made.run(**{n: t.clone() for n, t in made.tensors.items()})
-    x = made.tensors["q" if "q" in made.tensors else "input"]
+    x = made.tensors[made.leads]
     shapes = {n: results[n].shape if n in results else x.shape for n in kinds}
     shapes |= {"global_scale": (1,), "bias": x.shape[-1:]}
     return {n: torch.ones(shapes[n], device=x.device).to(kind) for n, kind in kinds.items()}

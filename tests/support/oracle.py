@@ -217,18 +217,41 @@ def e8m0(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), 255, np.minimum(codes, 254)).astype(np.uint8)
 
 
-def mxfp8(values: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks of 32 along the last axis: (FP8 codes, E8M0 scales), both uint8.
+def mxfp8(values: np.ndarray, name: str, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of `size` along the last axis: (FP8 codes, E8M0 scales), both uint8.
 
     The scale is the E8M0 of max|block| * (1 / largest element), elements are FP8 of value / scale, in float32.
     """
     values = np.asarray(values, np.float32)
-    blocks = values.reshape(*values.shape[:-1], -1, 32)
+    blocks = values.reshape(*values.shape[:-1], -1, size)
     largest = np.float32({"e4m3": 448.0, "e5m2": 57344.0}[name])
     scales = e8m0(np.abs(blocks).max(axis=-1) * (1 / largest))
     factor = np.where(scales == 255, np.nan, np.ldexp(1.0, 127 - scales.astype(int))).astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         return fp8(blocks * factor[..., None], name).reshape(values.shape), scales
+
+
+def fp8_by_groups(values: np.ndarray, name: str, size: int = 128) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of `size` along the last axis: (FP8 codes as uint8, float32 scales).
+
+    The scale is max|block| * (1 / largest element), 2^-126 at least, elements are FP8 of value * (1 / scale), each
+    operation rounded to float32.
+    """
+    values = np.asarray(values, np.float32)
+    blocks = values.reshape(*values.shape[:-1], -1, size)
+    largest = np.float32({"e4m3": 448.0, "e5m2": 57344.0}[name])
+    scales = np.maximum(np.abs(blocks).max(axis=-1) * (np.float32(1) / largest), np.float32(2.0**-126))
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        return fp8(blocks * (np.float32(1) / scales)[..., None], name).reshape(values.shape), scales
+
+
+def fp8_by_rows(values: np.ndarray, name: str, least: float) -> tuple[np.ndarray, np.ndarray]:
+    """A scale for each row: (FP8 codes as uint8, float32 scales with an extent of 1): max|row| * (1 / 448), `least` at
+    least, and elements FP8 of value * (1 / scale), each operation rounded to float32."""
+    values = np.asarray(values, np.float32)
+    scales = np.maximum(np.abs(values).max(axis=-1, keepdims=True) * np.float32(1 / 448), np.float32(least))
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        return fp8(values * (np.float32(1) / scales), name), scales
 
 
 def swizzled(scales: np.ndarray, fill: int) -> np.ndarray:

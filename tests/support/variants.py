@@ -24,6 +24,7 @@ from support import graphs
 from support.gradients import ACTIVATIONS, TYPES, WEIGHTS, Gradient
 from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
 from support.losses import INT32, INT64, CrossEntropy, Window
+from support.quantized import E8M0, Quantized
 from support.row_functions import KINDS, RowFunction
 
 TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_120")}
@@ -34,7 +35,7 @@ TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_1
 class Variant:
     """A problem, the engine that runs it, and its knobs; None for what the engine proposes first."""
 
-    problem: Norm | Gradient | RowFunction | CrossEntropy | Window
+    problem: Norm | Gradient | RowFunction | CrossEntropy | Window | Quantized
     knobs: object = None
     engine: KernelEngine = RowEngine()
     pattern: match.Pattern = PATTERN
@@ -173,10 +174,42 @@ ROW_FUNCTIONS: dict[str, Variant] = {
     "softmax of a row in a cluster": Variant(RowFunction("softmax", 1, 4000), ByRowKnobs(512, 128)),
     "layer norm of pieces": Variant(RowFunction("layer norm", 1, 528), ByRowKnobs(16, 64, 2)),
 }
+
+
+def _groups() -> Iterator[tuple[str, Variant]]:
+    """Every type of input with all that stands before quantization, scales in either order, the value beside it or
+    not; a scale for each row of each."""
+    for i, of in enumerate(("x", "silu", "norm")):
+        for j, x in enumerate(_FLOATS):
+            beside, element = (None, FLOAT, BF16)[(i + j) % 3] if i else None, (E4M3, E5M2)[(i + 2 * j) % 2]
+            problem = Quantized(1, 512, of, 128, x, element, FLOAT, (i + j) % 2 == 0, beside)
+            yield f"groups of {x.name} {of}", Variant(problem)
+        yield f"rows of {of}", Variant(Quantized(1, 640, of, None, beside=BF16 if of == "norm" else None))
+
+
+def _lanes() -> Iterator[tuple[str, Variant]]:
+    """Blocks of 128 in every number of lanes, each with a row whose last step some lanes lack."""
+    for chunks, x in ((1, FLOAT), (1, BF16), (2, FLOAT), (4, HALF)):
+        lanes = 16 // chunks * (2 if (chunks, x) == (1, FLOAT) else 1)
+        problem = Quantized(1, 128 * 3, "silu", 128, x, by_columns=chunks == 2)
+        yield f"groups in {lanes} lanes", Variant(problem, ByRowKnobs(2 * lanes, 64, chunks))
+
+
 FORWARD: dict[str, Variant] = {
     **dict(_types()),
     **dict(_knobs()),
     **dict(_blocks()),
+    **dict(_groups()),
+    **dict(_lanes()),
+    "one group": Variant(Quantized(1, 128)),
+    "groups by E8M0": Variant(Quantized(1, 256, "silu", 128, HALF, E5M2, E8M0)),
+    "groups by E8M0 by columns": Variant(Quantized(1, 256, "x", 128, FLOAT, E4M3, E8M0, True)),
+    "groups of a norm beside it": Variant(Quantized(1, 7168, "norm", by_columns=True, beside=BF16)),
+    "groups of long silu": Variant(Quantized(1, 14336, "silu")),
+    "groups of few rows": Variant(Quantized(1, 1920, "silu", by_columns=True)),
+    "groups in passes": Variant(Quantized(1, 65536, "norm", input=FLOAT, by_columns=True), ByRowKnobs(1024, 1024)),
+    "groups in passes of none": Variant(Quantized(1, 65536, "x", input=FLOAT), ByRowKnobs(1024, 1024)),
+    "rows of long silu": Variant(Quantized(1, 14336, "silu", None)),
     # Row lengths: tails, chunks narrower than 16 bytes, rows held and read twice, 64-bit offsets.
     "silu 1024": Variant(Norm(1, 1024)),
     "one column": Variant(Norm(1, 1, FLOAT, FLOAT, HALF, training=True)),

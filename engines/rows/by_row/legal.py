@@ -8,6 +8,7 @@ from graphfuse.engines.rows.by_row.split import RowSplit, held_registers
 from graphfuse.engines.rows.limits import (
     MAX_CTAS,
     MAX_THREADS,
+    block_faults,
     cluster_faults,
     power_faults,
     static_faults,
@@ -57,9 +58,4 @@ def faults(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) 
             f"chunks is {knobs.chunks}: of {knobs.threads} threads each has registers for {_MOST_TOGETHER} elements "
             f"at a time, not for {piece}"
         )
-    for block in {store.block_size for store in facts.program.stores if store.block_size}:
-        if not piece <= block <= knobs.threads_per_row * piece:
-            yield (
-                f"chunks is {knobs.chunks}, threads_per_row {knobs.threads_per_row}: a thread takes {piece} elements "
-                f"together; accepted: up to a block of {block}, which the threads of a row must cover"
-            )
+    yield from block_faults(facts.program.block_sizes, piece, knobs.threads_per_row)

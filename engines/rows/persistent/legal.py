@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 
 from graphfuse.device import Device
-from graphfuse.engines.rows.limits import MAX_CTAS, cluster_faults, power_faults, static_faults, thread_faults
+from graphfuse.engines.rows.limits import (
+    MAX_CTAS,
+    block_faults,
+    cluster_faults,
+    power_faults,
+    static_faults,
+    thread_faults,
+)
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.engines.rows.persistent.split import RowSplit
 
@@ -35,6 +42,7 @@ def faults(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[
             "threads and 1 stage"
         )
         return
+    yield from block_faults(split.facts.program.block_sizes, split.piece, knobs.threads_per_row)
     if knobs.stages > 1 and not split.stage_bytes(knobs):
         yield f"stages is {knobs.stages}; accepted: 1, as no input of the rows is aligned to 4 bytes"
     if type(knobs.delay) is not int or knobs.delay not in (0, 1):

@@ -35,6 +35,23 @@ GF_DEVICE float largest(const float (&values)[COUNT]) {
   }
 }
 
+/// What blocks of T are stored as: T itself by scales of a byte, unless said otherwise.
+template <class T>
+struct Blocks {
+  using Element = T;
+  using Scale = u8;
+};
+
+/// 1 / what the code of a scale means: a byte of an E8M0, of a float32 its bits.
+template <class Scale>
+GF_DEVICE float reciprocal_of_scale(u32 code) {
+  if constexpr (is_same_float<Scale>) {
+    return 1.0f / as_float(code);
+  } else {
+    return reciprocal_of_e8m0(code);
+  }
+}
+
 /// The code of the scale for a block of T whose largest magnitude is amax.
 template <class T>
 GF_DEVICE u32 block_scale(float amax);
@@ -99,13 +116,13 @@ GF_DEVICE Bytes<COUNT * bits_of<T> / 8> quantized(const float (&values)[COUNT], 
     }
     return elements;
   } else {
-    const float inverse = reciprocal_of_e8m0(scale);
+    const float inverse = reciprocal_of_scale<typename Blocks<T>::Scale>(scale);
     float scaled[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       scaled[i] = values[i] * inverse;
     }
-    return pack<T>(scaled);
+    return pack<typename Blocks<T>::Element>(scaled);
   }
 }
 

@@ -17,13 +17,14 @@ GF_DEVICE void store_piece(void* address, i64 at, const Bytes<BYTES>& piece, boo
   }
 }
 
-/// Where a row's block scales lie, one byte each, side by side. first: that of the thread's first piece.
+/// Where a row's block scales lie, `apart` bytes from one to the next. first: that of the thread's first piece.
 struct ScalesInRow {
   void* first;
-  GF_DEVICE void* of(i64, i64 blocks) const { return offset(first, blocks); }
+  i64 apart;
+  GF_DEVICE void* of(i64, i64 blocks) const { return offset(first, blocks * apart); }
 };
 
-/// The same in tiles of 128 rows x 4 blocks, in each of which the four of a row are neighbours and row r + 32
+/// The same, one byte each, in tiles of 128 rows x 4 blocks, in each of which the four of a row are neighbours and row r + 32
 /// follows row r: what block-scaled matrix products of Blackwell read (F8_128x4).
 /// first: the row's.
 struct ScalesInTiles {
@@ -44,6 +45,7 @@ template <class T, int BLOCK, int WIDTH, Access ACCESS, class Scales, int PIECE>
 GF_DEVICE void store_blocks(void* address, Scales scales, i64 thread, i64 at, const float (&values)[PIECE],
                             bool stored) {
   constexpr int LANES = BLOCK / PIECE;
+  static_assert(BLOCK % PIECE == 0 && LANES <= WARP, "a block is whole pieces of one warp");
   constexpr int BYTES = PIECE * bits_of<T> / 8;
   float amax = max_magnitude(values);
 #pragma unroll
@@ -55,7 +57,7 @@ GF_DEVICE void store_blocks(void* address, Scales scales, i64 thread, i64 at, co
   if (stored) {
     store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), elements);
     if (thread % LANES == 0) {
-      store_pack<1, ACCESS>(scales.of(thread / LANES, at / LANES), {{scale}});
+      store_pack<sizeof(typename Blocks<T>::Scale), ACCESS>(scales.of(thread / LANES, at / LANES), {{scale}});
     }
   }
 }

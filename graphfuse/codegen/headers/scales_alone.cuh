@@ -13,6 +13,7 @@ namespace gf {
 template <class T, int BLOCK, Access ACCESS, class Scales, int PIECE>
 GF_DEVICE void store_scales(Scales scales, i64 thread, i64 at, const float (&values)[PIECE], bool stored) {
   constexpr int LANES = BLOCK / PIECE;
+  static_assert(BLOCK % PIECE == 0 && LANES <= WARP, "a block is whole pieces of one warp");
   float amax = max_magnitude(values);
 #pragma unroll
   for (int mask = 1; mask < LANES; mask *= 2) {
@@ -20,7 +21,7 @@ GF_DEVICE void store_scales(Scales scales, i64 thread, i64 at, const float (&val
   }
   const u32 scale = block_scale<T>(amax);
   if (stored && thread % LANES == 0) {
-    store_pack<1, ACCESS>(scales.of(thread / LANES, at / LANES), {{scale}});
+    store_pack<sizeof(typename Blocks<T>::Scale), ACCESS>(scales.of(thread / LANES, at / LANES), {{scale}});
   }
 }
 
