@@ -1,30 +1,40 @@
-"""RMSNorm for training: operators that autograd knows, and modules that take the place of ``torch.nn.RMSNorm``.
+"""Norms and softmax for training: operators that autograd knows, and modules that take the place of
+``torch.nn.RMSNorm`` and ``torch.nn.LayerNorm``.
 
 Each operator is ``graphfuse::NAME``; it computes in float32 (float64 where a tensor is), runs one graph forward and
 one backward, and keeps for backward what the backward graph reads: the normalized tensor, the weight, the gate and
-the inverse RMS of each row. docs/training.md is for users.
+the statistics of each row; of softmax the result. docs/training.md is for users.
 """
 
-from graphfuse.torch.modules import AddRMSNorm, RMSNorm, RMSNormSiLU
+from graphfuse.torch.modules import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
 from graphfuse.torch.operators import (
+    add_layer_norm,
     add_rms_norm,
     gemma_add_rms_norm,
     gemma_rms_norm,
+    layer_norm,
+    log_softmax,
     rms_norm,
     rms_norm_silu,
     rms_norm_silu_gate,
+    softmax,
 )
 
 __all__ = [
     "AddRMSNorm",
+    "LayerNorm",
     "RMSNorm",
     "RMSNormSiLU",
+    "add_layer_norm",
     "add_rms_norm",
     "gemma_add_rms_norm",
     "gemma_rms_norm",
+    "layer_norm",
+    "log_softmax",
     "rms_norm",
     "rms_norm_silu",
     "rms_norm_silu_gate",
+    "softmax",
 ]
 
 

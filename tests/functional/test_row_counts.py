@@ -21,7 +21,7 @@ from graphfuse.runtime.fastcall import row_class
 from graphfuse.tables import store
 from graphfuse.torch import RMSNorm
 from support.functional_calls import NAMES, Tensors, call, check
-from support.training_calls import OPERATORS
+from support.training_calls import ONE_KERNEL
 from support.training_calls import check as check_gradients
 from support.training_calls import tensors as training_tensors
 
@@ -108,7 +108,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(name):
             assert torch.equal(bits(got[n]), bits(results[n][first:last])), (n, first, last)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", ONE_KERNEL)
 def test_gradients(name, planned):
     """Sums over the rows of any number of one class, by one plan each way."""
     counts = [1, 5, 263, 265, 288, 257, 5, 1]

@@ -5,7 +5,7 @@ import torch
 
 from graphfuse import create_handle, engines, heur_mode
 from graphfuse.functional import problem
-from support.training_calls import OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, tensors
+from support.training_calls import ONE_KERNEL, OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, tensors
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
 WEIGHTS = [None, torch.float32, False]
@@ -33,7 +33,7 @@ BACKWARD = next((e.name for e in engines.ALL if e.name == "rmsnorm_backward"), "
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(
-    ("name", "weight"), [(n, w) for n in OPERATORS for w in WEIGHTS if w is not False or n in WITHOUT_WEIGHT]
+    ("name", "weight"), [(n, w) for n in ONE_KERNEL for w in WEIGHTS if w is not False or n in WITHOUT_WEIGHT]
 )
 def test_one_kernel_each_way(name, weight, dtype, graphs):
     given = tensors(name, (21 + WEIGHTS.index(weight), 2, 136), dtype, weight)  # a problem that no other test has
@@ -45,12 +45,21 @@ def test_one_kernel_each_way(name, weight, dtype, graphs):
 
 
 @pytest.mark.parametrize("shape", [(31, 1), (31, 3420), (1, 88), (88,), (2, 3, 5, 7, 88), (0, 88)], ids=str)
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", ONE_KERNEL)
 def test_one_kernel_for_any_shape(name, shape, graphs):
     given = tensors(name, shape)
     made = OPERATORS[name].run(given)
     gradients(made, given, grads(made))
     assert graphs == {f"{name}_training": "rmsnorm", f"{name}_backward": BACKWARD}
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name not in ONE_KERNEL])
+def test_a_layer_norm_is_one_kernel_forward(name, graphs):
+    given = tensors(name, (23, 2, 136))  # a problem that no other test has
+    OPERATORS[name].run(given)
+    with torch.no_grad():
+        OPERATORS[name].run(given)
+    assert graphs == {name: "rmsnorm", f"{name}_training": "rmsnorm"}
 
 
 @pytest.mark.emulate
