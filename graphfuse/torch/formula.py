@@ -1,4 +1,4 @@
-"""Operators that autograd knows: three graphs of a ``Norm``, and the autograd formula that joins them.
+"""Operators that autograd knows: three graphs of a ``Computation``, and the autograd formula that joins them.
 
 ``graphfuse::NAME`` is what users call. Where no gradient is asked for, its inference graph runs. Where one is,
 autograd sees ``NAME_training`` run instead, and ``NAME_backward`` for the gradients.
@@ -11,26 +11,49 @@ first.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.errors import VariantPackTypeError
+from graphfuse.functional.declaration import Variant
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
+from graphfuse.functional.tensor_parameter import TensorParameter
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, written
-from graphfuse.torch.norm import Norm
 from graphfuse.torch.step import Step, defined, made_once, refuse_tangents, refuse_transforms
 
 _observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
+
+
+class Computation(Protocol):
+    """What an operator computes.
+
+    tensors, numbers: what it takes. results: what it returns. statistics: what the training phase makes for backward
+    beside that. kept: the names of those of all these that backward reads, in its order. gradients: those of `tensors`,
+    in their order. inference, training, backward: the graphs; backward reads dy, what is kept and, with a residual sum,
+    dtotal. residual: whether the sum of x and residual is returned as total.
+    """
+
+    tensors: Sequence[TensorParameter]
+    numbers: Sequence[str]
+    results: Sequence[TensorParameter]
+    statistics: Sequence[TensorParameter]
+    kept: Sequence[str]
+    gradients: Sequence[TensorParameter]
+    inference: Variant
+    training: Variant
+    backward: Variant
+    residual: bool
 
 
 @dataclass(frozen=True)
 class Operator:
     """An operator that autograd knows.
 
-    tensors: names of what it takes before its epsilon. run: the operator, called with (*tensors, eps). inference: the
-    function of its inference graph, for calls without gradients that nothing wants to see.
+    tensors: names of what it takes before its numbers. run: the operator, called with (*tensors, *numbers). inference:
+    the function of its inference graph, for calls without gradients that nothing wants to see.
     """
 
     tensors: tuple[str, ...]
@@ -38,15 +61,15 @@ class Operator:
     inference: Callable[..., object]
 
 
-def differentiable(name: str, norm: Norm) -> Operator:
-    """The operator of (*norm.tensors, eps) -> norm.results, and torch's operators ``graphfuse::NAME...``."""
-    inference = defined(name, norm.inference, ["eps"])
-    training = defined(f"{name}_training", norm.training, ["eps"])
-    gradients = defined(f"{name}_backward", norm.backward, [a.asked for a in norm.gradients])
+def differentiable(name: str, of: Computation) -> Operator:
+    """The operator of (*of.tensors, *of.numbers) -> of.results, and torch's operators ``graphfuse::NAME...``."""
+    inference = defined(name, of.inference, of.numbers)
+    training = defined(f"{name}_training", of.training, of.numbers)
+    gradients = defined(f"{name}_backward", of.backward, [a.asked for a in of.gradients])
     for step in (training, gradients):
         pass_by_autograd(step.declaration, step.operator)
-    apply = _formula(name, norm, training, gradients, alone=False).apply
-    apply_alone = torch_private.single_level_apply(_formula(name, norm, training, gradients, alone=True))
+    apply = _formula(name, of, training, gradients, alone=False).apply
+    apply_alone = torch_private.single_level_apply(_formula(name, of, training, gradients, alone=True))
 
     def below_autograd(keyset, *values):
         refuse_tangents(name, values)
@@ -63,23 +86,23 @@ def differentiable(name: str, norm: Norm) -> Operator:
         return inference.function(*values)
 
     LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
-    return Operator(tuple(a.name for a in norm.tensors), call, inference.function)
+    return Operator(tuple(a.name for a in of.tensors), call, inference.function)
 
 
 _TEXT = """
-def forward(ctx, {tensors}, eps):
+def forward(ctx, {arguments}):
     made = {fast}
     if made is declined:
-        made = train(ctx, {tensors}, eps)
-    {results}, inverse_rms = made
+        made = train(ctx, {arguments})
+    {made} = made
     {ungraded}
-    ctx.save_for_backward({kept}, weight, inverse_rms)
+    ctx.save_for_backward({kept})
     return {results}
 
 
 def backward(ctx, dy{dtotal}):
-    {kept}, weight, inverse_rms = ctx.saved_tensors
-    {needs}, _ = ctx.needs_input_grad
+    {kept}, = ctx.saved_tensors
+    {needs}, = ctx.needs_input_grad
     {unused}
     {shared}
     if grad_enabled():
@@ -90,7 +113,7 @@ def backward(ctx, dy{dtotal}):
             made = differentiate({read}, {asked})
     {gradients} = made
     {given_back}
-    return {gradients}, None
+    return {given}
 """
 
 # For a residual sum: both terms have the same gradient, which is written once for each data type.
@@ -113,7 +136,7 @@ class _Recent:
     backward: Callable[..., object] = lambda *values: DECLINED
 
 
-def _formula(name: str, norm: Norm, training: Step, gradients: Step, alone: bool) -> type[torch.autograd.Function]:
+def _formula(name: str, of: Computation, training: Step, gradients: Step, alone: bool) -> type[torch.autograd.Function]:
     """What is kept of a forward call, and the gradients that are made from it, in one graph.
 
     alone: whether forward is only called where nobody else wants to see it.
@@ -121,7 +144,7 @@ def _formula(name: str, norm: Norm, training: Step, gradients: Step, alone: bool
     recent = _Recent()
 
     def train(ctx, *values):
-        if ctx.needs_input_grad[-1]:
+        if of.numbers and ctx.needs_input_grad[-1]:
             raise VariantPackTypeError("eps is a tensor that requires a gradient; accepted: a number")
         made = training(*values)
         if not _observed():
@@ -129,7 +152,7 @@ def _formula(name: str, norm: Norm, training: Step, gradients: Step, alone: bool
         return made
 
     def differentiate(*values):
-        values = _in_rows(norm, values)
+        values = _in_rows(of, values)
         made = gradients(*values)
         if not _observed():
             recent.backward = gradients.function.last() or recent.backward
@@ -143,35 +166,38 @@ def _formula(name: str, norm: Norm, training: Step, gradients: Step, alone: bool
         "train": train,
         "differentiate": differentiate,
         "grad_enabled": torch.is_grad_enabled,
-        "once": lambda *values: once(*_in_rows(norm, values)),
+        "once": lambda *values: once(*_in_rows(of, values)),
     }
-    needs = [a.asked for a in norm.gradients]
-    asked = [n.replace("needs", "asks") if norm.residual and n in ("needs_dx", "needs_dresidual") else n for n in needs]
-    kept = ("total" if norm.residual else "x", *("gate",) * norm.gate)
+    needs = [a.asked for a in of.gradients]
+    asked = [n.replace("needs", "asks") if of.residual and n in ("needs_dx", "needs_dresidual") else n for n in needs]
+    arguments = ", ".join([*(a.name for a in of.tensors), *of.numbers])
+    found = [a.name for a in of.gradients]
     text = _TEXT.format(
-        tensors=", ".join(tensors := [a.name for a in norm.tensors]),
-        fast=f"recent.forward({', '.join(tensors)}, eps)" if alone else "declined",
-        results=", ".join(a.name for a in norm.results),
-        ungraded=_UNGRADED if norm.residual else "pass",
-        kept=", ".join(kept),
-        dtotal=", dtotal" * norm.residual,
-        needs=", ".join(needs),
-        unused=_UNUSED.format(others="None, " * (len(needs) - 2)) if norm.residual else "pass",
-        shared=_SHARED if norm.residual else "pass",
-        read=", ".join(("dy", *kept, "weight", "inverse_rms", *("dtotal",) * norm.residual)),
+        arguments=arguments,
+        fast=f"recent.forward({arguments})" if alone else "declined",
+        made=", ".join(a.name for a in (*of.results, *of.statistics)),
+        results=", ".join(a.name for a in of.results),
+        ungraded=_UNGRADED if of.residual else "pass",
+        kept=", ".join(of.kept),
+        dtotal=", dtotal" * of.residual,
+        needs=", ".join([*needs, *("_",) * len(of.numbers)]),
+        unused=_UNUSED.format(others="None, " * (len(needs) - 2)) if of.residual else "pass",
+        shared=_SHARED if of.residual else "pass",
+        read=", ".join(("dy", *of.kept, *("dtotal",) * of.residual)),
         asked=", ".join(asked),
-        gradients=", ".join(a.name for a in norm.gradients),
-        given_back=_GIVEN_BACK if norm.residual else "pass",
+        gradients=", ".join(found),
+        given_back=_GIVEN_BACK if of.residual else "pass",
+        given=", ".join([*found, *("None",) * len(of.numbers)]),
     )
     methods = {step: staticmethod(written(f"{step} of {name}", step, text, names)) for step in ("forward", "backward")}
     # By the class's name torch calls the node of its graph, in errors and profiles.
     return type(name, (torch.autograd.Function,), methods)
 
 
-def _in_rows(norm: Norm, values: Sequence[object]) -> list[object]:
+def _in_rows(of: Computation, values: Sequence[object]) -> list[object]:
     """What the backward graph reads, with dy and dtotal contiguous along rows, as kernels want them. The gradient of
     ``sum()`` is not: it is one element, expanded."""
-    reads = [a.name for a in norm.backward.arguments if not a.written]
+    reads = [a.name for a in of.backward.arguments if not a.written]
     found = list(values)
     for place, read in enumerate(reads):
         grad = found[place]

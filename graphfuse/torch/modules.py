@@ -1,4 +1,5 @@
-"""Modules that take the place of ``torch.nn.RMSNorm``: its parameters, its state dict, its arguments."""
+"""Modules that take the place of ``torch.nn.RMSNorm`` and ``torch.nn.LayerNorm``: their parameters, state dicts and
+arguments."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -10,7 +11,7 @@ from graphfuse.errors import VariantPackError, VariantPackTypeError
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED
 from graphfuse.torch.formula import Operator
-from graphfuse.torch.operators import ADD_RMS_NORM, RMS_NORM, RMS_NORM_SILU, epsilon
+from graphfuse.torch.operators import ADD_RMS_NORM, LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, RMS_NORM_SILU, epsilon
 
 _grad_enabled, _differentiates_forward = torch.is_grad_enabled, torch_private.differentiates_forward()
 
@@ -19,13 +20,15 @@ def _declines(*values: object) -> object:
     return DECLINED
 
 
-class RMSNorm(torch.nn.RMSNorm):
-    """``torch.nn.RMSNorm`` by ``rms_norm``: normalized_shape, eps, elementwise_affine, device and dtype as there."""
+class _Norm:
+    """What modules that take the place of torch's norms have in common.
 
-    _operator: ClassVar[Operator] = RMS_NORM
-    # The fast path of the last call without gradients, the weight and epsilon that the module had then, and the epsilon
-    # as a number.
-    _last: tuple[Callable[..., object], torch.Tensor | None, float | None, float] = (_declines, None, None, 0.0)
+    _last: the fast path of the last call without gradients, and what the module had then that the call depends on.
+    """
+
+    _operator: ClassVar[Operator]
+    _affine: ClassVar[tuple[str, ...]]  # the names of its parameters
+    _last: tuple
 
     def __init__(self, normalized_shape, *arguments, **options):
         if isinstance(normalized_shape, torch.Tensor):
@@ -34,45 +37,42 @@ class RMSNorm(torch.nn.RMSNorm):
             )
         super().__init__(normalized_shape, *arguments, **options)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (..., *normalized_shape). Returns a tensor of x's shape and type."""
-        if is_dynamo_compiling() or _grad_enabled() or _differentiates_forward():
-            return self._run((x,))
-        fast, weight, given, eps = self._last
-        if weight is self._parameters.get("weight", self) and self.eps == given:
-            made = fast(x, weight, eps)
-            if made is not DECLINED:
-                return made
-        return self._run_and_keep((x,))
-
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_last"}
 
+    def _scales(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Operator, tuple[torch.Tensor | None, ...]]:
+        """The operator for what the module has, and what of that it takes. tensors: looked at where something else
+        computes a parameter."""
+        raise NotImplementedError
+
+    def _kept(self, fast: Callable[..., object], scales: tuple[torch.Tensor | None, ...], eps: float) -> tuple:
+        """What is remembered as `_last`."""
+        raise NotImplementedError
+
     def _run(self, tensors: tuple[torch.Tensor, ...]):
         """The operator over all dimensions of normalized_shape as one."""
-        operator, weight, count = self._operator, self._parameters.get("weight"), len(self.normalized_shape)
-        if weight is None:  # or something else computes it
-            self._check(tensors)
-            weight = self.weight
+        (operator, scales), count = self._scales(tensors), len(self.normalized_shape)
         eps = self.eps if self.eps is not None else epsilon(None, tensors[0])
         if count == 1:
             try:
-                return operator.run(*tensors, weight, eps)
+                return operator.run(*tensors, *scales, eps)
             except VariantPackError:
                 self._check(tensors)  # says it in the module's words
                 raise
         self._check(tensors)
-        weight = None if weight is None else weight.flatten()
-        made = operator.run(*(t.flatten(-count) for t in tensors), weight, eps)
+        flat = (None if t is None else t.flatten() for t in scales)
+        made = operator.run(*(t.flatten(-count) for t in tensors), *flat, eps)
         shape = self.normalized_shape
         return tuple(y.unflatten(-1, shape) for y in made) if isinstance(made, tuple) else made.unflatten(-1, shape)
 
     def _run_and_keep(self, tensors: tuple[torch.Tensor, ...]):
-        """`_run`, keeping its fast path for the next call, unless the weight is computed (as by a parametrization)."""
+        """`_run`, keeping its fast path for the next call, unless a parameter is computed (as by a parametrization)."""
         made = self._run(tensors)
-        if len(self.normalized_shape) == 1 and self.weight is self._parameters.get("weight", self):
-            fast = self._operator.inference.last() or _declines
-            self.__dict__["_last"] = (fast, self.weight, self.eps, epsilon(self.eps, tensors[0]))
+        known = (getattr(self, name) is self._parameters.get(name, self) for name in self._affine)
+        if len(self.normalized_shape) == 1 and all(known):
+            operator, scales = self._scales(tensors)
+            fast = operator.inference.last() or _declines
+            self.__dict__["_last"] = self._kept(fast, scales, epsilon(self.eps, tensors[0]))
         return made
 
     def _check(self, tensors: tuple[torch.Tensor, ...]) -> None:
@@ -85,6 +85,36 @@ class RMSNorm(torch.nn.RMSNorm):
             if t.shape[-len(shape) :] != shape:
                 accepted = ", ".join(map(str, shape))
                 raise VariantPackError(f"{name} has shape {tuple(t.shape)}; accepted: (..., {accepted})")
+
+
+class RMSNorm(_Norm, torch.nn.RMSNorm):
+    """``torch.nn.RMSNorm`` by ``rms_norm``: normalized_shape, eps, elementwise_affine, device and dtype as there."""
+
+    _operator = RMS_NORM
+    _affine = ("weight",)
+    # The weight and epsilon, and the epsilon as a number.
+    _last: tuple[Callable[..., object], torch.Tensor | None, float | None, float] = (_declines, None, None, 0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., *normalized_shape). Returns a tensor of x's shape and type."""
+        if is_dynamo_compiling() or _grad_enabled() or _differentiates_forward():
+            return self._run((x,))
+        fast, weight, given, eps = self._last
+        if weight is self._parameters.get("weight", self) and self.eps == given:
+            made = fast(x, weight, eps)
+            if made is not DECLINED:
+                return made
+        return self._run_and_keep((x,))
+
+    def _scales(self, tensors):
+        weight = self._parameters.get("weight")
+        if weight is None:  # or something else computes it
+            self._check(tensors)
+            weight = self.weight
+        return self._operator, (weight,)
+
+    def _kept(self, fast, scales, eps):
+        return fast, self.weight, self.eps, eps
 
 
 class RMSNormSiLU(RMSNorm):
@@ -108,3 +138,43 @@ class AddRMSNorm(RMSNorm):
             if made is not DECLINED:
                 return made
         return self._run_and_keep((x, residual))
+
+
+class LayerNorm(_Norm, torch.nn.LayerNorm):
+    """``torch.nn.LayerNorm`` by ``layer_norm``: normalized_shape, eps, elementwise_affine, bias, device and dtype as
+    there."""
+
+    _operator = LAYER_NORM
+    _affine = ("weight", "bias")
+    # Weight, bias and epsilon, and what the fast path takes of them.
+    _last: tuple[Callable[..., object], torch.Tensor | None, torch.Tensor | None, float | None, tuple] = (
+        _declines,
+        None,
+        None,
+        None,
+        (),
+    )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., *normalized_shape). Returns a tensor of x's shape and type."""
+        if is_dynamo_compiling() or _grad_enabled() or _differentiates_forward():
+            return self._run((x,))
+        fast, weight, bias, given, arguments = self._last
+        own = self._parameters
+        if weight is own.get("weight", self) and bias is own.get("bias", self) and self.eps == given:
+            made = fast(x, *arguments)
+            if made is not DECLINED:
+                return made
+        return self._run_and_keep((x,))
+
+    def _scales(self, tensors):
+        weight, bias = self._parameters.get("weight", self), self._parameters.get("bias", self)
+        computed = weight is self or bias is self  # by something else
+        if computed or weight is None:  # which would tell the shape
+            self._check(tensors)
+        if computed:
+            weight, bias = self.weight, self.bias
+        return (LAYER_NORM, (weight,)) if bias is None else (LAYER_NORM_BIAS, (weight, bias))
+
+    def _kept(self, fast, scales, eps):
+        return fast, self.weight, self.bias, self.eps, (*scales, eps)

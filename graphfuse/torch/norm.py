@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
@@ -37,12 +38,18 @@ BIAS = TensorParameter("bias", TYPES, like_or_columns("weight", "x"))
 GATE = TensorParameter("gate", TYPES, like("x"))
 Y = TensorParameter("y", TYPES, like("x"), written=True, new=type_of("x"))
 TOTAL = TensorParameter("total", TYPES, like("x"), written=True, new=type_of("residual"))
-INVERSE_RMS = TensorParameter("inverse_rms", STATISTICS, rows("x"), written=True, new=_statistics)
+
+
+def _of_rows(name: str, written: bool = False) -> TensorParameter:
+    """One number a row."""
+    return TensorParameter(name, STATISTICS, rows("x"), written=written, new=_statistics if written else None)
+
+
+INVERSE_RMS, MEAN, INVERSE_STD = (_of_rows(name, written=True) for name in ("inverse_rms", "mean", "inverse_std"))
 
 # Of the backward graph, where x is the tensor that was normalized: the residual sum, if there is one.
 DY = TensorParameter("dy", TYPES)
 NORMALIZED = TensorParameter("x", TYPES, like("dy"), free=True)  # in strides of its own
-SAVED_INVERSE_RMS = TensorParameter("inverse_rms", STATISTICS, rows("x"))
 DTOTAL = TensorParameter("dtotal", TYPES, like("x"), optional=True)
 DX = TensorParameter(
     "dx", TYPES, like("x"), written=True, new=type_of("dy"), asked="needs_dx"
@@ -58,7 +65,8 @@ DGATE = TensorParameter("dgate", TYPES, like("x"), written=True, new=type_of("ga
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm of x, or of x + residual, times weight or weight + 1, plus bias, or then SiLU, then times gate.
+    """RMSNorm of x, or of x + residual, times weight or weight + 1, plus bias, or then SiLU, then times gate. centred:
+    layer norm instead of RMSNorm.
 
     weight and bias are one number for each column, or for each head and column. The sum is returned, too, and
     normalized as it is stored, so that backward, which reads it, is of what was computed.
@@ -69,6 +77,8 @@ class Norm:
     silu: bool = False
     gate: bool = False
     bias: bool = False
+    centred: bool = False
+    numbers: ClassVar[tuple[str, ...]] = ("eps",)
 
     @cached_property
     def tensors(self) -> tuple[TensorParameter, ...]:
@@ -80,16 +90,28 @@ class Norm:
         return Y, *(TOTAL,) * self.residual
 
     @cached_property
+    def statistics(self) -> tuple[TensorParameter, ...]:
+        """What the training phase makes of each row, as the graph's op returns it."""
+        return (MEAN, INVERSE_STD) if self.centred else (INVERSE_RMS,)
+
+    @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """What backward reads beside gradients, in its order."""
+        normalized = "total" if self.residual else "x"
+        return (normalized, *("gate",) * self.gate, "weight", *(a.name for a in self.statistics))
+
+    @cached_property
     def inference(self) -> Variant:
         return Variant((*self.tensors, *self.results), self._forward)
 
     @cached_property
     def training(self) -> Variant:
-        return Variant((*self.tensors, *self.results, INVERSE_RMS), self._forward)
+        return Variant((*self.tensors, *self.results, *self.statistics), self._forward)
 
     @cached_property
     def backward(self) -> Variant:
-        read = (DY, NORMALIZED, *(GATE,) * self.gate, WEIGHT, SAVED_INVERSE_RMS, *(DTOTAL,) * self.residual)
+        saved = (_of_rows(a.name) for a in self.statistics)
+        read = (DY, NORMALIZED, *(GATE,) * self.gate, WEIGHT, *saved, *(DTOTAL,) * self.residual)
         return Variant((*read, *self.gradients), self._backward)
 
     @cached_property
@@ -106,20 +128,28 @@ class Norm:
         """The norm of x, with weight and bias."""
         scale, bias = self._scale(d), d["bias"] if "bias" in d else None
         heads = _of_heads(d)
-        training = "inverse_rms" in d
-        y, inverse = d.graph.rmsnorm(
+        training = self.statistics[0].name in d
+        op = d.graph.layernorm if self.centred else d.graph.rmsnorm
+        y, *statistics = op(
             x,
-            None if heads else scale,  # the axes along which a scale varies would be normalized together
-            d.number("eps"),
-            None if heads else bias,
+            scale=None if heads else scale,  # the axes along which a scale varies would be normalized together
+            epsilon=d.number("eps"),
+            bias=None if heads else bias,
             norm_forward_phase=norm_forward_phase.TRAINING if training else norm_forward_phase.INFERENCE,
         )
-        if training:
-            d.store("inverse_rms", inverse)
+        for a, t in zip(self.statistics, statistics, strict=True):
+            if training:
+                d.store(a.name, t)
         if not heads:
             return y
         y = d.graph.mul(y, scale)
         return y if bias is None else d.graph.add(y, bias)
+
+    def _normal_again(self, d: Drawing) -> Tensor:
+        """The norm without weight and bias, of what was kept."""
+        if self.centred:
+            return d.graph.mul(d.graph.sub(d["x"], d["mean"]), d["inverse_std"])
+        return d.graph.mul(d["x"], d["inverse_rms"])
 
     def _forward(self, d: Drawing) -> None:
         x = d["x"]
@@ -139,7 +169,7 @@ class Norm:
         # What nobody would read is not drawn.
         scale = self._scale(d) if self.silu or sums or not apart else None
         if self.silu:
-            y = graph.mul(d["x"], d["inverse_rms"])
+            y = self._normal_again(d)
             y = y if scale is None else graph.mul(y, scale)
             if "dgate" in d:
                 d.store("dgate", graph.mul(grad, graph.swish(y)))
@@ -151,14 +181,17 @@ class Norm:
             grad = graph.swish_backward(grad, y)
         if apart:
             if "dweight" in d:
-                _sum(d, "dweight", graph.mul(grad, graph.mul(d["x"], d["inverse_rms"])))
+                _sum(d, "dweight", graph.mul(grad, self._normal_again(d)))
             if "dbias" in d:
                 _sum(d, "dbias", grad)
             if not sums:
                 return
             grad, scale = grad if scale is None else graph.mul(grad, scale), None
-        has_dbias = "dbias" in d and not apart
-        dx, *found = graph.rmsnorm_backward(grad, d["x"], scale, d["inverse_rms"], has_dbias=has_dbias)
+        if self.centred:
+            dx, *found = graph.layernorm_backward(grad, d["x"], scale, d["mean"], d["inverse_std"])
+        else:
+            has_dbias = "dbias" in d and not apart
+            dx, *found = graph.rmsnorm_backward(grad, d["x"], scale, d["inverse_rms"], has_dbias=has_dbias)
         for name, t in zip(("dweight", "dbias"), found, strict=True):
             if name in d and t is not None:
                 d.store(name, t)

@@ -1,9 +1,10 @@
-"""The operators: names, order of arguments, documentation. What each computes is its ``Norm``."""
+"""The operators: names, order of arguments, documentation. What each computes is its ``Norm`` or ``Softmax``."""
 
 import torch
 
 from graphfuse.torch.formula import differentiable
 from graphfuse.torch.norm import Norm
+from graphfuse.torch.softmax import Softmax
 
 Norms = tuple[torch.Tensor, torch.Tensor]
 
@@ -25,6 +26,13 @@ RMS_NORM_BIAS = differentiable("rms_norm_bias", Norm(bias=True))
 ADD_RMS_NORM_BIAS = differentiable("add_rms_norm_bias", Norm(residual=True, bias=True))
 GEMMA_RMS_NORM = differentiable("gemma_rms_norm", Norm(zero_centred=True))
 GEMMA_ADD_RMS_NORM = differentiable("gemma_add_rms_norm", Norm(residual=True, zero_centred=True))
+LAYER_NORM = differentiable("layer_norm", Norm(centred=True))
+LAYER_NORM_BIAS = differentiable("layer_norm_bias", Norm(centred=True, bias=True))
+ADD_LAYER_NORM = differentiable("add_layer_norm", Norm(residual=True, centred=True))
+ADD_LAYER_NORM_BIAS = differentiable("add_layer_norm_bias", Norm(residual=True, centred=True, bias=True))
+# The functions without gradients have the shorter names.
+SOFTMAX = differentiable("differentiable_softmax", Softmax())
+LOG_SOFTMAX = differentiable("differentiable_log_softmax", Softmax(log=True))
 
 
 def rms_norm(
@@ -90,3 +98,45 @@ def gemma_add_rms_norm(
 ) -> Norms:
     """``add_rms_norm`` times weight + 1 instead of weight; the sum is not rounded."""
     return GEMMA_ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """(x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias over the last dimension, computed in float32, rounded
+    once to x's type: ``torch.nn.functional.layer_norm``.
+
+    x, weight: as of ``rms_norm``. bias: of weight's shape, (hidden,) without a weight, any of x's types, or None.
+    Returns a new tensor like x. Backward needs x, weight and two numbers a row; otherwise as of ``rms_norm``.
+    """
+    if bias is None:
+        return LAYER_NORM.run(x, weight, eps)
+    return LAYER_NORM_BIAS.run(x, weight, bias, eps)
+
+
+def add_layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> Norms:
+    """(``layer_norm`` of total in x's type, total = x + residual in residual's type), as ``add_rms_norm``."""
+    if bias is None:
+        return ADD_LAYER_NORM.run(x, residual, weight, eps)
+    return ADD_LAYER_NORM_BIAS.run(x, residual, weight, bias, eps)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """e^x over its sum along the last dimension, computed in float32, rounded once to x's type.
+
+    x: as of ``rms_norm``. The largest element of each row is subtracted first. -infinity becomes 0; a row of nothing
+    else, and one with infinity or NaN, becomes NaN, as torch's. Backward needs the result alone, as it was rounded.
+    Errors, and what cannot be differentiated, as of ``rms_norm``.
+    """
+    return SOFTMAX.run(x)
+
+
+def log_softmax(x: torch.Tensor) -> torch.Tensor:
+    """The logarithm of ``softmax``, exact where that is next to 0. -infinity remains; otherwise as there."""
+    return LOG_SOFTMAX.run(x)

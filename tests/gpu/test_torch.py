@@ -10,7 +10,16 @@ from torch.utils.checkpoint import checkpoint
 
 from graphfuse import torch as training
 from graphfuse.functional import problem
-from support.training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, operator_checks, tensors
+from support.training_calls import (
+    EPS,
+    OPERATORS,
+    WITHOUT_WEIGHT,
+    check,
+    gradients,
+    grads,
+    operator_checks,
+    tensors,
+)
 
 pytestmark = pytest.mark.gpu
 

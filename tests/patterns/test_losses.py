@@ -121,7 +121,7 @@ def test_the_op_computes_what_its_nodes_do(columns):
     op, by_hand = (planned(replace(problem, by_hand=hand)) for hand in (False, True))
     op.run(), by_hand.run()
     for name in problem.outputs():
-        torch.testing.assert_close(op.pack[name], by_hand.pack[name], rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(op.pack[name], by_hand.pack[name], rtol=2e-6, atol=2e-6, equal_nan=True)
 
 
 @pytest.mark.emulate
@@ -218,7 +218,7 @@ def test_what_nobody_asked_for_is_not_computed():
     g.cross_entropy(x, target)[1].set_output().set_name("logsumexp")
     pack = CrossEntropy(5, 300).inputs() | {"logsumexp": torch.empty(5, 1)}
     program = Planned(g, pack).part.facts.program
-    assert [step.op_name for step in program.steps] == ["row_max", "sub", "exp", "row_sum", "log", "add"]
+    assert [step.op_name for step in program.steps] == ["row_max", "sub", "mul", "exp2", "row_sum", "log", "add"]
 
 
 @pytest.mark.parametrize("axis, extents", [(0, (4, 1)), (1, (1, 6)), (-1, (1, 6)), (-2, (4, 1))])
@@ -329,7 +329,7 @@ def test_integers_of_rows_that_threads_stay_for(integers, stages):
         target[0] = 2**32 - 100
     pack |= {"target": target.to(INTEGERS[integers]), "scale": torch.ones(1, 520), "inverse": torch.ones(11, 1)}
     pack |= {"dx": torch.empty(11, 520), "dscale": torch.empty(1, 520)}
-    Planned(g, pack, PersistentKnobs(64, 128, stages, 1, 2), "rmsnorm_backward").run()
+    Planned(g, pack, PersistentKnobs(64, 128, stages, 1, 2), "rows").run()
     given = torch.where(target == -100, 0.0, pack["grad"].double())
     normal = pack["x"].double()
     exact = given - normal * (given * normal).mean(1, keepdim=True)

@@ -15,6 +15,13 @@ def norm(x, weight):
     return y if weight is None else y * weight
 
 
+def layer_norm(x, weight, bias=None):
+    apart = x - x.mean(-1, keepdim=True)
+    y = apart * (apart.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
 def _added(x, residual, weight):
     total = x + residual
     return norm(total, weight), total
@@ -26,11 +33,13 @@ def _silu(x, weight):
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator. tensors: its arguments. of: what it computes, by torch's own operations, in any type."""
+    """One operator. tensors: its arguments. of: what it computes, by torch's own operations, in any type. statistics:
+    numbers a row that it keeps for backward."""
 
     function: Callable[..., object]
     tensors: tuple[str, ...]
     of: Callable[..., object]
+    statistics: int = 1
 
     def run(self, tensors: dict[str, torch.Tensor | None], eps: float | None = EPS) -> tuple[torch.Tensor, ...]:
         return results(self.function(*(tensors[name] for name in self.tensors), eps=eps))
@@ -60,12 +69,34 @@ OPERATORS = {
         ("x", "residual", "weight", "bias"),
         lambda x, residual, weight, bias: (norm(x + residual, weight) + bias, x + residual),
     ),
+    "layer_norm": Operator(
+        lambda x, weight, eps: training.layer_norm(x, weight, eps=eps or EPS), ("x", "weight"), layer_norm, 2
+    ),
+    "layer_norm_bias": Operator(
+        lambda x, weight, bias, eps: training.layer_norm(x, weight, bias, eps or EPS),
+        ("x", "weight", "bias"),
+        layer_norm,
+        2,
+    ),
+    "add_layer_norm": Operator(
+        lambda x, residual, weight, eps: training.add_layer_norm(x, residual, weight, eps=eps or EPS),
+        ("x", "residual", "weight"),
+        lambda x, residual, weight: (layer_norm(x + residual, weight), x + residual),
+        2,
+    ),
+    "add_layer_norm_bias": Operator(
+        lambda x, residual, weight, bias, eps: training.add_layer_norm(x, residual, weight, bias, eps or EPS),
+        ("x", "residual", "weight", "bias"),
+        lambda x, residual, weight, bias: (layer_norm(x + residual, weight, bias), x + residual),
+        2,
+    ),
     "gemma_rms_norm": Operator(training.gemma_rms_norm, ("x", "weight"), lambda x, weight: norm(x, weight + 1)),
     "gemma_add_rms_norm": Operator(
         training.gemma_add_rms_norm, ("x", "residual", "weight"), lambda x, r, weight: _added(x, r, weight + 1)
     ),
 }
 
+"""Those whose gradients are one kernel. Of a layer norm they take two sums of a row beside sums over rows."""
 WITHOUT_WEIGHT = [name for name in OPERATORS if not name.startswith("gemma") and not name.endswith("bias")]
 SCALES = ("weight", "bias")
 
@@ -143,7 +174,8 @@ def operator_checks(name: str, weight=None, device: str = "cpu") -> None:
     for asked in {(*needed,), (*needed[:-1], False), (*(False,) * (len(needed) - 1), needed[-1])} - {
         (False,) * len(needed)
     }:
-        passed(packet("_backward"), [outer[0], x, *others, made[-1], *totals, *asked])
+        statistics = made[-OPERATORS[name].statistics :]
+        passed(packet("_backward"), [outer[0], x, *others, *statistics, *totals, *asked])
 
 
 def passed(operator, arguments) -> None:

@@ -25,13 +25,14 @@ def expected(name, made, given) -> Counter:
     normalized = made[1] if "residual" in given else given["x"]
     tensors = [normalized, given["weight"], *(t for n, t in given.items() if n == "gate")]
     rows = normalized.numel() // normalized.shape[-1]
-    return Counter([*((t.dtype, t.untyped_storage().nbytes()) for t in tensors), (torch.float32, 4 * rows)])
+    statistics = [(torch.float32, 4 * rows)] * OPERATORS[name].statistics
+    return Counter([*((t.dtype, t.untyped_storage().nbytes()) for t in tensors), *statistics])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_is_kept(name, dtype):
-    """The normalized tensor, weight and gate as they are, and four bytes a row."""
+    """The normalized tensor, weight and gate as they are, and four bytes a row, eight for a layer norm."""
     given, made = tensors(name, (6, 128), dtype), []
     found = kept(lambda: made.extend(OPERATORS[name].run(given)))
     assert found == expected(name, made, given)

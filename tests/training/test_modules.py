@@ -1,4 +1,4 @@
-"""Modules in the place of torch.nn.RMSNorm: arguments, state dicts both ways, values."""
+"""Modules in the place of torch.nn.RMSNorm and LayerNorm: arguments, state dicts both ways, values."""
 
 import copy
 import pickle
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import graphfuse
-from graphfuse.torch import AddRMSNorm, RMSNorm, RMSNormSiLU
+from graphfuse.torch import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
 
-MODULES = [RMSNorm, RMSNormSiLU, AddRMSNorm]
+MODULES = [RMSNorm, RMSNormSiLU, AddRMSNorm, LayerNorm]
 
 
 def run(module, x):
@@ -19,8 +19,13 @@ def run(module, x):
     return made[0] if isinstance(made, tuple) else made
 
 
+def like(kind):
+    """The module of torch that a kind takes the place of."""
+    return torch.nn.LayerNorm if kind is LayerNorm else torch.nn.RMSNorm
+
+
 def torchs(module, x):
-    y = torch.nn.RMSNorm.forward(module, x)
+    y = like(type(module)).forward(module, x)
     return torch.nn.functional.silu(y) if isinstance(module, RMSNormSiLU) else y
 
 
@@ -39,12 +44,12 @@ ARGUMENTS = {
 @pytest.mark.parametrize("case", ARGUMENTS)
 @pytest.mark.parametrize("kind", MODULES)
 def test_arguments(kind, case):
-    module, other = kind(**ARGUMENTS[case]), torch.nn.RMSNorm(**ARGUMENTS[case])
-    assert repr(module).removeprefix(kind.__name__) == repr(other).removeprefix("RMSNorm")
+    module, other = kind(**ARGUMENTS[case]), like(kind)(**ARGUMENTS[case])
+    assert repr(module).removeprefix(kind.__name__) == repr(other).removeprefix(like(kind).__name__)
     for a, b in zip(module.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b) and a.dtype is b.dtype
-    if module.weight is not None:
-        torch.nn.init.normal_(module.weight)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
     dtype = ARGUMENTS[case].get("dtype", torch.float32)
     x = torch.randn(2, 3, 16, dtype=dtype, requires_grad=True)
     y, want = run(module, x), torchs(module, x)
@@ -58,7 +63,7 @@ def test_arguments(kind, case):
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_state_dicts_go_both_ways(kind):
-    other = torch.nn.RMSNorm(16)
+    other = like(kind)(16)
     torch.nn.init.normal_(other.weight)
     module = kind(16)
     module.load_state_dict(other.state_dict())
@@ -189,3 +194,81 @@ def test_nested_tensors(kind, shape):
         run(module, torch.randn(2, 3, 16))
         with torch.set_grad_enabled(grad), pytest.raises(graphfuse.VariantPackTypeError, match="x is a.* nested"):
             module(*given)
+
+
+# LayerNorm, which has a bias, too
+
+
+def torchs_layer_norm(module, x):
+    """In float64, with what the module has now."""
+    weight, bias = (None if t is None else t.detach().double() for t in (module.weight, module.bias))
+    return torch.nn.functional.layer_norm(x.double(), module.normalized_shape, weight, bias, module.eps)
+
+
+@pytest.mark.parametrize("shape", [16, (3, 16)])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
+def test_a_layer_norm_may_be_without_a_bias(affine, bias, shape):
+    module = LayerNorm(shape, elementwise_affine=affine, bias=bias)
+    other = torch.nn.LayerNorm(shape, elementwise_affine=affine, bias=bias)
+    assert module.state_dict().keys() == other.state_dict().keys()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    other.load_state_dict(module.state_dict())
+    x = (torch.randn(5, 3, 16) + 4).requires_grad_()
+    asked, outer = (x, *module.parameters()), torch.randn(5, 3, 16)
+    for _ in range(2):
+        y, want = module(x), other(x)
+        torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
+        got = torch.autograd.grad(y, asked, outer)
+        for a, b in zip(got, torch.autograd.grad(want, (x, *other.parameters()), outer), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            assert torch.equal(module(x), y)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_a_layer_norm_is_may_change_between_calls(grad):
+    module, x = LayerNorm(16, eps=0.5), torch.randn(4, 16)
+
+    def check() -> None:
+        for recorded in (grad, False):
+            for _ in range(2):
+                with torch.set_grad_enabled(recorded):
+                    y = module(x)
+                torch.testing.assert_close(y.double(), torchs_layer_norm(module, x), rtol=1e-5, atol=1e-5)
+
+    check()
+    for name in ("weight", "bias"):
+        setattr(module, name, torch.nn.Parameter(torch.randn(16)))
+        check()
+        getattr(module, name).data = torch.randn(16).bfloat16()
+        check()
+    module.eps = 0.25
+    check()
+    module.bias = None
+    check()
+    module.bias = torch.nn.Parameter(torch.randn(16))
+    check()
+    module.weight = None
+    check()
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_parameters_of_a_layer_norm_that_something_else_computes(name):
+    module, x = LayerNorm(16, eps=0.5), torch.randn(4, 16)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter)
+        torch.testing.assert_close(module(x).double(), torchs_layer_norm(module, x), rtol=1e-5, atol=1e-5)
+        torch.nn.utils.parametrize.register_parametrization(module, name, Doubled())
+        for _ in range(2):
+            torch.testing.assert_close(module(x).double(), torchs_layer_norm(module, x), rtol=1e-5, atol=1e-5)
+            getattr(module.parametrizations, name).original.mul_(3)
+
+
+def test_a_layer_norm_compiles_to_one_graph():
+    module, x = LayerNorm(16), torch.randn(4, 16, requires_grad=True)
+    torch._dynamo.reset()
+    fast = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert torch.equal(fast(x), module(x))
