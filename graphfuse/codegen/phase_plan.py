@@ -24,13 +24,23 @@ def access(view: View, elements: int) -> int:
 class Vectors:
     """How pieces that lie anywhere, or of which the last is partial, are accessed (``unaligned.cuh``).
 
-    width: bytes of an access. grain: what divides the addresses of all pieces, up to `width`. narrow: bytes of an
-    access to what is no whole vector of a row.
+    width: bytes of a store. grain: what divides the addresses of all pieces, up to `width`. narrow: bytes of an access
+    to what is no whole vector of a row.
     """
 
     width: int
     grain: int
     narrow: int
+
+    @property
+    def shifted(self) -> bool:
+        return self.grain < self.width
+
+    @property
+    def read(self) -> int:
+        """Bytes of a read: what is read in vectors of 8 has a step less to be shifted, and they are in the L1. Stores of
+        8 bytes would be parts of sectors."""
+        return min(8, self.width) if self.shifted else self.width
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class PhasePlan:
     def read_around(self, view: View) -> int:
         """Bytes that are read for a piece."""
         vectors = self.vectors(view)
-        return view.dtype.nbytes(self.piece) + (vectors.width if vectors and vectors.grain < vectors.width else 0)
+        return view.dtype.nbytes(self.piece) + (vectors.read if vectors and vectors.grain < vectors.read else 0)
 
     @property
     def phases(self) -> range:

@@ -27,7 +27,7 @@ def inner(plan: PhasePlan) -> str:
     shifted = (view for view in plan.program.inputs if view.rows and view.columns and plan.vectors(view))
     for view in shifted:
         apart = [s for extent, s in zip(plan.extents, view.row_strides, strict=True) if extent != 1]
-        if any(view.dtype.nbytes(stride) < plan.vectors(view).width for stride in apart):
+        if any(view.dtype.nbytes(stride) < plan.vectors(view).read for stride in apart):
             return "false"
     return "index > 0 && index + 1 < rows"
 
@@ -42,23 +42,24 @@ def read(plan: PhasePlan, view: View, vectors: Vectors, name: str, how: str) -> 
     """What is read for the piece that lies `at` pieces behind the thread's first."""
     nbytes, size = view.dtype.nbytes(plan.piece), view.dtype.nbytes(1)
     return (
-        f"gf::load_around<{nbytes}, {_sizes(vectors)}, {how}>(gf::offset(row.{name}, at * {nbytes}), "
+        f"gf::load_around<{nbytes}, {_sizes(vectors, vectors.read)}, {how}>(row.{name}, at * {nbytes}, "
         f"at == 0 && row.thread == 0, {size} * left, {'row.inner' if view.rows else 'false'})"
     )
 
 
 def piece(plan: PhasePlan, view: View, vectors: Vectors, source: str, name: str) -> str:
     """The piece, out of what was read for it."""
-    return f"gf::piece_of<{view.dtype.nbytes(plan.piece)}, {vectors.width}, {vectors.grain}>({source}, row.{name})"
+    grain = min(vectors.grain, vectors.read)
+    return f"gf::piece_of<{view.dtype.nbytes(plan.piece)}, {vectors.read}, {grain}>({source}, row.{name})"
 
 
 def stored(plan: PhasePlan, view: View, vectors: Vectors, name: str, source: str) -> str:
     nbytes, size = view.dtype.nbytes(plan.piece), view.dtype.nbytes(1)
     return (
-        f"gf::store_around<{_sizes(vectors)}, THREADS_PER_ROW < gf::WARP ? THREADS_PER_ROW : gf::WARP, ROW_WRITES>("
-        f"gf::offset(row.{name}, at * {nbytes}), {source}, inside && row.exists ? {size} * left : 0);"
+        f"gf::store_around<{_sizes(vectors, vectors.width)}, THREADS_PER_ROW < gf::WARP ? THREADS_PER_ROW : gf::WARP, ROW_WRITES>("
+        f"row.{name}, at * {nbytes}, {source}, inside && row.exists ? {size} * left : 0);"
     )
 
 
-def _sizes(vectors: Vectors) -> str:
-    return f"{vectors.width}, {vectors.grain}, {vectors.narrow}"
+def _sizes(vectors: Vectors, width: int) -> str:
+    return f"{width}, {min(vectors.grain, width)}, {min(vectors.narrow, width)}"

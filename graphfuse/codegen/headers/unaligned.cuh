@@ -103,13 +103,16 @@ GF_DEVICE Pack<WIDTH> load_part(const void* address, int from, int to GF_SITE) {
 #endif
 }
 
-/// What is read for a piece. first: it is the row's first. left: bytes of the row from the piece on. inner: a vector
+/// What is read for a piece. row: the address of a piece of the row, `behind` bytes before this one; so the shift is known
+/// once for all of them. first: it is the row's first. left: bytes of the row from the piece on. inner: a vector
 /// that contains a byte of the row may be read whole. Bytes that are not the row's are anything, or zero.
 template <int COUNT, int WIDTH, int GRAIN, int NARROW, Access ACCESS>
-GF_DEVICE Bytes<around<COUNT, WIDTH, GRAIN>> load_around(const void* address, bool first, int left, bool inner GF_SITE) {
+GF_DEVICE Bytes<around<COUNT, WIDTH, GRAIN>> load_around(const void* row, i64 behind, bool first, int left,
+                                                            bool inner GF_SITE) {
   static_assert(COUNT % WIDTH == 0 && WIDTH >= 4 && GRAIN % NARROW == 0, "no vectors of these bytes");
   constexpr int VECTORS = around<COUNT, WIDTH, GRAIN> / WIDTH;
-  const int shift = shift_of<WIDTH, GRAIN>(address);
+  const int shift = shift_of<WIDTH, GRAIN>(row);
+  const void* const address = offset(offset(row, -shift), behind);  // of the first vector
   const bool far = left >= 2 * COUNT;  // the row's end, which is known of most steps when compiling
   Bytes<around<COUNT, WIDTH, GRAIN>> read = {};
 #pragma unroll
@@ -120,7 +123,7 @@ GF_DEVICE Bytes<around<COUNT, WIDTH, GRAIN>> load_around(const void* address, bo
     }
     if (inner || (!(k == 0 && first && shift > 0) && (far || start + WIDTH <= left))) {
       const int end = COUNT < left ? COUNT : left;
-      const Pack<WIDTH> vector = load_part<WIDTH, ACCESS>(offset(address, start), start < 0 ? -start : 0,
+      const Pack<WIDTH> vector = load_part<WIDTH, ACCESS>(offset(address, k * WIDTH), start < 0 ? -start : 0,
                                                           start + WIDTH < end ? WIDTH : end - start GF_FROM);
 #pragma unroll
       for (int i = 0; i < WIDTH / 4; ++i) {
@@ -131,7 +134,7 @@ GF_DEVICE Bytes<around<COUNT, WIDTH, GRAIN>> load_around(const void* address, bo
 #pragma unroll
     for (int at = 0; at < WIDTH; at += NARROW) {
       if (start + at >= 0 && start + at < COUNT && (far || start + at < left)) {
-        const Pack<NARROW> part = load_pack<NARROW, ACCESS>(offset(address, start + at) GF_FROM);
+        const Pack<NARROW> part = load_pack<NARROW, ACCESS>(offset(address, k * WIDTH + at) GF_FROM);
 #pragma unroll
         for (int i = 0; i < (NARROW + 3) / 4; ++i) {
           read.word[(k * WIDTH + at) / 4 + i] |= part.word[i] << at % 4 * 8;
@@ -160,13 +163,15 @@ GF_DEVICE Bytes<COUNT> piece_of(const Bytes<around<COUNT, WIDTH, GRAIN>>& read, 
   return piece;
 }
 
-/// Stores a piece. LANES: so many neighbouring lanes have neighbouring pieces of a row. left: bytes of the row from the
+/// Stores a piece. row, behind: as of load_around. LANES: so many neighbouring lanes have neighbouring pieces of a row. left: bytes of the row from the
 /// piece on, 0 of what is not stored. All lanes of a warp call it together.
 template <int WIDTH, int GRAIN, int NARROW, int LANES, Access ACCESS, int COUNT>
-GF_DEVICE void store_around(void* address, const Bytes<COUNT>& piece, int left GF_SITE) {
+GF_DEVICE void store_around(void* row, i64 behind, const Bytes<COUNT>& piece, int left GF_SITE) {
   static_assert(COUNT % WIDTH == 0 && WIDTH >= 4 && GRAIN % NARROW == 0, "no vectors of these bytes");
   constexpr int BEFORE = GRAIN < WIDTH ? WIDTH / 4 : 0;  // words of the piece before
-  const int shift = shift_of<WIDTH, GRAIN>(address);
+  const int shift = shift_of<WIDTH, GRAIN>(row);
+  void* const address = offset(row, behind);
+  void* const vectors = offset(offset(row, -shift), behind);
   const bool far = left >= 2 * COUNT;
   u32 words[BEFORE + COUNT / 4];
 #pragma unroll
@@ -196,12 +201,31 @@ GF_DEVICE void store_around(void* address, const Bytes<COUNT>& piece, int left G
       for (int i = 0; i < WIDTH / 4; ++i) {
         vector.word[i] = words[BEFORE + k * WIDTH / 4 + i];
       }
-      store_pack<WIDTH, ACCESS>(offset(address, start), vector GF_FROM);
+      store_pack<WIDTH, ACCESS>(offset(vectors, k * WIDTH), vector GF_FROM);
     }
   }
+  if (LANES > 1 && far) {
+    // Of one lane what its first vector has of the piece, of the other what the last has: the rest of a vector's bytes.
+    if (before_apart || behind_apart) {
+      void* const first = offset(address, behind_apart ? COUNT - WIDTH : 0);
+#pragma unroll
+      for (int at = 0; at < WIDTH; at += NARROW) {
+        Pack<NARROW> part;
+#pragma unroll
+        for (int i = 0; i < (NARROW + 3) / 4; ++i) {
+          const int word = at / 4 + i;
+          part.word[i] = (behind_apart ? piece.word[(COUNT - WIDTH) / 4 + word] : piece.word[word]) >> at % 4 * 8;
+        }
+        if ((at < WIDTH - shift) == before_apart) {
+          store_pack<NARROW, ACCESS>(offset(first, at), part GF_FROM);
+        }
+      }
+    }
+    return;
+  }
   // From here on, and up to there, the piece lies in vectors that no lane stores: the row ends in them, or they are apart.
-  const int behind = far ? COUNT : (left + shift) / WIDTH * WIDTH - shift;
-  const int from = behind_apart && COUNT - shift < behind ? COUNT - shift : behind;
+  const int whole = far ? COUNT : (left + shift) / WIDTH * WIDTH - shift;
+  const int from = behind_apart && COUNT - shift < whole ? COUNT - shift : whole;
   const int to = before_apart ? WIDTH - shift : 0;
   if ((far || left > 0) && (from < COUNT || to > 0)) {
 #pragma unroll
