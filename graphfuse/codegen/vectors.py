@@ -24,10 +24,9 @@ def source(plan: PhasePlan) -> Iterator[str]:
 def inner(plan: PhasePlan) -> str:
     """Whether all that an access reaches beyond the row `index` are other rows, or gaps between rows: of tensors whose
     rows lie no closer than an access is wide, all rows but the first and the last."""
-    shifted = (view for view in plan.program.inputs if view.rows and view.columns and plan.vectors(view))
-    for view in shifted:
-        apart = [s for extent, s in zip(plan.extents, view.row_strides, strict=True) if extent != 1]
-        if any(view.dtype.nbytes(stride) < plan.vectors(view).read for stride in apart):
+    for view in plan.program.inputs:
+        vectors = plan.vectors(view) if view.rows and view.columns else None
+        if vectors and any(view.dtype.nbytes(stride) < vectors.read for stride in view.row_strides):
             return "false"
     return "index > 0 && index + 1 < rows"
 
