@@ -44,9 +44,7 @@ def test_waves_count_where_an_sm_has_room_for_one_cta():
     model = every_size.cost(facts, split, one, DEVICE)
     alone = every_size._alone(facts, split, one, DEVICE)
     assert every_size.by_waves(facts, split, one, DEVICE) == pytest.approx(model + 2 * alone)
-    assert every_size.balanced(facts, split, one, DEVICE) == pytest.approx(
-        alone + (model - alone) * 3 / (343 / 132)
-    )
+    assert every_size.balanced(facts, split, one, DEVICE) == pytest.approx(alone + (model - alone) * 3 / (343 / 132))
 
 
 def measured(size: Size, us: float, **others: float) -> Measured:

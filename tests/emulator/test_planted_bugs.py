@@ -318,7 +318,12 @@ RMSNORM = {
     ),
     "vector shared with nobody": (
         ODD,
-        Bug("!(k == 0 && before_apart)", "!(k == 1 && before_apart)", {ADDRESS: f"{_WRITE}|{WRONG}|{VARIES}"}, _STORE_AROUND),
+        Bug(
+            "!(k == 0 && before_apart)",
+            "!(k == 1 && before_apart)",
+            {ADDRESS: f"{_WRITE}|{WRONG}|{VARIES}"},
+            _STORE_AROUND,
+        ),
     ),
     "elements between warps left out": (
         (dict(rows=5, columns=603, y=data_type.BFLOAT16), ByRowKnobs(64, 64)),
