@@ -9,11 +9,12 @@ HEADER = "unaligned.cuh"
 
 
 def source(plan: PhasePlan) -> Iterator[str]:
-    """The constant RAGGED and the function elements_left."""
+    """The constants LANES_OF_ROW and RAGGED and the function elements_left."""
     yield ""
+    yield "constexpr int LANES_OF_ROW = THREADS_PER_ROW < 32 ? THREADS_PER_ROW : 32;  // in a warp"
     yield f"constexpr bool RAGGED = {str(plan.ragged).lower()};  // the last piece of a row is partial"
-    yield "/// Elements of a row from a piece on; beyond twice a piece any such number. What threads of one step have all of"
-    yield "/// is known when compiling."
+    yield "/// Elements of a row from a piece on; beyond twice a piece any such number. Where all threads of a step have as"
+    yield "/// many, that is known when compiling."
     yield "GF_DEVICE int elements_left(Index thread, Index at) {"
     yield "  const Index left = COLUMNS - (thread + at) * PIECE;"
     yield "  const bool far = (at + THREADS_PER_ROW + 1) * PIECE <= COLUMNS || left > 2 * PIECE;"
@@ -55,7 +56,7 @@ def piece(plan: PhasePlan, view: View, vectors: Vectors, source: str, name: str)
 def stored(plan: PhasePlan, view: View, vectors: Vectors, name: str, source: str) -> str:
     nbytes, size = view.dtype.nbytes(plan.piece), view.dtype.nbytes(1)
     return (
-        f"gf::store_around<{_sizes(vectors, vectors.width)}, THREADS_PER_ROW < gf::WARP ? THREADS_PER_ROW : gf::WARP, ROW_WRITES>("
+        f"gf::store_around<{_sizes(vectors, vectors.width)}, LANES_OF_ROW, ROW_WRITES>("
         f"row.{name}, at * {nbytes}, {source}, inside && row.exists ? {size} * left : 0);"
     )
 

@@ -161,13 +161,12 @@ FORWARD: dict[str, Variant] = {
     "silu 1024": Variant(Norm(1, 1024)),
     "one column": Variant(Norm(1, 1, FLOAT, FLOAT, HALF, training=True)),
     "odd columns": Variant(Norm(1, 111, BF16, FLOAT, BF16, HALF)),
-    # Of which a thread has all, neighbours are in a warp, in others, in other CTAs and passes, in pieces of any size.
+    # Of which a thread has all, whose neighbours are in a warp or in others, in pieces of any size.
     "odd columns of a thread": Variant(Norm(1, 23), ByRowKnobs(1, 128)),
     "odd columns of two threads": Variant(Norm(1, 14, output=E5M2), ByRowKnobs(2, 64)),
     "odd columns of warps": Variant(Norm(1, 1003, HALF, output=E4M3, bias=HALF), ByRowKnobs(64, 128)),
     "odd columns in pieces of 2": Variant(Norm(1, 1003, BF16, FLOAT, E4M3), ByRowKnobs(32, 64, 2)),
     "odd columns in pieces of 4": Variant(Norm(1, 1003, training=True), ByRowKnobs(16, 64, 4)),
-    "odd columns of a cluster": Variant(Norm(1, 2047), ByRowKnobs(256, 128)),
     "odd columns of float": Variant(Norm(1, 1001, FLOAT, FLOAT, FLOAT, FLOAT), ByRowKnobs(128, 128)),
     "odd columns of float to e4m3": Variant(Norm(1, 1001, FLOAT, HALF, E4M3), ByRowKnobs(128, 128)),
     "odd columns of float to bf16": Variant(Norm(1, 1001, FLOAT, BF16, BF16), ByRowKnobs(64, 64)),

@@ -21,11 +21,11 @@ ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 class RowSplit:
     """How a row is cut, from facts alone.
 
-    chunk: elements that are summed before all else. chunks: a row's, of which the last may be partial. halved: whether a
-    chunk is too wide for one access of what is read and written whole, or its halves alone are aligned. registers: 32-bit registers that a thread needs for one chunk, to read it or to
-    keep of it what later phases need. later: for what the phase after the sum reads of one chunk. fits: one CTA can
-    keep a row; otherwise a cluster may, or the row is read and worked out again in each phase. sums, maxima: over a
-    row.
+    chunk: elements that are summed before all else. chunks: a row's, of which the last may be partial. halved:
+    whether a chunk is too wide for one access of what is read and written whole, or its halves alone are aligned.
+    registers: 32-bit registers that a thread needs for one chunk, to read it or to keep of it what later phases
+    need. later: for what the phase after the sum reads of one chunk. fits: one CTA can keep a row; otherwise a
+    cluster may, or the row is read and worked out again in each phase. sums, maxima: over a row.
     """
 
     chunk: int
