@@ -38,7 +38,7 @@ class Vectors:
 
     @property
     def read(self) -> int:
-        """Bytes of a read: what is read in vectors of 8 has a step less to be shifted, and the L1 joins them. Stores
+        """Bytes of a read: what is read in vectors of 8 is shifted in a step less, and the L1 joins them. Stores
         of 8 bytes would be parts of sectors."""
         return min(8, self.width) if self.shifted else self.width
 
