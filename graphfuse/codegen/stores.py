@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from graphfuse.codegen import vectors
 from graphfuse.codegen.elements import Elements
 from graphfuse.codegen.parameters import Pointer
 from graphfuse.codegen.phase_plan import PhasePlan, access
@@ -24,7 +25,11 @@ def stored(elements: Elements) -> Iterator[str]:
 
 def _amax(elements: Elements, number: int, store: Store) -> Iterator[str]:
     largest = f"largest[{amaxes(elements.program).index(number)}]"
-    folded = REDUCTIONS[reduction_mode.AMAX].fold.format(to=largest, values=elements.array(store.value))
+    values = elements.array(store.value)
+    if elements.plan.ragged:
+        values = f"s{number}"
+        yield from elements.first_ones(store.value, values, "0.0f")
+    folded = REDUCTIONS[reduction_mode.AMAX].fold.format(to=largest, values=values)
     yield "    if (inside && row.exists) {"
     yield f"      {largest} = {folded};"
     yield "    }"
@@ -82,6 +87,9 @@ def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
     else:
         packed = plan.dtype(store.value) is store.view.dtype
         piece = elements.pack(store.value) if packed else f"gf::pack<{ctype}>({array})"
+        if around := plan.vectors(store.view):
+            yield f"    {vectors.stored(plan, store.view, around, f'o{number}', piece)}"
+            return
         yield f"    gf::store_piece<{width}, ROW_WRITES>(row.o{number}, at, {piece}, inside && row.exists);"
 
 
