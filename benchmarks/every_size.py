@@ -162,7 +162,7 @@ def chosen(part: Part, device: Device) -> dict[str, ByRowKnobs]:
 
 def usual(proposed: Sequence[ByRowKnobs]) -> list[ByRowKnobs]:
     """Those that the engine ranks itself."""
-    return [knobs for knobs in proposed if is_usual(knobs)]
+    return [knobs for knobs in proposed if isinstance(knobs, ByRowKnobs) and is_usual(knobs)]
 
 
 def measure(size: Size, search: bool) -> Measured:

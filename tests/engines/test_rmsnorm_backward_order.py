@@ -57,7 +57,12 @@ def graph(columns: int, given: data_type, made: data_type, more: bool) -> pygrap
     """more: whether a float32 tensor is added to DX, which is rounded before, as it is where it is stored."""
     g = graphs.new(device="emulator", intermediate_rounding="declared") if more else graphs.new(device="emulator")
     grad, x = (g.tensor([ROWS, columns], data_type=given, name=name) for name in ("grad", "x"))
-    dx = g.rmsnorm_backward(grad, x, None, g.tensor([ROWS, 1], data_type=FLOAT, name="inverse"), has_dbias=False)[0]
+    weight, inverse = (
+        g.tensor([1, columns], data_type=given, name="w"),
+        g.tensor([ROWS, 1], data_type=FLOAT, name="inverse"),
+    )
+    dx, dscale, _ = g.rmsnorm_backward(grad, x, weight, inverse, has_dbias=False)
+    dscale.set_output().set_name("dscale").set_data_type(FLOAT)
     if more:
         dx.set_data_type(made)
         dx = g.add(dx, g.tensor([ROWS, columns], data_type=FLOAT, name="more"))
@@ -68,6 +73,7 @@ def graph(columns: int, given: data_type, made: data_type, more: bool) -> pygrap
 def run(columns: int, given: data_type, made: data_type, knobs: PersistentKnobs, more: bool = False) -> None:
     x, grad = operands(columns)
     pack = {"x": x.to(TORCH[given]), "grad": grad.to(TORCH[given]), "inverse": torch.ones(ROWS, 1)}
+    pack |= {"w": torch.ones(1, columns, dtype=TORCH[given]), "dscale": torch.empty(1, columns)}
     pack["dx"] = torch.empty(ROWS, columns, dtype=torch.float32 if more else TORCH[made])
     if more:
         pack["more"] = torch.zeros(ROWS, columns)
