@@ -7,7 +7,7 @@ from graphfuse.codegen.phase_plan import PhasePlan
 
 
 def address(plan: PhasePlan, pointer: Pointer) -> str:
-    """Of the thread's first piece of a row."""
+    """Of the thread's first piece of a row; of the first column's where pieces lie across rows."""
     name, view, store = pointer.name, pointer.view, pointer.store
     if store and store.amax:
         return name
@@ -17,7 +17,7 @@ def address(plan: PhasePlan, pointer: Pointer) -> str:
         terms.append(f"gf::ScalesInTiles::row(index, {plan.columns // store.block_size})")
     elif store and (view is store.block_scale or store.scales_of is not None):
         terms.append(f"thread / {store.block_size // plan.piece}")
-    elif view.columns:
+    elif view.columns and not plan.across:
         terms.append(f"thread * {view.dtype.nbytes(plan.piece)}")
     offset = f"gf::offset({name}, {' + '.join(terms) or '0'})"
     return f"gf::settled({offset})" if store else offset
@@ -30,16 +30,18 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     first = [pointer for pointer in pointers(plan) if pointer not in behind]
     places = [copied.get(pointer.name) or address(plan, pointer) for pointer in first]
     assigned = [f"row.{pointer.name} = {address(plan, pointer)};" for pointer in behind]
+    apart = [pointer.apart for pointer in pointers(plan) if pointer.apart]
     yield ""
     yield "/// The addresses of one row as one of its threads sees it: of the thread's first piece."
     yield "struct Row {"
     yield from (f"  {pointer.ctype} {pointer.name};" for pointer in first)
     yield "  Index thread;"
     yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
+    yield from (f"  gf::i64 {name};  // bytes between columns" for name in apart)
     yield from (f"  void* {pointer.name} = nullptr;" for pointer in behind)
     yield "};"
     yield f"#define ROW_AXES {' '.join(_axes(plan))}".rstrip()
-    yield "#define ROW {" + ", ".join([*places, "thread", "index < rows"]) + "}"
+    yield "#define ROW {" + ", ".join([*places, "thread", "index < rows", *apart]) + "}"
     yield f"#define ROW_LATER {' '.join(assigned)}".rstrip()
 
 

@@ -30,11 +30,13 @@ class Pointer:
     """A parameter that is the address of a tensor seen as rows.
 
     name: i of an input, o of an output, b of an output's block scales, each with its number. store: None of an input.
+    across: as of the plan.
     """
 
     name: str
     view: View
     store: Store | None = None
+    across: bool = False
 
     @property
     def ctype(self) -> str:
@@ -46,10 +48,17 @@ class Pointer:
         strided = self.view.rows and not self.view.swizzled
         return tuple(f"{self.name}_stride{axis}" for axis, _ in enumerate(self.view.row_strides) if strided)
 
+    @property
+    def apart(self) -> str:
+        """The parameter that says how many bytes columns lie apart; none where they lie side by side."""
+        return f"{self.name}_apart" if self.across and self.view.columns else ""
+
     def parameters(self) -> Iterator[Parameter]:
         yield Parameter(self.ctype, self.name, Address(self.view.tensor))
         for name, stride in zip(self.strides, self.view.row_strides, strict=False):
             yield Parameter("gf::i64", name, Constant("int64", stride * self.view.dtype.bits // 8))
+        if self.apart:
+            yield Parameter("gf::i64", self.apart, Constant("int64", self.view.dtype.nbytes(self.view.column_stride)))
 
 
 def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
@@ -59,8 +68,8 @@ def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
     wide = [i for i, view in enumerate(inputs) if view.columns and not view.rows]
     late = [i for i in range(len(inputs)) if i not in (*early, *wide)]
     return (
-        *(Pointer(f"i{i}", inputs[i]) for i in (*early, *wide, *late)),
-        *(Pointer(f"o{k}", store.view, store) for k, store in enumerate(stores)),
+        *(Pointer(f"i{i}", inputs[i], None, plan.across) for i in (*early, *wide, *late)),
+        *(Pointer(f"o{k}", store.view, store, plan.across) for k, store in enumerate(stores)),
         *(Pointer(f"b{k}", store.block_scale, store) for k, store in enumerate(stores) if store.block_scale),
     )
 
@@ -108,4 +117,4 @@ def later(plan: PhasePlan) -> tuple[Pointer, ...]:
         end = -(-end // parameter.nbytes) * parameter.nbytes + parameter.nbytes
         if end > _FIRST_LINE:
             behind.add(parameter.name)
-    return tuple(p for p in pointers(plan) if p.store and behind & {p.name, *p.strides})
+    return tuple(p for p in pointers(plan) if p.store and behind & {p.name, *p.strides, p.apart})

@@ -14,9 +14,10 @@ ACCESS = 16
 """Bytes of the widest memory access."""
 
 
-def access(view: View, elements: int) -> int:
-    """Bytes of the widest access that every piece of `elements` elements is aligned for."""
-    strides = (view.dtype.nbytes(abs(stride)) for stride in view.row_strides)
+def access(view: View, elements: int, across: bool = False) -> int:
+    """Bytes of the widest access that every piece of `elements` elements is aligned for. across: as of PhasePlan."""
+    apart = (*view.row_strides[:-1], view.column_stride) if across else view.row_strides
+    strides = (view.dtype.nbytes(abs(stride)) for stride in apart)
     return math.gcd(ACCESS, view.dtype.nbytes(elements), view.alignment, *strides)
 
 
@@ -28,7 +29,8 @@ class PhasePlan:
     after the first need is kept in registers; otherwise (see `read_again`) it is read and computed again.
     unpack_again: kept values of few bits are unpacked for each phase. stages: of a kernel whose threads take row
     after row, how many rows have room in shared memory, into which they are copied before their turn: 1 for
-    none; 0 of a kernel whose threads take one row each.
+    none; 0 of a kernel whose threads take one row each. across: a piece has one column's elements of neighbouring rows,
+    along the last row axis, instead of one row's of neighbouring columns; then what is one a row is an array.
     """
 
     program: RowProgram
@@ -38,6 +40,20 @@ class PhasePlan:
     resident: bool
     unpack_again: bool = False
     stages: int = 0
+    across: bool = False
+
+    def taken(self, view: View) -> int:
+        """Elements of a tensor that belong to a piece: one of what is the same for all of it."""
+        varies = view.row_strides[-1] != 0 if self.across else view.columns
+        return self.piece if varies else 1
+
+    def nbytes_of(self, view: View) -> int:
+        """Of those elements."""
+        return view.dtype.nbytes(self.taken(view))
+
+    def width(self, view: View) -> int:
+        """Bytes of the accesses that read or write them."""
+        return access(view, self.taken(view), self.across)
 
     @property
     def phases(self) -> range:

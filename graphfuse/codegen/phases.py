@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from graphfuse.codegen import pieces
 from graphfuse.codegen.copies import Copies
 from graphfuse.codegen.elements import Elements, packed_type
 from graphfuse.codegen.expressions import literal
-from graphfuse.codegen.phase_plan import PhasePlan, access
+from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.codegen.stores import stored
 from graphfuse.codegen.sums import added
 from graphfuse.enums import reduction_mode
@@ -32,7 +33,7 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
     yield f"  struct {kind} {{"
     yield from (f"    {packed_type(plan, Load(i))} r{i};" for i in inputs)
     yield "  };"
-    sizes = {i: plan.program.inputs[i].dtype.nbytes(plan.piece) for i in inputs}
+    sizes = {i: plan.nbytes_of(plan.program.inputs[i]) for i in inputs}
     if kind == "Rows":
         yield "  GF_DEVICE static Rows any_rows() {"
         yield "    return {" + ", ".join(f"gf::any_bytes<{size}>()" for size in sizes.values()) + "};"
@@ -41,10 +42,10 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
     yield "    (void)row, (void)at;"
     loads = []
     for i, size in sizes.items():
-        copied, width = copies.named(f"i{i}"), access(plan.program.inputs[i], plan.piece)
+        copied, width = copies.named(f"i{i}"), plan.width(plan.program.inputs[i])
         # Only what nothing writes meanwhile: a row may be overwritten by the output.
         how = "ROW_READS" if kind == "Rows" else "COLUMN_READS"
-        load = f"gf::load<{size}, {width}, {how}>(gf::offset(row.i{i}, at * {size}))"
+        load = f"gf::load<{size}, {width}, {how}>(gf::offset(row.i{i}, {pieces.step(plan, f'i{i}', size)}))"
         loads.append(copied.piece_read if copied else load)
     yield "    return {" + ",\n            ".join(loads) + "};"
     yield "  }"
@@ -57,15 +58,17 @@ def _run(elements: Elements) -> Iterator[str]:
     zeros = all(isinstance(o, Load) for k in row_sums for o in program.joined(k))
     yield f"  static constexpr bool ZEROS_STAY_ZERO = {str(zeros).lower()};"
     starts = ("0.0f" if program.is_of_magnitudes(k) else literal(float("-inf")) for k in maxima)
-    yield f"  GF_DEVICE static void start(float (&maxima)[{max(len(maxima), 1)}]) {{"
+    declared = f"float (&maxima)[{max(len(maxima), 1)}]{pieces.bound(plan)}"
+    yield f"  GF_DEVICE static void start({declared}) {{"
     yield "    (void)maxima;"
-    yield from (f"    maxima[{number}] = {value};" for number, value in enumerate(starts))
+    lines = (f"maxima[{number}]{pieces.index(plan)} = {value};" for number, value in enumerate(starts))
+    yield from pieces.loop(plan, lines)
     yield "  }"
     factors = f"float (&x)[{max(len(row_sums), 1)}][PIECE], float (&y)[{max(len(row_sums), 1)}][PIECE]"
     sums = ", Sums& sums" * bool(plan.stages and not phase)
     yield "  GF_DEVICE static void run(const Row& row, Index at, bool inside, const Rows& rows,"
     yield "                            const Columns& columns, Held& held, const Operands& s, const PerRow& p,"
-    yield f"                            float (&largest)[AMAXES], float (&maxima)[{max(len(maxima), 1)}],"
+    yield f"                            float (&largest)[AMAXES], {declared},"
     yield f"                            {factors}{sums}) {{"
     yield "    (void)row, (void)at, (void)inside, (void)rows, (void)columns, (void)held, (void)s, (void)p;"
     yield "    (void)largest, (void)maxima, (void)x, (void)y;"
@@ -79,9 +82,10 @@ def _run(elements: Elements) -> Iterator[str]:
     yield from added(elements)
     for number, k in enumerate(maxima):
         (o,) = program.joined(k)
-        at = f"maxima[{number}]"
+        at = f"maxima[{number}]{pieces.index(plan)}"
         how = reduction_mode.AMAX if program.is_of_magnitudes(k) else reduction_mode.MAX
-        folded = REDUCTIONS[how].fold.format(to=at, values=elements.array(o))
-        yield f"    {at} = inside ? {folded} : {at};"
+        values = f"{{{elements.array(o)}[i]}}" if plan.across else elements.array(o)
+        folded = REDUCTIONS[how].fold.format(to=at, values=values)
+        yield from pieces.loop(plan, [f"{at} = inside ? {folded} : {at};"])
     yield from stored(elements)
     yield "  }"

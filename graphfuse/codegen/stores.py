@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from graphfuse.codegen import pieces
 from graphfuse.codegen.elements import Elements
-from graphfuse.codegen.phase_plan import PhasePlan, access
+from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
@@ -55,7 +56,7 @@ def _scales(view: View, name: str) -> str:
 
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
     plan, ctype, array = elements.plan, store.view.dtype.facts.ctype, elements.array(store.value)
-    width = access(store.view, plan.piece)
+    width = plan.width(store.view)
     if store.scales_of is not None:
         yield (
             f"    gf::store_scales<{_element(store)}, {store.block_size}, ROW_WRITES>("
@@ -69,7 +70,10 @@ def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
     else:
         packed = plan.dtype(store.value) is store.view.dtype
         piece = elements.pack(store.value) if packed else f"gf::pack<{ctype}>({array})"
-        yield f"    gf::store_piece<{width}, ROW_WRITES>(row.o{number}, at, {piece}, inside && row.exists);"
+        place = f"row.o{number}, at"
+        if plan.across:
+            place = f"gf::offset(row.o{number}, {pieces.step(plan, f'o{number}', 0)}), 0"
+        yield f"    gf::store_piece<{width}, ROW_WRITES>({place}, {piece}, inside && row.exists);"
 
 
 def raised(plan: PhasePlan) -> Iterator[str]:
