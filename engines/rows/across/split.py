@@ -14,10 +14,10 @@ from graphfuse.rows.program import View
 from graphfuse.rows.steps import Join
 
 CHUNK = 8  # columns that are summed before all else; of other rows, what divides them
-_REGISTERS, _MOST_REGISTERS = 65536, 255  # of an SM, of a thread
-# Registers of a thread beside what it holds of rows: in any case, for each tensor that varies over rows and columns, for
-# each value of which a thread has one a row, and those that it works on.
-_OTHERWISE, _ADDRESS, _WORK = 26, 4, 3
+_REGISTERS, _MOST_REGISTERS = 16384, 255  # of a quarter of an SM, whose warps these share; of a thread
+# Registers of a thread beside what it holds of rows: in any case, and for each tensor that varies over rows and columns.
+# ptxas spills nothing with them, of the programs that the tests compile.
+_OTHERWISE, _ADDRESS = 24, 4
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RowSplit:
             taken = max(taken, steps * kept + plan.read_bytes(phase, True))
         per_row = sum(1 for k, shape in enumerate(program.extents) if not shape.columns and k in _lasting(plan))
         joined = max(sum(len(program.reduced_after(phase, join)) for join in Join) for phase in plan.phases)
-        each = self.piece * (per_row + _WORK + joined * passes.bit_length())
+        each = self.piece * (per_row + joined * passes.bit_length())
         whole = len(program.read_whole) + len(program.written_whole)
         columns = self.chunk * max(len(plan.reads(phase, False)) for phase in plan.phases)
         return -(-self.chunk * self.piece * taken // 4) + each + columns + _OTHERWISE + _ADDRESS * whole
@@ -109,8 +109,9 @@ def resident_plan(split: RowSplit) -> PhasePlan:
 
 
 def available(knobs: AcrossKnobs) -> int:
-    """Registers of a thread, which are given in units of 8."""
-    return min(_MOST_REGISTERS, _REGISTERS // (knobs.threads * knobs.ctas_per_sm) // 8 * 8)
+    """Registers of a thread, which are given to warps in units of 8 a thread."""
+    warps = -(-knobs.threads * knobs.ctas_per_sm // (4 * WARP))
+    return min(_MOST_REGISTERS, _REGISTERS // (warps * WARP) // 8 * 8)
 
 
 def _aligned(view: View) -> int:
