@@ -1,11 +1,19 @@
 """The benches there are, by name."""
 
-from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_backward, rmsnorm_silu, rmsnorm_training
+from graphfuse.benchmarks import (
+    add_rmsnorm,
+    qk_norm,
+    rmsnorm_backward,
+    rmsnorm_channels,
+    rmsnorm_silu,
+    rmsnorm_training,
+)
 
 BENCHES = {
     bench.name: bench
     for bench in (
         rmsnorm_silu.BENCH,
+        rmsnorm_channels.BENCH,
         add_rmsnorm.BENCH,
         add_rmsnorm.FP8,
         qk_norm.BENCH,

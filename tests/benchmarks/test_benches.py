@@ -3,7 +3,7 @@
 import pytest
 
 from graphfuse import heur_mode
-from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_backward, rmsnorm_training
+from graphfuse.benchmarks import add_rmsnorm, qk_norm, rmsnorm_backward, rmsnorm_channels, rmsnorm_training
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle, create_handle
@@ -12,6 +12,7 @@ BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH)
 SMALL = [add_rmsnorm.Case(5, 96, output) for output in add_rmsnorm.TYPES]
 SMALL += [qk_norm.Case(5, 4, 2), rmsnorm_backward.ResidualCase(1100, 24, "bf16")]
 SMALL += [rmsnorm_backward.Case(37, 96, output) for output in rmsnorm_backward.TYPES]
+SMALL += [rmsnorm_channels.Case(24, 2, 3, 5, layout) for layout in rmsnorm_channels.LAYOUTS]
 SMALL += [rmsnorm_training.Case(37, 96, output) for output in rmsnorm_training.TYPES]
 
 
@@ -28,6 +29,7 @@ def test_every_case_is_one_kernel(bench):
             made.build_operation_graph()
             made.create_execution_plans([heur_mode.OPENSOURCE])
             name = "rmsnorm_backward[" if bench in BACKWARD else "rmsnorm["
+            name = "rmsnorm_across[" if getattr(case, "layout", "") == rmsnorm_channels.CONTIGUOUS else name
             assert made.get_plan_name_at_index(0).count(name) == made.get_plan_name_at_index(0).count("[") == kernels
             assert (made.get_workspace_size_plan_at_index(0) > 0) == (bench in BACKWARD), case
 
