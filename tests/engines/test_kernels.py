@@ -8,10 +8,11 @@ import pytest
 import kernel_table
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
+from graphfuse.engines.rows.across.split import RowSplit as AcrossSplit
 from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.persistent.split import RowSplit as BackwardSplit
 from support import cubin
-from support.variants import FORWARD, TARGETS, VARIANTS
+from support.variants import ACROSS, BACKWARD, TARGETS, VARIANTS
 
 pytestmark = pytest.mark.compile
 
@@ -31,9 +32,9 @@ def test_kernel(name, arch, note):
     row = kernel_table.row(variant, arch, code)
     assert code.stack == code.local == code.spills == 0
     assert code.registers * variant.engine.launch(facts, knobs).block <= REGISTER_FILE
-    (check_accesses if name in FORWARD else check_accesses_of_those_that_stay)(code, variant.source(device))
+    (check_accesses_of_those_that_stay if name in BACKWARD else check_accesses)(code, variant.source(device))
     check_conversions(code, facts, arch)
-    split_of = RowSplit.of if name in FORWARD else BackwardSplit.of
+    split_of = AcrossSplit.of if name in ACROSS else BackwardSplit.of if name in BACKWARD else RowSplit.of
     check_shared_memory(code, split_of(facts).static_bytes(knobs), device)
     recorded, now = kernel_table.read().nvrtc, kernel_table.compiler()
     if recorded != now:

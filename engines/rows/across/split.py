@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
+from graphfuse.codegen.phase_plan import ACCESS, PhasePlan, access
 from graphfuse.engine import ByRows
 from graphfuse.engines.rows.across.axes import side_by_side, turned, varying
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
@@ -115,11 +115,9 @@ def available(knobs: AcrossKnobs) -> int:
 
 
 def _aligned(view: View) -> int:
-    """Rows that an access can have at least, however many bytes that would be."""
-    if not view.row_strides[-1]:
-        return 0
-    apart = (view.dtype.nbytes(abs(stride)) for stride in (*view.row_strides[:-1], view.column_stride))
-    return max(1, math.gcd(view.alignment, *apart) // view.dtype.nbytes(1))
+    """Rows that an access can have, 0 for any number: of a tensor that is aligned for the widest, several accesses."""
+    widest = access(view, ACCESS, across=True)
+    return 0 if widest == ACCESS or not view.row_strides[-1] else max(1, widest // view.dtype.nbytes(1))
 
 
 def _lasting(plan: PhasePlan) -> frozenset[int]:
