@@ -135,9 +135,6 @@ BENCH = Bench(
         target.slowest_against_best(("bf16",), 1.02),
         target.slowest_against_best(("bf16",), 1.02, graphfuse.DEPENDENT.name, " with dependent launch"),
         target.least_of_stream("bf16", 512 * MB, math.inf, 0.97),
-        *(
-            target.least_of_stream_where("bf16", _in(layout), layout, 0.90)
-            for layout in LAYOUTS
-        ),
+        *(target.least_of_stream_where("bf16", _in(layout), layout, 0.90) for layout in LAYOUTS),
     ),
 )

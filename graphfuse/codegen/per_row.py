@@ -79,7 +79,11 @@ def _read(plan: PhasePlan, copies: Copies, i: int) -> Iterator[str]:
     view = plan.program.inputs[i]
     ctype, copied = view.dtype.facts.ctype, copies.named(f"i{i}")
     if plan.across:
-        how, size, width = "unpack" if plan.taken(view) == plan.piece else "spread", plan.nbytes_of(view), plan.width(view)
+        how, size, width = (
+            "unpack" if plan.taken(view) == plan.piece else "spread",
+            plan.nbytes_of(view),
+            plan.width(view),
+        )
         yield f"    gf::Bytes<{size}> r{i} = {{}};"
         yield "    if (row.exists) {"
         yield f"      r{i} = gf::load<{size}, {width}, gf::Access::READ_ONLY>(row.i{i});"
@@ -93,7 +97,9 @@ def _read(plan: PhasePlan, copies: Copies, i: int) -> Iterator[str]:
 def _stored(plan: PhasePlan, number: int, store: Store) -> str:
     ctype, value = store.view.dtype.facts.ctype, f"v{store.value.index}"
     if plan.across:
-        return f"gf::store_piece<{plan.width(store.view)}, ROW_WRITES>(row.o{number}, 0, gf::pack<{ctype}>({value}), true)"
+        return (
+            f"gf::store_piece<{plan.width(store.view)}, ROW_WRITES>(row.o{number}, 0, gf::pack<{ctype}>({value}), true)"
+        )
     return f"gf::store_pack<{store.view.dtype.nbytes(1)}>(row.o{number}, {{{{gf::encode<{ctype}>({value})}}}})"
 
 

@@ -246,7 +246,7 @@ def test_modes_ask_different_engines():
     engines = plugins.installed().engines
     patterns = plugins.installed().patterns
     asked = {m: {v.engine for v in proposal(Norm().graph(), patterns, engines, m, H200).verdicts} for m in heur_mode}
-    generated = {"rmsnorm", "rmsnorm_backward"}
+    generated = {"rmsnorm", "rmsnorm_backward", "rmsnorm_across"}
     assert asked[heur_mode.OPENSOURCE] == generated
     assert asked[heur_mode.FALLBACK] == {"reference"}
     assert asked[heur_mode.A] == asked[heur_mode.B] == {*generated, "reference"}

@@ -1,4 +1,4 @@
-"""Bugs planted into the kernel of rows whose columns lie apart: its tails, its sums, what its groups tell each other."""
+"""Bugs planted into the kernel of rows whose columns lie apart: tails, sums, what its groups tell each other."""
 
 import re
 
@@ -23,6 +23,7 @@ _KERNEL, _HEADER = "across.cu", "graphfuse/across.cuh"
 _READ = (_KERNEL, "reads[k] = Phase::read_rows(row, chunk * CHUNK + k);")
 _COLUMN = (_KERNEL, "columns[k] = Phase<PHASE>::read_columns(row, chunk * CHUNK + k);")
 _LATE = r"(heap-buffer-overflow|use-after-poison)[^$]*READ of size|SEGV"
+_TOTALS = "#pragma unroll\n      for (int first = 0; first < PIECE; first += VECTOR) {\n        const Pack"
 NOWHERE = ("", "")
 
 BUGS = {
@@ -38,8 +39,8 @@ BUGS = {
     "missing barrier before totals are read": (
         GROUPS,
         Bug(
-            "      barrier();\n#pragma unroll\n      for (int first = 0; first < PIECE; first += VECTOR) {\n        const Pack",
-            "#pragma unroll\n      for (int first = 0; first < PIECE; first += VECTOR) {\n        const Pack",
+            "      barrier();\n" + _TOTALS,
+            _TOTALS,
             {RACE: "data race"},
             (_HEADER, "shared.totals[row + thread] = over<0, 1>(row + thread);"),
         ),

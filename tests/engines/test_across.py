@@ -299,7 +299,7 @@ BAD = {
     "groups is 3; accepted: a power of two below the 12 chunks of a row, or as many": AcrossKnobs(32, 3),
     "groups is 16": AcrossKnobs(32, 16),
     "groups is 0": AcrossKnobs(32, 0),
-    "a CTA of whole warps": AcrossKnobs(4, 12),
+    "accepted: a CTA of whole warps": AcrossKnobs(4, 12),
     "threads is 1536; accepted: 32 to 1024": AcrossKnobs(128, 12),
     "ctas_per_sm is 0": AcrossKnobs(32, 4, 0),
     "ctas_per_sm is 17; accepted: 1 to 16 on this device": AcrossKnobs(32, 4, 17),

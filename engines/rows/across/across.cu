@@ -196,8 +196,8 @@ GF_DEVICE void run_later(const Row& row, Held (&held)[STEPS][CHUNK], const Opera
 
 }  // namespace
 
-/// Strides are bytes from one row, or column, to the next. CTA i takes the rows from i * ACROSS * PIECE on, in the order
-/// of their numbers, which may be several runs of neighbours; a piece is all of one run.
+/// Strides are bytes from one row, or column, to the next. CTA i takes the rows from i * ACROSS * PIECE on. By their
+/// numbers these may be of several runs of neighbours; a piece is all of one run.
 extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) rmsnorm_across(KERNEL_PARAMETERS) {
   const Index thread = gf::thread_index() / ACROSS;  // of those of its rows: the group
   const i64 index = (i64(gf::block_index()) * ACROSS + gf::thread_index() % ACROSS) * PIECE;

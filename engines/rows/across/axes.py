@@ -24,7 +24,9 @@ def side_by_side(facts: RowFacts) -> int | None:
             return axis
     if not views or facts.columns == 1:
         return None
-    single = (view.column_stride > 1 and all(view.row_strides[a] > view.column_stride for a in several) for _, view in views)
+    single = (
+        view.column_stride > 1 and all(view.row_strides[a] > view.column_stride for a in several) for _, view in views
+    )
     return len(facts.row_extents) if all(single) else None
 
 
@@ -45,7 +47,5 @@ def turned(facts: RowFacts, axis: int) -> RowFacts:
 
     stores = (replace(s, view=seen(s.view), block_scale=s.block_scale and seen(s.block_scale)) for s in program.stores)
     sums = (replace(s, view=seen(s.view)) for s in program.sums)
-    seen_program = replace(
-        program, inputs=tuple(map(seen, program.inputs)), stores=tuple(stores), sums=tuple(sums)
-    )
+    seen_program = replace(program, inputs=tuple(map(seen, program.inputs)), stores=tuple(stores), sums=tuple(sums))
     return replace(facts, row_extents=tuple(extents[a] for a in order), program=seen_program)

@@ -28,7 +28,7 @@ def cost(split: RowSplit, knobs: AcrossKnobs, device: Device) -> float:
     """
     facts, program = split.facts, split.facts.program
     resident, rows = split.resident(knobs), knobs.threads_across * split.piece
-    ctas = split.ctas(knobs)
+    ctas = split.grid(knobs).grid(facts.rows)
     per_sm = min(float(knobs.ctas_per_sm), max(1.0, ctas / device.sm_count))
     rounds = max(1.0, ctas / (device.sm_count * knobs.ctas_per_sm))
     last = -(-rounds // 1) - rounds  # of the last round, what nothing runs in

@@ -69,15 +69,15 @@ class AcrossEngine(KernelEngine[RowFacts, AcrossKnobs]):
 
     def launch(self, facts: RowFacts, knobs: AcrossKnobs) -> Launch:
         split = RowSplit.of(facts)
-        passed, by_rows = arguments(split.plan(knobs)), split.rows_by(knobs)
-        if not split.by_rows:
+        passed, by_rows = arguments(split.plan(knobs)), split.grid(knobs)
+        if not split.serves_fewer:
             passed = tuple(Constant("int64", facts.rows) if isinstance(a, RowCount) else a for a in passed)
         return Launch(
             grid=by_rows.grid(facts.rows),
             block=knobs.threads,
             arguments=passed,
             cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
-            by_rows=by_rows if split.by_rows else None,
+            by_rows=by_rows if split.serves_fewer else None,
         )
 
     def problem(self, facts: RowFacts) -> ProblemClass:

@@ -23,7 +23,7 @@ def faults(split: RowSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]
         )
         return
     if knobs.threads % WARP:
-        yield f"threads_across {knobs.threads_across}, groups {groups}; accepted: a CTA of whole warps of {WARP} threads"
+        yield f"threads_across {knobs.threads_across}, groups {groups}; accepted: a CTA of whole warps"
         return
     if type(knobs.eviction) is not int or knobs.eviction not in range(len(EVICTIONS)):
         yield f"eviction is {knobs.eviction!r}; accepted: 0 to {len(EVICTIONS) - 1}"
@@ -45,8 +45,9 @@ def faults(split: RowSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]
         )
     yield from static_faults(split.static_bytes(knobs))
     shared = knobs.ctas_per_sm * (split.static_bytes(knobs) + (1 << 10))
-    if shared > device.shared_memory_per_sm:
-        yield f"{knobs.ctas_per_sm} CTAs an SM, {shared} bytes of shared memory; {device} has {device.shared_memory_per_sm}"
+    most = device.shared_memory_per_sm
+    if shared > most:
+        yield f"{knobs.ctas_per_sm} CTAs an SM, {shared} bytes of shared memory; {device} has {most}"
 
 
 def fits(split: RowSplit, knobs: AcrossKnobs, device: Device) -> bool:

@@ -11,12 +11,12 @@ from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import View
-from graphfuse.rows.steps import Join
+from graphfuse.rows.steps import Chain, Join, Load, Operand
 
 CHUNK = 8  # columns that are summed before all else; of other rows, what divides them
 _REGISTERS, _MOST_REGISTERS = 16384, 255  # of a quarter of an SM, whose warps these share; of a thread
-# Registers of a thread beside what it holds of rows: in any case, and for each tensor that varies over rows and columns.
-# ptxas spills nothing with them, of the programs that the tests compile.
+# Registers of a thread beside what it holds of rows: in any case, and for each tensor that varies over rows and
+# columns. With them ptxas spills nothing of the programs that the tests compile.
 _OTHERWISE, _ADDRESS = 24, 4
 
 
@@ -72,7 +72,7 @@ class RowSplit:
         taken = steps * max(kept, plan.read_bytes(0, True))
         for phase in plan.phases[1:]:
             taken = max(taken, steps * kept + plan.read_bytes(phase, True))
-        per_row = sum(1 for k, shape in enumerate(program.extents) if not shape.columns and k in _lasting(plan))
+        per_row = len(_per_row(plan))
         joined = max(sum(len(program.reduced_after(phase, join)) for join in Join) for phase in plan.phases)
         each = self.piece * (per_row + joined * passes.bit_length())
         whole = len(program.read_whole) + len(program.written_whole)
@@ -90,15 +90,11 @@ class RowSplit:
         return 4 * rows * (knobs.groups + 1) if knobs.groups > 1 else WARP
 
     @property
-    def by_rows(self) -> bool:
-        """Whether a launch for more rows serves fewer: of the axis that comes first, and is not the one cut into pieces."""
+    def serves_fewer(self) -> bool:
+        """Whether a launch serves fewer rows, too: of the axis that comes first, unless that is cut into pieces."""
         return self.outermost and len(self.facts.row_extents) > 1
 
-    def ctas(self, knobs: AcrossKnobs) -> int:
-        """Of the grid."""
-        return self.rows_by(knobs).grid(self.facts.rows)
-
-    def rows_by(self, knobs: AcrossKnobs) -> ByRows:
+    def grid(self, knobs: AcrossKnobs) -> ByRows:
         return ByRows(self.facts.rows, knobs.threads_across * self.piece)
 
 
@@ -120,7 +116,8 @@ def _aligned(view: View) -> int:
     return 0 if widest == ACCESS or not view.row_strides[-1] else max(1, widest // view.dtype.nbytes(1))
 
 
-def _lasting(plan: PhasePlan) -> frozenset[int]:
-    """Steps whose values steps of an element read."""
+def _per_row(plan: PhasePlan) -> frozenset[Operand]:
+    """Values of which there is one a row, that steps of an element read."""
     program = plan.program
-    return frozenset(o.index for step in program.elementwise for _, o in step.operands if hasattr(o, "index"))
+    read = (o for step in program.elementwise for _, o in step.operands if isinstance(o, Chain | Load))
+    return frozenset(o for o in read if not program.extent(o).columns)

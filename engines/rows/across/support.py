@@ -21,7 +21,7 @@ def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
     yield from tensor_reasons(split.facts, columns_apart=True)
     yield from _row_reasons(split)
     if not any(fits(split, knobs, device) for knobs in every_knob(split.chunks, device)):
-        yield f"{facts.node}: no way to spread {facts.rows} rows of {facts.columns} columns over the threads of {device}"
+        yield f"{facts.node}: no way to spread {facts.rows} rows of {facts.columns} columns over threads of {device}"
 
 
 def _program_reasons(facts: RowFacts) -> Iterator[str]:
@@ -32,7 +32,8 @@ def _program_reasons(facts: RowFacts) -> Iterator[str]:
         yield f"{facts.node}: sums over rows; accepted: reductions of rows alone"
     for store in program.stores:
         if store.block_size:
-            yield f"output {store.view.name!r} is quantized in blocks along columns that lie apart; accepted: without blocks"
+            what = f"output {store.view.name!r} is quantized in blocks"
+            yield f"{what} along columns that lie apart; accepted: without blocks"
 
 
 def _apart(facts: RowFacts) -> str:
@@ -50,8 +51,8 @@ def _apart(facts: RowFacts) -> str:
         return f"{facts.node}: no tensor that varies over rows and columns"
     role, view = views[0]
     return (
-        f"{role} {view.name!r} has strides {list(view.row_strides)} between rows and {view.column_stride} between columns; "
-        "accepted: 1 along an axis of rows"
+        f"{role} {view.name!r} has strides {list(view.row_strides)} between rows and {view.column_stride} between "
+        "columns; accepted: 1 along an axis of rows"
     )
 
 

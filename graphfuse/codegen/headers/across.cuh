@@ -30,7 +30,7 @@ struct GroupParts<1, ROWS> {};
 /// The tree of reduce.cuh over GROUPS of threads that have parts of the same rows: thread t is of group t / ACROSS and
 /// has PIECE neighbouring rows. The group's number is the lowest bits of a part's. All threads of a CTA call it.
 ///
-/// Each row is joined by one thread. Rows take the places in which the accesses of neighbouring threads lie side by side.
+/// Each row is joined by one thread. Rows lie so that the accesses of neighbouring threads do side by side.
 template <class Join, int ACROSS, int GROUPS, int PIECE>
 struct GroupReduction {
   static constexpr int ROWS = ACROSS * PIECE;
