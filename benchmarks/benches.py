@@ -6,6 +6,7 @@ from graphfuse.benchmarks import (
     norm_add_norm,
     qk_norm,
     rmsnorm_backward,
+    rmsnorm_channels,
     rmsnorm_silu,
     rmsnorm_training,
     silu_mul_fp8,
@@ -16,6 +17,7 @@ BENCHES = {
     bench.name: bench
     for bench in (
         rmsnorm_silu.BENCH,
+        rmsnorm_channels.BENCH,
         add_rmsnorm.BENCH,
         add_rmsnorm.FP8,
         qk_norm.BENCH,

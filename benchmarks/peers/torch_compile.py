@@ -28,6 +28,14 @@ def _rmsnorm_silu(case, sets) -> Work:
     return Work([functools.partial(compiled, s.x, s.weight, s.eps, s.out) for s in sets])
 
 
+def _rmsnorm_channels(case, sets) -> Work:
+    def fused(x, weight, eps, out) -> None:
+        out.copy_(torch_eager.rmsnorm_channels(x, weight, eps))
+
+    compiled = _compiled(fused)
+    return Work([functools.partial(compiled, s.x, s.weight, s.eps, s.out) for s in sets])
+
+
 def _add_rmsnorm(case, sets) -> Work:
     def fused(x, residual, weight, eps, out, total) -> None:
         y, added = torch_eager.add_rmsnorm(x, residual, weight, eps)
@@ -136,6 +144,7 @@ def _peer(make, why_not=lambda case, arch: None, where: str = "") -> Peer:
 
 
 RMSNORM_SILU = _peer(_rmsnorm_silu, torch_eager.why_not)
+RMSNORM_CHANNELS = _peer(_rmsnorm_channels)
 ADD_RMSNORM = _peer(_add_rmsnorm)
 ADD_RMSNORM_FP8 = _peer(_add_rmsnorm_fp8)
 QK_NORM = _peer(_qk_norm, where=", new tensors")

@@ -24,6 +24,18 @@ def _rmsnorm_silu(case, sets) -> Work:
     return Work([functools.partial(_fused, s.x, s.weight, s.eps, s.out) for s in sets])
 
 
+def rmsnorm_channels(x, weight, eps):
+    """Over axis 1, worked out in float32."""
+    from torch.nn.functional import silu
+
+    values = x.float()
+    return silu(values * (values.square().mean(1, keepdim=True) + eps).rsqrt() * weight.float()).to(x.dtype)
+
+
+def _rmsnorm_channels(case, sets) -> Work:
+    return returning(case, sets, ("out",), lambda s: (rmsnorm_channels(s.x, s.weight, s.eps),))
+
+
 RMSNORM_SILU = Peer("torch_eager", "torch eager", _rmsnorm_silu, ("torch",), why_not)
 
 
@@ -173,6 +185,7 @@ def _add_rmsnorm_blocks(case, sets) -> Work:
     return returning(case, sets, ("out", "by_block", "sum", "normed"), norm)
 
 
+RMSNORM_CHANNELS = Peer("torch_eager", "torch eager, new tensors", _rmsnorm_channels, ("torch",))
 ADD_RMSNORM = Peer("torch_eager", "torch eager", _add_rmsnorm, ("torch",))
 ADD_RMSNORM_FP8 = Peer("torch_eager", "torch eager", _add_rmsnorm_fp8, ("torch",))
 QK_NORM = Peer("torch_eager", "torch eager, new tensors", _qk_norm, ("torch",))

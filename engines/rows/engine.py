@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from graphfuse.device import Device
 from graphfuse.engine import KernelEngine, Launch, No, ProblemClass
+from graphfuse.engines.rows.across import Across, AcrossKnobs
 from graphfuse.engines.rows.by_row import ByRow, ByRowKnobs
-from graphfuse.engines.rows.kernel import in_place, problem
+from graphfuse.engines.rows.kernel import in_place
 from graphfuse.engines.rows.notes import notes
 from graphfuse.engines.rows.persistent import Persistent, PersistentKnobs
 from graphfuse.engines.rows.schedule import Schedule
@@ -14,9 +15,9 @@ from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
 
-RowKnobs = ByRowKnobs | PersistentKnobs
+RowKnobs = ByRowKnobs | PersistentKnobs | AcrossKnobs
 
-_SCHEDULES = {schedule.knobs: schedule for schedule in (ByRow(), Persistent())}
+_SCHEDULES = {schedule.knobs: schedule for schedule in (ByRow(), Persistent(), Across())}
 
 
 class RowEngine(KernelEngine[RowFacts, RowKnobs]):
@@ -66,8 +67,7 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
         return _SCHEDULES[type(knobs)].launch(facts, knobs)
 
     def problem(self, facts: RowFacts) -> ProblemClass:
-        schedule = _by_preference(facts)[0]
-        return problem(facts, schedule.together(facts), schedule.within)
+        return _by_preference(facts)[0].problem(facts)
 
 
 def _by_preference(facts: RowFacts) -> list[Schedule]:

@@ -45,7 +45,7 @@ def in_place(facts: RowFacts) -> tuple[tuple[TensorId, TensorId], ...]:
     return tuple((inputs[i].tensor, stores[number].view.tensor) for i, number in sorted(overwritable(facts)))
 
 
-def problem(facts: RowFacts, chunk: int, within: float) -> ProblemClass:
+def problem(facts: RowFacts, chunk: int, within: float = 2.0) -> ProblemClass:
     """chunk: elements that are always taken together. within: as of ``ProblemClass``.
 
     Copies of values are no steps: a sum that is stored rounded and read unrounded takes what one takes that is read as

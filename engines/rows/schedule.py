@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from graphfuse.device import Device
-from graphfuse.engine import Launch
+from graphfuse.engine import Launch, ProblemClass
 from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
 
@@ -18,11 +18,10 @@ READ_AGAIN = "rows of {columns} columns do not fit in registers: they are read a
 class Schedule(abc.ABC, Generic[KnobsT]):
     """Class attributes:
 
-    knobs: its frozen dataclass of knobs, by which plans tell schedules apart. within: as of ``ProblemClass``.
+    knobs: its frozen dataclass of knobs, by which plans tell schedules apart.
     """
 
     knobs: ClassVar[type]
-    within: ClassVar[float] = 2.0
 
     @abc.abstractmethod
     def prefers(self, facts: RowFacts) -> bool:
@@ -53,5 +52,5 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         """Grid, block and arguments."""
 
     @abc.abstractmethod
-    def together(self, facts: RowFacts) -> int:
-        """Elements of a row that a thread takes together whatever the knobs."""
+    def problem(self, facts: RowFacts) -> ProblemClass:
+        """The class that tuned knobs are kept for, of programs that the schedule is preferred for."""

@@ -41,11 +41,11 @@ def axes_reasons(facts: RowFacts) -> Iterator[str]:
         yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {_MAX_DIVIDED}"
 
 
-def tensor_reasons(facts: RowFacts) -> Iterator[str]:
-    """Why a program's inputs, stores, scalars or row axes are refused."""
-    yield from input_reasons(facts)
+def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str]:
+    """Why a program's inputs, stores, scalars or row axes are refused. columns_apart: columns may have any stride."""
+    yield from input_reasons(facts, columns_apart)
     for number in range(len(facts.program.stores)):
-        yield from store_reasons(facts, number)
+        yield from store_reasons(facts, number, columns_apart)
     yield from scalar_reasons(facts.program)
     yield from axes_reasons(facts)
     if facts.program.numbers_columns and facts.columns > MOST_COLUMNS:
@@ -55,12 +55,13 @@ def tensor_reasons(facts: RowFacts) -> Iterator[str]:
         )
 
 
-def input_reasons(facts: RowFacts) -> Iterator[str]:
+def input_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str]:
     for view in facts.program.inputs:
         if view.columns:
-            yield from view_reasons(facts, "input", view, FLOATS, facts.columns, 0)
+            yield from view_reasons(facts, "input", view, FLOATS, facts.columns, 0, columns_apart)
         else:
-            yield from view_reasons(facts, "input", view, FLOATS + INTEGERS, 1, 0)
+            accepted = FLOATS if columns_apart else FLOATS + INTEGERS
+            yield from view_reasons(facts, "input", view, accepted, 1, 0, columns_apart)
 
 
 def scalar_reasons(program: RowProgram) -> Iterator[str]:
@@ -92,7 +93,7 @@ def rounding_reasons(program: RowProgram) -> Iterator[str]:
             yield f"a value of {step.op_name} is rounded to {step.rounded.name}; accepted: {names(FLOATS + FP8)}"
 
 
-def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
+def store_reasons(facts: RowFacts, number: int, columns_apart: bool = False) -> Iterator[str]:
     store = facts.program.stores[number]
     y, shape = store.view, facts.program.extents[store.value.index]
     if store.amax:
@@ -111,7 +112,8 @@ def store_reasons(facts: RowFacts, number: int) -> Iterator[str]:
     if not shape.rows:
         yield f"output {y.name!r} is the same for all rows"
     if not store.block_size:
-        yield from view_reasons(facts, "output", y, FLOATS + FP8, facts.columns, facts.columns)
+        least = 1 if columns_apart else facts.columns
+        yield from view_reasons(facts, "output", y, FLOATS + FP8, facts.columns, least, columns_apart)
         return
     made = BLOCKS[store.block_size]
     if store.scales_of is not None:
@@ -139,9 +141,15 @@ def scale_reasons(view: View, dtypes: Sequence[data_type]) -> Iterator[str]:
 
 
 def view_reasons(
-    facts: RowFacts, role: str, view: View, dtypes: Sequence[data_type], columns: int, least: int
+    facts: RowFacts,
+    role: str,
+    view: View,
+    dtypes: Sequence[data_type],
+    columns: int,
+    least: int,
+    columns_apart: bool = False,
 ) -> Iterator[str]:
-    """columns: extent. least: the smallest stride between rows."""
+    """columns: extent. least: the smallest stride between rows, and between columns that may lie apart."""
     what = f"{role} {view.name!r}"
     if view.dtype not in dtypes:
         yield f"{what} is {view.dtype.name}; accepted: {names(dtypes)}"
@@ -149,15 +157,18 @@ def view_reasons(
     if view.swizzled:
         yield f"{what} is reordered as F8_128x4; accepted for block scales alone"
         return
-    if view.column_stride != 1 and columns > 1:
+    if view.column_stride != 1 and columns > 1 and not columns_apart:
         yield f"{what} has stride {view.column_stride} between columns; accepted: 1"
     if not view.columns and view.alignment % view.dtype.nbytes(1):
         yield f"{what} is aligned to {view.alignment} bytes; accepted: a multiple of {view.dtype.nbytes(1)}"
     # Rows, from the closest ones on, must not reach into each other.
-    strides = zip(facts.row_extents, view.row_strides, strict=True)
+    strides = [*zip(facts.row_extents, view.row_strides, strict=True)]
+    if columns_apart:
+        strides.append((columns, view.column_stride))
     for extent, stride in sorted(((e, s) for e, s in strides if e > 1), key=lambda pair: pair[1]):
         if stride < least:
-            yield f"{what} has row stride {stride}; accepted: at least {least}"
+            kind = "a stride of" if columns_apart else "row stride"
+            yield f"{what} has {kind} {stride}; accepted: at least {least}"
         least = least and max(least, stride * extent)
 
 

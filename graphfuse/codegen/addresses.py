@@ -8,7 +8,7 @@ from graphfuse.codegen.phase_plan import PhasePlan
 
 
 def address(plan: PhasePlan, pointer: Pointer) -> str:
-    """Of the thread's first piece of a row."""
+    """Of the thread's first piece of a row; of the first column's where pieces lie across rows."""
     name, view, store = pointer.name, pointer.view, pointer.store
     if store and store.amax:
         return name
@@ -19,7 +19,7 @@ def address(plan: PhasePlan, pointer: Pointer) -> str:
     elif pointer.of_blocks:
         apart = pointer.apart()
         terms.append(f"thread / {store.block_size // plan.piece}" + f" * {apart}" * (apart != "1"))
-    elif view.columns:
+    elif view.columns and not plan.across:
         terms.append(f"thread * {view.dtype.nbytes(plan.piece)}")
     offset = f"gf::offset({name}, {' + '.join(terms) or '0'})"
     return f"gf::settled({offset})" if store else offset

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphfuse.codegen import vectors
+from graphfuse.codegen import pieces, vectors
 from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
@@ -14,7 +14,8 @@ from graphfuse.rows.steps import Chain, Column, Load, Operand, Step
 
 def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
     """Of a piece of a packed value."""
-    return f"gf::Bytes<{plan.dtype(o).nbytes(plan.piece)}>"
+    elements = plan.taken(plan.program.inputs[o.index]) if isinstance(o, Load) else plan.piece
+    return f"gf::Bytes<{plan.dtype(o).nbytes(elements)}>"
 
 
 def held(plan: PhasePlan) -> Iterator[str]:
@@ -112,7 +113,9 @@ class Elements:
             if again:
                 yield f"    gf::forget_unpacked({source});"
             yield f"    float {self.array(o)}[PIECE];"
-            yield f"    gf::unpack<{dtype.facts.ctype}>({source}, {self.array(o)});"
+            one = isinstance(o, Load) and self.plan.taken(self.program.inputs[o.index]) < self.plan.piece
+            how = "spread" if one else "unpack"
+            yield f"    gf::{how}<{dtype.facts.ctype}>({source}, {self.array(o)});"
 
     @cached_property
     def _loops(self) -> tuple[tuple[Chain, ...], ...]:
@@ -147,7 +150,7 @@ class Elements:
             if isinstance(o, Column):
                 return "(column + float(i))"
             if not self.program.extent(o).columns:
-                return member(self.program, o, "p.")
+                return member(self.program, o, "p.", pieces.index(self.plan))
             return f"v{o.index}" if o in loop else f"{self.array(o)}[i]"
 
         return expression(step, operand)

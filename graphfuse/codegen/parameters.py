@@ -30,11 +30,13 @@ class Pointer:
     """A parameter that is the address of a tensor seen as rows.
 
     name: i of an input, o of an output, b of an output's block scales, each with its number. store: None of an input.
+    across: as of the plan.
     """
 
     name: str
     view: View
     store: Store | None = None
+    across: bool = False
 
     @property
     def ctype(self) -> str:
@@ -53,9 +55,10 @@ class Pointer:
 
     @property
     def spaced(self) -> str | None:
-        """The parameter that says how many bytes block scales lie apart; None where they are neighbours or in tiles."""
-        spaced = self.of_blocks and not self.view.swizzled and self.view.column_stride != 1
-        return f"{self.name}_apart" if spaced else None
+        """The parameter that says how many bytes columns, or block scales, lie apart; None where these are neighbours,
+        as columns are along a row, or in tiles."""
+        scales = self.of_blocks and not self.view.swizzled and self.view.column_stride != 1
+        return f"{self.name}_apart" if scales or (self.across and self.view.columns) else None
 
     def apart(self, of: str = "") -> str:
         """How many bytes block scales lie apart. of: what stands before the name of a parameter."""
@@ -76,8 +79,8 @@ def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
     wide = [i for i, view in enumerate(inputs) if view.columns and not view.rows]
     late = [i for i in range(len(inputs)) if i not in (*early, *wide)]
     return (
-        *(Pointer(f"i{i}", inputs[i]) for i in (*early, *wide, *late)),
-        *(Pointer(f"o{k}", store.view, store) for k, store in enumerate(stores)),
+        *(Pointer(f"i{i}", inputs[i], None, plan.across) for i in (*early, *wide, *late)),
+        *(Pointer(f"o{k}", store.view, store, plan.across) for k, store in enumerate(stores)),
         *(Pointer(f"b{k}", store.block_scale, store) for k, store in enumerate(stores) if store.block_scale),
     )
 

@@ -2,20 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 
+from graphfuse.codegen import pieces
 from graphfuse.codegen.copies import Copies
 from graphfuse.codegen.expressions import expression, literal, rounded
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.rows.program import RowProgram
+from graphfuse.rows.program import RowProgram, Store
 from graphfuse.rows.steps import Chain, Join, Load, Number, Operand, Reduce, Scalar
 
 
-def member(program: RowProgram, o: Operand, of: str = "") -> str:
-    """How a value is called. of: what stands before it where it is one a row."""
+def member(program: RowProgram, o: Operand, of: str = "", index: str = "") -> str:
+    """How a value is called. of, index: what stands before and behind it where it is one a row."""
     if isinstance(o, Scalar):
         return f"s.s{program.scalars.index(o)}"
     if isinstance(o, Number):
         return literal(o.value)
-    return f"{of}{'q' if isinstance(o, Load) else 'v'}{o.index}"
+    return f"{of}{'q' if isinstance(o, Load) else 'v'}{o.index}{index}"
 
 
 def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
@@ -37,29 +38,28 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
     yield ""
     yield "/// Values of which there is one a row, known from the phase on that `begin` is numbered by."
     yield "struct PerRow {"
-    yield from (f"  float q{i};" for i in loads)
-    yield from (f"  float v{k};" for k in narrow if k not in local)
+    bound = pieces.bound(plan)
+    yield from (f"  float q{i}{bound};" for i in loads)
+    yield from (f"  float v{k}{bound};" for k in narrow if k not in local)
     for phase in plan.phases:
         known = [k for k in narrow if program.earliest[k] == phase]
         sums, maxima = (max(len(program.reduced_after(phase - 1, join)), 1) for join in Join)
         yield f"  GF_DEVICE void begin(gf::Number<{phase}>, const Row& row, const Operands& s,"
-        yield f"                       const float (&sums)[{sums}], const float (&maxima)[{maxima}]) {{"
+        yield f"                       const float (&sums)[{sums}]{bound}, const float (&maxima)[{maxima}]{bound}) {{"
         yield "    (void)row, (void)s, (void)sums, (void)maxima;"
         for i in loads if phase == 0 else ():
-            ctype = program.inputs[i].dtype.facts.ctype
-            copied = copies.named(f"i{i}")
-            value = copied.value_read if copied else f"gf::scalar(static_cast<const {ctype}*>(row.i{i}))"
-            yield f"    q{i} = row.exists ? {value} : 0.0f;"
+            yield from _read(plan, copies, i)
+        lines = []
         for k in known:
-            yield f"    {'const float ' * (k in local)}v{k} = {rounded(program.steps[k], _value(program, k))};"
+            declared = f"const float v{k}" if k in local else f"v{k}{pieces.index(plan)}"
+            lines.append(f"{declared} = {rounded(program.steps[k], _value(plan, k, local))};")
+        yield from pieces.loop(plan, lines)
         yield "  }"
         yield f"  GF_DEVICE void store(gf::Number<{phase}>, const Row& row) const {{"
         yield "    (void)row;"
         for number, store in enumerate(program.stores):
             if store.value.index in known and not store.amax:
-                ctype, size = store.view.dtype.facts.ctype, store.view.dtype.nbytes(1)
-                encoded = f"gf::encode<{ctype}>(v{store.value.index})"
-                yield f"    gf::store_pack<{size}>(row.o{number}, {{{{{encoded}}}}});"
+                yield f"    {_stored(plan, number, store)};"
         yield "  }"
     yield "};"
 
@@ -74,9 +74,44 @@ def _local(program: RowProgram, narrow: Sequence[int]) -> frozenset[int]:
     return frozenset(narrow) - kept
 
 
-def _value(program: RowProgram, k: int) -> str:
+def _read(plan: PhasePlan, copies: Copies, i: int) -> Iterator[str]:
+    """Of the row; of all rows of a piece where it lies across them."""
+    view = plan.program.inputs[i]
+    ctype, copied = view.dtype.facts.ctype, copies.named(f"i{i}")
+    if plan.across:
+        how, size, width = (
+            "unpack" if plan.taken(view) == plan.piece else "spread",
+            plan.nbytes_of(view),
+            plan.width(view),
+        )
+        yield f"    gf::Bytes<{size}> r{i} = {{}};"
+        yield "    if (row.exists) {"
+        yield f"      r{i} = gf::load<{size}, {width}, gf::Access::READ_ONLY>(row.i{i});"
+        yield "    }"
+        yield f"    gf::{how}<{ctype}>(r{i}, q{i});"
+        return
+    value = copied.value_read if copied else f"gf::scalar(static_cast<const {ctype}*>(row.i{i}))"
+    yield f"    q{i} = row.exists ? {value} : 0.0f;"
+
+
+def _stored(plan: PhasePlan, number: int, store: Store) -> str:
+    ctype, value = store.view.dtype.facts.ctype, f"v{store.value.index}"
+    if plan.across:
+        return (
+            f"gf::store_piece<{plan.width(store.view)}, ROW_WRITES>(row.o{number}, 0, gf::pack<{ctype}>({value}), true)"
+        )
+    return f"gf::store_pack<{store.view.dtype.nbytes(1)}>(row.o{number}, {{{{gf::encode<{ctype}>({value})}}}})"
+
+
+def _value(plan: PhasePlan, k: int, local: frozenset[int]) -> str:
+    program = plan.program
     step = program.steps[k]
     if isinstance(step, Reduce):
         results = "sums" if step.join is Join.SUM else "maxima"
-        return f"{results}[{program.reduced_after(program.earliest[k] - 1, step.join).index(k)}]"
-    return expression(step, lambda o: member(program, o))
+        at = program.reduced_after(program.earliest[k] - 1, step.join).index(k)
+        return f"{results}[{at}]{pieces.index(plan)}"
+
+    def operand(o: Operand) -> str:
+        return member(program, o, "", "" if isinstance(o, Chain) and o.index in local else pieces.index(plan))
+
+    return expression(step, operand)

@@ -18,9 +18,10 @@ _LIGHT, _FEW = 2, 3
 registers elsewhere."""
 
 
-def access(view: View, elements: int) -> int:
-    """Bytes of the widest access that every piece of `elements` elements is aligned for."""
-    strides = (view.dtype.nbytes(abs(stride)) for stride in view.row_strides)
+def access(view: View, elements: int, across: bool = False) -> int:
+    """Bytes of the widest access that every piece of `elements` elements is aligned for. across: as of PhasePlan."""
+    apart = (*view.row_strides[:-1], view.column_stride) if across else view.row_strides
+    strides = (view.dtype.nbytes(abs(stride)) for stride in apart)
     return math.gcd(ACCESS, view.dtype.nbytes(elements), view.alignment, *strides)
 
 
@@ -57,6 +58,8 @@ class PhasePlan:
     after row, how many rows have room in shared memory, into which they are copied before their turn: 1 for
     none; 0 of a kernel whose threads take one row each. anywhere: rows need not be whole pieces, and pieces that are
     not aligned are accessed by the vectors that they touch.
+    across: a piece has one column's elements of neighbouring rows, along the last row axis, instead of one row's of
+    neighbouring columns; then what is one a row is an array.
     """
 
     program: RowProgram
@@ -67,16 +70,17 @@ class PhasePlan:
     unpack_again: bool = False
     stages: int = 0
     anywhere: bool = False
+    across: bool = False
 
     @property
     def ragged(self) -> bool:
         """Whether the last piece of a row is partial."""
-        return self.columns % self.piece != 0
+        return not self.across and self.columns % self.piece != 0
 
     def vectors(self, view: View) -> Vectors | None:
         """None where all pieces are whole, and aligned for accesses that fill them as they are. Two halves of a vector
         are accessed with less ado than a shifted one."""
-        nbytes, grain = view.dtype.nbytes(self.piece), access(view, self.piece)
+        nbytes, grain = self.nbytes_of(view), self.width(view)
         widest = min(ACCESS, nbytes)
         width = grain if 2 * grain >= widest else widest
         if not self.anywhere or (grain == width and not self.ragged):
@@ -86,7 +90,20 @@ class PhasePlan:
     def read_around(self, view: View) -> int:
         """Bytes that are read for a piece."""
         vectors = self.vectors(view)
-        return view.dtype.nbytes(self.piece) + (vectors.read if vectors and vectors.grain < vectors.read else 0)
+        return self.nbytes_of(view) + (vectors.read if vectors and vectors.grain < vectors.read else 0)
+
+    def taken(self, view: View) -> int:
+        """Elements of a tensor that belong to a piece: one of what is the same for all of it."""
+        varies = view.row_strides[-1] != 0 if self.across else view.columns
+        return self.piece if varies else 1
+
+    def nbytes_of(self, view: View) -> int:
+        """Of those elements."""
+        return view.dtype.nbytes(self.taken(view))
+
+    def width(self, view: View) -> int:
+        """Bytes of the accesses that read or write them."""
+        return access(view, self.taken(view), self.across)
 
     @property
     def phases(self) -> range:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from graphfuse.codegen import vectors
+from graphfuse.codegen import pieces, vectors
 from graphfuse.codegen.copies import Copies
 from graphfuse.codegen.elements import Elements
 from graphfuse.codegen.expressions import literal
-from graphfuse.codegen.phase_plan import PhasePlan, access
+from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.codegen.stores import stored
 from graphfuse.codegen.sums import added
 from graphfuse.enums import reduction_mode
@@ -51,7 +51,7 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
         if around:
             loads.append(vectors.read(plan, view, around, f"i{i}", how))
             continue
-        load = f"gf::load<{size}, {access(view, plan.piece)}, {how}>(gf::offset(row.i{i}, at * {size}))"
+        load = f"gf::load<{size}, {plan.width(view)}, {how}>(gf::offset(row.i{i}, {pieces.step(plan, f'i{i}', size)}))"
         loads.append(copied.piece_read if copied else load)
     yield "    return {" + ",\n            ".join(loads) + "};"
     yield "  }"
@@ -64,15 +64,17 @@ def _run(elements: Elements) -> Iterator[str]:
     zeros = all(isinstance(o, Load) for k in row_sums for o in program.joined(k))
     yield f"  static constexpr bool ZEROS_STAY_ZERO = {str(zeros).lower()};"
     starts = ("0.0f" if program.is_of_magnitudes(k) else literal(float("-inf")) for k in maxima)
-    yield f"  GF_DEVICE static void start(float (&maxima)[{max(len(maxima), 1)}]) {{"
+    declared = f"float (&maxima)[{max(len(maxima), 1)}]{pieces.bound(plan)}"
+    yield f"  GF_DEVICE static void start({declared}) {{"
     yield "    (void)maxima;"
-    yield from (f"    maxima[{number}] = {value};" for number, value in enumerate(starts))
+    lines = (f"maxima[{number}]{pieces.index(plan)} = {value};" for number, value in enumerate(starts))
+    yield from pieces.loop(plan, lines)
     yield "  }"
     factors = f"float (&x)[{max(len(row_sums), 1)}][PIECE], float (&y)[{max(len(row_sums), 1)}][PIECE]"
     sums = ", Sums& sums" * bool(plan.stages)
     yield "  GF_DEVICE static void run(const Row& row, Index at, bool inside, const Rows& rows,"
     yield "                            const Columns& columns, Held& held, const Operands& s, const PerRow& p,"
-    yield f"                            float (&largest)[AMAXES], float (&maxima)[{max(len(maxima), 1)}],"
+    yield f"                            float (&largest)[AMAXES], {declared},"
     yield f"                            {factors}{sums}) {{"
     yield "    (void)row, (void)at, (void)inside, (void)rows, (void)columns, (void)held, (void)s, (void)p;"
     yield f"    (void)largest, (void)maxima, (void)x, (void)y{', (void)sums' * bool(plan.stages)};"
@@ -89,13 +91,15 @@ def _run(elements: Elements) -> Iterator[str]:
     yield from added(elements)
     for number, k in enumerate(maxima):
         (o,) = program.joined(k)
-        at = f"maxima[{number}]"
+        at = f"maxima[{number}]{pieces.index(plan)}"
         how = reduction_mode.AMAX if program.is_of_magnitudes(k) else reduction_mode.MAX
         values, other = elements.array(o), literal(0.0 if program.is_of_magnitudes(k) else float("-inf"))
         if plan.ragged:
             yield from elements.first_ones(o, f"m{number}", other)
             values = f"m{number}"
+        elif plan.across:
+            values = f"{{{values}[i]}}"
         folded = REDUCTIONS[how].fold.format(to=at, values=values)
-        yield f"    {at} = inside ? {folded} : {at};"
+        yield from pieces.loop(plan, [f"{at} = inside ? {folded} : {at};"])
     yield from stored(elements)
     yield "  }"

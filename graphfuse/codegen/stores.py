@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from graphfuse.codegen import vectors
+from graphfuse.codegen import pieces, vectors
 from graphfuse.codegen.elements import Elements
 from graphfuse.codegen.parameters import Pointer
-from graphfuse.codegen.phase_plan import PhasePlan, access
+from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
@@ -73,7 +73,7 @@ def _scales(pointer: Pointer) -> str:
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
     scales = _scales(Pointer(f"b{number}", store.block_scale, store)) if store.block_scale else ""
     plan, ctype, array = elements.plan, store.view.dtype.facts.ctype, elements.array(store.value)
-    width = access(store.view, plan.piece)
+    width = plan.width(store.view)
     if store.scales_of is not None:
         yield (
             f"    gf::store_scales<{_element(store)}, {store.block_size}, ROW_WRITES>("
@@ -90,7 +90,10 @@ def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
         if around := plan.vectors(store.view):
             yield f"    {vectors.stored(plan, store.view, around, f'o{number}', piece)}"
             return
-        yield f"    gf::store_piece<{width}, ROW_WRITES>(row.o{number}, at, {piece}, inside && row.exists);"
+        place = f"row.o{number}, at"
+        if plan.across:
+            place = f"gf::offset(row.o{number}, {pieces.step(plan, f'o{number}', 0)}), 0"
+        yield f"    gf::store_piece<{width}, ROW_WRITES>({place}, {piece}, inside && row.exists);"
 
 
 def raised(plan: PhasePlan) -> Iterator[str]:

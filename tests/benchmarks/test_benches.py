@@ -9,6 +9,7 @@ from graphfuse.benchmarks import (
     norm_add_norm,
     qk_norm,
     rmsnorm_backward,
+    rmsnorm_channels,
     rmsnorm_training,
     silu_mul_fp8,
     softmax,
@@ -21,6 +22,7 @@ BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH)
 SMALL = [add_rmsnorm.Case(5, 96, output) for output in add_rmsnorm.TYPES]
 SMALL += [qk_norm.Case(5, 4, 2), rmsnorm_backward.ResidualCase(1100, 24, "bf16")]
 SMALL += [rmsnorm_backward.Case(37, 96, output) for output in rmsnorm_backward.TYPES]
+SMALL += [rmsnorm_channels.Case(24, 2, 3, 5, layout) for layout in rmsnorm_channels.LAYOUTS]
 SMALL += [rmsnorm_training.Case(37, 96, output) for output in rmsnorm_training.TYPES]
 SMALL += [norm_add_norm.Case(5, 96), layernorm.Case(5, 96), softmax.Case(5, 96), silu_mul_fp8.Case(5, 96)]
 

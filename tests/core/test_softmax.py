@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphfuse import GraphNotSupportedError, GraphTypeError, GraphValidationError, data_type, heur_mode, reduction_mode
+from graphfuse import GraphTypeError, GraphValidationError, data_type, heur_mode, reduction_mode
 from graphfuse.rows.steps import Reduce
 from support import graphs
 from support.emulation import Planned
@@ -237,8 +237,16 @@ def test_refused_gradients(op):
         g.validate()
 
 
-def test_elements_apart_are_the_reference_engines():
-    g = graphs.new(device="emulator")
-    g.softmax(g.tensor([4, 8], data_type=BF16, name="x"), axis=0).set_output()
-    with pytest.raises(GraphNotSupportedError, match="'x' has stride 8 between columns; accepted: 1"):
-        g.build([heur_mode.OPENSOURCE])
+@pytest.mark.emulate
+@pytest.mark.parametrize("op", OPS)
+def test_along_an_axis_whose_elements_lie_apart(op):
+    made = {}
+    for device, mode in (("emulator", heur_mode.OPENSOURCE), ("cpu", heur_mode.FALLBACK)):
+        g = graphs.new(device=device)
+        y = getattr(g, op)(g.tensor([4, 3, 8], data_type=BF16, name="x"), axis=0).set_output().set_name("y")
+        y.set_data_type(FLOAT)
+        g.build([mode])
+        x = torch.randn(4, 3, 8, generator=graphs.generator("cpu", 4)).bfloat16()
+        made[device] = torch.empty(y.get_dim())
+        g.execute({"x": x, "y": made[device]}, None)
+    torch.testing.assert_close(made["emulator"], made["cpu"], rtol=3e-6, atol=3e-6)

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from graphfuse import engines, heur_mode, plan, plugins
-from graphfuse.benchmarks import chain_knobs, in_a_model, rmsnorm_backward, rmsnorm_silu, rmsnorm_training, sizes
+from graphfuse.benchmarks import (
+    chain_knobs,
+    in_a_model,
+    rmsnorm_backward,
+    rmsnorm_channels,
+    rmsnorm_silu,
+    rmsnorm_training,
+    sizes,
+)
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.device import ARCHES, for_arch
 from graphfuse.engine import ProblemClass, knobs_from_dict, knobs_to_dict
@@ -41,7 +49,7 @@ def test_a_table_names_its_engine_and_chip_and_planning_uses_all_of_it(path):
     tunings, known = Tunings(first_party=entries), {identity(e): e for e in entries}
     benched, between = (
         {identity(p.engine.problem(p.facts)): p for g in graphs for p in parts(g, device) if p.engine.name == name}
-        for graphs in (tuned_for(chip), chosen_between_products(chip))
+        for graphs in (tuned_for(chip), may_be_tuned_for(chip))
     )
     assert len(known) == len(entries) and set(known) <= {*benched, *between}
     assert name not in WHOLE or set(benched) <= set(known)
@@ -67,9 +75,12 @@ def tuned_for(chip):
     return graphs
 
 
-def chosen_between_products(chip):
-    """Graphs of norms in a model, some of which have knobs of their own."""
-    return [chain_knobs.graph(case) for case in in_a_model.BENCH.cases] if chip == "sm_90" else []
+def may_be_tuned_for(chip):
+    """Graphs of norms in a model, some of which have knobs of their own, and over channels."""
+    if chip != "sm_90":
+        return []
+    between = [chain_knobs.graph(case) for case in in_a_model.BENCH.cases]
+    return between + [case.graph() for case in rmsnorm_channels.BENCH.cases]
 
 
 def parts(graph, device, tunings=Tunings()):

@@ -9,7 +9,7 @@ from graphfuse.engine import knobs_to_dict
 from graphfuse.ops import OPS
 from graphfuse.runtime.handle import Handle
 from support import variants
-from support.variants import BACKWARD, FORWARD, LOSSES, TARGETS, VARIANTS
+from support.variants import FORWARD, LOSSES, TARGETS, VARIANTS
 
 H200 = TARGETS["sm_90a"]
 FACTS = [v.facts() for v in FORWARD.values()]
@@ -92,8 +92,7 @@ def test_planned_by_the_public_api(name):
     knobs = variant.knobs_on(H200)
     assert counts[0] == 1
     launches = [variant.engine.launch(variant.facts(rows), knobs) for rows in counts]
-    most = knobs.ctas if name in BACKWARD else 2**31
-    assert [one.grid for one in launches] == [min(most, -(-n * knobs.threads_per_row // knobs.threads)) for n in counts]
+    assert [one.grid for one in launches] == [variant.ctas(n, knobs) for n in counts]
     graph = variant.problem.graph()
     graph.handle = Handle(H200)  # planning needs no GPU
     graph.validate()

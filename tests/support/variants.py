@@ -14,6 +14,8 @@ from graphfuse import match
 from graphfuse.device import ARCHES, Device, for_arch
 from graphfuse.engine import KernelEngine
 from graphfuse.engines.rows import RowEngine
+from graphfuse.engines.rows.across import AcrossKnobs
+from graphfuse.engines.rows.across.split import RowSplit as AcrossSplit
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.enums import heur_mode
@@ -21,6 +23,7 @@ from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.patterns.rows import PATTERN
 from support import graphs
+from support.channels import Channels
 from support.gradients import ACTIVATIONS, TYPES, WEIGHTS, Gradient
 from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
 from support.losses import INT32, INT64, CrossEntropy, Window
@@ -35,7 +38,7 @@ TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_1
 class Variant:
     """A problem, the engine that runs it, and its knobs; None for what the engine proposes first."""
 
-    problem: Norm | Gradient | RowFunction | CrossEntropy | Window | Quantized
+    problem: Norm | Gradient | RowFunction | CrossEntropy | Window | Channels | Quantized
     knobs: object = None
     engine: KernelEngine = RowEngine()
     pattern: match.Pattern = PATTERN
@@ -57,9 +60,24 @@ class Variant:
         return self.engine.launch(self.facts(), self.knobs_on(device)).waits
 
     def row_counts(self, device: Device) -> tuple[int, ...]:
-        """Rows to run it with: one, and as many as fill two CTAs and begin a third."""
+        """Rows to run it with: one, and as many as fill two CTAs and begin a third. Of channels, rows of positions."""
         knobs = self.knobs_on(device)
-        return 1, 2 * knobs.threads // knobs.threads_per_row + 1 if knobs.cluster == 1 else 2
+        if isinstance(self.problem, Channels):
+            return 1, 2 * self.together(knobs) // self.problem.positions + 1
+        return 1, 2 * self.together(knobs) + 1 if knobs.cluster == 1 else 2
+
+    def together(self, knobs: object) -> int:
+        """Rows, of one position each, that a CTA takes at a time; of those that clusters share, none."""
+        if isinstance(self.problem, Channels):
+            return knobs.threads_across * AcrossSplit.of(self.facts()).piece
+        return knobs.threads // knobs.threads_per_row
+
+    def ctas(self, rows: int, knobs: object) -> int:
+        """Of a grid."""
+        if isinstance(self.problem, Channels):
+            return -(-rows * self.problem.positions // self.together(knobs))
+        wanted = -(-rows * knobs.threads_per_row // knobs.threads)
+        return min(wanted, knobs.ctas) if isinstance(self.problem, Gradient) else wanted
 
     def hold(self, rows: int, pack: dict, outputs: dict) -> None:
         """Results of so many rows against float64."""
@@ -359,4 +377,33 @@ LOSSES: dict[str, Variant] = {
     "window": Variant(Window(2, 1000)),
 }
 
-VARIANTS: dict[str, Variant] = FORWARD | BACKWARD | LOSSES
+
+def _channels(knobs: AcrossKnobs | None = None, **problem) -> Variant:
+    return Variant(Channels(1, **problem), knobs)
+
+
+ACROSS: dict[str, Variant] = {
+    "across 96 in 12 groups": _channels(AcrossKnobs(16, 12, 3, 1), positions=96),
+    "across 96 in 4 groups": _channels(AcrossKnobs(32, 4, 2, 1), bias=FLOAT, training=True),
+    "across 96 in 8 groups": _channels(AcrossKnobs(16, 8, 1, 2), output=E4M3, training=True),
+    "across 96 in one group": _channels(AcrossKnobs(64, 1), positions=24, weight=FLOAT),
+    "across of float": _channels(columns=384, input=FLOAT, weight=HALF, output=FLOAT),
+    "across of half": _channels(columns=64, input=HALF, output=E5M2, bias=HALF),
+    "across float to bf16": _channels(columns=40, input=FLOAT, positions=20),
+    "across bf16 to float": _channels(columns=192, output=FLOAT, beta=None),
+    "across residual": _channels(columns=96, residual=True, training=True),
+    "across one column": _channels(columns=1, training=True),
+    "across odd columns": _channels(columns=111, weight=FLOAT),
+    "across half a chunk": _channels(columns=100, input=HALF, output=HALF),
+    "across odd positions": _channels(columns=48, positions=7, training=True),
+    "across positions of 8 bytes": _channels(columns=48, positions=12, output=E4M3),
+    "across columns apart": _channels(columns=48, positions=16, input_stride=24, output_stride=40),
+    "across columns an odd number apart": _channels(columns=48, positions=16, input_stride=25, output_stride=40),
+    "across aligned to 8": _channels(columns=48, alignment=8, offset=4, positions=12),
+    "across aligned to 2": _channels(columns=48, input=HALF, alignment=2, offset=1, positions=24),
+    "across read again": _channels(AcrossKnobs(32, 4), columns=2000, training=True, positions=16),
+    "across sum read again": _channels(AcrossKnobs(16, 16), columns=1600, residual=True, positions=8),
+    "across 64-bit columns": _channels(AcrossKnobs(32, 8), columns=(1 << 28) + 8, positions=7),
+}
+
+VARIANTS: dict[str, Variant] = FORWARD | BACKWARD | LOSSES | ACROSS

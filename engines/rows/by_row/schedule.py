@@ -7,13 +7,13 @@ from typing import ClassVar
 from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
-from graphfuse.engine import ByRows, Launch
+from graphfuse.engine import ByRows, Launch, ProblemClass
 from graphfuse.engines.rows.by_row.cost import cost, eviction, is_usual, read_ahead
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs, every_knob
 from graphfuse.engines.rows.by_row.legal import faults
 from graphfuse.engines.rows.by_row.split import RowSplit, plan_of
 from graphfuse.engines.rows.by_row.support import reasons
-from graphfuse.engines.rows.kernel import cpp, prelude
+from graphfuse.engines.rows.kernel import cpp, prelude, problem
 from graphfuse.engines.rows.schedule import READ_AGAIN, Schedule
 from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
@@ -66,8 +66,8 @@ class ByRow(Schedule[ByRowKnobs]):
             by_rows=by_rows,
         )
 
-    def together(self, facts: RowFacts) -> int:
-        return RowSplit.of(facts).chunk
+    def problem(self, facts: RowFacts) -> ProblemClass:
+        return problem(facts, RowSplit.of(facts).chunk)
 
 
 def _prelude(facts: RowFacts, knobs: ByRowKnobs) -> str:

@@ -8,8 +8,8 @@ from typing import ClassVar
 from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
-from graphfuse.engine import Launch
-from graphfuse.engines.rows.kernel import cpp, prelude
+from graphfuse.engine import Launch, ProblemClass
+from graphfuse.engines.rows.kernel import cpp, prelude, problem
 from graphfuse.engines.rows.persistent.cost import cost
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs, every_knob
 from graphfuse.engines.rows.persistent.legal import faults, fits
@@ -27,8 +27,6 @@ class Persistent(Schedule[PersistentKnobs]):
     """As many CTAs as run at the same time stay for all rows, and for sums over them."""
 
     knobs: ClassVar[type] = PersistentKnobs
-    # CTAs that stay take more or fewer rounds of the same.
-    within: ClassVar[float] = 4.0
 
     def prefers(self, facts: RowFacts) -> bool:
         """Sums over rows are made nowhere else. Rows of several tensors are worth being copied ahead."""
@@ -77,8 +75,9 @@ class Persistent(Schedule[PersistentKnobs]):
             by_rows=by_rows,
         )
 
-    def together(self, facts: RowFacts) -> int:
-        return RowSplit.of(facts).piece
+    def problem(self, facts: RowFacts) -> ProblemClass:
+        # CTAs that stay take more or fewer rounds of the same.
+        return problem(facts, RowSplit.of(facts).piece, within=4.0)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,0 +1,50 @@
+"""What a launch takes, by which knobs are compared before anything was measured."""
+
+from graphfuse.device import Device
+from graphfuse.engines.rows.across.knobs import AcrossKnobs
+from graphfuse.engines.rows.across.split import RowSplit, resident_plan
+from graphfuse.engines.rows.limits import WARP
+from graphfuse.ops import Cost
+from graphfuse.rows.program import cost_of
+
+# Nanoseconds, and what an SM does in one. Those that the backward's engine was fitted with; not yet fitted here.
+_BYTES = 31.6  # that memory moves for an SM in one
+_ISSUED = 7.0  # instructions of warps that an SM issues in one
+_LATENCY = 750.0  # from a read's start to its end
+_MEETING, _WARP = 120.0, 8.0  # of a barrier, and for each warp of a CTA
+_ELEMENT = 2.0  # of one thread's elements, one after the other
+_CTA = 58.0  # to start one
+_START = 2000.0  # of a launch
+_STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # instructions of an element for each step of the program, and each operand
+_RUN, _SHORT = 256, 0.1  # bytes side by side that memory moves best, and how much slower for each halving
+_SHARPNESS = 4.0  # with which what takes longest hides the rest
+
+
+def cost(split: RowSplit, knobs: AcrossKnobs, device: Device) -> float:
+    """Nanoseconds, of rounds in each of which an SM has the CTAs that it can hold.
+
+    A round takes what memory needs to move its bytes, or the instructions of all warps, or what a thread does one after
+    the other: it reads, meets the other groups, and writes.
+    """
+    facts, program = split.facts, split.facts.program
+    resident, rows = split.resident(knobs), knobs.threads_across * split.piece
+    ctas = split.grid(knobs).grid(facts.rows)
+    per_sm = min(float(knobs.ctas_per_sm), max(1.0, ctas / device.sm_count))
+    rounds = max(1.0, ctas / (device.sm_count * knobs.ctas_per_sm))
+    last = -(-rounds // 1) - rounds  # of the last round, what nothing runs in
+    plan = resident_plan(split) if resident else resident_plan(split).read_again()
+    read = sum(plan.read_bytes(phase, True) for phase in plan.phases)
+    written = sum(view.dtype.bits / 8 for view in program.written_whole)
+    run = min((view.dtype.nbytes(rows) for view in program.read_whole), default=_RUN)
+    halvings = max(0, (_RUN // max(run, 1)).bit_length() - 1)
+    moved = per_sm * rows * facts.columns * (read + written) * (1 + _SHORT * halvings) / _BYTES
+    each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
+    each += _OPERAND * (len(program.inputs) + len(program.stores))
+    taken = split.steps(knobs) * split.passes(knobs) * split.chunk * split.piece  # of a thread
+    phases = 1 if resident else len(plan.phases)
+    busy = per_sm * knobs.threads / WARP * each * taken * phases / _ISSUED
+    reductions = len(plan.phases) - 1
+    alone = _LATENCY * (1 + split.passes(knobs) * phases) + _ELEMENT * taken
+    alone += reductions * 2 * (_MEETING + _WARP * knobs.threads / WARP) * (knobs.groups > 1)
+    at_once = (moved**_SHARPNESS + busy**_SHARPNESS + alone**_SHARPNESS) ** (1 / _SHARPNESS)
+    return _START + (rounds + 0.5 * last) * (at_once + _CTA * per_sm)

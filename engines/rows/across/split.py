@@ -1,0 +1,123 @@
+"""How rows are cut into what threads take together, and what they hold of it."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from graphfuse.codegen.phase_plan import ACCESS, PhasePlan, access
+from graphfuse.engine import ByRows
+from graphfuse.engines.rows.across.axes import side_by_side, turned, varying
+from graphfuse.engines.rows.across.knobs import AcrossKnobs
+from graphfuse.engines.rows.limits import WARP
+from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.program import View
+from graphfuse.rows.steps import Chain, Join, Load, Operand
+
+CHUNK = 8  # columns that are summed before all else; of other rows, what divides them
+_REGISTERS, _MOST_REGISTERS = 16384, 255  # of a quarter of an SM, whose warps these share; of a thread
+# Registers of a thread beside what it holds of rows: in any case, and for each tensor that varies over rows and
+# columns. With them ptxas spills nothing of the programs that the tests compile.
+_OTHERWISE, _ADDRESS = 24, 4
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """How rows are cut, from facts alone.
+
+    facts: with the axis last along which neighbours lie. piece: rows that a thread takes together, of each column.
+    chunk: columns that are summed before all else. chunks: a row's. outermost: whether the axis that comes first is the
+    one that did, so that more or fewer rows are more or fewer of its positions.
+    """
+
+    facts: RowFacts
+    piece: int
+    chunk: int
+    chunks: int
+    outermost: bool
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def of(cls, facts: RowFacts) -> "RowSplit":
+        """ValueError: neighbours lie along no axis of rows."""
+        axis = side_by_side(facts)
+        if axis is None:
+            raise ValueError(f"{facts.node}: no row axis along which elements are neighbours")
+        seen = turned(facts, axis)
+        views = [view for _, view in varying(seen)]
+        widest = max((v.dtype.nbytes(1) for v in seen.program.read_whole), default=1)
+        piece = math.gcd(seen.row_extents[-1], ACCESS // widest, *(_aligned(v) for v in views))
+        chunk = math.gcd(facts.columns, CHUNK)
+        return cls(seen, piece, chunk, facts.columns // chunk, axis > 0)
+
+    def resident(self, knobs: AcrossKnobs) -> bool:
+        """Whether threads have registers for all that they take of rows."""
+        return self.registers(self._steps(knobs), 1) <= available(knobs)
+
+    def passes(self, knobs: AcrossKnobs) -> int:
+        """How often a thread takes what it has registers for, a power of two."""
+        return 1 if self.resident(knobs) else 1 << (self._steps(knobs) - 1).bit_length()
+
+    def steps(self, knobs: AcrossKnobs) -> int:
+        """Chunks of one pass that each thread takes."""
+        return self._steps(knobs) if self.resident(knobs) else 1
+
+    def _steps(self, knobs: AcrossKnobs) -> int:
+        return -(-self.chunks // knobs.places)
+
+    def registers(self, steps: int, passes: int) -> int:
+        """Of a thread, about."""
+        plan = resident_plan(self) if passes == 1 else resident_plan(self).read_again()
+        program = plan.program
+        kept = plan.held_bytes if passes == 1 else 0
+        taken = steps * max(kept, plan.read_bytes(0, True))
+        for phase in plan.phases[1:]:
+            taken = max(taken, steps * kept + plan.read_bytes(phase, True))
+        per_row = len(_per_row(plan))
+        joined = max(sum(len(program.reduced_after(phase, join)) for join in Join) for phase in plan.phases)
+        each = self.piece * (per_row + joined * passes.bit_length())
+        whole = len(program.read_whole) + len(program.written_whole)
+        columns = self.chunk * max(len(plan.reads(phase, False)) for phase in plan.phases)
+        return -(-self.chunk * self.piece * taken // 4) + each + columns + _OTHERWISE + _ADDRESS * whole
+
+    def plan(self, knobs: AcrossKnobs) -> PhasePlan:
+        """What is printed and passed."""
+        plan = resident_plan(self)
+        return plan if self.resident(knobs) else plan.read_again()
+
+    def static_bytes(self, knobs: AcrossKnobs) -> int:
+        """Shared memory of a CTA that the kernel declares, at most."""
+        rows = knobs.threads_across * self.piece
+        return 4 * rows * (knobs.groups + 1) if knobs.groups > 1 else WARP
+
+    @property
+    def serves_fewer(self) -> bool:
+        """Whether a launch serves fewer rows, too: of the axis that comes first, unless that is cut into pieces."""
+        return self.outermost and len(self.facts.row_extents) > 1
+
+    def grid(self, knobs: AcrossKnobs) -> ByRows:
+        return ByRows(self.facts.rows, knobs.threads_across * self.piece)
+
+
+def resident_plan(split: RowSplit) -> PhasePlan:
+    """Of which a thread keeps what later phases need."""
+    facts = split.facts
+    return PhasePlan(facts.program, facts.row_extents, facts.columns, split.piece, True, across=True)
+
+
+def available(knobs: AcrossKnobs) -> int:
+    """Registers of a thread, which are given to warps in units of 8 a thread."""
+    warps = -(-knobs.threads * knobs.ctas_per_sm // (4 * WARP))
+    return min(_MOST_REGISTERS, _REGISTERS // (warps * WARP) // 8 * 8)
+
+
+def _aligned(view: View) -> int:
+    """Rows that an access can have, 0 for any number: of a tensor that is aligned for the widest, several accesses."""
+    widest = access(view, ACCESS, across=True)
+    return 0 if widest == ACCESS or not view.row_strides[-1] else max(1, widest // view.dtype.nbytes(1))
+
+
+def _per_row(plan: PhasePlan) -> frozenset[Operand]:
+    """Values of which there is one a row, that steps of an element read."""
+    program = plan.program
+    read = (o for step in program.elementwise for _, o in step.operands if isinstance(o, Chain | Load))
+    return frozenset(o for o in read if not program.extent(o).columns)

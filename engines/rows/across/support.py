@@ -1,0 +1,70 @@
+"""Which problems the engine takes."""
+
+from collections.abc import Iterator
+
+from graphfuse.device import Device
+from graphfuse.engines.rows.across.axes import accepts, side_by_side, varying
+from graphfuse.engines.rows.across.knobs import every_knob
+from graphfuse.engines.rows.across.legal import fits
+from graphfuse.engines.rows.across.split import RowSplit
+from graphfuse.engines.rows.support import device_reasons, reduction_reasons, rounding_reasons, tensor_reasons
+from graphfuse.patterns.rows import RowFacts
+
+
+def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
+    yield from device_reasons(device)
+    yield from _program_reasons(facts)
+    if side_by_side(facts) is None:
+        yield _apart(facts)
+        return
+    split = RowSplit.of(facts)
+    yield from tensor_reasons(split.facts, columns_apart=True)
+    yield from _row_reasons(split)
+    if not any(fits(split, knobs, device) for knobs in every_knob(split.chunks, device)):
+        yield f"{facts.node}: no way to spread {facts.rows} rows of {facts.columns} columns over threads of {device}"
+
+
+def _program_reasons(facts: RowFacts) -> Iterator[str]:
+    program = facts.program
+    yield from rounding_reasons(program)
+    yield from reduction_reasons(facts)
+    if program.numbers_columns:
+        yield f"{facts.node}: columns are numbered; accepted where columns are neighbours"
+    if program.sums:
+        yield f"{facts.node}: sums over rows; accepted: reductions of rows alone"
+    for store in program.stores:
+        if store.block_size:
+            what = f"output {store.view.name!r} is quantized in blocks"
+            yield f"{what} along columns that lie apart; accepted: without blocks"
+
+
+def _apart(facts: RowFacts) -> str:
+    """Why there is no row axis along which all are neighbours."""
+    views = list(varying(facts))
+    for axis, extent in enumerate(facts.row_extents):
+        neighbours = next((v for _, v in views if extent > 1 and v.row_strides[axis] == 1), None)
+        for role, view in views if neighbours else ():
+            if not accepts(role, view, axis):
+                return (
+                    f"{role} {view.name!r} has stride {view.row_strides[axis]} between rows that are neighbours in "
+                    f"{neighbours.name!r}; accepted: 1"
+                )
+    if not views:
+        return f"{facts.node}: no tensor that varies over rows and columns"
+    role, view = views[0]
+    return (
+        f"{role} {view.name!r} has strides {list(view.row_strides)} between rows and {view.column_stride} between "
+        "columns; accepted: 1 along an axis of rows"
+    )
+
+
+def _row_reasons(split: RowSplit) -> Iterator[str]:
+    """Of what is one a row, a piece has neighbours, too, or is read once for all."""
+    program = split.facts.program
+    inputs = [("input", view) for view in program.inputs if view.rows and not view.columns]
+    outputs = [store for store in program.stores if not store.amax and not program.extents[store.value.index].columns]
+    if split.facts.row_extents[-1] <= 1:
+        return
+    for role, view in (*inputs, *(("output", store.view) for store in outputs)):
+        if not accepts(role, view, -1):
+            yield f"{role} {view.name!r} has stride {view.row_strides[-1]} between neighbouring rows; accepted: 1"

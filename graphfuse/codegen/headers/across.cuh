@@ -1,0 +1,88 @@
+// Pieces that lie across rows: one column's elements of neighbouring rows.
+#pragma once
+#include "graphfuse/convert.cuh"
+#include "graphfuse/platform.cuh"
+#include "graphfuse/reduce.cuh"
+#include "graphfuse/simt.cuh"
+#include "graphfuse/types.cuh"
+
+namespace gf {
+
+/// The one element that `bits` holds, as each of COUNT.
+template <class T, int BYTES, int COUNT>
+GF_DEVICE void spread(const Bytes<BYTES>& bits, float (&values)[COUNT]) {
+  const float value = decode<T>(bits.word[0]);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    values[i] = value;
+  }
+}
+
+/// Shared memory of a CTA in which GROUPS of threads join what they know of ROWS.
+template <int GROUPS, int ROWS>
+struct alignas(16) GroupParts {
+  float parts[GROUPS][ROWS];
+  float totals[ROWS];
+};
+template <int ROWS>
+struct GroupParts<1, ROWS> {};
+
+/// The tree of reduce.cuh over GROUPS of threads that have parts of the same rows: thread t is of group t / ACROSS and
+/// has PIECE neighbouring rows. The group's number is the lowest bits of a part's. All threads of a CTA call it.
+///
+/// Each row is joined by one thread. Rows lie so that the accesses of neighbouring threads do side by side.
+template <class Join, int ACROSS, int GROUPS, int PIECE>
+struct GroupReduction {
+  static constexpr int ROWS = ACROSS * PIECE;
+  static constexpr int VECTOR = PIECE < 4 ? PIECE : 4;  // rows that lie together
+
+  /// For one use after another. Who writes parts again has passed the second barrier, behind the last read of them; who
+  /// writes totals again the first, behind that of totals.
+  GroupParts<GROUPS, ROWS>& shared;
+
+  GF_DEVICE static int place(int first) { return (first / VECTOR * ACROSS + int(thread_index()) % ACROSS) * VECTOR; }
+
+  /// The parts of row `place` from group FIRST on, every STRIDE-th.
+  template <int FIRST, int STRIDE>
+  GF_DEVICE float over(int place) const {
+    if constexpr (FIRST + STRIDE < GROUPS) {
+      return Join::join(over<FIRST, 2 * STRIDE>(place), over<FIRST + STRIDE, 2 * STRIDE>(place));
+    } else {
+      return shared.parts[FIRST][place];
+    }
+  }
+
+  /// parts: of each row of the thread; then what all of the row's came to.
+  GF_DEVICE void operator()(float (&parts)[PIECE]) const {
+    if constexpr (GROUPS > 1) {
+      const int thread = thread_index();
+#pragma unroll
+      for (int first = 0; first < PIECE; first += VECTOR) {
+        Pack<4 * VECTOR> pack;
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+          pack.word[i] = as_bits(parts[first + i]);
+        }
+        store_pack<4 * VECTOR>(&shared.parts[thread / ACROSS][place(first)], pack);
+      }
+      barrier();
+#pragma unroll
+      for (int row = 0; row < ROWS; row += ACROSS * GROUPS) {
+        if (row + thread < ROWS) {
+          shared.totals[row + thread] = over<0, 1>(row + thread);
+        }
+      }
+      barrier();
+#pragma unroll
+      for (int first = 0; first < PIECE; first += VECTOR) {
+        const Pack<4 * VECTOR> pack = load_pack<4 * VECTOR, Access::USUAL>(&shared.totals[place(first)]);
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+          parts[first + i] = as_float(pack.word[i]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace gf

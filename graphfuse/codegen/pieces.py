@@ -1,0 +1,35 @@
+"""How what is printed depends on which way a piece lies: along a row, or across neighbouring rows.
+
+Along a row, what is one a row is a number. Across rows, a piece has PIECE of it, and columns have strides.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from graphfuse.codegen.phase_plan import PhasePlan
+
+
+def index(plan: PhasePlan) -> str:
+    """What follows the name of a value that is one a row, in a loop over a piece."""
+    return "[i]" if plan.across else ""
+
+
+def bound(plan: PhasePlan) -> str:
+    """What follows it where it is declared."""
+    return "[PIECE]" if plan.across else ""
+
+
+def loop(plan: PhasePlan, lines: Iterable[str], indent: str = "    ") -> Iterator[str]:
+    """Statements on values that are one a row, for each row of a piece."""
+    found = list(lines)
+    if not plan.across or not found:
+        yield from (indent + line for line in found)
+        return
+    yield "#pragma unroll"
+    yield f"{indent}for (int i = 0; i < PIECE; ++i) {{"
+    yield from (f"{indent}  {line}" for line in found)
+    yield f"{indent}}}"
+
+
+def step(plan: PhasePlan, name: str, nbytes: int) -> str:
+    """Bytes from an address in the row's struct to its piece `at`. nbytes: of a piece."""
+    return f"at * row.{name}_apart" if plan.across else f"at * {nbytes}"
