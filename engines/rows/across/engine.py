@@ -7,7 +7,7 @@ from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import Constant, KernelEngine, Launch, No, ProblemClass, RowCount
-from graphfuse.engines.rows.across.cost import cost
+from graphfuse.engines.rows.across.cost import PROPOSED, cost, usual
 from graphfuse.engines.rows.across.knobs import AcrossKnobs, every_knob
 from graphfuse.engines.rows.across.legal import faults, fits
 from graphfuse.engines.rows.across.split import RowSplit, resident_plan
@@ -21,7 +21,6 @@ from graphfuse.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
-_PROPOSED = 3
 _FP8_INSTRUCTION = 89  # and newer
 
 
@@ -46,12 +45,12 @@ class AcrossEngine(KernelEngine[RowFacts, AcrossKnobs]):
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[AcrossKnobs]:
         split = RowSplit.of(facts)
         every = [k for k in every_knob(split.chunks, device, eviction(facts)) if fits(split, k, device)]
-        ranked = sorted(every, key=lambda knobs: cost(split, knobs, device))
+        ranked = sorted(usual(split, every), key=lambda knobs: cost(split, knobs, device))
         # The best for each way to spread rows first: they differ more than numbers of CTAs do.
         best: dict[tuple[int, int], AcrossKnobs] = {}
         for knobs in ranked:
             best.setdefault((knobs.threads_across, knobs.groups), knobs)
-        few = list(best.values())[:_PROPOSED]
+        few = list(best.values())[:PROPOSED]
         return list(dict.fromkeys(few + ranked)) if mode is heur_mode.B else few
 
     def illegal(self, facts: RowFacts, knobs: AcrossKnobs, device: Device) -> No | None:
