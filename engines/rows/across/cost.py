@@ -1,5 +1,7 @@
 """What a launch takes, by which knobs are compared before anything was measured."""
 
+from collections.abc import Sequence
+
 from graphfuse.device import Device
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.across.split import RowSplit, resident_plan
@@ -18,6 +20,27 @@ _START = 2000.0  # of a launch
 _STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # instructions of an element for each step of the program, and each operand
 _RUN, _SHORT = 256, 0.1  # bytes side by side that memory moves best, and how much slower for each halving
 _SHARPNESS = 4.0  # with which what takes longest hides the rest
+
+
+PROPOSED = 3  # ways to spread rows
+# Threads of an SM that keep its memory busy, of a CTA, and side by side along rows.
+_LEAST_THREADS, _LEAST_CTA, _LEAST_ACROSS = 384, 96, 16
+
+
+def usual(split: RowSplit, every: Sequence[AcrossKnobs]) -> list[AcrossKnobs]:
+    """Those that may pay: with rows that are read once, if any are; as long as enough are left to choose from, with as
+    many threads as read at the same time what memory moves meanwhile, with CTAs that do not start all the time, and
+    with runs of several sectors."""
+    found = [knobs for knobs in every if split.resident(knobs)] or [*every]
+    for pays in (
+        lambda knobs: knobs.threads * knobs.ctas_per_sm >= _LEAST_THREADS,
+        lambda knobs: knobs.threads >= _LEAST_CTA,
+        lambda knobs: knobs.threads_across >= _LEAST_ACROSS,
+    ):
+        fewer = [knobs for knobs in found if pays(knobs)]
+        if len({(knobs.threads_across, knobs.groups) for knobs in fewer}) >= PROPOSED:
+            found = fewer
+    return found
 
 
 def cost(split: RowSplit, knobs: AcrossKnobs, device: Device) -> float:

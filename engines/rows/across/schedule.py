@@ -9,7 +9,7 @@ from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import Constant, Launch, ProblemClass, RowCount
 from graphfuse.engines.rows.across.axes import side_by_side
-from graphfuse.engines.rows.across.cost import cost
+from graphfuse.engines.rows.across.cost import PROPOSED, cost, usual
 from graphfuse.engines.rows.across.knobs import AcrossKnobs, every_knob
 from graphfuse.engines.rows.across.legal import faults, fits
 from graphfuse.engines.rows.across.split import RowSplit
@@ -20,8 +20,6 @@ from graphfuse.engines.rows.kernel import prelude, problem
 from graphfuse.engines.rows.schedule import READ_AGAIN, Schedule
 from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
-
-_PROPOSED = 3
 
 
 class Across(Schedule[AcrossKnobs]):
@@ -39,12 +37,12 @@ class Across(Schedule[AcrossKnobs]):
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[AcrossKnobs]:
         split = RowSplit.of(facts)
         every = [k for k in every_knob(split.chunks, device, eviction(facts)) if fits(split, k, device)]
-        ranked = sorted(every, key=lambda knobs: cost(split, knobs, device))
+        ranked = sorted(usual(split, every), key=lambda knobs: cost(split, knobs, device))
         # The best for each way to spread rows first: they differ more than numbers of CTAs do.
         best: dict[tuple[int, int], AcrossKnobs] = {}
         for knobs in ranked:
             best.setdefault((knobs.threads_across, knobs.groups), knobs)
-        few = list(best.values())[:_PROPOSED]
+        few = list(best.values())[:PROPOSED]
         return list(dict.fromkeys(few + ranked)) if mode is heur_mode.B else few
 
     def faults(self, facts: RowFacts, knobs: AcrossKnobs, device: Device) -> Iterator[str]:

@@ -15,9 +15,10 @@ from graphfuse.rows.steps import Chain, Join, Load, Operand
 
 CHUNK = 8  # columns that are summed before all else; of other rows, what divides them
 _REGISTERS, _MOST_REGISTERS = 16384, 255  # of a quarter of an SM, whose warps these share; of a thread
-# Registers of a thread beside what it holds of rows: in any case, and for each tensor that varies over rows and
-# columns. With them ptxas spills nothing of the programs that the tests compile.
-_OTHERWISE, _ADDRESS = 24, 4
+# Registers of a thread beside what it holds of rows: in any case, for each tensor that varies over rows and columns,
+# for every 4 bytes of a piece that it works out, and to read rows again. Of the programs that the tests compile, ptxas
+# spills nothing where a thread has so many.
+_OTHERWISE, _ADDRESS, _WRITTEN, _AGAIN = 4, 4, 5, 8
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,12 @@ class RowSplit:
             taken = max(taken, steps * kept + plan.read_bytes(phase, True))
         per_row = len(_per_row(plan))
         joined = max(sum(len(program.reduced_after(phase, join)) for join in Join) for phase in plan.phases)
-        each = self.piece * (per_row + joined * passes.bit_length())
+        each = self.piece * (per_row + joined * (steps + passes.bit_length() - 1))
         whole = len(program.read_whole) + len(program.written_whole)
         columns = self.chunk * max(len(plan.reads(phase, False)) for phase in plan.phases)
-        return -(-self.chunk * self.piece * taken // 4) + each + columns + _OTHERWISE + _ADDRESS * whole
+        written = max((view.dtype.nbytes(self.piece) for view in program.written_whole), default=0)
+        otherwise = _OTHERWISE + _ADDRESS * whole + -(-_WRITTEN * written // 4) + _AGAIN * (passes > 1)
+        return -(-self.chunk * self.piece * taken // 4) + each + columns + otherwise
 
     def plan(self, knobs: AcrossKnobs) -> PhasePlan:
         """What is printed and passed."""
