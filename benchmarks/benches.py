@@ -2,7 +2,10 @@
 
 from graphfuse.benchmarks import (
     add_rmsnorm,
+    add_rmsnorm_blocks,
+    cross_entropy,
     layernorm,
+    layernorm_backward,
     norm_add_norm,
     qk_norm,
     rmsnorm_backward,
@@ -26,7 +29,10 @@ BENCHES = {
         rmsnorm_backward.RESIDUAL_BENCH,
         norm_add_norm.BENCH,
         layernorm.BENCH,
+        layernorm_backward.BENCH,
         softmax.BENCH,
+        cross_entropy.BENCH,
+        add_rmsnorm_blocks.BENCH,
         silu_mul_fp8.BENCH,
     )
 }

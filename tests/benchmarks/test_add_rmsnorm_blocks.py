@@ -6,18 +6,16 @@ import torch
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.add_rmsnorm_blocks import OUTPUTS, Case
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
-from graphfuse.ops import BLOCKS
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
 SMALL = [Case(37, 384, output) for output in OUTPUTS]
-NEEDS_BLOCKS = pytest.mark.skipif(128 not in BLOCKS, reason="blocks of 128 are not there")
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: c.output)
 @pytest.mark.parametrize(
     "peer",
-    [pytest.param(graphfuse.PEER, marks=NEEDS_BLOCKS), torch_eager.ADD_RMSNORM_BLOCKS, stream.PEER],
+    [graphfuse.PEER, torch_eager.ADD_RMSNORM_BLOCKS, stream.PEER],
     ids=lambda p: p.name,
 )
 def test_peers_quantize(peer, case):
@@ -25,7 +23,6 @@ def test_peers_quantize(peer, case):
     assert session.checked(case, sets[0], work, peer.tight) is None
 
 
-@NEEDS_BLOCKS
 @pytest.mark.emulate
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: c.output)
 def test_our_kernel_quantizes(case):

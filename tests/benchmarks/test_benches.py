@@ -5,7 +5,10 @@ import pytest
 from graphfuse import heur_mode
 from graphfuse.benchmarks import (
     add_rmsnorm,
+    add_rmsnorm_blocks,
+    cross_entropy,
     layernorm,
+    layernorm_backward,
     norm_add_norm,
     qk_norm,
     rmsnorm_backward,
@@ -18,13 +21,14 @@ from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle, create_handle
 
-BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH)
+BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH, layernorm_backward.BENCH)
 SMALL = [add_rmsnorm.Case(5, 96, output) for output in add_rmsnorm.TYPES]
 SMALL += [qk_norm.Case(5, 4, 2), rmsnorm_backward.ResidualCase(1100, 24, "bf16")]
 SMALL += [rmsnorm_backward.Case(37, 96, output) for output in rmsnorm_backward.TYPES]
 SMALL += [rmsnorm_channels.Case(24, 2, 3, 5, layout) for layout in rmsnorm_channels.LAYOUTS]
 SMALL += [rmsnorm_training.Case(37, 96, output) for output in rmsnorm_training.TYPES]
 SMALL += [norm_add_norm.Case(5, 96), layernorm.Case(5, 96), softmax.Case(5, 96), silu_mul_fp8.Case(5, 96)]
+SMALL += [layernorm_backward.Case(37, 96), cross_entropy.Case(5, 96), *(add_rmsnorm_blocks.Case(5, 256, output) for output in add_rmsnorm_blocks.OUTPUTS)]
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from graphfuse import pygraph
 from graphfuse.benchmarks import cross_entropy, session
 from graphfuse.benchmarks.cross_entropy import Case
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
@@ -11,12 +10,11 @@ from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
 SMALL = Case(37, 96)
-NEEDS_OP = pytest.mark.skipif(not hasattr(pygraph, "cross_entropy"), reason="the op is not there")
 
 
 @pytest.mark.parametrize(
     "peer",
-    [pytest.param(graphfuse.PEER, marks=NEEDS_OP), torch_eager.CROSS_ENTROPY, stream.PEER],
+    [graphfuse.PEER, torch_eager.CROSS_ENTROPY, stream.PEER],
     ids=lambda p: p.name,
 )
 def test_peers_make_losses(peer):
@@ -24,7 +22,6 @@ def test_peers_make_losses(peer):
     assert session.checked(SMALL, sets[0], work, peer.tight) is None
 
 
-@NEEDS_OP
 @pytest.mark.emulate
 def test_our_kernel_makes_losses():
     sets = SMALL.sets(1, "cpu")

@@ -2,17 +2,15 @@
 
 import pytest
 
-from graphfuse import pygraph
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.layernorm_backward import Case
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from support.bench_runs import made
 
 SMALL = Case(1100, 24)
-NEEDS_OP = pytest.mark.skipif(not hasattr(pygraph, "layernorm_backward"), reason="the op is not there")
 
 
-@pytest.mark.parametrize("peer", [pytest.param(graphfuse.PEER, marks=NEEDS_OP), stream.PEER], ids=lambda p: p.name)
+@pytest.mark.parametrize("peer", [graphfuse.PEER, stream.PEER], ids=lambda p: p.name)
 def test_peers_make_gradients(peer):  # torch's own kernel takes these types on GPUs alone
     sets, work = made(peer, SMALL)
     assert session.checked(SMALL, sets[0], work, peer.tight) is None

@@ -33,7 +33,16 @@ H200 = for_arch("sm_90a")
 ENGINES = {engine.name: engine for engine in engines.ALL}
 WHOLE = ("rows",)
 """Engines whose tables have all that is benched; others' may leave some of it to the heuristic."""
-UNTUNED = ("norm-add-norm", "layernorm", "softmax", "silu-mul-fp8")
+UNTUNED = (
+    "norm-add-norm",
+    "layernorm",
+    "layernorm-backward",
+    "softmax",
+    "cross-entropy",
+    "silu-mul-fp8",
+    "add-rmsnorm-fp8-blocks",
+    "rmsnorm-channels",
+)
 """Benches whose problems the heuristic still decides."""
 
 
