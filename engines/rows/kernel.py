@@ -18,7 +18,7 @@ def prelude(plan: PhasePlan, constants: Mapping[str, object]) -> str:
     """The generated part of a kernel. constants: values by type and name, in C++."""
     return "".join(
         [
-            *(f'#include "graphfuse/{name}"\n' for name in rowwise.headers(plan)),
+            *(f'#include "graphfuse/{name}"\n' for name in rowwise.headers(plan.program)),
             "namespace problem {\n\n",
             f"using Index = {'int' if plan.columns < _INT_COLUMNS else 'gf::i64'};\n",
             *(f"constexpr {name} = {value};\n" for name, value in constants.items()),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from graphfuse.codegen import vectors
 from graphfuse.codegen.parameters import Pointer, later, pointers
 from graphfuse.codegen.phase_plan import PhasePlan
 
@@ -40,14 +39,10 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield from (f"  gf::i64 {name};" for name in spaced)
     yield "  Index thread;"
     yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
-    given = [*places, *spaced, "thread", "index < rows"]
-    if vectors.is_used(plan):
-        yield "  bool inner;  // vectors that contain a byte of it may be read whole"
-        given.append(vectors.inner(plan))
     yield from (f"  void* {pointer.name} = nullptr;" for pointer in behind)
     yield "};"
     yield f"#define ROW_AXES {' '.join(_axes(plan))}".rstrip()
-    yield "#define ROW {" + ", ".join(given) + "}"
+    yield "#define ROW {" + ", ".join([*places, *spaced, "thread", "index < rows"]) + "}"
     yield f"#define ROW_LATER {' '.join(assigned)}".rstrip()
 
 

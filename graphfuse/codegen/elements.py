@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphfuse.codegen import pieces, vectors
+from graphfuse.codegen import pieces
 from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
@@ -67,12 +67,7 @@ class Elements:
             if o in self.known:
                 yield from self._unpack(o, f"held.{_name(o)}", again=self.plan.unpack_again)
             elif isinstance(o, Load):
-                view = self.program.inputs[o.index]
-                read = f"{'rows' if view.rows else 'columns'}.r{o.index}"
-                if around := self.plan.vectors(view):
-                    piece = vectors.piece(self.plan, view, around, read, f"i{o.index}")
-                    read = f"r{o.index}"
-                    yield f"    const {packed_type(self.plan, o)} {read} = {piece};"
+                read = f"{'rows' if self.program.inputs[o.index].rows else 'columns'}.r{o.index}"
                 yield from self._unpack(o, read)
                 if o in kept:
                     yield f"    held.l{o.index} = {read};"
@@ -98,14 +93,6 @@ class Elements:
                 yield f"    gf::unpack<{ctype}>(p{o.index}, a{o.index});"
                 if o in kept:
                     yield f"    held.v{o.index} = p{o.index};"
-
-    def first_ones(self, o: Chain | Load, name: str, other: str) -> Iterator[str]:
-        """An array of a piece's values, of which those that are not the row's are `other`."""
-        yield f"    float {name}[PIECE];"
-        yield "#pragma unroll"
-        yield "    for (int i = 0; i < PIECE; ++i) {"
-        yield f"      {name}[i] = i < left ? {self.array(o)}[i] : {other};"
-        yield "    }"
 
     def _unpack(self, o: Chain | Load, source: str, again: bool = False) -> Iterator[str]:
         dtype = self.plan.dtype(o)

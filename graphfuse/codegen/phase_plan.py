@@ -26,29 +26,6 @@ def access(view: View, elements: int, across: bool = False) -> int:
 
 
 @dataclass(frozen=True)
-class Vectors:
-    """How pieces that lie anywhere, or of which the last is partial, are accessed (``unaligned.cuh``).
-
-    width: bytes of a store. grain: what divides the addresses of all pieces, up to `width`. narrow: bytes of an access
-    to what is no whole vector of a row.
-    """
-
-    width: int
-    grain: int
-    narrow: int
-
-    @property
-    def shifted(self) -> bool:
-        return self.grain < self.width
-
-    @property
-    def read(self) -> int:
-        """Bytes of a read: what is read in vectors of 8 is shifted in a step less, and the L1 joins them. Stores
-        of 8 bytes would be parts of sectors."""
-        return min(8, self.width) if self.shifted else self.width
-
-
-@dataclass(frozen=True)
 class PhasePlan:
     """A row program and how a kernel goes through rows.
 
@@ -56,10 +33,8 @@ class PhasePlan:
     after the first need is kept in registers; otherwise (see `read_again`) it is read and computed again.
     unpack_again: kept values of few bits are unpacked for each phase. stages: of a kernel whose threads take row
     after row, how many rows have room in shared memory, into which they are copied before their turn: 1 for
-    none; 0 of a kernel whose threads take one row each. anywhere: rows need not be whole pieces, and pieces that are
-    not aligned are accessed by the vectors that they touch.
-    across: a piece has one column's elements of neighbouring rows, along the last row axis, instead of one row's of
-    neighbouring columns; then what is one a row is an array.
+    none; 0 of a kernel whose threads take one row each. across: a piece has one column's elements of neighbouring rows,
+    along the last row axis, instead of one row's of neighbouring columns; then what is one a row is an array.
     """
 
     program: RowProgram
@@ -69,28 +44,7 @@ class PhasePlan:
     resident: bool
     unpack_again: bool = False
     stages: int = 0
-    anywhere: bool = False
     across: bool = False
-
-    @property
-    def ragged(self) -> bool:
-        """Whether the last piece of a row is partial."""
-        return not self.across and self.columns % self.piece != 0
-
-    def vectors(self, view: View) -> Vectors | None:
-        """None where all pieces are whole, and aligned for accesses that fill them as they are. Two halves of a vector
-        are accessed with less ado than a shifted one."""
-        nbytes, grain = self.nbytes_of(view), self.width(view)
-        widest = min(ACCESS, nbytes)
-        width = grain if 2 * grain >= widest else widest
-        if not self.anywhere or (grain == width and not self.ragged):
-            return None
-        return Vectors(width, grain, math.gcd(grain, view.dtype.nbytes(self.columns)))
-
-    def read_around(self, view: View) -> int:
-        """Bytes that are read for a piece."""
-        vectors = self.vectors(view)
-        return self.nbytes_of(view) + (vectors.read if vectors and vectors.grain < vectors.read else 0)
 
     def taken(self, view: View) -> int:
         """Elements of a tensor that belong to a piece: one of what is the same for all of it."""

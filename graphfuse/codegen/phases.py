@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from graphfuse.codegen import pieces, vectors
+from graphfuse.codegen import pieces
 from graphfuse.codegen.copies import Copies
-from graphfuse.codegen.elements import Elements
+from graphfuse.codegen.elements import Elements, packed_type
 from graphfuse.codegen.expressions import literal
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.codegen.stores import stored
@@ -31,9 +31,9 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
 def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) -> Iterator[str]:
     """kind: Rows, or Columns."""
     yield f"  struct {kind} {{"
-    sizes = {i: plan.read_around(plan.program.inputs[i]) for i in inputs}
-    yield from (f"    gf::Bytes<{size}> r{i};" for i, size in sizes.items())
+    yield from (f"    {packed_type(plan, Load(i))} r{i};" for i in inputs)
     yield "  };"
+    sizes = {i: plan.nbytes_of(plan.program.inputs[i]) for i in inputs}
     if kind == "Rows":
         yield "  GF_DEVICE static Rows any_rows() {"
         yield "    return {" + ", ".join(f"gf::any_bytes<{size}>()" for size in sizes.values()) + "};"
@@ -41,17 +41,11 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
     yield f"  GF_DEVICE static {kind} read_{kind.lower()}(const Row& row, Index at) {{"
     yield "    (void)row, (void)at;"
     loads = []
-    if any(plan.vectors(plan.program.inputs[i]) for i in inputs):
-        yield "    const int left = elements_left(row.thread, at);"
     for i, size in sizes.items():
-        view = plan.program.inputs[i]
-        copied, around = copies.named(f"i{i}"), plan.vectors(view)
+        copied, width = copies.named(f"i{i}"), plan.width(plan.program.inputs[i])
         # Only what nothing writes meanwhile: a row may be overwritten by the output.
         how = "ROW_READS" if kind == "Rows" else "COLUMN_READS"
-        if around:
-            loads.append(vectors.read(plan, view, around, f"i{i}", how))
-            continue
-        load = f"gf::load<{size}, {plan.width(view)}, {how}>(gf::offset(row.i{i}, {pieces.step(plan, f'i{i}', size)}))"
+        load = f"gf::load<{size}, {width}, {how}>(gf::offset(row.i{i}, {pieces.step(plan, f'i{i}', size)}))"
         loads.append(copied.piece_read if copied else load)
     yield "    return {" + ",\n            ".join(loads) + "};"
     yield "  }"
@@ -78,9 +72,6 @@ def _run(elements: Elements) -> Iterator[str]:
     yield f"                            {factors}{sums}) {{"
     yield "    (void)row, (void)at, (void)inside, (void)rows, (void)columns, (void)held, (void)s, (void)p;"
     yield f"    (void)largest, (void)maxima, (void)x, (void)y{', (void)sums' * bool(plan.stages)};"
-    if vectors.is_used(plan):
-        yield "    const int left = elements_left(row.thread, at);"
-        yield "    (void)left;"
     yield from elements.source()
     for number, k in enumerate(row_sums):
         first, *second = (f"{elements.array(o)}[i]" for o in program.joined(k))
@@ -93,12 +84,7 @@ def _run(elements: Elements) -> Iterator[str]:
         (o,) = program.joined(k)
         at = f"maxima[{number}]{pieces.index(plan)}"
         how = reduction_mode.AMAX if program.is_of_magnitudes(k) else reduction_mode.MAX
-        values, other = elements.array(o), literal(0.0 if program.is_of_magnitudes(k) else float("-inf"))
-        if plan.ragged:
-            yield from elements.first_ones(o, f"m{number}", other)
-            values = f"m{number}"
-        elif plan.across:
-            values = f"{{{values}[i]}}"
+        values = f"{{{elements.array(o)}[i]}}" if plan.across else elements.array(o)
         folded = REDUCTIONS[how].fold.format(to=at, values=values)
         yield from pieces.loop(plan, [f"{at} = inside ? {folded} : {at};"])
     yield from stored(elements)

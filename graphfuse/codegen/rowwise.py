@@ -7,18 +7,17 @@ user's tensors never enter the text.
 
 from collections.abc import Iterator
 
-from graphfuse.codegen import addresses, elements, parameters, per_row, phases, stores, sums, vectors
+from graphfuse.codegen import addresses, elements, parameters, per_row, phases, stores, sums
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import PhasePlan
+from graphfuse.rows.program import RowProgram
 
 
-def headers(plan: PhasePlan) -> Iterator[str]:
+def headers(program: RowProgram) -> Iterator[str]:
     """Those that the printed text needs beyond what kernel templates include, for use outside of any namespace."""
-    yield from stores.headers(plan.program)
-    if any(operand.dtype.facts.integers for operand in (*plan.program.inputs, *plan.program.scalars)):
+    yield from stores.headers(program)
+    if any(operand.dtype.facts.integers for operand in (*program.inputs, *program.scalars)):
         yield "integers.cuh"
-    if vectors.is_used(plan):
-        yield vectors.HEADER
 
 
 def source(plan: PhasePlan) -> str:
@@ -35,8 +34,6 @@ def _lines(plan: PhasePlan) -> Iterator[str]:
     if plan.stages:
         yield f"constexpr int STAGES = {plan.stages};"
         yield from copied.source()
-    if plan.anywhere:
-        yield from vectors.source(plan)
     yield from addresses.source(plan, copied.places)
     yield from per_row.source(plan, copied)
     yield from elements.held(plan)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from graphfuse.codegen import pieces, vectors
+from graphfuse.codegen import pieces
 from graphfuse.codegen.elements import Elements
 from graphfuse.codegen.parameters import Pointer
 from graphfuse.codegen.phase_plan import PhasePlan
@@ -25,11 +25,7 @@ def stored(elements: Elements) -> Iterator[str]:
 
 def _amax(elements: Elements, number: int, store: Store) -> Iterator[str]:
     largest = f"largest[{amaxes(elements.program).index(number)}]"
-    values = elements.array(store.value)
-    if elements.plan.ragged:
-        values = f"s{number}"
-        yield from elements.first_ones(store.value, values, "0.0f")
-    folded = REDUCTIONS[reduction_mode.AMAX].fold.format(to=largest, values=values)
+    folded = REDUCTIONS[reduction_mode.AMAX].fold.format(to=largest, values=elements.array(store.value))
     yield "    if (inside && row.exists) {"
     yield f"      {largest} = {folded};"
     yield "    }"
@@ -87,9 +83,6 @@ def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
     else:
         packed = plan.dtype(store.value) is store.view.dtype
         piece = elements.pack(store.value) if packed else f"gf::pack<{ctype}>({array})"
-        if around := plan.vectors(store.view):
-            yield f"    {vectors.stored(plan, store.view, around, f'o{number}', piece)}"
-            return
         place = f"row.o{number}, at"
         if plan.across:
             place = f"gf::offset(row.o{number}, {pieces.step(plan, f'o{number}', 0)}), 0"

@@ -22,16 +22,12 @@ PIECES = (dict(rows=20, columns=528), ByRowKnobs(16, 64, 2))
 BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), ByRowKnobs(4, 32, 2))
 SPLIT_BLOCKS = (dict(rows=5, columns=96, y=data_type.FP4_E2M1), ByRowKnobs(8, 64))
 
-# Rows that begin anywhere and are no whole pieces.
-ODD = (dict(rows=5, columns=203, y=data_type.BFLOAT16), ByRowKnobs(32, 64))
-
 NOWHERE = ("", "")
 # The bytes right behind a buffer are poisoned, those further on belong to nobody.
 _READ, _WRITE = (f"(heap-buffer-overflow|use-after-poison)[^$]*{access} of size" for access in ("READ", "WRITE"))
 _LOAD = ("by_row.cu", "reads[step] = Phase::read_rows(row, at);")
 _STORE = ("graphfuse/rows.cuh", "store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), piece)")
 _STORE_BLOCK = ("graphfuse/rows.cuh", "store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), elements)")
-_STORE_AROUND = ("graphfuse/unaligned.cuh", "store_pack<WIDTH, ACCESS>(offset(vectors")
 _PARTS = ("graphfuse/reduce.cuh", "shared.totals[i * THREADS + thread] = parts[i];")
 _BARRIER = """        shared.totals[i * THREADS + thread] = parts[i];
       }
@@ -294,53 +290,6 @@ RMSNORM = {
             ("generated.cuh", "gf::load<8, 8, ROW_READS>"),
         ),
     ),
-    "vector read beyond the last row": (
-        ODD,
-        Bug(
-            "(far || start + WIDTH <= left))) {",
-            "(far || start < left))) {",
-            {ADDRESS: _READ},
-            ("graphfuse/unaligned.cuh", "load_part<WIDTH, ACCESS>("),
-        ),
-    ),
-    "rows that only one other row surrounds read beyond": (
-        ODD,
-        Bug("index > 0 && index + 1 < rows", "index + 1 <= rows", {ADDRESS: _READ}, _LOAD),
-    ),
-    "vector written beyond the row": (
-        ODD,
-        Bug(
-            "if ((far || start + WIDTH <= left) && !(k == 0 && before_apart)) {",
-            "if (start < left && !(k == 0 && before_apart)) {",
-            {ADDRESS: f"{_WRITE}|{WRONG}|{VARIES}"},
-            _STORE_AROUND,
-        ),
-    ),
-    "vector shared with nobody": (
-        ODD,
-        Bug(
-            "!(k == 0 && before_apart)",
-            "!(k == 1 && before_apart)",
-            {ADDRESS: f"{_WRITE}|{WRONG}|{VARIES}"},
-            _STORE_AROUND,
-        ),
-    ),
-    "elements between warps left out": (
-        (dict(rows=5, columns=603, y=data_type.BFLOAT16), ByRowKnobs(64, 64)),
-        Bug("behind_apart = shift > 0 && in_row == LANES - 1", "behind_apart = false", {ADDRESS: WRONG}, NOWHERE),
-    ),
-    "piece of another lane": (
-        ODD,
-        Bug("lane() + WARP - 1 GF_FROM", "lane() + 1 GF_FROM", {ADDRESS: WRONG}, NOWHERE),
-    ),
-    "elements beyond the row counted": (
-        ODD,
-        Bug("x[sum][k] = k < left ?", "x[sum][k] = k <= left ?", {ADDRESS: WRONG}, NOWHERE),
-    ),
-    "shifted by a byte too few": (
-        ODD,
-        Bug("shift & 4 ? words[i + 1]", "shift & 8 ? words[i + 1]", {ADDRESS: WRONG}, NOWHERE),
-    ),
     "partial sums added in any order": (
         (dict(rows=2, columns=1000), ByRowKnobs(128, 128)),
         Bug(
@@ -371,7 +320,7 @@ def test_in_rmsnorm(name, build):
             source = source.replace(part, "").replace(place, part + place)
     files = {"by_row.cu": template("graphfuse.engines.rows.by_row", "by_row.cu")}
     (files["generated.cuh"],) = re.findall(r'#line 1 "generated.cuh"\n(.*?)#line', source, re.DOTALL)
-    for header in ("reduce.cuh", "rows.cuh", "quantize.cuh", "unaligned.cuh"):
+    for header in ("reduce.cuh", "rows.cuh", "quantize.cuh"):
         files[f"graphfuse/{header}"] = template("graphfuse.codegen.headers", header)
     assert_caught(bug, caught(source, *rest, build, right), build, files)
 

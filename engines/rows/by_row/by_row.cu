@@ -2,8 +2,8 @@
 //
 // A row is cut into pieces of PIECE elements. Piece j belongs to thread j % THREADS_PER_ROW of the
 // row's threads, which may be a part of a warp or several CTAs of a cluster. Sums over a row are made by chunks of
-// CHUNK elements, one or several to a piece, or half of one, whose other half a neighbour has. Chunks go by the numbers
-// of elements, never by addresses; past the row's end all is zero. All arithmetic is float32. A pass is as much of the row as its threads hold in registers: with one pass what is needed again stays
+// CHUNK elements, one or several to a piece, or half of one, whose other half a neighbour has. All arithmetic is
+// float32. A pass is as much of the row as its threads hold in registers: with one pass what is needed again stays
 // there, longer rows are read and worked out again in each phase.
 //
 // Phase 0 is what comes before any reduction of a row, phase P + 1 what needs one of what phase P knows.
@@ -25,7 +25,7 @@ namespace {
 using gf::i64;
 using namespace problem;
 
-constexpr Index PIECES = COLUMNS / PIECE + RAGGED;
+constexpr Index PIECES = COLUMNS / PIECE;
 constexpr bool HALVED = PIECE < CHUNK;
 constexpr int CHUNKS = HALVED ? 1 : PIECE / CHUNK;  // of a piece
 constexpr int HALF = CHUNK == 8 ? 4 : CHUNK;        // elements that are summed one after another
@@ -145,14 +145,7 @@ GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
                         parts.maxima, x, y);
 #pragma unroll
       for (int sum = 0; sum < SUMS; ++sum) {
-        if constexpr (RAGGED) {
-          const int left = elements_left(row.thread, at);
-#pragma unroll
-          for (int k = 0; k < PIECE; ++k) {
-            x[sum][k] = k < left ? x[sum][k] : 0.0f;
-            y[sum][k] = k < left ? y[sum][k] : 0.0f;
-          }
-        } else if constexpr (!TAILLESS && !Phase<PHASE>::ZEROS_STAY_ZERO) {
+        if constexpr (!TAILLESS && !Phase<PHASE>::ZEROS_STAY_ZERO) {
 #pragma unroll
           for (int k = 0; k < PIECE; ++k) {
             x[sum][k] = inside ? x[sum][k] : 0.0f;

@@ -1,20 +1,18 @@
 """Which knobs may pay, and what a launch with them takes: how candidates are ranked before anything was measured."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 from graphfuse.device import Device
 from graphfuse.engines.rows.by_row.knobs import ALL_FIRST, AS_USUAL, READS_LAST, ByRowKnobs
 from graphfuse.engines.rows.by_row.legal import faults
-from graphfuse.engines.rows.by_row.split import RowSplit, resident_plan
+from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.limits import MAX_THREADS, WARP
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.program import RowProgram, View
+from graphfuse.rows.program import View
 
 _READ_AHEAD = range(9, 41)  # elements of a thread; fewer are read ahead by any kernel
 _SECTOR = 32  # bytes that memory moves at least
-_SHIFTED = 1.8  # instructions of pieces that are shifted, over those of aligned ones, in machine code for SM90
 # Of a thread and of each of its elements, by the output's bits, in the time that four bytes take.
 _INSTRUCTIONS = {4: (2.4, 1.06), 8: (4.8, 0.565), 32: (3.5, 0.7)}
 # Bytes moved. Up to the first, rows are often in the L2 when a kernel starts and when the next one does; up to the
@@ -53,11 +51,6 @@ def is_usual(knobs: ByRowKnobs) -> bool:
     return whole or knobs.threads == max(knobs.threads_per_row, 128)
 
 
-def _plain_stores(program: RowProgram) -> Iterator[View]:
-    """Outputs with an element for each one of the rows that are not quantized in blocks."""
-    return (s.view for s in program.stores if not s.block_size and not s.amax and s.view.columns)
-
-
 def cost(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
     """Time of a launch in a unit of the model's own, by which knobs are compared.
 
@@ -79,9 +72,6 @@ def cost(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) ->
     start += 6 * (len(facts.row_extents) - 1)  # to find the row along its axes
     instructions = each * threads * (start + elements) * (1 + 0.1 * max(0.0, math.log2(threads / WARP)))
     instructions *= 1 + 0.25 * more
-    plan = resident_plan(facts, piece)
-    if any(made and made.shifted for made in map(plan.vectors, (*program.read_whole, *_plain_stores(program)))):
-        instructions *= _SHIFTED
     if piece < max((s.block_size for s in program.stores), default=0):  # lanes that share a block work on its scale
         instructions *= 1.1
     moved = facts.columns * (sum(read) * (1 if split.resident(knobs) else program.last + 1) + sum(written)) / 32

@@ -35,7 +35,7 @@ def faults(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) 
     yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
     if facts.rows * knobs.threads_per_row > MAX_CTAS * knobs.threads:
         yield f"{facts.rows} rows, {knobs.threads_per_row} threads each, take more CTAs than a grid can have"
-    if facts.columns % split.chunk == 0 and split.chunks % knobs.chunks:
+    if split.chunks % knobs.chunks:
         yield f"chunks is {knobs.chunks}; accepted: a divisor of the {split.chunks} chunks of a row"
         return
     yield from static_faults(split.static_bytes(knobs))

@@ -1,14 +1,15 @@
 """How a row is cut into what threads take together, and what they hold of it."""
 
+import math
 from dataclasses import dataclass
 
-from graphfuse.codegen.phase_plan import ACCESS, PhasePlan, access
+from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
-CHUNK = 8  # elements whose squares are summed before all else
+CHUNK = 8  # elements whose squares are summed before all else; of other rows, what divides them
 # Registers of a thread that may hold what is kept of a row, by threads a CTA. The register file has
 # 64 or 128 for each thread, of which the rest of the kernel needs 40 to 50 without spilling;
 # smaller CTAs gain nothing by more than 64.
@@ -21,11 +22,11 @@ ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 class RowSplit:
     """How a row is cut, from facts alone.
 
-    chunk: elements that are summed before all else. chunks: a row's, of which the last may be partial. halved:
-    whether a chunk is too wide for one access of what is read and written whole, or its halves alone are aligned.
-    registers: 32-bit registers that a thread needs for one chunk, to read it or to keep of it what later phases
-    need. later: for what the phase after the sum reads of one chunk. fits: one CTA can keep a row; otherwise a
-    cluster may, or the row is read and worked out again in each phase. sums, maxima: over a row.
+    chunk: elements that are summed before all else. chunks: a row's. halved: whether a chunk is too wide for one access
+    of what is read and written whole. registers: 32-bit registers that a thread needs for one chunk, to read it or to
+    keep of it what later phases need. later: for what the phase after the sum reads of one chunk. fits: one CTA can
+    keep a row; otherwise a cluster may, or the row is read and worked out again in each phase. sums, maxima: over a
+    row.
     """
 
     chunk: int
@@ -39,15 +40,14 @@ class RowSplit:
 
     @classmethod
     def of(cls, facts: RowFacts) -> "RowSplit":
-        chunk = CHUNK
-        chunks = -(-facts.columns // chunk)
+        chunk = math.gcd(facts.columns, CHUNK)
+        chunks = facts.columns // chunk
         plan = resident_plan(facts, chunk)
         # What is read is worked on at once, when little else takes registers.
-        read = sum(plan.read_around(facts.program.inputs[i]) for i in plan.reads(0, True))
-        registers = max(1, -(-max(chunk * plan.held_bytes, read // 2) // 4))
+        registers = max(1, -(-chunk * max(plan.held_bytes, plan.read_bytes(0, True) // 2) // 4))
         later = -(-chunk * (plan.read_bytes(1, True) + plan.read_bytes(1, False)) // 4) if facts.program.last else 0
         whole = (*facts.program.read_whole, *facts.program.written_whole)
-        halved = max((v.dtype.nbytes(chunk) for v in whole), default=0) > ACCESS or _is_aligned_by_halves(facts)
+        halved = chunk == CHUNK and max((v.dtype.nbytes(chunk) for v in whole), default=0) > ACCESS
         fits = -(-chunks // 512) * 512 * registers <= ROW_REGISTERS
         sums, maxima = (len(facts.program.reductions(join)) for join in Join)
         return cls(chunk, chunks, halved, registers, later, fits, sums, maxima)
@@ -98,19 +98,9 @@ def plan_of(facts: RowFacts, knobs: ByRowKnobs) -> PhasePlan:
     return plan if split.resident(knobs) else plan.read_again()
 
 
-def _is_aligned_by_halves(facts: RowFacts) -> bool:
-    """Whether halves of chunks can be accessed as they are, and chunks cannot."""
-    whole, half = (*facts.program.read_whole, *facts.program.written_whole), CHUNK // 2
-    if facts.columns % half or any(store.block_size for store in facts.program.stores):
-        return False
-    if all(access(v, CHUNK) == min(ACCESS, v.dtype.nbytes(CHUNK)) for v in whole):
-        return False
-    return all(access(v, half) == min(ACCESS, v.dtype.nbytes(half)) for v in whole)
-
-
 def resident_plan(facts: RowFacts, piece: int = 1, unpack_again: bool = False) -> PhasePlan:
     """Of which a thread keeps what later phases need."""
-    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again, anywhere=True)
+    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again)
 
 
 def held_registers(threads: int) -> int:

@@ -12,18 +12,13 @@ from graphfuse.engines.rows.limits import (
     thread_faults,
 )
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
-from graphfuse.engines.rows.persistent.split import CHUNK, RowSplit
-from graphfuse.patterns.rows import RowFacts
+from graphfuse.engines.rows.persistent.split import RowSplit
 
 _MOST_STAGES = 8
 _RESERVED = 1 << 10  # shared memory that the system takes of each CTA's
 
 
 def faults(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
-    partial = next(chunk_faults(split.facts), None)
-    if partial is not None:
-        yield partial
-        return
     powers = next(power_faults(knobs, ("threads_per_row", "threads")), None)
     if powers is not None:
         yield powers
@@ -64,12 +59,6 @@ def faults(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[
     elif knobs.ctas_per_sm * (needed + _RESERVED) > device.shared_memory_per_sm:
         most = device.shared_memory_per_sm
         yield f"{knobs.ctas_per_sm} CTAs an SM, {needed} bytes of shared memory each; {device} has {most} an SM"
-
-
-def chunk_faults(facts: RowFacts) -> Iterator[str]:
-    """Other schedules have a partial chunk at the end of a row, and all have to give the same bits."""
-    if not facts.program.sums and facts.columns % CHUNK:
-        yield f"{facts.node}: rows of {facts.columns} columns; accepted without sums over rows: multiples of {CHUNK}"
 
 
 def fits(split: RowSplit, knobs: PersistentKnobs, device: Device) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from graphfuse.device import Device
 from graphfuse.engines.rows.persistent.knobs import every_knob
-from graphfuse.engines.rows.persistent.legal import chunk_faults, fits
+from graphfuse.engines.rows.persistent.legal import fits
 from graphfuse.engines.rows.persistent.split import RowSplit
 from graphfuse.engines.rows.support import (
     FLOATS,
@@ -21,7 +21,6 @@ def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
     yield from device_reasons(device)
     yield from rounding_reasons(facts.program)
     yield from reduction_reasons(facts)
-    yield from chunk_faults(facts)
     yield from tensor_reasons(facts)
     for s in facts.program.sums:
         yield from view_reasons(facts, "sum over rows", s.view, FLOATS, facts.columns, 0)
