@@ -12,7 +12,6 @@ from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import graphfuse, quack, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
 from graphfuse.dtypes import data_type
-from graphfuse.enums import reduction_mode
 from graphfuse.graph import pygraph
 
 if TYPE_CHECKING:
@@ -55,10 +54,7 @@ class Case:
     def graph(self, handle=None) -> pygraph:
         graph = pygraph(intermediate_data_type=data_type.FLOAT, io_data_type=data_type.BFLOAT16, handle=handle)
         x = graph.tensor([self.rows, self.columns], name="x")
-        largest = graph.reduction(x, mode=reduction_mode.MAX).set_dim([self.rows, 1])
-        powers = graph.exp(graph.sub(x, largest))
-        total = graph.reduction(powers, mode=reduction_mode.ADD).set_dim([self.rows, 1])
-        graph.div(powers, total).set_output().set_name("y")
+        graph.softmax(x).set_output().set_name("y")
         return graph
 
     def sets(self, count: int, device: str) -> list[Operands]:

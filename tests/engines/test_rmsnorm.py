@@ -79,7 +79,7 @@ def with_view(base: Described, field: str, **changes) -> Described:
 BASE, FP4 = facts(), facts(y=data_type.FP4_E2M1)
 BIAS = Tensor(B, "b", data_type.HALF, None)
 INVERSE = Tensor(RMS, "r", data_type.FLOAT, 1)
-INT_SCALAR = (Step("mul", (("a", Chain(0)), ("b", Scalar(FACTOR, "factor", data_type.INT32, False)))),)
+INT_SCALAR = (Step("mul", (("a", Chain(0)), ("b", Scalar(FACTOR, "factor", data_type.INT8, False)))),)
 
 DECLINED = [
     (BASE, CPU, "needs a CUDA device or the emulator; got cpu"),
@@ -90,8 +90,8 @@ DECLINED = [
     (facts(bias=dataclasses.replace(BIAS, dtype=data_type.DOUBLE)), H200, "input 'b' is DOUBLE; accepted"),
     (with_view(BASE, "output", dtype=data_type.INT32), H200, "output 'y' is INT32; accepted: .*FP8_E4M3, FP8_E5M2"),
     (facts(inverse_rms=dataclasses.replace(INVERSE, dtype=data_type.INT8)), H200, "output 'r' is INT8"),
-    (facts(epilogue=INT_SCALAR), H200, "scalar 'factor' in device memory is INT32; accepted"),
-    (with_view(BASE, "input", column_stride=100), H200, "input 'x' has stride 100 between columns; accepted: 1"),
+    (facts(epilogue=INT_SCALAR), H200, "scalar 'factor' in device memory is INT8; accepted"),
+    (with_view(BASE, "input", column_stride=100), H200, "input 'x' has strides .1024. between rows and 100 between columns"),
     (with_view(BASE, "output", column_stride=2), H200, "output 'y' has stride 2 between columns"),
     (with_view(BASE, "weight", column_stride=4), H200, "input 'w' has stride 4 between columns"),
     (
@@ -114,7 +114,6 @@ DECLINED = [
     ),
     (dataclasses.replace(FP4, block_scale=None), H200, "output 'y' is quantized in blocks and has no tensor"),
     (with_view(FP4, "block_scale", dtype=data_type.FP8_E5M2), H200, "block scale 's' is FP8_E5M2; accepted: FP8_E4M3"),
-    (with_view(FP4, "block_scale", row_stride=63), H200, "block scale 's' has row stride 63; .* at least 64"),
 ]
 
 
@@ -212,16 +211,16 @@ def test_the_first_proposal_has_no_idle_threads():
         (
             facts(32, y=data_type.FP4_E2M1),
             (1, 128),
-            "takes 8 elements .* block of 16, which the threads .* cover",
+            "each with 8 elements together; .* block of 16, which the threads .* cover",
         ),
         (
             facts(64, y=data_type.FP4_E2M1),
             (2, 128, 4),
-            "chunks is 4, .* takes 32 elements together",
+            "each with 32 elements together",
         ),
-        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (1, 128, 4), "takes 32 elements together"),
-        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (1, 128), "a thread takes 8 elements together"),
-        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (2, 128), "a thread takes 4 elements together"),
+        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (1, 128, 4), "each with 32 elements together"),
+        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (1, 128), "each with 8 elements together"),
+        (facts(64, x=data_type.FLOAT, y=data_type.FP4_E2M1), (2, 128), "each with 4 elements together"),
         (facts(64, rows=2**36), (8, 128), "68719476736 rows, 8 threads each, take more CTAs than a grid can have"),
     ],
 )

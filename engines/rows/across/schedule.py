@@ -28,8 +28,7 @@ class Across(Schedule[AcrossKnobs]):
     knobs: ClassVar[type] = AcrossKnobs
 
     def prefers(self, facts: RowFacts) -> bool:
-        whole = (*facts.program.read_whole, *facts.program.written_whole)
-        return any(view.column_stride != 1 for view in whole)
+        return any(view.column_stride != 1 for view in facts.program.read_whole)
 
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
         return reasons(facts, device)
