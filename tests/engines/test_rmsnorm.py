@@ -91,7 +91,7 @@ DECLINED = [
     (with_view(BASE, "output", dtype=data_type.INT32), H200, "output 'y' is INT32; accepted: .*FP8_E4M3, FP8_E5M2"),
     (facts(inverse_rms=dataclasses.replace(INVERSE, dtype=data_type.INT8)), H200, "output 'r' is INT8"),
     (facts(epilogue=INT_SCALAR), H200, "scalar 'factor' in device memory is INT8; accepted"),
-    (with_view(BASE, "input", column_stride=100), H200, "input 'x' has strides .1024. between rows and 100 between columns"),
+    (with_view(BASE, "input", column_stride=100), H200, "input .x. has strides .1024. between rows and 100 between"),
     (with_view(BASE, "output", column_stride=2), H200, "output 'y' has stride 2 between columns"),
     (with_view(BASE, "weight", column_stride=4), H200, "input 'w' has stride 4 between columns"),
     (
