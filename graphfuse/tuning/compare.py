@@ -3,11 +3,13 @@
 from graphfuse import reordering
 from graphfuse.dtypes import data_type
 from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Tensor
+from graphfuse.ir import Subgraph, Tensor
 from graphfuse.runtime.storage import storage
 
 STEPS = 1
 """Representable values that an element may be off, where the type has up to 16 bits."""
+FURTHER = 2
+"""And so many more for each value on the way that is rounded to such a type: one step there may be two later."""
 EXACT_SHARE = 0.9
 """Of elements of such a type at least so many are equal: float32 errors rarely cross a rounding boundary."""
 RELATIVE = 1e-4
@@ -25,10 +27,18 @@ _STEPPED = (
 )
 
 
-def difference(torch, tensor: Tensor, got, want) -> str | None:
+def rounded_between(subgraph: Subgraph) -> int:
+    """How many values are rounded to types of up to 16 bits and read on within a subgraph."""
+    graph, inside = subgraph.graph, set(subgraph.node_ids)
+    made = (graph.tensors[t] for node in subgraph.nodes for _, t in node.outputs)
+    return sum(t.dtype in _STEPPED and bool(inside & set(graph.consumers.get(t.id, ()))) for t in made)
+
+
+def difference(torch, tensor: Tensor, got, want, rounded: int = 0) -> str | None:
     """What is wrong with `got`, in words; None if nothing is.
 
-    got, want: the bytes of the tensor (uint8, one axis), as far as its strides reach.
+    got, want: the bytes of the tensor (uint8, one axis), as far as its strides reach. rounded: values on the way that
+    are rounded, as of `rounded_between`.
     """
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     stored = storage(tensor)
@@ -43,7 +53,7 @@ def difference(torch, tensor: Tensor, got, want) -> str | None:
     count, wrong, equal = 0, 0, 0
     for start in range(0, got.numel(), _CHUNK):
         one, two = (_codes(torch, tensor.dtype, v[start : start + _CHUNK]) for v in (got, want))
-        same, close = _judge(torch, tensor.dtype, one, two, largest)
+        same, close = _judge(torch, tensor.dtype, one, two, largest, STEPS + FURTHER * rounded)
         count, wrong, equal = count + one.numel(), wrong + int((~close).sum()), equal + int(same.sum())
     if wrong:
         return f"{tensor}: {wrong} of {count} elements are off"
@@ -52,19 +62,19 @@ def difference(torch, tensor: Tensor, got, want) -> str | None:
     return None
 
 
-def _judge(torch, dtype: data_type, got, want, largest: float):
+def _judge(torch, dtype: data_type, got, want, largest: float, steps: int):
     """(equal, close enough), elementwise."""
     same = got == want
     if not dtype.is_float or dtype is data_type.FP8_E8M0:
         return same, same
     if dtype is data_type.FP4_E2M1:
-        return same, (_ordered(torch, got, 4) - _ordered(torch, want, 4)).abs() <= STEPS
+        return same, (_ordered(torch, got, 4) - _ordered(torch, want, 4)).abs() <= steps
     a, b = (v.view(getattr(torch, dtype.facts.torch)).double() for v in (got, want))
     same |= (a == b) | (a.isnan() & b.isnan())
     apart = (a - b).abs()
     close = same | (apart <= CANCELLED * largest)
     if dtype in _STEPPED:
-        near = (_ordered(torch, got, dtype.bits) - _ordered(torch, want, dtype.bits)).abs() <= STEPS
+        near = (_ordered(torch, got, dtype.bits) - _ordered(torch, want, dtype.bits)).abs() <= steps
         return same, close | (near & ~a.isnan() & ~b.isnan())
     return same, close | (apart <= RELATIVE * b.abs())
 

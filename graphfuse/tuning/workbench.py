@@ -63,7 +63,10 @@ class Workbench:
         calls[0]()
         if self._accepted and all(torch.equal(made[t], self._accepted[t]) for t in self._outputs):
             return None
-        wrong = (compare.difference(torch, self._tensors[t], made[t], self._reference[t]) for t in self._outputs)
+        rounded = compare.rounded_between(self.part.region.subgraph)
+        wrong = (
+            compare.difference(torch, self._tensors[t], made[t], self._reference[t], rounded) for t in self._outputs
+        )
         reason = next(filter(None, wrong), None)
         if reason is None and self._accepted is None:
             self._accepted = {t: made[t].clone() for t in self._outputs}

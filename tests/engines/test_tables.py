@@ -12,7 +12,6 @@ from graphfuse.benchmarks import (
     chain_knobs,
     in_a_model,
     rmsnorm_backward,
-    rmsnorm_channels,
     rmsnorm_silu,
     rmsnorm_training,
     sizes,
@@ -36,14 +35,11 @@ WHOLE = ("rows",)
 UNTUNED = (
     "norm-add-norm",
     "layernorm",
-    "layernorm-backward",
-    "softmax",
-    "cross-entropy",
     "silu-mul-fp8",
     "add-rmsnorm-fp8-blocks",
     "rmsnorm-channels",
 )
-"""Benches whose problems the heuristic still decides."""
+"""Benches some of whose problems the heuristic still decides."""
 
 
 @pytest.mark.parametrize("path", TABLES, ids=[p.name for p in TABLES])
@@ -85,11 +81,11 @@ def tuned_for(chip):
 
 
 def may_be_tuned_for(chip):
-    """Graphs of norms in a model, some of which have knobs of their own, and over channels."""
+    """Graphs of norms in a model, some of which have knobs of their own, and of benches that are tuned in part."""
     if chip != "sm_90":
         return []
     between = [chain_knobs.graph(case) for case in in_a_model.BENCH.cases]
-    return between + [case.graph() for case in rmsnorm_channels.BENCH.cases]
+    return between + [case.graph() for name in UNTUNED for case in BENCHES[name].cases]
 
 
 def parts(graph, device, tunings=Tunings()):

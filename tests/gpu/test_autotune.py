@@ -85,16 +85,16 @@ def test_in_place():
 
 def test_two_regions_of_one_class_are_tuned_once():
     g = graphs.new(device="cuda")
-    x = g.tensor([512, 256], data_type=graphs.BF16, name="x")
-    for name in ("w0", "w1"):
-        w = g.tensor([1, 256], data_type=graphs.BF16, name=name)
-        x = g.rmsnorm(x, w, 1e-5, norm_forward_phase=graphs.norm_forward_phase.INFERENCE)[0]
-        x = g.swish(x).set_output().set_name(f"out{name[1]}").set_data_type(graphs.BF16)
+    for number in range(2):
+        x = g.tensor([512, 256], data_type=graphs.BF16, name=f"x{number}")
+        w = g.tensor([1, 256], data_type=graphs.BF16, name=f"w{number}")
+        y = g.rmsnorm(x, w, 1e-5, norm_forward_phase=graphs.norm_forward_phase.INFERENCE)[0]
+        g.swish(y).set_output().set_name(f"out{number}").set_data_type(graphs.BF16)
     g.validate()
     g.build_operation_graph()
     g.create_execution_plans([heur_mode.A])
     pack = {name: torch.randn(1, 256, device="cuda", dtype=torch.bfloat16) for name in ("w0", "w1")}
-    pack["x"] = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
+    pack |= {name: torch.randn(512, 256, device="cuda", dtype=torch.bfloat16) for name in ("x0", "x1")}
     outs = {name: torch.empty(512, 256, device="cuda", dtype=torch.bfloat16) for name in ("out0", "out1")}
     report = g.autotune(pack | outs, time_budget=600)
     tuned = {name: t.clone() for name, t in outs.items()}

@@ -380,7 +380,7 @@ ACROSS: dict[str, Variant] = {
     "across float to bf16": _channels(columns=40, input=FLOAT, positions=20),
     "across bf16 to float": _channels(columns=192, output=FLOAT, beta=None),
     "across residual": _channels(columns=96, residual=True, training=True),
-    "across one column": _channels(columns=1, training=True),
+    "across one column": _channels(AcrossKnobs(32, 1), columns=1, training=True),
     "across odd columns": _channels(columns=111, weight=FLOAT),
     "across half a chunk": _channels(columns=100, input=HALF, output=HALF),
     "across odd positions": _channels(columns=48, positions=7, training=True),

@@ -3,11 +3,14 @@
 import pytest
 import torch
 
-from graphfuse import reordering
+from graphfuse import norm_forward_phase, reordering
 from graphfuse.dtypes import data_type
 from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Tensor
+from graphfuse.freeze import freeze
+from graphfuse.ir import Subgraph, Tensor
+from graphfuse.lower import lower
 from graphfuse.tuning import compare
+from support import graphs
 from support.graphs import TORCH
 
 FLOATS = [data_type.FLOAT, data_type.HALF, data_type.BFLOAT16, data_type.FP8_E4M3, data_type.FP8_E5M2]
@@ -88,6 +91,25 @@ def test_integers_are_equal_or_wrong():
     want = torch.arange(2048, dtype=torch.int32).view(64, 32)
     assert difference(data_type.INT32, want.clone(), want) is None
     assert "are off" in difference(data_type.INT32, want + (want == 7), want)
+
+
+def test_what_was_rounded_before_may_be_off_by_more():
+    """One representable value in a sum that is stored may be two in its norm, and one more where that is rounded."""
+    graph = graphs.new()
+    x, w = graph.tensor([64, 32], data_type=data_type.BFLOAT16), graph.tensor([1, 32], data_type=data_type.BFLOAT16)
+    total = graph.add(x, x).set_output().set_data_type(data_type.BFLOAT16)
+    graph.rmsnorm(total, w, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0].set_output()
+    graph.validate()
+    lowered = lower(freeze(graph))
+    rounded = compare.rounded_between(Subgraph(lowered, tuple(range(len(lowered.nodes)))))
+    assert rounded == 1
+    want = values(data_type.BFLOAT16)
+    got = want.clone()
+    for steps in (3, 4):
+        got.view(torch.int16).view(-1)[7] = want.view(torch.int16).view(-1)[7] + steps
+        args = (v.contiguous().view(torch.uint8).flatten() for v in (got, want))
+        found = compare.difference(torch, tensor(data_type.BFLOAT16), *args, rounded)
+        assert (found is None) == (steps == 3), found
 
 
 def test_only_what_the_strides_reach_counts():
