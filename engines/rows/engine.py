@@ -39,8 +39,13 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
     entry: ClassVar[str] = "row_program"
 
     def why_not(self, facts: RowFacts, device: Device) -> No | None:
-        reasons = [next(schedule.reasons(facts, device), None) for schedule in _by_preference(facts)]
-        return None if None in reasons else No(reasons[0])
+        first = None
+        for schedule in _by_preference(facts):
+            reason = next(schedule.reasons(facts, device), None)
+            if reason is None:
+                return None
+            first = first or reason
+        return No(first)
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[RowKnobs]:
         """Of the first schedule that takes the program; in mode B also the best of others."""

@@ -14,15 +14,15 @@ from graphfuse.rows.steps import Chain
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 
 
-def prelude(plan: PhasePlan, constants: Mapping[str, object]) -> str:
-    """The generated part of a kernel. constants: values by type and name, in C++."""
+def prelude(plan: PhasePlan, constants: Mapping[str, object], kernel: str = "GF_KERNEL(THREADS)") -> str:
+    """The generated part of a kernel. constants: values by type and name; kernel: its qualifiers, in C++."""
     return "".join(
         [
             *(f'#include "graphfuse/{name}"\n' for name in rowwise.headers(plan.program)),
             "namespace problem {\n\n",
             f"using Index = {'int' if plan.columns < _INT_COLUMNS else 'gf::i64'};\n",
             *(f"constexpr {name} = {value};\n" for name, value in constants.items()),
-            rowwise.source(plan),
+            rowwise.source(plan, kernel),
             "\n}  // namespace problem\n",
         ]
     )

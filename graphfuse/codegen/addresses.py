@@ -7,26 +7,26 @@ from graphfuse.codegen.phase_plan import PhasePlan
 
 
 def address(plan: PhasePlan, pointer: Pointer) -> str:
-    """Of the thread's first piece of a row; of the first column's where pieces lie across rows."""
-    name, view, store = pointer.name, pointer.view, pointer.store
+    """Of the thread's first piece of a row; of the first column's where pieces lie across rows. Arguments are `a`."""
+    view, store = pointer.view, pointer.store
     if store and store.amax:
-        return name
+        return f"a.{pointer.name}"
     axes = ["index"] if len(plan.extents) == 1 else [f"axis{axis}" for axis in range(len(plan.extents))]
-    terms = [f"{axis} * {stride}" for axis, stride in zip(axes, pointer.strides, strict=False)]
+    terms = [f"{axis} * a.{stride}" for axis, stride in zip(axes, pointer.strides, strict=False)]
     if view.swizzled:
         terms.append(f"gf::ScalesInTiles::row(index, {plan.columns // store.block_size})")
     elif pointer.of_blocks:
-        apart = pointer.apart()
+        apart = pointer.apart("a.")
         terms.append(f"thread / {store.block_size // plan.piece}" + f" * {apart}" * (apart != "1"))
     elif view.columns and not plan.across:
         terms.append(f"thread * {view.dtype.nbytes(plan.piece)}")
-    offset = f"gf::offset({name}, {' + '.join(terms) or '0'})"
+    offset = f"gf::offset(a.{pointer.name}, {' + '.join(terms) or '0'})"
     return f"gf::settled({offset})" if store else offset
 
 
 def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
-    """The struct Row and the macros ROW_AXES, ROW (initializes a Row from `index` and `thread`) and ROW_LATER (assigns
-    the rest of it). copied: by pointers' names, where those lie that are copied."""
+    """The struct Row, and the functions row_of, which makes one, and complete, which adds the outputs whose parameters
+    are read late. copied: by pointers' names, where those lie that are copied."""
     behind = later(plan)
     first = [pointer for pointer in pointers(plan) if pointer not in behind]
     places = [copied.get(pointer.name) or address(plan, pointer) for pointer in first]
@@ -41,18 +41,28 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
     yield from (f"  void* {pointer.name} = nullptr;" for pointer in behind)
     yield "};"
-    yield f"#define ROW_AXES {' '.join(_axes(plan))}".rstrip()
-    yield "#define ROW {" + ", ".join([*places, *spaced, "thread", "index < rows"]) + "}"
-    yield f"#define ROW_LATER {' '.join(assigned)}".rstrip()
+    stage = ", unsigned char* stage" * bool(plan.stages)
+    yield f"GF_DEVICE Row row_of(const Arguments& a, gf::i64 index, Index thread{stage}) {{"
+    yield "  (void)stage;" * bool(stage)
+    yield from axes(plan)
+    yield "  return {" + ", ".join([*places, *(f"a.{s}" for s in spaced), "thread", "index < a.rows"]) + "};"
+    yield "}"
+    yield "GF_DEVICE void complete(Row& row, const Arguments& a, gf::i64 index) {"
+    yield "  const Index thread = row.thread;"
+    yield "  (void)thread, (void)a, (void)index;"
+    yield from axes(plan) if assigned else ()
+    yield from (f"  {line}" for line in assigned)
+    yield "}"
 
 
-def _axes(plan: PhasePlan) -> Iterator[str]:
-    """The numbers of a row along several axes."""
+def axes(plan: PhasePlan) -> Iterator[str]:
+    """The numbers of row `index` along several axes."""
     if len(plan.extents) == 1:
         return
     rest = "gf::u32(index)"
     for axis in range(len(plan.extents) - 1, 0, -1):
-        yield f"const gf::u32 above{axis} = gf::divide({rest}, multiplier{axis}, shift{axis});"
-        yield f"const gf::u32 axis{axis} = {rest} - above{axis} * extent{axis};"
+        yield f"  const gf::u32 above{axis} = gf::divide({rest}, a.multiplier{axis}, a.shift{axis});"
+        yield f"  const gf::u32 axis{axis} = {rest} - above{axis} * a.extent{axis};"
         rest = f"above{axis}"
-    yield f"const gf::u32 axis0 = {rest};"
+    yield f"  const gf::u32 axis0 = {rest};"
+    yield "  (void)axis0;"

@@ -7,7 +7,7 @@ side by side with those of its neighbours: piece after piece, then the values of
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphfuse.codegen.addresses import address
+from graphfuse.codegen.addresses import address, axes
 from graphfuse.codegen.parameters import Pointer
 from graphfuse.codegen.phase_plan import PhasePlan, access
 
@@ -52,9 +52,10 @@ class Copied:
 
 @dataclass(frozen=True)
 class Copies:
-    """Those of a row program. The memory of one row is `stage`."""
+    """Those of a row program. The memory of one row is `stage`. axes: lines that find a row along several axes."""
 
     inputs: tuple[Copied, ...]
+    axes: tuple[str, ...] = ()
 
     def named(self, name: str) -> Copied | None:
         return next((copied for copied in self.inputs if copied.name == name), None)
@@ -83,7 +84,11 @@ class Copies:
         yield "struct Ahead {"
         yield from (f"  const void* {copied.name};" for copied in self.inputs)
         yield "};"
-        yield "#define AHEAD {" + ", ".join(copied.address for copied in self.inputs) + "}"
+        yield "GF_DEVICE Ahead ahead_of(const Arguments& a, gf::i64 index, Index thread) {"
+        yield "  (void)a, (void)index, (void)thread;"
+        yield from self.axes
+        yield "  return {" + ", ".join(copied.address for copied in self.inputs) + "};"
+        yield "}"
         pieces, values = (sum(c.nbytes for c in self.inputs if c.pieces is kind) for kind in (True, False))
         yield f"constexpr int STAGE_BYTES = THREADS * (STEPS * {pieces} + {values});"
         yield from self._copy("copy_piece", ", Index at", True)
@@ -107,7 +112,7 @@ def copies(plan: PhasePlan) -> Copies:
     inputs = plan.program.inputs if plan.stages > 1 else ()
     read = ((i, view) for i, view in enumerate(inputs) if view.rows and view.dtype.bits <= 32)
     found = (_copied(plan, Pointer(f"i{i}", view)) for i, view in read)
-    return Copies(tuple(copied for copied in found if copied.width >= LEAST))
+    return Copies(tuple(copied for copied in found if copied.width >= LEAST), tuple(axes(plan)))
 
 
 def _copied(plan: PhasePlan, pointer: Pointer) -> Copied:

@@ -117,8 +117,20 @@ def arguments(plan: PhasePlan) -> tuple[Argument, ...]:
 
 
 def source(plan: PhasePlan) -> Iterator[str]:
-    """The macro KERNEL_PARAMETERS."""
-    yield "#define KERNEL_PARAMETERS " + ", ".join(f"{p.ctype} {p.name}" for p in parameters(plan))
+    """The struct Arguments."""
+    yield "struct Arguments {"
+    yield from (f"  {p.ctype} {p.name};" for p in parameters(plan))
+    yield "};"
+
+
+def entry(plan: PhasePlan, kernel: str) -> Iterator[str]:
+    """The kernel, which hands its arguments on to a function of the template. kernel: its qualifiers, in C++."""
+    found = list(parameters(plan))
+    yield ""
+    yield "GF_DEVICE void start(const Arguments& a);"
+    yield f'extern "C" {kernel} row_program({", ".join(f"{p.ctype} {p.name}" for p in found)}) {{'
+    yield f"  start({{{', '.join(p.name for p in found)}}});"
+    yield "}"
 
 
 def later(plan: PhasePlan) -> tuple[Pointer, ...]:

@@ -20,7 +20,7 @@ def member(program: RowProgram, o: Operand, of: str = "", index: str = "") -> st
 
 
 def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
-    """The structs Operands and PerRow and the macro OPERANDS."""
+    """The structs Operands and PerRow and the function operands_of."""
     program = plan.program
     scalars = range(len(program.scalars))
     loads = [i for i, view in enumerate(program.inputs) if not view.columns]
@@ -31,7 +31,10 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
     yield "struct Operands {"
     yield from (f"  float s{k};" for k in scalars)
     yield "};"
-    yield f"#define OPERANDS {{{', '.join(f'gf::scalar(scalar{k})' for k in scalars)}}}"
+    yield "GF_DEVICE Operands operands_of(const Arguments& a) {"
+    yield "  (void)a;"
+    yield f"  return {{{', '.join(f'gf::scalar(a.scalar{k})' for k in scalars)}}};"
+    yield "}"
     for name, join in (("SUMS_OF_ROW", Join.SUM), ("MAXIMA", Join.MAX)):
         counts = (str(len(program.reduced_after(phase, join))) for phase in plan.phases)
         yield f"constexpr int {name}[] = {{{', '.join(counts)}}};  // behind each phase"

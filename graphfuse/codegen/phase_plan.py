@@ -76,6 +76,8 @@ class PhasePlan:
         memory or the L1, and what takes an operation or two to work out from that. Elsewhere what is made of values
         that take less room."""
         program = self.program
+        if not self.stages and program.last < 2:
+            return frozenset()
         if not self.stages:
             return frozenset(Chain(k) for k in range(len(program.steps)) if self._is_narrower_again(k))
 

@@ -20,10 +20,10 @@ def headers(program: RowProgram) -> Iterator[str]:
         yield "integers.cuh"
 
 
-def source(plan: PhasePlan) -> str:
-    """The structs Row, Operands, PerRow, Held and Phase0 to Phase2, and the macros KERNEL_PARAMETERS, ROW, ROW_AXES,
-    ROW_LATER and OPERANDS; what is copied ahead and summed over rows, where threads take row after row."""
-    return "\n".join(_lines(plan)) + "\n"
+def source(plan: PhasePlan, kernel: str) -> str:
+    """The structs Arguments, Row, Operands, PerRow, Held and Phase, what makes them, and the kernel, whose
+    qualifiers are `kernel`; what is copied ahead and summed over rows, where threads take row after row."""
+    return "\n".join([*_lines(plan), *parameters.entry(plan, kernel)]) + "\n"
 
 
 def _lines(plan: PhasePlan) -> Iterator[str]:

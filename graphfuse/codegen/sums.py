@@ -7,7 +7,7 @@ from graphfuse.codegen.phase_plan import PhasePlan
 
 
 def source(plan: PhasePlan) -> Iterator[str]:
-    """The structs Sums and Totals, the macro TOTALS and the function store_total."""
+    """The structs Sums and Totals, the function totals_of and the function store_total."""
     sums = plan.program.sums
     yield ""
     yield f"constexpr int SUMS = {len(sums)};"
@@ -22,8 +22,11 @@ def source(plan: PhasePlan) -> Iterator[str]:
     yield "  float* partials;"
     yield from (f"  void* t{k};" for k in range(len(sums)))
     yield "};"
-    partials = "static_cast<float*>(scratch)" if sums else "nullptr"
-    yield "#define TOTALS {" + ", ".join([partials, *(f"t{k}" for k in range(len(sums)))]) + "}"
+    partials = "static_cast<float*>(a.scratch)" if sums else "nullptr"
+    yield "GF_DEVICE Totals totals_of(const Arguments& a) {"
+    yield "  (void)a;"
+    yield "  return {" + ", ".join([partials, *(f"a.t{k}" for k in range(len(sums)))]) + "};"
+    yield "}"
     yield "template <int SUM>"
     yield "GF_DEVICE void store_total(const Totals& totals, gf::i64 column, float value) {"
     yield "  (void)totals, (void)column, (void)value;"

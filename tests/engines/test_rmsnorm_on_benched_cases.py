@@ -50,14 +50,14 @@ def test_eviction_goes_by_what_is_moved(bench, name, graph, eviction):
 def test_outputs_beyond_the_first_line_of_parameters_are_addressed_later(bench, name, later):
     part = part_of(bench, name)
     source = part.engine.source(part.facts, part.knobs)
-    (row,) = re.findall(r"#define ROW \{(.*)\}", source)
-    (rest,) = re.findall(r"#define ROW_LATER(.*)", source)
+    (row,) = re.findall(r"Row row_of\(.*?\n\}", source, re.DOTALL)
+    (rest,) = re.findall(r"void complete\(.*?\n\}", source, re.DOTALL)
     assert re.findall(r"row\.(\w+) = ", rest) == later
     outputs = {f"o{k}" for k in range(len(part.facts.program.stores))}
-    assert outputs - set(later) == set(re.findall(r"gf::offset\((o\d)", row))
+    assert outputs - set(later) == set(re.findall(r"gf::offset\(a\.(o\d)", row))
 
 
 def test_rows_are_read_before():
-    kernel = template("graphfuse.engines.rows.by_row", "by_row.cu").split('extern "C"')[1]
-    assert kernel.index("Row row = ROW;") < kernel.index("read_rows<Phase<0>>") < kernel.index("ROW_LATER")
-    assert kernel.index("ROW_LATER") < kernel.index("store(gf::Number<0>(), row)")
+    kernel = template("graphfuse.engines.rows.by_row", "by_row.cu").split("problem::start(")[1]
+    assert kernel.index("= row_of(") < kernel.index("read_rows<Phase<0>>") < kernel.index("complete(row")
+    assert kernel.index("complete(row") < kernel.index("store(gf::Number<0>(), row)")

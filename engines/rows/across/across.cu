@@ -27,7 +27,6 @@ namespace {
 using gf::i64;
 using namespace problem;
 
-constexpr int THREADS = ACROSS * GROUPS;
 constexpr Index CHUNKS = COLUMNS / CHUNK;
 constexpr int HALF = CHUNK == 8 ? 4 : CHUNK;  // columns that are summed one after another
 constexpr bool TAILLESS = Index(STEPS) * PASSES * GROUPS == CHUNKS;
@@ -198,11 +197,10 @@ GF_DEVICE void run_later(const Row& row, Held (&held)[STEPS][CHUNK], const Opera
 
 /// Strides are bytes from one row, or column, to the next. CTA i takes the rows from i * ACROSS * PIECE on. By their
 /// numbers these may be of several runs of neighbours; a piece is all of one run.
-extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) row_program(KERNEL_PARAMETERS) {
+GF_DEVICE void problem::start(const Arguments& a) {
   const Index thread = gf::thread_index() / ACROSS;  // of those of its rows: the group
   const i64 index = (i64(gf::block_index()) * ACROSS + gf::thread_index() % ACROSS) * PIECE;
-  ROW_AXES
-  Row row = ROW;
+  Row row = row_of(a, index, thread);
   // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
   gf::wait_for_previous_kernel();
   GF_SHARED(Shared, shared, 1);
@@ -218,8 +216,8 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) row_program(KERNEL_PARAMETER
     gf::let_next_kernel_begin();
   }
   // Outputs whose parameters are not in the first line of the constant cache: the reads above wait for no other.
-  ROW_LATER
-  const Operands operands = OPERANDS;
+  complete(row, a, index);
+  const Operands operands = operands_of(a);
   PerRow per_row;
   const float none[1][PIECE] = {};
   per_row.begin(gf::Number<0>(), row, operands, none, none);

@@ -90,10 +90,11 @@ def _prelude(facts: RowFacts, knobs: AcrossKnobs) -> str:
         "int PASSES": split.passes(knobs),
         "int ACROSS": knobs.threads_across,
         "int GROUPS": knobs.groups,
+        "int THREADS": knobs.threads,
         "int PLACES": knobs.places,
         "int CTAS_PER_SM": knobs.ctas_per_sm,
         "gf::Access COLUMN_READS": "gf::Access::READ_ONLY",
         "gf::Access ROW_READS": EVICTIONS[knobs.eviction].reads,
         "gf::Access ROW_WRITES": EVICTIONS[knobs.eviction].writes,
     }
-    return prelude(split.plan(knobs), constants)
+    return prelude(split.plan(knobs), constants, "GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM)")

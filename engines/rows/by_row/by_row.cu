@@ -231,15 +231,14 @@ GF_DEVICE void run_later(const Row& row, typename Phase<PHASE>::Rows (&rows)[STE
 
 /// Strides are bytes from one row to the next. CTA i takes the rows from i * THREADS / THREADS_PER_ROW on. What a
 /// CTA needs first comes first: the first six parameters are one line of the constant cache, others are awaited later.
-extern "C" GF_KERNEL(THREADS) row_program(KERNEL_PARAMETERS) {
+GF_DEVICE void problem::start(const Arguments& a) {
   const i64 cta = gf::block_index();
   const Index thread = CTAS_PER_ROW == 1 ? gf::thread_index() % THREADS_PER_ROW
                                          : cta % CTAS_PER_ROW * THREADS + gf::thread_index();
   // The last CTA may have fewer rows than threads for them, which all meet at the shuffles and barriers.
   const i64 index = CTAS_PER_ROW == 1 ? cta * (THREADS / THREADS_PER_ROW) + gf::thread_index() / THREADS_PER_ROW
                                       : cta / CTAS_PER_ROW;
-  ROW_AXES
-  Row row = ROW;
+  Row row = row_of(a, index, thread);
   // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
   gf::wait_for_previous_kernel();
   GF_SHARED(RowSum::Shared, shared, gf::at_least_one(SUM_PLACES));
@@ -266,8 +265,8 @@ extern "C" GF_KERNEL(THREADS) row_program(KERNEL_PARAMETERS) {
     gf::let_next_kernel_begin();
   }
   // Outputs whose parameters are not in the first line of the constant cache: the reads above wait for no other.
-  ROW_LATER
-  const Operands operands = OPERANDS;
+  complete(row, a, index);
+  const Operands operands = operands_of(a);
   PerRow per_row;
   const float none[1] = {};
   per_row.begin(gf::Number<0>(), row, operands, none, none);

@@ -443,7 +443,8 @@ GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 tog
 }  // namespace
 
 /// Strides are bytes from one row to the next. The launch is cooperative if there are sums over rows.
-extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) row_program(KERNEL_PARAMETERS) {
+GF_DEVICE void problem::start(const Arguments& a) {
+  const i64 rows = a.rows;
   const i64 cta = gf::block_index() / CTAS_PER_ROW;  // or cluster
   const i64 ctas = gf::grid_size() / CTAS_PER_ROW;
   const Index thread = CTAS_PER_ROW == 1 ? gf::thread_index() % THREADS_PER_ROW
@@ -458,17 +459,14 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) row_program(KERNEL_PARAMETER
   }
 
   const auto row_at = [&](i64 index, unsigned char* stage) -> Row {
-    (void)stage;
-    ROW_AXES
-    Row row = ROW;
-    ROW_LATER
+    Row row = row_of(a, index, thread, stage);
+    complete(row, a, index);
     return row;
   };
   const auto copy_ahead = [&](i64 index, int number) {
     if (index < rows) {
       unsigned char* const stage = shared + number * STAGE_BYTES;
-      ROW_AXES
-      const Ahead row = AHEAD;
+      const Ahead row = ahead_of(a, index, thread);
       copy_values(row, stage);
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
@@ -488,8 +486,8 @@ extern "C" GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM) row_program(KERNEL_PARAMETER
       copy_ahead(first + group + i * together, i);
     }
   }
-  const Operands operands = OPERANDS;
-  const Totals totals = TOTALS;
+  const Operands operands = operands_of(a);
+  const Totals totals = totals_of(a);
   const Partials partials = {totals.partials + cta * COLUMNS, ctas * COLUMNS};
   Taken taken = {operands, partials, thread};
   if constexpr (PASSES == 1) {

@@ -106,4 +106,4 @@ def _prelude(facts: RowFacts, knobs: PersistentKnobs) -> str:
         "gf::Access ROW_READS": "gf::Access::USUAL",
         "gf::Access ROW_WRITES": "gf::Access::USUAL",
     }
-    return prelude(split.plan(knobs), constants)
+    return prelude(split.plan(knobs), constants, "GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM)")
