@@ -149,7 +149,7 @@ def test_three_spellings_of_one_thing(monkeypatch):
 def test_it_is_not_offered_otherwise(monkeypatch):
     monkeypatch.delenv("GRAPHFUSE_DEVICE", raising=False)
     g = Norm().graph()
-    with pytest.raises(graphfuse.GraphNotSupportedError, match="rmsnorm: needs a CUDA device or the emulator; got cpu"):
+    with pytest.raises(graphfuse.GraphNotSupportedError, match="rows: needs a CUDA device or the emulator; got cpu"):
         g.build(OPEN)
     g.build([heur_mode.A])
     assert "emulator:" not in g.explain()
@@ -167,7 +167,7 @@ def test_named_engines_beside_it():
     g.build([heur_mode.A], engines=["emulator", "reference"])
     assert g.get_plan_name_at_index(0) == "reference"
     g.build([heur_mode.A], engines=["emulator"])
-    assert g.get_plan_name_at_index(0).startswith("emulator: rmsnorm")
+    assert g.get_plan_name_at_index(0).startswith("emulator: rows")
 
 
 def test_every_plan_gives_the_same_bits():

@@ -28,13 +28,15 @@ _READ, _WRITE = (f"(heap-buffer-overflow|use-after-poison)[^$]*{access} of size"
 _LOAD = ("by_row.cu", "reads[step] = Phase::read_rows(row, at);")
 _STORE = ("graphfuse/rows.cuh", "store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), piece)")
 _STORE_BLOCK = ("graphfuse/rows.cuh", "store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), elements)")
-_PARTS = ("graphfuse/reduce.cuh", "shared.totals[i * THREADS + thread] = parts[i];")
-_BARRIER = """        shared.totals[i * THREADS + thread] = parts[i];
+_PARTS = ("graphfuse/reduce.cuh", "shared.totals[i * THREADS + thread] = parts[i / COUNT][i % COUNT];")
+_BARRIER = """        shared.totals[i * THREADS + thread] = parts[i / COUNT][i % COUNT];
       }
       barrier();
 """
 _SECOND_BARRIER = """        barrier();
-        return *total;
+#pragma unroll
+        for (int value = 0; value < VALUES; ++value) {
+          results[value] = totals[value];
 """
 
 RMSNORM = {
@@ -81,15 +83,15 @@ RMSNORM = {
     "off by one in the last row": (
         SHARED_ROWS,
         Bug(
-            "thread, index < rows}",
-            "thread, index <= rows}",
+            "thread, index < a.rows}",
+            "thread, index <= a.rows}",
             {ADDRESS: _READ},
             _LOAD,
         ),
     ),
     "last row left out": (
         SHARED_ROWS,
-        Bug("thread, index < rows}", "thread, index < rows - 1}", {ADDRESS: WRONG}, NOWHERE),
+        Bug("thread, index < a.rows}", "thread, index < a.rows - 1}", {ADDRESS: WRONG}, NOWHERE),
     ),
     "wrong tail mask": (
         SHARED_ROWS,
@@ -102,9 +104,9 @@ RMSNORM = {
     "chunks of a thread added first": (
         PIECES,
         Bug(
-            "joined.sums[sum] = RowSum{shared[turn % SUM_PLACES]}(totals, turn / SUM_PLACES);",
-            "float first[CHUNKS] = {};\n  for (float t : totals) first[0] += t;\n"
-            "  joined.sums[sum] = RowSum{shared[turn % SUM_PLACES]}(first, turn / SUM_PLACES);",
+            "RowSum{shared[TURN % SUM_PLACES]}(totals, joined.sums, TURN / SUM_PLACES);",
+            "float first[1][CHUNKS] = {};\n  for (float t : totals[0]) first[0][0] += t;\n"
+            "  RowSum{shared[TURN % SUM_PLACES]}(first, joined.sums, TURN / SUM_PLACES);",
             {ADDRESS: WRONG},
             NOWHERE,
         ),
@@ -134,8 +136,8 @@ RMSNORM = {
     "scale beside its block": (
         SPLIT_BLOCKS,
         Bug(
-            "index * b0_stride0 + thread / 2",
-            "index * b0_stride0 + thread",
+            "index * a.b0_stride0 + thread / 2",
+            "index * a.b0_stride0 + thread",
             {ADDRESS: _WRITE},
             ("graphfuse/rows.cuh", "ACCESS>(scales.of("),
         ),
@@ -161,8 +163,8 @@ RMSNORM = {
     "shared memory for one chunk a thread": (
         (dict(rows=5, columns=992), ByRowKnobs(64, 128, 2)),
         Bug(
-            "PARTS = COUNT * THREADS;",
-            "PARTS = THREADS;",
+            "EACH = COUNT * THREADS;",
+            "EACH = THREADS;",
             {ADDRESS: "heap-buffer-overflow[^$]*WRITE of size 4"},
             _PARTS,
         ),
@@ -192,10 +194,10 @@ RMSNORM = {
     "total over a part that others still read": (
         LONG_ROWS,
         Bug(
-            "shared.totals + PARTS + thread / ROW_THREADS;",
+            "shared.totals + PARTS + thread / ROW_THREADS * MOST;",
             "shared.totals + 1;",
             {RACE: "data race"},
-            ("graphfuse/reduce.cuh", "*total = result;"),
+            ("graphfuse/reduce.cuh", "totals[value] = result;"),
         ),
     ),
     "missing wait for other CTAs' parts": (
@@ -210,8 +212,8 @@ RMSNORM = {
     "parts that nobody expects": (
         CLUSTERS,
         Bug(
-            "(CTAS - 1) * PARTS",
-            "(CTAS - 2) * PARTS",
+            "(CTAS - 1) * VALUES",
+            "(CTAS - 2) * VALUES",
             {ADDRESS: "use-after-poison|unknown-crash|nobody waited"},
             ("graphfuse/reduce.cuh", "shared.sent"),
         ),
@@ -240,7 +242,7 @@ RMSNORM = {
             "mbarrier_fence_init();\n      }\n      cluster_arrive_relaxed();",
             "}\n      cluster_arrive_relaxed();",
             {ADDRESS: "send on an mbarrier without mbarrier_fence_init"},
-            ("graphfuse/reduce.cuh", "send(parts[i]"),
+            ("graphfuse/reduce.cuh", "send(parts[i / COUNT]"),
         ),
     ),
     "another CTA's part left out": (
@@ -284,8 +286,8 @@ RMSNORM = {
     "misaligned vector access": (
         SHARED_ROWS,
         Bug(
-            "gf::offset(i0, index * i0_stride0 + thread * 8)",
-            "gf::offset(i0, index * i0_stride0 + thread * 8 + (index == 4 && thread == 3) * 2)",
+            "gf::offset(a.i0, index * a.i0_stride0 + thread * 8)",
+            "gf::offset(a.i0, index * a.i0_stride0 + thread * 8 + (index == 4 && thread == 3) * 2)",
             {ADDRESS: r"load of 8 bytes at an address that is a multiple of 2 \(thread 3 of CTA 2\)"},
             ("generated.cuh", "gf::load<8, 8, ROW_READS>"),
         ),
@@ -296,10 +298,13 @@ RMSNORM = {
             _BARRIER,
             """        if (thread == 0) shared.totals[0] = 0.0f;
         barrier();
-        atomic_add(&shared.totals[0], parts[i]);
+        atomic_add(&shared.totals[0], parts[i / COUNT][i % COUNT]);
       }
       barrier();
-      if (THREADS > 0) return shared.totals[0];
+      if (THREADS > 0) {
+        results[0] = shared.totals[0];
+        return;
+      }
 """,
             {ADDRESS: VARIES},
             NOWHERE,

@@ -28,8 +28,8 @@ def _bug(old: str, new: str) -> Bug:
 
 
 BUGS = {
-    "the largest is not subtracted": ("softmax", HIGH, _bug("(l0[i] - p.v0);", "l0[i];")),
-    "the largest is not subtracted from a logarithm": ("log_softmax", HIGH, _bug("(l0[i] - p.v0);", "l0[i];")),
+    "the largest is not subtracted": ("softmax", HIGH, _bug("v0 = maxima[0];", "v0 = 0.0f;")),
+    "the largest is not subtracted from a logarithm": ("log_softmax", HIGH, _bug("v0 = maxima[0];", "v0 = 0.0f;")),
     "the search begins with zero": (
         "softmax",
         LOW,
@@ -56,8 +56,8 @@ BUGS = {
         LOW,
         _bug("ZEROS_STAY_ZERO = false;", "ZEROS_STAY_ZERO = true;"),
     ),
-    "the total's reciprocal": ("softmax", HIGH, _bug("(held.v2[i] / p.v3)", "(held.v2[i] * p.v3)")),
-    "the largest is not added again": ("logsumexp", LOW, _bug("(v5 + v1);", "v5;")),
+    "the total's reciprocal": ("softmax", HIGH, _bug("(1.0f / v4)", "v4")),
+    "the largest is not added again": ("logsumexp", LOW, _bug("(v6 + v1);", "v6;")),
     "infinity less infinity": ("logsumexp", -float("inf"), _bug(f"v1 = gf::relu(v0, {_FINITE});", "v1 = v0;")),
 }
 

@@ -51,12 +51,15 @@ def test_what_is_written_is_declared(name):
 
 def around(name):
     """The function in the middle of others."""
-    has_eps = name in WITH_EPS
+    has_eps, has_groups = name in WITH_EPS, "group_size" in call(name).options
 
     def function(tensors):
         tensors = {n: t if t.dtype in (F8, FP4) else t * 2 for n, t in tensors.items()}
         run = getattr(functional, name)
-        result = run(**tensors, eps=1e-5) if has_eps else run(**tensors)  # of a number in a closure torch makes graphs
+        if has_groups:
+            result = run(**tensors, group_size=None)
+        else:  # of a number in a closure torch makes graphs
+            result = run(**tensors, eps=1e-5) if has_eps else run(**tensors)
         results = result if isinstance(result, tuple) else () if result is None else (result,)
         return (*results, *(t for n, t in tensors.items() if n in ("input", "residual", "out")))
 
@@ -103,7 +106,10 @@ def test_one_graph_where_tensors_are_given(name, kinds):
         return graph.forward
 
     torch._dynamo.reset()
-    called = (lambda a: function(**a, eps=1e-5)) if name in WITH_EPS else lambda a: function(**a)
+    if "group_size" in call(name).options:
+        called = lambda a: function(**a, group_size=None)  # noqa: E731 - of a dict in a closure torch makes graphs
+    else:
+        called = (lambda a: function(**a, eps=1e-5)) if name in WITH_EPS else lambda a: function(**a)
     fast = torch.compile(called, fullgraph=True, dynamic=True, backend=backend)
     with torch.no_grad():
         for n, rows in enumerate(ROWS[:3]):

@@ -49,7 +49,8 @@ class Variant:
         return _facts(problem, self.pattern)
 
     def knobs_on(self, device: Device) -> object:
-        return self.knobs or _proposed(self, device)
+        clusters = getattr(self.knobs, "cluster", 1) > 1
+        return self.knobs if self.knobs and (device.sm >= 90 or not clusters) else _proposed(self, device)
 
     def source(self, device: Device) -> str:
         """The kernel's translation unit."""
@@ -391,7 +392,6 @@ ACROSS: dict[str, Variant] = {
     "across aligned to 2": _channels(columns=48, input=HALF, alignment=2, offset=1, positions=24),
     "across read again": _channels(AcrossKnobs(32, 4), columns=2000, training=True, positions=16),
     "across sum read again": _channels(AcrossKnobs(16, 16), columns=1600, residual=True, positions=8),
-    "across 64-bit columns": _channels(AcrossKnobs(32, 8), columns=(1 << 28) + 8, positions=7),
 }
 
 VARIANTS: dict[str, Variant] = FORWARD | BACKWARD | LOSSES | ACROSS

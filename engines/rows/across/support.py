@@ -10,6 +10,9 @@ from graphfuse.engines.rows.across.split import RowSplit
 from graphfuse.engines.rows.support import device_reasons, reduction_reasons, rounding_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 
+MOST_COLUMNS = 4096
+"""Of few rows, that lie apart: no more CTAs share a row."""
+
 
 def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
     yield from device_reasons(device)
@@ -17,6 +20,11 @@ def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
     if side_by_side(facts) is None:
         yield _apart(facts)
         return
+    if facts.columns > max(MOST_COLUMNS, facts.rows):
+        yield (
+            f"{facts.node}: {facts.rows} rows of {facts.columns} columns that lie apart, too few for CTAs that reduce "
+            f"each alone; accepted: up to {MOST_COLUMNS} columns, or as many as rows"
+        )
     split = RowSplit.of(facts)
     yield from tensor_reasons(split.facts, columns_apart=True)
     yield from _row_reasons(split)

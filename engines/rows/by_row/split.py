@@ -49,7 +49,10 @@ class RowSplit:
         whole = (*facts.program.read_whole, *facts.program.written_whole)
         halved = chunk == CHUNK and max((v.dtype.nbytes(chunk) for v in whole), default=0) > ACCESS
         fits = -(-chunks // 512) * 512 * registers <= ROW_REGISTERS
-        sums, maxima = (len(facts.program.reductions(join)) for join in Join)
+        counts = [[len(facts.program.reduced_after(phase, join)) for phase in plan.phases] for join in Join]
+        sums, maxima = (max(of) * sum(map(bool, of)) for of in counts)
+        # Phases take turns in two places for sums; of maxima each has its own.
+        sums = min(sums, 2 * max(counts[0]))
         return cls(chunk, chunks, halved, registers, later, fits, sums, maxima)
 
     def resident(self, knobs: ByRowKnobs) -> bool:
@@ -78,8 +81,8 @@ class RowSplit:
         return -(-pieces * self.piece(knobs) * (registers or self.registers) // self.chunk)
 
     def static_bytes(self, knobs: ByRowKnobs) -> int:
-        """Shared memory of a CTA that the kernel declares, at most. Sums take turns in two places."""
-        sums = min(self.sums, 2)
+        """Shared memory of a CTA that the kernel declares, at most."""
+        sums = self.sums
         each = knobs.chunks * sums + self.maxima
         sent = knobs.threads_per_row * each if knobs.cluster > 1 else 0
         return 4 * (sent + knobs.threads * each + (WARP + 4) * (sums + self.maxima))
