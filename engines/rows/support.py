@@ -33,6 +33,13 @@ def device_reasons(device: Device) -> Iterator[str]:
         )
 
 
+def program_reasons(facts: RowFacts, device: Device) -> Iterator[str]:
+    """Why a device, or a program, is refused by every schedule."""
+    yield from device_reasons(device)
+    yield from rounding_reasons(facts.program)
+    yield from reduction_reasons(facts)
+
+
 def axes_reasons(facts: RowFacts) -> Iterator[str]:
     several = sum(extent > 1 for extent in facts.row_extents)
     if several > _MAX_AXES:

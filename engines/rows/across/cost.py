@@ -9,7 +9,7 @@ from graphfuse.engines.rows.limits import WARP
 from graphfuse.ops import Cost
 from graphfuse.rows.program import cost_of
 
-# Nanoseconds, and what an SM does in one. Those that the backward's engine was fitted with; not yet fitted here.
+# Nanoseconds, and what an SM does in one. Those that `persistent` was fitted with; not yet fitted here.
 _BYTES = 31.6  # that memory moves for an SM in one
 _ISSUED = 7.0  # instructions of warps that an SM issues in one
 _LATENCY = 750.0  # from a read's start to its end
@@ -20,7 +20,6 @@ _START = 2000.0  # of a launch
 _STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # instructions of an element for each step of the program, and each operand
 _RUN, _SHORT = 256, 0.1  # bytes side by side that memory moves best, and how much slower for each halving
 _SHARPNESS = 4.0  # with which what takes longest hides the rest
-
 
 PROPOSED = 3  # ways to spread rows
 # Threads of an SM that keep its memory busy, of a CTA, and side by side along rows.

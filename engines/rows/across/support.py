@@ -7,7 +7,7 @@ from graphfuse.engines.rows.across.axes import accepts, side_by_side, varying
 from graphfuse.engines.rows.across.knobs import every_knob
 from graphfuse.engines.rows.across.legal import fits
 from graphfuse.engines.rows.across.split import RowSplit
-from graphfuse.engines.rows.support import device_reasons, reduction_reasons, rounding_reasons, tensor_reasons
+from graphfuse.engines.rows.support import program_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 
 MOST_COLUMNS = 4096
@@ -15,8 +15,8 @@ MOST_COLUMNS = 4096
 
 
 def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
-    yield from device_reasons(device)
-    yield from _program_reasons(facts)
+    yield from program_reasons(facts, device)
+    yield from _own_reasons(facts)
     if side_by_side(facts) is None:
         yield _apart(facts)
         return
@@ -32,10 +32,9 @@ def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
         yield f"{facts.node}: no way to spread {facts.rows} rows of {facts.columns} columns over threads of {device}"
 
 
-def _program_reasons(facts: RowFacts) -> Iterator[str]:
+def _own_reasons(facts: RowFacts) -> Iterator[str]:
+    """What other schedules take."""
     program = facts.program
-    yield from rounding_reasons(program)
-    yield from reduction_reasons(facts)
     if program.numbers_columns:
         yield f"{facts.node}: columns are numbered; accepted where columns are neighbours"
     if program.sums:

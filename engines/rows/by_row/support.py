@@ -8,13 +8,14 @@ from graphfuse.engines.rows.by_row.knobs import ByRowKnobs, every_knob
 from graphfuse.engines.rows.by_row.legal import faults
 from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
-from graphfuse.engines.rows.support import device_reasons, reduction_reasons, rounding_reasons, tensor_reasons
+from graphfuse.engines.rows.support import program_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 
 
 def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
-    yield from device_reasons(device)
-    yield from _program_reasons(facts)
+    yield from program_reasons(facts, device)
+    if facts.program.sums:
+        yield f"{facts.node}: sums over rows; accepted: reductions of rows alone"
     yield from tensor_reasons(facts)
     split = RowSplit.of(facts)
     if not any(next(faults(facts, split, knobs, device), None) is None for knobs in filter(is_usual, every_knob())):
@@ -25,11 +26,3 @@ def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
             if shared
             else f"{facts.rows} rows take more CTAs than a grid can have"
         )
-
-
-def _program_reasons(facts: RowFacts) -> Iterator[str]:
-    program = facts.program
-    yield from rounding_reasons(program)
-    yield from reduction_reasons(facts)
-    if program.sums:
-        yield f"{facts.node}: sums over rows; accepted: reductions of rows alone"

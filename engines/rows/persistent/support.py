@@ -6,21 +6,12 @@ from graphfuse.device import Device
 from graphfuse.engines.rows.persistent.knobs import every_knob
 from graphfuse.engines.rows.persistent.legal import fits
 from graphfuse.engines.rows.persistent.split import RowSplit
-from graphfuse.engines.rows.support import (
-    FLOATS,
-    device_reasons,
-    reduction_reasons,
-    rounding_reasons,
-    tensor_reasons,
-    view_reasons,
-)
+from graphfuse.engines.rows.support import FLOATS, program_reasons, tensor_reasons, view_reasons
 from graphfuse.patterns.rows import RowFacts
 
 
 def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
-    yield from device_reasons(device)
-    yield from rounding_reasons(facts.program)
-    yield from reduction_reasons(facts)
+    yield from program_reasons(facts, device)
     yield from tensor_reasons(facts)
     for s in facts.program.sums:
         yield from view_reasons(facts, "sum over rows", s.view, FLOATS, facts.columns, 0)
