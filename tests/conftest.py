@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 
 from graphfuse import record
+from graphfuse.tables import store
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,6 +41,19 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_sessionstart(session):
     session.config._graphfuse_start = time.time()
+
+
+@pytest.fixture
+def plan_on(monkeypatch):
+    """plan_on(device): CPU tensors are planned for that device until the test ends. Fast paths go by no device but that
+    of tensors: those of before do not serve the test, nor its own those of after."""
+
+    def plan_on(device):
+        monkeypatch.setenv("GRAPHFUSE_DEVICE", device)
+        store._changed()
+
+    yield plan_on
+    store._changed()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import mmap
 
 import pytest
 
-from graphfuse import functional
 from graphfuse.emulator.kernel import Launcher
 from support.many_calls import Calls, by_threads, growth
 
@@ -12,11 +11,9 @@ pytestmark = pytest.mark.emulate
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
-    functional.rmsnorm.problems.clear()
-    yield Calls.of("cpu", 120, rows=200)  # columns that no other test has
-    functional.rmsnorm.problems.clear()
+def calls(plan_on):
+    plan_on("emulator")
+    return Calls.of("cpu", 120, rows=200)
 
 
 def test_threads(calls):

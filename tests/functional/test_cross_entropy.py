@@ -10,9 +10,8 @@ KINDS = {"smoothing": {"label_smoothing": 0.1}, "ignored": {"ignore_index": 7}, 
 
 
 @pytest.fixture(autouse=True, params=["cpu", "emulator"])
-def device(request, monkeypatch):
-    if request.param == "emulator":
-        monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
+def device(request, plan_on):
+    plan_on(request.param)
 
 
 pytestmark = pytest.mark.emulate

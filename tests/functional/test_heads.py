@@ -130,13 +130,10 @@ def test_weights_of_both_kinds_in_turns():
 @pytest.mark.emulate
 @pytest.mark.parametrize("shape", [(5, 3, 64), (1, 3, 64), (2, 5, 3, 72)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernels_on_the_emulator(shape, kind, monkeypatch):
+def test_kernels_on_the_emulator(shape, kind, plan_on):
+    plan_on("emulator")
     x, weight, bias = case(shape, kind)
-    functional.rmsnorm.problems.clear()
-    with monkeypatch.context() as patch:
-        patch.setenv("GRAPHFUSE_DEVICE", "emulator")
-        check({"out": functional.rmsnorm(x, weight, EPS, bias=bias)}, {"out": exact(x, weight, bias)})
-    functional.rmsnorm.problems.clear()
+    check({"out": functional.rmsnorm(x, weight, EPS, bias=bias)}, {"out": exact(x, weight, bias)})
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["new", "given"])

@@ -128,12 +128,11 @@ def test_one_kernel_in_place(graphs):
 
 @pytest.mark.emulate
 @pytest.mark.parametrize("name", NAMES)
-def test_the_kernels_do_what_the_functions_promise(name, monkeypatch):
+def test_the_kernels_do_what_the_functions_promise(name, monkeypatch, plan_on):
     """Run by the emulator, as by a GPU: in place, first the long way, then the short one."""
-    problems, plan, used = getattr(functional, name).problems, problem.plan.__wrapped__, []
-    problems.clear()
+    plan, used = problem.plan.__wrapped__, []
+    plan_on("emulator")
     with monkeypatch.context() as patch:
-        patch.setenv("GRAPHFUSE_DEVICE", "emulator")
         patch.setattr(problem, "plan", lambda *a: used.append(plan(*a)) or used[-1])
         for _ in range(3):
             made = call(name, (5, 2, 64))
@@ -141,7 +140,7 @@ def test_the_kernels_do_what_the_functions_promise(name, monkeypatch):
             check(results, made.exact)
     (planned,) = used
     assert tuple(part.engine.name for part in planned.plan.parts) == wanted(name)
-    problems.clear()
+    plan_on("cpu")
     reference = call(name, (5, 2, 64)).run()
     for output in {"y_fp4", "block_scale"} & {*results}:
         assert torch.equal(results[output].view(torch.uint8), reference[output].view(torch.uint8))
@@ -149,9 +148,9 @@ def test_the_kernels_do_what_the_functions_promise(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["fused_add_rmsnorm", "fused_add_rmsnorm_quant", "rmsnorm"])
 @pytest.mark.parametrize("rows", [16, 4096])
-def test_functions_have_the_knobs_that_were_tuned_for_their_benches(name, rows, monkeypatch):
+def test_functions_have_the_knobs_that_were_tuned_for_their_benches(name, rows, plan_on):
     """They store a residual sum rounded and read it unrounded, which takes a step more than the bench's graph has."""
-    monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
+    plan_on("emulator")
     made = call(name, (rows, 7168))
     arguments = made.tensors | made.options
     f = _declared(made.function)

@@ -153,9 +153,9 @@ def test_problems_with_a_workspace(monkeypatch, no_long_way):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])
 @pytest.mark.parametrize("name", ["rmsnorm", "fused_add_rmsnorm"])
-def test_no_tensor_is_kept_alive(name, device, monkeypatch):
+def test_no_tensor_is_kept_alive(name, device, plan_on):
     """Of calls whose fast path is kept."""
-    monkeypatch.setenv("GRAPHFUSE_DEVICE", device)
+    plan_on(device)
     made = call(name, (6, 80), tensors=Tensors(seed=7))
     left = [weakref.ref(t) for t in made.run().values() if isinstance(t, torch.Tensor)]
     assert len(left) >= 2 and getattr(functional, name).problems

@@ -16,7 +16,6 @@ from graphfuse.emulator.kernel import Launcher
 from graphfuse.errors import KernelFaultError
 from graphfuse.functional import call as calls
 from graphfuse.functional import problem
-from graphfuse.functional.problem import plan as every_plan
 from graphfuse.runtime.fastcall import row_class
 from graphfuse.tables import store
 from graphfuse.torch import RMSNorm
@@ -32,18 +31,9 @@ COLUMNS, TRAINED = 56, 104
 
 
 @pytest.fixture(autouse=True)
-def emulator(monkeypatch):
+def emulator(plan_on):
     """CPU tensors are the emulator's."""
-
-    def forget():
-        for name in NAMES:
-            getattr(functional, name).problems.clear()
-        every_plan.cache_clear()
-
-    forget()
-    monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
-    yield
-    forget()
+    plan_on("emulator")
 
 
 @pytest.fixture
@@ -255,6 +245,7 @@ def test_classes_are_planned_anew_when_something_is_tuned(planned, monkeypatch):
 def test_memory_does_not_grow_with_row_counts(monkeypatch):
     """Nothing is kept of a number of rows, or of an address."""
     monkeypatch.setattr(Launcher, "launch", lambda *_: 0)
+    functional.rmsnorm.problems.clear()
     weight, counts = torch.randn(8), shuffled(range(1, 4097))
 
     def every() -> int:

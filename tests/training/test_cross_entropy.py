@@ -10,9 +10,8 @@ pytestmark = pytest.mark.emulate
 
 
 @pytest.fixture(autouse=True, params=["cpu", "emulator"])
-def device(request, monkeypatch):
-    if request.param == "emulator":
-        monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
+def device(request, plan_on):
+    plan_on(request.param)
 
 
 def drawn(shape=(6, 100), dtype=torch.float32, seed=0):

@@ -169,7 +169,7 @@ def test_which_engines_take_them(engines):
 @pytest.mark.emulate
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_kernels_on_the_emulator(dtype, bias, monkeypatch):
-    monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
-    x, weight, bias = case((29, 3, 72), dtype, bias=bias)  # no other test has so many rows, and plans are kept
+def test_kernels_on_the_emulator(dtype, bias, plan_on):
+    plan_on("emulator")
+    x, weight, bias = case((29, 3, 72), dtype, bias=bias)
     check(x, *(None if t is None else t.detach().requires_grad_() for t in (weight, bias)))
