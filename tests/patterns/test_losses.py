@@ -86,7 +86,7 @@ KNOBS = {
     "part of a warp": ByRowKnobs(8, 64),
     "two chunks": ByRowKnobs(32, 64, 2),
     "warps": ByRowKnobs(128, 128),
-    "several CTAs": ByRowKnobs(256, 64),
+    "two CTAs": ByRowKnobs(128, 64),
 }
 
 
@@ -106,7 +106,7 @@ def test_knobs_do_not_decide_a_bit(backward):
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("knobs", ["part of a warp", "several CTAs"])
+@pytest.mark.parametrize("knobs", ["part of a warp", "two CTAs"])
 def test_under_sanitizers_in_all_schedules(knobs, backward, build):
     run = planned(CrossEntropy(9, 208, backward=backward), KNOBS[knobs])
     found = run.check(build)

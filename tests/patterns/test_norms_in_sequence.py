@@ -131,7 +131,8 @@ SPREAD = {
     "a warp, two chunks": ByRowKnobs(32, 64, 2),
     "warps": ByRowKnobs(128, 128),
     "all read before": ByRowKnobs(128, 128, 1, 0, 1),
-    "a cluster": ByRowKnobs(256, 64),
+    "two CTAs": ByRowKnobs(128, 64),
+    "four CTAs": ByRowKnobs(256, 64),
 }
 
 
@@ -169,7 +170,7 @@ def contents(pack: dict[str, torch.Tensor]) -> bytes:
 
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
-@pytest.mark.parametrize("knobs", ["part of a warp", "all read before", "a cluster"])
+@pytest.mark.parametrize("knobs", ["part of a warp", "all read before", "two CTAs"])
 def test_under_sanitizers_in_all_schedules(knobs, build):
     case = Sandwich()
     pack = case.pack(5, 208)

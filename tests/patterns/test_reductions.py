@@ -147,8 +147,9 @@ KNOBS = {
     "a warp, two chunks": ByRowKnobs(32, 64, 2),
     "warps": ByRowKnobs(128, 128),
     "many warps": ByRowKnobs(512, 512),
-    "a cluster": ByRowKnobs(256, 64),
-    "a cluster, two chunks": ByRowKnobs(128, 64, 2),
+    "four CTAs": ByRowKnobs(256, 64),
+    "two CTAs": ByRowKnobs(128, 64),
+    "two CTAs, two chunks": ByRowKnobs(128, 64, 2),
     "part of a warp stays": PersistentKnobs(8, 64, 3, 1, 1),
     "a warp stays": PersistentKnobs(32, 64, 2, 1, 2),
     "warps stay": PersistentKnobs(64, 64, 3, 1, 1),
@@ -195,7 +196,7 @@ def test_schedules_that_read_rows_again_agree(family):
 
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
-@pytest.mark.parametrize("knobs", ["part of a warp", "warps", "a cluster", "warps stay", "a cluster stays"])
+@pytest.mark.parametrize("knobs", ["part of a warp", "warps", "two CTAs", "warps stay", "a cluster stays"])
 @pytest.mark.parametrize("family", ["softmax", "two_in_a_phase", "four_phases"])
 def test_under_sanitizers_in_all_schedules(family, knobs, build):
     graph, pack = drawn(family, 5, 208)

@@ -113,7 +113,7 @@ def _cluster() -> Case:
 
 
 def _send() -> Case:
-    size, threads, rows = 4, 64, 7
+    size, threads, rows = 4, 32, 4
     x = np.random.default_rng(5).integers(-99, 99, (2, size, rows, threads)).astype(np.float32)
     weights = np.arange(1, size + 1, dtype=np.float32)[:, None, None]
     return Case(
