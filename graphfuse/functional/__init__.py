@@ -4,6 +4,7 @@ Names, order of arguments and what is written in place are FlashInfer's, where i
 operator of torch too, ``graphfuse::NAME``, which torch.compile and torch.export use.
 """
 
+from graphfuse.functional.adaptive import adalayernorm, add_adalayernorm
 from graphfuse.functional.fp4 import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from graphfuse.functional.fp8 import (
     fused_add_rmsnorm_quant,
@@ -29,6 +30,8 @@ from graphfuse.functional.silu import fused_rmsnorm_silu, rmsnorm_silu_gate
 from graphfuse.functional.softmax import log_softmax, logsumexp, normalize, softmax
 
 __all__ = [
+    "adalayernorm",
+    "add_adalayernorm",
     "add_rmsnorm_fp4quant",
     "cross_entropy",
     "cross_entropy_backward",

@@ -84,6 +84,18 @@ def columns_or_heads(name: str) -> Rule:
     return lambda shapes: (shapes[name][-1:], *(shapes[name][-2:] for _ in shapes[name][1:2]))
 
 
+def samples(name: str) -> Rule:
+    """One row of values for each index of the first dimension of another argument, one for all its rows, or one for
+    each of them."""
+
+    def rule(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+        *leading, columns = shapes[name]
+        ones = (1,) * len(leading)
+        return (*leading[:1], *ones[1:], columns), (columns,), (*ones, columns), shapes[name]
+
+    return rule
+
+
 def rows(name: str) -> Rule:
     """One value for each row of another argument."""
     return lambda shapes: ((*shapes[name][:-1], 1),)

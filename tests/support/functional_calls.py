@@ -126,6 +126,16 @@ def call(name: str, shape=(5, 64), dtype=torch.bfloat16, weight=None, tensors=Te
             b = tensors(shape[-1:], weight or dtype, 5)
             given = {"input": x, "residual": r, "weight": w, "bias": b}
             return Call(function, given, added | {"input": layer_norm(total, w, b)})
+        case "adalayernorm" | "add_adalayernorm":
+            of = (*shape[:-1][:1], *(1 for _ in shape[1:-1]), shape[-1])
+            a, b, c = (tensors(of, weight or dtype, n) for n in (6, 7, 8))
+            given, exact = {"input": x, "scale": a, "shift": b}, {}
+            if name.startswith("add"):
+                given |= {"residual": r, "gate": c}
+                exact["residual_out"] = r.double() + x.double() * c.double()
+            y = torch.nn.functional.layer_norm(exact.get("residual_out", x.double()), shape[-1:], eps=EPS)
+            exact = {"out": y * (1 + a.double()) + b.double()} | exact
+            return Call(function, given, exact, tuple(exact))
         case "softmax" | "log_softmax":
             return Call(function, {"input": x}, {"out": getattr(torch, name)(x.double(), -1)}, ("out",), {})
         case "logsumexp":
@@ -172,6 +182,8 @@ OUTS = {
     "fused_rmsnorm_silu": {"out": torch.bfloat16},
     "rmsnorm_silu_gate": {"out": torch.float16},
     "layernorm": {"out": F8},
+    "adalayernorm": {"out": F8},
+    "add_adalayernorm": {"out": torch.float16, "residual_out": torch.float32},
     "softmax": {"out": F8},
     "log_softmax": {"out": torch.float32},
     "logsumexp": {"out": torch.bfloat16},
