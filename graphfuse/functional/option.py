@@ -16,6 +16,8 @@ VALUES: Mapping[str, tuple[object, ...]] = {
     "needs_dweight": (False, True),
     "needs_dbias": (False, True),
     "needs_dgate": (False, True),
+    "needs_dscale": (False, True),
+    "needs_dshift": (False, True),
 }
 
 NUMBERS: Mapping[str, tuple[type, ...]] = {
@@ -36,6 +38,8 @@ SCHEMA = {
     "needs_dweight": "bool",
     "needs_dbias": "bool",
     "needs_dgate": "bool",
+    "needs_dscale": "bool",
+    "needs_dshift": "bool",
     "ignore_index": "int",
     "label_smoothing": "float",
     "z_loss": "float",

@@ -9,12 +9,14 @@ the statistics of each row; of softmax the result. docs/training.md is for users
 from graphfuse.torch.losses import CrossEntropyLoss, cross_entropy
 from graphfuse.torch.modules import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
 from graphfuse.torch.operators import (
+    ada_layer_norm,
     add_layer_norm,
     add_rms_norm,
     gemma_add_rms_norm,
     gemma_rms_norm,
     layer_norm,
     log_softmax,
+    normalize,
     rms_norm,
     rms_norm_silu,
     rms_norm_silu_gate,
@@ -27,6 +29,7 @@ __all__ = [
     "LayerNorm",
     "RMSNorm",
     "RMSNormSiLU",
+    "ada_layer_norm",
     "add_layer_norm",
     "add_rms_norm",
     "cross_entropy",
@@ -34,6 +37,7 @@ __all__ = [
     "gemma_rms_norm",
     "layer_norm",
     "log_softmax",
+    "normalize",
     "rms_norm",
     "rms_norm_silu",
     "rms_norm_silu_gate",

@@ -26,7 +26,7 @@ TYPES = FLOATS | types(data_type.DOUBLE)
 STATISTICS = types(data_type.FLOAT, data_type.DOUBLE)
 
 
-def _statistics(tensors) -> torch.dtype:
+def type_computed_in(tensors) -> torch.dtype:
     """The type that is computed in: gradients are as exact as results."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
 
@@ -40,12 +40,12 @@ Y = TensorParameter("y", TYPES, like("x"), written=True, new=type_of("x"))
 TOTAL = TensorParameter("total", TYPES, like("x"), written=True, new=type_of("residual"))
 
 
-def _of_rows(name: str, written: bool = False) -> TensorParameter:
+def of_rows(name: str, written: bool = False) -> TensorParameter:
     """One number a row."""
-    return TensorParameter(name, STATISTICS, rows("x"), written=written, new=_statistics if written else None)
+    return TensorParameter(name, STATISTICS, rows("x"), written=written, new=type_computed_in if written else None)
 
 
-INVERSE_RMS, MEAN, INVERSE_STD = (_of_rows(name, written=True) for name in ("inverse_rms", "mean", "inverse_std"))
+INVERSE_RMS, MEAN, INVERSE_STD = (of_rows(name, written=True) for name in ("inverse_rms", "mean", "inverse_std"))
 
 # Of the backward graph, where x is the tensor that was normalized: the residual sum, if there is one.
 DY = TensorParameter("dy", TYPES)
@@ -58,7 +58,7 @@ DRESIDUAL = TensorParameter("dresidual", TYPES, like("x"), written=True, new=typ
 DWEIGHT = TensorParameter("dweight", TYPES, like("weight"), written=True, new=type_of("weight"), asked="needs_dweight")
 # In the type that is computed in: bias is not kept, and autograd converts the sum to its type.
 DBIAS = TensorParameter(
-    "dbias", STATISTICS, like_or_columns("weight", "x"), written=True, new=_statistics, asked="needs_dbias"
+    "dbias", STATISTICS, like_or_columns("weight", "x"), written=True, new=type_computed_in, asked="needs_dbias"
 )
 DGATE = TensorParameter("dgate", TYPES, like("x"), written=True, new=type_of("gate"), asked="needs_dgate")
 
@@ -110,7 +110,7 @@ class Norm:
 
     @cached_property
     def backward(self) -> Variant:
-        saved = (_of_rows(a.name) for a in self.statistics)
+        saved = (of_rows(a.name) for a in self.statistics)
         read = (DY, NORMALIZED, *(GATE,) * self.gate, WEIGHT, *saved, *(DTOTAL,) * self.residual)
         return Variant((*read, *self.gradients), self._backward)
 

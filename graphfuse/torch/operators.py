@@ -1,9 +1,11 @@
-"""The operators: names, order of arguments, documentation. What each computes is its ``Norm`` or ``Softmax``."""
+"""The operators: names, order of arguments, documentation. What each computes is data beside it."""
 
 import torch
 
+from graphfuse.torch.adaptive import AdaLayerNorm
 from graphfuse.torch.formula import differentiable
 from graphfuse.torch.norm import Norm
+from graphfuse.torch.normalize import Normalize
 from graphfuse.torch.softmax import Softmax
 
 Norms = tuple[torch.Tensor, torch.Tensor]
@@ -30,7 +32,9 @@ LAYER_NORM = differentiable("layer_norm", Norm(centred=True))
 LAYER_NORM_BIAS = differentiable("layer_norm_bias", Norm(centred=True, bias=True))
 ADD_LAYER_NORM = differentiable("add_layer_norm", Norm(residual=True, centred=True))
 ADD_LAYER_NORM_BIAS = differentiable("add_layer_norm_bias", Norm(residual=True, centred=True, bias=True))
+ADA_LAYER_NORM = differentiable("ada_layer_norm", AdaLayerNorm())
 # The functions without gradients have the shorter names.
+NORMALIZE = differentiable("differentiable_normalize", Normalize())
 SOFTMAX = differentiable("differentiable_softmax", Softmax())
 LOG_SOFTMAX = differentiable("differentiable_log_softmax", Softmax(log=True))
 
@@ -125,6 +129,24 @@ def add_layer_norm(
     if bias is None:
         return ADD_LAYER_NORM.run(x, residual, weight, eps)
     return ADD_LAYER_NORM_BIAS.run(x, residual, weight, bias, eps)
+
+
+def ada_layer_norm(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """``layer_norm`` without a weight, times scale + 1, plus shift: adaptive layer norm (Peebles and Xie 2023).
+
+    x: (samples, ..., hidden), as of ``rms_norm``. scale: (samples, 1, ..., hidden), one row of values for each sample;
+    (hidden,) or (1, ..., 1, hidden), the same for all rows; or x's shape; any of x's types. shift: of scale's shape,
+    any of these types. Returns a new tensor like x. Backward needs x, scale and two numbers a row; it is one kernel
+    where scale is the same for all rows. Else the gradient of x is one, and each sum over the rows of a sample another.
+    """
+    return ADA_LAYER_NORM.run(x, scale, shift, eps)
+
+
+def normalize(x: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
+    """x / max(sqrt(sum(x^2)), eps) over the last dimension, computed in float32, rounded once to x's type:
+    ``torch.nn.functional.normalize``. x: as of ``rms_norm``. Backward needs x and two numbers a row. Of a row shorter
+    than eps, what it is divided by is a constant. Errors as of ``rms_norm``."""
+    return NORMALIZE.run(x, eps)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
