@@ -10,7 +10,7 @@ from functools import cached_property
 
 from graphfuse import match, verify
 from graphfuse.device import EMULATOR, Device
-from graphfuse.engine import Engine, KernelEngine, Launch, No, knobs_to_dict
+from graphfuse.engine import Engine, Launch, No, Outline, knobs_to_dict
 from graphfuse.enums import heur_mode
 from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
@@ -48,9 +48,8 @@ class Part:
         return facts_for(self.engine, self.region)
 
     @cached_property
-    def launch(self) -> Launch | None:
-        """The kernel launch; None for an engine that runs from Python."""
-        return self.engine.launch(self.facts, self.knobs) if isinstance(self.engine, KernelEngine) else None
+    def outline(self) -> Outline | Launch:
+        return self.engine.outline(self.facts, self.knobs)
 
     @property
     def name(self) -> str:
@@ -72,7 +71,7 @@ class Plan:
     @property
     def emulated(self) -> bool:
         """Whether kernels run on the CPU."""
-        return self.device.kind == EMULATOR.kind and any(isinstance(part.engine, KernelEngine) for part in self.parts)
+        return self.device.kind == EMULATOR.kind and any(part.engine.emulated for part in self.parts)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -208,7 +207,7 @@ def _ranked(
 ) -> list[Choice]:
     """Tuned knobs, then those proposed."""
     tuned = tunings.choices(engine, facts, device, mode)
-    tunable = isinstance(engine, KernelEngine) and engine.problem(facts) is not None
+    tunable = engine.problem(facts) is not None
     known = {choice.knobs for choice in tuned}
     return [*tuned, *(Choice(k, HEURISTIC if tunable else "") for k in proposed if k not in known)]
 
@@ -265,11 +264,13 @@ def _alternatives(graph: Graph, table: Sequence[Sequence[Part]], device: Device)
             yield assemble(graph, [*best[:i], part, *best[i + 1 :]], device)
 
 
-def assemble(graph: Graph, parts: Sequence[Part], device: Device) -> Plan:
-    """The plan that runs `parts` in order: checked, with its workspace laid out."""
-    verify.check_partition(graph, [part.region.subgraph for part in parts])
-    placed, scratch, total = _layout(graph, parts)
-    return Plan(tuple(parts), placed, scratch, total, device)
+def assemble(graph: Graph, parts: Sequence[Part], device: Device, workspaces: Sequence[int] | None = None) -> Plan:
+    """The plan that runs `parts` in order: checked, with its workspace laid out. workspaces: bytes of each part's own,
+    once it is prepared; None for those of the outlines."""
+    subgraphs = [part.region.subgraph for part in parts]
+    verify.check_partition(graph, subgraphs)
+    sizes = [part.outline.workspace_bytes for part in parts] if workspaces is None else workspaces
+    return Plan(tuple(parts), *_layout(graph, subgraphs, sizes), device)
 
 
 def named(
@@ -306,19 +307,21 @@ def _what(region: Region) -> str:
     return f"pattern {region.pattern}: {nodes}" if region.pattern else nodes
 
 
-def _layout(graph: Graph, parts: Sequence[Part]) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
-    """Where tensors between parts and the parts' scratch memory lie, first fit by lifetime."""
+def _layout(
+    graph: Graph, parts: Sequence[Subgraph], sizes: Sequence[int]
+) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
+    """Where tensors between parts and the parts' scratch memory lie, first fit by lifetime. sizes: bytes of the latter."""
     placed = {t.id: t.workspace for t in graph.tensors if t.workspace is not None and t.id in graph.producer}
     floor = max((graph.tensors[t].nbytes + at for t, at in placed.items()), default=0)
-    where = {i: n for n, part in enumerate(parts) for i in part.region.subgraph.node_ids}
+    where = {i: n for n, part in enumerate(parts) for i in part.node_ids}
     wanted: list[tuple[int, int, int, TensorId | None]] = []  # first part, last part, bytes, tensor or scratch
     for n, part in enumerate(parts):
-        for t in part.region.subgraph.outputs:
+        for t in part.outputs:
             if graph.tensors[t].virtual:
                 last = max(where[i] for i in graph.consumers[t])
                 wanted.append((n, last, graph.tensors[t].nbytes, t))
-        if part.launch is not None and part.launch.scratch_bytes:
-            wanted.append((n, n, part.launch.scratch_bytes, None))
+        if sizes[n]:
+            wanted.append((n, n, sizes[n], None))
     scratch, used, total = [0] * len(parts), [], floor
     for first, last, size, tensor in wanted:
         at = _round_up(floor)
