@@ -173,23 +173,13 @@ class Buffers(Protocol):
     def scalar(self, tensor: TensorId) -> float: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Bindings:
-    """Where the tensors of a graph are in one execute (``Buffers``).
+class _Given:
+    """Buffers of one call. values: address or number by tensor. Made at each call, so it does no more than look up."""
 
-    workspace: its address, 0 where there is none. scalar: as given, not rounded to
-    the tensor's data type.
-    """
+    __slots__ = ("address", "scalar")
 
-    addresses: Mapping[TensorId, int]
-    scalars: Mapping[TensorId, float]
-    workspace: int = 0
-
-    def address(self, tensor: TensorId) -> int:
-        return self.addresses[tensor]
-
-    def scalar(self, tensor: TensorId) -> float:
-        return self.scalars[tensor]
+    def __init__(self, values: Mapping[TensorId, float]):
+        self.address = self.scalar = values.__getitem__
 
 
 class Kernel(Protocol):
@@ -362,17 +352,13 @@ class HostEngine(Engine[FactsT, KnobsT]):
         """Do the work on `stream` (an address; 0 on the CPU). buffers: has what the engine's nodes read and write."""
 
     def prepare(self, facts: FactsT, knobs: KnobsT, device: Device, site: Site) -> Prepared:
-        tensors = site.subgraph.graph.tensors
-        touched = dict.fromkeys((*site.subgraph.inputs, *site.subgraph.outputs))
-        numbers = tuple(t for t in touched if tensors[t].by_value)
-        arrays = tuple(t for t in touched if not tensors[t].by_value)
-        run, n = self.run, len(arrays)
+        tensors, run = site.subgraph.graph.tensors, self.run
+        touched = tuple(dict.fromkeys((*site.subgraph.inputs, *site.subgraph.outputs)))
 
         def call(stream: int, *values: float) -> None:
-            found = Bindings(dict(zip(arrays, values[:n], strict=True)), dict(zip(numbers, values[n:], strict=True)))
-            run(facts, knobs, device, found, stream)
+            run(facts, knobs, device, _Given(dict(zip(touched, values, strict=False))), stream)
 
-        frozen = FrozenCall((*map(Address, arrays), *map(HostScalar, numbers)), call)
+        frozen = FrozenCall(tuple(HostScalar(t) if tensors[t].by_value else Address(t) for t in touched), call)
         return Prepared(lambda dependent: frozen, undependable="it runs from Python")
 
 

@@ -16,6 +16,7 @@ from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
 from graphfuse.match import Declined, Region
 from graphfuse.plugins import Registry
+from graphfuse.tables.ranking import RANKING, Rank, rank
 from graphfuse.tables.tunings import HEURISTIC, Choice, Tunings
 
 ALIGNMENT = 256
@@ -128,16 +129,21 @@ def propose(
     device: Device,
     mode: heur_mode,
     tunings: Tunings = Tunings(),
+    ranking: Sequence[Rank] = RANKING,
 ) -> Proposal:
     """Plans of one mode, best first.
 
     Matched regions go to the engines of their facts; what is left goes to engines that
-    run any subgraph. Of an engine's knobs, tuned ones come first. Alternatives differ from
-    the best plan in one region.
+    run any subgraph. Which engine of a region comes first `ranking` says, else the order of `engines`. Of an engine's
+    knobs, tuned ones come first. Alternatives differ from the best plan in one region.
     """
 
     def ask(region: Region, engines: Sequence[Engine]) -> list[Part]:
         return list(_ask(region, engines, device, mode, tunings, verdicts))
+
+    def ranked(region: Region, options: list[Part]) -> list[Part]:
+        order = rank(region, device, ranking)
+        return sorted(options, key=lambda part: order.place(part.engine.name))
 
     asked = [e for e in engines if mode in e.modes]
     verdicts: list[Verdict] = []
@@ -153,7 +159,7 @@ def propose(
             continue
         options = ask(region, special)
         if options:
-            chosen.append((region, options + ask(region, general)))
+            chosen.append((region, ranked(region, options + ask(region, general))))
     order = schedule(graph, [r.subgraph for r, _ in chosen])
     fused = {r.subgraph: options for r, options in chosen}
     table: list[list[Part]] = []
@@ -162,7 +168,7 @@ def propose(
         options = fused.get(subgraph)
         if options is None:
             rest = Region("", subgraph, subgraph)
-            options = ask(rest, general)
+            options = ranked(rest, ask(rest, general))
             if not options:
                 uncovered += [str(node) for node in subgraph.nodes]
         table.append(options)
@@ -310,7 +316,8 @@ def _what(region: Region) -> str:
 def _layout(
     graph: Graph, parts: Sequence[Subgraph], sizes: Sequence[int]
 ) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
-    """Where tensors between parts and the parts' scratch memory lie, first fit by lifetime. sizes: bytes of the latter."""
+    """Where tensors between parts and the parts' scratch memory lie, first fit by lifetime. sizes: bytes of the parts'
+    own memory."""
     placed = {t.id: t.workspace for t in graph.tensors if t.workspace is not None and t.id in graph.producer}
     floor = max((graph.tensors[t].nbytes + at for t, at in placed.items()), default=0)
     where = {i: n for n, part in enumerate(parts) for i in part.node_ids}

@@ -1,5 +1,6 @@
 """The plans of one graph: proposing, barring, preparing and running them. `pygraph` keeps one planner."""
 
+import functools
 import os
 import threading
 import warnings
@@ -23,8 +24,8 @@ from graphfuse.errors import (
 from graphfuse.ir import Graph
 from graphfuse.lower import lower
 from graphfuse.plan import Part, Plan, Proposal
-from graphfuse.runtime.bound import Bound
 from graphfuse.runtime import fastcall
+from graphfuse.runtime.bound import Bound
 from graphfuse.runtime.executable import Executable, NotBuilt
 from graphfuse.runtime.handle import stream_getter, stream_on
 from graphfuse.runtime.variant_pack import Binder
@@ -147,13 +148,14 @@ class Planner:
             raise GraphNotSupportedError(self._no_plan("every plan is deselected or cannot be prepared"))
 
     def build(self, policy: build_plan_policy) -> None:
-        """Build the first plan that can be prepared, or all that can, and select the first. Where none can: the error of
-        the only plan, or GraphNotSupportedError with each plan's reason."""
+        """Build the first plan that can be prepared, or all that can, and select the first. Where none can, raises the
+        error of the only plan, or GraphNotSupportedError with each plan's reason."""
         usable = [i for i, p in enumerate(self.plans) if not self._deselected(p)]
         if not usable:
             self.check_support()
         errors: list[Exception] = []
-        for place, first in enumerate(usable):
+        left = iter(usable)
+        for first in left:
             error = self._tried(first)
             if error is None:
                 break
@@ -164,7 +166,7 @@ class Planner:
             raise GraphNotSupportedError(self._no_plan("no plan can be prepared")) from errors[0]
         if policy is build_plan_policy.ALL:
             with compilers(self.device) as pool:
-                errors += filter(None, pool.map(self._tried, usable[place + 1 :]))
+                errors += filter(None, pool.map(self._tried, left))
         for error in errors:
             if isinstance(error, KernelCompileError):  # a fault of an engine, which nobody would hear of
                 warnings.warn(f"another plan takes the place of one that fails: {error}", RuntimeWarning, stacklevel=3)
@@ -217,10 +219,11 @@ class Planner:
             self._failed[p.name] = f"it cannot be prepared: {str(error).splitlines()[0]}"
             raise
 
+        @functools.cache
         def parts(dependent: bool) -> list[fastcall.Part]:
             return [fastcall.Part(w.freeze(dependent), at) for w, at in zip(prepared, p.scratch, strict=True)]
 
-        parts(False)
+        parts(False)  # what the device refuses is said now
         made = Executable(
             self.graph,
             parts,

@@ -4,12 +4,11 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from graphfuse.engine import Bindings
 from graphfuse.errors import GraphNotSupportedError
 from graphfuse.ir import Graph, Tensor
 from graphfuse.runtime import fastcall
 from graphfuse.runtime.fastcall import Execute, Part, Space, Start
-from graphfuse.runtime.variant_pack import WORKSPACE_ALIGNMENT, Binder
+from graphfuse.runtime.variant_pack import WORKSPACE_ALIGNMENT, Binder, Bindings
 
 _FORMS_KEPT = 8
 
@@ -44,7 +43,7 @@ class Executable:
         self.undependable = undependable
         self.like_last: Execute = declines
         self._graph = graph
-        self._parts = functools.cache(parts)
+        self._parts = parts
         self.counted = functools.cache(self._counted)
         self._new_binder = binder
         self._forms: tuple[Execute, ...] = ()

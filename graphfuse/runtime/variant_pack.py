@@ -1,10 +1,10 @@
 """From the variant pack to addresses: finds each tensor's value and checks it before anything runs."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engine import Bindings
 from graphfuse.enums import tensor_reordering
 from graphfuse.errors import VariantPackError, VariantPackTypeError, WorkspaceError
 from graphfuse.ir import Graph, Tensor, TensorId
@@ -18,6 +18,25 @@ WORKSPACE_ALIGNMENT = {"cuda": 256, "cpu": 16, "emulator": 16}
 
 # Types that libraries without them keep as plain bytes.
 _AS_BYTES = frozenset({data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP8_E8M0, data_type.FP4_E2M1})
+
+
+@dataclass(frozen=True, eq=False)
+class Bindings:
+    """Where the tensors of a graph are in one execute (``engine.Buffers``).
+
+    workspace: its address, 0 where there is none. scalar: as given, not rounded to
+    the tensor's data type.
+    """
+
+    addresses: Mapping[TensorId, int]
+    scalars: Mapping[TensorId, float]
+    workspace: int
+
+    def address(self, tensor: TensorId) -> int:
+        return self.addresses[tensor]
+
+    def scalar(self, tensor: TensorId) -> float:
+        return self.scalars[tensor]
 
 
 class Binder:

@@ -42,9 +42,10 @@ class _OtherVersion(ValueError):
 
 def tunings(engines: Iterable[Engine], device: Device) -> Tunings:
     """All that is known about tuning `engines` on `device`."""
-    if not device.runs_kernels:
+    tuned = [e for e in engines if type(e).problem is not Engine.problem]
+    if not tuned or not device.runs_kernels:
         return Tunings()
-    return Tunings(_own(device), tuple(e for engine in engines for e in first_party(engine, device)))
+    return Tunings(_own(device), tuple(e for engine in tuned for e in first_party(engine, device)))
 
 
 def _own(device: Device) -> tuple[Entry, ...]:

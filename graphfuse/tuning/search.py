@@ -83,7 +83,7 @@ def search(
 
 
 def compile_all(part: Part, device: Device, candidates: Sequence[object], deadline: float) -> dict[object, Future]:
-    """Prepare the part with each of these knobs, side by side; those that are done by the deadline, errors among them."""
+    """Prepare the part with each of these knobs, side by side; what is done by the deadline, errors among it."""
     with compilers(device) as pool:
         futures = {k: pool.submit(prepare, Part(part.region, part.engine, k), device) for k in candidates}
         wait(futures.values(), min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))

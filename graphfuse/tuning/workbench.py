@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from graphfuse import memory, plugins
 from graphfuse.device import Device
-from graphfuse.engine import Bindings, NoKnobs, Prepared
+from graphfuse.engine import NoKnobs, Prepared
 from graphfuse.ir import TensorId
 from graphfuse.plan import Part, Plan
 from graphfuse.runtime import fastcall, handle, timing
+from graphfuse.runtime.variant_pack import Bindings
 from graphfuse.tuning import compare
 
 _POISON = 0xA5

@@ -24,6 +24,7 @@ class Part:
     scratch: int = 0
     rows: int | None = None
 
+
 _START = """
 def start(stream, workspace, count, {values}):
 {parts}
