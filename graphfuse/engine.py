@@ -211,11 +211,11 @@ class FrozenCall:
     """A frozen launch that is a call: of a library, or of Python.
 
     run: called as ``run(stream, *values)`` to put the work on `stream`, an address (0: the default stream; on the CPU
-    there is none, and the work is done on return). values: of `arguments`, in their order: addresses, numbers of
-    tensors passed by value as floats, constants, and for a ``RowCount`` the number of rows. Any number of threads may
-    call it at once, and the thread's current device may be another; it leaves that as it is. It allocates no device
-    memory and does not wait for the device, so that it can be captured into a CUDA graph. What it cannot do it raises
-    as a ``DeviceError``.
+    there is none, and the work is done on return). values: of `arguments`, in their order: addresses (any, of a tensor
+    without elements), numbers of tensors passed by value, constants, and for a ``RowCount`` the number of rows. Any
+    number of threads may call it at once. The thread's current device may be another, and stays what it was. To be
+    captured into a CUDA graph, it neither allocates device memory nor waits for the device. DeviceError with what the
+    library reports.
     rows: the number of rows that it was prepared for, where it can be started for fewer (``RowCount``); else None.
     """
 

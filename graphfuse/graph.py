@@ -352,6 +352,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         return planner.at(planner.selected()).workspace_bytes
 
     def get_workspace_size_plan_at_index(self, index: int) -> int:
+        """Bytes of workspace of one plan; of one that is not built, as far as they are known by then."""
         return self._plan(index).workspace_bytes
 
     def execute(

@@ -216,7 +216,7 @@ class Planner:
                 p = plan.assemble(self.graph, p.parts, self.device, needs)
                 self._refuse_deselected(index, p)
         except UNPREPARED as error:
-            self._failed[p.name] = f"it cannot be prepared: {str(error).splitlines()[0]}"
+            self._failed[p.name] = f"it cannot be prepared: {str(error).partition(chr(10))[0]}"
             raise
 
         @functools.cache

@@ -5,13 +5,16 @@ it needs, and is run by addresses and a handle that belongs to one thread.
 """
 
 import ctypes
+import re
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
+import graphfuse
 from graphfuse import (
     GraphNotSupportedError,
     GraphStateError,
@@ -338,6 +341,13 @@ def test_a_call_may_serve_any_number_of_rows():
     fixed = planned(LibraryEngine())
     fixed.build_plans()
     assert fixed._planner.executable().counted(50, False) is None
+
+
+def test_nothing_but_the_contract_knows_kinds_of_engines():
+    folder = Path(graphfuse.__file__).parent
+    files = [path for path in folder.rglob("*.py") if path != folder / "engine.py"]
+    assert len(files) > 50
+    assert not [path for path in files if re.search(r"\b(Kernel|Host)Engine\b", path.read_text())]
 
 
 class Tuned(LibraryEngine):
