@@ -37,7 +37,7 @@ def started(graph, packs: Sequence[Mapping[str, object]]) -> Started:
     """
     plan = graph._plan(0)
     (part,) = plan.parts
-    launch, tensors = part.launch, part.region.subgraph.graph.tensors
+    launch, tensors = part.outline, part.region.subgraph.graph.tensors
     if launch.cluster != 1 or launch.cooperative or launch.cleared or launch.scratch_bytes:
         raise NotImplementedError(f"a bare start of {launch}")
 

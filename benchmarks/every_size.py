@@ -169,7 +169,7 @@ def measure(size: Size, search: bool) -> Measured:
     """On the current device, everything in turns."""
     import torch
 
-    from graphfuse.planner import kernel
+    from graphfuse.planner import prepare
     from graphfuse.runtime import timing
     from graphfuse.tuning.autotune import bind
     from graphfuse.tuning.workbench import Workbench, reference
@@ -185,7 +185,7 @@ def measure(size: Size, search: bool) -> Measured:
         sets = [Buffers(tensors["x"])] * timing.buffer_sets(size.moved)
 
         def calls(knobs: ByRowKnobs):
-            made = bench.calls(knobs, kernel(Part(part.region, part.engine, knobs), device))
+            made = bench.calls(prepare(Part(part.region, part.engine, knobs), device))
             wrong = bench.check(made)
             if wrong is not None:
                 raise SystemExit(f"{size}: {knobs} is wrong: {wrong}")

@@ -18,7 +18,7 @@ from graphfuse.benchmarks import sizes
 from graphfuse.engine import knobs_to_dict
 from graphfuse.enums import heur_mode
 from graphfuse.plan import Part
-from graphfuse.planner import kernel
+from graphfuse.planner import prepare
 from graphfuse.tuning.report import Trial, words
 from graphfuse.tuning.search import HALVING, Round, search
 
@@ -50,7 +50,7 @@ def case(size: sizes.Size, deadline: float) -> tuple[dict[str, object], tuple[Tr
         if time.monotonic() >= deadline:
             return None
         best = next(k for k in space if knobs_to_dict(k) == trials[0].knobs)
-        pair = [bench.calls(k, kernel(Part(part.region, part.engine, k), device)) for k in (first, best)]
+        pair = [bench.calls(prepare(Part(part.region, part.engine, k), device)) for k in (first, best)]
         us, ratio = timing.measure(pair[0]).median, 1.0
         if best != first:
             turns = [[timing.measure(calls, 5).median for calls in pair] for _ in range(TURNS)]

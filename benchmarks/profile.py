@@ -81,7 +81,7 @@ def planned(bench: str, handle: object) -> dict[ncu.Replay, list[int]]:
     with untuned():
         for place, case in enumerate(CASES[bench]):
             (part,) = sizes.planner(case.graph(handle), handle).plans[0].parts
-            places.setdefault(replay_of(part.launch), []).append(place)
+            places.setdefault(replay_of(part.outline), []).append(place)
     return places
 
 

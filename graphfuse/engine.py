@@ -1,19 +1,23 @@
 """What an engine is, and the records it exchanges with planning.
 
-An engine serves one class of facts. It judges (`why_not`), proposes knobs, and turns
-facts and knobs into something to run: a CUDA C++ kernel (`KernelEngine`) or a Python
-function (`HostEngine`). It never compiles, launches or looks at other engines.
+An engine serves one class of facts. It judges (`why_not`), proposes knobs, says what planning has to know of the work
+(`outline`), and makes it ready to run (`prepare`). Judging and proposing are pure and quick. `prepare` is called once,
+when a plan is built, and may compile. What it returns (`Prepared`) says how much workspace it needs and how it is
+launched. Planning treats all engines alike.
+
+Most engines say less: a `KernelEngine` gives the source and the launch of one CUDA C++ kernel, a `HostEngine` a Python
+function. No engine looks at other engines.
 """
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from graphfuse.device import Device
 from graphfuse.enums import heur_mode
 from graphfuse.errors import GraphValidationError
-from graphfuse.ir import TensorId
+from graphfuse.ir import Subgraph, TensorId
 
 FactsT = TypeVar("FactsT")
 KnobsT = TypeVar("KnobsT")
@@ -105,6 +109,17 @@ class ByRows:
 
 
 @dataclass(frozen=True)
+class Outline:
+    """What planning has to know of work that is not prepared yet. A ``Launch`` is one, too.
+
+    workspace_bytes: of the work's own, as far as they are known by now. Where preparing it finds that it needs others,
+    the plan's workspace is laid out again. Of an engine that is tuned (``Engine.problem``) they are exact.
+    """
+
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Launch:
     """How a kernel is started. grid 0 means there is nothing to do and nothing is launched.
 
@@ -131,6 +146,10 @@ class Launch:
     waits: bool = False
     by_rows: ByRows | None = None
 
+    @property
+    def workspace_bytes(self) -> int:
+        return self.scratch_bytes
+
 
 @dataclass(frozen=True)
 class ProblemClass:
@@ -154,18 +173,104 @@ class Buffers(Protocol):
     def scalar(self, tensor: TensorId) -> float: ...
 
 
+class _Given:
+    """Buffers of one call. values: address or number by tensor. Made at each call, so it does no more than look up."""
+
+    __slots__ = ("address", "scalar")
+
+    def __init__(self, values: Mapping[TensorId, float]):
+        self.address = self.scalar = values.__getitem__
+
+
+class Kernel(Protocol):
+    """A compiled and loaded kernel: ``runtime.launch.Kernel``, or the emulator's."""
+
+    def launcher(self, launch: Launch, dependent: bool = False) -> object:
+        """What starts it as `launch` says. dependent: it may begin before the kernel before it ends."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenKernel:
+    """A frozen launch that is the start of a kernel. launcher: as ``Kernel.launcher`` makes it."""
+
+    launch: Launch
+    launcher: object
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return self.launch.arguments
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows that it was planned for, where it can be started for fewer; else None."""
+        return None if self.launch.by_rows is None else self.launch.by_rows.rows
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenCall:
+    """A frozen launch that is a call: of a library, or of Python.
+
+    run: called as ``run(stream, *values)`` to put the work on `stream`, an address (0: the default stream; on the CPU
+    there is none, and the work is done on return). values: of `arguments`, in their order: addresses (any, of a tensor
+    without elements), numbers of tensors passed by value, constants, and for a ``RowCount`` the number of rows. Any
+    number of threads may call it at once. The thread's current device may be another, and stays what it was. To be
+    captured into a CUDA graph, it neither allocates device memory nor waits for the device. DeviceError with what the
+    library reports.
+    rows: the number of rows that it was prepared for, where it can be started for fewer (``RowCount``); else None.
+    """
+
+    arguments: tuple[Argument, ...]
+    run: Callable[..., None]
+    rows: int | None = None
+
+
+Frozen = FrozenKernel | FrozenCall
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Work that is ready to run, any number of times, on any thread.
+
+    freeze: makes the launch, all of which is fixed but addresses, numbers, stream and number of rows. It is called with
+    whether the work may begin before the work before it on the stream has ended (programmatic dependent launch); with
+    True only where `undependable` is None. workspace_bytes: of its own, 256-byte aligned as long as the workspace is.
+    undependable: why it cannot begin early, None if it can: then all of it waits for the work before it, as
+    ``Launch.waits`` says.
+    """
+
+    freeze: Callable[[bool], Frozen]
+    workspace_bytes: int = 0
+    undependable: str | None = "it does not say that it waits for the work before it"
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What `prepare` is given beside the problem.
+
+    subgraph: the nodes whose work it is. outline: what the engine said of it (``Engine.outline``). compile: makes the
+    device's kernel of a source, as ``KernelEngine.source``, and the name of its extern "C" entry; for engines that
+    write kernels. It raises KernelCompileError where the source does not compile.
+    """
+
+    subgraph: Subgraph
+    outline: Outline | Launch
+    compile: Callable[[str, str], Kernel]
+
+
 class Engine(abc.ABC, Generic[FactsT, KnobsT]):
     """Base of all engines. Class attributes:
 
     name: what users see and deselect by. facts: the facts class it serves.
     knobs: its frozen dataclass of knobs, or several, no two of which have the same fields.
-    modes: the heuristic modes that ask it.
+    modes: the heuristic modes that ask it. emulated: whether its work on the device "emulator" is kernels, run there as
+    C++.
     """
 
     name: ClassVar[str]
     facts: ClassVar[type]
     knobs: ClassVar[type | tuple[type, ...]] = NoKnobs
     modes: ClassVar[frozenset[heur_mode]]
+    emulated: ClassVar[bool] = False
 
     @abc.abstractmethod
     def why_not(self, facts: FactsT, device: Device) -> No | None:
@@ -187,10 +292,29 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
         """Numerical notes of the plan: rounding, software conversions, and the like."""
         return ()
 
+    def problem(self, facts: FactsT) -> ProblemClass | None:
+        """The class that tuned knobs are kept for; None if this engine is not tuned."""
+        return None
+
+    def outline(self, facts: FactsT, knobs: KnobsT) -> Outline | Launch:
+        """What planning has to know before the work is prepared. Pure and quick, as it is asked for plans that are
+        never built."""
+        return Outline()
+
+    @abc.abstractmethod
+    def prepare(self, facts: FactsT, knobs: KnobsT, device: Device, site: Site) -> Prepared:
+        """Make the work ready: compile it, or build what a library runs. Called once for a plan that is built, several
+        plans at once from threads of their own.
+
+        GraphNotSupportedError where it turns out only now that these knobs cannot be used here; building then goes on
+        to the next plan, as it does after the KernelCompileError of a kernel.
+        """
+
 
 class KernelEngine(Engine[FactsT, KnobsT]):
     """An engine whose work is one generated CUDA C++ kernel."""
 
+    emulated: ClassVar[bool] = True
     entry: ClassVar[str]
     """Name of the extern "C" kernel in the source."""
 
@@ -202,9 +326,22 @@ class KernelEngine(Engine[FactsT, KnobsT]):
     def launch(self, facts: FactsT, knobs: KnobsT) -> Launch:
         """Grid, block and arguments."""
 
-    def problem(self, facts: FactsT) -> ProblemClass | None:
-        """The class that tuned knobs are kept for; None if this engine is not tuned."""
-        return None
+    def outline(self, facts: FactsT, knobs: KnobsT) -> Launch:
+        return self.launch(facts, knobs)
+
+    def prepare(self, facts: FactsT, knobs: KnobsT, device: Device, site: Site) -> Prepared:
+        launch, kernel = site.outline, site.compile(self.source(facts, knobs), self.entry)
+        return Prepared(
+            lambda dependent: FrozenKernel(launch, kernel.launcher(launch, dependent)),
+            launch.scratch_bytes,
+            _undependable(launch),
+        )
+
+
+def _undependable(launch: Launch) -> str | None:
+    if not launch.waits:
+        return "its launch does not say that the kernel waits for the one before it"
+    return "memory is cleared before its kernel" if launch.cleared else None
 
 
 class HostEngine(Engine[FactsT, KnobsT]):
@@ -212,7 +349,17 @@ class HostEngine(Engine[FactsT, KnobsT]):
 
     @abc.abstractmethod
     def run(self, facts: FactsT, knobs: KnobsT, device: Device, buffers: Buffers, stream: int) -> None:
-        """Do the work on `stream` (an address; 0 on the CPU)."""
+        """Do the work on `stream` (an address; 0 on the CPU). buffers: has what the engine's nodes read and write."""
+
+    def prepare(self, facts: FactsT, knobs: KnobsT, device: Device, site: Site) -> Prepared:
+        tensors, run = site.subgraph.graph.tensors, self.run
+        touched = tuple(dict.fromkeys((*site.subgraph.inputs, *site.subgraph.outputs)))
+
+        def call(stream: int, *values: float) -> None:
+            run(facts, knobs, device, _Given(dict(zip(touched, values, strict=False))), stream)
+
+        frozen = FrozenCall(tuple(HostScalar(t) if tensors[t].by_value else Address(t) for t in touched), call)
+        return Prepared(lambda dependent: frozen, undependable="it runs from Python")
 
 
 def knobs_to_dict(knobs: object) -> dict[str, object]:

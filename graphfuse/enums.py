@@ -18,7 +18,7 @@ class heur_mode(_Named):  # noqa: N801 - cuDNN's spelling
 
 
 class build_plan_policy(_Named):  # noqa: N801
-    """HEURISTICS_CHOICE builds the first plan that works, ALL builds every plan."""
+    """HEURISTICS_CHOICE builds the first plan that works, ALL builds every plan that does."""
 
     HEURISTICS_CHOICE = "heuristics_choice"
     ALL = "all"

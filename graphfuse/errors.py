@@ -6,7 +6,8 @@ class GraphfuseError(Exception):
 
 
 class GraphNotSupportedError(GraphfuseError, NotImplementedError):
-    """No engine can run the graph; the message lists each candidate with its reason."""
+    """No engine can run the graph, or none of its plans can be prepared; the message lists each candidate with its
+    reason. Engines raise it where one plan cannot be prepared."""
 
 
 class GraphValidationError(GraphfuseError, ValueError):

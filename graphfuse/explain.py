@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from graphfuse.ir import Subgraph
 from graphfuse.match import Region
 from graphfuse.plan import Plan, Verdict
+from graphfuse.tables.ranking import rank
 
 if TYPE_CHECKING:
     from graphfuse.planner import Planner
@@ -64,6 +65,7 @@ def _chosen(planner: Planner, p: Plan) -> list[str]:
         how = f"fused, pattern {part.region.pattern}" if part.region.pattern else "node by node"
         lines.append(f"  {part.name} runs {_nodes(part.region)} ({how})" + (f"; knobs: {part.why}" if part.why else ""))
     place = f"the {planner.chosen} before it are barred or were passed over" if planner.chosen else "it ranks first"
-    rank = "rank goes by mode as given, then engine as registered, then tuned knobs before its own order of knobs"
-    lines.append(f"  because {place}; {rank}")
+    engines = "; or ".join(dict.fromkeys(str(rank(part.region, planner.device)) for part in p.parts))
+    order = f"rank goes by mode as given, then engine: {engines}; then tuned knobs before its own order of knobs"
+    lines.append(f"  because {place}; {order}")
     return lines + [f"  note: {note}" for note in p.notes]

@@ -286,7 +286,11 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         self._need(self._planner, "build_operation_graph").check_support()
 
     def build_plans(self, policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE) -> None:
-        """Compile the first plan (HEURISTICS_CHOICE) or all of them (ALL) and select the first."""
+        """Prepare the first plan that can be (HEURISTICS_CHOICE), or all that can (ALL), and select the first.
+
+        A plan that turns out not to work here is passed over, with a warning if its kernel does not compile.
+        GraphNotSupportedError where none is left, KernelCompileError where the only one does not compile.
+        """
         _check_policy("build_plans", policy)
         self._need(self._planner, "build_operation_graph").build(policy)
 
@@ -348,6 +352,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         return planner.at(planner.selected()).workspace_bytes
 
     def get_workspace_size_plan_at_index(self, index: int) -> int:
+        """Bytes of workspace of one plan; of one that is not built, as far as they are known by then."""
         return self._plan(index).workspace_bytes
 
     def execute(

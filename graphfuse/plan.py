@@ -10,12 +10,13 @@ from functools import cached_property
 
 from graphfuse import match, verify
 from graphfuse.device import EMULATOR, Device
-from graphfuse.engine import Engine, KernelEngine, Launch, No, knobs_to_dict
+from graphfuse.engine import Engine, Launch, No, Outline, knobs_to_dict
 from graphfuse.enums import heur_mode
 from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
 from graphfuse.match import Declined, Region
 from graphfuse.plugins import Registry
+from graphfuse.tables.ranking import RANKING, Rank, rank
 from graphfuse.tables.tunings import HEURISTIC, Choice, Tunings
 
 ALIGNMENT = 256
@@ -48,9 +49,8 @@ class Part:
         return facts_for(self.engine, self.region)
 
     @cached_property
-    def launch(self) -> Launch | None:
-        """The kernel launch; None for an engine that runs from Python."""
-        return self.engine.launch(self.facts, self.knobs) if isinstance(self.engine, KernelEngine) else None
+    def outline(self) -> Outline | Launch:
+        return self.engine.outline(self.facts, self.knobs)
 
     @property
     def name(self) -> str:
@@ -72,7 +72,7 @@ class Plan:
     @property
     def emulated(self) -> bool:
         """Whether kernels run on the CPU."""
-        return self.device.kind == EMULATOR.kind and any(isinstance(part.engine, KernelEngine) for part in self.parts)
+        return self.device.kind == EMULATOR.kind and any(part.engine.emulated for part in self.parts)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -129,16 +129,21 @@ def propose(
     device: Device,
     mode: heur_mode,
     tunings: Tunings = Tunings(),
+    ranking: Sequence[Rank] = RANKING,
 ) -> Proposal:
     """Plans of one mode, best first.
 
     Matched regions go to the engines of their facts; what is left goes to engines that
-    run any subgraph. Of an engine's knobs, tuned ones come first. Alternatives differ from
-    the best plan in one region.
+    run any subgraph. Which engine of a region comes first `ranking` says, else the order of `engines`. Of an engine's
+    knobs, tuned ones come first. Alternatives differ from the best plan in one region.
     """
 
     def ask(region: Region, engines: Sequence[Engine]) -> list[Part]:
         return list(_ask(region, engines, device, mode, tunings, verdicts))
+
+    def ranked(region: Region, options: list[Part]) -> list[Part]:
+        order = rank(region, device, ranking)
+        return sorted(options, key=lambda part: order.place(part.engine.name))
 
     asked = [e for e in engines if mode in e.modes]
     verdicts: list[Verdict] = []
@@ -154,7 +159,7 @@ def propose(
             continue
         options = ask(region, special)
         if options:
-            chosen.append((region, options + ask(region, general)))
+            chosen.append((region, ranked(region, options + ask(region, general))))
     order = schedule(graph, [r.subgraph for r, _ in chosen])
     fused = {r.subgraph: options for r, options in chosen}
     table: list[list[Part]] = []
@@ -163,7 +168,7 @@ def propose(
         options = fused.get(subgraph)
         if options is None:
             rest = Region("", subgraph, subgraph)
-            options = ask(rest, general)
+            options = ranked(rest, ask(rest, general))
             if not options:
                 uncovered += [str(node) for node in subgraph.nodes]
         table.append(options)
@@ -208,7 +213,7 @@ def _ranked(
 ) -> list[Choice]:
     """Tuned knobs, then those proposed."""
     tuned = tunings.choices(engine, facts, device, mode)
-    tunable = isinstance(engine, KernelEngine) and engine.problem(facts) is not None
+    tunable = engine.problem(facts) is not None
     known = {choice.knobs for choice in tuned}
     return [*tuned, *(Choice(k, HEURISTIC if tunable else "") for k in proposed if k not in known)]
 
@@ -265,11 +270,13 @@ def _alternatives(graph: Graph, table: Sequence[Sequence[Part]], device: Device)
             yield assemble(graph, [*best[:i], part, *best[i + 1 :]], device)
 
 
-def assemble(graph: Graph, parts: Sequence[Part], device: Device) -> Plan:
-    """The plan that runs `parts` in order: checked, with its workspace laid out."""
-    verify.check_partition(graph, [part.region.subgraph for part in parts])
-    placed, scratch, total = _layout(graph, parts)
-    return Plan(tuple(parts), placed, scratch, total, device)
+def assemble(graph: Graph, parts: Sequence[Part], device: Device, workspaces: Sequence[int] | None = None) -> Plan:
+    """The plan that runs `parts` in order: checked, with its workspace laid out. workspaces: bytes of each part's own,
+    once it is prepared; None for those of the outlines."""
+    subgraphs = [part.region.subgraph for part in parts]
+    verify.check_partition(graph, subgraphs)
+    sizes = [part.outline.workspace_bytes for part in parts] if workspaces is None else workspaces
+    return Plan(tuple(parts), *_layout(graph, subgraphs, sizes), device)
 
 
 def named(
@@ -306,19 +313,22 @@ def _what(region: Region) -> str:
     return f"pattern {region.pattern}: {nodes}" if region.pattern else nodes
 
 
-def _layout(graph: Graph, parts: Sequence[Part]) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
-    """Where tensors between parts and the parts' scratch memory lie, first fit by lifetime."""
+def _layout(
+    graph: Graph, parts: Sequence[Subgraph], sizes: Sequence[int]
+) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
+    """Where tensors between parts and the parts' scratch memory lie, first fit by lifetime. sizes: bytes of the parts'
+    own memory."""
     placed = {t.id: t.workspace for t in graph.tensors if t.workspace is not None and t.id in graph.producer}
     floor = max((graph.tensors[t].nbytes + at for t, at in placed.items()), default=0)
-    where = {i: n for n, part in enumerate(parts) for i in part.region.subgraph.node_ids}
+    where = {i: n for n, part in enumerate(parts) for i in part.node_ids}
     wanted: list[tuple[int, int, int, TensorId | None]] = []  # first part, last part, bytes, tensor or scratch
     for n, part in enumerate(parts):
-        for t in part.region.subgraph.outputs:
+        for t in part.outputs:
             if graph.tensors[t].virtual:
                 last = max(where[i] for i in graph.consumers[t])
                 wanted.append((n, last, graph.tensors[t].nbytes, t))
-        if part.launch is not None and part.launch.scratch_bytes:
-            wanted.append((n, n, part.launch.scratch_bytes, None))
+        if sizes[n]:
+            wanted.append((n, n, sizes[n], None))
     scratch, used, total = [0] * len(parts), [], floor
     for first, last, size, tensor in wanted:
         at = _round_up(floor)

@@ -1,14 +1,16 @@
-"""The plans of one graph: proposing, barring, compiling and running them. `pygraph` keeps one planner."""
+"""The plans of one graph: proposing, barring, preparing and running them. `pygraph` keeps one planner."""
 
+import functools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from graphfuse import plan, plugins
 from graphfuse.device import EMULATOR, Device
-from graphfuse.engine import Engine, KernelEngine, knobs_from_dict
+from graphfuse.engine import Engine, Kernel, Prepared, Site, knobs_from_dict
 from graphfuse.enums import build_plan_policy, heur_mode
 from graphfuse.errors import (
     DeviceError,
@@ -16,16 +18,21 @@ from graphfuse.errors import (
     GraphStateError,
     GraphTypeError,
     GraphValidationError,
+    KernelCompileError,
+    PluginError,
 )
 from graphfuse.ir import Graph
 from graphfuse.lower import lower
 from graphfuse.plan import Part, Plan, Proposal
+from graphfuse.runtime import fastcall
 from graphfuse.runtime.bound import Bound
 from graphfuse.runtime.executable import Executable, NotBuilt
-from graphfuse.runtime.fastcall import HostPart, KernelPart
 from graphfuse.runtime.handle import stream_getter, stream_on
 from graphfuse.runtime.variant_pack import Binder
 from graphfuse.tables import store
+
+UNPREPARED = (GraphNotSupportedError, KernelCompileError)
+"""Errors of ``Engine.prepare`` that say that a plan cannot be had here."""
 
 _DEPENDENT_LAUNCH_SM = 90
 
@@ -50,6 +57,7 @@ class Planner:
         self._workspace_limit: int | None = None
         self._chosen: int | None = None
         self._executables: dict[int, Executable] = {}
+        self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
         self._lock = threading.Lock()
 
     @property
@@ -121,7 +129,11 @@ class Planner:
             self.chosen = None
 
     def barred(self, p: Plan) -> str | None:
-        """Why a plan may not be used, or None."""
+        """Why a plan may not be used, or could not be when it was last tried; or None."""
+        return self._deselected(p) or self._failed.get(p.name)
+
+    def _deselected(self, p: Plan) -> str | None:
+        """Why the user does not want a plan, or None."""
         for part in p.parts:
             if part.engine.name in self._barred_engines:
                 return f"engine {part.engine.name!r} is deselected"
@@ -133,24 +145,50 @@ class Planner:
         if not self.plans:
             raise GraphStateError(f"graph {self.graph.name!r}: call create_execution_plans() first")
         if all(self.barred(p) for p in self.plans):
-            raise GraphNotSupportedError(self._no_plan("every plan is deselected"))
+            raise GraphNotSupportedError(self._no_plan("every plan is deselected or cannot be prepared"))
 
     def build(self, policy: build_plan_policy) -> None:
-        self.check_support()
-        usable = [i for i, p in enumerate(self.plans) if not self.barred(p)]
-        self._build(usable[0])
+        """Build the first plan that can be prepared, or all that can, and select the first. Where none can, raises the
+        error of the only plan, or GraphNotSupportedError with each plan's reason."""
+        usable = [i for i, p in enumerate(self.plans) if not self._deselected(p)]
+        if not usable:
+            self.check_support()
+        errors: list[Exception] = []
+        left = iter(usable)
+        for first in left:
+            error = self._tried(first)
+            if error is None:
+                break
+            errors.append(error)
+        else:
+            if len(errors) == 1:
+                raise errors[0]
+            raise GraphNotSupportedError(self._no_plan("no plan can be prepared")) from errors[0]
         if policy is build_plan_policy.ALL:
             with compilers(self.device) as pool:
-                for made in [pool.submit(self._build, i) for i in usable[1:]]:
-                    made.result()
-        self.chosen = usable[0]
+                errors += filter(None, pool.map(self._tried, left))
+        for error in errors:
+            if isinstance(error, KernelCompileError):  # a fault of an engine, which nobody would hear of
+                warnings.warn(f"another plan takes the place of one that fails: {error}", RuntimeWarning, stacklevel=3)
+        self.chosen = first
+
+    def _tried(self, index: int) -> Exception | None:
+        """Build a plan; the error if it cannot be prepared."""
+        try:
+            self._build(index)
+        except UNPREPARED as error:
+            return error
+        return None
 
     def build_at(self, index: int) -> None:
-        reason = self.barred(self.at(index))
-        if reason:
-            raise GraphNotSupportedError(f"plan {index} ({self.plans[index].name}): {reason}")
+        self._refuse_deselected(index, self.at(index))
         self._build(index)
         self.chosen = index
+
+    def _refuse_deselected(self, index: int, p: Plan) -> None:
+        reason = self._deselected(p)
+        if reason:
+            raise GraphNotSupportedError(f"plan {index} ({p.name}): {reason}")
 
     def selected(self) -> int:
         """Index of the plan that execute runs."""
@@ -171,40 +209,44 @@ class Planner:
         if index in self._executables:
             return
         p = self.plans[index]
-        kernels = [kernel(part, self.device) if isinstance(part.engine, KernelEngine) else None for part in p.parts]
+        try:
+            prepared = [prepare(part, self.device) for part in p.parts]
+            needs = [work.workspace_bytes for work in prepared]
+            if needs != [part.outline.workspace_bytes for part in p.parts]:
+                p = plan.assemble(self.graph, p.parts, self.device, needs)
+                self._refuse_deselected(index, p)
+        except UNPREPARED as error:
+            self._failed[p.name] = f"it cannot be prepared: {str(error).partition(chr(10))[0]}"
+            raise
 
-        def parts(dependent: bool) -> list[KernelPart | HostPart]:
-            return [
-                _host(part, self.device)
-                if loaded is None
-                else KernelPart(part.launch, loaded.launcher(part.launch, dependent), scratch)
-                for part, loaded, scratch in zip(p.parts, kernels, p.scratch, strict=True)
-            ]
+        @functools.cache
+        def parts(dependent: bool) -> list[fastcall.Part]:
+            return [fastcall.Part(w.freeze(dependent), at) for w, at in zip(prepared, p.scratch, strict=True)]
 
-        parts(False)
+        parts(False)  # what the device refuses is said now
         made = Executable(
             self.graph,
             parts,
             lambda: Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed),
-            self._undependable(p),
+            self._undependable(p, prepared),
         )
         with self._lock:
-            self._executables.setdefault(index, made)
+            if index not in self._executables:
+                self.plans[index], self._executables[index] = p, made
+                self._failed.pop(p.name, None)
 
-    def _undependable(self, p: Plan) -> str | None:
+    def _undependable(self, p: Plan, prepared: Sequence[Prepared]) -> str | None:
         """Why a plan cannot be started by programmatic dependent launch, or None."""
         what = f"graph {self.graph.name!r}, plan {p.name}: programmatic_dependent_launch"
         if not self.device.runs_kernels or self.device.sm < _DEPENDENT_LAUNCH_SM:
             found = f"SM{self.device.sm}" if self.device.runs_kernels else self.device.name
             return f"{what} needs SM{_DEPENDENT_LAUNCH_SM} or newer; {self.device} is {found}"
-        for part in p.parts:
-            if part.launch is None or not part.launch.waits:
+        for part, work in zip(p.parts, prepared, strict=True):
+            if work.undependable is not None:
                 return (
-                    f"{what} needs kernels that wait for the one before them; the launch of engine "
-                    f"{part.engine.name!r} does not say so"
+                    f"{what} needs work that begins with nothing but kernels that wait for the one before them; "
+                    f"engine {part.engine.name!r}: {work.undependable}"
                 )
-            if part.launch.cleared:
-                return f"{what} needs kernels that begin with nothing but themselves; this one has memory cleared first"
         return None
 
     def execute(
@@ -247,10 +289,6 @@ class Planner:
         return "\n".join(lines)
 
 
-def _host(part: Part, device: Device) -> HostPart:
-    return HostPart(lambda buffers, stream: part.engine.run(part.facts, part.knobs, device, buffers, stream))
-
-
 def _device(handle, emulated: bool) -> Device:
     """Where to plan for: the handle's device, the emulator if it is asked for, else the current device."""
     from graphfuse.runtime import device
@@ -274,13 +312,23 @@ def compilers(device: Device) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count())
 
 
-def kernel(part: Part, device: Device):
-    """The part's kernel, compiled and loaded: on a GPU by ``runtime``, elsewhere by ``emulator``."""
-    source, entry = part.engine.source(part.facts, part.knobs), part.engine.entry
+def prepare(part: Part, device: Device) -> Prepared:
+    """The part's work, ready to run. PluginError where the engine returns something else; errors as of
+    ``Engine.prepare``."""
+    engine = part.engine
+    site = Site(part.region.subgraph, part.outline, lambda *source: _kernel(*source, f"{engine.name}.cu", device))
+    prepared = engine.prepare(part.facts, part.knobs, device, site)
+    if not isinstance(prepared, Prepared):
+        raise PluginError(f"engine {engine.name!r}: prepare must return a Prepared, got {prepared!r}")
+    return prepared
+
+
+def _kernel(source: str, entry: str, name: str, device: Device) -> Kernel:
+    """A kernel, compiled and loaded: on a GPU by ``runtime``, elsewhere by ``emulator``. name: of the source's file."""
     if device.kind == EMULATOR.kind:
         from graphfuse.emulator import kernel as emulated
 
         return emulated.load(source, entry)
     from graphfuse.runtime import cache, launch
 
-    return launch.load(cache.cubin(source, device.arch, f"{part.engine.name}.cu"), entry, device)
+    return launch.load(cache.cubin(source, device.arch, name), entry, device)

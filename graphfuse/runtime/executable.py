@@ -1,4 +1,4 @@
-"""A plan with its kernels loaded: checks variant packs, runs them, keeps fast paths for packs like them."""
+"""A plan whose work is prepared: checks variant packs, runs them, keeps fast paths for packs like them."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from types import MappingProxyType
 from graphfuse.errors import GraphNotSupportedError
 from graphfuse.ir import Graph, Tensor
 from graphfuse.runtime import fastcall
-from graphfuse.runtime.fastcall import Execute, HostPart, KernelPart, Part, Space, Start
+from graphfuse.runtime.fastcall import Execute, Part, Space, Start
 from graphfuse.runtime.variant_pack import WORKSPACE_ALIGNMENT, Binder, Bindings
 
 _FORMS_KEPT = 8
@@ -28,8 +28,8 @@ class Executable:
     """A built plan that can be executed. Any number of threads may use one at once: what it knows is only ever added to
     or replaced.
 
-    parts: how the parts of the plan are started, given whether kernels may begin before those before them end.
-    binder: made on first use. undependable: why kernels may not begin early; None if they may. like_last: the fast path
+    parts: the frozen parts of the plan, given whether work may begin before the work before it ends.
+    binder: made on first use. undependable: why it may not begin early; None if it may. like_last: the fast path
     of the last pack that was accepted.
     """
 
@@ -43,7 +43,7 @@ class Executable:
         self.undependable = undependable
         self.like_last: Execute = declines
         self._graph = graph
-        self._parts = functools.cache(parts)
+        self._parts = parts
         self.counted = functools.cache(self._counted)
         self._new_binder = binder
         self._forms: tuple[Execute, ...] = ()
@@ -60,21 +60,22 @@ class Executable:
 
     @functools.cached_property
     def starts(self) -> Mapping[bool, Start]:
-        """What starts the plan for the number of rows that it was made for, by whether kernels may begin early."""
+        """What starts the plan for the number of rows that it was made for, by whether work may begin early."""
         ways = (False,) if self.undependable else (False, True)
         return MappingProxyType({dependent: self._start(self._parts(dependent)) for dependent in ways})
 
     def _counted(self, count: int, dependent: bool) -> Start | None:
         """What starts the plan for any count up to this one; None where a part of the plan is for one number of rows.
 
-        count: what the plan was made for. The number of rows of each kernel is a multiple of it: a call with another
-        count starts the kernel with the same multiple of that.
+        count: what the plan was made for. The number of rows of each part is a multiple of it: a call with another
+        count starts the part with the same multiple of that.
         """
         found = []
         for part in self._parts(dependent):
-            if isinstance(part, HostPart) or part.launch.by_rows is None or part.launch.by_rows.rows % count:
+            rows = part.frozen.rows
+            if rows is None or rows % count:
                 return None
-            found.append(KernelPart(part.launch, part.launcher, part.scratch, part.launch.by_rows.rows // count))
+            found.append(Part(part.frozen, part.scratch, rows // count))
         return self._start(found)
 
     def _start(self, parts: Sequence[Part]) -> Start:

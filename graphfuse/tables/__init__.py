@@ -1,1 +1,2 @@
-"""Tuned knobs as data: what an entry says, how planning ranks them, the files they are kept in."""
+"""What planning ranks by, as data: tuned knobs (what an entry says, their order, the files they are kept in), and which
+engine comes first."""

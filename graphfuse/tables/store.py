@@ -20,7 +20,7 @@ from pathlib import Path
 
 from graphfuse import settings
 from graphfuse.device import Device
-from graphfuse.engine import Engine, KernelEngine
+from graphfuse.engine import Engine
 from graphfuse.errors import HomeNotFoundError, PluginError
 from graphfuse.tables.entry import Entry, Source
 from graphfuse.tables.tunings import Tunings, arch
@@ -42,10 +42,10 @@ class _OtherVersion(ValueError):
 
 def tunings(engines: Iterable[Engine], device: Device) -> Tunings:
     """All that is known about tuning `engines` on `device`."""
-    kernels = [e for e in engines if isinstance(e, KernelEngine)]
-    if not kernels or not device.runs_kernels:
+    tuned = [e for e in engines if type(e).problem is not Engine.problem]
+    if not tuned or not device.runs_kernels:
         return Tunings()
-    return Tunings(_own(device), tuple(e for engine in kernels for e in first_party(engine, device)))
+    return Tunings(_own(device), tuple(e for engine in tuned for e in first_party(engine, device)))
 
 
 def _own(device: Device) -> tuple[Entry, ...]:

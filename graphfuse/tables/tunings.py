@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.device import Device
-from graphfuse.engine import Engine, KernelEngine, ProblemClass, knobs_from_dict
+from graphfuse.engine import Engine, ProblemClass, knobs_from_dict
 from graphfuse.enums import heur_mode
 from graphfuse.tables.entry import Entry
 
@@ -34,7 +34,7 @@ class Tunings:
 
         In mode B all that the user's tuning timed comes in its order.
         """
-        problem = engine.problem(facts) if isinstance(engine, KernelEngine) else None
+        problem = engine.problem(facts)
         if problem is None:
             return ()
         found: dict[object, Choice] = {}
@@ -45,7 +45,7 @@ class Tunings:
         return tuple(found.values())
 
     def _known(
-        self, engine: KernelEngine, problem: ProblemClass, device: Device, mode: heur_mode
+        self, engine: Engine, problem: ProblemClass, device: Device, mode: heur_mode
     ) -> Iterator[tuple[dict, str]]:
         own, first_party = (
             [e for e in entries if (e.engine, e.source.arch, e.key) == (engine.name, arch(device), problem.key)]

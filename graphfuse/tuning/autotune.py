@@ -8,7 +8,7 @@ from pathlib import Path
 
 from graphfuse import plan, record
 from graphfuse.device import Device
-from graphfuse.engine import KernelEngine, ProblemClass, knobs_from_dict, knobs_to_dict
+from graphfuse.engine import Engine, ProblemClass, knobs_from_dict, knobs_to_dict
 from graphfuse.enums import heur_mode
 from graphfuse.errors import DeviceError, GraphNotSupportedError, GraphTypeError
 from graphfuse.plan import Part, Plan
@@ -126,7 +126,7 @@ def _allowed(planner: Planner, parts: tuple[Part, ...], place: int, limit: int, 
     return p.workspace_bytes <= limit and planner.barred(p) is None
 
 
-def candidates(engine: KernelEngine, facts: object, device: Device, first: object = None) -> list[object]:
+def candidates(engine: Engine, facts: object, device: Device, first: object = None) -> list[object]:
     """The knobs to try: `first`, then all that the engine proposes in mode B."""
     wide = engine.propose(facts, device, heur_mode.B)
     return list(dict.fromkeys(([] if first is None else [first]) + list(wide)))
@@ -144,7 +144,7 @@ def _environment() -> dict[str, object]:
     return record.environment(record.CHECKOUT)
 
 
-def entry_of(engine: KernelEngine, problem: ProblemClass, trials: tuple[Trial, ...], source: Source) -> Entry:
+def entry_of(engine: Engine, problem: ProblemClass, trials: tuple[Trial, ...], source: Source) -> Entry:
     """What is kept of a search: the winner and, for the user, what else was timed. A table that
     comes with the engine has the winner alone."""
     best, *others = (t for t in trials if t.time)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from graphfuse.device import Device
 from graphfuse.engine import knobs_to_dict
-from graphfuse.errors import DeviceError, KernelCompileError
+from graphfuse.errors import DeviceError
 from graphfuse.plan import Part
-from graphfuse.planner import compilers, kernel
+from graphfuse.planner import UNPREPARED, compilers, prepare
 from graphfuse.runtime import timing
 from graphfuse.tuning.report import BEST, BROKEN, TIMED, WRONG, Trial
 from graphfuse.tuning.workbench import Workbench
@@ -54,9 +54,9 @@ def search(
         if time.monotonic() >= deadline:
             break
         try:
-            loaded = bench.calls(knobs, made.result())
+            loaded = bench.calls(made.result())
             wrong = bench.check(loaded)
-        except (KernelCompileError, DeviceError) as error:
+        except (*UNPREPARED, DeviceError) as error:
             trials[knobs] = _dropped(bench, trial, BROKEN, str(error).splitlines()[0])
             continue
         if wrong:
@@ -83,9 +83,9 @@ def search(
 
 
 def compile_all(part: Part, device: Device, candidates: Sequence[object], deadline: float) -> dict[object, Future]:
-    """Compile and load kernels side by side; those that are done by the deadline, errors among them."""
+    """Prepare the part with each of these knobs, side by side; what is done by the deadline, errors among it."""
     with compilers(device) as pool:
-        futures = {k: pool.submit(kernel, Part(part.region, part.engine, k), device) for k in candidates}
+        futures = {k: pool.submit(prepare, Part(part.region, part.engine, k), device) for k in candidates}
         wait(futures.values(), min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
         pool.shutdown(wait=False, cancel_futures=True)
     return {knobs: future for knobs, future in futures.items() if not future.cancelled()}

@@ -1,14 +1,14 @@
-"""Private memory to try the kernels of one part of a plan in: several sets of its tensors, so that the L2
+"""Private memory to try the work of one part of a plan in: several sets of its tensors, so that the L2
 is cold, and what the reference engine makes of the same inputs. The user's tensors are only read, once."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from graphfuse import memory, plugins
 from graphfuse.device import Device
-from graphfuse.engine import KernelEngine, NoKnobs
+from graphfuse.engine import NoKnobs, Prepared
 from graphfuse.ir import TensorId
 from graphfuse.plan import Part, Plan
-from graphfuse.runtime import handle, timing
+from graphfuse.runtime import fastcall, handle, timing
 from graphfuse.runtime.variant_pack import Bindings
 from graphfuse.tuning import compare
 
@@ -29,29 +29,28 @@ class Workbench:
         self._accepted: dict[TensorId, object] | None = None
         touched = [t for t in dict.fromkeys((*subgraph.inputs, *subgraph.outputs)) if t in found]
         self._scratch = torch.empty(0, dtype=torch.uint8, device=device.memory)
+        self._scalars = scalars
         self._sets = []
         for number in range(timing.buffer_sets(sum(found[t].numel() for t in touched))):
             made = {t: torch.empty_like(found[t]) for t in touched if number or t in self._outputs}
             for t in set(made) - set(self._outputs):
                 made[t].copy_(found[t])
             self._sets.append({t: made.get(t, found[t]) for t in touched})
-        self._bindings = [
-            Bindings({t: values.data_ptr() for t, values in one.items()}, scalars, 0) for one in self._sets
-        ]
 
-    def calls(self, knobs: object, kernel: object) -> Sequence[Callable[[], None]]:
-        """Calls that launch the kernel made with these knobs on torch's current stream, one on each buffer set."""
+    def calls(self, prepared: Prepared) -> Sequence[Callable[[], None]]:
+        """Calls that run the part, prepared with some knobs, on torch's current stream, one on each buffer set."""
         import torch
 
-        part = Part(self.part.region, self.part.engine, knobs)
-        if part.launch.scratch_bytes > self._scratch.numel():
-            self._scratch = torch.zeros(part.launch.scratch_bytes, dtype=torch.uint8, device=self.device.memory)
-        scratch, run, launch = self._scratch, kernel.run, part.launch
+        if prepared.workspace_bytes > self._scratch.numel():
+            self._scratch = torch.zeros(prepared.workspace_bytes, dtype=torch.uint8, device=self.device.memory)
+        scratch, touched = self._scratch, [self._tensors[t] for t in self._sets[0]]
+        start = fastcall.start(touched, {}, self._scalars, [fastcall.Part(prepared.freeze(False))])
 
-        def call(buffers: Bindings) -> Callable[[], None]:
-            return lambda: run(launch, buffers, scratch.data_ptr(), handle.current_stream(self.device))
+        def call(one: Mapping[TensorId, object]) -> Callable[[], None]:
+            places = [values.data_ptr() for values in one.values()]
+            return lambda: start(handle.current_stream(self.device), scratch.data_ptr(), 0, *places)
 
-        return [call(buffers) for buffers in self._bindings]
+        return [call(one) for one in self._sets]
 
     def check(self, calls: Sequence[Callable[[], None]]) -> str | None:
         """What the first of `calls` computes wrongly, in words; None if it is the reference's result."""
@@ -75,9 +74,9 @@ class Workbench:
 
 def tunable(part: Part) -> bool:
     """Whether there are knobs to choose and work to time."""
-    if not isinstance(part.engine, KernelEngine) or part.engine.problem(part.facts) is None:
-        return False
-    return part.launch.grid > 0
+    subgraph = part.region.subgraph
+    works = any(subgraph.graph.tensors[t].elements for t in subgraph.outputs)
+    return works and part.engine.problem(part.facts) is not None
 
 
 def reference(plan: Plan, device: Device, bound: Bindings) -> dict[TensorId, object]:

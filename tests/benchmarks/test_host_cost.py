@@ -174,7 +174,7 @@ def test_a_bare_launch_has_the_plans_arguments(sets):
     made, _ = _planned(sets)
     kernel = bare.started(made, sets.packs())
     (part,) = made._plan(0).parts
-    assert kernel.cubin[:4] == b"\x7fELF" and (kernel.grid, kernel.block) == (part.launch.grid, part.launch.block)
+    assert kernel.cubin[:4] == b"\x7fELF" and (kernel.grid, kernel.block) == (part.outline.grid, part.outline.block)
     assert len(kernel.arguments) == 3
     for i, arguments in enumerate(kernel.arguments):
         pointers = {a.value for a in arguments if isinstance(a, ctypes.c_void_p)}

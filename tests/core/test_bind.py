@@ -222,5 +222,5 @@ def test_a_launch_has_to_say_that_its_kernel_waits():
     index = next(i for i in plans if g.get_engine_and_knobs_at_index(i)[0] == "hasty")
     g.build_plan_at_index(index)
     g.execute(pack())
-    with pytest.raises(GraphNotSupportedError, match="the launch of engine 'hasty' does not say so"):
+    with pytest.raises(GraphNotSupportedError, match="engine 'hasty': its launch does not say that"):
         g.execute(pack(), programmatic_dependent_launch=True)

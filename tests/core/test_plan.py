@@ -99,8 +99,8 @@ def test_what_lives_at_once_never_shares_workspace(data):
         readers = [part_of[i] for i in graph.consumers[t]]
         used.append((at, at + graph.tensors[t].nbytes, part_of[graph.producer[t]], max(readers)))
     for n, part in enumerate(best.parts):
-        if part.launch and part.launch.scratch_bytes:
-            used.append((best.scratch[n], best.scratch[n] + part.launch.scratch_bytes, n, n))
+        if size := part.outline.workspace_bytes:
+            used.append((best.scratch[n], best.scratch[n] + size, n, n))
     for one, two in itertools.combinations(used, 2):
         together = one[2] <= two[3] and two[2] <= one[3]
         assert not together or one[1] <= two[0] or two[1] <= one[0], (one, two)

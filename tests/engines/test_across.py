@@ -384,7 +384,7 @@ def test_more_batches_are_the_same_kernel():
     y = made(g, {"x": values, "weight": weight}, y=torch.empty_like(memory).permute(2, 0, 1))["y"]
     want = oracle.rmsnorm(values, weight, EPS, axes=(1,))[0]
     torch.testing.assert_close(y.double(), want, rtol=2**-7, atol=1e-6)
-    assert g._planner.at(0).parts[0].launch.by_rows is None
+    assert g._planner.at(0).parts[0].outline.by_rows is None
 
 
 @pytest.mark.emulate

@@ -32,7 +32,7 @@ def test_first_choices_fit(arch):
     device = for_arch(arch)
     parts = [size.plans(device)[0].parts[0] for size in of(ARCHES.index(arch))]
     found = {
-        (part.engine.source(part.facts, part.knobs), part.launch.block, part.launch.shared_bytes) for part in parts
+        (part.engine.source(part.facts, part.knobs), part.outline.block, part.outline.shared_bytes) for part in parts
     }
 
     def used(what: tuple[str, int, int]) -> dict[str, int]:

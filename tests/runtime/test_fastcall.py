@@ -15,10 +15,20 @@ import torch
 
 from graphfuse.arguments import Packing
 from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, ByRows, Constant, HostScalar, Launch, RowCount, Scratch
+from graphfuse.engine import (
+    Address,
+    ByRows,
+    Constant,
+    FrozenCall,
+    FrozenKernel,
+    HostScalar,
+    Launch,
+    RowCount,
+    Scratch,
+)
 from graphfuse.ir import Tensor
 from graphfuse.runtime import fastcall, torch_private
-from graphfuse.runtime.fastcall import DECLINED, Form, Given, HostPart, KernelPart, New, functions, row_class, writing
+from graphfuse.runtime.fastcall import DECLINED, Form, Given, New, Part, functions, row_class, writing
 
 # Classes of row counts
 
@@ -293,7 +303,7 @@ LAUNCH = Launch(
 
 def started(launcher: Launcher, rows: int | None):
     bound = (tensor(1), tensor(2, by_value=True))
-    return fastcall.start(bound, {3: 256}, {4: 0.25}, [KernelPart(LAUNCH, launcher, 1024, rows)])
+    return fastcall.start(bound, {3: 256}, {4: 0.25}, [Part(FrozenKernel(LAUNCH, launcher), 1024, rows)])
 
 
 def test_what_a_kernel_gets():
@@ -337,15 +347,23 @@ def test_parts_run_in_order():
     launcher = Launcher(LAUNCH)
     launcher.launch = lambda *_: order.append("kernel") or 0
 
-    def run(buffers, stream):
-        order.append((buffers.address(1), buffers.address(3), buffers.scalar(2), buffers.scalar(4), stream))
-
-    start = fastcall.start(
-        (tensor(1), tensor(2, by_value=True)), {3: 256}, {4: 0.25}, [HostPart(run), KernelPart(LAUNCH, launcher, 0)]
-    )
+    call = FrozenCall((Scratch(8), *LAUNCH.arguments), lambda *given: order.append(given), rows=128)
+    parts = [Part(call, 512), Part(FrozenKernel(LAUNCH, launcher))]
+    start = fastcall.start((tensor(1), tensor(2, by_value=True)), {3: 256}, {4: 0.25}, parts)
     launcher.refused = None
     start(9, 10_000, 0, 4096, 1.5)
-    assert order == [(4096, 10_256, 1.5, 0.25, 9), "kernel"]
+    # Without a count it has the number of rows that it was prepared for.
+    assert order == [(9, 10_520, 4096, 1.5, 10_256, 10_576, 5, 128, 0.25), "kernel"]
+
+
+def test_calls_of_any_number_of_rows():
+    """Two parts that have one and two rows for each of the count."""
+    seen = []
+    once = Part(FrozenCall((RowCount(), Address(1)), lambda *given: seen.append(given), rows=64), rows=1)
+    twice = Part(FrozenCall((Address(1), RowCount()), lambda *given: seen.append(given), rows=128), rows=2)
+    start = fastcall.start((tensor(1),), {}, {}, [once, twice])
+    start(9, 0, 33, 4096)
+    assert seen == [(9, 33, 4096), (9, 4096, 66)]
 
 
 def test_threads_never_share_a_block():

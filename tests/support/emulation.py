@@ -76,7 +76,7 @@ class Planned:
         self._index = 0 if knobs is None else graph.create_execution_plan(engine, knobs_to_dict(knobs))
         plan = graph._planner.at(self._index)
         (self.part,) = plan.parts
-        assert plan.workspace_bytes == self.part.launch.scratch_bytes
+        assert plan.workspace_bytes == self.part.outline.scratch_bytes
         self.graph, self.pack = graph, dict(pack)
         self._bound = {t.name: t.id for t in graph._planner.graph.bound}
 
@@ -87,11 +87,11 @@ class Planned:
     def run(self) -> None:
         """Through the public API, in this process."""
         self.graph.build_plan_at_index(self._index)
-        self.graph.execute(self.pack, graphs.workspace(self.part.launch.scratch_bytes))
+        self.graph.execute(self.pack, graphs.workspace(self.part.outline.scratch_bytes))
 
     def check(self, build: Build, source: str | None = None) -> dict[str, bytes]:
         """What ``checked`` finds, by name. source: another kernel for the same launch."""
-        entry, launch = self.part.engine.entry, self.part.launch
+        entry, launch = self.part.engine.entry, self.part.outline
         scalars = {t.id: t.value for t in self.graph._planner.graph.tensors if t.value is not None}
         scalars |= {self._bound[n]: v for n, v in self.pack.items() if not isinstance(v, torch.Tensor)}
         arrays = {self._bound[name]: array for name, array in self._arrays().items()}

@@ -16,7 +16,7 @@ they serve.
 from graphfuse.runtime.fastcall.functions import DECLINED, Form, Given, New, function, row_class
 from graphfuse.runtime.fastcall.guards import comparable
 from graphfuse.runtime.fastcall.packs import Execute, Space, execute
-from graphfuse.runtime.fastcall.starts import HostPart, KernelPart, Part, Start, start
+from graphfuse.runtime.fastcall.starts import Part, Start, start
 from graphfuse.runtime.fastcall.writing import written
 
 __all__ = [
@@ -24,8 +24,6 @@ __all__ = [
     "Execute",
     "Form",
     "Given",
-    "HostPart",
-    "KernelPart",
     "New",
     "Part",
     "Space",

@@ -6,36 +6,24 @@ from dataclasses import dataclass
 from graphfuse import engine
 from graphfuse.ir import Tensor, TensorId
 from graphfuse.runtime.fastcall.writing import written
-from graphfuse.runtime.variant_pack import Bindings
 
 Start = Callable[..., None]
 """Of stream, address of the workspace, count, and the address or number of each bound tensor, in order. count: what the
-numbers of rows are multiples of (``KernelPart.rows``); 0 where the plan is for one number of rows."""
+numbers of rows are multiples of (``Part.rows``); 0 where the plan is for one number of rows."""
 
 
 @dataclass(frozen=True, eq=False)
-class KernelPart:
-    """A part of a plan that a kernel runs.
+class Part:
+    """A part of a plan, frozen.
 
-    launcher: the kernel's, as ``runtime.launch.Launcher`` or the emulator's. scratch: byte offset of the launch's own
-    memory in the workspace. rows: how many rows the kernel has for each of the `count` that `start` is given; None if
-    it always has the number of rows that the launch was planned for.
+    scratch: byte offset of the launch's own memory in the workspace. rows: how many rows it has for each of the `count`
+    that `start` is given; None if it always has the number of rows that it was planned for.
     """
 
-    launch: engine.Launch
-    launcher: object
-    scratch: int
+    frozen: engine.Frozen
+    scratch: int = 0
     rows: int | None = None
 
-
-@dataclass(frozen=True, eq=False)
-class HostPart:
-    """A part of a plan that runs from Python. run: called with buffers and stream."""
-
-    run: Callable[[engine.Buffers, int], None]
-
-
-Part = KernelPart | HostPart
 
 _START = """
 def start(stream, workspace, count, {values}):
@@ -58,8 +46,7 @@ _KERNEL = """
     waiting.append(block)
 """
 
-_GRID = """rows = {rows}
-    known, grid = known{k}[0]
+_GRID = """known, grid = known{k}[0]
     if known != rows:
         grid = grid{k}(rows)
         known{k}[0] = rows, grid
@@ -80,49 +67,49 @@ def start(
     place = {t.id: f"t{t.id}" for t in bound}
     place |= {t: f"c{t}" for t in constants}
     place |= {t: f"workspace + {offset}" for t, offset in in_workspace.items()}
-    names: dict[str, object] = {f"c{t}": value for t, value in constants.items()} | {"Bindings": Bindings}
+    names: dict[str, object] = {f"c{t}": value for t, value in constants.items()}
     lines: list[str] = []
     for k, part in enumerate(parts):
-        if isinstance(part, HostPart):
-            scalars = {t.id for t in bound if t.by_value} | set(constants)
-            given = ", ".join(f"{t}: {where}" for t, where in place.items() if t not in scalars)
-            numbers = ", ".join(f"{t}: {place[t]}" for t in sorted(scalars))
-            lines.append(f"    run{k}(Bindings({{{given}}}, {{{numbers}}}, workspace), stream)")
-            names[f"run{k}"] = part.run
-            continue
-        launch, launcher = part.launch, part.launcher
-        if launch.cleared:
-            lines.append(f"    clear{k}(stream, [{', '.join(place[t] for t in launch.cleared)}])")
-            names[f"clear{k}"] = launcher.clear
-        if not launch.grid:
-            continue
-        grid = "" if part.rows is None else _GRID.format(k=k, rows=f"count * {part.rows}" if part.rows > 1 else "count")
-        arguments = ", ".join(_argument(a, place, part) for a in launch.arguments)
-        lines.append(_KERNEL.format(k=k, grid=grid, arguments=arguments))
-        names |= {
-            f"waiting{k}": launcher.waiting,
-            f"new{k}": launcher.new,
-            f"pack{k}": launcher.packing.layout.pack_into,
-            f"launch{k}": launcher.launch,
-            f"function{k}": launcher.function,
-            f"refused{k}": launcher.refused,
-        }
         if part.rows is not None:
-            names |= {
-                f"grid{k}": launcher.grid,
-                f"known{k}": [(launch.by_rows.rows, launcher.grid(launch.by_rows.rows))],
-            }
+            lines.append(f"    rows = count * {part.rows}" if part.rows > 1 else "    rows = count")
+        arguments = ", ".join(_argument(a, place, part) for a in part.frozen.arguments)
+        match part.frozen:
+            case engine.FrozenCall(run=run):
+                lines.append(f"    run{k}(stream, {arguments})")
+                names[f"run{k}"] = run
+            case engine.FrozenKernel(launch, launcher):
+                if launch.cleared:
+                    lines.append(f"    clear{k}(stream, [{', '.join(place[t] for t in launch.cleared)}])")
+                    names[f"clear{k}"] = launcher.clear
+                if launch.grid:
+                    grid = "" if part.rows is None else _GRID.format(k=k)
+                    lines.append(_KERNEL.format(k=k, grid=grid, arguments=arguments))
+                    names |= _kernel(k, part.frozen, by_rows=part.rows is not None)
     text = _START.format(values=", ".join(f"t{t.id}" for t in bound), parts="\n".join(lines))
     return written("start", "start", text, names)
 
 
-def _argument(argument: engine.Argument, place: Mapping[TensorId, str], part: KernelPart) -> str:
+def _kernel(k: int, frozen: engine.FrozenKernel, by_rows: bool) -> dict[str, object]:
+    """What the code that starts the kernel of part `k` refers to."""
+    launcher, rows = frozen.launcher, frozen.rows
+    names = {
+        f"waiting{k}": launcher.waiting,
+        f"new{k}": launcher.new,
+        f"pack{k}": launcher.packing.layout.pack_into,
+        f"launch{k}": launcher.launch,
+        f"function{k}": launcher.function,
+        f"refused{k}": launcher.refused,
+    }
+    return names | ({f"grid{k}": launcher.grid, f"known{k}": [(rows, launcher.grid(rows))]} if by_rows else {})
+
+
+def _argument(argument: engine.Argument, place: Mapping[TensorId, str], part: Part) -> str:
     match argument:
         case engine.Address(tensor) | engine.HostScalar(tensor):
             return place[tensor]
         case engine.Scratch(offset):
             return f"workspace + {part.scratch + offset}"
         case engine.RowCount():
-            return repr(part.launch.by_rows.rows) if part.rows is None else "rows"
+            return repr(part.frozen.rows) if part.rows is None else "rows"
         case engine.Constant(_, value):
             return f"float({str(value)!r})" if isinstance(value, float) else repr(value)

@@ -1,0 +1,76 @@
+"""Which engine comes first for a region, by the family of what it computes. Data, each entry with its origin.
+
+The first entry of a table that applies decides: to a family that the region is of, on a device that it was measured
+for. Engines that it does not tell apart keep their order: those of a pattern's facts before those that take any nodes,
+and of these as they are registered.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from graphfuse.device import Device
+from graphfuse.match import Region
+from graphfuse.tables.entry import Source
+from graphfuse.tables.tunings import arch
+
+ANY = "*"
+"""The family of every region."""
+
+OTHERS = "*"
+"""Stands in an order for all engines that it does not name."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The order of engines for one family.
+
+    family: the name of a pattern, or of an op that the region contains, or ANY. engines: names, and OTHERS once.
+    source: where it was measured; None for a default, which applies to all devices. us: of what was measured, the
+    median microseconds of each engine that `engines` names. ValueError where these do not agree.
+    """
+
+    family: str
+    engines: tuple[str, ...]
+    source: Source | None = None
+    us: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.engines.count(OTHERS) != 1 or len(set(self.engines)) < len(self.engines):
+            raise ValueError(f"{self._where}: engines are {self.engines}; accepted: each name once, {OTHERS!r} once")
+        named = [name for name in self.engines if name != OTHERS]
+        if self.source is None:
+            if self.us:
+                raise ValueError(f"{self._where}: a default has no times, got {dict(self.us)}")
+        elif set(named) != set(self.us) or sorted(named, key=lambda name: self.us[name]) != named:
+            raise ValueError(
+                f"{self._where}: engines are {named}; accepted, as measured: {dict(self.us)}, fastest first"
+            )
+
+    @property
+    def _where(self) -> str:
+        return f"ranking of family {self.family!r}"
+
+    def __str__(self) -> str:
+        order = ", ".join("others as registered" if name == OTHERS else name for name in self.engines)
+        origin = f"measured on {self.source.device}, {self.source.date}" if self.source else "default"
+        return f"{order} ({origin})"
+
+    def place(self, engine: str) -> int:
+        """Where an engine stands, 0 first."""
+        return self.engines.index(engine if engine in self.engines else OTHERS)
+
+
+RANKING = (Rank(ANY, (OTHERS, "reference")),)
+"""First-party. It ends with a default for every family."""
+
+
+def rank(region: Region, device: Device, table: Iterable[Rank] = RANKING) -> Rank:
+    """The order of engines for a region."""
+    families = {ANY, region.pattern, *(node.op.name for node in region.subgraph.nodes)}
+    for entry in table:
+        if entry.family in families and (entry.source is None or entry.source.arch == arch(device)):
+            return entry
+    return _UNRANKED
+
+
+_UNRANKED = Rank(ANY, (OTHERS,))
