@@ -30,7 +30,7 @@ __version__ = "0.1.0"
 cudnnGraphNotSupportedError = GraphNotSupportedError  # noqa: N816 - cuDNN's spelling
 
 _LAZY = {
-    "pygraph": "graphfuse.graph",
+    "pygraph": "graphfuse.user_graph",
     "Tensor": "graphfuse.tensor",
     "Handle": "graphfuse.runtime.handle",
     "create_handle": "graphfuse.runtime.handle",

@@ -11,11 +11,11 @@ from graphfuse.freeze import freeze
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.layout import Layout
-from graphfuse.graph import pygraph
 from graphfuse.plan import Plan
 from graphfuse.planner import Planner
 from graphfuse.runtime.executable import Executable
 from graphfuse.runtime.handle import Handle, create_handle
+from graphfuse.user_graph import pygraph
 
 
 @dataclass(frozen=True, eq=False)

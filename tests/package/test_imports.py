@@ -36,7 +36,7 @@ LAYERS = (
     ("plan",),
     ("planner",),
     ("explain", "tuning"),
-    ("graph",),
+    ("user_graph",),
     ("functional",),
     ("torch",),
     ("benchmarks",),
@@ -48,7 +48,7 @@ SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel"}
 
 # Closer rules within packages whose modules see each other.
 NEVER = {
-    "engines": {"engines", "plan", "planner", "plugins", "runtime", "emulator", "graph"},
+    "engines": {"engines", "plan", "planner", "plugins", "runtime", "emulator", "user_graph"},
     "patterns": {"engines", "codegen", "runtime"},
     "codegen": {"runtime", "engines", "patterns"},
     "emulator": {"engines", "patterns", "runtime", "ops", "match"},
