@@ -81,6 +81,12 @@ class Plan:
         return (*found, _EMULATED) if self.emulated else tuple(found)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The CUDA C++ text of each kernel, in the order in which they run."""
+        kernels = [part for part in self.parts if isinstance(part.engine, KernelEngine)]
+        return tuple(part.engine.source(part.facts, part.knobs) for part in kernels)
+
+    @property
     def name(self) -> str:
         return ("emulator: " if self.emulated else "") + " + ".join(part.name for part in self.parts)
 
@@ -291,6 +297,12 @@ def named(
     reasons = "\n".join(dict.fromkeys(line for p in proposals for line in refusals(p)))
     names = ", ".join(e.name for e in engines)
     raise GraphNotSupportedError(f"engines ({names}) do not cover graph {graph.name!r} in this order:\n{reasons}")
+
+
+def unmatched(graph: Graph, regions: Sequence[Region], declined: Sequence[Declined]) -> tuple[int, ...]:
+    """The nodes that no pattern matches, not even where its facts then say no."""
+    found = {i for m in (*regions, *declined) for i in m.subgraph.node_ids}
+    return tuple(i for i in range(len(graph.nodes)) if i not in found)
 
 
 def refusals(proposal: Proposal) -> list[str]:

@@ -241,6 +241,8 @@ class Planner:
         for proposal in self.proposals:
             lines += [f" mode {proposal.mode.name}:"] + plan.refusals(proposal)
         lines += [f"  pattern {d.pattern}: {d.why}" for d in self.declined]
+        missed = plan.unmatched(self.graph, self.regions, self.declined)
+        lines += [f"  no pattern matches {self.graph.nodes[i].name}" for i in missed]
         lines += [f"  plan {p.name}: {self.barred(p)}" for p in self.plans]
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")

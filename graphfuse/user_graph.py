@@ -32,6 +32,7 @@ from graphfuse.tensor import Tensor, checked_name, checked_number, checked_type
 
 if TYPE_CHECKING:
     from graphfuse import ir
+    from graphfuse.explain import Explanation
     from graphfuse.planner import Planner
     from graphfuse.runtime.bound import Bound
     from graphfuse.runtime.handle import Handle
@@ -453,11 +454,28 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         """A digest of the computation: names and the order of nodes do not matter."""
         return self._need(self._ir, "validate").key()
 
-    def explain(self) -> str:
-        """Which patterns matched which nodes, which engines declined and why, what was chosen and why."""
+    def explain(self, format: str = "text") -> str:  # noqa: A002 - what it is called elsewhere
+        """Which patterns matched which nodes, which engines declined and why, what was chosen and why, bytes moved.
+
+        format: "text", "tree", "json", "svg", "mermaid" (a flowchart for Markdown) or "html" (one page that needs
+        nothing else). After ``build_operation_graph``, whether or not the graph can be run.
+        """
+        from graphfuse.explain import FORMATS
+
+        if format not in FORMATS:
+            raise GraphTypeError(f"explain: format is {format!r}; accepted: {', '.join(map(repr, FORMATS))}")
+        return FORMATS[format](self.explanation())
+
+    def explanation(self) -> Explanation:
+        """What ``explain`` writes down, as data; at the end of a notebook's cell it is a picture."""
         from graphfuse.explain import explain
 
         return explain(self._need(self._planner, "build_operation_graph"))
+
+    def get_kernel_source_at_index(self, index: int) -> tuple[str, ...]:
+        """The CUDA C++ text of each kernel of a plan, in the order in which they run; none of the reference engine.
+        The plan need not be built."""
+        return self._plan(index).sources
 
     def __str__(self) -> str:
         return to_python(self)
