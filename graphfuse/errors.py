@@ -64,3 +64,8 @@ class KernelFaultError(GraphfuseError, RuntimeError):
 
 class PluginError(GraphfuseError, RuntimeError):
     """An installed package offers a pattern or engine that cannot be used."""
+
+
+class ReferenceEngineWarning(UserWarning):
+    """A call on a device that runs kernels gets the reference engine: results are right, and slow. The message names
+    the function and the reason."""

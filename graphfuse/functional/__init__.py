@@ -4,6 +4,7 @@ Names, order of arguments and what is written in place are FlashInfer's, where i
 operator of torch too, ``graphfuse::NAME``, which torch.compile and torch.export use.
 """
 
+from graphfuse.functional.explained import explain
 from graphfuse.functional.fp4 import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from graphfuse.functional.fp8 import (
     fused_add_rmsnorm_quant,
@@ -32,6 +33,7 @@ __all__ = [
     "add_rmsnorm_fp4quant",
     "cross_entropy",
     "cross_entropy_backward",
+    "explain",
     "fused_add_layernorm",
     "fused_add_rmsnorm",
     "fused_add_rmsnorm_quant",
