@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from graphfuse.device import Device
-from graphfuse.enums import heur_mode
+from graphfuse.enums import behavior_note, heur_mode, numerical_note
 from graphfuse.errors import GraphValidationError
 from graphfuse.ir import TensorId
 
@@ -159,13 +159,15 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
 
     name: what users see and deselect by. facts: the facts class it serves.
     knobs: its frozen dataclass of knobs, or several, no two of which have the same fields.
-    modes: the heuristic modes that ask it.
+    modes: the heuristic modes that ask it. behavior_notes, numerical_notes: by which users select plans.
     """
 
     name: ClassVar[str]
     facts: ClassVar[type]
     knobs: ClassVar[type | tuple[type, ...]] = NoKnobs
     modes: ClassVar[frozenset[heur_mode]]
+    behavior_notes: ClassVar[frozenset[behavior_note]] = frozenset()
+    numerical_notes: ClassVar[frozenset[numerical_note]] = frozenset()
 
     @abc.abstractmethod
     def why_not(self, facts: FactsT, device: Device) -> No | None:
@@ -191,6 +193,7 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
 class KernelEngine(Engine[FactsT, KnobsT]):
     """An engine whose work is one generated CUDA C++ kernel."""
 
+    behavior_notes = frozenset({behavior_note.RUNTIME_COMPILATION})
     entry: ClassVar[str]
     """Name of the extern "C" kernel in the source."""
 

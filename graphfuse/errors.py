@@ -21,6 +21,10 @@ class GraphStateError(GraphfuseError, RuntimeError):
     """A step was called before the one it depends on (execute before build, for example)."""
 
 
+class NotOfferedError(GraphfuseError, AttributeError):
+    """A name that cuDNN's frontend has and graphfuse has not; the message says what to use instead."""
+
+
 class VariantPackError(GraphfuseError, ValueError):
     """A value given to execute does not fit the tensor it is bound to."""
 

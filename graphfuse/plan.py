@@ -11,7 +11,7 @@ from functools import cached_property
 from graphfuse import match, verify
 from graphfuse.device import EMULATOR, Device
 from graphfuse.engine import Engine, KernelEngine, Launch, No, knobs_to_dict
-from graphfuse.enums import heur_mode
+from graphfuse.enums import behavior_note, heur_mode, numerical_note
 from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
 from graphfuse.match import Declined, Region
@@ -79,6 +79,16 @@ class Plan:
         """What the engines have to say; put together for the plans that are asked, which few of many are."""
         found = dict.fromkeys(n for p in self.parts for n in p.engine.notes(p.facts, p.knobs, self.device))
         return (*found, _EMULATED) if self.emulated else tuple(found)
+
+    @property
+    def behavior_notes(self) -> frozenset[behavior_note]:
+        """Those of any part."""
+        return frozenset().union(*(part.engine.behavior_notes for part in self.parts))
+
+    @property
+    def numerical_notes(self) -> frozenset[numerical_note]:
+        """Those of any part."""
+        return frozenset().union(*(part.engine.numerical_notes for part in self.parts))
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ OUTSIDE = ("engines", "patterns", "benchmarks")
 # for its whole package). Names in one row do not know each other.
 LAYERS = (
     ("dtypes", "enums", "errors"),
-    ("device", "reordering", "rounding", "settings"),
+    ("cudnn_names", "device", "reordering", "rounding", "settings"),
     ("memory",),
     ("ops",),
     ("ir",),
@@ -37,7 +37,7 @@ LAYERS = (
     ("planner",),
     ("explain", "tuning"),
     ("user_graph",),
-    ("functional",),
+    ("building", "functional", "wrapper"),
     ("torch",),
     ("benchmarks",),
     ("cli",),
