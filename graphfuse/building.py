@@ -56,7 +56,7 @@ def jit(
 
 
 def graph_cache(key_fn: Callable[P, object], maxsize: int = 256) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator: what a function returned is kept under key_fn of its arguments, at most maxsize results, the newest."""
+    """Decorator: what a function returns is kept under key_fn of its arguments, the newest maxsize results."""
     if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1:
         raise GraphTypeError(f"graph_cache: maxsize must be an int >= 1, got {maxsize!r}")
 

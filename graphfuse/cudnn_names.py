@@ -17,6 +17,12 @@ _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(gr
 _RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
 _POINTWISE = "write it in the operations that README lists"
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention; graphfuse.functional.qk_rmsnorm norms queries and keys"
+_RECURRENCE = "there are no recurrences over a sequence; norms and gates around one are graphs of their own"
+_RECURRENCES = tuple(
+    f"{name}{step}"
+    for name in ("gdn", "gdn2", "gdp", "kda", "mamba2")
+    for step in ("", "_bwd", "_summary", "_summary_bwd")
+)
 _NORM = "write it with reduction, sub, mul and rsqrt: reductions along one set of axes become one kernel"
 _MATMUL = "torch.matmul, and the operations around it as a graph of their own"
 _CONVOLUTION = "torch.nn.functional.conv2d or conv3d, and the operations around it as a graph of their own"
@@ -60,6 +66,7 @@ PYGRAPH: Mapping[str, str] = {
     **dict.fromkeys(("sdpa", "sdpa_backward", "sdpa_fp8", "sdpa_fp8_backward"), _ATTENTION),
     **dict.fromkeys(("sdpa_mxfp8", "sdpa_mxfp8_backward"), _ATTENTION),
     **dict.fromkeys(("scaled_dot_product_flash_attention", "scaled_dot_product_flash_attention_backward"), _ATTENTION),
+    **dict.fromkeys(_RECURRENCES, _RECURRENCE),
     **dict.fromkeys(("reshape", "slice", "transpose"), _VIEW),
     "concatenate": "write the parts to slices of one tensor: outputs may have any strides",
     "rope": "rotate with torch after the norm; graphfuse.functional.qk_rmsnorm norms queries and keys",
