@@ -3,6 +3,7 @@
 A name that is offered one day leaves its table; a test asks.
 """
 
+import enum
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -104,6 +105,22 @@ TENSOR: Mapping[str, str] = {
     "validate": "graph.validate checks all tensors",
 }
 
+_VECTORS = "there are no vectorized or reordered layouts of integers"
+
+MEMBERS: Mapping[str, Mapping[str, str]] = {
+    "data_type": {
+        "FAST_FLOAT_FOR_FP8": "FLOAT",
+        "FP8_E5M3": "FP8_E4M3, FP8_E5M2 or FP8_E8M0",
+        "INT4": "INT8",
+        "INT8x32": f"INT8; {_VECTORS}",
+        "INT8x4": f"INT8; {_VECTORS}",
+        "UINT8x4": f"UINT8; {_VECTORS}",
+    },
+    "reduction_mode": {"NOT_SET": "name the mode"},
+    "tensor_reordering": {"F16x16": "NONE", "INT8x32": f"NONE; {_VECTORS}"},
+}
+"""Members of enumerations, by the enumeration's name."""
+
 KEYWORDS: Mapping[str, str] = {
     "sm_count": "kernels are planned for the whole device: leave it out",
     "sm_version": _DEVICELESS,
@@ -113,6 +130,19 @@ KEYWORDS: Mapping[str, str] = {
     "cuda_graph_retention": _CAPTURE,
 }
 """Arguments of pygraph's constructor that are accepted where they ask for nothing."""
+
+
+class Members(enum.EnumMeta):
+    """The type of enumerations of cuDNN's, whose other members answer with what to use instead."""
+
+    def __getattr__(cls, name: str) -> object:
+        known = getattr(enum.EnumMeta, "__getattr__", None)  # until Python 3.11 it finds the members
+        if known is not None:
+            try:
+                return known(cls, name)
+            except AttributeError:
+                pass
+        refuse(cls.__name__, name, MEMBERS.get(cls.__name__, {}), cls)
 
 
 def refuse(where: str, name: str, instead: Mapping[str, str], owner: object) -> NoReturn:

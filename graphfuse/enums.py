@@ -2,8 +2,10 @@
 
 import enum
 
+from graphfuse.cudnn_names import Members
 
-class _Named(enum.Enum):
+
+class _Named(enum.Enum, metaclass=Members):
     def __repr__(self) -> str:
         return str(self)
 

@@ -113,7 +113,8 @@ def members(name: str) -> Row:
     """What becomes of the members of an enumeration."""
     ours = set(getattr(graphfuse, name).__members__)
     missing = [m for m in NAMES["enums"][name] if m not in ours]
-    return Row(name, DIFFERS_, f"without {', '.join(missing)}") if missing else Row(name, SAME)
+    instead = "; ".join(f"`{m}`: {cudnn_names.MEMBERS[name][m]}" for m in missing)
+    return Row(name, DIFFERS_, f"instead of {instead}") if missing else Row(name, SAME)
 
 
 def render() -> str:

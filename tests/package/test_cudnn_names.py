@@ -31,6 +31,20 @@ def test_what_is_not_offered_says_what_to_use(section):
         assert isinstance(error.value, GraphfuseError) and instead[name] in str(error.value)
 
 
+@pytest.mark.parametrize("name", compatibility.NAMES["enums"])
+def test_members_that_are_not_there(name):
+    kind, instead = getattr(graphfuse, name), cudnn_names.MEMBERS.get(name, {})
+    theirs = set(compatibility.NAMES["enums"][name])
+    assert set(instead) == theirs - set(kind.__members__)
+    assert all(getattr(kind, m) is kind[m] for m in theirs - set(instead))
+    for member, hint in instead.items():
+        with pytest.raises(NotOfferedError, match=f"{name} has no '{member}'") as error:
+            getattr(kind, member)
+        assert str(error.value).endswith(f"instead: {hint}")
+    with pytest.raises(AttributeError, match="'NOTHING'"):
+        kind.NOTHING  # noqa: B018
+
+
 @pytest.mark.parametrize("section", compatibility.SECTIONS)
 def test_what_is_said_by_hand_is_of_names_that_are_there(section):
     found = {row.name: row for row in compatibility.rows(section)}

@@ -20,8 +20,10 @@ OUTSIDE = ("engines", "patterns", "benchmarks")
 # From the ground up: a module imports only modules of rows above its own (a name stands
 # for its whole package). Names in one row do not know each other.
 LAYERS = (
-    ("dtypes", "enums", "errors"),
-    ("cudnn_names", "device", "reordering", "rounding", "settings"),
+    ("errors",),
+    ("cudnn_names",),
+    ("dtypes", "enums"),
+    ("device", "reordering", "rounding", "settings"),
     ("memory",),
     ("ops",),
     ("ir",),
