@@ -69,6 +69,7 @@ _LAZY = {
     "destroy_handle": "graphfuse.runtime.handle",
     "set_stream": "graphfuse.runtime.handle",
     "get_stream": "graphfuse.runtime.handle",
+    "explain": "graphfuse.explain",
     "fused_rmsnorm_silu": "graphfuse.functional",
     "functional": "graphfuse.functional",
     "torch": "graphfuse.torch",  # not in __all__: a star import would take torch's own name
@@ -104,6 +105,7 @@ __all__ = [
     "cudnnGraphNotSupportedError",
     "data_type",
     "destroy_handle",
+    "explain",
     "functional",
     "fused_rmsnorm_silu",
     "get_stream",

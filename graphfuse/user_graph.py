@@ -558,9 +558,9 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
 
     def explanation(self) -> Explanation:
         """What ``explain`` writes down, as data; at the end of a notebook's cell it is a picture."""
-        from graphfuse.explain import explain
+        from graphfuse.explain import explained
 
-        return explain(self._need(self._planner, "build_operation_graph"))
+        return explained(self._need(self._planner, "build_operation_graph"))
 
     def get_kernel_source_at_index(self, index: int) -> tuple[str, ...]:
         """The CUDA C++ text of each kernel of a plan, in the order in which they run; none of the reference engine.

@@ -1,7 +1,7 @@
 """What planning made of a graph, as data and in several formats.
 
-``explain`` makes an ``Explanation`` of a planner; ``text``, ``tree``, ``json``, ``svg``, ``mermaid`` and ``html`` write
-one down. Users get explanations from ``pygraph.explanation`` and ``graphfuse.functional.explain``.
+``explained`` makes an ``Explanation`` of a planner. ``text``, ``tree``, ``json``, ``svg``, ``mermaid`` and ``html``
+write one down. Users get explanations from ``pygraph.explanation`` and ``graphfuse.functional.explain``.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from graphfuse.explain.fallback import fallback
 from graphfuse.explain.flowchart import mermaid
 from graphfuse.explain.page import html
 from graphfuse.explain.picture import svg
-from graphfuse.explain.planned import explain
+from graphfuse.explain.planned import explained
 from graphfuse.explain.record import json
 from graphfuse.explain.text import text
 from graphfuse.explain.tree import plain_tree, tree
@@ -31,7 +31,7 @@ __all__ = [
     "FORMATS",
     "Account",
     "Explanation",
-    "explain",
+    "explained",
     "fallback",
     "html",
     "json",

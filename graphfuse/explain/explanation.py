@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 class Explanation(Account):
     """What planning made of a graph; frozen, and independent of the graph from then on.
 
-    ``print`` gives its text, ``rich.print`` a tree, the end of a notebook's cell a picture. Other formats are the
-    functions of ``graphfuse.explain``.
+    ``print`` and a prompt give its text, ``rich.print`` a tree, the end of a notebook's cell a picture. Other formats
+    are the functions of ``graphfuse.explain``.
     """
 
     def __str__(self) -> str:
         return text(self)
+
+    __repr__ = __str__
 
     def __rich__(self) -> "Tree":
         return tree(self)

@@ -10,7 +10,7 @@ from graphfuse.explain.palette import GREY, Colour, colours
 _LETTER = 7.3  # pixels of a letter of 12 pixels height, of any fixed-width font
 _HEIGHT = 40
 _HEADER = 62
-_LONGEST = 34
+_LONGEST = 42
 _FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 _INK, _SOFT, _EDGE = "#1b1b1b", "#555555", "#8a8a8a"
 
@@ -64,7 +64,7 @@ def saving(account: Account) -> str:
 
 def _header(account: Account) -> tuple[str, str]:
     name = f"graph {printable(account.graph)} on {account.device} ({account.device_name})"
-    return _cut(name, 3 * _LONGEST), saving(account)
+    return _cut(name, 2 * _LONGEST), saving(account)
 
 
 def _labels(account: Account) -> dict[Vertex, tuple[str, str]]:

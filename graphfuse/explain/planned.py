@@ -20,7 +20,7 @@ from graphfuse.plan import Part
 from graphfuse.planner import Planner
 
 
-def explain(planner: Planner) -> Explanation:
+def explained(planner: Planner) -> Explanation:
     """What planning made of the graph so far; also of a graph that cannot be run."""
     graph = planner.graph
     shown = planner.chosen

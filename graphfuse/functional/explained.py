@@ -7,8 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphfuse.errors import VariantPackError, VariantPackTypeError
-from graphfuse.explain import Explanation
-from graphfuse.explain import explain as account
+from graphfuse.explain import Explanation, explained
 from graphfuse.functional import operator, option, problem
 from graphfuse.functional.call import Call
 from graphfuse.functional.declaration import Function
@@ -73,4 +72,4 @@ def _planned(f: Function, given: dict[str, object]) -> Explanation:
         _, planner = problem.planned(f.name, call.variant, dict(call.split.at(call.split.count)), call.device)
     except VariantPackError:  # in the call's own words, as where it is run
         _, planner = problem.planned(f.name, call.variant, dict(call.split.layouts), call.device)
-    return account(planner)
+    return explained(planner)

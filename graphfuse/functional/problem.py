@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from graphfuse.dtypes import data_type
 from graphfuse.enums import build_plan_policy, heur_mode
 from graphfuse.errors import GraphValidationError, ReferenceEngineWarning, VariantPackError
-from graphfuse.explain import explain, fallback
+from graphfuse.explain import explained, fallback
 from graphfuse.freeze import freeze
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
@@ -66,7 +66,7 @@ def _tell_of_fallback(name: str, planner: Planner) -> None:
     """A warning, once for each function, where a call that could run a kernel gets the reference engine."""
     if not planner.device.runs_kernels or name in told:
         return
-    why = fallback(explain(planner))
+    why = fallback(explained(planner))
     if why is not None:
         told.add(name)
         warnings.warn(

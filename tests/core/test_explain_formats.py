@@ -134,6 +134,7 @@ def test_it_is_frozen_and_its_own():
 def test_text_is_the_format_unless_said_otherwise():
     g = hostile()
     assert g.explain() == g.explain("text") == explain.text(g.explanation()) == str(g.explanation())
+    assert repr(g.explanation()) == g.explain()
     assert all(g.explain(name) == write(g.explanation()) for name, write in explain.FORMATS.items())
     with pytest.raises(GraphTypeError, match="format is 'pdf'; accepted: 'text', 'tree', 'json', 'svg', 'mermaid', 'h"):
         g.explain("pdf")
