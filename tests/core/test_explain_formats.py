@@ -9,6 +9,8 @@ import subprocess
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from graphfuse import (
     GraphNotSupportedError,
@@ -182,8 +184,19 @@ def test_a_picture_is_well_formed_and_has_every_node(make):
 
 @pictured
 def test_boxes_overlap_neither_each_other_nor_lines(make):
-    g = make()
-    found = g.explanation()
+    check_layout(make().explanation())
+
+
+@settings(deadline=None, max_examples=40)
+@given(graphs.drawn(max_ops=14), st.sampled_from(["cpu", "emulator"]))
+def test_any_graph_can_be_pictured(graph, device):
+    found = planned(graph.build(device=device)).explanation()
+    check_layout(found)
+    for write in (explain.svg, explain.html):
+        ElementTree.fromstring(write(found).removeprefix("<!DOCTYPE html>"))
+
+
+def check_layout(found):
     sizes = {("node", i): (150.0, 40.0) for i in range(len(found.nodes))}
     sizes |= {("tensor", t.id): (90.0, 40.0) for t in found.tensors if layout.drawn(t)}
     made = layout.arrange(found, sizes)
