@@ -13,6 +13,7 @@ from graphfuse.freeze import freeze
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.layout import Layout
+from graphfuse.ir import Subgraph
 from graphfuse.plan import Plan
 from graphfuse.planner import Planner
 from graphfuse.runtime.executable import Executable
@@ -64,7 +65,8 @@ def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: 
 
 def _tell_of_fallback(name: str, planner: Planner) -> None:
     """A warning, once for each function, where a call that could run a kernel gets the reference engine."""
-    if not planner.device.runs_kernels or name in told:
+    parts = planner.at(planner.selected()).parts
+    if name in told or not planner.device.runs_kernels or not any(part.engine.facts is Subgraph for part in parts):
         return
     why = fallback(explained(planner))
     if why is not None:
