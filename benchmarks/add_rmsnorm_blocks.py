@@ -15,7 +15,7 @@ from graphfuse.benchmarks.peers import flashinfer, graphfuse, stream, torch_comp
 from graphfuse.benchmarks.results import MB
 from graphfuse.dtypes import data_type
 from graphfuse.enums import norm_forward_phase
-from graphfuse.graph import pygraph
+from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch

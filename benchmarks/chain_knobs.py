@@ -18,8 +18,8 @@ from graphfuse.dtypes import data_type
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS
 from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.errors import GraphNotSupportedError
-from graphfuse.graph import pygraph
 from graphfuse.tuning.report import words
+from graphfuse.user_graph import pygraph
 
 ENGINE = "rows"
 FIRST = "first plan"

@@ -12,7 +12,7 @@ from graphfuse.benchmarks import bare, host_record
 from graphfuse.benchmarks.host_record import BACKWARD, KEPT, manner
 from graphfuse.dtypes import data_type
 from graphfuse.enums import heur_mode, norm_forward_phase
-from graphfuse.graph import pygraph
+from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch

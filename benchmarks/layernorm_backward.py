@@ -13,7 +13,7 @@ from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.layernorm import COLUMNS, EPS, MEAN, ROWS
 from graphfuse.benchmarks.peers import graphfuse, liger, quack, stream, torch_compile, torch_eager
 from graphfuse.dtypes import data_type
-from graphfuse.graph import pygraph
+from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch

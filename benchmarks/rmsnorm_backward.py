@@ -13,7 +13,7 @@ from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import graphfuse, liger, quack, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
 from graphfuse.dtypes import data_type
-from graphfuse.graph import pygraph
+from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch

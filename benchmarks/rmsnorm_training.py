@@ -14,7 +14,7 @@ from graphfuse.benchmarks.peers import graphfuse, quack, stream
 from graphfuse.benchmarks.rmsnorm_backward import SIZES
 from graphfuse.dtypes import data_type
 from graphfuse.enums import norm_forward_phase
-from graphfuse.graph import pygraph
+from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from graphfuse.benchmarks.peers import graphfuse, stream, torch_compile, torch_e
 from graphfuse.benchmarks.results import MB
 from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
-from graphfuse.graph import pygraph
+from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch

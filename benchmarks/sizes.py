@@ -9,10 +9,10 @@ from graphfuse.device import Device
 from graphfuse.dtypes import data_type
 from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.freeze import freeze
-from graphfuse.graph import pygraph
 from graphfuse.lower import lower
 from graphfuse.plan import Plan
 from graphfuse.planner import Planner
+from graphfuse.user_graph import pygraph
 
 EPS = 1e-6
 COLUMNS = (64, 128, 160, 256, 320, 512, 640, 1024)

@@ -4,8 +4,19 @@ Build an op graph with ``pygraph``, ``build`` it, ``execute`` it. Importing this
 neither torch nor CUDA; names beyond the plain data come in when first used.
 """
 
+import sys
+
+from graphfuse import cudnn_names
 from graphfuse.dtypes import data_type
-from graphfuse.enums import build_plan_policy, heur_mode, norm_forward_phase, reduction_mode, tensor_reordering
+from graphfuse.enums import (
+    behavior_note,
+    build_plan_policy,
+    heur_mode,
+    norm_forward_phase,
+    numerical_note,
+    reduction_mode,
+    tensor_reordering,
+)
 from graphfuse.errors import (
     CompilerNotFoundError,
     DeviceError,
@@ -17,7 +28,9 @@ from graphfuse.errors import (
     HomeNotFoundError,
     KernelCompileError,
     KernelFaultError,
+    NotOfferedError,
     PluginError,
+    ReferenceEngineWarning,
     SettingError,
     ToolkitNotFoundError,
     VariantPackError,
@@ -29,20 +42,41 @@ __version__ = "0.1.0"
 
 cudnnGraphNotSupportedError = GraphNotSupportedError  # noqa: N816 - cuDNN's spelling
 
+_BACKEND = (9, 28, 0)
+
+
+def backend_version() -> int:
+    """The version of cuDNN's backend whose graph API this one follows, as cuDNN writes it, for scripts that compare it.
+    It says nothing of a cuDNN on this machine: none is loaded."""
+    major, minor, patch = _BACKEND
+    return major * 10000 + minor * 100 + patch
+
+
+def backend_version_string() -> str:
+    """``backend_version`` with points."""
+    return ".".join(map(str, _BACKEND))
+
+
 _LAZY = {
-    "pygraph": "graphfuse.graph",
+    "pygraph": "graphfuse.user_graph",
     "Tensor": "graphfuse.tensor",
+    "Graph": "graphfuse.wrapper",
+    "graph": "graphfuse.building",
+    "graph_cache": "graphfuse.building",
+    "jit": "graphfuse.building",
     "Handle": "graphfuse.runtime.handle",
     "create_handle": "graphfuse.runtime.handle",
     "destroy_handle": "graphfuse.runtime.handle",
     "set_stream": "graphfuse.runtime.handle",
     "get_stream": "graphfuse.runtime.handle",
+    "explain": "graphfuse.explain",
     "fused_rmsnorm_silu": "graphfuse.functional",
     "functional": "graphfuse.functional",
     "torch": "graphfuse.torch",  # not in __all__: a star import would take torch's own name
 }
 
 __all__ = [
+    "Graph",
     "CompilerNotFoundError",
     "DeviceError",
     "GraphNotSupportedError",
@@ -54,23 +88,33 @@ __all__ = [
     "HomeNotFoundError",
     "KernelCompileError",
     "KernelFaultError",
+    "NotOfferedError",
     "PluginError",
+    "ReferenceEngineWarning",
     "SettingError",
     "Tensor",
     "ToolkitNotFoundError",
     "VariantPackError",
     "VariantPackTypeError",
     "WorkspaceError",
+    "backend_version",
+    "backend_version_string",
+    "behavior_note",
     "build_plan_policy",
     "create_handle",
     "cudnnGraphNotSupportedError",
     "data_type",
     "destroy_handle",
+    "explain",
     "functional",
     "fused_rmsnorm_silu",
     "get_stream",
+    "graph",
+    "graph_cache",
     "heur_mode",
+    "jit",
     "norm_forward_phase",
+    "numerical_note",
     "pygraph",
     "reduction_mode",
     "set_stream",
@@ -84,7 +128,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str):
     if name not in _LAZY:
-        raise AttributeError(f"module 'graphfuse' has no attribute {name!r}")
+        cudnn_names.refuse("graphfuse", name, cudnn_names.MODULE, sys.modules[__name__])
     import importlib
 
     # Kept: looking it up so at each call would cost half of what the call does.

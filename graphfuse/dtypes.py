@@ -1,12 +1,14 @@
 """The data types of tensors, with cuDNN's names, and the facts about each.
 
-Leaf module: pure data, loads neither torch nor CUDA.
+Pure data, loads neither torch nor CUDA.
 """
 
 import enum
 import math
 from dataclasses import dataclass
 from typing import SupportsFloat
+
+from graphfuse.cudnn_names import Members
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class TypeFacts:
     integers: tuple[int, int] | None = None
 
 
-class data_type(enum.Enum):  # noqa: N801 - cuDNN's spelling
+class data_type(enum.Enum, metaclass=Members):  # noqa: N801 - cuDNN's spelling
     """Element type of a tensor (names of ``cudnn.data_type``)."""
 
     NOT_SET = "not_set"

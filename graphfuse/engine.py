@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from graphfuse.device import Device
-from graphfuse.enums import heur_mode
+from graphfuse.enums import behavior_note, heur_mode, numerical_note
 from graphfuse.errors import GraphValidationError
 from graphfuse.ir import Subgraph, TensorId
 
@@ -263,7 +263,7 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
     name: what users see and deselect by. facts: the facts class it serves.
     knobs: its frozen dataclass of knobs, or several, no two of which have the same fields.
     modes: the heuristic modes that ask it. emulated: whether its work on the device "emulator" is kernels, run there as
-    C++.
+    C++. behavior_notes, numerical_notes: by which users select plans.
     """
 
     name: ClassVar[str]
@@ -271,6 +271,8 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
     knobs: ClassVar[type | tuple[type, ...]] = NoKnobs
     modes: ClassVar[frozenset[heur_mode]]
     emulated: ClassVar[bool] = False
+    behavior_notes: ClassVar[frozenset[behavior_note]] = frozenset()
+    numerical_notes: ClassVar[frozenset[numerical_note]] = frozenset()
 
     @abc.abstractmethod
     def why_not(self, facts: FactsT, device: Device) -> No | None:
@@ -296,6 +298,10 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
         """The class that tuned knobs are kept for; None if this engine is not tuned."""
         return None
 
+    def sources(self, facts: FactsT, knobs: KnobsT) -> tuple[str, ...]:
+        """The CUDA C++ text of each kernel that it generates, in the order in which they run."""
+        return ()
+
     def outline(self, facts: FactsT, knobs: KnobsT) -> Outline | Launch:
         """What planning has to know before the work is prepared. Pure and quick, as it is asked for plans that are
         never built."""
@@ -315,6 +321,7 @@ class KernelEngine(Engine[FactsT, KnobsT]):
     """An engine whose work is one generated CUDA C++ kernel."""
 
     emulated: ClassVar[bool] = True
+    behavior_notes = frozenset({behavior_note.RUNTIME_COMPILATION})
     entry: ClassVar[str]
     """Name of the extern "C" kernel in the source."""
 
@@ -325,6 +332,9 @@ class KernelEngine(Engine[FactsT, KnobsT]):
     @abc.abstractmethod
     def launch(self, facts: FactsT, knobs: KnobsT) -> Launch:
         """Grid, block and arguments."""
+
+    def sources(self, facts: FactsT, knobs: KnobsT) -> tuple[str, ...]:
+        return (self.source(facts, knobs),)
 
     def outline(self, facts: FactsT, knobs: KnobsT) -> Launch:
         return self.launch(facts, knobs)

@@ -2,8 +2,10 @@
 
 import enum
 
+from graphfuse.cudnn_names import Members
 
-class _Named(enum.Enum):
+
+class _Named(enum.Enum, metaclass=Members):
     def __repr__(self) -> str:
         return str(self)
 
@@ -15,6 +17,31 @@ class heur_mode(_Named):  # noqa: N801 - cuDNN's spelling
     A = "a"  # generated kernels first, then what runs the rest
     B = "b"  # as A, with each engine's wider knob space
     FALLBACK = "fallback"  # the reference engine
+
+
+class behavior_note(_Named):  # noqa: N801
+    """What plans do that callers may have to know of; ``select_behavior_notes`` chooses by it."""
+
+    RUNTIME_COMPILATION = "runtime_compilation"
+    REQUIRES_FILTER_INT8x32_REORDER = "requires_filter_int8x32_reorder"
+    REQUIRES_BIAS_INT8x32_REORDER = "requires_bias_int8x32_reorder"
+    SUPPORTS_CUDA_GRAPH_NATIVE_API = "supports_cuda_graph_native_api"
+    CUBLASLT_DEPENDENCY = "cublaslt_dependency"
+
+
+class numerical_note(_Named):  # noqa: N801
+    """What plans do that shows in their numbers; ``select_numeric_notes`` chooses by it."""
+
+    TENSOR_CORE = "tensor_core"
+    DOWN_CONVERT_INPUTS = "down_convert_inputs"
+    REDUCED_PRECISION_REDUCTION = "reduced_precision_reduction"
+    FFT = "fft"
+    NONDETERMINISTIC = "nondeterministic"
+    WINOGRAD = "winograd"
+    WINOGRAD_TILE_4x4 = "winograd_tile_4x4"
+    WINOGRAD_TILE_6x6 = "winograd_tile_6x6"
+    WINOGRAD_TILE_13x13 = "winograd_tile_13x13"
+    STRICT_NAN_PROP = "strict_nan_prop"
 
 
 class build_plan_policy(_Named):  # noqa: N801

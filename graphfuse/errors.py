@@ -22,6 +22,10 @@ class GraphStateError(GraphfuseError, RuntimeError):
     """A step was called before the one it depends on (execute before build, for example)."""
 
 
+class NotOfferedError(GraphfuseError, AttributeError):
+    """A name that cuDNN's frontend has and graphfuse has not; the message says what to use instead."""
+
+
 class VariantPackError(GraphfuseError, ValueError):
     """A value given to execute does not fit the tensor it is bound to."""
 
@@ -65,3 +69,8 @@ class KernelFaultError(GraphfuseError, RuntimeError):
 
 class PluginError(GraphfuseError, RuntimeError):
     """An installed package offers a pattern or engine that cannot be used."""
+
+
+class ReferenceEngineWarning(UserWarning):
+    """A call on a device that runs kernels gets the reference engine: results are right, and slow. The message names
+    the function and the reason."""

@@ -11,7 +11,7 @@ from functools import cached_property
 from graphfuse import match, verify
 from graphfuse.device import EMULATOR, Device
 from graphfuse.engine import Engine, Launch, No, Outline, knobs_to_dict
-from graphfuse.enums import heur_mode
+from graphfuse.enums import behavior_note, heur_mode, numerical_note
 from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
 from graphfuse.match import Declined, Region
@@ -79,6 +79,21 @@ class Plan:
         """What the engines have to say; put together for the plans that are asked, which few of many are."""
         found = dict.fromkeys(n for p in self.parts for n in p.engine.notes(p.facts, p.knobs, self.device))
         return (*found, _EMULATED) if self.emulated else tuple(found)
+
+    @property
+    def behavior_notes(self) -> frozenset[behavior_note]:
+        """Those of any part."""
+        return frozenset().union(*(part.engine.behavior_notes for part in self.parts))
+
+    @property
+    def numerical_notes(self) -> frozenset[numerical_note]:
+        """Those of any part."""
+        return frozenset().union(*(part.engine.numerical_notes for part in self.parts))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The CUDA C++ text of each kernel, in the order in which they run."""
+        return tuple(text for part in self.parts for text in part.engine.sources(part.facts, part.knobs))
 
     @property
     def name(self) -> str:
@@ -298,6 +313,12 @@ def named(
     reasons = "\n".join(dict.fromkeys(line for p in proposals for line in refusals(p)))
     names = ", ".join(e.name for e in engines)
     raise GraphNotSupportedError(f"engines ({names}) do not cover graph {graph.name!r} in this order:\n{reasons}")
+
+
+def unmatched(graph: Graph, regions: Sequence[Region], declined: Sequence[Declined]) -> tuple[int, ...]:
+    """The nodes that no pattern matches, not even where its facts then say no."""
+    found = {i for m in (*regions, *declined) for i in m.subgraph.node_ids}
+    return tuple(i for i in range(len(graph.nodes)) if i not in found)
 
 
 def refusals(proposal: Proposal) -> list[str]:

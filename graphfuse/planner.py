@@ -1,5 +1,6 @@
 """The plans of one graph: proposing, barring, preparing and running them. `pygraph` keeps one planner."""
 
+import dataclasses
 import functools
 import os
 import threading
@@ -11,7 +12,7 @@ from typing import NoReturn
 from graphfuse import plan, plugins
 from graphfuse.device import EMULATOR, Device
 from graphfuse.engine import Engine, Kernel, Prepared, Site, knobs_from_dict
-from graphfuse.enums import build_plan_policy, heur_mode
+from graphfuse.enums import behavior_note, build_plan_policy, heur_mode, numerical_note
 from graphfuse.errors import (
     DeviceError,
     GraphNotSupportedError,
@@ -55,6 +56,7 @@ class Planner:
         """The stream that work goes to where execute is given no handle."""
         self._barred_engines: set[str] = set()
         self._workspace_limit: int | None = None
+        self._wanted_notes: list[tuple[behavior_note | numerical_note, bool]] = []
         self._chosen: int | None = None
         self._executables: dict[int, Executable] = {}
         self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
@@ -102,6 +104,11 @@ class Planner:
         names = ", ".join(e.name for e in self.registry.engines)
         raise GraphValidationError(f"no engine is named {name!r}; there are: {names}")
 
+    def knob_names(self, engine: object) -> tuple[tuple[str, ...], ...]:
+        kinds = self._engine(engine).knobs
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        return tuple(tuple(f.name for f in dataclasses.fields(kind)) for kind in kinds)
+
     def at(self, index: int) -> Plan:
         if isinstance(index, bool) or not isinstance(index, int):
             raise GraphTypeError(f"a plan index must be an int, got {index!r}")
@@ -121,6 +128,11 @@ class Planner:
         self._workspace_limit = limit
         self._drop_barred()
 
+    def bar_notes(self, notes: Sequence[behavior_note | numerical_note], wanted: bool) -> None:
+        """Bar plans that lack one of these notes if they are wanted, else those that have one."""
+        self._wanted_notes += [(note, wanted) for note in notes]
+        self._drop_barred()
+
     def _drop_barred(self) -> None:
         """A plan that was built before it was barred needs another choice."""
         with self._lock:
@@ -137,6 +149,9 @@ class Planner:
         for part in p.parts:
             if part.engine.name in self._barred_engines:
                 return f"engine {part.engine.name!r} is deselected"
+        for note, wanted in self._wanted_notes:
+            if (note in p.behavior_notes | p.numerical_notes) != wanted:
+                return f"it lacks {note}, which is selected" if wanted else f"it has {note}, which is deselected"
         if self._workspace_limit is not None and p.workspace_bytes > self._workspace_limit:
             return f"it needs {p.workspace_bytes} bytes of workspace, more than the limit of {self._workspace_limit}"
         return None
@@ -283,6 +298,8 @@ class Planner:
         for proposal in self.proposals:
             lines += [f" mode {proposal.mode.name}:"] + plan.refusals(proposal)
         lines += [f"  pattern {d.pattern}: {d.why}" for d in self.declined]
+        missed = plan.unmatched(self.graph, self.regions, self.declined)
+        lines += [f"  no pattern matches {self.graph.nodes[i].name}" for i in missed]
         lines += [f"  plan {p.name}: {self.barred(p)}" for p in self.plans]
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
-from graphfuse import dtypes
+from graphfuse import cudnn_names, dtypes
 from graphfuse.dtypes import data_type
 from graphfuse.enums import tensor_reordering
 from graphfuse.errors import GraphTypeError, GraphValidationError
@@ -148,6 +149,9 @@ class Tensor:
 
     def get_reordering_type(self) -> tensor_reordering:
         return self._reordering
+
+    def __getattr__(self, name: str) -> NoReturn:
+        cudnn_names.refuse("a tensor", name, cudnn_names.TENSOR, self)
 
     def _done(self) -> Tensor:
         self._changed()

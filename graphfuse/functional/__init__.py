@@ -5,6 +5,7 @@ operator of torch too, ``graphfuse::NAME``, which torch.compile and torch.export
 """
 
 from graphfuse.functional.adaptive import adalayernorm, add_adalayernorm
+from graphfuse.functional.explained import explain
 from graphfuse.functional.fp4 import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from graphfuse.functional.fp8 import (
     fused_add_rmsnorm_quant,
@@ -35,6 +36,7 @@ __all__ = [
     "add_rmsnorm_fp4quant",
     "cross_entropy",
     "cross_entropy_backward",
+    "explain",
     "fused_add_layernorm",
     "fused_add_rmsnorm",
     "fused_add_rmsnorm_quant",

@@ -6,9 +6,9 @@ from dataclasses import replace
 from graphfuse.enums import norm_forward_phase, tensor_reordering
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.tensor_parameter import Shape
-from graphfuse.graph import pygraph
 from graphfuse.runtime import storage
 from graphfuse.tensor import Tensor
+from graphfuse.user_graph import pygraph
 
 
 class Drawing:

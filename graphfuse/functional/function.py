@@ -104,6 +104,7 @@ def _written(f: Function) -> Callable[..., object]:
         key=_key(f),
     )
     call = written(f.name, "call", text, names)
+    call.declaration = f
     call.problems = problems
     call.last = functools.partial(problems.get, "last")
     return call

@@ -17,11 +17,15 @@ from graphfuse.functional.layout import check, check_given, fake_layout
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, complete
 from graphfuse.runtime import torch_private
 
+FUNCTIONS: dict[str, Function] = {}
+"""What has operators, by their qualified name."""
+
 LIBRARY = torch.library.Library("graphfuse", "FRAGMENT")
 
 
 def define(f: Function, call: Callable[..., object]) -> None:
     """Define the operators of a function, but for what autograd does with them. call: the function itself."""
+    FUNCTIONS[f"graphfuse::{f.name}"] = f
     new, others = ports(f)
     returned = ["Tensor" for a in f.arguments if a.name in f.results and a.new is not None and a.only is None]
     _define(f, call, f.name, others, [], f"({', '.join(returned)})" if len(returned) != 1 else returned[0])

@@ -1,21 +1,24 @@
 """The graph of a call: drawn, planned and built once for the layouts of its tensors."""
 
 import functools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphfuse.dtypes import data_type
 from graphfuse.enums import build_plan_policy, heur_mode
-from graphfuse.errors import GraphValidationError, VariantPackError
+from graphfuse.errors import GraphValidationError, ReferenceEngineWarning, VariantPackError
+from graphfuse.explain import explained, fallback
 from graphfuse.freeze import freeze
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.layout import Layout
-from graphfuse.graph import pygraph
+from graphfuse.ir import Subgraph
 from graphfuse.plan import Plan
 from graphfuse.planner import Planner
 from graphfuse.runtime.executable import Executable
 from graphfuse.runtime.handle import Handle, create_handle
+from graphfuse.user_graph import pygraph
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +46,41 @@ def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], d
     generation: of the tuned knobs (``tables.store``); problems are planned anew for each. VariantPackError where the
     graph does not accept the layouts.
     """
-    drawing = draw(name, variant, dict(layouts), create_handle(device))
+    drawing, planner = planned(name, variant, dict(layouts), device)
+    planner.build(build_plan_policy.HEURISTICS_CHOICE)
+    _tell_of_fallback(name, planner)
+    return Problem(planner.at(planner.selected()), planner.executable(), drawing.pack)
+
+
+def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: str) -> tuple[Drawing, Planner]:
+    """The graph of these layouts with its plans, none of which is built. Errors as of ``plan``."""
+    drawing = draw(name, variant, layouts, create_handle(device))
     try:
         planner = Planner(freeze(drawing.graph), drawing.graph.handle, (), ())
     except GraphValidationError as error:  # strides: tensors of the graph have the names of the arguments
         raise VariantPackError(str(error)) from None
     planner.create([heur_mode.OPENSOURCE, heur_mode.FALLBACK])
-    planner.build(build_plan_policy.HEURISTICS_CHOICE)
-    return Problem(planner.at(planner.selected()), planner.executable(), drawing.pack)
+    return drawing, planner
+
+
+def _tell_of_fallback(name: str, planner: Planner) -> None:
+    """A warning, once for each function, where a call that could run a kernel gets the reference engine."""
+    parts = planner.at(planner.selected()).parts
+    if name in told or not planner.device.runs_kernels or not any(part.engine.facts is Subgraph for part in parts):
+        return
+    why = fallback(explained(planner))
+    if why is not None:
+        told.add(name)
+        warnings.warn(
+            f"graphfuse: {name} runs on the reference engine, which is slow: {why}. "
+            "print(graphfuse.functional.explain(FUNCTION, *args)) tells more; this is said once for each function.",
+            ReferenceEngineWarning,
+            stacklevel=2,
+        )
+
+
+told: set[str] = set()
+"""The functions that a warning was given for."""
 
 
 def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Handle) -> Drawing:

@@ -43,7 +43,7 @@ def test_strides_follow_the_input_of_the_outputs_shape(swapped):
 
 @given(st.permutations(range(4)), st.lists(st.integers(2, 5), min_size=4, max_size=4))
 def test_inferred_strides_are_packed_in_the_inputs_order(order, dim):
-    stride = list(graphfuse.graph.packed_stride(dim, order))
+    stride = list(graphfuse.ir.packed_stride(dim, order))
     g = graphs.new()
     out = g.relu(g.tensor(dim, stride)).set_output()
     g.validate()

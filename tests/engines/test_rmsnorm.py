@@ -14,13 +14,13 @@ from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.freeze import freeze
-from graphfuse.graph import pygraph
 from graphfuse.lower import lower
 from graphfuse.patterns.rows import PATTERN, RowFacts
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.expansions import EXPANSIONS
 from graphfuse.rows.program import RowProgram, Store
 from graphfuse.rows.steps import Chain, Join, Load, Scalar, Step
+from graphfuse.user_graph import pygraph
 from support.described import Described, Tensor
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from graphfuse import vocabulary
+from graphfuse import cudnn_names, vocabulary
 from graphfuse.dtypes import data_type
-from graphfuse.enums import build_plan_policy, heur_mode, tensor_reordering
+from graphfuse.enums import behavior_note, build_plan_policy, heur_mode, numerical_note, tensor_reordering
 from graphfuse.errors import (
     GraphfuseError,
     GraphNotSupportedError,
@@ -32,6 +32,8 @@ from graphfuse.tensor import Tensor, checked_name, checked_number, checked_type
 
 if TYPE_CHECKING:
     from graphfuse import ir
+    from graphfuse.device import Device
+    from graphfuse.explain import Explanation
     from graphfuse.planner import Planner
     from graphfuse.runtime.bound import Bound
     from graphfuse.runtime.handle import Handle
@@ -58,6 +60,10 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
     computed, in the node's compute type, whatever type the tensor declares. "declared": that
     rounded to the declared type, as if each node were a kernel of its own. Outputs that other
     nodes read are read as stored, either way.
+
+    The arguments between are cuDNN's, in its order. is_dynamic_shape_enabled and is_cuda_graph_replay_expected hold of
+    any graph and change nothing: kernels hold no row count, and execute can be captured. The others ask for what is not
+    here: GraphNotSupportedError says what to use instead.
     """
 
     def __init__(
@@ -67,7 +73,15 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         intermediate_data_type=data_type.NOT_SET,
         compute_data_type=data_type.FLOAT,
         handle: Handle | None = None,
+        sm_count: None = None,
+        sm_version: None = None,
+        kernel_cache: None = None,
+        device_property: None = None,
+        is_dynamic_shape_enabled: bool = False,
+        is_override_shape_enabled: bool = False,
+        cuda_graph_retention: None = None,
         *,
+        is_cuda_graph_replay_expected: bool = False,
         intermediate_rounding: str = "float32",
     ):
         if intermediate_rounding not in _ROUNDINGS:
@@ -79,6 +93,21 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
             from graphfuse.runtime.handle import alive
 
             alive(handle)
+        unasked = {
+            "sm_count": sm_count,
+            "sm_version": sm_version,
+            "kernel_cache": kernel_cache,
+            "device_property": device_property,
+            "is_override_shape_enabled": is_override_shape_enabled or None,
+            "cuda_graph_retention": cuda_graph_retention,
+        }
+        for argument, value in unasked.items():
+            if value is not None:
+                raise GraphNotSupportedError(
+                    f"graph {name!r}: {argument} is {value!r}; instead: {cudnn_names.KEYWORDS[argument]}"
+                )
+        _check_flag(f"graph {name!r}: is_dynamic_shape_enabled", is_dynamic_shape_enabled)
+        _check_flag(f"graph {name!r}: is_cuda_graph_replay_expected", is_cuda_graph_replay_expected)
         super().__init__(
             checked_name("graph", name),
             checked_type(f"graph {name!r}: io_data_type", io_data_type),
@@ -106,6 +135,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         reordering_type: tensor_reordering = tensor_reordering.NONE,
         name: str = "",
         uid: int | None = None,
+        ragged_offset_multiplier: int = 1,
         *,
         byte_alignment: int = 16,
     ) -> Tensor:
@@ -116,6 +146,10 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         """
         if ragged_offset is not None:
             raise GraphNotSupportedError(f"tensor {name!r}: ragged_offset is not supported; leave it None")
+        if ragged_offset_multiplier != 1:
+            raise GraphNotSupportedError(
+                f"tensor {name!r}: ragged_offset_multiplier is {ragged_offset_multiplier!r}; leave it 1"
+            )
         t = self._new_tensor(name)
         try:
             t.set_dim(dim).set_stride(packed_stride(t.get_dim()) if stride is None else stride)
@@ -323,6 +357,23 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         """(engine name, knob dict), as ``create_execution_plan`` takes them; tuples of both for several regions."""
         return self._plan(index).engine_and_knobs
 
+    def get_engine_count(self) -> int:
+        """Number of engines that planning may ask."""
+        return len(self._need(self._planner, "build_operation_graph").registry.engines)
+
+    def get_knobs_for_engine(self, engine: str) -> tuple[tuple[str, ...], ...]:
+        """The names of an engine's knobs; of one with several kinds of knobs, those of each. Values are those of
+        ``get_engine_and_knobs_at_index``."""
+        return self._need(self._planner, "build_operation_graph").knob_names(engine)
+
+    def get_behavior_notes(self) -> list[behavior_note]:
+        """Those of the selected plan."""
+        planner = self._need(self._planner, "build_plans")
+        return _in_order(behavior_note, planner.at(planner.selected()).behavior_notes)
+
+    def get_behavior_notes_for_plan_at_index(self, index: int) -> list[behavior_note]:
+        return _in_order(behavior_note, self._plan(index).behavior_notes)
+
     def get_numerical_notes_at_index(self, index: int) -> tuple[str, ...]:
         """How the plan rounds, converts and sums, in words."""
         return self._plan(index).notes
@@ -344,6 +395,30 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
     def deselect_workspace_greater_than(self, workspace_limit: int) -> pygraph:
         """Bar plans that need more than `workspace_limit` bytes; those built already count as not built."""
         self._need(self._planner, "create_execution_plans").bar_workspace(workspace_limit)
+        return self
+
+    def select_behavior_notes(self, notes: Sequence[behavior_note]) -> pygraph:
+        """Bar plans that lack one of these notes; those built already count as not built."""
+        return self._bar_notes("select_behavior_notes", behavior_note, notes, True)
+
+    def deselect_behavior_notes(self, notes: Sequence[behavior_note]) -> pygraph:
+        """Bar plans that have one of these notes; those built already count as not built."""
+        return self._bar_notes("deselect_behavior_notes", behavior_note, notes, False)
+
+    def select_numeric_notes(self, notes: Sequence[numerical_note]) -> pygraph:
+        """Bar plans that lack one of these notes; those built already count as not built."""
+        return self._bar_notes("select_numeric_notes", numerical_note, notes, True)
+
+    def deselect_numeric_notes(self, notes: Sequence[numerical_note]) -> pygraph:
+        """Bar plans that have one of these notes; those built already count as not built."""
+        return self._bar_notes("deselect_numeric_notes", numerical_note, notes, False)
+
+    def _bar_notes(self, what: str, kind: type, notes: Sequence[object], wanted: bool) -> pygraph:
+        found = _several(what, notes)
+        for note in found:
+            if not isinstance(note, kind):
+                raise GraphTypeError(f"{what}: give a list of {kind.__name__}, got {note!r}")
+        self._need(self._planner, "build_operation_graph").bar_notes(found, wanted)
         return self
 
     def get_workspace_size(self) -> int:
@@ -454,15 +529,48 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
 
     # Looking at it
 
+    @property
+    def device(self) -> Device:
+        """Where it is planned to run."""
+        return self._need(self._planner, "build_operation_graph").device
+
+    def query_tensor_attributes_of_uid(self, uid: int) -> Tensor:
+        """The tensor with this uid; GraphValidationError if there is none."""
+        if uid not in self._uids:
+            raise GraphValidationError(
+                f"graph {self.name!r} has no tensor with uid {uid!r}; it has {sorted(self._uids)}"
+            )
+        return self._uids[uid]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        cudnn_names.refuse("pygraph", name, cudnn_names.PYGRAPH, self)
+
     def key(self) -> str:
         """A digest of the computation: names and the order of nodes do not matter."""
         return self._need(self._ir, "validate").key()
 
-    def explain(self) -> str:
-        """Which patterns matched which nodes, which engines declined and why, what was chosen and why."""
-        from graphfuse.explain import explain
+    def explain(self, format: str = "text") -> str:  # noqa: A002 - what it is called elsewhere
+        """Which patterns matched which nodes, which engines declined and why, what was chosen and why, bytes moved.
 
-        return explain(self._need(self._planner, "build_operation_graph"))
+        format: "text", "tree", "json", "svg", "mermaid" (a flowchart for Markdown) or "html" (one page that needs
+        nothing else). After ``build_operation_graph``, whether or not the graph can be run.
+        """
+        from graphfuse.explain import FORMATS
+
+        if format not in FORMATS:
+            raise GraphTypeError(f"explain: format is {format!r}; accepted: {', '.join(map(repr, FORMATS))}")
+        return FORMATS[format](self.explanation())
+
+    def explanation(self) -> Explanation:
+        """What ``explain`` writes down, as data; at the end of a notebook's cell it is a picture."""
+        from graphfuse.explain import explained
+
+        return explained(self._need(self._planner, "build_operation_graph"))
+
+    def get_kernel_source_at_index(self, index: int) -> tuple[str, ...]:
+        """The CUDA C++ text of each kernel of a plan, in the order in which they run; none of the reference engine.
+        The plan need not be built."""
+        return self._plan(index).sources
 
     def __str__(self) -> str:
         return to_python(self)
@@ -481,6 +589,10 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
     def _forget(self) -> None:
         self._ir: ir.Graph | None = None
         self._planner: Planner | None = None
+
+
+def _in_order(kind: type, notes: frozenset) -> list:
+    return [note for note in kind if note in notes]
 
 
 def _check_policy(what: str, policy: object) -> None:

@@ -1,0 +1,42 @@
+"""What planning made of a graph, as data and in several formats.
+
+``explained`` makes an ``Explanation`` of a planner. ``text``, ``tree``, ``json``, ``svg``, ``mermaid`` and ``html``
+write one down. Users get explanations from ``pygraph.explanation`` and ``graphfuse.functional.explain``.
+"""
+
+from collections.abc import Callable, Mapping
+
+from graphfuse.explain.account import Account
+from graphfuse.explain.explanation import Explanation
+from graphfuse.explain.fallback import fallback
+from graphfuse.explain.flowchart import mermaid
+from graphfuse.explain.page import html
+from graphfuse.explain.picture import svg
+from graphfuse.explain.planned import explained
+from graphfuse.explain.record import json
+from graphfuse.explain.text import text
+from graphfuse.explain.tree import plain_tree, tree
+
+FORMATS: Mapping[str, Callable[[Account], str]] = {
+    "text": text,
+    "tree": plain_tree,
+    "json": json,
+    "svg": svg,
+    "mermaid": mermaid,
+    "html": html,
+}
+"""What writes an account down as text, by the name of the format."""
+
+__all__ = [
+    "FORMATS",
+    "Account",
+    "Explanation",
+    "explained",
+    "fallback",
+    "html",
+    "json",
+    "mermaid",
+    "svg",
+    "text",
+    "tree",
+]

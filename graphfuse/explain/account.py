@@ -1,0 +1,164 @@
+"""What is told of a graph and its plans, as plain data. Every format is made from this alone."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that are read from memory and written to it."""
+
+    read: int
+    written: int
+
+    @property
+    def total(self) -> int:
+        return self.read + self.written
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.read + other.read, self.written + other.written)
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor that a node reads or writes.
+
+    role: "input", "output", "virtual", or "scalar" for what is passed by value or constant. dtype: for a virtual tensor
+    what its readers get. nbytes: of its elements, each counted once, however often a stride of 0 repeats it; 0 for a
+    scalar. value: a constant's.
+    """
+
+    id: int
+    name: str
+    dtype: str
+    dim: tuple[int, ...]
+    role: str
+    nbytes: int
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class NodeEntry:
+    """A node. reads, writes: tensors by port. traffic: that of a kernel which runs this node alone."""
+
+    name: str
+    op: str
+    compute: str
+    reads: tuple[tuple[str, int], ...]
+    writes: tuple[tuple[str, int], ...]
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class RegionEntry:
+    """Nodes that one engine runs, by number.
+
+    engine: its name. knobs: engine and knobs as plans name them. pattern: that found them; empty if none did. fused:
+    whether they run as one; else one by one. why: where the knobs come from. traffic: what the region moves.
+    """
+
+    engine: str
+    knobs: str
+    pattern: str
+    nodes: tuple[int, ...]
+    fused: bool
+    why: str
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class MatchEntry:
+    """Nodes that a pattern matches. why: what keeps it from describing them; None if it does."""
+
+    pattern: str
+    nodes: tuple[int, ...]
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class VerdictEntry:
+    """What an engine said about some nodes. why: its reason against; None if it can run them."""
+
+    engine: str
+    nodes: tuple[int, ...]
+    why: str | None
+
+
+@dataclass(frozen=True)
+class ModeEntry:
+    """What one heuristic mode came to. uncovered: nodes that no engine takes."""
+
+    mode: str
+    verdicts: tuple[VerdictEntry, ...]
+    uncovered: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlanEntry:
+    """A plan. state: "selected", "available" or "barred". reason: why it is barred."""
+
+    index: int
+    name: str
+    workspace_bytes: int
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What planning made of a graph.
+
+    device: as ``Device`` prints. matches, misfits: of patterns whose facts describe what they match, and of others.
+    unmatched: nodes that no pattern matches. shown: index of the plan that `regions` and `notes` are of: the selected
+    one, else the first that may be used; None if there is none. regions: in the order in which they run. rank: what
+    decided between engines for these.
+    """
+
+    graph: str
+    device: str
+    device_name: str
+    tensors: tuple[TensorEntry, ...]
+    nodes: tuple[NodeEntry, ...]
+    matches: tuple[MatchEntry, ...]
+    misfits: tuple[MatchEntry, ...]
+    unmatched: tuple[int, ...]
+    modes: tuple[ModeEntry, ...]
+    plans: tuple[PlanEntry, ...]
+    shown: int | None
+    regions: tuple[RegionEntry, ...]
+    rank: str
+    notes: tuple[str, ...]
+
+    @property
+    def before(self) -> Traffic:
+        """What one kernel for each node would move."""
+        return sum((node.traffic for node in self.nodes), Traffic(0, 0))
+
+    @property
+    def after(self) -> Traffic:
+        """What the plan shown moves."""
+        return sum((region.traffic for region in self.regions), Traffic(0, 0))
+
+    @property
+    def selected(self) -> int | None:
+        """Index of the plan that execute runs."""
+        return next((plan.index for plan in self.plans if plan.state == "selected"), None)
+
+    def tensor(self, number: int) -> TensorEntry:
+        return next(t for t in self.tensors if t.id == number)
+
+    def names(self, nodes: tuple[int, ...]) -> str:
+        """The names of nodes, as they may be shown."""
+        return ", ".join(printable(self.nodes[i].name) for i in nodes)
+
+
+def printable(name: str) -> str:
+    """A name that a user gave, without characters that a terminal or a document would take for more than text."""
+    return name if name.isprintable() else repr(name)
+
+
+def count(n: int) -> str:
+    """Bytes, short: 1.5 MiB."""
+    size, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.3g} {units[0]}" if size < 1000 else f"{size:.0f} {units[0]}"

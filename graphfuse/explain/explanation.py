@@ -1,0 +1,34 @@
+"""An account that shows itself: as text where it is printed, as a picture in a notebook."""
+
+from typing import TYPE_CHECKING
+
+from graphfuse.explain.account import Account
+from graphfuse.explain.picture import svg
+from graphfuse.explain.text import text
+from graphfuse.explain.tree import tree
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+
+class Explanation(Account):
+    """What planning made of a graph; frozen, and independent of the graph from then on.
+
+    ``print`` and a prompt give its text, ``rich.print`` a tree, the end of a notebook's cell a picture. Other formats
+    are the functions of ``graphfuse.explain``.
+    """
+
+    def __str__(self) -> str:
+        return text(self)
+
+    __repr__ = __str__
+
+    def __rich__(self) -> "Tree":
+        return tree(self)
+
+    def _repr_svg_(self) -> str:
+        return svg(self)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What Jupyter asks for. include, exclude: left to it."""
+        return {"text/plain": text(self), "image/svg+xml": svg(self)}

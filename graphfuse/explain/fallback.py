@@ -1,0 +1,20 @@
+"""Why a plan runs nodes one by one."""
+
+from graphfuse.explain.account import Account
+
+
+def fallback(account: Account) -> str | None:
+    """The nodes that the plan shown runs one by one, and the reasons; None if it runs none so."""
+    alone = {i for region in account.regions if not region.fused for i in region.nodes}
+    if not alone:
+        return None
+    reasons = [f"pattern {m.pattern}: {m.why}" for m in account.misfits if alone.intersection(m.nodes)]
+    reasons += [
+        f"{v.engine}: {v.why}"
+        for mode in account.modes
+        for v in mode.verdicts
+        if v.why is not None and alone.intersection(v.nodes)
+    ]
+    reasons += [f"no pattern matches {account.names((i,))}" for i in account.unmatched if i in alone]
+    why = "; ".join(dict.fromkeys(reasons)) or "no engine that fuses them was asked"
+    return f"{account.names(tuple(sorted(alone)))} ({why})"

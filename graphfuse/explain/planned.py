@@ -1,0 +1,98 @@
+"""The account of a planner's graph and plans: read from them, nothing is planned or compiled for it."""
+
+import math
+
+from graphfuse import plan
+from graphfuse.explain.account import (
+    Account,
+    MatchEntry,
+    ModeEntry,
+    NodeEntry,
+    PlanEntry,
+    RegionEntry,
+    TensorEntry,
+    Traffic,
+    VerdictEntry,
+)
+from graphfuse.explain.explanation import Explanation
+from graphfuse.ir import Graph, Node, Subgraph, Tensor, TensorId
+from graphfuse.plan import Part
+from graphfuse.planner import Planner
+from graphfuse.tables.ranking import rank
+
+
+def explained(planner: Planner) -> Explanation:
+    """What planning made of the graph so far; also of a graph that cannot be run."""
+    graph = planner.graph
+    shown = planner.chosen
+    if shown is None:
+        shown = next((i for i, p in enumerate(planner.plans) if not planner.barred(p)), None)
+    account = Account(
+        graph=graph.name,
+        device=str(planner.device),
+        device_name=planner.device.name,
+        tensors=tuple(_tensor(graph, t) for t in graph.tensors if t.id in graph.producer or t.id in graph.consumers),
+        nodes=tuple(_node(graph, node) for node in graph.nodes),
+        matches=tuple(MatchEntry(r.pattern, r.subgraph.node_ids) for r in planner.regions),
+        misfits=tuple(MatchEntry(d.pattern, d.subgraph.node_ids, str(d.why)) for d in planner.declined),
+        unmatched=plan.unmatched(graph, planner.regions, planner.declined),
+        modes=tuple(_mode(p) for p in planner.proposals),
+        plans=tuple(_plan(planner, i, p) for i, p in enumerate(planner.plans)),
+        shown=shown,
+        regions=() if shown is None else tuple(_region(part) for part in planner.at(shown).parts),
+        rank="" if shown is None else _rank(planner, planner.at(shown)),
+        notes=() if shown is None else planner.at(shown).notes,
+    )
+    return Explanation(**vars(account))
+
+
+def _tensor(graph: Graph, t: Tensor) -> TensorEntry:
+    scalar = t.by_value or t.value is not None
+    role = "scalar" if scalar else "virtual" if t.virtual else "output" if t.id in graph.producer else "input"
+    return TensorEntry(t.id, t.name, t.dtype.name, t.dim, role, _nbytes(t), t.value)
+
+
+def _nbytes(t: Tensor) -> int:
+    if t.by_value or t.value is not None:
+        return 0
+    extents = (e if e == 0 or s else 1 for e, s in zip(t.dim, t.stride, strict=True))
+    return t.dtype.nbytes(math.prod(extents))
+
+
+def _node(graph: Graph, node: Node) -> NodeEntry:
+    traffic = _traffic(graph, [t for _, t in node.inputs], [t for _, t in node.outputs])
+    return NodeEntry(node.name, node.op_name, node.compute.name, node.inputs, node.outputs, traffic)
+
+
+def _traffic(graph: Graph, reads: "list[TensorId]", writes: "list[TensorId]") -> Traffic:
+    """Each tensor is read and written once, however many ports it has."""
+    return Traffic(*(sum(_nbytes(graph.tensors[t]) for t in dict.fromkeys(ids)) for ids in (reads, writes)))
+
+
+def _region(part: Part) -> RegionEntry:
+    subgraph = part.region.subgraph
+    # What serves any subgraph runs it node by node.
+    fused = part.engine.facts is not Subgraph
+    if fused:
+        traffic = _traffic(subgraph.graph, list(subgraph.inputs), list(subgraph.outputs))
+    else:
+        traffic = sum((_node(subgraph.graph, node).traffic for node in subgraph.nodes), Traffic(0, 0))
+    return RegionEntry(part.engine.name, part.name, part.region.pattern, subgraph.node_ids, fused, part.why, traffic)
+
+
+def _rank(planner: Planner, p: plan.Plan) -> str:
+    return "; or ".join(dict.fromkeys(str(rank(part.region, planner.device)) for part in p.parts))
+
+
+def _mode(proposal: plan.Proposal) -> ModeEntry:
+    verdicts = tuple(
+        VerdictEntry(v.engine, v.region.subgraph.node_ids, None if v.why is None else str(v.why))
+        for v in proposal.verdicts
+    )
+    return ModeEntry(proposal.mode.name, verdicts, proposal.uncovered)
+
+
+def _plan(planner: Planner, index: int, p: plan.Plan) -> PlanEntry:
+    reason = planner.barred(p)
+    state = "barred" if reason else "selected" if index == planner.chosen else "available"
+    return PlanEntry(index, p.name, p.workspace_bytes, state, reason or "")

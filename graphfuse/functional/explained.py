@@ -1,0 +1,75 @@
+"""What a call would plan to, without running it."""
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.explain import Explanation, explained
+from graphfuse.functional import operator, option, problem
+from graphfuse.functional.call import Call
+from graphfuse.functional.declaration import Function
+from graphfuse.functional.tensor_parameter import complete
+
+
+def explain(function: Callable[..., object], *args: object, **kwargs: object) -> Explanation:
+    """What a call plans to. function: of ``graphfuse.functional``, or a function or module of ``graphfuse.torch``.
+
+    args, kwargs: those of the call. The call is checked as it would be, and outputs that it would allocate are; nothing
+    is compiled, run or written. Calls with about as many rows share a plan, so that knobs may be those of an eighth
+    more. A call for which autograd would record something is that of its forward graph.
+
+    Returns an explanation: print it, or end a notebook's cell with it. Raises what the call would raise before it runs,
+    and VariantPackTypeError for any other callable.
+    """
+    f = getattr(function, "declaration", None)
+    if isinstance(f, Function):
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return _planned(f, dict(bound.arguments))
+    if not _is_ours(function):
+        raise VariantPackTypeError(
+            f"explain: {function!r} is none of ours; accepted: functions of graphfuse.functional, functions and "
+            "modules of graphfuse.torch"
+        )
+    watch = _Watch()
+    with watch:
+        function(*args, **kwargs)
+    (found,) = watch.found
+    return found
+
+
+def _is_ours(function: object) -> bool:
+    made_in = (
+        type(function).__module__ if isinstance(function, torch.nn.Module) else getattr(function, "__module__", "")
+    )
+    return callable(function) and str(made_in).startswith("graphfuse.torch.")
+
+
+class _Watch(TorchDispatchMode):
+    """Explains operators of ours in place of running them. While a mode is active, every call takes the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Explanation] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        f = operator.FUNCTIONS.get(func._schema.name)
+        if f is None:
+            return func(*args, **(kwargs or {}))
+        names = [a.name for a in func._schema.arguments]
+        given = dict.fromkeys(f.parameters) | dict(f.defaults) | dict(zip(names, args, strict=False)) | (kwargs or {})
+        self.found.append(_planned(f, given))
+        return f.returned(complete(f.variant(given).arguments, given))
+
+
+def _planned(f: Function, given: dict[str, object]) -> Explanation:
+    option.check({name: given[name] for name in f.options})
+    call = Call.of(f, given)
+    try:
+        _, planner = problem.planned(f.name, call.variant, dict(call.split.at(call.split.count)), call.device)
+    except VariantPackError:  # in the call's own words, as where it is run
+        _, planner = problem.planned(f.name, call.variant, dict(call.split.layouts), call.device)
+    return explained(planner)

@@ -1,0 +1,99 @@
+"""Every public name of cuDNN's frontend is offered, or answers with what to use instead."""
+
+import pytest
+
+import cudnn_compatibility as compatibility
+import graphfuse
+from graphfuse import (
+    GraphfuseError,
+    GraphNotSupportedError,
+    GraphTypeError,
+    NotOfferedError,
+    create_handle,
+    cudnn_names,
+)
+
+
+def test_the_page_is_as_written():
+    assert compatibility.PATH.read_text() == compatibility.render(), f"run {compatibility.COMMAND}"
+
+
+@pytest.mark.parametrize("section", compatibility.SECTIONS)
+def test_what_is_not_offered_says_what_to_use(section):
+    _, owner, instead = compatibility.SECTIONS[section]
+    having, found = owner(), compatibility.rows(section)
+    missing = [row.name for row in found if row.verdict == compatibility.NOT_OFFERED]
+    assert set(instead) == set(missing), "a name is offered by now, or is none of cuDNN's"
+    for name in missing:
+        assert getattr(having, name, None) is None  # it is an AttributeError, too
+        with pytest.raises(NotOfferedError, match=f"'{name}'.*; instead: ") as error:
+            getattr(having, name)
+        assert isinstance(error.value, GraphfuseError) and instead[name] in str(error.value)
+
+
+@pytest.mark.parametrize("name", compatibility.NAMES["enums"])
+def test_members_that_are_not_there(name):
+    kind, instead = getattr(graphfuse, name), cudnn_names.MEMBERS.get(name, {})
+    theirs = set(compatibility.NAMES["enums"][name])
+    assert set(instead) == theirs - set(kind.__members__)
+    assert all(getattr(kind, m) is kind[m] for m in theirs - set(instead))
+    for member, hint in instead.items():
+        with pytest.raises(NotOfferedError, match=f"{name} has no '{member}'") as error:
+            getattr(kind, member)
+        assert str(error.value).endswith(f"instead: {hint}")
+    with pytest.raises(AttributeError, match="'NOTHING'"):
+        kind.NOTHING  # noqa: B018
+
+
+@pytest.mark.parametrize("section", compatibility.SECTIONS)
+def test_what_is_said_by_hand_is_of_names_that_are_there(section):
+    found = {row.name: row for row in compatibility.rows(section)}
+    assert all(found[name].verdict == compatibility.DIFFERS_ for name in compatibility.DIFFERS[section])
+
+
+def test_compared():
+    def ours(self, a, b, c=1, *, d=2): ...
+
+    def every(self, a, **others): ...
+
+    assert compatibility.compared(["a", "b"], ours) == compatibility.compared(["a", "b", "c"], ours) == ""
+    assert compatibility.compared(["a", "*", "d", "c"], ours) == ""
+    assert compatibility.compared(["b", "a"], ours) == "takes (a, b, c, d)"
+    assert compatibility.compared(["a", "c"], ours) == "takes (a, b, c, d)"
+    assert compatibility.compared(["a", "e"], ours) == "without `e`; takes (a, b, c, d)"
+    assert compatibility.compared(["a", "e"], every) == ""
+
+
+@pytest.mark.parametrize("having", [graphfuse, graphfuse.pygraph(), graphfuse.pygraph().tensor([1])])
+def test_other_names_are_plain_attribute_errors(having):
+    with pytest.raises(AttributeError, match="'nothing_of_cudnn'") as error:
+        having.nothing_of_cudnn  # noqa: B018
+    assert not isinstance(error.value, GraphfuseError)
+
+
+def test_first_lines_of_a_script():
+    assert graphfuse.backend_version() >= 91200
+    assert graphfuse.backend_version_string().split(".")[0] == str(graphfuse.backend_version() // 10000)
+
+
+def test_arguments_of_the_constructor():
+    """cuDNN's, in its order; those that ask for nothing are accepted."""
+    kind = graphfuse.data_type
+    handle = create_handle("cpu")
+    given = ("g", kind.HALF, kind.FLOAT, kind.FLOAT, handle, None, None, None, None, True, False, None)
+    g = graphfuse.pygraph(*given, is_cuda_graph_replay_expected=True)
+    assert (g.name, g.io_data_type, g.handle) == ("g", kind.HALF, handle)
+    for argument, hint in cudnn_names.KEYWORDS.items():
+        with pytest.raises(GraphNotSupportedError) as error:
+            graphfuse.pygraph(**{argument: True})
+        assert f"{argument} is True; instead: {hint}" in str(error.value)
+    with pytest.raises(GraphTypeError, match="is_dynamic_shape_enabled: give True or False, got 'yes'"):
+        graphfuse.pygraph(is_dynamic_shape_enabled="yes")
+
+
+def test_arguments_of_tensor():
+    g = graphfuse.pygraph()
+    x = g.tensor([4], [1], graphfuse.data_type.HALF, False, False, None, graphfuse.tensor_reordering.NONE, "x", -1, 1)
+    assert x.get_name() == "x"
+    with pytest.raises(GraphNotSupportedError, match="ragged_offset_multiplier is 2; leave it 1"):
+        g.tensor([4], ragged_offset_multiplier=2)
