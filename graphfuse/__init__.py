@@ -5,7 +5,15 @@ neither torch nor CUDA; names beyond the plain data come in when first used.
 """
 
 from graphfuse.dtypes import data_type
-from graphfuse.enums import build_plan_policy, heur_mode, norm_forward_phase, reduction_mode, tensor_reordering
+from graphfuse.enums import (
+    build_plan_policy,
+    convolution_mode,
+    diagonal_alignment,
+    heur_mode,
+    norm_forward_phase,
+    reduction_mode,
+    tensor_reordering,
+)
 from graphfuse.errors import (
     CompilerNotFoundError,
     DeviceError,
@@ -62,10 +70,12 @@ __all__ = [
     "VariantPackTypeError",
     "WorkspaceError",
     "build_plan_policy",
+    "convolution_mode",
     "create_handle",
     "cudnnGraphNotSupportedError",
     "data_type",
     "destroy_handle",
+    "diagonal_alignment",
     "functional",
     "fused_rmsnorm_silu",
     "get_stream",
