@@ -36,6 +36,12 @@ def convolution(image, weight, before, after, stride, dilation, turned=False):
     return out
 
 
+def softmax(x):
+    """Along the last axis."""
+    x = np.asarray(x, np.float64)
+    return np.exp(x - np.logaddexp.reduce(x, axis=-1, keepdims=True))
+
+
 def attention(q, k, v, scale=1.0, bias=None, left=None, right=None, bottom_right=False):
     """(O, Stats), row by row over the columns that it attends to alone."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
