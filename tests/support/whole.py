@@ -94,7 +94,12 @@ def _bounds(attributes) -> dict[str, object]:
 
 
 @st.composite
-def drawn(draw, max_ops: int = 20, products: tuple[str, ...] = ("matmul", "conv_fprop", "sdpa")) -> Whole:
+def drawn(
+    draw,
+    max_ops: int = 20,
+    products: tuple[str, ...] = ("matmul", "conv_fprop", "sdpa"),
+    norms: tuple[str, ...] = ("rmsnorm", "layernorm", "softmax"),
+) -> Whole:
     """Graphs of up to so many nodes, at least one of `products`, in which every result is read or an output."""
     shapes = {-1 - i: shape for i, shape in enumerate(LEAVES)}
     operands = {X, BY_COLUMN, BY_CHANNEL}  # of pointwise nodes: these and all results
@@ -105,7 +110,7 @@ def drawn(draw, max_ops: int = 20, products: tuple[str, ...] = ("matmul", "conv_
         full = st.sampled_from(sorted(v for v in operands if shapes[v] == SHAPE))
         # What was made last comes first to mind: graphs are deep, not wide.
         last = st.sampled_from([max(operands), *sorted(operands)])
-        names = st.sampled_from(("unary", "binary", "rmsnorm", "layernorm", "softmax", *products))
+        names = st.sampled_from(("unary", "binary", *norms, *products))
         kind = draw(st.sampled_from(products) if index == certain else names)
         if kind == "unary":
             op = Op(draw(st.sampled_from(UNARY)), (draw(last),))
