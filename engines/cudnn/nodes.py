@@ -17,11 +17,13 @@ Arguments = Mapping[str, object]
 @dataclass(frozen=True)
 class Saying:
     """arguments(cudnn, node) -> what the method is given beside tensors, name and compute type. why_not(graph, node):
-    the first reason against, None if there is none. numbers: input ports that take a number as it is."""
+    the first reason against, None if there is none. numbers: input ports that take a number as it is. axes: which axis
+    is which goes by its number, so that the node is said of tensors of their own rank alone."""
 
     arguments: Callable[[object, Node], Arguments] = lambda cudnn, node: {}
     why_not: Callable[[Graph, Node], str | None] = lambda graph, node: None
     numbers: frozenset[str] = frozenset()
+    axes: bool = False
 
 
 def _finite(cudnn, node: Node) -> Arguments:
@@ -66,14 +68,31 @@ def _norm(*needed: str) -> Callable[[Graph, Node], str | None]:
         absent = [port for port in needed if node.input(port) is None]
         if absent:
             return f"has no {absent[0]}, which cuDNN asks for"
-        epsilon = node.input("epsilon")
-        if epsilon is not None and not graph.tensors[epsilon].by_value:
-            return "reads epsilon from memory; cuDNN takes it by value"
+        stored = _by_value("epsilon")(graph, node)
+        if stored is not None:
+            return stored
         scale = graph.tensors[node.input("scale")].dim
         x = graph.tensors[node.input("input")].dim
         return None if rmsnorm_axes(x, scale) else "has a scale of one element, which tells cuDNN no axes"
 
     return why_not
+
+
+def _by_value(*ports: str) -> Callable[[Graph, Node], str | None]:
+    def why_not(graph: Graph, node: Node) -> str | None:
+        given = ((port, node.input(port)) for port in ports)
+        stored = [port for port, t in given if t is not None and not graph.tensors[t].by_value]
+        return f"reads {stored[0]} from memory; cuDNN takes it by value" if stored else None
+
+    return why_not
+
+
+def _permutation(cudnn, node: Node) -> Arguments:
+    return {"permutation": list(node.attribute("permutation"))}
+
+
+def _slices(cudnn, node: Node) -> Arguments:
+    return {"slices": [slice(*s) for s in node.attribute("slices")]}
 
 
 _UNSAID = {"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "binary_select"}
@@ -82,8 +101,8 @@ _UNSAID = {"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "binary_
 SAYINGS: Mapping[str, Saying] = {
     **{name: Saying(_finite) for name, op in OPS.items() if op.pointwise and name not in _UNSAID},
     "matmul": Saying(),
-    "conv_fprop": Saying(_window, _turned),
-    "sdpa": Saying(_band, numbers=frozenset({"attn_scale"})),
+    "conv_fprop": Saying(_window, _turned, axes=True),
+    "sdpa": Saying(_band, numbers=frozenset({"attn_scale"}), axes=True),
     "reduction": Saying(_mode),
     "rmsnorm": Saying(_enums, _norm("scale")),
     "rmsnorm_backward": Saying(_enums, _norm("scale")),
@@ -91,5 +110,12 @@ SAYINGS: Mapping[str, Saying] = {
     "layernorm_backward": Saying(_enums, _norm("scale")),
     "adalayernorm": Saying(_enums, _norm("scale", "bias")),
     "adalayernorm_backward": Saying(_enums, _norm("scale")),
+    "instancenorm": Saying(_enums, _by_value("epsilon"), axes=True),
+    "instancenorm_backward": Saying(axes=True),
+    "batchnorm": Saying(why_not=_by_value("epsilon", "momentum"), axes=True),
+    "batchnorm_inference": Saying(axes=True),
+    "batchnorm_backward": Saying(axes=True),
+    "transpose": Saying(_permutation, axes=True),
+    "slice": Saying(_slices, axes=True),
 }
 """By op; ops that cuDNN does not have, or has with other results, are missing."""

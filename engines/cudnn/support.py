@@ -3,7 +3,7 @@
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
 from graphfuse.engine import No
-from graphfuse.engines.cudnn import package
+from graphfuse.engines.cudnn import package, ranks
 from graphfuse.engines.cudnn.nodes import SAYINGS
 from graphfuse.enums import tensor_reordering
 from graphfuse.ir import Subgraph, Tensor
@@ -33,6 +33,12 @@ def unsaid(facts: Subgraph) -> No | None:
         why = saying.why_not(graph, node)
         if why is not None:
             return No(f"{node} {why}")
+    lying = ranks.layouts(graph, facts.nodes)
+    for node in facts.nodes:
+        _, first = node.inputs[0]
+        own, told = len(graph.tensors[first].dim), len(lying[first][0])
+        if SAYINGS[node.op_name].axes and own != told:
+            return No(f"{node} reads {graph.tensors[first]}, which cuDNN is told with {told} axes")
     ports = {t: (node, port) for node in facts.nodes for port, t in node.inputs}
     for number in dict.fromkeys(t for node in facts.nodes for _, t in (*node.inputs, *node.outputs)):
         why = _untold(graph.tensors[number])

@@ -119,6 +119,23 @@ UNSAID = {
         lambda g: g.relu(g.tensor([4, 8], name="x", byte_alignment=8)).set_output(),
         "tensor 'x'.* is aligned to 8 bytes; cuDNN is told 16",
     ),
+    "axes": (
+        lambda g: g.transpose(g.tensor([4, 8], name="x"), [1, 0]).set_output(),
+        "'transpose.0'.* reads tensor 'x'.*, which cuDNN is told with 4 axes",
+    ),
+    "axes of another node": (
+        lambda g: [
+            g.conv_fprop(g.tensor(x, name=f"{len(x)}-D"), g.tensor(w)).set_output()
+            for x, w in (([1, 2, 4, 4], [2, 2, 3, 3]), ([1, 2, 4, 4, 4], [2, 2, 3, 3, 3]))
+        ],
+        "'conv_fprop.0'.* reads tensor '4-D'.*, which cuDNN is told with 5 axes",
+    ),
+    "momentum": (
+        lambda g: g.batchnorm(
+            g.tensor([2, 3, 4, 4]), *[g.tensor([1, 3, 1, 1]) for _ in range(4)], 1e-5, g.tensor([1] * 4)
+        )[0].set_output(),
+        "'batchnorm.0'.* reads momentum from memory; cuDNN takes it by value",
+    ),
     "stored": (_read_as_stored, r"'relu.1'.* reads input as BFLOAT16, rounded from FLOAT; .*read unrounded"),
 }
 
@@ -218,7 +235,7 @@ def read_back(cudnn, translation, g) -> None:
 
     for node in theirs.nodes:
         name = node.params.get("mode") if node.node_type.name == "POINTWISE" else node.node_type.name.lower()
-        name = {"rmsnorm_bwd": "rmsnorm_backward", "layernorm_bwd": "layernorm_backward"}.get(name, name)
+        name = f"{name.removesuffix('_bwd')}_backward" if name.endswith("_bwd") else name
         op = OPS[name]
         inputs = {k: tensor(t) for k, t in node.inputs.items()}
         if op.pointwise:
@@ -294,7 +311,30 @@ def _attention(g):
     g.sdpa(q, k, v, scale, use_causal_mask_bottom_right=True)[0].set_output()
 
 
-GRAPHS = {"attributes": _attributes, "training": _training, "dense": _dense, "attention": _attention}
+def _channels(g):
+    x, wide = g.tensor([2, 8, 3, 4]), [g.tensor([1, 8, 1, 1]) for _ in range(4)]
+    y, mean, inverse = g.instancenorm(x, *wide[:2], 1e-5, norm_forward_phase=TRAINING)
+    mean.set_output(), inverse.set_output()
+    for made in (*g.batchnorm(y, *wide, 1e-5, 0.1), *g.instancenorm_backward(x, x, wide[0], mean, inverse)):
+        made.set_output()
+    made = g.batchnorm_inference(x, *wide)
+    for one in g.batchnorm_backward(made, x, *wide[:3]):
+        one.set_output()
+
+
+def _moves(g):
+    y = g.slice(g.tensor([2, 8, 3, 4]), [slice(None), slice(1, 8, 2), slice(3), slice(-2, None)])
+    g.relu(g.transpose(y, [0, 2, 3, 1])).set_output()
+
+
+GRAPHS = {
+    "channels": _channels,
+    "moves": _moves,
+    "attributes": _attributes,
+    "training": _training,
+    "dense": _dense,
+    "attention": _attention,
+}
 
 
 @pytest.mark.parametrize("draw", GRAPHS.values(), ids=GRAPHS)
