@@ -53,11 +53,16 @@ class Whole(graphs.Drawn):
         if op.name == "layernorm":
             phase = norm_forward_phase.INFERENCE
             return g.layernorm(*operands, epsilon=1e-3, norm_forward_phase=phase, name=name)[0]
+        if op.name == "instancenorm":
+            phase = norm_forward_phase.INFERENCE
+            return g.instancenorm(*operands, epsilon=1e-3, norm_forward_phase=phase, name=name)[0]
+        if op.name == "batchnorm":
+            return g.batchnorm(*operands, epsilon=1e-3, name=name)[0]
         return super().add(g, op, operands, name)
 
     def compute(self, op: Op, operands) -> torch.Tensor:
         attributes = dict(op.attributes)
-        if op.name not in ("matmul", "conv_fprop", "sdpa", "rmsnorm", "layernorm", "softmax"):
+        if op.name in graphs.UNARY + BINARY:
             return super().compute(op, operands)
         x = operands[0].double()
         if op.name == "softmax":
@@ -70,10 +75,11 @@ class Whole(graphs.Drawn):
             return torch.from_numpy(dense.convolution(x, operands[1], before, after, [1, 1], dilation))
         if op.name == "sdpa":
             return torch.from_numpy(dense.attention(*operands, 0.25, **_bounds(attributes))[0])
-        axes = [axis for axis, extent in enumerate(operands[1].shape) if extent != 1]
-        if op.name == "layernorm":
+        of_scale = [axis for axis, extent in enumerate(operands[1].shape) if extent != 1]
+        axes = {"instancenorm": [2, 3], "batchnorm": [0, 2, 3]}.get(op.name, of_scale)
+        if op.name != "rmsnorm":
             x = x - x.mean(dim=axes, keepdim=True)
-        return oracle.rmsnorm(x, operands[1], 1e-3, axes=axes)[0]
+        return oracle.rmsnorm(x, operands[1], 1e-3, *operands[2:], axes=axes)[0]
 
     def bounded(self) -> bool:
         """Whether no value is large, nor a score of attention."""
@@ -98,7 +104,7 @@ def drawn(
     draw,
     max_ops: int = 20,
     products: tuple[str, ...] = ("matmul", "conv_fprop", "sdpa"),
-    norms: tuple[str, ...] = ("rmsnorm", "layernorm", "softmax"),
+    norms: tuple[str, ...] = ("rmsnorm", "layernorm", "softmax", "instancenorm", "batchnorm"),
 ) -> Whole:
     """Graphs of up to so many nodes, at least one of `products`, in which every result is read or an output."""
     shapes = {-1 - i: shape for i, shape in enumerate(LEAVES)}
@@ -127,6 +133,8 @@ def drawn(
             op = Op("sdpa", (draw(full), k, v), tuple(mask.items()))
         elif kind == "softmax":
             op = Op("softmax", (draw(full),))
+        elif kind in ("instancenorm", "batchnorm"):
+            op = Op(kind, (draw(full), BY_CHANNEL, BY_CHANNEL))
         else:
             op = Op(kind, (draw(full), draw(st.sampled_from((BY_COLUMN, BY_CHANNEL)))))
         ops.append(op)
