@@ -78,3 +78,17 @@ class reduction_mode(_Named):  # noqa: N801
     NORM1 = "norm1"
     NORM2 = "norm2"
     MUL_NO_ZEROS = "mul_no_zeros"
+
+
+class convolution_mode(_Named):  # noqa: N801
+    """Whether ``conv_fprop`` slides the weight as it is (CROSS_CORRELATION) or turned around (CONVOLUTION)."""
+
+    CONVOLUTION = "convolution"
+    CROSS_CORRELATION = "cross_correlation"
+
+
+class diagonal_alignment(_Named):  # noqa: N801
+    """Where the diagonal of ``sdpa`` begins: at the first row and column, or so that it ends at the last ones."""
+
+    TOP_LEFT = "top_left"
+    BOTTOM_RIGHT = "bottom_right"

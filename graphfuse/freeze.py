@@ -76,8 +76,7 @@ def _infer(graph: Recorded, node: NodeRecord) -> None:
         elif tuple(t.get_dim()) != shape:
             raise GraphValidationError(f"{where}: {port} has dim {t.get_dim()}, but the node makes {list(shape)}")
         if not t.get_stride():
-            alike = (i for i in node.inputs.values() if tuple(i.get_dim()) == shape)
-            t.inferred_stride = _stride_like(shape, next(alike, next(iter(node.inputs.values()))))
+            t.inferred_stride = _stride(node, shape)
         accepted = stored.get(port, OUTPUT_TYPES)
         _infer_data_type(graph, t, accepted[0] if port in stored else defaults[port])
         if not t.get_is_virtual() and t.get_data_type() not in accepted:
@@ -95,6 +94,13 @@ def _shared_constants(node: NodeRecord, rank: int) -> str:
         if t.value is not None and len(t.inferred_dim) not in (0, rank):
             return f"; constant {t.get_name()!r} has the rank of the node that reads it first: make one for each rank"
     return ""
+
+
+def _stride(node: NodeRecord, dim: tuple[int, ...]) -> tuple[int, ...]:
+    if node.op.strides is not None:
+        return node.op.strides(dim, node.attributes, {port: tuple(t.get_stride()) for port, t in node.inputs.items()})
+    alike = (i for i in node.inputs.values() if tuple(i.get_dim()) == dim)
+    return _stride_like(dim, next(alike, next(iter(node.inputs.values()))))
 
 
 def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:

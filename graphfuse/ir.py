@@ -5,7 +5,7 @@ type filled in; never changed afterwards. ``verify.check_ir`` states its invaria
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from graphfuse import reordering
 from graphfuse.dtypes import data_type
 from graphfuse.enums import tensor_reordering
 from graphfuse.ops import OPS, Op
+from graphfuse.ops.layouts import packed_stride as packed_stride
 
 TensorId = int
 
@@ -194,15 +195,6 @@ class Subgraph:
             for _, t in node.outputs
             if not self.graph.tensors[t].virtual or not inside.issuperset(self.graph.consumers.get(t, ()))
         )
-
-
-def packed_stride(dim: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Strides without gaps; order lists the axes outermost first (default: as they come)."""
-    stride, step = [1] * len(dim), 1
-    for axis in reversed(order if order is not None else range(len(dim))):
-        stride[axis] = step
-        step *= max(dim[axis], 1)
-    return tuple(stride)
 
 
 def _unique(ids: Iterable[TensorId]) -> tuple[TensorId, ...]:

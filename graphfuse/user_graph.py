@@ -25,7 +25,7 @@ from graphfuse.errors import (
 )
 from graphfuse.freeze import freeze
 from graphfuse.ir import packed_stride
-from graphfuse.ops import Op
+from graphfuse.ops import Attribute, Op
 from graphfuse.printing import to_python
 from graphfuse.recorded import NodeRecord, Recorded
 from graphfuse.tensor import Tensor, checked_name, checked_number, checked_type
@@ -247,11 +247,15 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         where = f"node {name!r} ({op.name})"
         if name in self._node_names:
             raise GraphValidationError(f"{where}: another node has this name; node names must differ")
+        _offered(where, op, given)
         attributes, order = {}, f"; {op.order}" if op.order else ""
         for a in op.attributes:
             value = given.get(a.name, a.default)
             if value is None and not a.required:  # cuDNN's default of each of them
                 value = a.default
+            if a.several:
+                attributes[a.name] = None if value is None and not a.required else _all_of(where, a, value)
+                continue
             if not isinstance(value, a.types) or (isinstance(value, bool) and bool not in a.types):
                 accepted = " or ".join(t.__name__ for t in a.types)
                 raise GraphTypeError(f"{where}: {a.name} must be {accepted}, got {value!r}{order}")
@@ -603,6 +607,29 @@ def _check_policy(what: str, policy: object) -> None:
 def _check_flag(what: str, value: object) -> None:
     if value is not True and value is not False:
         raise GraphTypeError(f"{what}: give True or False, got {value!r}")
+
+
+def _offered(where: str, op: Op, given: Mapping[str, object]) -> None:
+    for name, only in op.not_offered:
+        value = given.get(name)
+        if value is not None and (type(value) is not type(only) or value != only):
+            leave = "leave it out" if only is None else f"leave it out, or {only!r}"
+            raise GraphNotSupportedError(f"{where}: {name} is not offered; {leave}")
+
+
+def _all_of(where: str, a: Attribute, value: object) -> tuple[object, ...]:
+    try:
+        values = tuple(value)
+        if a.types == (int,):
+            # Of numpy, too; a bool is no extent.
+            values = tuple(v if isinstance(v, bool) else v.__index__() for v in values)
+        fits = all(isinstance(v, a.types) and not isinstance(v, bool) for v in values)
+    except (TypeError, AttributeError):
+        fits = False
+    if not fits:
+        accepted = " or ".join(t.__name__ for t in a.types)
+        raise GraphTypeError(f"{where}: {a.name} must be a sequence of {accepted}, got {value!r}")
+    return values
 
 
 def _several(what: str, values: object) -> tuple:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from graphfuse.dtypes import data_type
 
 Shape = tuple[int, ...]
+Stride = tuple[int, ...]
 Attributes = Mapping[str, object]
 
 
@@ -36,12 +37,16 @@ class Port:
 
 @dataclass(frozen=True)
 class Attribute:
-    """A compile-time parameter of a node: its name, accepted types and default."""
+    """A compile-time parameter of a node: its name, accepted types and default.
+
+    several: a sequence of values of these types, which is kept as a tuple; None, where that is the default, for none.
+    """
 
     name: str
     types: tuple[type, ...]
     default: object = None
     required: bool = False
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ class Op:
     with {port} and {attribute} slots; cost: what that takes; note: how exact it is, where users
     may want to know. commutative: the operands may be swapped. absent(attributes, input ports
     given): output ports not written. order: what errors say about arguments by position, where
-    cuDNN's order differs.
+    cuDNN's order differs. strides(shape, attributes, strides by input port) -> the strides of an output of which
+    users set none; None for those of the first input of its shape, without gaps. not_offered: options of cuDNN's that
+    are known by name, each with the one value that is accepted beside None.
     """
 
     name: str
@@ -77,7 +84,20 @@ class Op:
     stored: Callable[[Attributes], Mapping[str, tuple[data_type, ...]]] = lambda attributes: {}
     frozen: Callable[..., Attributes] = lambda attributes, inputs, outputs: attributes
     order: str = ""
+    strides: Callable[[Shape, Attributes, Mapping[str, Stride]], Stride] | None = None
+    not_offered: tuple[tuple[str, object], ...] = ()
 
     @property
     def pointwise(self) -> bool:
         return self.cuda is not None
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """Another of cuDNN's names for a node of `op`. parameters: cuDNN's name -> the op's, of the ports and attributes
+    that it takes, all of which must be given."""
+
+    name: str
+    doc: str
+    op: str
+    parameters: tuple[tuple[str, str], ...]

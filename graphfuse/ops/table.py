@@ -12,8 +12,8 @@ import operator
 
 from graphfuse.dtypes import data_type
 from graphfuse.enums import norm_forward_phase, reduction_mode
-from graphfuse.ops import losses, references, shapes
-from graphfuse.ops.op import Attribute, Cost, Op, Port
+from graphfuse.ops import attention, channels, losses, moves, products, references, shapes
+from graphfuse.ops.op import Attribute, Cost, Op, Port, Spelling
 
 
 def _pointwise(
@@ -440,4 +440,25 @@ _SELECTIONS = (
     ),
 )
 
-OPS: dict[str, Op] = {op.name: op for op in (*_TABLE, *_SELECTIONS, *losses.TABLE)}
+_TABLES = (_TABLE, _SELECTIONS, losses.TABLE, products.TABLE, attention.TABLE, channels.TABLE, moves.TABLE)
+
+OPS: dict[str, Op] = {op.name: op for table in _TABLES for op in table}
+
+SPELLINGS: dict[str, Spelling] = {
+    spelling.name: spelling
+    for spelling in (
+        Spelling("bias", "input + bias: a node of add.", "add", (("input", "a"), ("bias", "b"))),
+        Spelling(
+            "leaky_relu",
+            "input above 0, else negative_slope * input: a node of relu.",
+            "relu",
+            (("input", "input"), ("negative_slope", "negative_slope")),
+        ),
+        Spelling(
+            "leaky_relu_backward",
+            "Gradient of leaky_relu, from that of its result: a node of relu_backward.",
+            "relu_backward",
+            (("loss", "loss"), ("input", "input"), ("negative_slope", "negative_slope")),
+        ),
+    )
+}

@@ -15,7 +15,7 @@ from graphfuse import (
     heur_mode,
     norm_forward_phase,
 )
-from graphfuse.ops import OPS
+from graphfuse.ops import OPS, SPELLINGS
 from support import graphs, oracle
 from support.graphs import Norm
 
@@ -161,10 +161,28 @@ def test_a_refused_number_leaves_nothing_behind():
 
 def test_methods_have_the_tables_signature():
     for op in OPS.values():
-        parameters = list(inspect.signature(getattr(graphfuse.pygraph, op.name)).parameters)
+        found = inspect.signature(getattr(graphfuse.pygraph, op.name)).parameters
+        parameters = [name for name, p in found.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert parameters[0] == "self" and parameters[-2:] == ["compute_data_type", "name"]
         assert set(parameters[1:-2]) == {p.name for p in op.inputs} | {a.name for a in op.attributes}
+        assert [(n, p.default) for n, p in found.items() if n not in parameters] == list(op.not_offered)
         assert getattr(graphfuse.pygraph, op.name).__doc__ == op.doc
+
+
+def test_other_spellings_are_nodes_of_their_op():
+    g = graphs.new()
+    x = g.tensor([2, 3], name="x")
+    biased = g.bias(name="b", input=x, bias=g.tensor([1, 3]))
+    g.leaky_relu_backward(g.leaky_relu(biased, 0.25), biased, 0.5).set_output()
+    made = [(n.op.name, n.attributes.get("negative_slope")) for n in g.nodes]
+    assert made == [("add", None), ("relu", 0.25), ("relu_backward", 0.5)]
+    assert list(g.nodes[0].inputs) == ["a", "b"] and g.nodes[0].inputs["a"] is x
+    for name, spelling in SPELLINGS.items():
+        parameters = list(inspect.signature(getattr(graphfuse.pygraph, name)).parameters)
+        assert parameters == ["self", *dict(spelling.parameters), "compute_data_type", "name"]
+        assert name not in OPS and getattr(graphfuse.pygraph, name).__doc__ == spelling.doc
+    with pytest.raises(GraphTypeError, match="leaky_relu: missing.*negative_slope.*accepted: input, negative_slope"):
+        g.leaky_relu(x)
 
 
 def test_cudnn_names_are_there():

@@ -292,7 +292,7 @@ class Op:
 class Drawn:
     """A graph as data: shapes of its leaves, nodes in an order that works, which results are outputs."""
 
-    leaves: tuple[tuple[int, int], ...]
+    leaves: tuple[tuple[int, ...], ...]
     ops: tuple[Op, ...]
     outputs: frozenset[int]
 
@@ -307,14 +307,14 @@ class Drawn:
         for index in range(len(self.ops)) if order is None else order:
             op = self.ops[index]
             operands = [values[v] for v in op.operands]
-            name = f"{prefix}node{index}"
-            if op.name == "rmsnorm":
-                phase = norm_forward_phase.INFERENCE
-                made = g.rmsnorm(*operands, 1e-3, norm_forward_phase=phase, name=name)[0]
-            else:
-                made = getattr(g, op.name)(*operands, **dict(op.attributes), name=name)
+            made = self.add(g, op, operands, f"{prefix}node{index}")
             values[index] = made.set_output(index in self.outputs).set_name(f"{prefix}n{index}")
         return g
+
+    def add(self, g: graphfuse.pygraph, op: Op, operands: list[graphfuse.Tensor], name: str) -> graphfuse.Tensor:
+        if op.name == "rmsnorm":
+            return g.rmsnorm(*operands, 1e-3, norm_forward_phase=norm_forward_phase.INFERENCE, name=name)[0]
+        return getattr(g, op.name)(*operands, **dict(op.attributes), name=name)
 
     def reads(self, value: int) -> bool:
         return any(value in op.operands for op in self.ops)
@@ -329,14 +329,20 @@ class Drawn:
 
     def exact(self, pack: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Every output by name, in float64."""
+        values = self.results(pack)
+        return {f"n{i}": values[i] for i in self.outputs}
+
+    def results(self, pack: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Every leaf that is read and every node's result, in float64."""
         values = {-1 - i: pack.get(f"l{i + 1}") for i in range(len(self.leaves))}
         for index, op in enumerate(self.ops):
-            operands = [values[v] for v in op.operands]
-            if op.name == "rmsnorm":
-                values[index] = oracle.rmsnorm(*operands, 1e-3)[0]
-            else:
-                values[index] = oracle.POINTWISE[op.name](*operands, **dict(op.attributes))
-        return {f"n{i}": values[i] for i in self.outputs}
+            values[index] = self.compute(op, [values[v] for v in op.operands])
+        return values
+
+    def compute(self, op: Op, operands: list[torch.Tensor]) -> torch.Tensor:
+        if op.name == "rmsnorm":
+            return oracle.rmsnorm(*operands, 1e-3)[0]
+        return oracle.POINTWISE[op.name](*operands, **dict(op.attributes))
 
 
 @st.composite
@@ -382,9 +388,12 @@ def reorderings(draw, graph: Drawn) -> list[int]:
 
 def check_drawn(graph: Drawn, modes, device: str = "cpu") -> None:
     """Run and hold every output against float64."""
-    pack = graph.inputs(device)
+    memory = "cuda" if device == "cuda" else "cpu"
+    pack = graph.inputs(memory)
     exact = graph.exact(pack)
-    outputs = {name: torch.full(value.shape, float("nan"), device=device) for name, value in exact.items()}
-    run(graph.build(device=device), pack | outputs, modes, device)
+    g = graph.build(device=device)
+    g.validate()
+    outputs = {t.name: torch.empty_strided(t.dim, t.stride, device=memory).fill_(float("nan")) for t in g._ir.outputs}
+    run(g, pack | outputs, modes, memory)
     for name, want in exact.items():
         torch.testing.assert_close(outputs[name].double(), want, rtol=2e-4, atol=2e-4)

@@ -1,0 +1,121 @@
+"""How each op is said to ``cudnn.pygraph``, and what keeps a node from being said.
+
+cuDNN's names of methods and parameters are those of the op table, but where an entry says otherwise.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from graphfuse.enums import convolution_mode
+from graphfuse.ir import Graph, Node
+from graphfuse.ops import OPS, rmsnorm_axes
+
+Arguments = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Saying:
+    """arguments(cudnn, node) -> what the method is given beside tensors, name and compute type. why_not(graph, node):
+    the first reason against, None if there is none. numbers: input ports that take a number as it is. axes: which axis
+    is which goes by its number, so that the node is said of tensors of their own rank alone."""
+
+    arguments: Callable[[object, Node], Arguments] = lambda cudnn, node: {}
+    why_not: Callable[[Graph, Node], str | None] = lambda graph, node: None
+    numbers: frozenset[str] = frozenset()
+    axes: bool = False
+
+
+def _finite(cudnn, node: Node) -> Arguments:
+    """Numbers as they are; an infinite clip is none."""
+    return {name: value for name, value in node.attributes if math.isfinite(value)}
+
+
+def _enums(cudnn, node: Node) -> Arguments:
+    """Attributes as they are, enumerations as cuDNN's members of the same name."""
+    return {name: _theirs(cudnn, value) for name, value in node.attributes}
+
+
+def _theirs(cudnn, value: object) -> object:
+    if hasattr(type(value), "__members__"):
+        return getattr(getattr(cudnn, type(value).__name__), value.name)
+    return value
+
+
+def _window(cudnn, node: Node) -> Arguments:
+    # The default mode goes unsaid: the package does not export the enumeration.
+    return {name: list(value) for name, value in node.attributes if name != "convolution_mode"}
+
+
+def _turned(graph: Graph, node: Node) -> str | None:
+    if node.attribute("convolution_mode") is convolution_mode.CROSS_CORRELATION:
+        return None
+    return "convolution_mode is CONVOLUTION, which the package has no name for; accepted: CROSS_CORRELATION"
+
+
+def _mode(cudnn, node: Node) -> Arguments:
+    return {"mode": _theirs(cudnn, node.attribute("mode"))}  # the axes are in the output's extents
+
+
+def _band(cudnn, node: Node) -> Arguments:
+    return {name: value for name, value in _enums(cudnn, node).items() if value is not None}
+
+
+def _norm(*needed: str) -> Callable[[Graph, Node], str | None]:
+    """needed: optional ports that cuDNN takes none without."""
+
+    def why_not(graph: Graph, node: Node) -> str | None:
+        absent = [port for port in needed if node.input(port) is None]
+        if absent:
+            return f"has no {absent[0]}, which cuDNN asks for"
+        stored = _by_value("epsilon")(graph, node)
+        if stored is not None:
+            return stored
+        scale = graph.tensors[node.input("scale")].dim
+        x = graph.tensors[node.input("input")].dim
+        return None if rmsnorm_axes(x, scale) else "has a scale of one element, which tells cuDNN no axes"
+
+    return why_not
+
+
+def _by_value(*ports: str) -> Callable[[Graph, Node], str | None]:
+    def why_not(graph: Graph, node: Node) -> str | None:
+        given = ((port, node.input(port)) for port in ports)
+        stored = [port for port, t in given if t is not None and not graph.tensors[t].by_value]
+        return f"reads {stored[0]} from memory; cuDNN takes it by value" if stored else None
+
+    return why_not
+
+
+def _permutation(cudnn, node: Node) -> Arguments:
+    return {"permutation": list(node.attribute("permutation"))}
+
+
+def _slices(cudnn, node: Node) -> Arguments:
+    return {"slices": [slice(*s) for s in node.attribute("slices")]}
+
+
+_UNSAID = {"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "binary_select"}
+"""Pointwise ops of masks: cuDNN's are BOOLEAN, those here are numbers."""
+
+SAYINGS: Mapping[str, Saying] = {
+    **{name: Saying(_finite) for name, op in OPS.items() if op.pointwise and name not in _UNSAID},
+    "matmul": Saying(),
+    "conv_fprop": Saying(_window, _turned, axes=True),
+    "sdpa": Saying(_band, numbers=frozenset({"attn_scale"}), axes=True),
+    "reduction": Saying(_mode),
+    "rmsnorm": Saying(_enums, _norm("scale")),
+    "rmsnorm_backward": Saying(_enums, _norm("scale")),
+    "layernorm": Saying(_enums, _norm("scale", "bias")),
+    "layernorm_backward": Saying(_enums, _norm("scale")),
+    "adalayernorm": Saying(_enums, _norm("scale", "bias")),
+    "adalayernorm_backward": Saying(_enums, _norm("scale")),
+    "instancenorm": Saying(_enums, _by_value("epsilon"), axes=True),
+    "instancenorm_backward": Saying(axes=True),
+    "batchnorm": Saying(why_not=_by_value("epsilon", "momentum"), axes=True),
+    "batchnorm_inference": Saying(axes=True),
+    "batchnorm_backward": Saying(axes=True),
+    "transpose": Saying(_permutation, axes=True),
+    "slice": Saying(_slices, axes=True),
+}
+"""By op; ops that cuDNN does not have, or has with other results, are missing."""

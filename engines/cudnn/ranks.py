@@ -1,0 +1,33 @@
+"""Tensors with as many axes as cuDNN asks for: axes of extent 1 change no element."""
+
+from collections.abc import Sequence
+
+from graphfuse.ir import Graph, Node, Tensor
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Extents and strides."""
+
+_PRODUCT = 3  # [batch, rows, columns]
+_OTHER = 4  # [rows, columns, 1, 1]
+
+
+def layouts(graph: Graph, nodes: Sequence[Node]) -> dict[int, Layout]:
+    """Of every tensor that `nodes` read or write: all of one rank. Those of a lower one have their last axes.
+
+    Matrix products get axes in front, where cuDNN has batches; all else gets them behind, where images have height and
+    width.
+    """
+    used = {t: graph.tensors[t] for node in nodes for _, t in (*node.inputs, *node.outputs)}
+    rank = max(len(t.dim) for t in used.values())
+    product = any(node.op_name == "matmul" for node in nodes)
+    before = max(_PRODUCT - rank, 0) if product else 0
+    behind = 0 if product else max(_OTHER - rank, 0)
+    return {number: _widened(t, rank - len(t.dim) + before, behind) for number, t in used.items()}
+
+
+def _widened(t: Tensor, before: int, behind: int) -> Layout:
+    reach = max((extent * stride for extent, stride in zip(t.dim, t.stride, strict=True)), default=1)
+    return (
+        (*(1,) * before, *t.dim, *(1,) * behind),
+        (*(max(reach, 1),) * before, *t.stride, *(1,) * behind),
+    )

@@ -1,0 +1,69 @@
+"""What cannot be said to cuDNN: the first reason, before its package is asked for."""
+
+from graphfuse.device import Device
+from graphfuse.dtypes import data_type
+from graphfuse.engine import No
+from graphfuse.engines.cudnn import package, ranks
+from graphfuse.engines.cudnn.nodes import SAYINGS
+from graphfuse.enums import tensor_reordering
+from graphfuse.ir import Subgraph, Tensor
+
+ALIGNMENT = 16
+"""Bytes that the frontend tells cuDNN every address is a multiple of."""
+
+
+def why_not(facts: Subgraph, device: Device) -> No | None:
+    """Of the nodes, then of their tensors, then of this machine."""
+    if device.kind != "cuda":
+        return No(f"cuDNN runs on CUDA devices, not on {device}")
+    found = unsaid(facts)
+    if found is not None:
+        return found
+    loaded = package.load()
+    return loaded if isinstance(loaded, No) else None
+
+
+def unsaid(facts: Subgraph) -> No | None:
+    """Whatever machine it is."""
+    graph = facts.graph
+    for node in facts.nodes:
+        saying = SAYINGS.get(node.op_name)
+        if saying is None:
+            return No(f"{node} is no operation of cuDNN's, or one with other results")
+        why = saying.why_not(graph, node)
+        if why is not None:
+            return No(f"{node} {why}")
+    lying = ranks.layouts(graph, facts.nodes)
+    for node in facts.nodes:
+        _, first = node.inputs[0]
+        own, told = len(graph.tensors[first].dim), len(lying[first][0])
+        if SAYINGS[node.op_name].axes and own != told:
+            return No(f"{node} reads {graph.tensors[first]}, which cuDNN is told with {told} axes")
+    ports = {t: (node, port) for node in facts.nodes for port, t in node.inputs}
+    for number in dict.fromkeys(t for node in facts.nodes for _, t in (*node.inputs, *node.outputs)):
+        why = _untold(graph.tensors[number])
+        if why is not None:
+            return No(f"{graph.tensors[number]} {why}")
+    inside = set(facts.node_ids)
+    for node in facts.nodes:
+        for _, number in node.outputs:
+            t = graph.tensors[number]
+            if t.dtype is not node.compute and not inside.isdisjoint(graph.consumers.get(number, ())):
+                reader, port = ports[number]
+                return No(
+                    f"{reader} reads {port} as {t.dtype.name}, rounded from {node.compute.name}; inside one plan of "
+                    f"cuDNN's it may be read unrounded"
+                )
+    return None
+
+
+def _untold(t: Tensor) -> str | None:
+    if not t.elements:
+        return "has no elements"
+    if t.reordering is not tensor_reordering.NONE:
+        return f"is reordered as {t.reordering.name}"
+    if t.dtype is data_type.FP4_E2M1:
+        return "packs two elements a byte"
+    if not t.by_value and not t.virtual and t.alignment < ALIGNMENT:
+        return f"is aligned to {t.alignment} bytes; cuDNN is told {ALIGNMENT}"
+    return None

@@ -1,0 +1,209 @@
+"""Norms with a scale and a bias of each channel: instance and batch normalization of [N, C, spatial axes...]."""
+
+from collections.abc import Mapping
+
+from graphfuse.enums import norm_forward_phase
+from graphfuse.errors import GraphValidationError
+from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.shapes import LAYERNORM_ORDER, layernorm_absent
+
+_STATISTICS = (Port("mean", optional=True, label="MEAN"), Port("inv_variance", optional=True, label="INV_VARIANCE"))
+_GRADIENTS = (
+    Port("DX"),
+    Port("DScale", label="DSCALE", over_rows=True),
+    Port("DBias", label="DBIAS", over_rows=True),
+)
+
+
+def _instance_axes(rank: int) -> tuple[int, ...]:
+    return tuple(range(2, rank))
+
+
+def _batch_axes(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank))
+
+
+def _checked(shapes: Mapping[str, Shape], axes_of, least: int, statistics: tuple[str, ...]) -> tuple[Shape, Shape]:
+    """The shapes of statistics, checked where they are inputs, and of what there is one a channel of.
+
+    axes_of(rank): those normalized over. least: axes that input has at least. statistics: input ports.
+    """
+    x = shapes["input"]
+    if len(x) < least:
+        raise GraphValidationError(f"input must be [N, C, spatial axes...] with {least} or more axes, got {list(x)}")
+    axes = axes_of(len(x))
+    if any(x[axis] == 0 for axis in axes):
+        raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
+    channels = tuple(e if axis == 1 else 1 for axis, e in enumerate(x))
+    statistic = tuple(1 if axis in axes else e for axis, e in enumerate(x))
+    wanted = {"scale": channels, "bias": channels, "grad": x} | dict.fromkeys(statistics, statistic)
+    for port, shape in wanted.items():
+        if port in shapes and shapes[port] != shape:
+            raise GraphValidationError(
+                f"{port} must have shape {list(shape)} for input {list(x)}, got {list(shapes[port])}"
+            )
+    for port in ("epsilon", "momentum"):
+        if any(e != 1 for e in shapes.get(port, ())):
+            order = f"; {LAYERNORM_ORDER}" if "momentum" not in shapes else ""
+            raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}{order}")
+    return statistic, channels
+
+
+def _instance_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    statistic, _ = _checked(shapes, _instance_axes, 3, ())
+    if attributes["norm_forward_phase"] is norm_forward_phase.NOT_SET:
+        raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
+    return {"Y": shapes["input"], "mean": statistic, "inv_variance": statistic}
+
+
+_RUNNING = ("in_running_mean", "in_running_var", "momentum")
+
+
+def _batch_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    given = [port for port in _RUNNING if port in shapes]
+    if given and len(given) != len(_RUNNING):
+        missing = next(port for port in _RUNNING if port not in shapes)
+        raise GraphValidationError(
+            f"{given[0]} is given without {missing}; give {', '.join(_RUNNING)}, or none of them"
+        )
+    statistic, _ = _checked(shapes, _batch_axes, 2, ("in_running_mean", "in_running_var"))
+    running = dict.fromkeys(("next_running_mean", "next_running_var"), statistic)
+    return {"Y": shapes["input"], "mean": statistic, "inv_variance": statistic} | running
+
+
+def _batch_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
+    return frozenset() if inputs.issuperset(_RUNNING) else frozenset({"next_running_mean", "next_running_var"})
+
+
+def _inference_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    _checked(shapes, _batch_axes, 2, ("mean", "inv_variance"))
+    return {"Y": shapes["input"]}
+
+
+def _gradient_shapes(axes_of, least: int):
+    def infer(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+        _, channels = _checked(shapes, axes_of, least, ("mean", "inv_variance"))
+        return {"DX": shapes["input"], "DScale": channels, "DBias": channels}
+
+    return infer
+
+
+def _forward(axes_of):
+    def reference(t, x, a) -> dict[str, object]:
+        axes = axes_of(x["input"].dim())
+        mean = x["input"].mean(dim=axes, keepdim=True)
+        apart = x["input"] - mean
+        variance = (apart * apart).mean(dim=axes, keepdim=True)
+        inverse = t.rsqrt(variance + x["epsilon"])
+        made = {"Y": apart * inverse * x["scale"] + x["bias"], "mean": mean, "inv_variance": inverse}
+        if "momentum" in x:
+            count = apart.numel() // mean.numel() if mean.numel() else 1
+            unbiased = variance * (count / max(count - 1, 1))
+            for name, new in (("mean", mean), ("var", unbiased)):
+                made[f"next_running_{name}"] = (1 - x["momentum"]) * x[f"in_running_{name}"] + x["momentum"] * new
+        return made
+
+    return reference
+
+
+def _inference(t, x, a) -> dict[str, object]:
+    return {"Y": (x["input"] - x["mean"]) * x["inv_variance"] * x["scale"] + x["bias"]}
+
+
+def _backward(axes_of):
+    def reference(t, x, a) -> dict[str, object]:
+        grad, inverse = x["grad"], x["inv_variance"]
+        axes, rest = axes_of(grad.dim()), _batch_axes(grad.dim())
+        normal = (x["input"] - x["mean"]) * inverse
+        scaled = grad * x["scale"]
+        mean, along = (v.mean(dim=axes, keepdim=True) for v in (scaled, scaled * normal))
+        return {
+            "DX": inverse * (scaled - mean - normal * along),
+            "DScale": (grad * normal).sum(dim=rest, keepdim=True),
+            "DBias": grad.sum(dim=rest, keepdim=True),
+        }
+
+    return reference
+
+
+_NORM = (
+    "Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) + epsilon),\n"
+)
+_GRADIENT = (
+    ", from grad, that of Y, and what forward made: as layernorm_backward\n"
+    "makes them, DScale and DBias, sums over samples and spatial axes, in the shape of scale. Returns\n"
+    "[DX, DScale, DBias]."
+)
+
+TABLE = (
+    Op(
+        "instancenorm",
+        "Instance normalization of [N, C, spatial axes...] (Ulyanov et al. 2016):\n"
+        + _NORM
+        + "means over the spatial axes; scale and bias are [1, C, 1, ...]. norm_forward_phase must be given. Returns\n"
+        "[Y, mean, inv_variance], the last two, [N, C, 1, ...], None in INFERENCE.",
+        inputs=(Port("input"), Port("scale"), Port("bias"), Port("epsilon")),
+        outputs=(Port("Y"), *_STATISTICS),
+        infer=_instance_shapes,
+        reference=_forward(_instance_axes),
+        attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
+        absent=layernorm_absent,
+        order=LAYERNORM_ORDER,
+    ),
+    Op(
+        "instancenorm_backward",
+        "Gradients of instancenorm" + _GRADIENT,
+        inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
+        outputs=_GRADIENTS,
+        infer=_gradient_shapes(_instance_axes, 3),
+        reference=_backward(_instance_axes),
+    ),
+    Op(
+        "batchnorm",
+        "Batch normalization of [N, C, spatial axes...] in training (Ioffe and Szegedy 2015):\n"
+        + _NORM
+        + "means over samples and spatial axes; scale and bias are [1, C, 1, ...]. With in_running_mean,\n"
+        "in_running_var and momentum, one element, next_running_mean = (1 - momentum) * in_running_mean +\n"
+        "momentum * mean, and next_running_var likewise of the unbiased variance, divided by one less than the\n"
+        "count. Returns [Y, mean, inv_variance, next_running_mean, next_running_var], all but Y [1, C, 1, ...], the\n"
+        "last two None without what they are made from.",
+        inputs=(
+            Port("input"),
+            Port("scale"),
+            Port("bias"),
+            Port("in_running_mean", optional=True),
+            Port("in_running_var", optional=True),
+            Port("epsilon"),
+            Port("momentum", optional=True),
+        ),
+        outputs=(
+            Port("Y"),
+            Port("mean", label="MEAN"),
+            Port("inv_variance", label="INV_VARIANCE"),
+            Port("next_running_mean", optional=True, label="NEXT_RUNNING_MEAN"),
+            Port("next_running_var", optional=True, label="NEXT_RUNNING_VAR"),
+        ),
+        infer=_batch_shapes,
+        reference=_forward(_batch_axes),
+        absent=_batch_absent,
+        not_offered=(("peer_stats", []),),
+    ),
+    Op(
+        "batchnorm_inference",
+        "Batch normalization of [N, C, spatial axes...] by statistics that are given, [1, C, 1, ...] as scale and\n"
+        "bias are: Y = (input - mean) * inv_variance * scale + bias.",
+        inputs=(Port("input"), Port("mean"), Port("inv_variance"), Port("scale"), Port("bias")),
+        outputs=(Port("Y"),),
+        infer=_inference_shapes,
+        reference=_inference,
+    ),
+    Op(
+        "batchnorm_backward",
+        "Gradients of batchnorm" + _GRADIENT,
+        inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
+        outputs=_GRADIENTS,
+        infer=_gradient_shapes(_batch_axes, 2),
+        reference=_backward(_batch_axes),
+        not_offered=(("peer_stats", []),),
+    ),
+)

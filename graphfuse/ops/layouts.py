@@ -1,0 +1,24 @@
+"""Strides that tensors get where users set none, as cuDNN gives them."""
+
+from collections.abc import Mapping, Sequence
+
+from graphfuse.ops.op import Attributes, Shape, Stride
+
+
+def packed_stride(dim: Sequence[int], order: Sequence[int] | None = None) -> Stride:
+    """Strides without gaps; order lists the axes outermost first (default: as they come)."""
+    stride, step = [1] * len(dim), 1
+    for axis in reversed(order if order is not None else range(len(dim))):
+        stride[axis] = step
+        step *= max(dim[axis], 1)
+    return tuple(stride)
+
+
+def row_major(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
+    """Whatever the inputs' layouts are."""
+    return packed_stride(dim)
+
+
+def channels_last(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
+    """Of [N, C, spatial axes...] C innermost, whatever the inputs' layouts are."""
+    return packed_stride(dim, [0, *range(2, len(dim)), 1])

@@ -1,0 +1,83 @@
+"""Ops that move elements and compute nothing: transposed axes and slices."""
+
+from collections.abc import Mapping
+
+from graphfuse.errors import GraphValidationError
+from graphfuse.ops.layouts import packed_stride
+from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape, Stride
+
+
+def _transposed(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x, order = shapes["input"], attributes["permutation"]
+    if sorted(order) != list(range(len(x))):
+        raise GraphValidationError(
+            f"permutation must have each of input's axes 0 to {len(x) - 1} once, got {list(order)} (input {list(x)})"
+        )
+    return {"output": tuple(x[axis] for axis in order)}
+
+
+def _transposed_strides(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
+    return _apart(dim, tuple(inputs["input"][axis] for axis in attributes["permutation"]))
+
+
+def _ranges(x: Shape, attributes: Attributes) -> tuple[range, ...]:
+    slices = attributes["slices"]
+    if len(slices) != len(x):
+        raise GraphValidationError(f"slices must be one for each axis of input {list(x)}, got {len(slices)}")
+    found = []
+    for axis, (s, extent) in enumerate(zip(slices, x, strict=True)):
+        try:
+            indices = range(*s.indices(extent))
+        except (TypeError, ValueError) as error:
+            raise GraphValidationError(f"slice {s} of axis {axis}: {error}") from None
+        if indices.step < 1:
+            raise GraphValidationError(f"slice {s} of axis {axis} has step {indices.step}; accepted: 1 and above")
+        found.append(indices)
+    return tuple(found)
+
+
+def _sliced(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    return {"output": tuple(map(len, _ranges(shapes["input"], attributes)))}
+
+
+def _sliced_strides(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
+    steps = (1 if s.step is None else s.step.__index__() for s in attributes["slices"])
+    return _apart(dim, tuple(stride * step for stride, step in zip(inputs["input"], steps, strict=True)))
+
+
+def _sliced_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    """As (first, end, step) of each axis, counted from its first element."""
+    return {"slices": tuple((r.start, r.stop, r.step) for r in _ranges(inputs["input"], attributes))}
+
+
+def _apart(dim: Shape, strides: Stride) -> Stride:
+    """`strides`, or, where they say that elements share an address, as of a broadcast input, those without gaps."""
+    shared = any(extent > 1 and not stride for extent, stride in zip(dim, strides, strict=True))
+    return packed_stride(dim) if shared else strides
+
+
+TABLE = (
+    Op(
+        "transpose",
+        "input with its axes in another order: axis i of the output is axis permutation[i] of input. The output's\n"
+        "strides are input's in that order, unless set: a view of the same layout.",
+        inputs=(Port("input"),),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=_transposed,
+        strides=_transposed_strides,
+        reference=lambda t, x, a: {"output": x["input"].permute(a["permutation"])},
+        attributes=(Attribute("permutation", (int,), required=True, several=True),),
+    ),
+    Op(
+        "slice",
+        "The elements of input that slices name, a Python slice with a step above 0 for each axis. The output's\n"
+        "strides are input's times the steps, unless set: a view of the same layout.",
+        inputs=(Port("input"),),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=_sliced,
+        strides=_sliced_strides,
+        frozen=_sliced_frozen,
+        reference=lambda t, x, a: {"output": x["input"][tuple(slice(*s) for s in a["slices"])]},
+        attributes=(Attribute("slices", (slice,), required=True, several=True),),
+    ),
+)
