@@ -33,10 +33,8 @@ def _amax(elements: Elements, number: int, store: Store) -> Iterator[str]:
 
 def headers(program: RowProgram) -> Iterator[str]:
     """Those that a program's stores need beyond ``rows.cuh``."""
-    blocks = [store for store in program.stores if store.block_size]
-    yield from sorted({_BY_SCALE[made][1] for made in map(_made, blocks) if made in _BY_SCALE})
-    if any(store.scales_of is not None for store in blocks):
-        yield "scales_alone.cuh"
+    blocks = (_made(store) for store in program.stores if store.block_size)
+    yield from sorted({_BY_SCALE[made][1] for made in blocks if made in _BY_SCALE})
 
 
 _BY_SCALE = {

@@ -52,6 +52,17 @@ GF_DEVICE constexpr int most(const int (&counts)[PHASES]) {
   return found;
 }
 
+/// The sum of COUNT products from number `first` on, one after another.
+template <int COUNT, int PIECE>
+GF_DEVICE float sum_products(const float (&x)[PIECE], const float (&y)[PIECE], int first) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = first; i < first + COUNT; ++i) {
+    sum = fma(x[i], y[i], sum);
+  }
+  return sum;
+}
+
 /// The tree over parts[FIRST], parts[FIRST + STRIDE], ...: for eight
 /// ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)). COUNT need not be a power of two.
 template <class Join, int COUNT, int FIRST = 0, int STRIDE = 1>
@@ -63,10 +74,14 @@ GF_DEVICE float tree(const float (&parts)[COUNT]) {
   }
 }
 
-/// The same tree over parts that come one by one, for a row that is read in several passes: of 2^LEVELS, number
-/// i is to be that of pass `place(i)`.
-template <class Join, int LEVELS>
+/// Of the tree over so many parts, a power of two.
+GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
+
+/// The same tree over parts that come one by one, for a row that is read in PASSES, a power of two: number i is to be
+/// that of pass `place(i)`.
+template <class Join, int PASSES>
 struct Passes {
+  static constexpr int LEVELS = levels(PASSES);
   float joined[LEVELS + 1];  // joined[l]: over 2^l parts that wait for their neighbours
 
   GF_DEVICE static int place(int i) {
@@ -97,10 +112,8 @@ struct Passes {
 /// anything but values.
 template <int CTAS, int FLOATS>
 struct Exchange {
-#ifdef GF_HAS_CLUSTERS
   Mbarrier arrived;
   float sent[CTAS][FLOATS];
-#endif
 };
 template <int FLOATS>
 struct Exchange<1, FLOATS> {};
@@ -130,7 +143,6 @@ struct RowReduction {
 
   /// Makes `count` of them, by all threads of the CTA or cluster; `begun` comes before their first use, as late as may be.
   GF_DEVICE static void begin(Shared* shared, int count) {
-#ifdef GF_HAS_CLUSTERS
     if constexpr (CTAS > 1) {
       if (thread_index() == 0) {
         for (int i = 0; i < count; ++i) {
@@ -140,15 +152,12 @@ struct RowReduction {
       }
       cluster_arrive_relaxed();
     }
-#endif
   }
 
   GF_DEVICE static void begun() {
-#ifdef GF_HAS_CLUSTERS
     if constexpr (CTAS > 1) {
       cluster_wait();
     }
-#endif
   }
 
   GF_DEVICE static float over_lanes(float (&parts)[COUNT]) {
@@ -179,7 +188,6 @@ struct RowReduction {
   /// phase: of the mbarrier.
   template <int VALUES>
   GF_DEVICE void over_ctas(float (&parts)[VALUES][COUNT], u32 phase) {
-#ifdef GF_HAS_CLUSTERS
     const u32 thread = thread_index();
     const u32 rank = cluster_rank();
     if (thread == 0) {
@@ -203,7 +211,6 @@ struct RowReduction {
       }
       parts[i / COUNT][i % COUNT] = tree<Join>(part);
     }
-#endif
   }
 
   /// turn: how often this shared memory was used before.
@@ -251,6 +258,17 @@ struct RowReduction {
       }
     }
   }
+
+  /// Of threads that have one part of each value.
+  template <int VALUES>
+  GF_DEVICE void operator()(const float (&parts)[VALUES], float (&results)[VALUES], u32 turn = 0) {
+    float each[VALUES][1];
+#pragma unroll
+    for (int value = 0; value < VALUES; ++value) {
+      each[value][0] = parts[value];
+    }
+    (*this)(each, results, turn);
+  }
 };
 
 /// The same tree for values of many rows, one after the other, each of which are asked for when the parts of the next
@@ -272,7 +290,6 @@ struct DelayedReduction {
         mine.totals[value * THREADS + thread] = parts[value][0];
       }
     } else {
-#ifdef GF_HAS_CLUSTERS
       const u32 rank = cluster_rank();
       if (thread == 0) {
         mine.arrived.arrive_expect(VALUES * THREADS_PER_ROW * sizeof(float));
@@ -284,7 +301,6 @@ struct DelayedReduction {
           send(parts[value][0], &mine.sent[rank][value * THREADS + thread], mine.arrived, (rank + next) % Row::CTAS);
         }
       }
-#endif
     }
   }
 
@@ -292,9 +308,7 @@ struct DelayedReduction {
     if constexpr (Row::CTAS == 1) {
       barrier();
     } else {
-#ifdef GF_HAS_CLUSTERS
       shared[row % 2].arrived.wait(row / 2 % 2);
-#endif
     }
   }
 
@@ -314,9 +328,7 @@ struct DelayedReduction {
           if constexpr (Row::CTAS == 1) {
             over_ctas[cta] = mine.totals[at];
           } else {
-#ifdef GF_HAS_CLUSTERS
             over_ctas[cta] = mine.sent[cta][at];
-#endif
           }
         }
         over_warps[warp] = tree<Join>(over_ctas);
