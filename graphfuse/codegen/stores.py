@@ -92,6 +92,5 @@ def raised(plan: PhasePlan) -> Iterator[str]:
     yield ""
     yield "/// What is largest of all, as far as the warp's lanes know; all of them call it together."
     yield "GF_DEVICE void raise_amaxes(const Row& row, const float (&largest)[AMAXES]) {"
-    yield "  (void)row, (void)largest;"
     yield from (f"  gf::raise(row.o{number}, largest[{k}]);" for k, number in enumerate(amaxes(plan.program)))
     yield "}"
