@@ -34,9 +34,10 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
     yield "GF_DEVICE Operands operands_of(const Arguments& a) {"
     yield f"  return {{{', '.join(f'gf::scalar(a.scalar{k})' for k in scalars)}}};"
     yield "}"
-    for name, join in (("SUMS_OF_ROW", Join.SUM), ("MAXIMA", Join.MAX)):
-        counts = (str(len(program.reduced_after(phase, join))) for phase in plan.phases)
-        yield f"constexpr int {name}[] = {{{', '.join(counts)}}};  // behind each phase"
+    for name, most, join in (("SUMS_OF_ROW", "MOST_SUMS", Join.SUM), ("MAXIMA", "MOST_MAXIMA", Join.MAX)):
+        counts = [len(program.reduced_after(phase, join)) for phase in plan.phases]
+        yield f"constexpr int {name}[] = {{{', '.join(map(str, counts))}}};  // behind each phase"
+        yield f"constexpr int {most} = {max(counts)};"
     yield ""
     yield "/// Values of which there is one a row, known from the phase on that `begin` is numbered by."
     yield "struct PerRow {"

@@ -68,8 +68,7 @@ constexpr int SUM_TURNS = gf::phases_with(SUMS_OF_ROW);
 constexpr int SUM_PLACES = SUM_TURNS < 2 ? SUM_TURNS : 2;  // in shared memory, which phases take in turns
 
 using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, CHUNKS, HALVED ? 2 : 1,
-                                gf::at_least_one(gf::most(SUMS_OF_ROW))>;
-using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS, 1, 1, gf::at_least_one(gf::most(MAXIMA))>;
+                                gf::at_least_one(MOST_SUMS)>;
 
 /// What a phase knows of a row that is to be joined.
 template <int PHASE>

@@ -33,10 +33,9 @@ using gf::u32;
 constexpr bool SPLIT = HALVED && THREADS_PER_ROW > 1;  // whether two threads have a chunk
 constexpr int ROWS_PER_CTA = CTAS_PER_ROW == 1 ? THREADS / THREADS_PER_ROW : 1;  // at a time
 
-constexpr int MOST_SUMS = gf::at_least_one(gf::most(SUMS_OF_ROW));
-using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, 1, SPLIT ? 2 : 1, MOST_SUMS>;
-using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS, 1, 1, gf::at_least_one(gf::most(MAXIMA))>;
-using DelayedSums = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS, SPLIT ? 2 : 1, MOST_SUMS>;
+constexpr int ALIKE = SPLIT ? 2 : 1;
+using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, 1, ALIKE, gf::at_least_one(MOST_SUMS)>;
+using DelayedSums = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS, ALIKE, gf::at_least_one(MOST_SUMS)>;
 constexpr int AHEAD_OF_ROW = DELAYED ? STAGES - 2 : STAGES - 1;  // rows of which copies are under way
 
 /// Pieces past the row's end, and those of a row that does not exist, are zero.
@@ -228,8 +227,6 @@ struct ColumnsFrom<LAST_PHASE + 1> {
   GF_DEVICE void read(const Row&) {}
 };
 
-constexpr int FIRST_ADDING = gf::first_with(SUMS_ADDED);  // phase
-
 /// What a thread has while it takes row after row.
 struct Taken {
   const Operands& operands;
@@ -404,7 +401,7 @@ GF_DEVICE void problem::start(const Arguments& a) {
   GF_DYNAMIC_SHARED(unsigned char, shared);
   GF_SHARED(RowSum::Shared, sum_places, 2);
   GF_SHARED(RowMax::Shared, max_places, 2);
-  if constexpr (gf::phases_with(SUMS_OF_ROW) > 0) {
+  if constexpr (MOST_SUMS > 0) {
     RowSum::begin(sum_places, 2);
   }
 
@@ -457,10 +454,10 @@ GF_DEVICE void problem::start(const Arguments& a) {
     return row;
   };
 
-  if constexpr (gf::phases_with(SUMS_OF_ROW) > 0) {
+  if constexpr (MOST_SUMS > 0) {
     RowSum::begun();
   }
-  if constexpr (gf::phases_with(MAXIMA) > 0) {
+  if constexpr (MOST_MAXIMA > 0) {
     RowMax::begin(max_places, 2);
     RowMax::begun();
   }

@@ -29,6 +29,8 @@ GF_DEVICE typename Phase::Columns read_columns(const Row& row, Index at) {
   return reads;
 }
 
+using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS, 1, 1, gf::at_least_one(MOST_MAXIMA)>;
+
 /// What a row came to behind a phase.
 template <int PHASE>
 struct Joined {

@@ -32,26 +32,6 @@ GF_DEVICE constexpr int phases_with(const int (&counts)[PHASES], int end = PHASE
   return found;
 }
 
-/// The first phase that has any; the number of phases if none has.
-template <int PHASES>
-GF_DEVICE constexpr int first_with(const int (&counts)[PHASES]) {
-  int phase = 0;
-  while (phase < PHASES && counts[phase] == 0) {
-    ++phase;
-  }
-  return phase;
-}
-
-/// The most that a phase has.
-template <int PHASES>
-GF_DEVICE constexpr int most(const int (&counts)[PHASES]) {
-  int found = 0;
-  for (int phase = 0; phase < PHASES; ++phase) {
-    found = counts[phase] > found ? counts[phase] : found;
-  }
-  return found;
-}
-
 /// The sum of COUNT products from number `first` on, one after another.
 template <int COUNT, int PIECE>
 GF_DEVICE float sum_products(const float (&x)[PIECE], const float (&y)[PIECE], int first) {
