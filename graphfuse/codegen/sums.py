@@ -14,7 +14,8 @@ def source(plan: PhasePlan) -> Iterator[str]:
     yield f"constexpr int SUMS = {len(sums)};"
     added = [len(list(plan.program.summed_in(phase))) for phase in plan.phases]
     yield f"constexpr int SUMS_ADDED[] = {{{', '.join(map(str, added))}}};  // by phase"
-    yield f"constexpr int FIRST_ADDING = {next((phase for phase in plan.phases if added[phase]), len(added))};  // phase"
+    first = next((phase for phase in plan.phases if added[phase]), len(added))
+    yield f"constexpr int FIRST_ADDING = {first};  // phase"
     yield "/// What a thread adds up over rows, for one piece."
     yield "struct Sums {"
     yield "  float of[SUMS + (SUMS == 0)][PIECE];"

@@ -79,10 +79,11 @@ GF_DEVICE float sum_steps(float (&parts)[COUNT]) {
   }
 }
 
+/// Adds what lies at an address, in one access.
 template <int COUNT>
-GF_DEVICE void add(const gf::Bytes<4 * COUNT>& piece, float (&sum)[COUNT]) {
+GF_DEVICE void add_piece(const float* address, float (&sum)[COUNT]) {
   float read[COUNT];
-  gf::unpack<float>(piece, read);
+  gf::unpack<float>(gf::load<4 * COUNT, 4 * COUNT>(address), read);
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     sum[i] += read[i];
@@ -140,7 +141,7 @@ GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, co
         float sum[VECTOR] = {};
 #pragma unroll 8
         for (int row = 0; row < ROWS_PER_CTA; ++row) {
-          add(gf::load<PARTIAL_WIDTH, PARTIAL_WIDTH>(shared + row * COLUMNS + column), sum);
+          add_piece(shared + row * COLUMNS + column, sum);
         }
         gf::store<PARTIAL_WIDTH, PARTIAL_WIDTH>(partials.first + k * partials.apart + column, gf::pack<float>(sum));
       }
@@ -173,7 +174,12 @@ GF_DEVICE void add_up(const Totals& totals, const float* partials, i64 count, fl
         }
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
-          add(reads[k], sum);
+          float read[VECTOR];
+          gf::unpack<float>(reads[k], read);
+#pragma unroll
+          for (int v = 0; v < VECTOR; ++v) {
+            sum[v] += read[v];
+          }
         }
       }
     }

@@ -144,10 +144,6 @@ class RowSplit(Split[PersistentKnobs]):
         most, least = knobs.ctas // knobs.cluster, int(bool(self.facts.program.sums))
         return ByRows(self.facts.rows, knobs.rows_per_cta, knobs.cluster, most, least)
 
-    def ctas(self, knobs: PersistentKnobs) -> int:
-        """Of the grid."""
-        return self.by_rows(knobs).grid(self.facts.rows)
-
     def partial_bytes(self, knobs: PersistentKnobs) -> int:
         """Memory in which CTAs, or clusters, leave their sums over rows: no fewer rows need more."""
         return self.by_rows(knobs).clusters * self.sum_bytes
