@@ -35,7 +35,8 @@ def range_faults(knobs: object, limits: Mapping[str, tuple[int, int]]) -> Iterat
     for name, (least, most) in limits.items():
         value = getattr(knobs, name)
         if type(value) is not int or not least <= value <= most:
-            yield f"{name} is {value!r}; accepted: {least} to {most}" + " on this device" * (name == "ctas_per_sm")
+            accepted = f"{least} {'or' if (least, most) == (0, 1) else 'to'} {most}"
+            yield f"{name} is {value!r}; accepted: {accepted}" + " on this device" * (name == "ctas_per_sm")
 
 
 def thread_faults(threads: int) -> Iterator[str]:
