@@ -123,8 +123,8 @@ RMSNORM = {
     "a chunk summed twice": (
         PIECES,
         Bug(
-            "sum = gf::fma(x[first + i], y[first + i], sum);",
-            "sum = gf::fma(x[i], y[i], sum);",
+            "for (int i = first; i < first + COUNT; ++i) {",
+            "for (int i = 0; i < COUNT; ++i) {",
             {ADDRESS: WRONG},
             NOWHERE,
         ),
