@@ -51,7 +51,7 @@ SEED = 20261122
 _ELSEWHERE = 32  # registers of a thread beside those that hold a row
 _REGISTERS, _THREADS, _CTAS = 65536, 2048, 32  # of an SM
 
-Ranking = Callable[[RowFacts, RowSplit, ByRowKnobs, Device], float]
+Ranking = Callable[[RowSplit, ByRowKnobs, Device], float]
 
 
 def resident(split: RowSplit, knobs: ByRowKnobs) -> int:
@@ -64,30 +64,30 @@ def ctas(facts: RowFacts, knobs: ByRowKnobs) -> int:
     return -(-facts.rows * knobs.threads_per_row // knobs.threads)
 
 
-def by_waves(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+def by_waves(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
     """The model, and for each wave of CTAs behind the first what an idle device takes, as far as no other CTA of the SM
     hides it."""
     there = resident(split, knobs)
-    waves = math.ceil(ctas(facts, knobs) / (device.sm_count * there))
-    return cost(facts, split, knobs, device) + (waves - 1) / there * _alone(facts, split, knobs, device)
+    waves = math.ceil(ctas(split.facts, knobs) / (device.sm_count * there))
+    return cost(split, knobs, device) + (waves - 1) / there * _alone(split, knobs, device)
 
 
-def balanced(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+def balanced(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
     """The model, for the SM that has most: no SM has a part of a CTA."""
-    alone = _alone(facts, split, knobs, device)
-    all_sms = ctas(facts, knobs) / device.sm_count
-    return alone + (cost(facts, split, knobs, device) - alone) * math.ceil(all_sms) / all_sms
+    alone = _alone(split, knobs, device)
+    all_sms = ctas(split.facts, knobs) / device.sm_count
+    return alone + (cost(split, knobs, device) - alone) * math.ceil(all_sms) / all_sms
 
 
-def balanced_waves(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
-    model = cost(facts, split, knobs, device)
-    return by_waves(facts, split, knobs, device) + balanced(facts, split, knobs, device) - model
+def balanced_waves(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+    model = cost(split, knobs, device)
+    return by_waves(split, knobs, device) + balanced(split, knobs, device) - model
 
 
-def _alone(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+def _alone(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
     """The model's part that does not grow with rows."""
-    few, many = (replace(facts, row_extents=(rows,)) for rows in (1, 2))
-    one, two = (cost(f, split, knobs, device) for f in (few, many))
+    few, many = (replace(split, facts=replace(split.facts, row_extents=(rows,))) for rows in (1, 2))
+    one, two = (cost(s, knobs, device) for s in (few, many))
     return 2 * one - two
 
 
@@ -156,7 +156,7 @@ def chosen(part: Part, device: Device) -> dict[str, ByRowKnobs]:
     made = {"engine": first}
     for name, ranking in RANKINGS.items():
         if name != "engine":
-            made[name] = min(usual(proposed), key=lambda k: ranking(facts, split, k, device))
+            made[name] = min(usual(proposed), key=lambda k: ranking(split, k, device))
     return made
 
 

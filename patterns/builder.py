@@ -14,7 +14,7 @@ from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import RowLayout
 from graphfuse.rows.contraction import contracted
 from graphfuse.rows.emitter import Emitter
-from graphfuse.rows.expansions import EXPANSIONS, REDUCED, Operands
+from graphfuse.rows.expansions import EXPANSIONS, REDUCED
 from graphfuse.rows.program import ColumnSum, RowProgram, Store, View
 from graphfuse.rows.pruning import pruned
 from graphfuse.rows.steps import Chain, Column, Load, Operand, Reduce, Scalar, Step
@@ -35,7 +35,7 @@ class Built(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Operands(Operands):
+class _Operands:
     """What the input ports of an op are, read from memory in the order in which its expansion asks for them."""
 
     builder: "Builder"
@@ -47,12 +47,6 @@ class _Operands(Operands):
 
     def attribute(self, name: str) -> object:
         return self.node.attribute(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (port for port, _ in self.node.inputs)
-
-    def __len__(self) -> int:
-        return len(self.node.inputs)
 
     def __contains__(self, port: object) -> bool:
         return port in dict(self.node.inputs)

@@ -41,7 +41,7 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
     def why_not(self, facts: RowFacts, device: Device) -> No | None:
         first = None
         for schedule in _by_preference(facts):
-            reason = next(schedule.reasons(facts, device), None)
+            reason = schedule.refusal(facts, device)
             if reason is None:
                 return None
             first = first or reason
@@ -51,12 +51,12 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
         """Of the first schedule that takes the program; in mode B also the best of others."""
         found: list[RowKnobs] = []
         for schedule in _by_preference(facts):
-            if (not found or mode is heur_mode.B) and next(schedule.reasons(facts, device), None) is None:
+            if (not found or mode is heur_mode.B) and schedule.refusal(facts, device) is None:
                 found += schedule.propose(facts, device, heur_mode.A if found else mode)
         return found
 
     def illegal(self, facts: RowFacts, knobs: RowKnobs, device: Device) -> No | None:
-        reason = next(_SCHEDULES[type(knobs)].faults(facts, knobs, device), None)
+        reason = _SCHEDULES[type(knobs)].illegal(facts, knobs, device)
         return None if reason is None else No(reason)
 
     def notes(self, facts: RowFacts, knobs: RowKnobs, device: Device) -> tuple[str, ...]:

@@ -1,6 +1,10 @@
-"""What chips can hold, for engines that spread rows over threads."""
+"""What chips can hold, for schedules that spread rows over threads.
 
-from collections.abc import Iterable, Iterator, Sequence
+Each function yields what is wrong with knobs, nothing if nothing is. Only the first fault is told, so that each check
+may rely on those before it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graphfuse.device import Device
 
@@ -8,6 +12,7 @@ WARP = 32
 MAX_THREADS = 1024
 MAX_CTAS = 2**31 - 1
 _MOST_STATIC = 48 << 10  # bytes of shared memory that a kernel may declare
+_RESERVED = 1 << 10  # those that the system takes beside each CTA's
 _CLUSTER = 90  # and newer
 _LARGEST_CLUSTER = {90: 16, 100: 16, 103: 16}  # CTAs; elsewhere the portable 8
 
@@ -18,12 +23,20 @@ def largest_cluster(device: Device) -> int:
 
 
 def power_faults(knobs: object, names: Sequence[str]) -> Iterator[str]:
-    """The first of these knobs that is no power of two."""
+    """Of these knobs those that are no power of two."""
     for name in names:
         value = getattr(knobs, name)
         if type(value) is not int or value < 1 or value & (value - 1):
             yield f"{name} is {value!r}; accepted: a power of two"
-            return
+
+
+def range_faults(knobs: object, limits: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+    """Of these knobs those that are no whole number between two limits."""
+    for name, (least, most) in limits.items():
+        value = getattr(knobs, name)
+        if type(value) is not int or not least <= value <= most:
+            accepted = f"{least} {'or' if (least, most) == (0, 1) else 'to'} {most}"
+            yield f"{name} is {value!r}; accepted: {accepted}" + " on this device" * (name == "ctas_per_sm")
 
 
 def thread_faults(threads: int) -> Iterator[str]:
@@ -53,3 +66,10 @@ def static_faults(nbytes: int) -> Iterator[str]:
     """Shared memory that a kernel declares, in which CTAs of a row have what all of its threads came to."""
     if nbytes > _MOST_STATIC:
         yield f"{nbytes} bytes of shared memory for sums over a row; accepted: {_MOST_STATIC}"
+
+
+def resident_faults(ctas: int, nbytes: int, device: Device) -> Iterator[str]:
+    """CTAs that an SM holds at the same time, each with so many bytes of shared memory."""
+    most = device.shared_memory_per_sm
+    if ctas * (nbytes + _RESERVED) > most:
+        yield f"{ctas} CTAs an SM, {nbytes} bytes of shared memory each; {device} has {most} an SM"

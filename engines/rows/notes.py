@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rows.support import FP8, op_notes, rounding_notes
+from graphfuse.engines.rows.support import FP8
+from graphfuse.ops import OPS
 from graphfuse.rows.program import RowProgram
 from graphfuse.rows.steps import Join
 
@@ -14,10 +15,15 @@ _FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain ta
 
 def notes(program: RowProgram, device: Device, scheduled: Iterator[str]) -> Iterator[str]:
     """scheduled: what the schedule adds."""
-    yield from rounding_notes(program)
+    rounded = sorted({step.rounded.name for step in program.steps if step.rounded is not None})
+    if rounded:
+        yield f"float32 throughout; values of tensors declared as {', '.join(rounded)} are rounded to that"
+    else:
+        yield "float32 throughout: virtual tensors are not rounded to their data types"
     if program.reductions(Join.SUM):
         yield "sums over a row: a fixed binary tree, the same bits for every row count, knob and run"
-    yield from op_notes(program)
+    of_ops = (OPS[step.op_name].note for step in program.steps if step.op_name in OPS)
+    yield from dict.fromkeys(note for note in of_ops if note)
     yield from scheduled
     instruction, software = "instruction", "software, bit-identical to the instruction"
     if device.kind != "cuda":

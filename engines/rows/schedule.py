@@ -1,27 +1,39 @@
 """What a schedule is: a way in which a kernel spreads the rows of a program over threads."""
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import ClassVar, Generic, TypeVar
 
+from graphfuse.codegen.parameters import arguments
+from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import Launch, ProblemClass
+from graphfuse.engines.rows.kernel import prelude
+from graphfuse.engines.rows.split import Split
+from graphfuse.engines.rows.support import program_reasons
 from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
 
 KnobsT = TypeVar("KnobsT")
 
-READ_AGAIN = "rows of {columns} columns do not fit in registers: they are read again in each phase"
-"""What a schedule notes where it is so."""
+PROPOSED = 3
+"""Knobs, of an engine that is not asked for more."""
 
 
 class Schedule(abc.ABC, Generic[KnobsT]):
     """Class attributes:
 
-    knobs: its frozen dataclass of knobs, by which plans tell schedules apart.
+    knobs: its frozen dataclass of knobs, by which plans tell schedules apart. kernel: the file of its kernel, in the
+    package of the schedule. qualifiers: of the kernel, in C++. split: how rows are cut, of facts for which `misfit` is
+    None. faults: why knobs cannot be used, of which the first is told.
     """
 
     knobs: ClassVar[type]
+    kernel: ClassVar[str]
+    qualifiers: ClassVar[str] = "GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM)"
+    split: ClassVar[Callable[[RowFacts], Split]]
+    faults: ClassVar[Callable[[Split, KnobsT, Device], Iterator[str]]]
 
     @abc.abstractmethod
     def prefers(self, facts: RowFacts) -> bool:
@@ -29,28 +41,78 @@ class Schedule(abc.ABC, Generic[KnobsT]):
 
     @abc.abstractmethod
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
-        """The reasons against, each naming the tensor and the limit."""
+        """The reasons against beside those of every schedule, each naming the tensor and the limit. The first is told:
+        each may rely on those before it."""
 
     @abc.abstractmethod
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[KnobsT]:
         """Knobs to try, best first."""
 
     @abc.abstractmethod
-    def faults(self, facts: RowFacts, knobs: KnobsT, device: Device) -> Iterator[str]:
-        """Why these knobs cannot be used."""
-
-    @abc.abstractmethod
-    def notes(self, facts: RowFacts, knobs: KnobsT) -> Iterator[str]:
-        """What the schedule does to the numbers of a plan."""
-
-    @abc.abstractmethod
-    def source(self, facts: RowFacts, knobs: KnobsT) -> str:
-        """The translation unit, whose kernel is named ``row_program``."""
-
-    @abc.abstractmethod
-    def launch(self, facts: RowFacts, knobs: KnobsT) -> Launch:
-        """Grid, block and arguments."""
+    def constants(self, split: Split[KnobsT], knobs: KnobsT) -> Mapping[str, object]:
+        """What the kernel asks of the problem beside what every kernel does: values by type and name, in C++."""
 
     @abc.abstractmethod
     def problem(self, facts: RowFacts) -> ProblemClass:
         """The class that tuned knobs are kept for, of programs that the schedule is preferred for."""
+
+    def misfit(self, facts: RowFacts) -> str | None:
+        """Why none of the schedule's knobs can be used."""
+        return None
+
+    def refusal(self, facts: RowFacts, device: Device) -> str | None:
+        """Why the schedule does not take a program; None if it does."""
+        return next(chain(program_reasons(facts, device), self.reasons(facts, device)), None)
+
+    def illegal(self, facts: RowFacts, knobs: KnobsT, device: Device) -> str | None:
+        """Why these knobs cannot be used; None if they can."""
+        return self.misfit(facts) or next(self.faults(self.split(facts), knobs, device), None)
+
+    def fits(self, split: Split[KnobsT], knobs: KnobsT, device: Device) -> bool:
+        return next(self.faults(split, knobs, device), None) is None
+
+    def notes(self, facts: RowFacts, knobs: KnobsT) -> Iterator[str]:
+        """What the schedule does to the numbers of a plan."""
+        if not self.split(facts).resident(knobs):
+            yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"
+
+    def source(self, facts: RowFacts, knobs: KnobsT) -> str:
+        """The translation unit, whose kernel is named ``row_program``."""
+        split = self.split(facts)
+        plan = split.plan(knobs)
+        constants = {
+            "gf::i64 COLUMNS": facts.columns,
+            "int CHUNK": split.chunk,
+            "int PIECE": plan.piece,
+            "int STEPS": split.steps(knobs),
+            "int PASSES": split.passes(knobs),
+            "int THREADS": knobs.threads,
+            "gf::Access COLUMN_READS": "gf::Access::READ_ONLY",
+            "gf::Access ROW_READS": "gf::Access::USUAL",
+            "gf::Access ROW_WRITES": "gf::Access::USUAL",
+        }
+        generated = prelude(plan, constants | self.constants(split, knobs), self.qualifiers)
+        package = type(self).__module__.rpartition(".")[0]
+        return render(template(package, self.kernel), generated, self.kernel)
+
+    def launch(self, facts: RowFacts, knobs: KnobsT) -> Launch:
+        """Grid, block and arguments."""
+        split = self.split(facts)
+        by_rows = split.by_rows(knobs)
+        return Launch(
+            grid=by_rows.grid(facts.rows),
+            block=knobs.threads,
+            arguments=arguments(split.plan(knobs)),
+            cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
+            by_rows=by_rows,
+        )
+
+
+def best_first(ranked: Sequence[KnobsT], mode: heur_mode) -> list[KnobsT]:
+    """What is proposed of ranked knobs: the best for each way to spread rows (``spread``) first, for these differ more
+    than other knobs do; in mode B then all."""
+    best: dict[object, KnobsT] = {}
+    for knobs in ranked:
+        best.setdefault(knobs.spread, knobs)
+    few = list(best.values())[:PROPOSED]
+    return list(dict.fromkeys([*few, *ranked])) if mode is heur_mode.B else few

@@ -43,13 +43,12 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield "};"
     stage = ", unsigned char* stage" * bool(plan.stages)
     yield f"GF_DEVICE Row row_of(const Arguments& a, gf::i64 index, Index thread{stage}) {{"
-    yield "  (void)stage;" * bool(stage)
     yield from axes(plan)
     yield "  return {" + ", ".join([*places, *(f"a.{s}" for s in spaced), "thread", "index < a.rows"]) + "};"
     yield "}"
     yield "GF_DEVICE void complete(Row& row, const Arguments& a, gf::i64 index) {"
     yield "  const Index thread = row.thread;"
-    yield "  (void)thread, (void)a, (void)index;"
+    yield "  (void)thread;"
     yield from axes(plan) if assigned else ()
     yield from (f"  {line}" for line in assigned)
     yield "}"

@@ -85,7 +85,6 @@ class Copies:
         yield from (f"  const void* {copied.name};" for copied in self.inputs)
         yield "};"
         yield "GF_DEVICE Ahead ahead_of(const Arguments& a, gf::i64 index, Index thread) {"
-        yield "  (void)a, (void)index, (void)thread;"
         yield from self.axes
         yield "  return {" + ", ".join(copied.address for copied in self.inputs) + "};"
         yield "}"
@@ -96,7 +95,6 @@ class Copies:
 
     def _copy(self, name: str, at: str, pieces: bool) -> Iterator[str]:
         yield f"GF_DEVICE void {name}(const Ahead& row{at}, unsigned char* stage) {{"
-        yield f"  (void)row, (void)stage{', (void)at' * pieces};"
         for copied in self.inputs:
             if copied.pieces is pieces:
                 to, source = self.place(copied), f"row.{copied.name}"

@@ -76,17 +76,14 @@ class Elements:
         arrays = [o for o in self._arrays() if o not in self.known]
         yield from (f"    float a{o.index}[PIECE];" for o in arrays)
         for loop in self._loops:
-            yield "#pragma unroll"
-            yield "    for (int i = 0; i < PIECE; ++i) {"
+            lines = []
             for o in loop:
                 step = self.program.steps[o.index]
                 text = self._expression(step, loop)
-                yield f"      const float v{o.index} = {text if o in self.plan.packed else rounded(step, text)};"
-                if o in arrays:
-                    yield f"      a{o.index}[i] = v{o.index};"
-                if o in kept and o not in self.plan.packed:
-                    yield f"      held.v{o.index}[i] = v{o.index};"
-            yield "    }"
+                lines.append(f"const float v{o.index} = {text if o in self.plan.packed else rounded(step, text)};")
+                lines += [f"a{o.index}[i] = v{o.index};"] * (o in arrays)
+                lines += [f"held.v{o.index}[i] = v{o.index};"] * (o in kept and o not in self.plan.packed)
+            yield from pieces.each(lines)
             if o in self.plan.packed:
                 ctype = self.plan.dtype(o).facts.ctype
                 yield f"    const {packed_type(self.plan, o)} p{o.index} = gf::pack<{ctype}>(a{o.index});"

@@ -32,12 +32,12 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
     yield from (f"  float s{k};" for k in scalars)
     yield "};"
     yield "GF_DEVICE Operands operands_of(const Arguments& a) {"
-    yield "  (void)a;"
     yield f"  return {{{', '.join(f'gf::scalar(a.scalar{k})' for k in scalars)}}};"
     yield "}"
-    for name, join in (("SUMS_OF_ROW", Join.SUM), ("MAXIMA", Join.MAX)):
-        counts = (str(len(program.reduced_after(phase, join))) for phase in plan.phases)
-        yield f"constexpr int {name}[] = {{{', '.join(counts)}}};  // behind each phase"
+    for name, most, join in (("SUMS_OF_ROW", "MOST_SUMS", Join.SUM), ("MAXIMA", "MOST_MAXIMA", Join.MAX)):
+        counts = [len(program.reduced_after(phase, join)) for phase in plan.phases]
+        yield f"constexpr int {name}[] = {{{', '.join(map(str, counts))}}};  // behind each phase"
+        yield f"constexpr int {most} = {max(counts)};"
     yield ""
     yield "/// Values of which there is one a row, known from the phase on that `begin` is numbered by."
     yield "struct PerRow {"
@@ -49,7 +49,6 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
         sums, maxima = (max(len(program.reduced_after(phase - 1, join)), 1) for join in Join)
         yield f"  GF_DEVICE void begin(gf::Number<{phase}>, const Row& row, const Operands& s,"
         yield f"                       const float (&sums)[{sums}]{bound}, const float (&maxima)[{maxima}]{bound}) {{"
-        yield "    (void)row, (void)s, (void)sums, (void)maxima;"
         for i in loads if phase == 0 else ():
             yield from _read(plan, copies, i)
         lines = []
@@ -59,7 +58,6 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
         yield from pieces.loop(plan, lines)
         yield "  }"
         yield f"  GF_DEVICE void store(gf::Number<{phase}>, const Row& row) const {{"
-        yield "    (void)row;"
         for number, store in enumerate(program.stores):
             if store.value.index in known and not store.amax:
                 yield f"    {_stored(plan, number, store)};"

@@ -39,7 +39,6 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
         yield "    return {" + ", ".join(f"gf::any_bytes<{size}>()" for size in sizes.values()) + "};"
         yield "  }"
     yield f"  GF_DEVICE static {kind} read_{kind.lower()}(const Row& row, Index at) {{"
-    yield "    (void)row, (void)at;"
     loads = []
     for i, size in sizes.items():
         copied, width = copies.named(f"i{i}"), plan.width(plan.program.inputs[i])
@@ -60,7 +59,6 @@ def _run(elements: Elements) -> Iterator[str]:
     starts = ("0.0f" if program.is_of_magnitudes(k) else literal(float("-inf")) for k in maxima)
     declared = f"float (&maxima)[{max(len(maxima), 1)}]{pieces.bound(plan)}"
     yield f"  GF_DEVICE static void start({declared}) {{"
-    yield "    (void)maxima;"
     lines = (f"maxima[{number}]{pieces.index(plan)} = {value};" for number, value in enumerate(starts))
     yield from pieces.loop(plan, lines)
     yield "  }"
@@ -70,15 +68,10 @@ def _run(elements: Elements) -> Iterator[str]:
     yield "                            const Columns& columns, Held& held, const Operands& s, const PerRow& p,"
     yield f"                            float (&largest)[AMAXES], {declared},"
     yield f"                            {factors}{sums}) {{"
-    yield "    (void)row, (void)at, (void)inside, (void)rows, (void)columns, (void)held, (void)s, (void)p;"
-    yield f"    (void)largest, (void)maxima, (void)x, (void)y{', (void)sums' * bool(plan.stages)};"
     yield from elements.source()
     for number, k in enumerate(row_sums):
         first, *second = (f"{elements.array(o)}[i]" for o in program.joined(k))
-        yield "#pragma unroll"
-        yield "    for (int i = 0; i < PIECE; ++i) {"
-        yield f"      x[{number}][i] = {first}, y[{number}][i] = {second[0] if second else '1.0f'};"
-        yield "    }"
+        yield from pieces.each([f"x[{number}][i] = {first}, y[{number}][i] = {second[0] if second else '1.0f'};"])
     yield from added(elements)
     for number, k in enumerate(maxima):
         (o,) = program.joined(k)

@@ -18,15 +18,20 @@ def bound(plan: PhasePlan) -> str:
     return "[PIECE]" if plan.across else ""
 
 
-def loop(plan: PhasePlan, lines: Iterable[str], indent: str = "    ") -> Iterator[str]:
+def loop(plan: PhasePlan, lines: Iterable[str]) -> Iterator[str]:
     """Statements on values that are one a row, for each row of a piece."""
     found = list(lines)
-    if not plan.across or not found:
-        yield from (indent + line for line in found)
-        return
+    if plan.across and found:
+        yield from each(found)
+    else:
+        yield from (f"    {line}" for line in found)
+
+
+def each(lines: Iterable[str], indent: str = "    ") -> Iterator[str]:
+    """Statements on element number i of a piece, for all of them."""
     yield "#pragma unroll"
     yield f"{indent}for (int i = 0; i < PIECE; ++i) {{"
-    yield from (f"{indent}  {line}" for line in found)
+    yield from (f"{indent}  {line}" for line in lines)
     yield f"{indent}}}"
 
 

@@ -33,10 +33,8 @@ def _amax(elements: Elements, number: int, store: Store) -> Iterator[str]:
 
 def headers(program: RowProgram) -> Iterator[str]:
     """Those that a program's stores need beyond ``rows.cuh``."""
-    blocks = [store for store in program.stores if store.block_size]
-    yield from sorted({_BY_SCALE[made][1] for made in map(_made, blocks) if made in _BY_SCALE})
-    if any(store.scales_of is not None for store in blocks):
-        yield "scales_alone.cuh"
+    blocks = (_made(store) for store in program.stores if store.block_size)
+    yield from sorted({_BY_SCALE[made][1] for made in blocks if made in _BY_SCALE})
 
 
 _BY_SCALE = {
@@ -94,6 +92,5 @@ def raised(plan: PhasePlan) -> Iterator[str]:
     yield ""
     yield "/// What is largest of all, as far as the warp's lanes know; all of them call it together."
     yield "GF_DEVICE void raise_amaxes(const Row& row, const float (&largest)[AMAXES]) {"
-    yield "  (void)row, (void)largest;"
     yield from (f"  gf::raise(row.o{number}, largest[{k}]);" for k, number in enumerate(amaxes(plan.program)))
     yield "}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from graphfuse.codegen import pieces
 from graphfuse.codegen.elements import Elements
 from graphfuse.codegen.phase_plan import PhasePlan
 
@@ -11,8 +12,10 @@ def source(plan: PhasePlan) -> Iterator[str]:
     sums = plan.program.sums
     yield ""
     yield f"constexpr int SUMS = {len(sums)};"
-    added = (str(len(list(plan.program.summed_in(phase)))) for phase in plan.phases)
-    yield f"constexpr int SUMS_ADDED[] = {{{', '.join(added)}}};  // by phase"
+    added = [len(list(plan.program.summed_in(phase))) for phase in plan.phases]
+    yield f"constexpr int SUMS_ADDED[] = {{{', '.join(map(str, added))}}};  // by phase"
+    first = next((phase for phase in plan.phases if added[phase]), len(added))
+    yield f"constexpr int FIRST_ADDING = {first};  // phase"
     yield "/// What a thread adds up over rows, for one piece."
     yield "struct Sums {"
     yield "  float of[SUMS + (SUMS == 0)][PIECE];"
@@ -24,12 +27,10 @@ def source(plan: PhasePlan) -> Iterator[str]:
     yield "};"
     partials = "static_cast<float*>(a.scratch)" if sums else "nullptr"
     yield "GF_DEVICE Totals totals_of(const Arguments& a) {"
-    yield "  (void)a;"
     yield "  return {" + ", ".join([partials, *(f"a.t{k}" for k in range(len(sums)))]) + "};"
     yield "}"
     yield "template <int SUM>"
     yield "GF_DEVICE void store_total(const Totals& totals, gf::i64 column, float value) {"
-    yield "  (void)totals, (void)column, (void)value;"
     for k, s in enumerate(sums):
         ctype, size = s.view.dtype.facts.ctype, s.view.dtype.nbytes(1)
         yield f"  if constexpr (SUM == {k}) {{"
@@ -46,8 +47,5 @@ def added(elements: Elements) -> Iterator[str]:
         factors = [f"{elements.array(o)}[i]" for o in s.factors]
         value = f"gf::fma({', '.join(factors)}, {at})" if len(factors) > 1 else f"{at} + {factors[0]}"
         yield "    if (inside && row.exists) {"
-        yield "#pragma unroll"
-        yield "      for (int i = 0; i < PIECE; ++i) {"
-        yield f"        {at} = {value};"
-        yield "      }"
+        yield from pieces.each([f"{at} = {value};"], "      ")
         yield "    }"

@@ -5,9 +5,9 @@ same program, and so the same kernel.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
@@ -16,12 +16,12 @@ from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.steps import Chain, Column, Join, Number, Operand
 
 
-class Operands(Mapping[str, Operand]):
-    """What the input ports of an op are."""
+class Operands(Protocol):
+    """What the input ports and the attributes of a node are. A port that is not connected is not in it."""
 
-    @abstractmethod
-    def attribute(self, name: str) -> object:
-        """What an attribute of the node is."""
+    def __getitem__(self, port: str) -> Operand: ...
+    def __contains__(self, port: object) -> bool: ...
+    def attribute(self, name: str) -> object: ...
 
 
 Values = Mapping[str, "Operand | tuple[Operand, ...]"]

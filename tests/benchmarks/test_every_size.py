@@ -41,10 +41,10 @@ def test_waves_count_where_an_sm_has_room_for_one_cta():
     facts, split = part.facts, every_size.RowSplit.of(part.facts)
     one = every_size.ByRowKnobs(512, 512, 1, 1, 1)
     assert every_size.resident(split, one) == 1 and every_size.ctas(facts, one) == 343
-    model = every_size.cost(facts, split, one, DEVICE)
-    alone = every_size._alone(facts, split, one, DEVICE)
-    assert every_size.by_waves(facts, split, one, DEVICE) == pytest.approx(model + 2 * alone)
-    assert every_size.balanced(facts, split, one, DEVICE) == pytest.approx(alone + (model - alone) * 3 / (343 / 132))
+    model = every_size.cost(split, one, DEVICE)
+    alone = every_size._alone(split, one, DEVICE)
+    assert every_size.by_waves(split, one, DEVICE) == pytest.approx(model + 2 * alone)
+    assert every_size.balanced(split, one, DEVICE) == pytest.approx(alone + (model - alone) * 3 / (343 / 132))
 
 
 def measured(size: Size, us: float, **others: float) -> Measured:

@@ -88,7 +88,7 @@ void quantize_mx(const float* in, gf::u32* scale, gf::Bytes<8>* codes, long bloc
     for (int k = 0; k < 32; ++k) part[k / 8][k % 8] = in[32 * i + k];
     for (int k = 0; k < 4; ++k) amax = gf::max(amax, gf::max_magnitude(part[k]));
     scale[i] = gf::block_scale<T>(amax);
-    for (int k = 0; k < 4; ++k) codes[4 * i + k] = gf::quantized<T>(part[k], scale[i]);
+    for (int k = 0; k < 4; ++k) codes[4 * i + k] = gf::Blocks<T>::quantized(part[k], scale[i]);
   }
 }
 extern "C" void quantize_e4m3(const float* in, gf::u32* scale, void* codes, long blocks) {

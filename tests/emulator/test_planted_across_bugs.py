@@ -102,7 +102,7 @@ BUGS = {
     ),
     "passes joined in another order": (
         AGAIN,
-        Bug("gf::Passes<gf::Add, PASS_LEVELS>::place(i) : i", "Index(i) : i", {ADDRESS: WRONG}, NOWHERE),
+        Bug("gf::Passes<gf::Add, PASSES>::place(i) : i", "Index(i) : i", {ADDRESS: WRONG}, NOWHERE),
     ),
     "pieces longer than they are aligned for": (
         PIECES,

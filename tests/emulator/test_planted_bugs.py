@@ -123,8 +123,8 @@ RMSNORM = {
     "a chunk summed twice": (
         PIECES,
         Bug(
-            "sum = gf::fma(x[first + i], y[first + i], sum);",
-            "sum = gf::fma(x[i], y[i], sum);",
+            "for (int i = first; i < first + COUNT; ++i) {",
+            "for (int i = 0; i < COUNT; ++i) {",
             {ADDRESS: WRONG},
             NOWHERE,
         ),
@@ -145,8 +145,8 @@ RMSNORM = {
     "vote that rows which do not exist leave out": (
         BLOCKS,
         Bug(
-            "const Bytes<BYTES> elements = quantized<T>(values, scale);",
-            "const Bytes<BYTES> elements = stored ? quantized<T>(values, scale) : Bytes<BYTES>{};",
+            "const Bytes<BYTES> elements = Blocks<T>::quantized(values, scale);",
+            "const Bytes<BYTES> elements = stored ? Blocks<T>::quantized(values, scale) : Bytes<BYTES>{};",
             {ADDRESS: "ballot"},
             ("graphfuse/quantize.cuh", "if (any_lane("),
         ),

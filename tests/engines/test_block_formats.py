@@ -203,7 +203,7 @@ BUGS = {
     "scales alone of half a block": (
         Blocks(layouts=("row", "tiles"), elements=False),
         Bug(
-            "  const u32 scale = block_scale<T>(amax);\n  if (stored && thread",
+            "  const u32 scale = block_scale<T>(block_amax<BLOCK>(values));\n  if (stored && thread",
             "  const u32 scale = block_scale<T>(max_magnitude(values));\n  if (stored && thread",
             {ADDRESS: WRONG},
             ("", ""),
@@ -215,7 +215,7 @@ BUGS = {
             "if (stored && thread % LANES == 0) {",
             "if (thread % LANES == 0) {",
             {ADDRESS: "(heap-buffer-overflow|use-after-poison)[^$]*WRITE of size 1"},
-            ("graphfuse/scales_alone.cuh", "ACCESS>(scales.of("),
+            ("graphfuse/rows.cuh", "ACCESS>(scales.of("),
         ),
     ),
     "scales alone by every lane": (
@@ -224,7 +224,7 @@ BUGS = {
             _STORE + "  }\n}",
             _STORE + "  }\n  if (stored) store_pack<1, ACCESS>(scales.of(0, 0), {{scale}});\n}",
             {RACE: "data race"},
-            ("graphfuse/scales_alone.cuh", "ACCESS>(scales.of("),
+            ("graphfuse/rows.cuh", "ACCESS>(scales.of("),
         ),
     ),
 }
@@ -255,7 +255,7 @@ def report(planned: Planned, right: dict[str, bytes], build, source: str | None 
 def test_planted_bugs_are_found(name, build):
     case, bug = BUGS[name]
     planned, right = bug_problem(case)
-    files = {"graphfuse/scales_alone.cuh": template("graphfuse.codegen.headers", "scales_alone.cuh")}
+    files = {"graphfuse/rows.cuh": template("graphfuse.codegen.headers", "rows.cuh")}
     assert_caught(bug, report(planned, right, build, plant(planned.source, bug)), build, files)
     assert not report(planned, right, build)
 

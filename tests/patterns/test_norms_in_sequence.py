@@ -12,7 +12,7 @@ from graphfuse.emulator.compiler import Build
 from graphfuse.engine import No
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs
-from graphfuse.engines.rows.by_row.split import RowSplit, plan_of
+from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.rows.steps import Chain, Join, Load
@@ -189,14 +189,14 @@ def proposed(case: Sandwich, rows: int, columns: int):
 
 def test_what_is_held_of_a_row_is_what_was_read_and_then_the_sum_as_it_is_rounded():
     (part, *_) = proposed(Sandwich(), 4096, 5376)
-    made, program = plan_of(part.facts, part.knobs), part.facts.program
+    made, program = RowSplit.of(part.facts).plan(part.knobs), part.facts.program
     (total,) = (Chain(k) for k, step in enumerate(program.steps) if step.op_name == "add")
     assert [view.name for view in program.inputs] == ["x", "before", "residual", "after"]
     assert made.kept == ((), (Load(0),), (total,)) and made.held_bytes == 2
     assert [made.reads(phase, rows=True) for phase in made.phases] == [(0,), (2,), ()]
     assert [[s.view.name for _, s in program.stored_in(p)] for p in made.phases] == [[], ["sum"], ["y"]]
     (part, *_) = proposed(KINDS["sum between"], 4096, 5376)
-    assert plan_of(part.facts, part.knobs).held_bytes == 4  # the sum, unrounded
+    assert RowSplit.of(part.facts).plan(part.knobs).held_bytes == 4  # the sum, unrounded
 
 
 @pytest.mark.compile

@@ -32,10 +32,7 @@ constexpr int HALF = CHUNK == 8 ? 4 : CHUNK;  // columns that are summed one aft
 constexpr bool TAILLESS = Index(STEPS) * PASSES * GROUPS == CHUNKS;
 constexpr gf::u32 LAST_CTAS = 1024;  // about what is resident
 
-GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
-constexpr int PASS_LEVELS = levels(PASSES);
-
-GF_DEVICE constexpr int at_least_one(int count) { return count > 0 ? count : 1; }
+using gf::at_least_one;
 
 /// The thread's chunk of a step. The steps of a pass lie far apart, as the sum joins them before the passes.
 GF_DEVICE Index chunk_of(const Row& row, int step, Index pass) { return (step * PASSES + pass) * PLACES + row.thread; }
@@ -59,7 +56,7 @@ GF_DEVICE void read_rows(const Row& row, Index chunk, typename Phase::Rows (&rea
 /// What a phase knows of rows that is to be joined.
 template <int PHASE>
 struct Parts {
-  gf::Passes<gf::Add, PASS_LEVELS> sums[at_least_one(SUMS_OF_ROW[PHASE])][PIECE];
+  gf::Passes<gf::Add, PASSES> sums[at_least_one(SUMS_OF_ROW[PHASE])][PIECE];
   float maxima[at_least_one(MAXIMA[PHASE])][PIECE];
 };
 
@@ -113,7 +110,7 @@ GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS][CH
   Phase<PHASE>::start(parts.maxima);
 #pragma unroll 1
   for (int i = 0; i < PASSES; ++i) {
-    const Index pass = SUMS_OF_ROW[PHASE] > 0 ? gf::Passes<gf::Add, PASS_LEVELS>::place(i) : i;
+    const Index pass = SUMS_OF_ROW[PHASE] > 0 ? gf::Passes<gf::Add, PASSES>::place(i) : i;
     float chunks[SUMS][PIECE][STEPS];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from graphfuse.device import Device
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
-from graphfuse.engines.rows.across.split import RowSplit, resident_plan
+from graphfuse.engines.rows.across.split import RowSplit
 from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.schedule import PROPOSED
 from graphfuse.ops import Cost
 from graphfuse.rows.program import cost_of
 
@@ -21,7 +22,6 @@ _STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # instructions of an element for eac
 _RUN, _SHORT = 256, 0.1  # bytes side by side that memory moves best, and how much slower for each halving
 _SHARPNESS = 4.0  # with which what takes longest hides the rest
 
-PROPOSED = 3  # ways to spread rows
 # Threads of an SM that keep its memory busy, of a CTA, and side by side along rows.
 _LEAST_THREADS, _LEAST_CTA, _LEAST_ACROSS = 384, 96, 16
 
@@ -37,7 +37,7 @@ def usual(split: RowSplit, every: Sequence[AcrossKnobs]) -> list[AcrossKnobs]:
         lambda knobs: knobs.threads_across >= _LEAST_ACROSS,
     ):
         fewer = [knobs for knobs in found if pays(knobs)]
-        if len({(knobs.threads_across, knobs.groups) for knobs in fewer}) >= PROPOSED:
+        if len({knobs.spread for knobs in fewer}) >= PROPOSED:
             found = fewer
     return found
 
@@ -50,11 +50,11 @@ def cost(split: RowSplit, knobs: AcrossKnobs, device: Device) -> float:
     """
     facts, program = split.facts, split.facts.program
     resident, rows = split.resident(knobs), knobs.threads_across * split.piece
-    ctas = split.grid(knobs).grid(facts.rows)
+    ctas = split.by_rows(knobs).grid(facts.rows)
     per_sm = min(float(knobs.ctas_per_sm), max(1.0, ctas / device.sm_count))
     rounds = max(1.0, ctas / (device.sm_count * knobs.ctas_per_sm))
     last = -(-rounds // 1) - rounds  # of the last round, what nothing runs in
-    plan = resident_plan(split) if resident else resident_plan(split).read_again()
+    plan = split.plan(knobs)
     read = sum(plan.read_bytes(phase, True) for phase in plan.phases)
     written = sum(view.dtype.bits / 8 for view in program.written_whole)
     run = min((view.dtype.nbytes(rows) for view in program.read_whole), default=_RUN)

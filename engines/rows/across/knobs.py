@@ -33,6 +33,11 @@ class AcrossKnobs:
         """Groups and those that are left out, a power of two: every so many chunks are one group's."""
         return 1 << (self.groups - 1).bit_length()
 
+    @property
+    def spread(self) -> tuple[int, int]:
+        """The way to spread rows."""
+        return self.threads_across, self.groups
+
 
 def every_knob(chunks: int, device: Device, eviction: int = 0) -> Iterator[AcrossKnobs]:
     groups = {1 << k for k in range(MOST_GROUPS.bit_length()) if 1 << k < chunks} | {chunks} & {*range(MOST_GROUPS + 1)}

@@ -9,6 +9,7 @@ from graphfuse.engine import ByRows
 from graphfuse.engines.rows.across.axes import side_by_side, turned, varying
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.split import Split
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import View
 from graphfuse.rows.steps import Chain, Join, Load, Operand
@@ -22,12 +23,10 @@ _OTHERWISE, _ADDRESS, _WRITTEN, _AGAIN = 4, 4, 5, 8
 
 
 @dataclass(frozen=True)
-class RowSplit:
-    """How rows are cut, from facts alone.
-
-    facts: with the axis last along which neighbours lie. piece: rows that a thread takes together, of each column.
-    chunk: columns that are summed before all else. chunks: a row's. outermost: whether the axis that comes first is the
-    one that did, so that more or fewer rows are more or fewer of its positions.
+class RowSplit(Split[AcrossKnobs]):
+    """facts: with the axis last along which neighbours lie. piece: rows that a thread takes together, of each column.
+    chunks: a row's. outermost: whether the axis that comes first is the one that did, so that more or fewer rows are
+    more or fewer of its positions.
     """
 
     facts: RowFacts
@@ -51,23 +50,14 @@ class RowSplit:
         return cls(seen, piece, chunk, facts.columns // chunk, axis > 0)
 
     def resident(self, knobs: AcrossKnobs) -> bool:
-        """Whether threads have registers for all that they take of rows."""
-        return self.registers(self._steps(knobs), 1) <= available(knobs)
+        return self.registers(self.taken(knobs), 1) <= available(knobs)
 
-    def passes(self, knobs: AcrossKnobs) -> int:
-        """How often a thread takes what it has registers for, a power of two."""
-        return 1 if self.resident(knobs) else 1 << (self._steps(knobs) - 1).bit_length()
-
-    def steps(self, knobs: AcrossKnobs) -> int:
-        """Chunks of one pass that each thread takes."""
-        return self._steps(knobs) if self.resident(knobs) else 1
-
-    def _steps(self, knobs: AcrossKnobs) -> int:
+    def taken(self, knobs: AcrossKnobs) -> int:
         return -(-self.chunks // knobs.places)
 
     def registers(self, steps: int, passes: int) -> int:
         """Of a thread, about."""
-        plan = resident_plan(self) if passes == 1 else resident_plan(self).read_again()
+        plan = self._resident_plan if passes == 1 else self._resident_plan.read_again()
         program = plan.program
         kept = plan.held_bytes if passes == 1 else 0
         taken = steps * max(kept, plan.read_bytes(0, True))
@@ -82,13 +72,15 @@ class RowSplit:
         otherwise = _OTHERWISE + _ADDRESS * whole + -(-_WRITTEN * written // 4) + _AGAIN * (passes > 1)
         return -(-self.chunk * self.piece * taken // 4) + each + columns + otherwise
 
-    def plan(self, knobs: AcrossKnobs) -> PhasePlan:
-        """What is printed and passed."""
-        plan = resident_plan(self)
-        return plan if self.resident(knobs) else plan.read_again()
+    def resident_plan(self, knobs: AcrossKnobs) -> PhasePlan:
+        return self._resident_plan
+
+    @property
+    def _resident_plan(self) -> PhasePlan:
+        facts = self.facts
+        return PhasePlan(facts.program, facts.row_extents, facts.columns, self.piece, True, across=True)
 
     def static_bytes(self, knobs: AcrossKnobs) -> int:
-        """Shared memory of a CTA that the kernel declares, at most."""
         rows = knobs.threads_across * self.piece
         return 4 * rows * (knobs.groups + 1) if knobs.groups > 1 else WARP
 
@@ -97,14 +89,8 @@ class RowSplit:
         """Whether a launch serves fewer rows, too: of the axis that comes first, unless that is cut into pieces."""
         return self.outermost and len(self.facts.row_extents) > 1
 
-    def grid(self, knobs: AcrossKnobs) -> ByRows:
+    def by_rows(self, knobs: AcrossKnobs) -> ByRows:
         return ByRows(self.facts.rows, knobs.threads_across * self.piece)
-
-
-def resident_plan(split: RowSplit) -> PhasePlan:
-    """Of which a thread keeps what later phases need."""
-    facts = split.facts
-    return PhasePlan(facts.program, facts.row_extents, facts.columns, split.piece, True, across=True)
 
 
 def available(knobs: AcrossKnobs) -> int:

@@ -1,38 +1,16 @@
-"""Which problems the engine takes."""
+"""Which problems the schedule does not take, for reasons of its own."""
 
 from collections.abc import Iterator
 
-from graphfuse.device import Device
 from graphfuse.engines.rows.across.axes import accepts, side_by_side, varying
-from graphfuse.engines.rows.across.knobs import every_knob
-from graphfuse.engines.rows.across.legal import fits
 from graphfuse.engines.rows.across.split import RowSplit
-from graphfuse.engines.rows.support import program_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 
 MOST_COLUMNS = 4096
 """Of few rows, that lie apart: no more CTAs share a row."""
 
 
-def reasons(facts: RowFacts, device: Device) -> Iterator[str]:
-    yield from program_reasons(facts, device)
-    yield from _own_reasons(facts)
-    if side_by_side(facts) is None:
-        yield _apart(facts)
-        return
-    if facts.columns > max(MOST_COLUMNS, facts.rows):
-        yield (
-            f"{facts.node}: {facts.rows} rows of {facts.columns} columns that lie apart, too few for CTAs that reduce "
-            f"each alone; accepted: up to {MOST_COLUMNS} columns, or as many as rows"
-        )
-    split = RowSplit.of(facts)
-    yield from tensor_reasons(split.facts, columns_apart=True)
-    yield from _row_reasons(split)
-    if not any(fits(split, knobs, device) for knobs in every_knob(split.chunks, device)):
-        yield f"{facts.node}: no way to spread {facts.rows} rows of {facts.columns} columns over threads of {device}"
-
-
-def _own_reasons(facts: RowFacts) -> Iterator[str]:
+def own_reasons(facts: RowFacts) -> Iterator[str]:
     """What other schedules take."""
     program = facts.program
     if program.numbers_columns:
@@ -43,6 +21,17 @@ def _own_reasons(facts: RowFacts) -> Iterator[str]:
         if store.block_size:
             what = f"output {store.view.name!r} is quantized in blocks"
             yield f"{what} along columns that lie apart; accepted: without blocks"
+
+
+def layout_reasons(facts: RowFacts) -> Iterator[str]:
+    """Of rows that are no neighbours, or too few of too many columns."""
+    if side_by_side(facts) is None:
+        yield _apart(facts)
+    if facts.columns > max(MOST_COLUMNS, facts.rows):
+        yield (
+            f"{facts.node}: {facts.rows} rows of {facts.columns} columns that lie apart, too few for CTAs that reduce "
+            f"each alone; accepted: up to {MOST_COLUMNS} columns, or as many as rows"
+        )
 
 
 def _apart(facts: RowFacts) -> str:
@@ -65,7 +54,7 @@ def _apart(facts: RowFacts) -> str:
     )
 
 
-def _row_reasons(split: RowSplit) -> Iterator[str]:
+def row_reasons(split: RowSplit) -> Iterator[str]:
     """Of what is one a row, a piece has neighbours, too, or is read once for all."""
     program = split.facts.program
     inputs = [("input", view) for view in program.inputs if view.rows and not view.columns]

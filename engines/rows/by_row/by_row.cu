@@ -19,33 +19,18 @@
 
 // This problem: constants, and what codegen.rowwise prints.
 #include "generated.cuh"
+#include "graphfuse/along.cuh"
 
 namespace {
 
-using gf::i64;
-using namespace problem;
-
-constexpr Index PIECES = COLUMNS / PIECE;
-constexpr bool HALVED = PIECE < CHUNK;
 constexpr int CHUNKS = HALVED ? 1 : PIECE / CHUNK;  // of a piece
-constexpr int HALF = CHUNK == 8 ? 4 : CHUNK;        // elements that are summed one after another
-constexpr bool TAILLESS = PIECES % (Index(STEPS) * PASSES * THREADS_PER_ROW) == 0;
 constexpr gf::u32 LAST_CTAS = 1024;  // about what is resident
-constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
-
-GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
-constexpr int PASS_LEVELS = levels(PASSES);
-
-/// The row's first piece of a step. The steps of a pass lie far apart, as the sum joins them before the passes.
-GF_DEVICE Index first_piece(int step, Index pass) { return (step * PASSES + pass) * THREADS_PER_ROW; }
 
 // What the second phase reads is read before the first reduction if it takes few registers, as more would cost
 // occupancy, or if AHEAD says so.
 constexpr int SECOND = LAST_PHASE > 0;
 constexpr bool ROWS_FIRST = SECOND && PASSES == 1 && (AHEAD || STEPS * int(sizeof(Phase<SECOND>::Rows)) <= 4 * 16);
 constexpr bool COLUMNS_FIRST = SECOND && PASSES == 1 && (AHEAD || STEPS * int(sizeof(Phase<SECOND>::Columns)) <= 4 * 4);
-
-GF_DEVICE bool in_row(Index piece) { return TAILLESS || piece < PIECES; }
 
 /// Pieces past the row's end are zero; those of a row that does not exist are anything, for they are never stored.
 template <class Phase>
@@ -66,33 +51,15 @@ GF_DEVICE void read_rows(const Row& row, Index pass, typename Phase::Rows (&read
   }
 }
 
-template <class Phase>
-GF_DEVICE typename Phase::Columns read_columns(const Row& row, Index at) {
-  typename Phase::Columns reads = {};
-  if (in_row(row.thread + at)) {
-    reads = Phase::read_columns(row, at);
-  }
-  return reads;
-}
-
-GF_DEVICE float sum_half(const float (&x)[PIECE], const float (&y)[PIECE], int first) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < HALF; ++i) {
-    sum = gf::fma(x[first + i], y[first + i], sum);
-  }
-  return sum;
-}
-
 /// The sum of products for each chunk of the piece; of a chunk that two threads have, both get it.
 GF_DEVICE void sum_products(const float (&x)[PIECE], const float (&y)[PIECE], float (&sums)[CHUNKS]) {
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-    sums[chunk] = sum_half(x, y, chunk * CHUNK);
+    sums[chunk] = gf::sum_products<HALF>(x, y, chunk * CHUNK);
     if constexpr (HALVED) {
       sums[chunk] += gf::shuffle_xor(sums[chunk], 1);
     } else if constexpr (HALF < CHUNK) {
-      sums[chunk] += sum_half(x, y, chunk * CHUNK + HALF);
+      sums[chunk] += gf::sum_products<HALF>(x, y, chunk * CHUNK + HALF);
     }
   }
 }
@@ -101,21 +68,12 @@ constexpr int SUM_TURNS = gf::phases_with(SUMS_OF_ROW);
 constexpr int SUM_PLACES = SUM_TURNS < 2 ? SUM_TURNS : 2;  // in shared memory, which phases take in turns
 
 using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, CHUNKS, HALVED ? 2 : 1,
-                                gf::at_least_one(gf::most(SUMS_OF_ROW))>;
-using RowMax =
-    gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS, 1, 1, gf::at_least_one(gf::most(MAXIMA))>;
+                                gf::at_least_one(MOST_SUMS)>;
 
 /// What a phase knows of a row that is to be joined.
 template <int PHASE>
 struct Parts {
-  gf::Passes<gf::Add, PASS_LEVELS> sums[gf::at_least_one(SUMS_OF_ROW[PHASE])][CHUNKS];
-  float maxima[gf::at_least_one(MAXIMA[PHASE])];
-};
-
-/// What rows came to behind a phase.
-template <int PHASE>
-struct Joined {
-  float sums[gf::at_least_one(SUMS_OF_ROW[PHASE])];
+  gf::Passes<gf::Add, PASSES> sums[gf::at_least_one(SUMS_OF_ROW[PHASE])][CHUNKS];
   float maxima[gf::at_least_one(MAXIMA[PHASE])];
 };
 
@@ -128,7 +86,7 @@ GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
   Phase<PHASE>::start(parts.maxima);
 #pragma unroll 1
   for (int i = 0; i < PASSES; ++i) {
-    const Index pass = SUMS > 0 ? gf::Passes<gf::Add, PASS_LEVELS>::place(i) : i;
+    const Index pass = SUMS > 0 ? gf::Passes<gf::Add, PASSES>::place(i) : i;
     if constexpr (!ROWS_READ) {
       read_rows<Phase<PHASE>>(row, pass, rows);
     }
@@ -193,12 +151,7 @@ GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, RowSum::Shared* shared) 
     GF_SHARED(RowMax::Shared, place, 1);
     RowMax::begin(place, 1);
     RowMax::begun();
-    float maxima[MAXIMA[PHASE]][1];
-#pragma unroll
-    for (int i = 0; i < MAXIMA[PHASE]; ++i) {
-      maxima[i][0] = parts.maxima[i];
-    }
-    RowMax{*place}(maxima, joined.maxima);
+    RowMax{*place}(parts.maxima, joined.maxima);
   }
   return joined;
 }

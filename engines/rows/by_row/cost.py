@@ -1,17 +1,15 @@
 """Which knobs may pay, and what a launch with them takes: how candidates are ranked before anything was measured."""
 
 import math
-from dataclasses import replace
 
 from graphfuse.device import Device
 from graphfuse.engines.rows.by_row.knobs import ALL_FIRST, AS_USUAL, READS_LAST, ByRowKnobs
-from graphfuse.engines.rows.by_row.legal import faults
 from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.limits import MAX_THREADS, WARP
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import View
 
-_READ_AHEAD = range(9, 41)  # elements of a thread; fewer are read ahead by any kernel
+READ_AHEAD = range(9, 41)  # elements of a thread; fewer are read ahead by any kernel
 _SECTOR = 32  # bytes that memory moves at least
 # Of a thread and of each of its elements, by the output's bits, in the time that four bytes take.
 _INSTRUCTIONS = {4: (2.4, 1.06), 8: (4.8, 0.565), 32: (3.5, 0.7)}
@@ -35,13 +33,6 @@ def _rows(facts: RowFacts, view: View) -> int:
     return math.prod(e for e, stride in zip(facts.row_extents, view.row_strides, strict=True) if stride)
 
 
-def read_ahead(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> ByRowKnobs:
-    """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are resident."""
-    ahead = replace(knobs, ahead=1)
-    pays = split.steps(knobs) * split.piece(knobs) in _READ_AHEAD
-    return ahead if pays and next(faults(facts, split, ahead, device), None) is None else knobs
-
-
 def is_usual(knobs: ByRowKnobs) -> bool:
     """Whether CTAs are of a size that may pay. Of rows of their own as small as can be, for more threads wait for
     each other, but not too small, for each takes time to start; long rows may pay as neighbours."""
@@ -51,7 +42,7 @@ def is_usual(knobs: ByRowKnobs) -> bool:
     return whole or knobs.threads == max(knobs.threads_per_row, 128)
 
 
-def cost(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+def cost(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
     """Time of a launch in a unit of the model's own, by which knobs are compared.
 
     What keeps the device busy - memory, instructions or that CTAs start, whichever takes longer, and what CTAs
@@ -59,7 +50,7 @@ def cost(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) ->
     thread goes through and the reduction. The figures are fitted to exhaustive searches on an H200
     over random sizes and over rows with a residual or many columns (docs/tuning.md).
     """
-    program = facts.program
+    facts, program = split.facts, split.facts.program
     threads, piece = knobs.threads_per_row, split.piece(knobs)
     elements = split.steps(knobs) * piece  # of a thread, those past the row's end among them
     if not split.resident(knobs):

@@ -28,19 +28,12 @@ class ByRowKnobs:
         return max(1, self.threads_per_row // self.threads)
 
 
-@dataclass(frozen=True)
-class Eviction:
-    """How rows are accessed, in C++."""
-
-    reads: str
-    writes: str
-
-
 EVICTIONS = (
-    Eviction("gf::Access::USUAL", "gf::Access::USUAL"),
-    Eviction("gf::Access::LAST", "gf::Access::USUAL"),
-    Eviction("gf::Access::FIRST", "gf::Access::FIRST"),
+    {},
+    {"gf::Access ROW_READS": "gf::Access::LAST"},
+    {"gf::Access ROW_READS": "gf::Access::FIRST", "gf::Access ROW_WRITES": "gf::Access::FIRST"},
 )
+"""By the knob, how rows are accessed: constants of the kernel that are not as usual."""
 AS_USUAL, READS_LAST, ALL_FIRST = range(len(EVICTIONS))
 
 

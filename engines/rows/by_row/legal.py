@@ -11,33 +11,24 @@ from graphfuse.engines.rows.limits import (
     block_faults,
     cluster_faults,
     power_faults,
+    range_faults,
     static_faults,
     thread_faults,
 )
-from graphfuse.patterns.rows import RowFacts
 
 _MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
 
 
-def faults(facts: RowFacts, split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
-    if facts.program.sums:
-        yield "CTAs that end, for sums over rows; accepted: knobs of CTAs that stay (stages, ctas_per_sm, ctas, delay)"
-        return
-    powers = next(power_faults(knobs, ("threads_per_row", "threads", "chunks")), None)
-    if powers is not None:
-        yield powers
-        return
-    if type(knobs.eviction) is not int or knobs.eviction not in range(len(EVICTIONS)):
-        yield f"eviction is {knobs.eviction!r}; accepted: 0 to {len(EVICTIONS) - 1}"
-    if type(knobs.ahead) is not int or knobs.ahead not in (0, 1):
-        yield f"ahead is {knobs.ahead!r}; accepted: 0 or 1"
+def faults(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
+    facts = split.facts
+    yield from power_faults(knobs, ("threads_per_row", "threads", "chunks"))
+    yield from range_faults(knobs, {"eviction": (0, len(EVICTIONS) - 1), "ahead": (0, 1)})
     yield from thread_faults(knobs.threads)
     yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
     if facts.rows * knobs.threads_per_row > MAX_CTAS * knobs.threads:
         yield f"{facts.rows} rows, {knobs.threads_per_row} threads each, take more CTAs than a grid can have"
     if split.chunks % knobs.chunks:
         yield f"chunks is {knobs.chunks}; accepted: a divisor of the {split.chunks} chunks of a row"
-        return
     yield from static_faults(split.static_bytes(knobs))
     if not split.resident(knobs):
         if (knobs.threads_per_row, knobs.chunks) != (MAX_THREADS, 1):

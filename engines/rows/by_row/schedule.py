@@ -1,92 +1,82 @@
-"""A CTA for some rows, or several for one: what is proposed, the source and what the launch passes."""
+"""A CTA for some rows, or several for one: what is taken and proposed, and what the launch passes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from graphfuse.codegen.parameters import arguments
-from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
-from graphfuse.engine import ByRows, Launch, ProblemClass
-from graphfuse.engines.rows.by_row.cost import cost, eviction, is_usual, read_ahead
+from graphfuse.engine import Launch, ProblemClass
+from graphfuse.engines.rows.by_row.cost import READ_AHEAD, cost, eviction, is_usual
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs, every_knob
 from graphfuse.engines.rows.by_row.legal import faults
-from graphfuse.engines.rows.by_row.split import RowSplit, plan_of
-from graphfuse.engines.rows.by_row.support import reasons
-from graphfuse.engines.rows.kernel import cpp, prelude, problem
-from graphfuse.engines.rows.schedule import READ_AGAIN, Schedule
+from graphfuse.engines.rows.by_row.split import RowSplit
+from graphfuse.engines.rows.kernel import cpp, problem
+from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
+from graphfuse.engines.rows.schedule import PROPOSED, Schedule
+from graphfuse.engines.rows.support import tensor_reasons
 from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
-
-_PROPOSED = 3
 
 
 class ByRow(Schedule[ByRowKnobs]):
     """Each CTA takes the rows that its number says, or a part of one, and ends."""
 
     knobs: ClassVar[type] = ByRowKnobs
+    kernel: ClassVar[str] = "by_row.cu"
+    qualifiers: ClassVar[str] = "GF_KERNEL(THREADS)"
+    split = staticmethod(RowSplit.of)
+    faults = staticmethod(faults)
 
     def prefers(self, facts: RowFacts) -> bool:
         return False
 
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
-        return reasons(facts, device)
+        if facts.program.sums:
+            yield f"{facts.node}: sums over rows; accepted: reductions of rows alone"
+        yield from tensor_reasons(facts)
+        split = RowSplit.of(facts)
+        if not any(self.fits(split, knobs, device) for knobs in every_knob() if is_usual(knobs)):
+            longest = ByRowKnobs(MAX_THREADS, MAX_THREADS)  # what rows of any length take
+            for shared in static_faults(split.static_bytes(longest)):
+                yield f"{split.maxima} largest magnitudes of a row: {shared}"
+            yield f"{facts.rows} rows take more CTAs than a grid can have"
+
+    def misfit(self, facts: RowFacts) -> str | None:
+        if not facts.program.sums:
+            return None
+        return "CTAs that end, for sums over rows; accepted: knobs of CTAs that stay (stages, ctas_per_sm, ctas, delay)"
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[ByRowKnobs]:
         split = RowSplit.of(facts)
-        every = [k for k in every_knob(eviction(facts)) if next(faults(facts, split, k, device), None) is None]
-        usual = [read_ahead(facts, split, k, device) for k in every if is_usual(k)]
-        ranked = sorted(usual, key=lambda knobs: cost(facts, split, knobs, device))
+        every = [k for k in every_knob(eviction(facts)) if self.fits(split, k, device)]
+        usual = [self._read_ahead(split, k, device) for k in every if is_usual(k)]
+        ranked = sorted(usual, key=lambda knobs: cost(split, knobs, device))
         if mode is not heur_mode.B:
-            return ranked[:_PROPOSED]
-        others = [replace(k, ahead=1 - k.ahead) for k in ranked[:_PROPOSED]]
-        others = [k for k in others if next(faults(facts, split, k, device), None) is None]
-        return list(dict.fromkeys(ranked + others + every))
+            return ranked[:PROPOSED]
+        others = [replace(k, ahead=1 - k.ahead) for k in ranked[:PROPOSED]]
+        return list(dict.fromkeys([*ranked, *(k for k in others if self.fits(split, k, device)), *every]))
 
-    def faults(self, facts: RowFacts, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
-        return faults(facts, RowSplit.of(facts), knobs, device)
+    def _read_ahead(self, split: RowSplit, knobs: ByRowKnobs, device: Device) -> ByRowKnobs:
+        """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are resident."""
+        ahead = replace(knobs, ahead=1)
+        pays = split.steps(knobs) * split.piece(knobs) in READ_AHEAD
+        return ahead if pays and self.fits(split, ahead, device) else knobs
 
-    def notes(self, facts: RowFacts, knobs: ByRowKnobs) -> Iterator[str]:
-        if not RowSplit.of(facts).resident(knobs):
-            yield READ_AGAIN.format(columns=facts.columns)
-
-    def source(self, facts: RowFacts, knobs: ByRowKnobs) -> str:
-        return render(template(__package__, "by_row.cu"), _prelude(facts, knobs), "by_row.cu")
+    def constants(self, split: RowSplit, knobs: ByRowKnobs) -> Mapping[str, object]:
+        # Only of what nothing writes meanwhile, as no row is, can reads move ahead of the sum, for which the
+        # largest CTAs have no registers left.
+        ahead = knobs.threads <= 512 or split.steps(knobs) * split.piece(knobs) <= 16
+        return {
+            "bool AHEAD": cpp(knobs.ahead == 1),
+            "int THREADS_PER_ROW": knobs.threads_per_row,
+            "gf::Access COLUMN_READS": "gf::Access::READ_ONLY" if ahead else "gf::Access::USUAL",
+            **EVICTIONS[knobs.eviction],
+        }
 
     def launch(self, facts: RowFacts, knobs: ByRowKnobs) -> Launch:
-        by_rows = ByRows(facts.rows, max(1, knobs.threads // knobs.threads_per_row), knobs.cluster)
-        return Launch(
-            grid=by_rows.grid(facts.rows),
-            block=knobs.threads,
-            arguments=arguments(plan_of(facts, knobs)),
-            # CTAs that share a row meet where it is reduced, and nowhere else.
-            cluster=knobs.cluster if facts.program.last else 1,
-            cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
-            waits=True,
-            by_rows=by_rows,
-        )
+        # CTAs that share a row meet where it is reduced, and nowhere else.
+        cluster = knobs.cluster if facts.program.last else 1
+        return replace(super().launch(facts, knobs), cluster=cluster, waits=True)
 
     def problem(self, facts: RowFacts) -> ProblemClass:
         return problem(facts, RowSplit.of(facts).chunk)
-
-
-def _prelude(facts: RowFacts, knobs: ByRowKnobs) -> str:
-    split = RowSplit.of(facts)
-    piece, steps = split.piece(knobs), split.steps(knobs)
-    ahead = knobs.threads <= 512 or steps * piece <= 16
-    constants = {
-        "gf::i64 COLUMNS": facts.columns,
-        "int CHUNK": split.chunk,
-        "int PIECE": piece,
-        "int STEPS": steps,
-        "int PASSES": split.passes(knobs),
-        "bool AHEAD": cpp(knobs.ahead == 1),
-        "int THREADS_PER_ROW": knobs.threads_per_row,
-        "int THREADS": knobs.threads,
-        # Only of what nothing writes meanwhile, as no row is, can reads move ahead of the sum, for which the
-        # largest CTAs have no registers left.
-        "gf::Access COLUMN_READS": "gf::Access::READ_ONLY" if ahead else "gf::Access::USUAL",
-        "gf::Access ROW_READS": EVICTIONS[knobs.eviction].reads,
-        "gf::Access ROW_WRITES": EVICTIONS[knobs.eviction].writes,
-    }
-    return prelude(plan_of(facts, knobs), constants)

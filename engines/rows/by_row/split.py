@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass
 
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
+from graphfuse.engine import ByRows
 from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
 from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.split import Split
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
@@ -19,16 +21,15 @@ ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 
 
 @dataclass(frozen=True)
-class RowSplit:
-    """How a row is cut, from facts alone.
-
-    chunk: elements that are summed before all else. chunks: a row's. halved: whether a chunk is too wide for one access
+class RowSplit(Split[ByRowKnobs]):
+    """chunks: a row's. halved: whether a chunk is too wide for one access
     of what is read and written whole. registers: 32-bit registers that a thread needs for one chunk, to read it or to
     keep of it what later phases need. later: for what the phase after the sum reads of one chunk. fits: one CTA can
     keep a row; otherwise a cluster may, or the row is read and worked out again in each phase. sums, maxima: over a
     row.
     """
 
+    facts: RowFacts
     chunk: int
     chunks: int
     halved: bool
@@ -42,7 +43,7 @@ class RowSplit:
     def of(cls, facts: RowFacts) -> "RowSplit":
         chunk = math.gcd(facts.columns, CHUNK)
         chunks = facts.columns // chunk
-        plan = resident_plan(facts, chunk)
+        plan = _resident_plan(facts, chunk)
         # What is read is worked on at once, when little else takes registers.
         registers = max(1, -(-chunk * max(plan.held_bytes, plan.read_bytes(0, True) // 2) // 4))
         later = -(-chunk * (plan.read_bytes(1, True) + plan.read_bytes(1, False)) // 4) if facts.program.last else 0
@@ -53,21 +54,16 @@ class RowSplit:
         sums, maxima = (max(of) * sum(map(bool, of)) for of in counts)
         # Phases take turns in two places for sums; of maxima each has its own.
         sums = min(sums, 2 * max(counts[0]))
-        return cls(chunk, chunks, halved, registers, later, fits, sums, maxima)
+        return cls(facts, chunk, chunks, halved, registers, later, fits, sums, maxima)
 
     def resident(self, knobs: ByRowKnobs) -> bool:
         return self.fits or knobs.cluster > 1
 
-    def passes(self, knobs: ByRowKnobs) -> int:
-        """How often a thread reads what it has registers for, a power of two."""
-        if self.resident(knobs):
-            return 1
-        at_once = max(1, 8 // self.held(1, knobs))
-        return 1 << (-(-self._pieces(knobs) // at_once) - 1).bit_length()
+    def at_once(self, knobs: ByRowKnobs) -> int:
+        return max(1, 8 // self.held(1, knobs))
 
-    def steps(self, knobs: ByRowKnobs) -> int:
-        """Pieces of one pass over the row that each thread takes."""
-        return -(-self._pieces(knobs) // self.passes(knobs))
+    def taken(self, knobs: ByRowKnobs) -> int:
+        return -(-self.chunks * self.chunk // (knobs.threads_per_row * self.piece(knobs)))
 
     def piece(self, knobs: ByRowKnobs) -> int:
         """Elements that a thread takes together: chunks, or half of one, so that neighbours access what lies side by
@@ -81,28 +77,20 @@ class RowSplit:
         return -(-pieces * self.piece(knobs) * (registers or self.registers) // self.chunk)
 
     def static_bytes(self, knobs: ByRowKnobs) -> int:
-        """Shared memory of a CTA that the kernel declares, at most."""
-        sums = self.sums
-        each = knobs.chunks * sums + self.maxima
+        each = knobs.chunks * self.sums + self.maxima
         sent = knobs.threads_per_row * each if knobs.cluster > 1 else 0
-        return 4 * (sent + knobs.threads * each + (WARP + 4) * (sums + self.maxima))
+        return 4 * (sent + knobs.threads * each + (WARP + 4) * (self.sums + self.maxima))
 
-    def _pieces(self, knobs: ByRowKnobs) -> int:
-        """Of the row, that each thread takes."""
-        return -(-self.chunks * self.chunk // (knobs.threads_per_row * self.piece(knobs)))
+    def by_rows(self, knobs: ByRowKnobs) -> ByRows:
+        return ByRows(self.facts.rows, max(1, knobs.threads // knobs.threads_per_row), knobs.cluster)
 
-
-def plan_of(facts: RowFacts, knobs: ByRowKnobs) -> PhasePlan:
-    split = RowSplit.of(facts)
-    piece = split.piece(knobs)
-    # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.
-    again = split.resident(knobs) and split.steps(knobs) * piece > 40
-    plan = resident_plan(facts, piece, again)
-    return plan if split.resident(knobs) else plan.read_again()
+    def resident_plan(self, knobs: ByRowKnobs) -> PhasePlan:
+        piece = self.piece(knobs)
+        # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.
+        return _resident_plan(self.facts, piece, unpack_again=self.resident(knobs) and self.steps(knobs) * piece > 40)
 
 
-def resident_plan(facts: RowFacts, piece: int = 1, unpack_again: bool = False) -> PhasePlan:
-    """Of which a thread keeps what later phases need."""
+def _resident_plan(facts: RowFacts, piece: int, unpack_again: bool = False) -> PhasePlan:
     return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again)
 
 

@@ -31,7 +31,7 @@ def cost(split: RowSplit, knobs: PersistentKnobs, device: Device) -> float:
     copies are ahead; nothing hides the last round.
     """
     facts, program = split.facts, split.facts.program
-    ctas, again = split.ctas(knobs), not split.resident(knobs)
+    ctas, again = split.by_rows(knobs).grid(facts.rows), not split.resident(knobs)
     per_sm = ctas / device.sm_count
     rounds = -(-facts.rows // max(1, ctas // knobs.cluster * knobs.rows_per_cta))
     whole = sum(view.dtype.nbytes(facts.columns) for view in (*program.read_whole, *program.written_whole))

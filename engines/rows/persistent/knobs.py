@@ -34,6 +34,11 @@ class PersistentKnobs:
         """That a CTA takes at a time, or a cluster."""
         return max(1, self.threads // self.threads_per_row)
 
+    @property
+    def spread(self) -> tuple[int, int]:
+        """The way to spread rows."""
+        return self.threads_per_row, self.threads
+
 
 def every_knob(pieces: int, device: Device) -> Iterator[PersistentKnobs]:
     """With as many CTAs as run at the same time, and no more threads for a row than there are pieces for."""

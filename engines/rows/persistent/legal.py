@@ -8,6 +8,8 @@ from graphfuse.engines.rows.limits import (
     block_faults,
     cluster_faults,
     power_faults,
+    range_faults,
+    resident_faults,
     static_faults,
     thread_faults,
 )
@@ -15,20 +17,12 @@ from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.engines.rows.persistent.split import RowSplit
 
 _MOST_STAGES = 8
-_RESERVED = 1 << 10  # shared memory that the system takes of each CTA's
 
 
 def faults(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
-    powers = next(power_faults(knobs, ("threads_per_row", "threads")), None)
-    if powers is not None:
-        yield powers
-        return
-    whole = {"stages": _MOST_STAGES, "ctas_per_sm": device.threads_per_sm // knobs.threads, "ctas": MAX_CTAS}
-    for name, most in whole.items():
-        value = getattr(knobs, name)
-        if type(value) is not int or not 1 <= value <= most:
-            yield f"{name} is {value!r}; accepted: 1 to {most}" + " on this device" * (name == "ctas_per_sm")
-            return
+    yield from power_faults(knobs, ("threads_per_row", "threads"))
+    per_sm = device.threads_per_sm // knobs.threads
+    yield from range_faults(knobs, {"stages": (1, _MOST_STAGES), "ctas_per_sm": (1, per_sm), "ctas": (1, MAX_CTAS)})
     yield from thread_faults(knobs.threads)
     yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
     if knobs.ctas % knobs.cluster:
@@ -41,13 +35,11 @@ def faults(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[
             f"few registers for rows of {split.facts.columns} columns; rows that are read again in each phase take 512 "
             "threads and 1 stage"
         )
-        return
     yield from block_faults(split.facts.program.block_sizes, split.piece, knobs.threads_per_row)
     if knobs.stages > 1 and not split.stage_bytes(knobs):
         yield f"stages is {knobs.stages}; accepted: 1, as no input of the rows is aligned to 4 bytes"
-    if type(knobs.delay) is not int or knobs.delay not in (0, 1):
-        yield f"delay is {knobs.delay!r}; accepted: 0 or 1"
-    elif knobs.delay and not split.can_delay(knobs):
+    yield from range_faults(knobs, {"delay": (0, 1)})
+    if knobs.delay and not split.can_delay(knobs):
         yield (
             "delay is 1; accepted: 0, but for 3 stages and more, rows of 2 to 16 warps, of which all that is read is "
             "copied and nothing kept, and no more than 32 elements a thread"
@@ -56,10 +48,4 @@ def faults(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[
     needed = split.dynamic_bytes(knobs) + split.static_bytes(knobs)
     if needed > device.shared_memory_per_block:
         yield f"{needed} bytes of shared memory a CTA; {device} has {device.shared_memory_per_block}"
-    elif knobs.ctas_per_sm * (needed + _RESERVED) > device.shared_memory_per_sm:
-        most = device.shared_memory_per_sm
-        yield f"{knobs.ctas_per_sm} CTAs an SM, {needed} bytes of shared memory each; {device} has {most} an SM"
-
-
-def fits(split: RowSplit, knobs: PersistentKnobs, device: Device) -> bool:
-    return next(faults(split, knobs, device), None) is None
+    yield from resident_faults(knobs.ctas_per_sm, needed, device)

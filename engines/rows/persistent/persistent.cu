@@ -24,34 +24,19 @@
 
 // This problem: constants, and what codegen.rowwise prints.
 #include "generated.cuh"
+#include "graphfuse/along.cuh"
 
 namespace {
 
-using gf::i64;
 using gf::u32;
-using namespace problem;
 
-constexpr Index PIECES = COLUMNS / PIECE;
-constexpr bool HALVED = PIECE < CHUNK;
-constexpr int HALF = CHUNK == 8 ? 4 : CHUNK;           // elements that are summed one after another
 constexpr bool SPLIT = HALVED && THREADS_PER_ROW > 1;  // whether two threads have a chunk
-constexpr bool TAILLESS = PIECES % (Index(STEPS) * PASSES * THREADS_PER_ROW) == 0;
-constexpr int CTAS_PER_ROW = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;
 constexpr int ROWS_PER_CTA = CTAS_PER_ROW == 1 ? THREADS / THREADS_PER_ROW : 1;  // at a time
 
-GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
-constexpr int PASS_LEVELS = levels(PASSES);
-
-constexpr int MOST_SUMS = gf::at_least_one(gf::most(SUMS_OF_ROW));
-using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, 1, SPLIT ? 2 : 1, MOST_SUMS>;
-using RowMax = gf::RowReduction<gf::Max, THREADS_PER_ROW, THREADS, 1, 1, gf::at_least_one(gf::most(MAXIMA))>;
-using DelayedSums = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS, SPLIT ? 2 : 1, MOST_SUMS>;
+constexpr int ALIKE = SPLIT ? 2 : 1;
+using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, 1, ALIKE, gf::at_least_one(MOST_SUMS)>;
+using DelayedSums = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS, ALIKE, gf::at_least_one(MOST_SUMS)>;
 constexpr int AHEAD_OF_ROW = DELAYED ? STAGES - 2 : STAGES - 1;  // rows of which copies are under way
-
-/// The row's first piece of a step. The steps of a pass lie far apart, as a sum joins them before the passes.
-GF_DEVICE Index first_piece(int step, Index pass) { return (step * PASSES + pass) * THREADS_PER_ROW; }
-
-GF_DEVICE bool in_row(Index piece) { return TAILLESS || piece < PIECES; }
 
 /// Pieces past the row's end, and those of a row that does not exist, are zero.
 template <class Phase>
@@ -63,29 +48,11 @@ GF_DEVICE typename Phase::Rows read_rows(const Row& row, Index at) {
   return reads;
 }
 
-template <class Phase>
-GF_DEVICE typename Phase::Columns read_columns(const Row& row, Index at) {
-  typename Phase::Columns reads = {};
-  if (in_row(row.thread + at)) {
-    reads = Phase::read_columns(row, at);
-  }
-  return reads;
-}
-
-GF_DEVICE float sum_half(const float (&x)[PIECE], const float (&y)[PIECE], int first) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = first; i < first + HALF; ++i) {
-    sum = gf::fma(x[i], y[i], sum);
-  }
-  return sum;
-}
-
 /// Over a piece.
 GF_DEVICE float sum_of_products(const float (&x)[PIECE], const float (&y)[PIECE]) {
-  float sum = sum_half(x, y, 0);
+  float sum = gf::sum_products<HALF>(x, y, 0);
   if constexpr (HALF < PIECE) {
-    sum += sum_half(x, y, HALF);
+    sum += gf::sum_products<HALF>(x, y, HALF);
   }
   return sum;
 }
@@ -266,8 +233,6 @@ struct ColumnsFrom<LAST_PHASE + 1> {
   GF_DEVICE void read(const Row&) {}
 };
 
-constexpr int FIRST_ADDING = gf::first_with(SUMS_ADDED);  // phase
-
 /// What a thread has while it takes row after row.
 struct Taken {
   const Operands& operands;
@@ -285,13 +250,6 @@ struct Parts {
   float maxima[gf::at_least_one(MAXIMA[PHASE])];
 };
 
-/// What a row came to behind a phase.
-template <int PHASE>
-struct Joined {
-  float sums[gf::at_least_one(SUMS_OF_ROW[PHASE])];
-  float maxima[gf::at_least_one(MAXIMA[PHASE])];
-};
-
 /// All of a phase. joined: of the phase before.
 template <int PHASE, int SUMS_BEFORE, int MAXIMA_BEFORE>
 GF_DEVICE void run(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& taken, bool first_row,
@@ -303,10 +261,10 @@ GF_DEVICE void run(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& 
     per_row.store(gf::Number<PHASE>(), row);
   }
   Phase<PHASE>::start(parts.maxima);
-  gf::Passes<gf::Add, PASS_LEVELS> passes[AT_LEAST];
+  gf::Passes<gf::Add, PASSES> passes[AT_LEAST];
 #pragma unroll 1
   for (int i = 0; i < PASSES; ++i) {
-    const Index pass = SUMS_HERE > 0 ? gf::Passes<gf::Add, PASS_LEVELS>::place(i) : i;
+    const Index pass = SUMS_HERE > 0 ? gf::Passes<gf::Add, PASSES>::place(i) : i;
     float pieces[AT_LEAST][STEPS];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -361,12 +319,7 @@ struct Meeting {
       ++sum_turn;
     }
     if constexpr (MAXIMA[PHASE] > 0) {
-      float each[MAXIMA[PHASE]][1];
-#pragma unroll
-      for (int i = 0; i < MAXIMA[PHASE]; ++i) {
-        each[i][0] = parts.maxima[i];
-      }
-      RowMax{maxima[max_turn % 2]}(each, joined.maxima, max_turn / 2);
+      RowMax{maxima[max_turn % 2]}(parts.maxima, joined.maxima, max_turn / 2);
       ++max_turn;
     }
     return joined;
@@ -454,7 +407,7 @@ GF_DEVICE void problem::start(const Arguments& a) {
   GF_DYNAMIC_SHARED(unsigned char, shared);
   GF_SHARED(RowSum::Shared, sum_places, 2);
   GF_SHARED(RowMax::Shared, max_places, 2);
-  if constexpr (gf::phases_with(SUMS_OF_ROW) > 0) {
+  if constexpr (MOST_SUMS > 0) {
     RowSum::begin(sum_places, 2);
   }
 
@@ -507,10 +460,10 @@ GF_DEVICE void problem::start(const Arguments& a) {
     return row;
   };
 
-  if constexpr (gf::phases_with(SUMS_OF_ROW) > 0) {
+  if constexpr (MOST_SUMS > 0) {
     RowSum::begun();
   }
-  if constexpr (gf::phases_with(MAXIMA) > 0) {
+  if constexpr (MOST_MAXIMA > 0) {
     RowMax::begin(max_places, 2);
     RowMax::begun();
   }

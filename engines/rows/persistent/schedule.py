@@ -1,32 +1,31 @@
-"""CTAs that take row after row: what is proposed, the source and what the launch passes."""
+"""CTAs that take row after row: what is taken and proposed, and what the launch passes."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from graphfuse.codegen.parameters import arguments
-from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import Launch, ProblemClass
-from graphfuse.engines.rows.kernel import cpp, prelude, problem
+from graphfuse.engines.rows.kernel import cpp, problem
 from graphfuse.engines.rows.persistent.cost import cost
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs, every_knob
-from graphfuse.engines.rows.persistent.legal import faults, fits
+from graphfuse.engines.rows.persistent.legal import faults
 from graphfuse.engines.rows.persistent.split import RowSplit
-from graphfuse.engines.rows.persistent.support import reasons
-from graphfuse.engines.rows.schedule import READ_AGAIN, Schedule
+from graphfuse.engines.rows.schedule import Schedule, best_first
+from graphfuse.engines.rows.support import tensor_reasons
 from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
-
-_PROPOSED = 3
 
 
 class Persistent(Schedule[PersistentKnobs]):
     """As many CTAs as run at the same time stay for all rows, and for sums over them."""
 
     knobs: ClassVar[type] = PersistentKnobs
+    kernel: ClassVar[str] = "persistent.cu"
+    split = staticmethod(RowSplit.of)
+    faults = staticmethod(faults)
 
     def prefers(self, facts: RowFacts) -> bool:
         """Sums over rows are made nowhere else. Rows of several tensors are worth being copied ahead."""
@@ -34,45 +33,37 @@ class Persistent(Schedule[PersistentKnobs]):
         return bool(program.sums) or any(len(set(program.joined(k))) > 1 for k in program.reductions(Join.SUM))
 
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
-        return reasons(facts, device)
+        yield from tensor_reasons(facts)
+        if not _legal(facts, device):
+            yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the threads of {device}"
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[PersistentKnobs]:
         split = RowSplit.of(facts)
-        every = _legal(replace(facts, row_extents=(1,) * len(facts.row_extents)), device)
-        ranked = sorted(every, key=lambda knobs: cost(split, knobs, device))
-        # The best for each number of threads first: they differ more than numbers of stages do.
-        best: dict[tuple[int, int], PersistentKnobs] = {}
-        for knobs in ranked:
-            best.setdefault((knobs.threads_per_row, knobs.threads), knobs)
-        few = list(best.values())[:_PROPOSED]
-        return list(dict.fromkeys(few + ranked)) if mode is heur_mode.B else few
-
-    def faults(self, facts: RowFacts, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
-        return faults(RowSplit.of(facts), knobs, device)
+        return best_first(sorted(_legal(facts, device), key=lambda knobs: cost(split, knobs, device)), mode)
 
     def notes(self, facts: RowFacts, knobs: PersistentKnobs) -> Iterator[str]:
         if facts.program.sums:
             yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"
-        if not RowSplit.of(facts).resident(knobs):
-            yield READ_AGAIN.format(columns=facts.columns)
+        yield from super().notes(facts, knobs)
 
-    def source(self, facts: RowFacts, knobs: PersistentKnobs) -> str:
-        name = "persistent.cu"
-        return render(template(__package__, name), _prelude(facts, knobs), name)
+    def constants(self, split: RowSplit, knobs: PersistentKnobs) -> Mapping[str, object]:
+        return {
+            "int THREADS_PER_ROW": knobs.threads_per_row,
+            "int CTAS_PER_SM": knobs.ctas_per_sm,
+            "bool DELAYED": cpp(bool(knobs.delay)),
+            "int PARTIAL_WIDTH": 4 * split.partial_vector,
+            "int PARTIALS": knobs.ctas // knobs.cluster,
+            "int SLAB": split.slab(knobs),
+        }
 
     def launch(self, facts: RowFacts, knobs: PersistentKnobs) -> Launch:
         split = RowSplit.of(facts)
-        by_rows = split.by_rows(knobs)
-        return Launch(
-            grid=by_rows.grid(facts.rows),
-            block=knobs.threads,
-            arguments=arguments(split.plan(knobs)),
+        return replace(
+            super().launch(facts, knobs),
             cluster=knobs.cluster,
             shared_bytes=split.dynamic_bytes(knobs),
             scratch_bytes=split.partial_bytes(knobs),
             cooperative=bool(facts.program.sums),
-            cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
-            by_rows=by_rows,
         )
 
     def problem(self, facts: RowFacts) -> ProblemClass:
@@ -80,30 +71,13 @@ class Persistent(Schedule[PersistentKnobs]):
         return problem(facts, RowSplit.of(facts).piece, within=4.0)
 
 
-@functools.lru_cache(maxsize=256)
 def _legal(facts: RowFacts, device: Device) -> tuple[PersistentKnobs, ...]:
-    """All legal knobs, for any number of rows: of a network with rows of many numbers they are worked out once."""
-    split = RowSplit.of(facts)
-    return tuple(knobs for knobs in every_knob(split.pieces, device) if fits(split, knobs, device))
+    """All legal knobs: of a network with rows of many numbers, on which they do not depend, worked out once."""
+    return _legal_of_one_row(replace(facts, row_extents=(1,) * len(facts.row_extents)), device)
 
 
-def _prelude(facts: RowFacts, knobs: PersistentKnobs) -> str:
+@functools.lru_cache(maxsize=256)
+def _legal_of_one_row(facts: RowFacts, device: Device) -> tuple[PersistentKnobs, ...]:
     split = RowSplit.of(facts)
-    constants = {
-        "gf::i64 COLUMNS": facts.columns,
-        "int CHUNK": split.chunk,
-        "int PIECE": split.piece,
-        "int STEPS": split.steps(knobs),
-        "int PASSES": split.passes(knobs),
-        "int THREADS_PER_ROW": knobs.threads_per_row,
-        "int THREADS": knobs.threads,
-        "int CTAS_PER_SM": knobs.ctas_per_sm,
-        "bool DELAYED": cpp(bool(knobs.delay)),
-        "int PARTIAL_WIDTH": 4 * split.partial_vector,
-        "int PARTIALS": knobs.ctas // knobs.cluster,
-        "int SLAB": split.slab(knobs),
-        "gf::Access COLUMN_READS": "gf::Access::READ_ONLY",
-        "gf::Access ROW_READS": "gf::Access::USUAL",
-        "gf::Access ROW_WRITES": "gf::Access::USUAL",
-    }
-    return prelude(split.plan(knobs), constants, "GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM)")
+    every = every_knob(split.pieces, device)
+    return tuple(knobs for knobs in every if next(faults(split, knobs, device), None) is None)

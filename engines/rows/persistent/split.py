@@ -9,6 +9,7 @@ from graphfuse.engine import ByRows
 from graphfuse.engines.rows.kernel import overwritable
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
+from graphfuse.engines.rows.split import Split
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
@@ -27,10 +28,8 @@ _AT_ONCE = 2  # pieces of a row that is read again
 
 
 @dataclass(frozen=True)
-class RowSplit:
-    """How a row is cut, from facts alone.
-
-    chunk: elements that are summed before all else, what divides a row: where there are sums over rows as many as an
+class RowSplit(Split[PersistentKnobs]):
+    """chunk: what divides a row: where there are sums over rows as many as an
     access has of the narrowest input, else as many as of other schedules, for the same bits. piece: those that are
     taken together, a chunk, or half of one that is too wide for an access. pieces: a row's.
     kept: registers that a thread needs for each element that it takes of a row: for the sums over rows, what is the
@@ -57,7 +56,7 @@ class RowSplit:
         narrowest = ACCESS // min(read) if facts.program.sums else CHUNK
         chunk = math.gcd(facts.columns, CHUNK, narrowest)
         piece = math.gcd(chunk, ACCESS // max(read + written))
-        plan = resident_plan(facts, piece, stages=2)
+        plan = _resident_plan(facts, piece, stages=2)
         columns = {i for phase in plan.phases for i in plan.reads(phase, False)}
         kept = plan.held_bytes + sum(facts.program.inputs[i].dtype.bits // 8 for i in columns)
         copied = copies(plan).inputs
@@ -75,8 +74,7 @@ class RowSplit:
         )
 
     def resident(self, knobs: PersistentKnobs) -> bool:
-        """Whether threads have registers for the row."""
-        return self._has_registers(knobs, self._pieces(knobs), knobs.stages > 1)
+        return self._has_registers(knobs, self.taken(knobs), knobs.stages > 1)
 
     def _has_registers(self, knobs: PersistentKnobs, pieces: int, copied: bool) -> bool:
         program = self.facts.program
@@ -97,29 +95,18 @@ class RowSplit:
         each thread to read what all have come to, that are copied and of which nothing else is kept, and of which a
         thread takes few elements."""
         warps = knobs.threads_per_row // WARP
-        several = 1 < warps <= _MOST_WARPS and self._pieces(knobs) * self.piece <= _MOST_DELAYED
+        several = 1 < warps <= _MOST_WARPS and self.taken(knobs) * self.piece <= _MOST_DELAYED
         two_phases = self.facts.program.last == 1 and not self.maxima
         return several and two_phases and knobs.stages > 2 and self.copies_all and not self.keeps
 
-    def passes(self, knobs: PersistentKnobs) -> int:
-        """How often a thread takes what it has registers for, a power of two."""
-        if self.resident(knobs):
-            return 1
-        return 1 << (-(-self._pieces(knobs) // _AT_ONCE) - 1).bit_length()
+    def at_once(self, knobs: PersistentKnobs) -> int:
+        return _AT_ONCE
 
-    def steps(self, knobs: PersistentKnobs) -> int:
-        """Pieces of one pass over the row that each thread takes."""
-        return -(-self._pieces(knobs) // self.passes(knobs))
-
-    def _pieces(self, knobs: PersistentKnobs) -> int:
-        """Of the row, that each thread takes."""
+    def taken(self, knobs: PersistentKnobs) -> int:
         return -(-self.pieces // knobs.threads_per_row)
 
-    def plan(self, knobs: PersistentKnobs) -> PhasePlan:
-        """What is printed and passed."""
-        if self.resident(knobs):
-            return resident_plan(self.facts, self.piece, knobs.stages)
-        return resident_plan(self.facts, self.piece).read_again()
+    def resident_plan(self, knobs: PersistentKnobs) -> PhasePlan:
+        return _resident_plan(self.facts, self.piece, knobs.stages)
 
     def stage_bytes(self, knobs: PersistentKnobs) -> int:
         """Shared memory of a CTA for one row each of its threads is ahead."""
@@ -136,7 +123,6 @@ class RowSplit:
         return max(copied, 4 * joined, 4 * parts * self.slab(knobs))
 
     def static_bytes(self, knobs: PersistentKnobs) -> int:
-        """Shared memory of a CTA that the kernel declares, at most."""
         sent = knobs.threads_per_row if knobs.cluster > 1 else 0
         mbarriers = 4 * (knobs.cluster > 1)
         values = self.sums + self.maxima
@@ -158,10 +144,6 @@ class RowSplit:
         most, least = knobs.ctas // knobs.cluster, int(bool(self.facts.program.sums))
         return ByRows(self.facts.rows, knobs.rows_per_cta, knobs.cluster, most, least)
 
-    def ctas(self, knobs: PersistentKnobs) -> int:
-        """Of the grid."""
-        return self.by_rows(knobs).grid(self.facts.rows)
-
     def partial_bytes(self, knobs: PersistentKnobs) -> int:
         """Memory in which CTAs, or clusters, leave their sums over rows: no fewer rows need more."""
         return self.by_rows(knobs).clusters * self.sum_bytes
@@ -172,8 +154,8 @@ class RowSplit:
         return self.facts.columns * 4 * len(self.facts.program.sums)
 
 
-def resident_plan(facts: RowFacts, piece: int = 1, stages: int = 1) -> PhasePlan:
-    """For which threads have registers. Inputs are read again where other schedules keep values: what may be written
+def _resident_plan(facts: RowFacts, piece: int, stages: int) -> PhasePlan:
+    """Inputs are read again where other schedules keep values: what may be written
     over them is written when that is done."""
     plan = PhasePlan(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages)
     late = frozenset(number for _, number in overwritable(facts).difference(plan.overwritable()))

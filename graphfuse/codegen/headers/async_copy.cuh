@@ -51,21 +51,13 @@ GF_DEVICE Bytes<COUNT> load_apart(const void* shared GF_SITE) {
 
 /// Closes the group of all copies that the thread started since the last one; it may be empty.
 GF_DEVICE void async_commit(GF_SITE_ONLY) {
-#ifdef __CUDACC__
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#else
-  host::commit_copies(site);
-#endif
+  GF_GPU_OR_CPU(asm volatile("cp.async.commit_group;" ::: "memory"), host::commit_copies(site));
 }
 
 /// Until all groups of the thread but the last PENDING have arrived.
 template <int PENDING>
 GF_DEVICE void async_wait(GF_SITE_ONLY) {
-#ifdef __CUDACC__
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#else
-  host::wait_copies(PENDING, site);
-#endif
+  GF_GPU_OR_CPU(asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"), host::wait_copies(PENDING, site));
 }
 
 }  // namespace gf

@@ -3,7 +3,6 @@
 #include "graphfuse/mbarrier.cuh"
 #include "graphfuse/platform.cuh"
 
-#ifdef GF_HAS_CLUSTERS
 namespace gf {
 
 /// Starts a copy into this CTA's memory; its bytes count towards the mbarrier's phase, whose end makes
@@ -20,4 +19,3 @@ GF_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, Mbarrier& 
 }
 
 }  // namespace gf
-#endif

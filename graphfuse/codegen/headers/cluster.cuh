@@ -5,7 +5,6 @@
 #pragma once
 #include "graphfuse/platform.cuh"
 
-#ifdef GF_HAS_CLUSTERS
 namespace gf {
 
 GF_DEVICE u32 cluster_rank() {
@@ -30,28 +29,16 @@ GF_DEVICE u32 cluster_size() {
 
 // Each thread of the cluster arrives, then waits, then may arrive again.
 GF_DEVICE void cluster_arrive(GF_SITE_ONLY) {
-#ifdef __CUDACC__
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#else
-  host::arrive_cluster(site);
-#endif
+  GF_GPU_OR_CPU(asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"), host::arrive_cluster(site));
 }
 
 /// Orders nothing that the thread did before but mbarriers that it made, behind mbarrier_fence_init.
 GF_DEVICE void cluster_arrive_relaxed(GF_SITE_ONLY) {
-#ifdef __CUDACC__
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#else
-  host::arrive_cluster(site);
-#endif
+  GF_GPU_OR_CPU(asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"), host::arrive_cluster(site));
 }
 
 GF_DEVICE void cluster_wait(GF_SITE_ONLY) {
-#ifdef __CUDACC__
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-  host::wait_cluster(site);
-#endif
+  GF_GPU_OR_CPU(asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"), host::wait_cluster(site));
 }
 
 /// All threads of the cluster arrive before any goes on; memory written before is seen by them after.
@@ -73,4 +60,3 @@ GF_DEVICE T* map_shared(T* shared, u32 rank GF_SITE) {
 }
 
 }  // namespace gf
-#endif

@@ -21,15 +21,9 @@ template <>
 constexpr int bits_of<e5m2_by_float> = bits_of<e5m2>;
 
 template <>
-struct Blocks<e4m3_by_float> {
-  using Element = e4m3;
-  using Scale = float;
-};
+struct Blocks<e4m3_by_float> : ScaledBlocks<e4m3, float> {};
 template <>
-struct Blocks<e5m2_by_float> {
-  using Element = e5m2;
-  using Scale = float;
-};
+struct Blocks<e5m2_by_float> : ScaledBlocks<e5m2, float> {};
 
 /// The bits of a scale that has an inverse, and of infinity and NaN.
 GF_DEVICE u32 float_scale(float scale) { return as_bits(max(scale, 0x1p-126f)); }

@@ -5,7 +5,6 @@
 #pragma once
 #include "graphfuse/platform.cuh"
 
-#ifdef GF_HAS_CLUSTERS
 namespace gf {
 
 struct Mbarrier {
@@ -13,28 +12,20 @@ struct Mbarrier {
 
   /// By one thread. Others use it after a barrier behind mbarrier_fence_init.
   GF_DEVICE void init(u32 arrivals GF_SITE) {
-#ifdef __CUDACC__
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
-#else
-    host::mbarrier_init(&state, arrivals, site);
-#endif
+    GF_GPU_OR_CPU(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory"),
+                  host::mbarrier_init(&state, arrivals, site));
   }
 
   GF_DEVICE void arrive(GF_SITE_ONLY) {
-#ifdef __CUDACC__
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
-#else
-    host::mbarrier_arrive(&state, 0, site);
-#endif
+    GF_GPU_OR_CPU(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory"),
+                  host::mbarrier_arrive(&state, 0, site));
   }
 
   /// Arrives, and lets the phase wait for `bytes` more.
   GF_DEVICE void arrive_expect(u32 bytes GF_SITE) {
-#ifdef __CUDACC__
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
-#else
-    host::mbarrier_arrive(&state, bytes, site);
-#endif
+    GF_GPU_OR_CPU(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes)
+                               : "memory"),
+                  host::mbarrier_arrive(&state, bytes, site));
   }
 
   /// Until the phase of this parity is over; the one before the first counts as over.
@@ -62,12 +53,7 @@ struct Mbarrier {
 
 /// Lets bulk copies, and the whole cluster, see the mbarriers that this thread made.
 GF_DEVICE void mbarrier_fence_init(GF_SITE_ONLY) {
-#ifdef __CUDACC__
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#else
-  host::mbarrier_fence_init(site);
-#endif
+  GF_GPU_OR_CPU(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"), host::mbarrier_fence_init(site));
 }
 
 }  // namespace gf
-#endif

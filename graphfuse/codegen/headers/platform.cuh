@@ -3,12 +3,15 @@
 #pragma once
 #include "graphfuse/host.cuh"
 
+// GF_GPU_OR_CPU: the first of two expressions or asm statements on a GPU, the second on a CPU.
 #ifdef __CUDACC__
 #define GF_DEVICE __device__ __forceinline__
 #define GF_KERNEL(threads) __global__ void __launch_bounds__(threads)
+#define GF_GPU_OR_CPU(gpu, cpu) gpu
 #else
 #define GF_DEVICE inline __attribute__((always_inline))
 #define GF_KERNEL(threads) void
+#define GF_GPU_OR_CPU(gpu, cpu) cpu
 #endif
 
 // On a CPU, functions whose misuse is reported take the place of their call as a last parameter, which
@@ -24,11 +27,6 @@
 #define GF_SITE_ONLY gf::Site site = gf::Site::here()
 #define GF_FROM , site
 #define GF_FROM_ONLY site
-#endif
-
-// Clusters, bulk copies and their barriers are from compute capability 9.0 on.
-#if !defined(__CUDACC__) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
-#define GF_HAS_CLUSTERS
 #endif
 
 namespace gf {
@@ -60,30 +58,12 @@ GF_DEVICE float as_float(u32 bits) {
 }
 
 /// a * b + c rounded once. Kernels are compiled without contraction, so this is the only fused form.
-GF_DEVICE float fma(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
-  return __fmaf_rn(a, b, c);
-#else
-  return __builtin_fmaf(a, b, c);
-#endif
-}
+GF_DEVICE float fma(float a, float b, float c) { return GF_GPU_OR_CPU(__fmaf_rn(a, b, c), __builtin_fmaf(a, b, c)); }
 
-GF_DEVICE float abs(float value) {
-#ifdef __CUDA_ARCH__
-  return fabsf(value);
-#else
-  return __builtin_fabsf(value);
-#endif
-}
+GF_DEVICE float abs(float value) { return GF_GPU_OR_CPU(fabsf(value), __builtin_fabsf(value)); }
 
 /// The smaller of the two, or the one that is not NaN.
-GF_DEVICE float min_number(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return fminf(a, b);
-#else
-  return __builtin_fminf(a, b);
-#endif
-}
+GF_DEVICE float min_number(float a, float b) { return GF_GPU_OR_CPU(fminf(a, b), __builtin_fminf(a, b)); }
 
 GF_DEVICE bool is_nan(float value) { return value != value; }
 

@@ -21,44 +21,26 @@ GF_DEVICE u32 block_scale<e2m1_by_e8m0>(float amax) {
   return encode_e8m0_up(amax * (1.0f / 6.0f));
 }
 
-/// COUNT elements of a block as E2M1, for the E8M0 code of its scale.
-template <int COUNT>
-GF_DEVICE Bytes<COUNT / 2> quantize_by_e8m0(const float (&values)[COUNT], u32 scale) {
-  constexpr int PER_WORD = COUNT < 8 ? COUNT : 8;
-  const float inverse = reciprocal_of_e8m0(scale);
-  Bytes<COUNT / 2> chunk = {};
+template <>
+struct Blocks<e2m1_by_e8m0> {
+  using Scale = u8;
+
+  template <int COUNT>
+  GF_DEVICE static Bytes<COUNT / 2> quantized(const float (&values)[COUNT], u32 scale) {
+    constexpr int PER_WORD = COUNT < 8 ? COUNT : 8;
+    const float inverse = reciprocal_of_e8m0(scale);
+    Bytes<COUNT / 2> chunk = {};
 #pragma unroll
-  for (int word = 0; word < COUNT / PER_WORD; ++word) {
-    float part[PER_WORD];
+    for (int word = 0; word < COUNT / PER_WORD; ++word) {
+      float part[PER_WORD];
 #pragma unroll
-    for (int i = 0; i < PER_WORD; ++i) {
-      part[i] = values[word * PER_WORD + i] * inverse;  // here: the largest inverses are no factor for encode_e2m1
+      for (int i = 0; i < PER_WORD; ++i) {
+        part[i] = values[word * PER_WORD + i] * inverse;  // here: the largest inverses are no factor for encode_e2m1
+      }
+      chunk.word[word] = scale == 0xffu ? 0x77777777u : encode_e2m1(part, 1.0f);
     }
-    chunk.word[word] = scale == 0xffu ? 0x77777777u : encode_e2m1(part, 1.0f);
+    return chunk;
   }
-  return chunk;
-}
-
-// For every number of elements that a thread takes together, up to a block.
-
-template <>
-GF_DEVICE Bytes<2> quantized<e2m1_by_e8m0, 4>(const float (&values)[4], u32 scale) {
-  return quantize_by_e8m0(values, scale);
-}
-
-template <>
-GF_DEVICE Bytes<4> quantized<e2m1_by_e8m0, 8>(const float (&values)[8], u32 scale) {
-  return quantize_by_e8m0(values, scale);
-}
-
-template <>
-GF_DEVICE Bytes<8> quantized<e2m1_by_e8m0, 16>(const float (&values)[16], u32 scale) {
-  return quantize_by_e8m0(values, scale);
-}
-
-template <>
-GF_DEVICE Bytes<16> quantized<e2m1_by_e8m0, 32>(const float (&values)[32], u32 scale) {
-  return quantize_by_e8m0(values, scale);
-}
+};
 
 }  // namespace gf

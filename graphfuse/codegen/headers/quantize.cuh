@@ -35,23 +35,6 @@ GF_DEVICE float largest(const float (&values)[COUNT]) {
   }
 }
 
-/// What blocks of T are stored as: T itself by scales of a byte, unless said otherwise.
-template <class T>
-struct Blocks {
-  using Element = T;
-  using Scale = u8;
-};
-
-/// 1 / what the code of a scale means: a byte of an E8M0, of a float32 its bits.
-template <class Scale>
-GF_DEVICE float reciprocal_of_scale(u32 code) {
-  if constexpr (is_same_float<Scale>) {
-    return 1.0f / as_float(code);
-  } else {
-    return reciprocal_of_e8m0(code);
-  }
-}
-
 /// The code of the scale for a block of T whose largest magnitude is amax.
 template <class T>
 GF_DEVICE u32 block_scale(float amax);
@@ -105,25 +88,51 @@ GF_DEVICE Bytes<COUNT / 2> constant_block(u32 scale_code) {
   return chunk;
 }
 
-/// COUNT elements of a block as T, for the code of its scale. All lanes of a warp call it together.
-template <class T, int COUNT>
-GF_DEVICE Bytes<COUNT * bits_of<T> / 8> quantized(const float (&values)[COUNT], u32 scale) {
-  if constexpr (bits_of<T> == 4) {
+/// 1 / what the code of a scale means: a byte of an E8M0, of a float32 its bits.
+template <class Scale>
+GF_DEVICE float reciprocal_of_scale(u32 code) {
+  if constexpr (is_same_float<Scale>) {
+    return 1.0f / as_float(code);
+  } else {
+    return reciprocal_of_e8m0(code);
+  }
+}
+
+/// How blocks of FP8 are stored: COUNT elements of one, for the code of its scale.
+template <class ELEMENT, class SCALE>
+struct ScaledBlocks {
+  using Scale = SCALE;
+
+  template <int COUNT>
+  GF_DEVICE static Bytes<COUNT> quantized(const float (&values)[COUNT], u32 scale) {
+    const float inverse = reciprocal_of_scale<Scale>(scale);
+    float scaled[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      scaled[i] = values[i] * inverse;
+    }
+    return pack<ELEMENT>(scaled);
+  }
+};
+
+/// How blocks of T are stored: an element type by its usual scales, or a tag for both. All lanes of a warp call
+/// `quantized` together.
+template <class T>
+struct Blocks : ScaledBlocks<T, u8> {};
+
+template <>
+struct Blocks<e2m1> {
+  using Scale = u8;
+
+  template <int COUNT>
+  GF_DEVICE static Bytes<COUNT / 2> quantized(const float (&values)[COUNT], u32 scale) {
     const Bytes<COUNT / 2> elements = quantize_block(values, scale);
     // Asked of the warp, because a branch of each lane's own costs more.
     if (any_lane(!is_usual_scale(scale))) {
       return is_usual_scale(scale) ? elements : constant_block<COUNT>(scale);
     }
     return elements;
-  } else {
-    const float inverse = reciprocal_of_scale<typename Blocks<T>::Scale>(scale);
-    float scaled[COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      scaled[i] = values[i] * inverse;
-    }
-    return pack<typename Blocks<T>::Element>(scaled);
   }
-}
+};
 
 }  // namespace gf

@@ -32,24 +32,15 @@ GF_DEVICE constexpr int phases_with(const int (&counts)[PHASES], int end = PHASE
   return found;
 }
 
-/// The first phase that has any; the number of phases if none has.
-template <int PHASES>
-GF_DEVICE constexpr int first_with(const int (&counts)[PHASES]) {
-  int phase = 0;
-  while (phase < PHASES && counts[phase] == 0) {
-    ++phase;
+/// The sum of COUNT products from number `first` on, one after another.
+template <int COUNT, int PIECE>
+GF_DEVICE float sum_products(const float (&x)[PIECE], const float (&y)[PIECE], int first) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = first; i < first + COUNT; ++i) {
+    sum = fma(x[i], y[i], sum);
   }
-  return phase;
-}
-
-/// The most that a phase has.
-template <int PHASES>
-GF_DEVICE constexpr int most(const int (&counts)[PHASES]) {
-  int found = 0;
-  for (int phase = 0; phase < PHASES; ++phase) {
-    found = counts[phase] > found ? counts[phase] : found;
-  }
-  return found;
+  return sum;
 }
 
 /// The tree over parts[FIRST], parts[FIRST + STRIDE], ...: for eight
@@ -63,10 +54,14 @@ GF_DEVICE float tree(const float (&parts)[COUNT]) {
   }
 }
 
-/// The same tree over parts that come one by one, for a row that is read in several passes: of 2^LEVELS, number
-/// i is to be that of pass `place(i)`.
-template <class Join, int LEVELS>
+/// Of the tree over so many parts, a power of two.
+GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
+
+/// The same tree over parts that come one by one, for a row that is read in PASSES, a power of two: number i is to be
+/// that of pass `place(i)`.
+template <class Join, int PASSES>
 struct Passes {
+  static constexpr int LEVELS = levels(PASSES);
   float joined[LEVELS + 1];  // joined[l]: over 2^l parts that wait for their neighbours
 
   GF_DEVICE static int place(int i) {
@@ -97,10 +92,8 @@ struct Passes {
 /// anything but values.
 template <int CTAS, int FLOATS>
 struct Exchange {
-#ifdef GF_HAS_CLUSTERS
   Mbarrier arrived;
   float sent[CTAS][FLOATS];
-#endif
 };
 template <int FLOATS>
 struct Exchange<1, FLOATS> {};
@@ -130,7 +123,6 @@ struct RowReduction {
 
   /// Makes `count` of them, by all threads of the CTA or cluster; `begun` comes before their first use, as late as may be.
   GF_DEVICE static void begin(Shared* shared, int count) {
-#ifdef GF_HAS_CLUSTERS
     if constexpr (CTAS > 1) {
       if (thread_index() == 0) {
         for (int i = 0; i < count; ++i) {
@@ -140,15 +132,12 @@ struct RowReduction {
       }
       cluster_arrive_relaxed();
     }
-#endif
   }
 
   GF_DEVICE static void begun() {
-#ifdef GF_HAS_CLUSTERS
     if constexpr (CTAS > 1) {
       cluster_wait();
     }
-#endif
   }
 
   GF_DEVICE static float over_lanes(float (&parts)[COUNT]) {
@@ -179,7 +168,6 @@ struct RowReduction {
   /// phase: of the mbarrier.
   template <int VALUES>
   GF_DEVICE void over_ctas(float (&parts)[VALUES][COUNT], u32 phase) {
-#ifdef GF_HAS_CLUSTERS
     const u32 thread = thread_index();
     const u32 rank = cluster_rank();
     if (thread == 0) {
@@ -203,7 +191,6 @@ struct RowReduction {
       }
       parts[i / COUNT][i % COUNT] = tree<Join>(part);
     }
-#endif
   }
 
   /// turn: how often this shared memory was used before.
@@ -251,6 +238,17 @@ struct RowReduction {
       }
     }
   }
+
+  /// Of threads that have one part of each value.
+  template <int VALUES>
+  GF_DEVICE void operator()(const float (&parts)[VALUES], float (&results)[VALUES], u32 turn = 0) {
+    float each[VALUES][1];
+#pragma unroll
+    for (int value = 0; value < VALUES; ++value) {
+      each[value][0] = parts[value];
+    }
+    (*this)(each, results, turn);
+  }
 };
 
 /// The same tree for values of many rows, one after the other, each of which are asked for when the parts of the next
@@ -272,7 +270,6 @@ struct DelayedReduction {
         mine.totals[value * THREADS + thread] = parts[value][0];
       }
     } else {
-#ifdef GF_HAS_CLUSTERS
       const u32 rank = cluster_rank();
       if (thread == 0) {
         mine.arrived.arrive_expect(VALUES * THREADS_PER_ROW * sizeof(float));
@@ -284,7 +281,6 @@ struct DelayedReduction {
           send(parts[value][0], &mine.sent[rank][value * THREADS + thread], mine.arrived, (rank + next) % Row::CTAS);
         }
       }
-#endif
     }
   }
 
@@ -292,9 +288,7 @@ struct DelayedReduction {
     if constexpr (Row::CTAS == 1) {
       barrier();
     } else {
-#ifdef GF_HAS_CLUSTERS
       shared[row % 2].arrived.wait(row / 2 % 2);
-#endif
     }
   }
 
@@ -314,9 +308,7 @@ struct DelayedReduction {
           if constexpr (Row::CTAS == 1) {
             over_ctas[cta] = mine.totals[at];
           } else {
-#ifdef GF_HAS_CLUSTERS
             over_ctas[cta] = mine.sent[cta][at];
-#endif
           }
         }
         over_warps[warp] = tree<Join>(over_ctas);

@@ -39,26 +39,43 @@ struct ScalesInTiles {
   }
 };
 
+/// The largest magnitude of the block of BLOCK elements, in neighbouring lanes, of which the thread has these.
+template <int BLOCK, int PIECE>
+GF_DEVICE float block_amax(const float (&values)[PIECE]) {
+  constexpr int LANES = BLOCK / PIECE;
+  static_assert(BLOCK % PIECE == 0 && LANES <= WARP, "a block is whole pieces of one warp");
+  float amax = max_magnitude(values);
+#pragma unroll
+  for (int mask = 1; mask < LANES; mask *= 2) {
+    amax = max(amax, shuffle_xor(amax, mask));
+  }
+  return amax;
+}
+
 /// Stores a piece quantized to T with a scale per BLOCK elements, which lie in neighbouring lanes; all lanes of a
 /// warp call it together. thread: the number in its row of the thread's first piece, `at` pieces before this one.
 template <class T, int BLOCK, int WIDTH, Access ACCESS, class Scales, int PIECE>
 GF_DEVICE void store_blocks(void* address, Scales scales, i64 thread, i64 at, const float (&values)[PIECE],
                             bool stored) {
   constexpr int LANES = BLOCK / PIECE;
-  static_assert(BLOCK % PIECE == 0 && LANES <= WARP, "a block is whole pieces of one warp");
   constexpr int BYTES = PIECE * bits_of<T> / 8;
-  float amax = max_magnitude(values);
-#pragma unroll
-  for (int mask = 1; mask < LANES; mask *= 2) {
-    amax = max(amax, shuffle_xor(amax, mask));
-  }
-  const u32 scale = block_scale<T>(amax);
-  const Bytes<BYTES> elements = quantized<T>(values, scale);
+  const u32 scale = block_scale<T>(block_amax<BLOCK>(values));
+  const Bytes<BYTES> elements = Blocks<T>::quantized(values, scale);
   if (stored) {
     store<BYTES, WIDTH, ACCESS>(offset(address, at * BYTES), elements);
     if (thread % LANES == 0) {
       store_pack<sizeof(typename Blocks<T>::Scale), ACCESS>(scales.of(thread / LANES, at / LANES), {{scale}});
     }
+  }
+}
+
+/// Stores the scales without the elements: once more in another order, or of values that nobody keeps quantized.
+template <class T, int BLOCK, Access ACCESS, class Scales, int PIECE>
+GF_DEVICE void store_scales(Scales scales, i64 thread, i64 at, const float (&values)[PIECE], bool stored) {
+  constexpr int LANES = BLOCK / PIECE;
+  const u32 scale = block_scale<T>(block_amax<BLOCK>(values));
+  if (stored && thread % LANES == 0) {
+    store_pack<sizeof(typename Blocks<T>::Scale), ACCESS>(scales.of(thread / LANES, at / LANES), {{scale}});
   }
 }
 

@@ -4,7 +4,6 @@
 #include "graphfuse/mbarrier.cuh"
 #include "graphfuse/platform.cuh"
 
-#ifdef GF_HAS_CLUSTERS
 namespace gf {
 
 /// Writes `value` to where the CTA of this rank has what this CTA has at `shared`. Its four bytes count towards the
@@ -24,4 +23,3 @@ GF_DEVICE void send(float value, float* shared, Mbarrier& mbarrier, u32 rank GF_
 }
 
 }  // namespace gf
-#endif

@@ -28,29 +28,11 @@ constexpr int WARP = 32;
 #define GF_DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(gf::host::dynamic_shared_memory())
 #endif
 
-GF_DEVICE u32 thread_index() {
-#ifdef __CUDACC__
-  return threadIdx.x;
-#else
-  return host::thread_index();
-#endif
-}
+GF_DEVICE u32 thread_index() { return GF_GPU_OR_CPU(threadIdx.x, host::thread_index()); }
 
-GF_DEVICE u32 block_index() {
-#ifdef __CUDACC__
-  return blockIdx.x;
-#else
-  return host::block_index();
-#endif
-}
+GF_DEVICE u32 block_index() { return GF_GPU_OR_CPU(blockIdx.x, host::block_index()); }
 
-GF_DEVICE u32 grid_size() {
-#ifdef __CUDACC__
-  return gridDim.x;
-#else
-  return host::grid_size();
-#endif
-}
+GF_DEVICE u32 grid_size() { return GF_GPU_OR_CPU(gridDim.x, host::grid_size()); }
 
 /// Makes the compiler take the bytes as new, so that it unpacks them again instead of keeping
 /// registers with what it unpacked before.
@@ -102,75 +84,42 @@ GF_DEVICE T shuffle_bits(T value, u32 source, Site site) {
 /// The value of the lane whose number differs in the bits of `lane_mask`.
 template <class T>
 GF_DEVICE T shuffle_xor(T value, u32 lane_mask GF_SITE) {
-#ifdef __CUDACC__
-  return __shfl_xor_sync(0xffffffffu, value, lane_mask);
-#else
-  return shuffle_bits(value, lane() ^ lane_mask, site);
-#endif
+  return GF_GPU_OR_CPU(__shfl_xor_sync(0xffffffffu, value, lane_mask), shuffle_bits(value, lane() ^ lane_mask, site));
 }
 
 /// The value of the lane `distance` further up; the last lanes keep their own.
 template <class T>
 GF_DEVICE T shuffle_down(T value, u32 distance GF_SITE) {
-#ifdef __CUDACC__
-  return __shfl_down_sync(0xffffffffu, value, distance);
-#else
-  return shuffle_bits(value, lane() + distance < WARP ? lane() + distance : lane(), site);
-#endif
+  return GF_GPU_OR_CPU(__shfl_down_sync(0xffffffffu, value, distance),
+                       shuffle_bits(value, lane() + distance < WARP ? lane() + distance : lane(), site));
 }
 
 /// The value of the lane `source` % 32.
 template <class T>
 GF_DEVICE T shuffle(T value, u32 source GF_SITE) {
-#ifdef __CUDACC__
-  return __shfl_sync(0xffffffffu, value, source);
-#else
-  return shuffle_bits(value, source % WARP, site);
-#endif
+  return GF_GPU_OR_CPU(__shfl_sync(0xffffffffu, value, source), shuffle_bits(value, source % WARP, site));
 }
 
 /// Bit i is set if lane i votes yes.
 GF_DEVICE u32 ballot(bool yes GF_SITE) {
-#ifdef __CUDACC__
-  return __ballot_sync(0xffffffffu, yes);
-#else
-  return u32(host::meet_warp(host::WarpOperation::BALLOT, yes, 0, site));
-#endif
+  return GF_GPU_OR_CPU(__ballot_sync(0xffffffffu, yes), u32(host::meet_warp(host::WarpOperation::BALLOT, yes, 0, site)));
 }
 
 GF_DEVICE bool any_lane(bool yes GF_SITE) {
-#ifdef __CUDACC__
-  return __any_sync(0xffffffffu, yes);
-#else
-  return ballot(yes, site) != 0;
-#endif
+  return GF_GPU_OR_CPU(__any_sync(0xffffffffu, yes), ballot(yes, site) != 0);
 }
 
 GF_DEVICE bool all_lanes(bool yes GF_SITE) {
-#ifdef __CUDACC__
-  return __all_sync(0xffffffffu, yes);
-#else
-  return ballot(!yes, site) == 0;
-#endif
+  return GF_GPU_OR_CPU(__all_sync(0xffffffffu, yes), ballot(!yes, site) == 0);
 }
 
 /// As barrier, among the lanes of the warp.
 GF_DEVICE void warp_barrier(GF_SITE_ONLY) {
-#ifdef __CUDACC__
-  __syncwarp();
-#else
-  host::meet_warp(host::WarpOperation::BARRIER, 0, 0, site);
-#endif
+  GF_GPU_OR_CPU(__syncwarp(), host::meet_warp(host::WarpOperation::BARRIER, 0, 0, site));
 }
 
 /// All threads of the CTA arrive before any goes on; memory written before is seen by them after.
-GF_DEVICE void barrier(GF_SITE_ONLY) {
-#ifdef __CUDACC__
-  __syncthreads();
-#else
-  host::meet_cta(site);
-#endif
-}
+GF_DEVICE void barrier(GF_SITE_ONLY) { GF_GPU_OR_CPU(__syncthreads(), host::meet_cta(site)); }
 
 GF_DEVICE const void* offset(const void* address, i64 bytes) { return static_cast<const char*>(address) + bytes; }
 GF_DEVICE void* offset(void* address, i64 bytes) { return static_cast<char*>(address) + bytes; }
