@@ -14,6 +14,7 @@ from graphfuse.device import Device
 from graphfuse.enums import heur_mode
 from graphfuse.errors import GraphValidationError
 from graphfuse.ir import TensorId
+from graphfuse.served import Served
 
 FactsT = TypeVar("FactsT")
 KnobsT = TypeVar("KnobsT")
@@ -159,13 +160,15 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
 
     name: what users see and deselect by. facts: the facts class it serves.
     knobs: its frozen dataclass of knobs, or several, no two of which have the same fields.
-    modes: the heuristic modes that ask it.
+    modes: the heuristic modes that ask it. serves: what it takes beyond row-major tensors in memory, computing in FLOAT
+    and values that are not rounded between nodes; it is not asked for what goes beyond that.
     """
 
     name: ClassVar[str]
     facts: ClassVar[type]
     knobs: ClassVar[type | tuple[type, ...]] = NoKnobs
     modes: ClassVar[frozenset[heur_mode]]
+    serves: ClassVar[Served] = Served()
 
     @abc.abstractmethod
     def why_not(self, facts: FactsT, device: Device) -> No | None:

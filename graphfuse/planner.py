@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
-from graphfuse import plan, plugins
+from graphfuse import guard, plan, plugins
 from graphfuse.device import EMULATOR, Device
 from graphfuse.engine import Engine, KernelEngine, knobs_from_dict
 from graphfuse.enums import build_plan_policy, heur_mode
@@ -16,6 +16,8 @@ from graphfuse.errors import (
     GraphStateError,
     GraphTypeError,
     GraphValidationError,
+    KernelCompileError,
+    PluginError,
 )
 from graphfuse.ir import Graph
 from graphfuse.lower import lower
@@ -47,6 +49,7 @@ class Planner:
         self.stream: Callable[[], int] = stream_getter(self.device, handle)
         """The stream that work goes to where execute is given no handle."""
         self._barred_engines: set[str] = set()
+        self._failed_engines: dict[str, str] = {}
         self._workspace_limit: int | None = None
         self._chosen: int | None = None
         self._executables: dict[int, Executable] = {}
@@ -64,9 +67,11 @@ class Planner:
 
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Plans of every mode, in the order of the modes and without repeats."""
-        engines = self.registry.engines
-        tunings = store.tunings(engines, self.device)
-        self.proposals = [plan.propose(self.graph, self.regions, engines, self.device, m, tunings) for m in modes]
+        engines = [e for e in self.registry.engines if e.name not in self._failed_engines]
+        tunings, origins = store.tunings(engines, self.device), self.registry.origins
+        self.proposals = [
+            plan.propose(self.graph, self.regions, engines, self.device, m, tunings, origins) for m in modes
+        ]
         for proposal in self.proposals:
             known = {p.name for p in self.plans}
             self.plans += [p for p in proposal.plans if p.name not in known]
@@ -125,6 +130,8 @@ class Planner:
         for part in p.parts:
             if part.engine.name in self._barred_engines:
                 return f"engine {part.engine.name!r} is deselected"
+            if part.engine.name in self._failed_engines:
+                return self._failed_engines[part.engine.name]
         if self._workspace_limit is not None and p.workspace_bytes > self._workspace_limit:
             return f"it needs {p.workspace_bytes} bytes of workspace, more than the limit of {self._workspace_limit}"
         return None
@@ -137,13 +144,26 @@ class Planner:
 
     def build(self, policy: build_plan_policy) -> None:
         self.check_support()
-        usable = [i for i, p in enumerate(self.plans) if not self.barred(p)]
-        self._build(usable[0])
+        while not self._tried(first := self._usable()[0]):
+            self.create([proposal.mode for proposal in self.proposals])  # plans without the engine that failed
+            self.check_support()
         if policy is build_plan_policy.ALL:
             with compilers(self.device) as pool:
-                for made in [pool.submit(self._build, i) for i in usable[1:]]:
-                    made.result()
-        self.chosen = usable[0]
+                list(pool.map(self._tried, [i for i in self._usable() if i != first]))
+        self.chosen = first
+
+    def _usable(self) -> list[int]:
+        return [i for i, p in enumerate(self.plans) if not self.barred(p)]
+
+    def _tried(self, index: int) -> bool:
+        """Build a plan; False where an installed plug-in failed, which bars its plans."""
+        try:
+            self._build(index)
+        except (PluginError, KernelCompileError):
+            if self.barred(self.plans[index]) is None:
+                raise
+            return False
+        return True
 
     def build_at(self, index: int) -> None:
         reason = self.barred(self.at(index))
@@ -171,7 +191,7 @@ class Planner:
         if index in self._executables:
             return
         p = self.plans[index]
-        kernels = [kernel(part, self.device) if isinstance(part.engine, KernelEngine) else None for part in p.parts]
+        kernels = [self._kernel(part) if isinstance(part.engine, KernelEngine) else None for part in p.parts]
 
         def parts(dependent: bool) -> list[KernelPart | HostPart]:
             return [
@@ -190,6 +210,13 @@ class Planner:
         )
         with self._lock:
             self._executables.setdefault(index, made)
+
+    def _kernel(self, part: Part) -> object:
+        try:
+            return kernel(part, self.device)
+        except (PluginError, KernelCompileError) as error:
+            self._failed_engines[part.engine.name] = str(guard.left_out(part.engine, error, self.registry.origins))
+            raise
 
     def _undependable(self, p: Plan) -> str | None:
         """Why a plan cannot be started by programmatic dependent launch, or None."""
@@ -241,6 +268,7 @@ class Planner:
         for proposal in self.proposals:
             lines += [f" mode {proposal.mode.name}:"] + plan.refusals(proposal)
         lines += [f"  pattern {d.pattern}: {d.why}" for d in self.declined]
+        lines += [f"  {line}" for line in plugins.left_out()]
         lines += [f"  plan {p.name}: {self.barred(p)}" for p in self.plans]
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")
@@ -248,7 +276,8 @@ class Planner:
 
 
 def _host(part: Part, device: Device) -> HostPart:
-    return HostPart(lambda buffers, stream: part.engine.run(part.facts, part.knobs, device, buffers, stream))
+    run = guard.running(part.engine, part.region.subgraph, part.engine.run)
+    return HostPart(lambda buffers, stream: run(part.facts, part.knobs, device, buffers, stream))
 
 
 def _device(handle, emulated: bool) -> Device:
@@ -276,7 +305,7 @@ def compilers(device: Device) -> ThreadPoolExecutor:
 
 def kernel(part: Part, device: Device):
     """The part's kernel, compiled and loaded: on a GPU by ``runtime``, elsewhere by ``emulator``."""
-    source, entry = part.engine.source(part.facts, part.knobs), part.engine.entry
+    source, entry = guard.checked_source(part, device), part.engine.entry
     if device.kind == EMULATOR.kind:
         from graphfuse.emulator import kernel as emulated
 

@@ -20,14 +20,14 @@ def distribution(tmp_path, monkeypatch):
         (info / "entry_points.txt").write_text(text)
         (tmp_path / "extra_plugin.py").write_text(code)
         monkeypatch.syspath_prepend(str(tmp_path))
-        plugins.installed.cache_clear()
+        plugins.forget()
 
     yield make
     import sys
 
     sys.modules.pop("extra_plugin", None)
     monkeypatch.undo()
-    plugins.installed.cache_clear()
+    plugins.forget()
 
 
 GOOD = "from support import toys\nENGINE = toys.HostSolo('extra')\nPATTERNS = toys.solo('relu', 'tanh')\n"
