@@ -113,9 +113,10 @@ def _host_scalar(argument: HostScalar, launch: Launch, subgraph: Subgraph | None
 
 
 def _one_of(tensor: object, subgraph: Subgraph, by_value: bool) -> str | None:
+    if type(tensor) is int and (tensor in subgraph.inputs or tensor in subgraph.outputs):
+        if subgraph.graph.tensors[tensor].by_value is by_value:
+            return None
     ids = (*subgraph.inputs, *subgraph.outputs)
-    if type(tensor) is int and tensor in ids and subgraph.graph.tensors[tensor].by_value is by_value:
-        return None
     known = [subgraph.graph.tensors[t] for t in ids if subgraph.graph.tensors[t].by_value is by_value]
     where = "passed by value" if by_value else "in memory"
     return f"the id of a tensor {where} that the nodes read or write: " + (

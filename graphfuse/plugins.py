@@ -90,8 +90,8 @@ def left_out() -> list[str]:
 
 
 def origin(item: object) -> Origin | None:
-    """Where an installed pattern or engine comes from; None for any other."""
-    return installed().origins.get(id(item))
+    """Where an installed pattern or engine comes from; None for any other, and before any was loaded."""
+    return _origins.get(id(item))
 
 
 def said(error: BaseException) -> str:
@@ -110,6 +110,7 @@ def shown(value: object) -> str:
 def forget() -> None:
     """Look for installed packages anew when they are next asked for."""
     _installed.cache_clear()
+    _origins.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +171,10 @@ _ENGINES = _Kind(
 )
 
 
+_origins: dict[int, Origin] = {}
+"""Of all that was loaded, by id: `_installed` keeps the objects."""
+
+
 @functools.cache
 def _installed(wanted: bool) -> Registry:
     from graphfuse import engines, patterns
@@ -196,6 +201,7 @@ def _installed(wanted: bool) -> Registry:
                 warnings.warn(why, RuntimeWarning, stacklevel=4)
             state = LOADED if why is None else LEFT_OUT
             rows.append(Listed(kind.name, name, where.distribution, where.version, state, why))
+    _origins.update(origins)
     return Registry(tuple(found[_PATTERNS]), tuple(found[_ENGINES]), origins, tuple(rows))
 
 

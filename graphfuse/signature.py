@@ -48,7 +48,8 @@ def fault(source: str, entry: str, launch: Launch) -> str | None:
 
 def _parameters(source: str, entry: str) -> list[tuple[str, str | None]] | None:
     """(text, kind of argument) of each parameter; None of what is not known, "" where no argument fits."""
-    head = re.search(rf'extern\s+"C"[^;{{}}]*?\b{re.escape(entry)}\s*\(', source)
+    written = re.compile(rf'extern\s+"C"[^;{{}}]*?\b{re.escape(entry)}\s*\(')
+    head = written.search(source, max(0, source.find("extern")))  # what comes first is headers, and long
     if head is None:
         return None
     listed = list(_split(_COMMENT.sub(" ", source[head.end() : head.end() + 16_384])))
@@ -77,6 +78,8 @@ def _split(text: str) -> Iterator[str]:
 
 def _kind(text: str) -> str | None:
     plain = _QUALIFIER.sub(" ", text)
+    if "&" in plain or "(" in plain:
+        return None
     if re.search(r"[*\]]\s*\w*\s*(\[\w*\]\s*)*$", plain):
         return _POINTER
     words = plain.split()
