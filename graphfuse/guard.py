@@ -101,18 +101,22 @@ def left_out(item: Pattern | Engine, error: Exception, origins: Mapping[int, Ori
     """
     if origins.get(id(item), FIRST_PARTY) is FIRST_PARTY:
         raise error
-    once = str(origins[id(item)]) + item.name, getattr(error, "stage", None) or type(error).__name__
+    why = str(error) if isinstance(error, PluginError) else f"{_whose(item)}: {str(error).splitlines()[0]}"
+    once = _whose(item), getattr(error, "stage", None) or type(error).__name__
     if once not in _warned:
         _warned.add(once)
-        warnings.warn(f"a plug-in is left out: {error}", RuntimeWarning, stacklevel=2)
-    return No(f"it is left out: {error}")
+        warnings.warn(f"a plug-in is left out: {why}", RuntimeWarning, stacklevel=2)
+    return No(f"it is left out: {why}")
+
+
+def _whose(item: Pattern | Engine) -> str:
+    kind, where = "pattern" if isinstance(item, Pattern) else "engine", origin(item)
+    return f"{kind} {item.name!r}" + ("" if where is None else f" of {where}")
 
 
 def _failure(item: Pattern | Engine, about: Graph | Subgraph, stage: str, what: str) -> PluginError:
-    kind, where = "pattern" if isinstance(item, Pattern) else "engine", origin(item)
-    nodes = tuple(node.name for node in about.nodes)
-    whose = "" if where is None else f" of {where}"
-    error = PluginError(f"{kind} {item.name!r}{whose}: {stage} for {', '.join(nodes)} {what}")
+    where, nodes = origin(item), tuple(node.name for node in about.nodes)
+    error = PluginError(f"{_whose(item)}: {stage} for {', '.join(nodes)} {what}")
     error.distribution = None if where is None else where.distribution
     error.plugin, error.stage, error.nodes = item.name, stage, nodes
     return error

@@ -95,8 +95,8 @@ def origin(item: object) -> Origin | None:
 
 
 def said(error: BaseException) -> str:
-    """An exception in words: its class and what it says."""
-    return "".join(traceback.format_exception_only(error)).strip()
+    """An exception in words, on one line: its class and what it says."""
+    return " ".join("".join(traceback.format_exception_only(error)).split())
 
 
 def shown(value: object) -> str:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from graphfuse import GraphfuseError, GraphNotSupportedError, PluginError, build_plan_policy, guard, heur_mode, plugins
+from graphfuse import (
+    GraphfuseError,
+    GraphNotSupportedError,
+    PluginError,
+    build_plan_policy,
+    functional,
+    guard,
+    heur_mode,
+    plugins,
+)
 from graphfuse.codegen.render import render
 from graphfuse.engine import Address, Constant, KernelEngine, Launch, No
 from graphfuse.engines import ALL as ENGINES
@@ -54,6 +63,10 @@ class Unreadable:
 
 def template(g):
     return {"out": g.relu(g.capture("a"))}
+
+
+def norm(g):
+    return {"out": g.rmsnorm(g.capture("x"), g.capture("scale"), g.capture("epsilon"))[0]}
 
 
 def unknown_op(g):
@@ -191,6 +204,19 @@ def test_first_party_errors_are_not_a_plugins(installed):
     assert guard.running(reference, about, full) is full
 
 
+def test_functions_go_on_without_it(installed, plan_on):
+    """One whose pattern fits what they compute, and whose engine cannot say whether it takes it."""
+    plan_on("cpu")
+    (rmsnorm,) = toys.solo("rmsnorm")
+    installed(dataclasses.replace(rmsnorm, template=norm), engine(why_not=boom))
+    x, weight = torch.randn(4, 64), torch.rand(64)
+    with pytest.warns(
+        RuntimeWarning, match="left out: engine 'own' of extra-plugin 1.0: why_not for .* KeyError: 'oops'"
+    ):
+        y = functional.rmsnorm(x, weight)
+    torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (64,), weight, 1e-6))
+
+
 def test_keyboard_interrupts_are_the_users():
     def interrupted(*arguments):
         raise KeyboardInterrupt
@@ -322,13 +348,13 @@ def test_kernels_that_cannot_be_made(installed, engine, error, message, policy):
         emulated().build([heur_mode.A], policy, patterns=[pattern()], engines=[engine])
     known = pattern()
     installed(known, engine)
-    with pytest.warns(RuntimeWarning, match=f"a plug-in is left out: .*{message}"):
+    with pytest.warns(RuntimeWarning, match=f"a plug-in is left out: engine 'own' of extra-plugin 1.0: .*{message}"):
         g = emulated()
         g.build([heur_mode.A], policy)
     execute(g)
     assert "own" not in g.get_plan_name_at_index(g._planner.selected())
     assert "left out" in g.explain()
-    with pytest.raises(GraphNotSupportedError, match=f"(?s)left out: .*{message}"):
+    with pytest.raises(GraphNotSupportedError, match=f"left out: engine 'own' of extra-plugin 1.0: .*{message}"):
         relu("emulator").build([heur_mode.OPENSOURCE])
 
 
