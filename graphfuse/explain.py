@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphfuse import plugins
 from graphfuse.ir import Subgraph
 from graphfuse.match import Region
 from graphfuse.plan import Plan, Verdict
@@ -36,7 +35,7 @@ def _patterns(planner: Planner) -> list[str]:
     for d in planner.declined:
         fits = f"fits {_names(d.subgraph)}, but" if d.subgraph.nodes else "is not matched:"
         lines.append(f"  {d.pattern} {fits} {d.why}")
-    lines += [f"  {line}" for line in plugins.left_out()]
+    lines += [f"  {line}" for line in planner.left_out]
     covered = {i for r in planner.regions for i in r.subgraph.node_ids}
     lines += [f"  nothing matches {node}" for i, node in enumerate(planner.graph.nodes) if i not in covered]
     return lines

@@ -73,8 +73,9 @@ def checked_source(part, device: Device) -> str:
     """The source of the part's kernel; PluginError where the kernel does not take what the launch passes."""
     engine, about = part.engine, part.region.subgraph
     launch = checked_launch(part, device)
+    entry = call(engine, about, "entry", lambda: engine.entry)
     source = call(engine, about, "source", engine.source, part.facts, part.knobs)
-    wrong = signature.fault(source, engine.entry, launch)
+    wrong = signature.fault(source, entry, launch)
     if wrong:
         raise _failure(engine, about, "launch", f"gave a Launch whose {wrong}")
     return source
@@ -193,8 +194,8 @@ def _launch(item: Engine, answer: object) -> str | None:
     return None if isinstance(answer, accepted) else "a Launch"
 
 
-def _source(item: Engine, answer: object) -> str | None:
-    return None if isinstance(answer, str) else "the text of a kernel"
+def _text(item: Engine, answer: object) -> str | None:
+    return None if isinstance(answer, str) else "the text of a kernel, and its name in there"
 
 
 ANSWERS: Mapping[str, Callable[..., str | None]] = {
@@ -207,6 +208,7 @@ ANSWERS: Mapping[str, Callable[..., str | None]] = {
     "launch": _launch,
     "in_place": _pairs,
     "notes": _notes,
-    "source": _source,
+    "source": _text,
+    "entry": _text,
 }
 """By what is asked: what is accepted, where an answer is not; None where it is."""

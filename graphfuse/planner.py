@@ -65,9 +65,14 @@ class Planner:
         self._chosen = index
         self.running = self._executables.get(index) or NotBuilt()
 
+    @property
+    def left_out(self) -> list[str]:
+        """Why installed plug-ins are not used, a line each; what they did not say about a region (``Verdict``)."""
+        return [*self._failed_engines.values(), *plugins.left_out()]
+
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Plans of every mode, in the order of the modes and without repeats."""
-        engines = [e for e in self.registry.engines if e.name not in self._failed_engines]
+        engines = [e for e in self.registry.engines if self._has_sound_table(e) and e.name not in self._failed_engines]
         tunings, origins = store.tunings(engines, self.device), self.registry.origins
         self.proposals = [
             plan.propose(self.graph, self.regions, engines, self.device, m, tunings, origins) for m in modes
@@ -77,6 +82,15 @@ class Planner:
             self.plans += [p for p in proposal.plans if p.name not in known]
         if not self.plans:
             raise GraphNotSupportedError(self._no_plan("no engine can run it"))
+
+    def _has_sound_table(self, engine: Engine) -> bool:
+        """Whether an engine's table of tuned knobs can be read; where it cannot, an installed engine is left out."""
+        try:
+            guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
+        except PluginError as error:
+            self._failed_engines[engine.name] = str(guard.left_out(engine, error, self.registry.origins))
+            return False
+        return True
 
     def append(self, engine: object, knobs: object) -> int:
         names = (engine,) if isinstance(engine, str) else engine
@@ -268,7 +282,7 @@ class Planner:
         for proposal in self.proposals:
             lines += [f" mode {proposal.mode.name}:"] + plan.refusals(proposal)
         lines += [f"  pattern {d.pattern}: {d.why}" for d in self.declined]
-        lines += [f"  {line}" for line in plugins.left_out()]
+        lines += [f"  {line}" for line in self.left_out]
         lines += [f"  plan {p.name}: {self.barred(p)}" for p in self.plans]
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")

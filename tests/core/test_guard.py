@@ -1,6 +1,8 @@
 """Whatever a plug-in raises or returns wrongly: one that was passed raises, an installed one is left out."""
 
 import dataclasses
+import importlib
+import sys
 import warnings
 from dataclasses import dataclass
 
@@ -263,6 +265,26 @@ def test_what_running_raises_is_named(installed, raises):
         run(g)
 
 
+def test_a_damaged_table_of_knobs_leaves_its_engine_out(installed, tmp_path, monkeypatch):
+    package = tmp_path / "plugin_with_a_table"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "own.py").write_text("from support import toys\nclass Own(toys.HostSolo):\n    pass\n")
+    (package / "own.sm_90.json").write_text("damaged")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.modules", dict(sys.modules))
+    made, known = importlib.import_module("plugin_with_a_table.own").Own("own"), pattern()
+    with pytest.raises(PluginError, match="engine 'own': table for relu.0 .*own.sm_90.json of plugin_with_a_table"):
+        relu("emulator").build([heur_mode.A], patterns=[known], engines=[made])
+    installed(known, made)
+    with pytest.warns(RuntimeWarning, match="engine 'own' of extra-plugin 1.0: table for relu.0 .*own.sm_90.json"):
+        g = relu("emulator")
+        g.build([heur_mode.A])
+    assert run(g) == "reference" and "'own' of extra-plugin 1.0: table for relu.0" in g.explain()
+    with pytest.raises(GraphNotSupportedError, match="engine 'own' of extra-plugin 1.0: table for relu.0"):
+        relu("emulator").build([heur_mode.OPENSOURCE])
+
+
 def test_chosen_knobs_are_asked_about_by_the_same_rules():
     g = relu()
     g.validate()
@@ -322,6 +344,7 @@ KERNELS = {
         PluginError,
         "source for .* gave None; accepted: the text of a ker",
     ),
+    "no entry": (own(entry=None), PluginError, "entry for .* gave None; accepted: the text of a kernel, and its name"),
     "too few arguments": (own(launch=answer(Launch(1, 64, ()))), PluginError, "arguments are 0; accepted: 3"),
     "it does not compile": (own(text=GOOD.replace("if (", "if ((")), GraphfuseError, "'own' does not run on the emul"),
 }
