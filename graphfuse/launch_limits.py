@@ -67,8 +67,9 @@ def _rows(launch: Launch, by_rows: object, most: int) -> Iterator[str]:
     if by_rows.most is not None:
         yield from _number("by_rows.most", by_rows.most, 1, None)
     yield from _number("by_rows.least", by_rows.least, 0, by_rows.most)
-    if by_rows.cluster != launch.cluster:
-        yield f"by_rows.cluster is {by_rows.cluster!r}; accepted: {launch.cluster}, as the launch has"
+    yield from _number("by_rows.cluster", by_rows.cluster, 1, None)
+    if by_rows.cluster % launch.cluster:
+        yield f"by_rows.cluster is {by_rows.cluster}; accepted: a multiple of the cluster's {launch.cluster}"
     if launch.grid != by_rows.grid(by_rows.rows):
         yield f"grid is {launch.grid}; accepted: {by_rows.grid(by_rows.rows)}, as by_rows has for {by_rows.rows} rows"
     yield from _number("by_rows: its largest grid", by_rows.clusters * by_rows.cluster, 0, most)

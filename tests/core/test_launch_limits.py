@@ -38,6 +38,7 @@ def on(device, **changes) -> str | None:
 def test_a_launch_that_fits_has_no_fault(device):
     assert fault(FINE, device) is None
     assert on(device, grid=0, by_rows=None) is None
+    assert on(device, cluster=1) is None  # CTAs that share rows without being a cluster
     assert on(device, by_rows=None, grid=132, cluster=1, block=1024, cooperative=True) is None
     assert on(device, block=1024, shared_bytes=227 << 10) is None
 
@@ -65,7 +66,8 @@ WRONG = {
     "scratch offset": ({"arguments": (Scratch(513),)}, "Scratch.* an offset of 0 to 512"),
     "row count without rows": ({"by_rows": None, "arguments": (RowCount(),)}, "launches that have by_rows"),
     "rows and grid": ({"grid": 8}, "grid is 8; accepted: 4, as by_rows has for 4 rows"),
-    "rows and cluster": ({"by_rows": ByRows(4, 2)}, "by_rows.cluster is 1; accepted: 2"),
+    "rows and cluster": ({"by_rows": ByRows(4, 2)}, "by_rows.cluster is 1; accepted: a multiple of the cluster's 2"),
+    "rows of no cluster": ({"by_rows": ByRows(4, 2, None)}, "by_rows.cluster is None; accepted: an int"),
     "rows of no number": ({"by_rows": ByRows(4, 0, 2)}, "by_rows.together is 0; accepted"),
     "rows of no kind": ({"by_rows": 4}, "by_rows is 4; accepted: a ByRows"),
     "too many at once": (
