@@ -5,6 +5,7 @@ from graphfuse.device import Device
 from graphfuse.engine import Buffers, HostEngine, No, NoKnobs
 from graphfuse.enums import heur_mode, tensor_reordering
 from graphfuse.ir import Subgraph, Tensor
+from graphfuse.served import EVERYTHING
 
 
 class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
@@ -17,6 +18,7 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
     name = "reference"
     facts = Subgraph
     modes = frozenset({heur_mode.A, heur_mode.B, heur_mode.FALLBACK})
+    serves = EVERYTHING
 
     def why_not(self, facts: Subgraph, device: Device) -> No | None:
         return None

@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 from graphfuse import engine
 
-_CTYPES = {"pointer": "Q", "int32": "i", "int64": "q", "float32": "f"}  # codes of `struct`
+CTYPES = {"pointer": "Q", "int32": "i", "int64": "q", "float32": "f"}
+"""What arguments may be in C, by name: codes of ``struct``."""
+
 _CODES = {engine.Address: "pointer", engine.HostScalar: "float32", engine.Scratch: "pointer", engine.RowCount: "int64"}
 
 Value = Callable[[engine.Buffers, int, int], float | int]
@@ -65,5 +67,10 @@ _VALUES = {
 }
 
 
+def ctype(argument: engine.Argument) -> str:
+    """What the argument is in C."""
+    return argument.ctype if isinstance(argument, engine.Constant) else _CODES[type(argument)]
+
+
 def _code(argument: engine.Argument) -> str:
-    return _CTYPES[argument.ctype if isinstance(argument, engine.Constant) else _CODES[type(argument)]]
+    return CTYPES[ctype(argument)]

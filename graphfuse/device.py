@@ -6,6 +6,7 @@ chip that is not there.
 """
 
 import dataclasses
+import os
 from dataclasses import dataclass
 
 from graphfuse.errors import SettingError
@@ -18,7 +19,7 @@ class Device:
     kind: "cuda", "cpu", or "emulator", which runs kernels as a GPU does but on CPU memory.
     ordinal: CUDA device number (0 for others). compute_capability: (major, minor); (0, 0)
     for the CPU. Sizes are in bytes: l2_bytes, shared_memory_per_block (opt-in limit),
-    shared_memory_per_sm.
+    shared_memory_per_sm, memory_bytes (0 where it is not known).
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Device:
     shared_memory_per_block: int = 0
     shared_memory_per_sm: int = 0
     l2_bytes: int = 0
+    memory_bytes: int = 0
 
     @property
     def sm(self) -> int:
@@ -57,25 +59,34 @@ class Device:
         return f"cuda:{self.ordinal}" if self.kind == "cuda" else self.kind
 
 
-CPU = Device("cpu", name="CPU")
+def _host_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
+        return 0
+
+
+CPU = Device("cpu", name="CPU", memory_bytes=_host_memory())
 
 # Chips whose arch-specific ("a") instructions the kernels use; others compile plain.
 ARCH_SUFFIX = {90: "a", 100: "a", 103: "a", 120: "a"}
 
-# Published figures (CUDA C++ programming guide, table of compute capabilities; SM and L2
-# counts of the largest data-centre or workstation part).
+# Published figures (CUDA C++ programming guide, table of compute capabilities; SMs, L2
+# and memory of the largest data-centre or workstation part).
 _ARCHES = {
-    "sm_80": Device("cuda", 0, "A100", (8, 0), 108, 2048, 65536, 163 << 10, 164 << 10, 40 << 20),
-    "sm_86": Device("cuda", 0, "A40", (8, 6), 84, 1536, 65536, 99 << 10, 100 << 10, 6 << 20),
-    "sm_89": Device("cuda", 0, "L40S", (8, 9), 142, 1536, 65536, 99 << 10, 100 << 10, 96 << 20),
-    "sm_90a": Device("cuda", 0, "H200", (9, 0), 132, 2048, 65536, 227 << 10, 228 << 10, 60 << 20),
-    "sm_100a": Device("cuda", 0, "B200", (10, 0), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20),
-    "sm_103a": Device("cuda", 0, "B300", (10, 3), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20),
-    "sm_120": Device("cuda", 0, "RTX PRO 6000", (12, 0), 188, 1536, 65536, 99 << 10, 100 << 10, 128 << 20),
+    "sm_80": Device("cuda", 0, "A100", (8, 0), 108, 2048, 65536, 163 << 10, 164 << 10, 40 << 20, 80 << 30),
+    "sm_86": Device("cuda", 0, "A40", (8, 6), 84, 1536, 65536, 99 << 10, 100 << 10, 6 << 20, 48 << 30),
+    "sm_89": Device("cuda", 0, "L40S", (8, 9), 142, 1536, 65536, 99 << 10, 100 << 10, 96 << 20, 48 << 30),
+    "sm_90a": Device("cuda", 0, "H200", (9, 0), 132, 2048, 65536, 227 << 10, 228 << 10, 60 << 20, 141 << 30),
+    "sm_100a": Device("cuda", 0, "B200", (10, 0), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20, 192 << 30),
+    "sm_103a": Device("cuda", 0, "B300", (10, 3), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20, 288 << 30),
+    "sm_120": Device("cuda", 0, "RTX PRO 6000", (12, 0), 188, 1536, 65536, 99 << 10, 100 << 10, 128 << 20, 96 << 30),
 }
 ARCHES = tuple(_ARCHES)
 
-EMULATOR = dataclasses.replace(_ARCHES["sm_90a"], kind="emulator", name="H200 emulated on the CPU")
+EMULATOR = dataclasses.replace(
+    _ARCHES["sm_90a"], kind="emulator", name="H200 emulated on the CPU", memory_bytes=CPU.memory_bytes
+)
 """Plans as an H200 would get them, run by ``graphfuse.emulator``."""
 
 

@@ -18,6 +18,7 @@ from graphfuse.device import Device
 from graphfuse.enums import behavior_note, heur_mode, numerical_note
 from graphfuse.errors import GraphValidationError
 from graphfuse.ir import Subgraph, TensorId
+from graphfuse.served import Served
 
 FactsT = TypeVar("FactsT")
 KnobsT = TypeVar("KnobsT")
@@ -263,7 +264,8 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
     name: what users see and deselect by. facts: the facts class it serves.
     knobs: its frozen dataclass of knobs, or several, no two of which have the same fields.
     modes: the heuristic modes that ask it. emulated: whether its work on the device "emulator" is kernels, run there as
-    C++. behavior_notes, numerical_notes: by which users select plans.
+    C++. behavior_notes, numerical_notes: by which users select plans. serves: what it takes beyond row-major tensors in
+    memory, computing in FLOAT and values that are not rounded between nodes; it is not asked for what goes beyond that.
     """
 
     name: ClassVar[str]
@@ -273,6 +275,7 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
     emulated: ClassVar[bool] = False
     behavior_notes: ClassVar[frozenset[behavior_note]] = frozenset()
     numerical_notes: ClassVar[frozenset[numerical_note]] = frozenset()
+    serves: ClassVar[Served] = Served()
 
     @abc.abstractmethod
     def why_not(self, facts: FactsT, device: Device) -> No | None:

@@ -68,7 +68,16 @@ class KernelFaultError(GraphfuseError, RuntimeError):
 
 
 class PluginError(GraphfuseError, RuntimeError):
-    """An installed package offers a pattern or engine that cannot be used."""
+    """A pattern or engine cannot be used: it raised, or gave what is not accepted. The message says which of whose.
+
+    Where that was in a call of it: `distribution`, that it was installed with (None of one that was passed), `plugin`,
+    its name, `stage`, what it was asked, and `nodes`, the names of those that it was asked about.
+    """
+
+    distribution: str | None = None
+    plugin: str | None = None
+    stage: str | None = None
+    nodes: tuple[str, ...] = ()
 
 
 class ReferenceEngineWarning(UserWarning):

@@ -18,12 +18,13 @@ then hold every output of the subgraph. `convex` helps to choose nodes that can 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from graphfuse import vocabulary
 from graphfuse.engine import No
 from graphfuse.errors import PluginError
 from graphfuse.ir import Graph, Node, Subgraph, TensorId
-from graphfuse.ops import Op
+from graphfuse.ops import OPS, Op
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,9 @@ class PatternGraph:
 
     def capture(self, name: str, optional: bool = False) -> Capture:
         return Capture(name, optional)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"no op is named {name!r}; there are: {', '.join(OPS)}")
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,16 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
-from graphfuse import match, verify
+from graphfuse import guard, verify
 from graphfuse.device import EMULATOR, Device
 from graphfuse.engine import Engine, Launch, No, Outline, knobs_to_dict
 from graphfuse.enums import behavior_note, heur_mode, numerical_note
 from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
-from graphfuse.match import Declined, Region
-from graphfuse.plugins import Registry
+from graphfuse.match import Declined, Pattern, Region
+from graphfuse.plugins import Origin, Registry
 from graphfuse.tables.ranking import RANKING, Rank, rank
 from graphfuse.tables.tunings import HEURISTIC, Choice, Tunings
 
@@ -131,10 +132,17 @@ class Proposal:
 def matches(graph: Graph, registry: Registry) -> tuple[tuple[Region, ...], tuple[Declined, ...]]:
     """Every match of every pattern, those covering most nodes first, and those without facts.
     Of matches with the same nodes and facts the first pattern's is kept."""
-    found = [m for pattern in registry.patterns for m in match.find(pattern, graph)]
+    found = [m for pattern in registry.patterns for m in _found(pattern, graph, registry.origins)]
     distinct = {(m.subgraph.node_ids, m.facts): m for m in reversed(found) if isinstance(m, Region)}
     regions = sorted(reversed(distinct.values()), key=lambda r: -len(r.subgraph.node_ids))
     return tuple(regions), tuple(m for m in found if isinstance(m, Declined))
+
+
+def _found(pattern: Pattern, graph: Graph, origins: Mapping[int, Origin]) -> list[Region | Declined]:
+    try:
+        return guard.matches(pattern, graph)
+    except PluginError as error:
+        return [Declined(pattern.name, Subgraph(graph, ()), guard.left_out(pattern, error, origins))]
 
 
 def propose(
@@ -145,8 +153,10 @@ def propose(
     mode: heur_mode,
     tunings: Tunings = Tunings(),
     ranking: Sequence[Rank] = RANKING,
+    origins: Mapping[int, Origin] = MappingProxyType({}),
 ) -> Proposal:
-    """Plans of one mode, best first.
+    """Plans of one mode, best first. origins: of engines that the caller did not pass, by id: what goes wrong in one of
+    these leaves it out.
 
     Matched regions go to the engines of their facts; what is left goes to engines that
     run any subgraph. Which engine of a region comes first `ranking` says, else the order of `engines`. Of an engine's
@@ -154,7 +164,7 @@ def propose(
     """
 
     def ask(region: Region, engines: Sequence[Engine]) -> list[Part]:
-        return list(_ask(region, engines, device, mode, tunings, verdicts))
+        return [part for e in engines for part in _ask(region, e, device, mode, tunings, origins, verdicts)]
 
     def ranked(region: Region, options: list[Part]) -> list[Part]:
         order = rank(region, device, ranking)
@@ -173,6 +183,9 @@ def propose(
             verdicts.append(Verdict(region, "planning", No("it and another region would wait for each other")))
             continue
         options = ask(region, special)
+        if not any(isinstance(region.facts, e.facts) for e in engines if e.facts is not Subgraph):
+            kind = type(region.facts).__name__
+            verdicts.append(Verdict(region, "planning", No(f"it matched, and no engine serves its facts, {kind}")))
         if options:
             chosen.append((region, ranked(region, options + ask(region, general))))
     order = schedule(graph, [r.subgraph for r, _ in chosen])
@@ -200,27 +213,35 @@ def facts_for(engine: Engine, region: Region) -> object | None:
 
 def _ask(
     region: Region,
-    engines: Sequence[Engine],
+    engine: Engine,
     device: Device,
     mode: heur_mode,
     tunings: Tunings,
+    origins: Mapping[int, Origin],
     verdicts: list[Verdict],
-) -> Iterator[Part]:
-    for engine in engines:
-        facts = facts_for(engine, region)
-        if facts is None:
-            continue
-        why = engine.why_not(facts, device)
-        if not isinstance(why, No | None):
-            raise PluginError(f"engine {engine.name!r}: why_not must return a No or None, got {why!r}")
-        verdicts.append(Verdict(region, engine.name, why))
-        if why is not None:
-            continue
-        proposed = engine.propose(facts, device, mode)
-        if not proposed:
-            raise PluginError(f"engine {engine.name!r}: propose gave no knobs for {_what(region)}, which it can run")
-        for choice in _ranked(engine, facts, device, mode, tunings, proposed):
-            yield Part(region, engine, choice.knobs, choice.why)
+) -> list[Part]:
+    """Parts that the engine runs the region as, best first. Its answer goes to `verdicts`."""
+    facts = facts_for(engine, region)
+    if facts is None:
+        return []
+    about, parts = region.subgraph, []
+    try:
+        why = _declined(engine, facts, about, device)
+        if why is None:
+            proposed = guard.call(engine, about, "propose", engine.propose, facts, device, mode)
+            ranked = guard.call(engine, about, "problem", _ranked, engine, facts, device, mode, tunings, proposed)
+            parts = [Part(region, engine, choice.knobs, choice.why) for choice in ranked]
+            for part in parts:
+                guard.try_out(part, device)
+    except PluginError as error:
+        why, parts = guard.left_out(engine, error, origins), []
+    verdicts.append(Verdict(region, engine.name, why))
+    return parts
+
+
+def _declined(engine: Engine, facts: object, about: Subgraph, device: Device) -> No | None:
+    undeclared = engine.serves.why_not(about)
+    return No(undeclared) if undeclared else guard.call(engine, about, "why_not", engine.why_not, facts, device)
 
 
 def _ranked(
@@ -305,9 +326,11 @@ def named(
         if [p.engine for p in parts] == list(engines):
             chosen = [Part(p.region, p.engine, k) for p, k in zip(parts, knobs, strict=True)]
             for part in chosen:
-                no = part.engine.illegal(part.facts, part.knobs, device)
+                illegal, about = part.engine.illegal, part.region.subgraph
+                no = guard.call(part.engine, about, "illegal", illegal, part.facts, part.knobs, device)
                 if no is not None:
                     raise GraphNotSupportedError(f"engine {part.engine.name!r} cannot use {part.knobs}: {no}")
+                guard.try_out(part, device)
             return assemble(graph, chosen, device)
     proposals = [propose(graph, regions, unique, device, mode) for mode in heur_mode]
     reasons = "\n".join(dict.fromkeys(line for p in proposals for line in refusals(p)))

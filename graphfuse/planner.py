@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
-from graphfuse import plan, plugins
+from graphfuse import guard, plan, plugins
 from graphfuse.device import EMULATOR, Device
-from graphfuse.engine import Engine, Kernel, Prepared, Site, knobs_from_dict
+from graphfuse.engine import Engine, Kernel, Prepared, knobs_from_dict
 from graphfuse.enums import behavior_note, build_plan_policy, heur_mode, numerical_note
 from graphfuse.errors import (
     DeviceError,
@@ -55,6 +55,7 @@ class Planner:
         self.stream: Callable[[], int] = stream_getter(self.device, handle)
         """The stream that work goes to where execute is given no handle."""
         self._barred_engines: set[str] = set()
+        self._failed_engines: dict[str, str] = {}
         self._workspace_limit: int | None = None
         self._wanted_notes: list[tuple[behavior_note | numerical_note, bool]] = []
         self._chosen: int | None = None
@@ -72,16 +73,32 @@ class Planner:
         self._chosen = index
         self.running = self._executables.get(index) or NotBuilt()
 
+    @property
+    def left_out(self) -> list[str]:
+        """Why installed plug-ins are not used, a line each; what they did not say about a region (``Verdict``)."""
+        return [*self._failed_engines.values(), *plugins.left_out()]
+
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Plans of every mode, in the order of the modes and without repeats."""
-        engines = self.registry.engines
-        tunings = store.tunings(engines, self.device)
-        self.proposals = [plan.propose(self.graph, self.regions, engines, self.device, m, tunings) for m in modes]
+        engines = [e for e in self.registry.engines if self._has_sound_table(e) and e.name not in self._failed_engines]
+        tunings, origins = store.tunings(engines, self.device), self.registry.origins
+        self.proposals = [
+            plan.propose(self.graph, self.regions, engines, self.device, m, tunings, origins=origins) for m in modes
+        ]
         for proposal in self.proposals:
             known = {p.name for p in self.plans}
             self.plans += [p for p in proposal.plans if p.name not in known]
         if not self.plans:
             raise GraphNotSupportedError(self._no_plan("no engine can run it"))
+
+    def _has_sound_table(self, engine: Engine) -> bool:
+        """Whether an engine's table of tuned knobs can be read; where it cannot, an installed engine is left out."""
+        try:
+            guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
+        except PluginError as error:
+            self._failed_engines[engine.name] = str(guard.left_out(engine, error, self.registry.origins))
+            return False
+        return True
 
     def append(self, engine: object, knobs: object) -> int:
         names = (engine,) if isinstance(engine, str) else engine
@@ -149,6 +166,8 @@ class Planner:
         for part in p.parts:
             if part.engine.name in self._barred_engines:
                 return f"engine {part.engine.name!r} is deselected"
+            if part.engine.name in self._failed_engines:
+                return self._failed_engines[part.engine.name]
         for note, wanted in self._wanted_notes:
             if (note in p.behavior_notes | p.numerical_notes) != wanted:
                 return f"it lacks {note}, which is selected" if wanted else f"it has {note}, which is deselected"
@@ -168,30 +187,41 @@ class Planner:
         usable = [i for i, p in enumerate(self.plans) if not self._deselected(p)]
         if not usable:
             self.check_support()
-        errors: list[Exception] = []
-        left = iter(usable)
+        errors: dict[int, Exception | None] = {}
+        left, known = iter(usable), len(self._failed_engines)
         for first in left:
-            error = self._tried(first)
-            if error is None:
+            errors[first] = self._tried(first)
+            if errors[first] is None:
                 break
-            errors.append(error)
         else:
-            if len(errors) == 1:
-                raise errors[0]
-            raise GraphNotSupportedError(self._no_plan("no plan can be prepared")) from errors[0]
+            if len(self._failed_engines) > known:
+                self.create([proposal.mode for proposal in self.proposals])  # plans without the plug-in that failed
+                return self.build(policy)
+            found = [*errors.values()]
+            if len(found) == 1:
+                raise found[0]
+            raise GraphNotSupportedError(self._no_plan("no plan can be prepared")) from found[0]
         if policy is build_plan_policy.ALL:
             with compilers(self.device) as pool:
-                errors += filter(None, pool.map(self._tried, left))
-        for error in errors:
-            if isinstance(error, KernelCompileError):  # a fault of an engine, which nobody would hear of
+                rest = [*left]
+                errors |= zip(rest, pool.map(self._tried, rest), strict=True)
+        for index, error in errors.items():
+            # A fault of an engine, which nobody would hear of; of a plug-in that is left out they have.
+            if isinstance(error, KernelCompileError) and not self._deselected(self.plans[index]):
                 warnings.warn(f"another plan takes the place of one that fails: {error}", RuntimeWarning, stacklevel=3)
         self.chosen = first
 
     def _tried(self, index: int) -> Exception | None:
-        """Build a plan; the error if it cannot be prepared."""
+        """Build a plan; the error if it cannot be prepared, or an installed plug-in fails, which bars its plans."""
+        if self._deselected(self.plans[index]):
+            return PluginError(self._deselected(self.plans[index]))
         try:
             self._build(index)
         except UNPREPARED as error:
+            return error
+        except PluginError as error:
+            if not self._deselected(self.plans[index]):
+                raise
             return error
         return None
 
@@ -225,7 +255,7 @@ class Planner:
             return
         p = self.plans[index]
         try:
-            prepared = [prepare(part, self.device) for part in p.parts]
+            prepared = [self._prepared(part) for part in p.parts]
             needs = [work.workspace_bytes for work in prepared]
             if needs != [part.outline.workspace_bytes for part in p.parts]:
                 p = plan.assemble(self.graph, p.parts, self.device, needs)
@@ -249,6 +279,13 @@ class Planner:
             if index not in self._executables:
                 self.plans[index], self._executables[index] = p, made
                 self._failed.pop(p.name, None)
+
+    def _prepared(self, part: Part) -> Prepared:
+        try:
+            return prepare(part, self.device)
+        except (PluginError, KernelCompileError) as error:
+            self._failed_engines[part.engine.name] = str(guard.left_out(part.engine, error, self.registry.origins))
+            raise
 
     def _undependable(self, p: Plan, prepared: Sequence[Prepared]) -> str | None:
         """Why a plan cannot be started by programmatic dependent launch, or None."""
@@ -300,6 +337,7 @@ class Planner:
         lines += [f"  pattern {d.pattern}: {d.why}" for d in self.declined]
         missed = plan.unmatched(self.graph, self.regions, self.declined)
         lines += [f"  no pattern matches {self.graph.nodes[i].name}" for i in missed]
+        lines += [f"  {line}" for line in self.left_out]
         lines += [f"  plan {p.name}: {self.barred(p)}" for p in self.plans]
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")
@@ -330,14 +368,9 @@ def compilers(device: Device) -> ThreadPoolExecutor:
 
 
 def prepare(part: Part, device: Device) -> Prepared:
-    """The part's work, ready to run. PluginError where the engine returns something else; errors as of
+    """The part's work, ready to run. PluginError where the engine is another's and fails; errors as of
     ``Engine.prepare``."""
-    engine = part.engine
-    site = Site(part.region.subgraph, part.outline, lambda *source: _kernel(*source, f"{engine.name}.cu", device))
-    prepared = engine.prepare(part.facts, part.knobs, device, site)
-    if not isinstance(prepared, Prepared):
-        raise PluginError(f"engine {engine.name!r}: prepare must return a Prepared, got {prepared!r}")
-    return prepared
+    return guard.prepared(part, device, lambda *source: _kernel(*source, f"{part.engine.name}.cu", device))
 
 
 def _kernel(source: str, entry: str, name: str, device: Device) -> Kernel:

@@ -5,6 +5,7 @@
 | GRAPHFUSE_DEVICE | the device to plan for: cpu, cuda (the current one), cuda:N; emulator, also for CPU tensors |
 | GRAPHFUSE_CACHE_DIR | where compiled kernels are kept (default: graphfuse in XDG_CACHE_HOME or ~/.cache) |
 | GRAPHFUSE_TUNING_DIR | where tuned knobs are kept (default: graphfuse/tuning in XDG_DATA_HOME or ~/.local/share) |
+| GRAPHFUSE_PLUGINS | off: patterns and engines of installed packages are not loaded; on (default) |
 | CXX | the C++ compiler that the emulator tries before g++ and clang++ |
 | GIT_COMMIT | the commit that records name, for a copy without its history |
 | CUDA_HOME, CUDA_PATH | CUDA toolkits to prefer over the pip wheels, in this order |
@@ -30,6 +31,14 @@ def device() -> str | None:
     if not DEVICE.fullmatch(value):
         raise SettingError(f"GRAPHFUSE_DEVICE={value!r} is not a device; accepted: cpu, cuda, cuda:N, emulator")
     return value
+
+
+def plugins() -> bool:
+    """Whether patterns and engines of installed packages are used; SettingError for another value than on and off."""
+    value = os.environ.get("GRAPHFUSE_PLUGINS") or "on"
+    if value not in ("on", "off"):
+        raise SettingError(f"GRAPHFUSE_PLUGINS={value!r} is not known; accepted: on, off")
+    return value == "on"
 
 
 def cache_dir() -> Path:

@@ -14,6 +14,7 @@ from graphfuse.engines.rows.schedule import Schedule
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
+from graphfuse.served import Served
 
 RowKnobs = ByRowKnobs | PersistentKnobs | AcrossKnobs
 
@@ -36,6 +37,7 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
     facts: ClassVar[type] = RowFacts
     knobs: ClassVar[tuple[type, ...]] = tuple(_SCHEDULES)
     modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
+    serves: ClassVar[Served] = Served(rounding=True, layouts=True, by_value=True)
     entry: ClassVar[str] = "row_program"
 
     def why_not(self, facts: RowFacts, device: Device) -> No | None:

@@ -7,19 +7,11 @@ may rely on those before it.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graphfuse.device import Device
+from graphfuse.launch_limits import MAX_CTAS, MAX_THREADS, largest_cluster  # noqa: F401 - schedules' limits, too
 
 WARP = 32
-MAX_THREADS = 1024
-MAX_CTAS = 2**31 - 1
 _MOST_STATIC = 48 << 10  # bytes of shared memory that a kernel may declare
 _RESERVED = 1 << 10  # those that the system takes beside each CTA's
-_CLUSTER = 90  # and newer
-_LARGEST_CLUSTER = {90: 16, 100: 16, 103: 16}  # CTAs; elsewhere the portable 8
-
-
-def largest_cluster(device: Device) -> int:
-    """CTAs that share a row at most."""
-    return _LARGEST_CLUSTER.get(device.sm, 8) if device.sm and device.sm >= _CLUSTER else 1
 
 
 def power_faults(knobs: object, names: Sequence[str]) -> Iterator[str]:

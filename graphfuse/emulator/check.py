@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphfuse import engine
+from graphfuse import engine, launch_limits, signature
 from graphfuse.arguments import Packing
+from graphfuse.device import EMULATOR
 from graphfuse.emulator.compiler import Build, build
 from graphfuse.emulator.kernel import FORWARD, REVERSE, LaunchRecord
 from graphfuse.errors import KernelFaultError
@@ -46,9 +47,12 @@ def check(
 
     Every schedule starts from the given contents, but for what the launch clears. Memory outside the tensors, and the
     launch's scratch memory (which holds NaN bytes at first) outside its size, is out of
-    bounds. Raises KernelFaultError with the report of the machine or the sanitizers, and
-    what ``compiler.build`` raises.
+    bounds. Raises KernelFaultError with the report of the machine or the sanitizers, or what the launch says that it
+    may not (``launch_limits``), and what ``compiler.build`` raises.
     """
+    wrong = launch_limits.fault(launch, EMULATOR) or signature.fault(source, entry, launch)
+    if wrong:
+        raise KernelFaultError(f"kernel {entry!r}: the launch's {wrong}")
     program = build(source, entry, sanitizers)
     memory = {t: replace(m, content=bytes(len(m.content))) if t in launch.cleared else m for t, m in memory.items()}
     allocations = _allocations(memory, launch.scratch_bytes)

@@ -110,7 +110,7 @@ class Account:
     device: as ``Device`` prints. matches, misfits: of patterns whose facts describe what they match, and of others.
     unmatched: nodes that no pattern matches. shown: index of the plan that `regions` and `notes` are of: the selected
     one, else the first that may be used; None if there is none. regions: in the order in which they run. rank: what
-    decided between engines for these.
+    decided between engines for these. left_out: why installed plug-ins are not used, a line each.
     """
 
     graph: str
@@ -126,6 +126,7 @@ class Account:
     shown: int | None
     regions: tuple[RegionEntry, ...]
     rank: str
+    left_out: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property

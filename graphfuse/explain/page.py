@@ -70,6 +70,7 @@ def _nodes(account: Account) -> Iterable[str]:
 def _declined(account: Account) -> Iterable[str]:
     found = [(account.names(m.nodes), f"pattern {m.pattern}", m.why or "") for m in account.misfits]
     found += [(account.names((i,)), "", f"no pattern matches {account.names((i,))}") for i in account.unmatched]
+    found += [("", "plug-ins", line) for line in account.left_out]
     for mode in account.modes:
         asked = f"mode {mode.mode}"
         found += [(account.names(v.nodes), f"{v.engine}, {asked}", v.why) for v in mode.verdicts if v.why is not None]

@@ -41,6 +41,7 @@ def explained(planner: Planner) -> Explanation:
         shown=shown,
         regions=() if shown is None else tuple(_region(part) for part in planner.at(shown).parts),
         rank="" if shown is None else _rank(planner, planner.at(shown)),
+        left_out=tuple(planner.left_out),
         notes=() if shown is None else planner.at(shown).notes,
     )
     return Explanation(**vars(account))

@@ -1,6 +1,6 @@
 """An account as plain text: what matched, who declined and why, what was chosen and why."""
 
-from graphfuse.explain.account import Account, PlanEntry, RegionEntry, Traffic, VerdictEntry
+from graphfuse.explain.account import Account, MatchEntry, PlanEntry, RegionEntry, Traffic, VerdictEntry
 
 
 def text(account: Account) -> str:
@@ -9,7 +9,8 @@ def text(account: Account) -> str:
         f"graph {account.graph!r} on {account.device} ({account.device_name}), {len(account.nodes)} nodes",
         "patterns",
         *(f"  {m.pattern} matches {account.names(m.nodes)}" for m in account.matches),
-        *(f"  {m.pattern} fits {account.names(m.nodes)}, but {m.why}" for m in account.misfits),
+        *(f"  {_misfit(account, m)}" for m in account.misfits),
+        *(f"  {line}" for line in account.left_out),
         *(f"  no pattern matches {account.names((i,))}" for i in account.unmatched),
     ]
     for mode in account.modes:
@@ -27,6 +28,12 @@ def text(account: Account) -> str:
             f"  {_moved(account.after)}; one kernel a node: {_moved(account.before)}",
         ]
     return "\n".join(lines)
+
+
+def _misfit(account: Account, m: MatchEntry) -> str:
+    return (
+        f"{m.pattern} fits {account.names(m.nodes)}, but {m.why}" if m.nodes else f"{m.pattern} is not matched: {m.why}"
+    )
 
 
 def _verdict(account: Account, v: VerdictEntry) -> str:

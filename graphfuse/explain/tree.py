@@ -32,6 +32,7 @@ def tree(account: Account) -> "Tree":
             branch.add(line("knobs: ", region.why, style="dim"))
     against = [line(account.names(m.nodes), f": pattern {m.pattern}: {m.why}") for m in account.misfits]
     against += [line(f"no pattern matches {account.names((i,))}") for i in account.unmatched]
+    against += [line(text) for text in account.left_out]
     for mode in account.modes:
         declined = [v for v in mode.verdicts if v.why is not None]
         against += [line(f"{account.names(v.nodes)}: {v.engine}, mode {mode.mode}: {v.why}") for v in declined]

@@ -136,10 +136,13 @@ def _record(ordinal: int) -> Device:
 
     error, name = driver.cuDeviceGetName(128, ordinal)
     check(error, f"reading the name of cuda:{ordinal}")
+    error, memory = driver.cuDeviceTotalMem(ordinal)
+    check(error, f"reading the memory of cuda:{ordinal}")
     return Device(
         kind="cuda",
         ordinal=ordinal,
         name=name.split(b"\0")[0].decode(),
         compute_capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        memory_bytes=int(memory),
         **{field: attribute(name) for field, name in _ATTRIBUTES.items()},
     )

@@ -57,14 +57,23 @@ def ran(own, a, b, out, **graph) -> str:
     return g.get_plan_name_at_index(0)
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_tensors_of_one_order_are_taken(own, order):
-    assert "add_relu" in ran(own, memory(*order), memory(*order) + 1, memory(*order))
+def test_row_major_tensors_are_taken(own):
+    assert "add_relu" in ran(own, memory(0, 1), memory(0, 1) + 1, memory(0, 1))
+
+
+@pytest.mark.parametrize("own", ["foreign"], indirect=True)
+def test_tensors_of_another_order_are_taken_where_that_is_declared(own):
+    assert "add_relu" in ran(own, memory(1, 0), memory(1, 0) + 1, memory(1, 0))
 
 
 def test_extents_of_one_tell_no_order(own):
     a = torch.randn(6).as_strided((1, 6), (1, 1))
     assert "add_relu" in ran(own, a, torch.randn(1, 6), torch.empty(1, 6))
+
+
+@pytest.mark.parametrize("own", ["example"], indirect=True)
+def test_tensors_of_another_order_are_not_taken_where_it_is_not(own):
+    assert ran(own, memory(1, 0), memory(1, 0) + 1, memory(1, 0)) == "reference"
 
 
 DECLINED = {

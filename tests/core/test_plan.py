@@ -71,7 +71,7 @@ class Odd(toys.HostSolo):
 
 @pytest.mark.parametrize("answer", [True, False, 0, "no"])
 def test_an_engine_answers_no_or_none(answer):
-    with pytest.raises(PluginError, match=f"'odd': why_not must return a No or None, got {answer!r}"):
+    with pytest.raises(PluginError, match=f"engine 'odd': why_not for relu.0 gave {answer!r}; accepted: a No"):
         proposal(diamond(), toys.solo("relu"), [Odd(answer)])
 
 
@@ -81,7 +81,7 @@ def test_a_reason_against_is_true():
 
 
 def test_an_engine_that_can_run_must_propose():
-    with pytest.raises(PluginError, match="'odd': propose gave no knobs for .*relu.0"):
+    with pytest.raises(PluginError, match=r"engine 'odd': propose for relu.0 gave \(\); accepted: at least one"):
         proposal(diamond(), toys.solo("relu"), [Odd(None, sizes=())])
 
 

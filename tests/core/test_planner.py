@@ -8,6 +8,7 @@ from graphfuse import (
     GraphStateError,
     GraphTypeError,
     GraphValidationError,
+    PluginError,
     build_plan_policy,
     heur_mode,
 )
@@ -220,10 +221,11 @@ def test_building_all_selects_the_first_and_executes_any():
     assert "0: toy[size=3], 0 bytes of workspace (selected)" in g.explain()
 
 
-def test_an_exception_inside_an_engine_propagates():
+def test_an_exception_inside_an_engine_is_no_decline():
     class Broken(toys.HostSolo):
         def why_not(self, facts, device):
             raise ZeroDivisionError("a bug")
 
-    with pytest.raises(ZeroDivisionError):
-        planned([Broken()])
+    with pytest.raises(PluginError, match="engine 'toy': why_not for relu.0 raised ZeroDivisionError: a bug") as error:
+        planned([Broken("toy")])
+    assert isinstance(error.value.__cause__, ZeroDivisionError)

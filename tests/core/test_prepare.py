@@ -39,6 +39,7 @@ from graphfuse.errors import PluginError
 from graphfuse.freeze import freeze
 from graphfuse.planner import Planner
 from graphfuse.runtime.timing import Time
+from graphfuse.served import EVERYTHING
 from graphfuse.tuning.autotune import bind
 from graphfuse.tuning.report import BEST, BROKEN, TIMED
 from graphfuse.tuning.search import Round, search
@@ -89,6 +90,7 @@ class LibraryEngine(Engine):
     name = "library"
     facts = toys.Solo
     knobs = Algorithm
+    serves = EVERYTHING
     modes = frozenset({heur_mode.OPENSOURCE, heur_mode.A})
 
     def __init__(self, extras=(0,), refused=(), undependable: str | None = "it is a call"):
@@ -280,9 +282,9 @@ def test_faults_of_engines_are_not_passed_over():
         def prepare(self, facts, knobs, device, site):
             return 5
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(PluginError, match="'library': prepare for relu.0 raised ZeroDivisionError: a bug"):
         planned(Faulty(extras=(1, 2))).build_plans()
-    with pytest.raises(PluginError, match="'library': prepare must return a Prepared, got 5"):
+    with pytest.raises(PluginError, match="'library': prepare for relu.0 gave 5; accepted: a Prepared"):
         planned(Careless(extras=(1, 2))).build_plans()
 
 

@@ -186,12 +186,19 @@ def test_a_broken_foreign_package_is_named(installed, foreign, tmp_path):
     shutil.copytree(foreign, tmp_path / "foreign", ignore=shutil.ignore_patterns("__pycache__"))
     code = tmp_path / "foreign" / "foreign_plugin" / "__init__.py"
     code.write_text(code.read_text() + "\nraise RuntimeError('half a release')\n")
-    broken = subprocess.run(
-        [installed, "-c", FOREIGN],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment(PYTHONPATH=str(tmp_path / "foreign")),
-    )
-    assert broken.returncode
-    assert "PluginError: entry point 'add_relu'" in broken.stderr and "half a release" in broken.stderr
+    elsewhere = {"PYTHONPATH": str(tmp_path / "foreign")}
+
+    def ran(code: str, **variables: str) -> subprocess.CompletedProcess:
+        env = environment(**elsewhere, **variables)
+        return subprocess.run([installed, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=env)
+
+    broken = ran(FOREIGN)
+    assert broken.returncode and "GraphNotSupportedError" in broken.stderr
+    left_out = "engine 'add_relu' of foreign-plugin 0.1.0 is left out: entry point 'add_relu'"
+    assert left_out in broken.stderr and "RuntimeError: half a release" in broken.stderr
+    # What does not need it goes on.
+    general = FOREIGN.replace("OPENSOURCE", "A")
+    rest = ran(general)
+    assert rest.stdout.strip() == "reference" and rest.stderr.count(left_out) == 1
+    quiet = ran(general, GRAPHFUSE_PLUGINS="off")
+    assert quiet.stdout.strip() == "reference" and not quiet.stderr

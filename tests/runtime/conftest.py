@@ -6,7 +6,14 @@ import sys
 
 import pytest
 
-VARIABLES = ("GRAPHFUSE_DEVICE", "GRAPHFUSE_CACHE_DIR", "GRAPHFUSE_TUNING_DIR", "CUDA_HOME", "CUDA_PATH")
+VARIABLES = (
+    "GRAPHFUSE_DEVICE",
+    "GRAPHFUSE_CACHE_DIR",
+    "GRAPHFUSE_TUNING_DIR",
+    "GRAPHFUSE_PLUGINS",
+    "CUDA_HOME",
+    "CUDA_PATH",
+)
 
 
 @pytest.fixture(autouse=True)

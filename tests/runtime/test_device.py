@@ -54,6 +54,7 @@ def test_the_record_agrees_with_torch():
     assert found.l2_bytes == theirs.L2_cache_size
     assert found.shared_memory_per_block == theirs.shared_memory_per_block_optin
     assert found.shared_memory_per_sm == theirs.shared_memory_per_multiprocessor
+    assert found.memory_bytes == theirs.total_memory
     assert device.get(0) is found and device.get(torch.device("cuda:0")) is found and device.get("cuda") is found
 
 

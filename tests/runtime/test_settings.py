@@ -26,6 +26,18 @@ def test_a_wrong_device_names_variable_value_and_choices(monkeypatch, value):
     assert repr(value) in str(error.value)
 
 
+def test_plugins_are_on_unless_they_are_off(monkeypatch):
+    for value, wanted in ((None, True), ("", True), ("on", True), ("off", False)):
+        monkeypatch.delenv("GRAPHFUSE_PLUGINS", raising=False)
+        if value is not None:
+            monkeypatch.setenv("GRAPHFUSE_PLUGINS", value)
+        assert settings.plugins() is wanted
+    for value in ("OFF", "0", "no"):
+        monkeypatch.setenv("GRAPHFUSE_PLUGINS", value)
+        with pytest.raises(SettingError, match=f"GRAPHFUSE_PLUGINS='{value}' is not known; accepted: on, off"):
+            settings.plugins()
+
+
 def test_host_compilers_begin_with_the_users(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     assert settings.host_compilers() == ("g++", "clang++")

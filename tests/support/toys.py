@@ -12,6 +12,7 @@ from graphfuse.enums import heur_mode
 from graphfuse.ir import Subgraph
 from graphfuse.match import Match, Pattern, PatternGraph
 from graphfuse.ops import OPS
+from graphfuse.served import EVERYTHING
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class HostSolo(HostEngine[Solo, Knobs]):
     facts = Solo
     knobs = Knobs
     modes = frozenset({heur_mode.OPENSOURCE, heur_mode.A})
+    serves = EVERYTHING
 
     def __init__(self, name: str = "solo", sizes: tuple[int, ...] = (1,), reason: str | None = None):
         self.name, self.sizes, self.reason = name, sizes, reason
@@ -71,6 +73,7 @@ class ScratchSolo(KernelEngine[Solo, NoKnobs]):
     name = "scratch"
     facts = Solo
     modes = frozenset({heur_mode.OPENSOURCE, heur_mode.A})
+    serves = EVERYTHING
     entry = "none"
 
     def __init__(self, scratch_bytes: int):

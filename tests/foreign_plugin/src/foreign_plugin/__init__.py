@@ -1,4 +1,4 @@
-"""add -> relu on packed float32 tensors of one shape: what a package of a third party looks like."""
+"""add -> relu on packed float32 tensors of one shape and order: what a package of a third party looks like."""
 
 import ctypes
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from graphfuse.engine import Address, Buffers, Constant, HostEngine, KernelEngin
 from graphfuse.enums import heur_mode
 from graphfuse.ir import Tensor
 from graphfuse.match import Match, Pattern, PatternGraph
+from graphfuse.served import Served
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,7 @@ class AddReluFacts:
 
     a: Tensor
     b: Tensor
-    total: Tensor  # a + b, which only relu reads
     output: Tensor
-    compute: frozenset[data_type]
 
 
 def template(g: PatternGraph):
@@ -28,9 +27,7 @@ def template(g: PatternGraph):
 
 
 def facts(match: Match) -> AddReluFacts:
-    tensors = {name: match.graph.tensors[t] for name, t in match.tensors.items()}
-    total = match.graph.tensors[match.node("add").output("output")]
-    return AddReluFacts(**tensors, total=total, compute=frozenset(node.compute for node in match.subgraph.nodes))
+    return AddReluFacts(**{name: match.graph.tensors[t] for name, t in match.tensors.items()})
 
 
 def layout(t: Tensor) -> list[tuple[int, int]]:
@@ -41,23 +38,24 @@ def layout(t: Tensor) -> list[tuple[int, int]]:
 def mismatch(facts: AddReluFacts, kind: str, device: Device) -> No | None:
     if device.kind != kind:
         return No(f"needs a device of kind {kind}; got {device}")
-    if facts.compute != {data_type.FLOAT} or facts.total.dtype is not data_type.FLOAT:
-        return No(f"{facts.total}: accepted: computed and carried in FLOAT")
     for t in (facts.a, facts.b, facts.output):
-        if t.by_value or t.dtype is not data_type.FLOAT or t.span != t.elements:
-            return No(f"{t}: accepted: packed FLOAT in memory")
+        if t.dtype is not data_type.FLOAT or t.span != t.elements:
+            return No(f"{t}: accepted: packed FLOAT")
         if t.dim != facts.output.dim or layout(t) != layout(facts.output):
             return No(f"{t}: accepted: the shape and order of {facts.output}")
     return None
 
 
 MODES = frozenset({heur_mode.OPENSOURCE, heur_mode.A, heur_mode.B})
+SERVES = Served(layouts=True)
+"""Any order of elements, as `mismatch` looks at it. The rest is the plain case: FLOAT, in memory, nothing rounded."""
 
 
 class HostAddRelu(HostEngine[AddReluFacts, NoKnobs]):
     name = "foreign_add_relu_cpu"
     facts = AddReluFacts
     modes = MODES
+    serves = SERVES
 
     def why_not(self, facts: AddReluFacts, device: Device) -> No | None:
         return mismatch(facts, "cpu", device)
@@ -74,6 +72,7 @@ class CudaAddRelu(KernelEngine[AddReluFacts, NoKnobs]):
     name = "foreign_add_relu_cuda"
     facts = AddReluFacts
     modes = MODES
+    serves = SERVES
     entry = "foreign_add_relu"
 
     def why_not(self, facts: AddReluFacts, device: Device) -> No | None:
