@@ -21,7 +21,7 @@ OUTSIDE = ("engines", "patterns", "benchmarks")
 # for its whole package). Names in one row do not know each other.
 LAYERS = (
     ("dtypes", "enums", "errors"),
-    ("device", "reordering", "rounding", "settings"),
+    ("device", "kept_file", "reordering", "rounding", "settings"),
     ("memory",),
     ("ops",),
     ("ir",),
@@ -41,6 +41,7 @@ LAYERS = (
     ("torch",),
     ("benchmarks",),
     ("cli",),
+    ("__main__",),
 )
 
 SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel"}
