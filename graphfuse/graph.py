@@ -449,6 +449,11 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
 
     # Looking at it
 
+    @property
+    def frozen(self) -> ir.Graph:
+        """What ``validate`` made of the graph."""
+        return self._need(self._ir, "validate")
+
     def key(self) -> str:
         """A digest of the computation: names and the order of nodes do not matter."""
         return self._need(self._ir, "validate").key()

@@ -1,0 +1,83 @@
+"""``graphfuse info``: what is installed and found, for people and for reports of bugs."""
+
+import dataclasses
+import platform
+import sys
+from pathlib import Path
+
+from graphfuse.cli import cache, output
+from graphfuse.cli.installed import offers
+from graphfuse.cli.kept import kinds, summary
+from graphfuse.cli.output import Json
+
+
+def info(as_json: Json = False) -> None:
+    """Print versions, devices, compilers, caches, plug-ins and settings."""
+    found = gather()
+    if as_json:
+        output.print_json(found)
+        return
+    lines = [("graphfuse", f"{found['graphfuse']}, {found['location']}"), ("python", found["python"])]
+    lines += [(name, version or "not installed") for name, version in found["versions"].items()]
+    lines += [("device", _words(device)) for device in found["devices"]] or [("device", "no CUDA device")]
+    lines.append(("planned for", _found(found["planned_for"], "name")))
+    lines.append(("NVRTC", _found(found["nvrtc"], "version", "path", "origin")))
+    lines.append(("C++ compiler", _found(found["compiler"], "version", "path")))
+    lines += [(name, " ".join(map(str, rest)).strip()) for name, *rest in map(cache.row, found["kept"])]
+    lines += [
+        ("plug-in", f"{o['group']} {o['name']} of {o['distribution']}: {o['fault'] or o['value']}")
+        for o in found["plugins"]
+    ] or [("plug-ins", "none")]
+    lines += [("setting", f"{name}={value}") for name, value in found["settings"].items()] or [("settings", "none")]
+    output.print_rows(lines)
+
+
+def gather() -> dict:
+    """Everything, as JSON values. What is not there or cannot be told is {"error": why}."""
+    import graphfuse
+    from graphfuse import record, settings
+    from graphfuse.emulator import compiler
+    from graphfuse.runtime import device, toolkit
+
+    def nvrtc() -> dict:
+        kit = toolkit.find()
+        return {"version": kit.version, "path": str(kit.nvrtc), "origin": kit.origin}
+
+    def host_compiler() -> dict:
+        found = compiler.find()
+        return {"version": found.version.splitlines()[0], "path": found.path}
+
+    return {
+        "graphfuse": graphfuse.__version__,
+        "location": str(Path(graphfuse.__file__).parent),
+        "python": f"{platform.python_version()}, {sys.executable}",
+        "platform": platform.platform(),
+        "versions": {name: record.version(name) for name in (*record.DISTRIBUTIONS, "rich", "typer")},
+        "devices": [dataclasses.asdict(device.get(n)) for n in range(device.count())],
+        "planned_for": _or_error(lambda: {"name": str(device.get())}),
+        "nvrtc": _or_error(nvrtc),
+        "compiler": _or_error(host_compiler),
+        "kept": [summary(kind) for kind in kinds().values()],
+        "plugins": [dataclasses.asdict(offer) for offer in offers()],
+        "settings": settings.given(),
+    }
+
+
+def _or_error(ask) -> dict:
+    from graphfuse.errors import GraphfuseError
+
+    try:
+        return ask()
+    except GraphfuseError as error:
+        return {"error": str(error)}
+
+
+def _found(value: dict, *names: str) -> str:
+    if "error" in value:
+        return value["error"].splitlines()[0]
+    return ", ".join(value[name] for name in names if value[name])
+
+
+def _words(device: dict) -> str:
+    major, minor = device["compute_capability"]
+    return f"cuda:{device['ordinal']} {device['name']}, SM{major}{minor}, {device['sm_count']} SMs"
