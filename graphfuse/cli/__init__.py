@@ -20,9 +20,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from graphfuse import __version__
+        import graphfuse
 
-        typer.echo(f"graphfuse {__version__}")
+        typer.echo(f"graphfuse {graphfuse.__version__}")
         raise typer.Exit
 
 

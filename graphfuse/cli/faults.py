@@ -197,24 +197,17 @@ def _content(kind: Kind) -> Iterator[Finding]:
 
 def tables() -> Iterator[Finding]:
     """Whether the tables of tuned knobs that come with engines can be read."""
-    from graphfuse import plugins
+    from graphfuse import engines
     from graphfuse.device import ARCHES, for_arch
-    from graphfuse.engine import KernelEngine
     from graphfuse.tables import store
 
-    try:
-        engines = plugins.installed().engines
-    except PluginError:  # told by `installed`
-        return
     count = 0
-    for engine in (e for e in engines if isinstance(e, KernelEngine)):
+    for engine in engines.ALL:
         for arch in ARCHES:
             try:
                 count += len(store.first_party(engine, for_arch(arch)))
             except PluginError as error:
-                package = type(engine).__module__.partition(".")[0]
-                mend = f"pip install --force-reinstall --no-deps {package}"
-                yield Finding("tables", FAULT, str(error), mend)
+                yield Finding("tables", FAULT, str(error), "pip install --force-reinstall --no-deps graphfuse")
                 return
     yield Finding("tables", OK, f"{count} tuned entries come with the engines")
 

@@ -134,7 +134,10 @@ def add(path: Path, entries: Sequence[Entry]) -> bool:
 def drop_damage(path: Path) -> None:
     """Leave in a user's file the entries that can be used, and nothing of it where there are none."""
     with _alone(path):
-        entries = _before(path)
+        try:
+            entries, _ = _parse(path.read_bytes())
+        except (ValueError, RecursionError):
+            entries = ()
         if entries:
             _replace(path, to_text(entries))
         else:
