@@ -13,23 +13,29 @@ from graphfuse import plugins
 from graphfuse.cli import faults
 from graphfuse.device import for_arch
 from graphfuse.emulator import store
-from graphfuse.errors import PluginError, ToolkitNotFoundError
+from graphfuse.errors import DeviceError, PluginError, ToolkitNotFoundError
 from graphfuse.runtime import cache as cubins
 from graphfuse.runtime import device, toolkit
 from graphfuse.tables import store as tables
 
+LOOKS = {
+    "settings": faults.settings,
+    "device": faults.driver,
+    "torch": faults.torch,
+    "NVRTC": faults.nvrtc,
+    "C++ compiler": faults.compiler,
+    "cubins": faults.caches,
+    "emulator": faults.caches,
+    "tuned": faults.caches,
+    "tables": faults.tables,
+    "plug-ins": faults.installed,
+}
+
 
 @pytest.fixture
-def found(run):
-    """found(check) -> (level, what, mend) of a check's findings, the command having exited as they ask for."""
-
-    def found(check: str) -> list[tuple[str, str, str]]:
-        done = run("doctor", "--json")
-        findings = json.loads(done.stdout)
-        assert done.exit_code == (1 if any(one["level"] == "fault" for one in findings) else 0)
-        return [(one["level"], one["what"], one["mend"]) for one in findings if one["check"] == check]
-
-    return found
+def found():
+    """found(check) -> (level, what, mend) of a check's findings."""
+    return lambda check: [(f.level, f.what, f.mend) for f in LOOKS[check]() if f.check == check]
 
 
 @pytest.fixture
@@ -43,6 +49,26 @@ def test_nothing_wrong_is_no_fault(run):
     """As on the machines that run these tests: a compiler, NVRTC, nothing kept."""
     done = run("doctor")
     assert done.exit_code == 0 and "0 faults" in done.output, done.output
+
+
+def test_a_fault_ends_the_command_with_1_and_the_others_are_looked_for(run, monkeypatch):
+    monkeypatch.setenv("GRAPHFUSE_DEVICE", "gpu")
+    done = run("doctor")
+    assert done.exit_code == 1 and "1 fault\n" in done.output and "to mend it: unset GRAPHFUSE_DEVICE" in done.output
+    done = run("doctor", "--json")
+    findings = json.loads(done.stdout)
+    assert done.exit_code == 1 and {f["check"] for f in findings} == set(LOOKS)
+    assert [f["check"] for f in findings if f["level"] == "fault"] == ["settings"]
+
+
+def test_a_check_that_fails_itself_is_a_finding(monkeypatch):
+    def check():
+        raise DeviceError("the driver is in a bad mood")
+        yield
+
+    monkeypatch.setattr(faults, "CHECKS", (check, faults.settings))
+    failed, fine = faults.findings()
+    assert (failed.check, failed.level) == ("check", "fault") and "bad mood" in failed.what and fine.level == "ok"
 
 
 @pytest.mark.parametrize(
