@@ -4,6 +4,8 @@ Build an op graph with ``pygraph``, ``build`` it, ``execute`` it. Importing this
 neither torch nor CUDA; names beyond the plain data come in when first used.
 """
 
+from typing import TYPE_CHECKING
+
 from graphfuse.dtypes import data_type
 from graphfuse.enums import build_plan_policy, heur_mode, norm_forward_phase, reduction_mode, tensor_reordering
 from graphfuse.errors import (
@@ -24,6 +26,14 @@ from graphfuse.errors import (
     VariantPackTypeError,
     WorkspaceError,
 )
+
+if TYPE_CHECKING:  # what `_LAZY` loads when it is first used
+    from graphfuse import functional as functional
+    from graphfuse import torch as torch
+    from graphfuse.functional import fused_rmsnorm_silu
+    from graphfuse.graph import pygraph
+    from graphfuse.runtime.handle import Handle, create_handle, destroy_handle, get_stream, set_stream
+    from graphfuse.tensor import Tensor
 
 __version__ = "0.1.0"
 
@@ -82,7 +92,7 @@ def __dir__() -> list[str]:
     return [*__all__, "torch"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'graphfuse' has no attribute {name!r}")
     import importlib

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from graphfuse import vocabulary
 from graphfuse.dtypes import data_type
 from graphfuse.enums import build_plan_policy, heur_mode, tensor_reordering
 from graphfuse.errors import (
@@ -25,6 +24,7 @@ from graphfuse.errors import (
 )
 from graphfuse.freeze import freeze
 from graphfuse.ir import packed_stride
+from graphfuse.op_methods import OpMethods
 from graphfuse.ops import Op
 from graphfuse.printing import to_python
 from graphfuse.recorded import NodeRecord, Recorded
@@ -41,12 +41,7 @@ if TYPE_CHECKING:
 _ROUNDINGS = ("float32", "declared")
 
 
-def _add_node(graph: pygraph, op: Op, given: dict[str, object], compute_data_type, name: str):
-    return graph._add(op, given, compute_data_type, name)
-
-
-@vocabulary.methods(_add_node, {"compute_data_type": data_type.NOT_SET, "name": ""})
-class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
+class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
     """A graph of tensors and operations.
 
     io_data_type: of tensors that are given or output and set none of their own.

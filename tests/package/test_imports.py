@@ -26,7 +26,7 @@ LAYERS = (
     ("ops",),
     ("ir",),
     ("rows", "tensor", "verify", "vocabulary"),
-    ("recorded", "lower"),
+    ("recorded", "lower", "op_methods"),
     ("engine", "freeze", "printing"),
     ("arguments",),
     ("match", "codegen"),

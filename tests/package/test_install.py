@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = (".py", ".cu", ".cuh", ".json", ".cpp", ".hpp")
+SHIPPED = (".py", ".pyi", ".typed", ".cu", ".cuh", ".json", ".cpp", ".hpp")
 FOLDERS = {"graphfuse": "graphfuse"} | {f: f"graphfuse/{f}" for f in ("engines", "patterns", "benchmarks")}
 
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("install")]
