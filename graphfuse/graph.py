@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphfuse.dtypes import data_type
 from graphfuse.enums import build_plan_policy, heur_mode, tensor_reordering
@@ -32,6 +32,7 @@ from graphfuse.tensor import Tensor, checked_name, checked_number, checked_type
 
 if TYPE_CHECKING:
     from graphfuse import ir
+    from graphfuse.plan import Plan
     from graphfuse.planner import Planner
     from graphfuse.runtime.bound import Bound
     from graphfuse.runtime.handle import Handle
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 
 _ROUNDINGS = ("float32", "declared")
+
+StepT = TypeVar("StepT")
 
 
 class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
@@ -55,12 +58,15 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
     nodes read are read as stored, either way.
     """
 
+    _ir: ir.Graph | None
+    _planner: Planner | None
+
     def __init__(
         self,
         name: str = "graph",
-        io_data_type=data_type.NOT_SET,
-        intermediate_data_type=data_type.NOT_SET,
-        compute_data_type=data_type.FLOAT,
+        io_data_type: data_type | Any = data_type.NOT_SET,
+        intermediate_data_type: data_type | Any = data_type.NOT_SET,
+        compute_data_type: data_type | Any = data_type.FLOAT,
         handle: Handle | None = None,
         *,
         intermediate_rounding: str = "float32",
@@ -143,7 +149,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         from graphfuse.runtime import buffers, storage
 
         found = buffers.describe(template)
-        if found.dim is None:
+        if found.dim is None or found.dtype is None:  # an address, which has neither
             raise GraphTypeError(f"tensor_like: {template!r} has no shape; give a tensor or an array")
         dim, stride = storage.unpacked(found.dtype, found.dim or (1,), found.stride or (1,))
         scalar = found.device == "cpu" and all(extent == 1 for extent in dim)
@@ -203,17 +209,20 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         self._uids[uid] = tensor
         self._claimed.add(uid)
 
-    def _add(self, op: Op, given: dict[str, object], compute_data_type, name: str):
+    def _add(
+        self, op: Op, given: dict[str, object], compute_data_type: object, name: str
+    ) -> Tensor | None | list[Tensor | None]:
         name = checked_name(f"node of {op.name}", name) or self._free_name(op)
         where = f"node {name!r} ({op.name})"
         if name in self._node_names:
             raise GraphValidationError(f"{where}: another node has this name; node names must differ")
         attributes, order = {}, f"; {op.order}" if op.order else ""
         for a in op.attributes:
-            value = given.get(a.name, a.default)
+            value: Any = given.get(a.name, a.default)
             if value is None and not a.required:  # cuDNN's default of each of them
                 value = a.default
-            if not isinstance(value, a.types) or (isinstance(value, bool) and bool not in a.types):
+            fits = isinstance(value, a.types) and (bool in a.types or not isinstance(value, bool))
+            if not fits:
                 accepted = " or ".join(t.__name__ for t in a.types)
                 raise GraphTypeError(f"{where}: {a.name} must be {accepted}, got {value!r}{order}")
             # Kernels compute with it in float32.
@@ -258,7 +267,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         """Infer what was not set and check the whole graph; GraphValidationError says what is wrong."""
         self._ir = freeze(self)
 
-    def build_operation_graph(self, *, patterns=(), engines=()) -> None:
+    def build_operation_graph(self, *, patterns: Sequence[object] = (), engines: Sequence[object] = ()) -> None:
         """Match patterns, after ``validate`` where that has not been called. patterns, engines: extra objects, or
         names to restrict to, for this graph.
 
@@ -269,7 +278,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         patterns, engines = _several("patterns", patterns), _several("engines", engines)
         if self._ir is None:
             self.validate()
-        self._planner = Planner(self._ir, self.handle, patterns, engines)
+        self._planner = Planner(self.frozen, self.handle, patterns, engines)
 
     def create_execution_plans(self, heuristics: Sequence[heur_mode] = (heur_mode.A,)) -> None:
         """Rank plans for each heuristic mode in turn; GraphNotSupportedError lists every engine's reason if none."""
@@ -290,8 +299,8 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         heuristics: Sequence[heur_mode] = (heur_mode.A,),
         policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE,
         *,
-        patterns=(),
-        engines=(),
+        patterns: Sequence[object] = (),
+        engines: Sequence[object] = (),
     ) -> None:
         """All steps from validate to build_plans."""
         _check_policy("build", policy)
@@ -347,7 +356,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
 
     def execute(
         self,
-        variant_pack: Mapping,
+        variant_pack: Mapping[Any, object],
         workspace: object = None,
         handle: Handle | None = None,
         *,
@@ -376,7 +385,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
 
     def execute_plan_at_index(
         self,
-        variant_pack: Mapping,
+        variant_pack: Mapping[Any, object],
         workspace: object = None,
         index: int = 0,
         handle: Handle | None = None,
@@ -390,7 +399,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
 
     def bind(
         self,
-        variant_pack: Mapping,
+        variant_pack: Mapping[Any, object],
         workspace: object = None,
         handle: Handle | None = None,
         *,
@@ -408,7 +417,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
 
     def autotune(
         self,
-        variant_pack: Mapping,
+        variant_pack: Mapping[Any, object],
         workspace: object = None,
         handle: Handle | None = None,
         *,
@@ -434,7 +443,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         self.execute(variant_pack, workspace, handle)
         return report
 
-    def _check_keys(self, variant_pack: Mapping) -> None:
+    def _check_keys(self, variant_pack: Mapping[Any, object]) -> None:
         # Here, as later only the uid of a key counts, and another graph's tensor may have the same.
         for key in variant_pack if isinstance(variant_pack, Mapping) else ():
             if isinstance(key, Tensor) and self._uids.get(key.current_uid) is not key:
@@ -462,10 +471,10 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
     def __str__(self) -> str:
         return to_python(self)
 
-    def _plan(self, index: int):
+    def _plan(self, index: int) -> Plan:
         return self._need(self._planner, "create_execution_plans").at(index)
 
-    def _need(self, value, step: str):
+    def _need(self, value: StepT | None, step: str) -> StepT:
         if value is None:
             raise GraphStateError(
                 f"graph {self.name!r}: call {step}() first "
@@ -474,8 +483,8 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         return value
 
     def _forget(self) -> None:
-        self._ir: ir.Graph | None = None
-        self._planner: Planner | None = None
+        self._ir = None
+        self._planner = None
 
 
 def _check_policy(what: str, policy: object) -> None:
@@ -488,7 +497,7 @@ def _check_flag(what: str, value: object) -> None:
         raise GraphTypeError(f"{what}: give True or False, got {value!r}")
 
 
-def _several(what: str, values: object) -> tuple:
+def _several(what: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple | set | frozenset):
         raise GraphTypeError(f"{what}: give a list, got {values!r}")
     return tuple(values)

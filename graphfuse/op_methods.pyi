@@ -17,7 +17,7 @@ class OpMethods:
         epsilon: Tensor | float = ...,
         bias: Tensor | float | None = None,
         norm_forward_phase: norm_forward_phase = ...,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any]:
         """RMS normalization: Y = input * inv_variance * scale (+ bias) with
@@ -35,7 +35,7 @@ class OpMethods:
         bias: Tensor | float | None = None,
         epsilon: Tensor | float = ...,
         norm_forward_phase: norm_forward_phase = ...,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
         """Layer normalization: (input - mean) * inv_variance * scale + bias, over the axes along which scale
@@ -51,7 +51,7 @@ class OpMethods:
         scale: Tensor | float | None = None,
         inv_variance: Tensor | float = ...,
         has_dbias: bool = ...,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
         """Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With
@@ -68,7 +68,7 @@ class OpMethods:
         scale: Tensor | float | None = None,
         mean: Tensor | float = ...,
         inv_variance: Tensor | float = ...,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
         """Gradients of layernorm, from grad, that of Y, and what the TRAINING phase had and made. With
@@ -84,7 +84,7 @@ class OpMethods:
         bias: Tensor | float | None = None,
         epsilon: Tensor | float = ...,
         norm_forward_phase: norm_forward_phase = ...,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
         """Layer normalization with a scale and a bias of each sample (adaptive layer norm: Peebles and Xie 2023):
@@ -99,7 +99,7 @@ class OpMethods:
         scale: Tensor | float,
         mean: Tensor | float,
         inv_variance: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of adalayernorm, as layernorm_backward makes them, but DScale and DBias, in the shape of
@@ -110,7 +110,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         axis: int | None = -1,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """e^input over its sum along axis, by way of e^(input - m) with m the largest along axis, so that nothing
@@ -120,7 +120,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         axis: int | None = -1,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """The logarithm of softmax along axis, as input - m - log(sum(e^(input - m))) with m the largest along axis.
@@ -130,7 +130,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         axis: int | None = -1,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """log(sum(e^input)) along axis, whose extent becomes 1, as m + log(sum(e^(input - m))) with m the largest
@@ -142,7 +142,7 @@ class OpMethods:
         grad: Tensor | float,
         output: Tensor | float,
         axis: int | None = -1,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """Gradient of softmax, from grad, that of its output, and output: (grad - sum(grad * output)) * output, the
@@ -153,7 +153,7 @@ class OpMethods:
         grad: Tensor | float,
         output: Tensor | float,
         axis: int | None = -1,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """Gradient of log_softmax, from grad, that of its output, and output: grad - e^output * sum(grad), the sum
@@ -163,7 +163,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         mode: reduction_mode | None = ...,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """One number per group of elements, by mode: ADD sum, MUL product, MIN, MAX, AMAX max|input|,
@@ -178,7 +178,7 @@ class OpMethods:
         block_size: int | None = 16,
         axis: int | None = None,
         transpose: bool | None = False,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
         """Block quantization: each block of block_size elements along axis (default: the last one that
@@ -196,23 +196,47 @@ class OpMethods:
         Elements round to nearest even and saturate, those of FP4 after rounding to a multiple of
         2^-22 (2^-21 from 2 on, 2^-20 from 4 on). Returns [Y, scale]."""
 
-    def add(self, a: Tensor | float, b: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def add(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
         """a + b."""
 
-    def sub(self, a: Tensor | float, b: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def sub(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
         """a - b."""
 
-    def mul(self, a: Tensor | float, b: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def mul(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
         """a * b."""
 
-    def div(self, a: Tensor | float, b: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def div(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
         """a / b."""
 
     def scale(
         self,
         input: Tensor | float,
         scale: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """input * scale."""
@@ -221,7 +245,7 @@ class OpMethods:
         self,
         input0: Tensor | float,
         input1: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """The larger of the two (0 is larger than -0); NaN if either is."""
@@ -230,33 +254,33 @@ class OpMethods:
         self,
         input0: Tensor | float,
         input1: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """The smaller of the two (-0 is smaller than 0); NaN if either is."""
 
-    def abs(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def abs(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """|input|."""
 
-    def neg(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def neg(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """-input."""
 
-    def reciprocal(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def reciprocal(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """1 / input."""
 
-    def sqrt(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def sqrt(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """Square root; NaN below 0."""
 
-    def rsqrt(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def rsqrt(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """1 / sqrt(input)."""
 
-    def exp(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def exp(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """e^input."""
 
-    def log(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def log(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """Natural logarithm; NaN below 0."""
 
-    def identity(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def identity(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """input unchanged (a place to change the data type)."""
 
     def relu(
@@ -265,30 +289,35 @@ class OpMethods:
         negative_slope: float | None = 0.0,
         lower_clip: float | None = 0.0,
         upper_clip: float | None = ...,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """min(input, upper_clip) above lower_clip, else lower_clip + negative_slope * (input - lower_clip)."""
 
-    def sigmoid(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def sigmoid(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """1 / (1 + exp(-input))."""
 
-    def tanh(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def tanh(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """Hyperbolic tangent."""
 
     def swish(
         self,
         input: Tensor | float,
         swish_beta: float | None = 1.0,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """input * sigmoid(swish_beta * input); SiLU when swish_beta is 1."""
 
-    def gelu(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def gelu(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """input * Phi(input) with the normal distribution function (the erf form)."""
 
-    def gelu_approx_tanh(self, input: Tensor | float, compute_data_type: data_type = ..., name: str = "") -> Tensor:
+    def gelu_approx_tanh(
+        self,
+        input: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
         """0.5 * input * (1 + tanh(sqrt(2/pi) * (input + 0.044715 * input^3)))."""
 
     def relu_backward(
@@ -298,7 +327,7 @@ class OpMethods:
         negative_slope: float | None = 0.0,
         lower_clip: float | None = 0.0,
         upper_clip: float | None = ...,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """Gradient of relu, from that of its result: loss where input is above lower_clip and at most
@@ -308,7 +337,7 @@ class OpMethods:
         self,
         loss: Tensor | float,
         input: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """loss * sigmoid(input) * sigmoid(-input)."""
@@ -317,7 +346,7 @@ class OpMethods:
         self,
         loss: Tensor | float,
         input: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """loss * (1 - tanh(input)^2)."""
@@ -327,7 +356,7 @@ class OpMethods:
         loss: Tensor | float,
         input: Tensor | float,
         swish_beta: float | None = 1.0,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """loss * s * (1 + swish_beta * input * (1 - s)) with s = sigmoid(swish_beta * input)."""
@@ -336,7 +365,7 @@ class OpMethods:
         self,
         loss: Tensor | float,
         input: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """loss * (Phi(input) + input * phi(input)) with the normal distribution function and its density."""
@@ -345,7 +374,7 @@ class OpMethods:
         self,
         loss: Tensor | float,
         input: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """loss times the derivative of gelu_approx_tanh at input."""
@@ -354,7 +383,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         axis: int = ...,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """The number of each element of input along axis, from 0, as a number of the compute data type: FLOAT has all
@@ -364,7 +393,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         comparison: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """1 where input == comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
@@ -374,7 +403,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         comparison: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """1 where input != comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
@@ -384,7 +413,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         comparison: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """1 where input > comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
@@ -394,7 +423,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         comparison: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """1 where input >= comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
@@ -404,7 +433,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         comparison: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """1 where input < comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
@@ -414,7 +443,7 @@ class OpMethods:
         self,
         input: Tensor | float,
         comparison: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """1 where input <= comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
@@ -425,7 +454,7 @@ class OpMethods:
         input0: Tensor | float,
         input1: Tensor | float,
         mask: Tensor | float,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """input0 where mask is not 0, else input1."""
@@ -437,13 +466,15 @@ class OpMethods:
         ignore_index: int | None = -100,
         label_smoothing: float | None = 0.0,
         z_loss: float | None = 0.0,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
         """Cross entropy of the softmax of each row of input, its last axis, with the target's column:
         loss = logsumexp - (1 - label_smoothing) * input[target] - label_smoothing * mean(input)
-        + z_loss * logsumexp^2, with logsumexp = log(sum(exp(input))), and 0 for rows that are ignored. target: one a row, of any type, INT32 and INT64 among them; the number of a column. A row whose target is
-        ignore_index counts for nothing. A target that is neither that nor the number of a column makes the loss NaN;
+        + z_loss * logsumexp^2, with logsumexp = log(sum(exp(input))), and 0 for rows that are ignored. target: one
+        a row, of any type, INT32 and INT64 among them; the number of a column. A row whose target is
+        ignore_index counts for nothing. A target that is neither that nor the number of a column makes the loss
+        NaN;
         nothing is read there. A row with infinity, or
         of -infinity alone, has NaN for both. Returns [loss, logsumexp], one a row each, FLOAT unless set."""
 
@@ -456,12 +487,14 @@ class OpMethods:
         ignore_index: int | None = -100,
         label_smoothing: float | None = 0.0,
         z_loss: float | None = 0.0,
-        compute_data_type: data_type = ...,
+        compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
         """Gradient of cross_entropy, from grad, that of the loss, one a row, and the logsumexp that it made:
         DX = grad * (exp(input - logsumexp) * (1 + 2 * z_loss * logsumexp) - (1 - label_smoothing) * [column =
-        target] - label_smoothing / columns), and 0 in rows that are ignored, whatever their grad and input. target: one a row, of any type, INT32 and INT64 among them; the number of a column. A row whose target is
-        ignore_index counts for nothing. A target that is neither that nor the number of a column makes the row's DX NaN;
+        target] - label_smoothing / columns), and 0 in rows that are ignored, whatever their grad and input. target:
+        one a row, of any type, INT32 and INT64 among them; the number of a column. A row whose target is
+        ignore_index counts for nothing. A target that is neither that nor the number of a column makes the row's DX
+        NaN;
         nothing is read there. Attributes
         as of cross_entropy. Returns DX."""

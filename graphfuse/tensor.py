@@ -47,7 +47,7 @@ class Tensor:
         self._stride = _integers(self, "stride", stride)
         return self._done()
 
-    def set_data_type(self, data_type) -> Tensor:  # noqa: A002 - cuDNN's spelling
+    def set_data_type(self, data_type: object) -> Tensor:  # noqa: A002 - cuDNN's spelling
         """A ``data_type``, or a torch or numpy dtype."""
         self._data_type = checked_type(f"tensor {self._name!r}", data_type)
         return self._done()

@@ -6,13 +6,14 @@
 """
 
 import enum
+import textwrap
 from pathlib import Path
 
 from graphfuse.ops import OPS, Attribute, Op, Port
 
 FILE = Path(__file__).resolve().parent.parent / "graphfuse" / "op_methods.pyi"
 
-HEAD = '''\
+HEAD = """\
 # Made by tests/op_stub.py from the op table (graphfuse/ops/table.py); do not edit.
 #
 # Numbers may stand for tensors of one element. A method of several outputs is typed as returning a tuple, which has a
@@ -25,7 +26,7 @@ from graphfuse.enums import norm_forward_phase, reduction_mode
 from graphfuse.tensor import Tensor
 
 class OpMethods:
-'''
+"""
 
 WIDTH = 120
 
@@ -41,8 +42,9 @@ def _method(op: Op) -> str:
     parameters += [f"{p.name}: Tensor | float" for p in op.inputs[:optional]]
     parameters += [_late(p) for p in op.inputs[optional:]]
     parameters += [_attribute(a) for a in sorted(op.attributes, key=lambda a: not a.required)]
-    parameters += ["compute_data_type: data_type = ...", 'name: str = ""']
-    doc = "\n".join(f"        {line}".rstrip() for line in op.doc.splitlines()).strip()
+    parameters += ["compute_data_type: data_type | Any = ...", 'name: str = ""']
+    wrapped = [short for line in op.doc.splitlines() for short in textwrap.wrap(line, WIDTH - 12) or [""]]
+    doc = "\n".join(f"        {line}".rstrip() for line in wrapped).strip()
     head = f"    def {op.name}({', '.join(parameters)}) -> {_returned(op)}:"
     if len(head) > WIDTH:
         lines = "".join(f"        {parameter},\n" for parameter in parameters)

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,7 +42,7 @@ def ls(
             typer.echo(f"{entry['used']}  {output.size(entry['bytes']):>10}  {entry['path']}")
 
 
-def row(found: dict) -> tuple[object, ...]:
+def row(found: dict[str, Any]) -> tuple[object, ...]:
     """A line on a `summary`."""
     if "error" in found:
         return found["name"], "", "", found["error"]
@@ -99,7 +99,7 @@ def verify(
         raise typer.Exit(exits.FAULT)
 
 
-def _removed(remove: Callable[[Path], None], paths: Iterable[Path]) -> dict[str, object]:
+def _removed(remove: Callable[[Path], None], paths: Iterable[Path]) -> dict[str, Any]:
     removed, failed = 0, []
     for path in paths:
         try:
@@ -111,7 +111,7 @@ def _removed(remove: Callable[[Path], None], paths: Iterable[Path]) -> dict[str,
     return {"removed": removed, "failed": failed}
 
 
-def _told(found: list[dict], as_json: bool) -> None:
+def _told(found: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         output.print_json(found)
     for one in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +15,11 @@ from graphfuse.cli.output import Json
 from graphfuse.cli.subject import Cases, Quick, Subject, graphs
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from graphfuse.device import Device
     from graphfuse.enums import heur_mode
+    from graphfuse.errors import KernelCompileError
     from graphfuse.graph import pygraph
     from graphfuse.plan import Plan
 
@@ -130,7 +134,9 @@ def kernels(plan: Plan) -> tuple[Kernel, ...]:
     )
 
 
-def _compiled(wanted, device: Device, console):
+def _compiled(
+    wanted: Iterable[Kernel], device: Device, console: Console
+) -> Iterator[tuple[Kernel, bytes | KernelCompileError]]:
     """(kernel, cubin or the error) of each, side by side in threads, with a progress bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

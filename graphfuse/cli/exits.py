@@ -1,5 +1,7 @@
 """What a command's exit code says. Errors of graphfuse become a line on standard error and one of these."""
 
+from typing import Any
+
 import typer
 from typer.core import TyperGroup
 
@@ -23,13 +25,13 @@ class Group(TyperGroup):
     Without a command the help is printed, and the exit code is that of wrong arguments: nothing was asked for.
     """
 
-    def parse_args(self, ctx, args):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args:
             typer.echo(ctx.get_help())
             raise typer.Exit(USAGE)
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx):
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except GraphfuseError as error:

@@ -11,6 +11,7 @@ from graphfuse.cli.output import Json
 from graphfuse.cli.subject import Cases, Subject, graphs, plan_for
 
 if TYPE_CHECKING:
+    from graphfuse.match import Declined, Region
     from graphfuse.planner import Planner
 
 MODES = ("A", "B", "OPENSOURCE", "FALLBACK")
@@ -64,7 +65,7 @@ def account(planner: Planner) -> dict[str, object]:
     """What `explain` says, as JSON values."""
     from graphfuse.engine import knobs_to_dict
 
-    def nodes(region) -> list[str]:
+    def nodes(region: Region | Declined) -> list[str]:
         return [node.name for node in region.subgraph.nodes]
 
     return {

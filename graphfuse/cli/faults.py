@@ -5,12 +5,13 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from graphfuse.cli.installed import offers
 from graphfuse.cli.kept import Kind, damaged, kinds
+from graphfuse.device import Device
 from graphfuse.errors import CompilerNotFoundError, GraphfuseError, PluginError, SettingError, ToolkitNotFoundError
 from graphfuse.kept_file import foreign
 
@@ -38,7 +39,7 @@ def settings() -> Iterator[Finding]:
     from graphfuse.errors import DeviceError
     from graphfuse.runtime import device
 
-    asked = {
+    asked: Mapping[str, Callable[[], object]] = {
         "GRAPHFUSE_DEVICE": device.get,
         "GRAPHFUSE_CACHE_DIR": read.cache_dir,
         "GRAPHFUSE_CACHE_LIMIT": lambda: read.cache_limit(1),
@@ -109,7 +110,9 @@ def nvrtc() -> Iterator[Finding]:
     yield from nvrtc_serves(kit.version, toolkit.architectures(), device.driver_version() if devices else None, devices)
 
 
-def nvrtc_serves(version: str, architectures: frozenset[int], driver: int | None, devices) -> Iterator[Finding]:
+def nvrtc_serves(
+    version: str, architectures: frozenset[int], driver: int | None, devices: Sequence[Device]
+) -> Iterator[Finding]:
     """version: of NVRTC. architectures: that it compiles for, 90 for SM90. driver: the CUDA version that it serves, as
     13000, None where there is none."""
     for found in devices:
@@ -226,8 +229,8 @@ def installed() -> Iterator[Finding]:
     try:
         plugins.installed()
     except PluginError as error:
-        names = dict.fromkeys(offer.distribution.partition(" ")[0] for offer in found)
-        yield Finding("plug-ins", FAULT, str(error), f"pip uninstall --yes {' '.join(names)}")
+        packages = dict.fromkeys(offer.distribution.partition(" ")[0] for offer in found)
+        yield Finding("plug-ins", FAULT, str(error), f"pip uninstall --yes {' '.join(packages)}")
         return
     names = ", ".join(dict.fromkeys(offer.distribution for offer in found))
     yield Finding("plug-ins", OK, names or "none is installed")

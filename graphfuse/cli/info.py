@@ -3,7 +3,9 @@
 import dataclasses
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from graphfuse.cli import cache, output
 from graphfuse.cli.installed import offers
@@ -32,18 +34,18 @@ def info(as_json: Json = False) -> None:
     output.print_rows(lines)
 
 
-def gather() -> dict:
+def gather() -> dict[str, Any]:
     """Everything, as JSON values. What is not there or cannot be told is {"error": why}."""
     import graphfuse
     from graphfuse import record, settings
     from graphfuse.emulator import compiler
     from graphfuse.runtime import device, toolkit
 
-    def nvrtc() -> dict:
+    def nvrtc() -> dict[str, Any]:
         kit = toolkit.find()
         return {"version": kit.version, "path": str(kit.nvrtc), "origin": kit.origin}
 
-    def host_compiler() -> dict:
+    def host_compiler() -> dict[str, Any]:
         found = compiler.find()
         return {"version": found.version.splitlines()[0], "path": found.path}
 
@@ -63,7 +65,7 @@ def gather() -> dict:
     }
 
 
-def _or_error(ask) -> dict:
+def _or_error(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     from graphfuse.errors import GraphfuseError
 
     try:
@@ -72,12 +74,12 @@ def _or_error(ask) -> dict:
         return {"error": str(error)}
 
 
-def _found(value: dict, *names: str) -> str:
+def _found(value: dict[str, Any], *names: str) -> str:
     if "error" in value:
-        return value["error"].splitlines()[0]
+        return str(value["error"]).splitlines()[0]
     return ", ".join(value[name] for name in names if value[name])
 
 
-def _words(device: dict) -> str:
+def _words(device: dict[str, Any]) -> str:
     major, minor = device["compute_capability"]
     return f"cuda:{device['ordinal']} {device['name']}, SM{major}{minor}, {device['sm_count']} SMs"

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from graphfuse.errors import GraphfuseError
 from graphfuse.kept_file import KeptFile
@@ -74,7 +75,7 @@ def damaged(kind: Kind) -> list[tuple[Path, str]]:
     return found
 
 
-def summary(kind: Kind) -> dict[str, object]:
+def summary(kind: Kind) -> dict[str, Any]:
     """What there is, as JSON values; what is wrong with the folder or a setting stands under "error"."""
     try:
         files = kind.files()
@@ -84,7 +85,7 @@ def summary(kind: Kind) -> dict[str, object]:
     return {**found, "files": len(files), "bytes": sum(f.size for f in files)}
 
 
-def listed(files: Sequence[KeptFile]) -> list[dict[str, object]]:
+def listed(files: Sequence[KeptFile]) -> list[dict[str, Any]]:
     """What was used last comes first. used: in ISO 8601, UTC."""
     return [
         {"path": str(f.path), "bytes": f.size, "used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(f.used))}

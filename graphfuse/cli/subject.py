@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -70,12 +71,12 @@ def _returned(subject: str) -> pygraph:
     return graph
 
 
-def _module(place: str):
+def _module(place: str) -> ModuleType:
     if place.endswith(".py"):
         path = Path(place)
-        if not path.is_file():
-            raise typer.BadParameter(f"there is no file {place}")
         spec = importlib.util.spec_from_file_location(path.stem, path)
+        if not path.is_file() or spec is None or spec.loader is None:
+            raise typer.BadParameter(f"there is no file {place}")
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module  # where its dataclasses and pickles look for it
         spec.loader.exec_module(module)
