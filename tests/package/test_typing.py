@@ -4,9 +4,9 @@ import ast
 import enum
 import inspect
 
-import op_stub
 import pytest
 
+import op_stub
 from graphfuse import pygraph
 from graphfuse.ops import OPS
 
