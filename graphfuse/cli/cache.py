@@ -10,6 +10,7 @@ import typer
 from graphfuse.cli import exits, output
 from graphfuse.cli.kept import Kind, damaged, kinds, listed, summary
 from graphfuse.cli.output import Json
+from graphfuse.kept_file import KeptFile
 
 app = typer.Typer(name="cache", cls=exits.Group, help="List, check and remove compiled kernels and tuned knobs.")
 
@@ -22,6 +23,15 @@ def _kinds(names: list[str]) -> list[Kind]:
         if name not in known:
             raise typer.BadParameter(f"{name!r} is not kept; there are: {', '.join(known)}")
     return [kind for kind in known.values() if not names or kind.name in names]
+
+
+def _files(kind: Kind) -> list[KeptFile]:
+    """Its files; a folder that cannot be read ends the command with FAULT."""
+    try:
+        return kind.files()
+    except PermissionError as error:
+        typer.echo(f"{kind.folder()} cannot be read: {error.strerror}; graphfuse doctor has more", err=True)
+        raise typer.Exit(exits.FAULT) from error
 
 
 @app.command()
@@ -62,7 +72,7 @@ def clear(
     Other processes may go on: they keep what they have loaded.
     """
     chosen = [kind for kind in _kinds(which) if which or not kind.lasting]
-    found = [{"name": kind.name, **_removed(Path.unlink, (f.path for f in kind.files()))} for kind in chosen]
+    found = [{"name": kind.name, **_removed(Path.unlink, (f.path for f in _files(kind)))} for kind in chosen]
     _told(found, as_json)
 
 
@@ -79,8 +89,9 @@ def verify(
     """
     found, left = [], 0
     for kind in _kinds(which):
-        bad = damaged(kind)
-        one = {"name": kind.name, "files": len(kind.files()), "damaged": [{"path": str(p), "why": w} for p, w in bad]}
+        files = _files(kind)
+        bad = damaged(kind, files)
+        one = {"name": kind.name, "files": len(files), "damaged": [{"path": str(p), "why": w} for p, w in bad]}
         one |= _removed(kind.mend, (path for path, _ in bad)) if remove else {"removed": 0, "failed": []}
         found.append(one)
         left += len(bad) - one["removed"]

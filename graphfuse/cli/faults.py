@@ -181,9 +181,10 @@ def _folder(kind: Kind, folder: Path) -> Iterator[Finding]:
         mend = f"sudo chown -R {os.geteuid()} {quoted}" if "belongs" in why else f"chmod -R go-w {quoted}"
         yield Finding(kind.name, FAULT, f"{there}: {why}", mend)
     try:
+        os.scandir(there).close()
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
-        what = f"{there} cannot be written ({error.strerror}): {kind.holds} are not kept"
+        what = f"{there} cannot be read and written ({error.strerror}): {kind.holds} are not kept"
         yield Finding(kind.name, FAULT, what, f"chmod u+rwx {quoted}")
         return
     if shutil.disk_usage(there).free < _LEAST_ROOM:
@@ -191,7 +192,7 @@ def _folder(kind: Kind, folder: Path) -> Iterator[Finding]:
 
 
 def _content(kind: Kind) -> Iterator[Finding]:
-    bad = damaged(kind)
+    bad = damaged(kind, kind.files())
     if bad:
         (path, why), more = bad[0], f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         mend = f"graphfuse cache verify --remove {kind.name}"

@@ -60,10 +60,10 @@ def kinds() -> dict[str, Kind]:
     return {kind.name: kind for kind in made}
 
 
-def damaged(kind: Kind) -> list[tuple[Path, str]]:
-    """Files that are of no use, and why. What another process removes meanwhile is left out."""
+def damaged(kind: Kind, files: Sequence[KeptFile]) -> list[tuple[Path, str]]:
+    """Those of its files that are of no use, and why. What another process removes meanwhile is left out."""
     found = []
-    for file in kind.files():
+    for file in files:
         try:
             why = kind.damage(file.path)
         except FileNotFoundError:

@@ -1,5 +1,6 @@
 """`graphfuse cache`: what is listed, found damaged, removed; the limit of users."""
 
+import json
 import os
 import time
 
@@ -159,3 +160,26 @@ def test_each_cache_keeps_within_the_users_limit(monkeypatch, kept):
     assert {f.path.name for f in store.kept()} == {"a.so", "c.so"}
     for files in (cubins.kept(), store.kept()):
         assert sum(f.size for f in files) <= 1 << 10
+
+
+@pytest.mark.parametrize("command", [("verify",), ("clear",)])
+def test_a_folder_that_cannot_be_read_is_a_fault(run, monkeypatch, command):
+    def kept():
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(store, "kept", kept)
+    done = run("cache", *command, "emulator")
+    assert done.exit_code == 1 and str(store.folder()) in done.output and "Permission denied" in done.output
+    (found,) = json.loads(run("cache", "ls", "emulator", "--json").stdout)
+    assert "Permission denied" in found["error"]
+
+
+def test_a_process_that_removes_files_meanwhile_is_no_fault(answer, kept, monkeypatch):
+    gone = kept["emulator"][0]
+    files = store.kept()
+    monkeypatch.setattr(store, "kept", lambda: files)
+    gone.unlink()
+    assert answer("cache", "verify", "emulator") == [
+        {"name": "emulator", "files": 2, "damaged": [], "removed": 0, "failed": []}
+    ]
+    assert answer("cache", "clear", "emulator")[0]["failed"] == []

@@ -166,7 +166,7 @@ def test_a_cache_that_cannot_be_written(found, tmp_path):
     (tmp_path / "cache" / "cubin").mkdir(parents=True)
     (tmp_path / "cache" / "cubin").chmod(stat.S_IRUSR | stat.S_IXUSR)
     ((level, what, mend),) = found("cubins")
-    assert level == "fault" and "cannot be written" in what and mend == f"chmod u+rwx {tmp_path}/cache/cubin"
+    assert level == "fault" and "cannot be read and written" in what and mend == f"chmod u+rwx {tmp_path}/cache/cubin"
 
 
 def test_a_cache_that_others_can_write(found, tmp_path):
