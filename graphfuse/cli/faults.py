@@ -125,7 +125,7 @@ def nvrtc_serves(
     if driver is not None and driver // 1000 < major:
         served = f"{driver // 1000}.{driver % 1000 // 10}"
         what = f"the driver serves CUDA {served}, NVRTC is of CUDA {version}: its kernels cannot be loaded"
-        yield Finding("NVRTC", FAULT, what, "apt-get install --upgrade nvidia-driver")
+        yield Finding("NVRTC", FAULT, what, "apt-get install --only-upgrade nvidia-driver")
         return
     yield Finding("NVRTC", OK, f"{version}, for SM{min(architectures)} to SM{max(architectures)}")
 
