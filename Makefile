@@ -1,6 +1,8 @@
 # make demo       the main job, from a fresh clone
 # make test       every test that needs no GPU
 # make test-all   those and what takes longer
+# make check      ruff and mypy
+# make stub       graphfuse/op_methods.pyi, the types of op methods, from the op table
 # make test-torch TORCH=2.12.1  the plain tests on another torch; TORCH=oldest, TORCH=newest: that pyproject.toml admits
 # make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json
 # make gpu-check  those, then the kernels under compute-sanitizer; writes docs/records/gpu-check-DEVICE.json
@@ -21,7 +23,7 @@ KERNEL_TABLE := .venv/kernel-table
 OTHER_TORCH := .venv-torch-$(TORCH)
 
 .NOTPARALLEL:
-.PHONY: demo test test-all test-torch gpu-test gpu-check bench bench-docs kernel-table clean
+.PHONY: demo test test-all check stub test-torch gpu-test gpu-check bench bench-docs kernel-table clean
 
 demo: $(RUNNABLE)
 	.venv/bin/python examples/rmsnorm_silu.py
@@ -31,6 +33,14 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	.venv/bin/python -m pytest -n 2 --dist loadgroup -m 'not gpu'
+
+check: $(INSTALLED)
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/python -m mypy
+
+stub: $(INSTALLED)
+	.venv/bin/python tests/op_stub.py
 
 # Of torch, kernels and their knobs know nothing, and neither do records or what is packed.
 test-torch: $(OTHER_TORCH)/installed
@@ -58,7 +68,7 @@ kernel-table: $(KERNEL_TABLE)/installed
 	  'from graphfuse.runtime import toolkit; toolkit.load(); import kernel_table; kernel_table.main()'
 
 clean:
-	rm -rf .venv .venv-torch-* build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch-* build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
 
 # With a GPU, packages that PYTHON already has are used (a .pth names their folders), torch above all.
 $(MADE):
@@ -72,7 +82,7 @@ endif
 # Without a GPU torch is pinned, and the emulator runs the kernels: NVRTC is for the tests that compile them.
 CONSTRAINED := $(if $(HAS_GPU),,--constraint constraints.txt)
 $(RUNNABLE): extras := $(if $(HAS_GPU),[nvrtc])
-$(INSTALLED): extras := [test,nvrtc]
+$(INSTALLED): extras := [test,check,nvrtc]
 $(RUNNABLE) $(INSTALLED): $(MADE) pyproject.toml constraints.txt
 	.venv/bin/python -m pip install $(PIP_ARGS) --quiet $(CONSTRAINED) --editable '.$(extras)'
 	touch $@

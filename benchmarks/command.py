@@ -75,7 +75,17 @@ class ResumeError(GraphfuseError):
     """There is a record to go on with, but this run would not go on alike."""
 
 
-def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Results:
+def described_choice(bench: Bench, choice: Choice) -> dict:
+    """What `listing` says, as JSON values."""
+    return {
+        "bench": bench.name,
+        "title": bench.title,
+        "peers": {peer.name: described(peer) for peer in choice.chosen_peers(bench)},
+        "cases": [{"name": str(case), **vars(case), "bytes": case.moved} for case in choice.cases(bench)],
+    }
+
+
+def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool, progress_on_stderr: bool = False) -> Results:
     """Measure, print, and after each case write the record into `folder`, if there is one.
 
     Until all cases of all peers are measured, and so for good where only some were chosen, the
@@ -88,7 +98,7 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool) -> Resu
 
     from graphfuse.runtime import timing
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=progress_on_stderr)
     if not console.is_terminal:
         console.width = WIDTH
     peers, cases = choice.chosen_peers(bench), choice.cases(bench)

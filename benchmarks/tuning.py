@@ -31,7 +31,13 @@ class Tunable(Protocol):
         """Random inputs and memory for outputs, by the names of the graph's tensors."""
 
 
-def run(wanted: Sequence[Tunable], table: Path | None, time_budget: float, again: bool) -> list[Tunable]:
+def run(
+    wanted: Sequence[Tunable],
+    table: Path | None,
+    time_budget: float,
+    again: bool,
+    progress_on_stderr: bool = False,
+) -> list[Tunable]:
     """Tune `wanted` on the current device into `table` (default: the user's store); what is left is returned."""
     import torch
     from rich.console import Console
@@ -46,7 +52,7 @@ def run(wanted: Sequence[Tunable], table: Path | None, time_budget: float, again
     file, origin = (table.absolute(), "measured") if table else (store.user_file(device), "user")
     known = () if again else tuple(e for e in store.read(file) if e.source.device == device.name)
     left = [one for one in wanted if not all(tuned(part, known) for part in planner(one.graph()).plans[0].parts)]
-    console = Console()
+    console = Console(stderr=progress_on_stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         for one in progress.track([*left], description=f"tuning on {device.name}"):

@@ -5,6 +5,7 @@ neither torch nor CUDA; names beyond the plain data come in when first used.
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 from graphfuse import cudnn_names
 from graphfuse.dtypes import data_type
@@ -39,6 +40,14 @@ from graphfuse.errors import (
     VariantPackTypeError,
     WorkspaceError,
 )
+
+if TYPE_CHECKING:  # what `_LAZY` loads when it is first used
+    from graphfuse import functional as functional
+    from graphfuse import torch as torch
+    from graphfuse.functional import fused_rmsnorm_silu
+    from graphfuse.runtime.handle import Handle, create_handle, destroy_handle, get_stream, set_stream
+    from graphfuse.tensor import Tensor
+    from graphfuse.user_graph import pygraph
 
 __version__ = "0.1.0"
 
@@ -130,7 +139,7 @@ def __dir__() -> list[str]:
     return [*__all__, "torch"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name not in _LAZY:
         cudnn_names.refuse("graphfuse", name, cudnn_names.MODULE, sys.modules[__name__])
     import importlib

@@ -4,6 +4,7 @@
 | --- | --- |
 | GRAPHFUSE_DEVICE | the device to plan for: cpu, cuda (the current one), cuda:N; emulator, also for CPU tensors |
 | GRAPHFUSE_CACHE_DIR | where compiled kernels are kept (default: graphfuse in XDG_CACHE_HOME or ~/.cache) |
+| GRAPHFUSE_CACHE_LIMIT | bytes that the kernels kept for GPUs may take, and those for the emulator: 500M, 2G |
 | GRAPHFUSE_TUNING_DIR | where tuned knobs are kept (default: graphfuse/tuning in XDG_DATA_HOME or ~/.local/share) |
 | GRAPHFUSE_PLUGINS | off: patterns and engines of installed packages are not loaded; on (default) |
 | CXX | the C++ compiler that the emulator tries before g++ and clang++ |
@@ -20,7 +21,28 @@ from graphfuse.errors import HomeNotFoundError, SettingError
 DEVICE = re.compile(r"cpu|emulator|cuda(?::(\d+))?")
 """How a device is written; group 1 is the ordinal."""
 
+VARIABLES = (
+    "GRAPHFUSE_DEVICE",
+    "GRAPHFUSE_CACHE_DIR",
+    "GRAPHFUSE_CACHE_LIMIT",
+    "GRAPHFUSE_PLUGINS",
+    "GRAPHFUSE_TUNING_DIR",
+    "CXX",
+    "GIT_COMMIT",
+    "CUDA_HOME",
+    "CUDA_PATH",
+)
+"""All that is read, and XDG_CACHE_HOME and XDG_DATA_HOME."""
+
+_SIZE = re.compile(r"(\d+)([KMG]?)")
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+
 _tuning_dir: Path | None = None
+
+
+def given() -> dict[str, str]:
+    """The variables that are set, as they are."""
+    return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
 
 
 def device() -> str | None:
@@ -45,6 +67,21 @@ def cache_dir() -> Path:
     """The directory for compiled kernels; it need not exist. SettingError for a relative GRAPHFUSE_CACHE_DIR,
     HomeNotFoundError where there is no default."""
     return _directory("GRAPHFUSE_CACHE_DIR") or _base("XDG_CACHE_HOME", ".cache", "GRAPHFUSE_CACHE_DIR") / "graphfuse"
+
+
+def cache_limit(default: int) -> int:
+    """The bytes of GRAPHFUSE_CACHE_LIMIT, `default` if unset or empty; SettingError for what is no size above 0."""
+    value = os.environ.get("GRAPHFUSE_CACHE_LIMIT")
+    if not value:
+        return default
+    match = _SIZE.fullmatch(value)
+    size = int(match[1]) << _UNITS[match[2]] if match else 0
+    if not size:
+        raise SettingError(
+            f"GRAPHFUSE_CACHE_LIMIT={value!r} is no size; accepted: a number of bytes above 0, or one with K, M or G, "
+            "as 500M"
+        )
+    return size
 
 
 def cache_unusable(error: OSError) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from graphfuse import cudnn_names, dtypes
 from graphfuse.dtypes import data_type
@@ -48,7 +48,7 @@ class Tensor:
         self._stride = _integers(self, "stride", stride)
         return self._done()
 
-    def set_data_type(self, data_type) -> Tensor:  # noqa: A002 - cuDNN's spelling
+    def set_data_type(self, data_type: object) -> Tensor:  # noqa: A002 - cuDNN's spelling
         """A ``data_type``, or a torch or numpy dtype."""
         self._data_type = checked_type(f"tensor {self._name!r}", data_type)
         return self._done()
@@ -150,8 +150,10 @@ class Tensor:
     def get_reordering_type(self) -> tensor_reordering:
         return self._reordering
 
-    def __getattr__(self, name: str) -> NoReturn:
-        cudnn_names.refuse("a tensor", name, cudnn_names.TENSOR, self)
+    if not TYPE_CHECKING:  # to which every attribute would be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            cudnn_names.refuse("a tensor", name, cudnn_names.TENSOR, self)
 
     def _done(self) -> Tensor:
         self._changed()

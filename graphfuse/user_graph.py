@@ -9,10 +9,10 @@ by ``freeze`` (inference), ``plan`` (matching and ranking) and ``runtime`` (exec
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from graphfuse import cudnn_names, vocabulary
+from graphfuse import cudnn_names
 from graphfuse.dtypes import data_type
 from graphfuse.enums import behavior_note, build_plan_policy, heur_mode, numerical_note, tensor_reordering
 from graphfuse.errors import (
@@ -25,6 +25,7 @@ from graphfuse.errors import (
 )
 from graphfuse.freeze import freeze
 from graphfuse.ir import packed_stride
+from graphfuse.op_methods import OpMethods
 from graphfuse.ops import Attribute, Op
 from graphfuse.printing import to_python
 from graphfuse.recorded import NodeRecord, Recorded
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from graphfuse import ir
     from graphfuse.device import Device
     from graphfuse.explain import Explanation
+    from graphfuse.plan import Plan
     from graphfuse.planner import Planner
     from graphfuse.runtime.bound import Bound
     from graphfuse.runtime.handle import Handle
@@ -42,13 +44,11 @@ if TYPE_CHECKING:
 
 _ROUNDINGS = ("float32", "declared")
 
+StepT = TypeVar("StepT")
+NoteT = TypeVar("NoteT")
 
-def _add_node(graph: pygraph, op: Op, given: dict[str, object], compute_data_type, name: str):
-    return graph._add(op, given, compute_data_type, name)
 
-
-@vocabulary.methods(_add_node, {"compute_data_type": data_type.NOT_SET, "name": ""})
-class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
+class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
     """A graph of tensors and operations.
 
     io_data_type: of tensors that are given or output and set none of their own.
@@ -66,12 +66,15 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
     here: GraphNotSupportedError says what to use instead.
     """
 
+    _ir: ir.Graph | None
+    _planner: Planner | None
+
     def __init__(
         self,
         name: str = "graph",
-        io_data_type=data_type.NOT_SET,
-        intermediate_data_type=data_type.NOT_SET,
-        compute_data_type=data_type.FLOAT,
+        io_data_type: data_type | Any = data_type.NOT_SET,
+        intermediate_data_type: data_type | Any = data_type.NOT_SET,
+        compute_data_type: data_type | Any = data_type.FLOAT,
         handle: Handle | None = None,
         sm_count: None = None,
         sm_version: None = None,
@@ -182,7 +185,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         from graphfuse.runtime import buffers, storage
 
         found = buffers.describe(template)
-        if found.dim is None:
+        if found.dim is None or found.dtype is None:  # an address, which has neither
             raise GraphTypeError(f"tensor_like: {template!r} has no shape; give a tensor or an array")
         dim, stride = storage.unpacked(found.dtype, found.dim or (1,), found.stride or (1,))
         scalar = found.device == "cpu" and all(extent == 1 for extent in dim)
@@ -242,21 +245,25 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         self._uids[uid] = tensor
         self._claimed.add(uid)
 
-    def _add(self, op: Op, given: dict[str, object], compute_data_type, name: str):
+    def _add(
+        self, op: Op, given: dict[str, object], compute_data_type: object, name: str
+    ) -> Tensor | None | list[Tensor | None]:
         name = checked_name(f"node of {op.name}", name) or self._free_name(op)
         where = f"node {name!r} ({op.name})"
         if name in self._node_names:
             raise GraphValidationError(f"{where}: another node has this name; node names must differ")
         _offered(where, op, given)
-        attributes, order = {}, f"; {op.order}" if op.order else ""
+        attributes: dict[str, Any] = {}
+        order = f"; {op.order}" if op.order else ""
         for a in op.attributes:
-            value = given.get(a.name, a.default)
+            value: Any = given.get(a.name, a.default)
             if value is None and not a.required:  # cuDNN's default of each of them
                 value = a.default
             if a.several:
                 attributes[a.name] = None if value is None and not a.required else _all_of(where, a, value)
                 continue
-            if not isinstance(value, a.types) or (isinstance(value, bool) and bool not in a.types):
+            fits = isinstance(value, a.types) and (bool in a.types or not isinstance(value, bool))
+            if not fits:
                 accepted = " or ".join(t.__name__ for t in a.types)
                 raise GraphTypeError(f"{where}: {a.name} must be {accepted}, got {value!r}{order}")
             # Kernels compute with it in float32.
@@ -301,7 +308,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         """Infer what was not set and check the whole graph; GraphValidationError says what is wrong."""
         self._ir = freeze(self)
 
-    def build_operation_graph(self, *, patterns=(), engines=()) -> None:
+    def build_operation_graph(self, *, patterns: Sequence[object] = (), engines: Sequence[object] = ()) -> None:
         """Match patterns, after ``validate`` where that has not been called. patterns, engines: extra objects, or
         names to restrict to, for this graph.
 
@@ -312,7 +319,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         patterns, engines = _several("patterns", patterns), _several("engines", engines)
         if self._ir is None:
             self.validate()
-        self._planner = Planner(self._ir, self.handle, patterns, engines)
+        self._planner = Planner(self.frozen, self.handle, patterns, engines)
 
     def create_execution_plans(self, heuristics: Sequence[heur_mode] = (heur_mode.A,)) -> None:
         """Rank plans for each heuristic mode in turn; GraphNotSupportedError lists every engine's reason if none."""
@@ -337,8 +344,8 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         heuristics: Sequence[heur_mode] = (heur_mode.A,),
         policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE,
         *,
-        patterns=(),
-        engines=(),
+        patterns: Sequence[object] = (),
+        engines: Sequence[object] = (),
     ) -> None:
         """All steps from validate to build_plans."""
         _check_policy("build", policy)
@@ -436,7 +443,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
 
     def execute(
         self,
-        variant_pack: Mapping,
+        variant_pack: Mapping[Any, object],
         workspace: object = None,
         handle: Handle | None = None,
         *,
@@ -465,7 +472,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
 
     def execute_plan_at_index(
         self,
-        variant_pack: Mapping,
+        variant_pack: Mapping[Any, object],
         workspace: object = None,
         index: int = 0,
         handle: Handle | None = None,
@@ -479,7 +486,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
 
     def bind(
         self,
-        variant_pack: Mapping,
+        variant_pack: Mapping[Any, object],
         workspace: object = None,
         handle: Handle | None = None,
         *,
@@ -497,7 +504,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
 
     def autotune(
         self,
-        variant_pack: Mapping,
+        variant_pack: Mapping[Any, object],
         workspace: object = None,
         handle: Handle | None = None,
         *,
@@ -523,7 +530,7 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         self.execute(variant_pack, workspace, handle)
         return report
 
-    def _check_keys(self, variant_pack: Mapping) -> None:
+    def _check_keys(self, variant_pack: Mapping[Any, object]) -> None:
         # Here, as later only the uid of a key counts, and another graph's tensor may have the same.
         for key in variant_pack if isinstance(variant_pack, Mapping) else ():
             if isinstance(key, Tensor) and self._uids.get(key.current_uid) is not key:
@@ -538,6 +545,11 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         """Where it is planned to run."""
         return self._need(self._planner, "build_operation_graph").device
 
+    @property
+    def frozen(self) -> ir.Graph:
+        """What ``validate`` made of the graph."""
+        return self._need(self._ir, "validate")
+
     def query_tensor_attributes_of_uid(self, uid: int) -> Tensor:
         """The tensor with this uid; GraphValidationError if there is none."""
         if uid not in self._uids:
@@ -546,8 +558,10 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
             )
         return self._uids[uid]
 
-    def __getattr__(self, name: str) -> NoReturn:
-        cudnn_names.refuse("pygraph", name, cudnn_names.PYGRAPH, self)
+    if not TYPE_CHECKING:  # to which every attribute would be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            cudnn_names.refuse("pygraph", name, cudnn_names.PYGRAPH, self)
 
     def key(self) -> str:
         """A digest of the computation: names and the order of nodes do not matter."""
@@ -579,10 +593,10 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
     def __str__(self) -> str:
         return to_python(self)
 
-    def _plan(self, index: int):
+    def _plan(self, index: int) -> Plan:
         return self._need(self._planner, "create_execution_plans").at(index)
 
-    def _need(self, value, step: str):
+    def _need(self, value: StepT | None, step: str) -> StepT:
         if value is None:
             raise GraphStateError(
                 f"graph {self.name!r}: call {step}() first "
@@ -591,11 +605,11 @@ class pygraph(Recorded):  # noqa: N801 - cuDNN's spelling
         return value
 
     def _forget(self) -> None:
-        self._ir: ir.Graph | None = None
-        self._planner: Planner | None = None
+        self._ir = None
+        self._planner = None
 
 
-def _in_order(kind: type, notes: frozenset) -> list:
+def _in_order(kind: Iterable[NoteT], notes: frozenset[NoteT]) -> list[NoteT]:
     return [note for note in kind if note in notes]
 
 
@@ -617,7 +631,8 @@ def _offered(where: str, op: Op, given: Mapping[str, object]) -> None:
             raise GraphNotSupportedError(f"{where}: {name} is not offered; {leave}")
 
 
-def _all_of(where: str, a: Attribute, value: object) -> tuple[object, ...]:
+def _all_of(where: str, a: Attribute, given: object) -> tuple[object, ...]:
+    value: Any = given
     try:
         values = tuple(value)
         if a.types == (int,):
@@ -632,7 +647,7 @@ def _all_of(where: str, a: Attribute, value: object) -> tuple[object, ...]:
     return values
 
 
-def _several(what: str, values: object) -> tuple:
+def _several(what: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple | set | frozenset):
         raise GraphTypeError(f"{what}: give a list, got {values!r}")
     return tuple(values)

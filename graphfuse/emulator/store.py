@@ -2,7 +2,7 @@
 
 An entry ends in a SHA-256 of its name and content, which the loader and the linker ignore. An entry that is truncated,
 damaged or under another name is a miss. So is one that another user owns or that others can write, because entries are
-code that this process runs. Where all entries together exceed LIMIT bytes, those used longest ago are removed,
+code that this process runs. Where all entries together exceed `limit` bytes, those used longest ago are removed,
 whatever process made them. A process that has loaded a removed entry keeps it.
 """
 
@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphfuse import settings
+from graphfuse.kept_file import KeptFile, files, foreign
 
 LIMIT = 512 << 20
-"""Bytes: a kernel's library is some 50 KB, its program with sanitizers some 500 KB."""
+"""Bytes, unless GRAPHFUSE_CACHE_LIMIT says how many: a kernel's library is some 50 KB, its program with sanitizers some
+500 KB."""
 
 _SPARED = 600.0  # seconds: an entry found more recently may still be about to be loaded, and is not removed
 _DIGEST = hashlib.sha256().digest_size
@@ -41,17 +43,17 @@ class Store:
         path = self.folder / name
         try:
             with open(path, "rb") as file:
-                foreign = _foreign(os.fstat(file.fileno()))
-                content = b"" if foreign else file.read()
+                why = foreign(os.fstat(file.fileno()))
+                content = b"" if why else file.read()
         except FileNotFoundError:
             return None
         except OSError as error:
             self._refuse(path, error.strerror)
             return None
-        if foreign:
-            self._refuse(path, foreign)
+        if why:
+            self._refuse(path, why)
             return None
-        if _trailer(name, content[:-_DIGEST]) != content[-_DIGEST:]:
+        if not _sound(name, content):
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -74,20 +76,15 @@ class Store:
         return path
 
     def _make_room(self) -> None:
-        entries = []
-        for path in self.folder.iterdir():
-            with contextlib.suppress(OSError):  # another process was faster
-                found = path.lstat()
-                if stat.S_ISREG(found.st_mode):
-                    entries.append((found.st_mtime, found.st_size, path))
-        excess = sum(size for _, size, _ in entries) - LIMIT
-        for used, size, path in sorted(entries):
-            if excess <= 0 or used > time.time() - _SPARED:
+        entries = files(self.folder.iterdir(), _used)
+        excess = sum(entry.size for entry in entries) - limit()
+        for entry in sorted(entries, key=lambda e: e.used):
+            if excess <= 0 or entry.used > time.time() - _SPARED:
                 break
             with contextlib.suppress(OSError):
-                if path.lstat().st_mtime == used:
-                    path.unlink()
-            excess -= size
+                if entry.path.lstat().st_mtime == entry.used:
+                    entry.path.unlink()
+            excess -= entry.size
 
     def _refuse(self, path: Path, why: str) -> None:
         if self.folder not in _warned:
@@ -96,52 +93,77 @@ class Store:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
+def folder() -> Path:
+    """Where the store in the cache directory is. Errors as of ``settings.cache_dir``."""
+    return settings.cache_dir() / "emulator"
+
+
+def limit() -> int:
+    """How many bytes a store keeps."""
+    return settings.cache_limit(LIMIT)
+
+
+def kept() -> list[KeptFile]:
+    """The entries of the store in the cache directory."""
+    place = folder()
+    return files(place.iterdir(), _used) if place.is_dir() else []
+
+
+def damage(path: Path) -> str | None:
+    """Why an entry is a miss for whoever looks for it; None if it is not, or is being written."""
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        if why := foreign(found):
+            return why
+        if path.name.startswith(tempfile.gettempprefix()):
+            return None if _used(found) > time.time() - _SPARED else "a process that died left it"
+        return None if _sound(path.name, file.read()) else "it is damaged, or another kernel's"
+
+
 def cache() -> Store | None:
     """The store in the cache directory; None, after a warning, where that cannot be used."""
     try:
-        folder = settings.cache_dir() / "emulator"
-        if folder in _given_up:
+        place = folder()
+        if place in _given_up:
             return None
-        folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-        foreign = _foreign(folder.stat())
-        if foreign:
-            raise PermissionError(errno.EPERM, foreign, str(folder))
-        tempfile.TemporaryFile(dir=folder).close()
+        place.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+        if why := foreign(place.stat()):
+            raise PermissionError(errno.EPERM, why, str(place))
+        tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
         give_up(error)
         return None
-    return Store(folder)
+    return Store(place)
 
 
 def give_up(error: OSError) -> None:
     """Leave the store in the cache directory alone for the rest of the process, with a warning."""
     try:
-        folder = settings.cache_dir() / "emulator"
+        place = folder()
     except OSError:  # there is none
-        folder = Path()
-    if folder not in _given_up:
-        _given_up.add(folder)
+        place = Path()
+    if place not in _given_up:
+        _given_up.add(place)
         warnings.warn(settings.cache_unusable(error), RuntimeWarning, stacklevel=2)
 
 
 @functools.cache
 def own() -> Store:
     """A store for this process, which is removed when it ends. OSError where there is no room for temporary files."""
-    folder = tempfile.TemporaryDirectory(prefix="graphfuse-")
-    _kept.append(folder)
-    return Store(Path(folder.name))
+    made = tempfile.TemporaryDirectory(prefix="graphfuse-")
+    _kept.append(made)
+    return Store(Path(made.name))
 
 
 _kept: list[tempfile.TemporaryDirectory] = []
 
 
-def _foreign(found: os.stat_result) -> str | None:
-    """Why a file or folder may hold what somebody else put there; None if nobody else can have."""
-    if found.st_uid != os.geteuid():
-        return f"it belongs to user {found.st_uid}"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "others can write it"
-    return None
+def _used(found: os.stat_result) -> float:
+    return found.st_mtime
+
+
+def _sound(name: str, content: bytes) -> bool:
+    return _trailer(name, content[:-_DIGEST]) == content[-_DIGEST:]
 
 
 def _trailer(name: str, content: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 
 class Bound:
@@ -18,7 +19,9 @@ class Bound:
     notice: bind again after that.
     """
 
-    def __init__(self, start: Callable[[int], None], pack: Mapping, workspace: object, stream: Callable[[], int]):
+    def __init__(
+        self, start: Callable[[int], None], pack: Mapping[Any, object], workspace: object, stream: Callable[[], int]
+    ):
         self._start = start
         self._kept = [_memory(value) for value in (*pack.values(), workspace)]
         self._stream = stream

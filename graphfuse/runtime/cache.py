@@ -1,8 +1,9 @@
 """Compiled kernels, kept in this process and on disk. A hit loads no NVRTC.
 
-A stored entry is the cubin followed by a trailer: a mark and the SHA-256 of key and
+A stored entry is the cubin followed by a trailer: a mark, the key, and the SHA-256 of key and
 cubin. Tools that read the ELF file ignore what follows it, and anything truncated,
-damaged or put under the wrong name is a miss. cuda.core's own keys are not used:
+damaged or put under the wrong name is a miss. The key is there so that an entry can be checked
+without the source that it was made from. cuda.core's own keys are not used:
 making one asks NVRTC for its version, which loads the library.
 
 Both are bounded; what was used longest ago goes first.
@@ -13,19 +14,23 @@ import threading
 import warnings
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 
 from graphfuse import settings
+from graphfuse.kept_file import KeptFile, files
 from graphfuse.runtime import nvrtc
 from graphfuse.runtime.toolkit import Toolkit
 
-_MARK = b"gfcubin\x01"
-_TRAILER = len(_MARK) + hashlib.sha256().digest_size
+_MARK = b"gfcubin\x02"
+_DIGEST = hashlib.sha256().digest_size
+_TRAILER = len(_MARK) + 2 * _DIGEST
+_EARLIER_MARK = b"gfcubin\x01"  # of a trailer without the key
 
 KEPT_KERNELS = 1024
 """In memory: as many as loaded ones are kept on the emulator. A cubin is some 30 KB."""
 
 KEPT_BYTES = 256 << 20
-"""On disk."""
+"""On disk, unless GRAPHFUSE_CACHE_LIMIT says how many."""
 
 _kernels: OrderedDict[bytes, bytes] = OrderedDict()  # the one used last is last
 _key_locks: dict[bytes, threading.Lock] = {}
@@ -47,6 +52,36 @@ def statistics() -> Statistics:
     """Counts since the process began."""
     with _lock:
         return Statistics(_counts["compiled"], _counts["memory_hits"], _counts["disk_hits"])
+
+
+def folder() -> Path:
+    """Where cubins are kept. Errors as of ``settings.cache_dir``."""
+    return settings.cache_dir() / "cubin"
+
+
+def limit() -> int:
+    """How many bytes of cubins the disk keeps."""
+    return settings.cache_limit(KEPT_BYTES)
+
+
+def kept() -> list[KeptFile]:
+    """The entries on disk, in the folders that cuda.core makes for them. A read one's access time is set by it."""
+    return files((folder() / "entries").glob("*/*"), lambda found: found.st_atime)
+
+
+def damage(path: Path) -> str | None:
+    """Why an entry is a miss for whoever looks for it; None if it is not, or if an earlier version looks for it."""
+    stored = path.read_bytes()
+    if stored[-len(_EARLIER_MARK) - _DIGEST :].startswith(_EARLIER_MARK):
+        return None
+    code, trailer = stored[:-_TRAILER], stored[-_TRAILER:]
+    if len(trailer) < _TRAILER or not trailer.startswith(_MARK):
+        return "it is truncated"
+    digest = trailer[len(_MARK) : -_DIGEST]
+    if trailer != _trailer(digest, code):
+        return "it is damaged"
+    name = hashlib.sha256(digest).hexdigest()
+    return None if path.parts[-2:] == (name[:2], name[2:]) else "it is another kernel's"
 
 
 def key(source: str, arch: str, name: str, kit: Toolkit) -> bytes:
@@ -113,19 +148,19 @@ def _read(digest: bytes) -> bytes | None:
 
 def _write(digest: bytes, code: bytes) -> None:
     try:
-        _store(KEPT_BYTES)[digest] = code + _trailer(digest, code)
+        _store(limit())[digest] = code + _trailer(digest, code)
     except OSError as error:
         _warn(error)
 
 
 def _trailer(digest: bytes, code: bytes) -> bytes:
-    return _MARK + hashlib.sha256(digest + code).digest()
+    return _MARK + digest + hashlib.sha256(digest + code).digest()
 
 
 def _store(limit: int | None):
     from graphfuse.runtime.cuda_core import FileStreamProgramCache
 
-    return FileStreamProgramCache(settings.cache_dir() / "cubin", max_size_bytes=limit)
+    return FileStreamProgramCache(folder(), max_size_bytes=limit)
 
 
 def _warn(error: OSError) -> None:

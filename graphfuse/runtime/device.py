@@ -38,6 +38,15 @@ def count() -> int:
         return 0
 
 
+def driver_version() -> int:
+    """The CUDA version that the driver serves, as 13000 for 13.0. DeviceError if it does not tell."""
+    from cuda.bindings import driver
+
+    error, version = driver.cuDriverGetVersion()
+    check(error, "reading the driver's version")
+    return version
+
+
 def get(spec: str | int | None = None) -> Device:
     """The record of a device.
 

@@ -4,6 +4,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from graphfuse.device import Device
 from graphfuse.errors import DeviceError, GraphStateError, GraphTypeError
@@ -88,9 +89,9 @@ def stream_getter(device: Device, handle: Handle | None) -> Callable[[], int]:
     return functools.partial(stream_on, device, handle)
 
 
-def stream_address(stream: object) -> int:
+def stream_address(stream: Any) -> int:
     """The address of a stream given in any accepted form (see `set_stream`)."""
-    protocol = getattr(stream, "__cuda_stream__", None)
+    protocol: Any = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # Version 0 of the protocol: (version, address). A method by now, once a property.
         _, address = protocol() if callable(protocol) else protocol

@@ -83,6 +83,15 @@ def load() -> Toolkit:
         return _loaded
 
 
+def architectures() -> frozenset[int]:
+    """What the NVRTC that is loaded compiles for: 90 for SM90. Errors as of `load`."""
+    load()
+    from cuda.bindings import nvrtc
+
+    error, numbers = nvrtc.nvrtcGetSupportedArchs()
+    return frozenset(() if error else map(int, numbers))
+
+
 def with_headers(toolkit: Toolkit) -> Toolkit:
     """The toolkit with include directories, or with `bundled` set. Raises ToolkitNotFoundError if there are none.
 

@@ -22,6 +22,7 @@ from graphfuse import settings
 from graphfuse.device import Device
 from graphfuse.engine import Engine
 from graphfuse.errors import HomeNotFoundError, PluginError
+from graphfuse.kept_file import KeptFile, files
 from graphfuse.tables.entry import Entry, Source
 from graphfuse.tables.tunings import Tunings, arch
 
@@ -94,6 +95,23 @@ def read(path: Path) -> tuple[Entry, ...]:
     return entries
 
 
+def kept() -> list[KeptFile]:
+    """The user's files. Errors as of ``settings.tuning_dir``."""
+    return files(settings.tuning_dir().glob("*.json"), lambda found: found.st_mtime)
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a user's file, or with the first of its entries that cannot be used; None if nothing is.
+    A file of another version of this library is not damaged: that one uses it."""
+    try:
+        _, faults = _parse(path.read_bytes())
+    except _OtherVersion:
+        return None
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return f"{len(faults)} of its entries cannot be used; the first: {faults[0]}" if faults else None
+
+
 def add(path: Path, entries: Sequence[Entry]) -> bool:
     """Put entries into a file, in place of those for the same problem classes; whether they are kept.
 
@@ -111,6 +129,21 @@ def add(path: Path, entries: Sequence[Entry]) -> bool:
     except (OSError, _OtherVersion) as error:
         _warn(path, f"{error}; nothing was added to it")
         return False
+
+
+def drop_damage(path: Path) -> None:
+    """Leave in a user's file the entries that can be used, and nothing of it where there are none."""
+    with _alone(path):
+        try:
+            entries, _ = _parse(path.read_bytes())
+        except (ValueError, RecursionError):
+            entries = ()
+        if entries:
+            _replace(path, to_text(entries))
+        else:
+            path.unlink(missing_ok=True)
+    with _lock:
+        _changed()
 
 
 def to_text(entries: Sequence[Entry]) -> str:

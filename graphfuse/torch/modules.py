@@ -1,8 +1,8 @@
 """Modules that take the place of ``torch.nn.RMSNorm`` and ``torch.nn.LayerNorm``: their parameters, state dicts and
 arguments."""
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -30,7 +30,7 @@ class _Norm:
     _affine: ClassVar[tuple[str, ...]]  # the names of its parameters
     _last: tuple
 
-    def __init__(self, normalized_shape, *arguments, **options):
+    def __init__(self, normalized_shape: int | Sequence[int], *arguments: Any, **options: Any) -> None:
         if isinstance(normalized_shape, torch.Tensor):
             raise VariantPackTypeError(
                 "normalized_shape must be an int or a sequence of ints, got Tensor; give tensors to the module made"

@@ -52,7 +52,7 @@ class Report:
             lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in (_HEAD, *rows)]
         return "\n".join(lines)
 
-    def __rich__(self):
+    def __rich__(self) -> object:
         from rich.console import Group
         from rich.table import Table
 

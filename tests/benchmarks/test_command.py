@@ -53,7 +53,7 @@ def test_without_a_gpu_it_says_so():
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 2 and done.stderr.startswith("graphfuse bench needs a GPU: ")
+    assert done.returncode == 3 and done.stderr.startswith("graphfuse bench needs a GPU: ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -58,7 +58,7 @@ def test_without_a_gpu_it_says_so():
     if record.no_gpu() is None:
         pytest.skip("there is one")
     done = run("--quick")
-    assert done.exit_code == 2 and "graphfuse tune needs a GPU: " in done.output
+    assert done.exit_code == 3 and "graphfuse tune needs a GPU: " in done.output
 
 
 def test_what_is_tuned_is_known_again():

@@ -23,12 +23,12 @@ LAYERS = (
     ("errors",),
     ("cudnn_names",),
     ("dtypes", "enums"),
-    ("device", "reordering", "rounding", "settings"),
+    ("device", "kept_file", "reordering", "rounding", "settings"),
     ("memory",),
     ("ops",),
     ("ir",),
     ("rows", "tensor", "verify", "vocabulary", "served"),
-    ("recorded", "lower"),
+    ("recorded", "lower", "op_methods"),
     ("engine", "freeze", "printing"),
     ("arguments",),
     ("launch_limits", "match", "codegen", "signature"),
@@ -44,6 +44,7 @@ LAYERS = (
     ("torch",),
     ("benchmarks",),
     ("cli",),
+    ("__main__",),
 )
 
 SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel"}

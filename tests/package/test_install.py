@@ -1,6 +1,7 @@
 """Wheel and sdist hold everything; both run from where they are installed; so does a third party's package."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = (".py", ".cu", ".cuh", ".json", ".cpp", ".hpp")
+SHIPPED = (".py", ".pyi", ".typed", ".cu", ".cuh", ".json", ".cpp", ".hpp")
 FOLDERS = {"graphfuse": "graphfuse"} | {f: f"graphfuse/{f}" for f in ("engines", "patterns", "benchmarks")}
 
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("install")]
@@ -140,6 +141,35 @@ ir, mode = regions[0].subgraph.graph, c.heur_mode.OPENSOURCE
 print(part.engine.name, len(part.engine.source(part.facts, part.knobs)) > 1000)
 """
     assert run(installed, "-c", code, cwd=installed.parent).split() == ["rows", "True"]
+
+
+USER = """
+import torch
+x = w = out = torch.empty(1)
+"""
+
+TYPES = """
+reveal_type(Z)
+graph.rmsnorm(X, W, "small")
+graph.rmsnrm(X)
+"""
+
+
+@pytest.mark.parametrize("installed", ["wheel"], indirect=True)
+def test_a_users_first_lines_pass_strict_type_checks(installed, tmp_path):
+    pytest.importorskip("mypy")
+    first = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    # What torch is takes half a minute to find out and is not ours to check.
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\n[mypy-torch.*]\nfollow_imports = skip\n")
+    (tmp_path / "first.py").write_text(USER + first)
+    (tmp_path / "wrong.py").write_text(USER + first + TYPES)
+    command = [sys.executable, "-m", "mypy", "--python-executable", installed, "first.py", "wrong.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment())
+    lines = done.stdout.splitlines()
+    assert not [line for line in lines if line.startswith("first.py")], done.stdout
+    for said in ('Revealed type is "graphfuse.tensor.Tensor"', '"Tensor | float"', 'no attribute "rmsnrm"'):
+        assert said in done.stdout
+    assert lines[-1].startswith("Found 2 errors in 1 file")
 
 
 # How plugins are found is in no file that only one of them could lack.

@@ -1,19 +1,15 @@
-"""The command line, ``graphfuse COMMAND``."""
+"""``graphfuse bench`` and ``graphfuse tune``, which need a GPU."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+from graphfuse.cli import exits
+from graphfuse.cli.output import Json, print_json
+from graphfuse.cli.subject import find_bench
 
 
-@app.callback()
-def graphfuse() -> None:
-    """Op graphs in, one generated CUDA kernel out: measure and tune its kernels on this machine."""
-
-
-@app.command()
 def bench(
     name: Annotated[str, typer.Argument(help="which bench")] = "rmsnorm-silu",
     output: Annotated[list[str], typer.Option(help="only this output type (repeatable)")] = (),
@@ -29,12 +25,12 @@ def bench(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="keep what the record there already has")] = False,
     listing: Annotated[bool, typer.Option("--list", help="print peers and cases, measure nothing")] = False,
+    as_json: Json = False,
 ) -> None:
     """Time the kernels beside their peers, in one process and run, on the GPU."""
     from graphfuse.benchmarks import command
-    from graphfuse.record import gpu_needed
 
-    found = _bench(name)
+    found = find_bench(name)
     chosen = command.Choice(tuple(output), tuple(rows), tuple(columns), tuple(peers), quick)
     if wrong := chosen.unknown(found):
         raise typer.BadParameter(wrong)
@@ -42,20 +38,22 @@ def bench(
         raise typer.BadParameter("there is no record to go on with; give --record FOLDER, too", param_hint="--resume")
     if record is not None and record.exists() and not record.is_dir():
         raise typer.BadParameter(f"{record} is no folder", param_hint="--record")
-    if listing:
+    if listing and as_json:
+        print_json(command.described_choice(found, chosen))
+    elif listing:
         typer.echo(command.listing(found, chosen))
+    if listing:
         return
-    if reason := gpu_needed("graphfuse bench"):
-        typer.echo(reason, err=True)
-        raise typer.Exit(2)
+    exits.need_gpu("graphfuse bench")
     try:
-        command.run(found, chosen, record, resume)
+        results = command.run(found, chosen, record, resume, progress_on_stderr=as_json)
     except command.ResumeError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(exits.USAGE) from error
+    if as_json:
+        print_json(results.record)
 
 
-@app.command()
 def tune(
     name: Annotated[str, typer.Argument(help="the bench whose problems are tuned for")] = "rmsnorm-silu",
     rows: Annotated[list[int], typer.Option(help="only this number of rows (repeatable)")] = (),
@@ -67,6 +65,7 @@ def tune(
     table: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write an engine's own table instead of the user's store")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Time the knobs of many problems on the GPU and keep the fastest: kernels planned from then on use them.
 
@@ -74,9 +73,8 @@ def tune(
     """
     from graphfuse.benchmarks import rmsnorm_silu, tuning
     from graphfuse.benchmarks.command import Choice
-    from graphfuse.record import gpu_needed
 
-    found = _bench(name)
+    found = find_bench(name)
     if found is rmsnorm_silu.BENCH:
         wanted = tuning.rmsnorm_silu(rows, columns, output, quick)
     else:
@@ -86,17 +84,9 @@ def tune(
         wanted = choice.cases(found)
     if not time_budget > 0:
         raise typer.BadParameter(f"{time_budget}; accepted: seconds above 0", param_hint="--time-budget")
-    if reason := gpu_needed("graphfuse tune"):
-        typer.echo(reason, err=True)
-        raise typer.Exit(2)
-    left = tuning.run(wanted, table, time_budget, again)
+    exits.need_gpu("graphfuse tune")
+    left = tuning.run(wanted, table, time_budget, again, progress_on_stderr=as_json)
+    if as_json:
+        print_json({"bench": found.name, "problems": len(wanted), "left": [str(one) for one in left]})
     if left:
         typer.echo(f"out of time: {len(left)} of {len(wanted)} problems are left; run it again to go on", err=True)
-
-
-def _bench(name: str):
-    from graphfuse.benchmarks.benches import BENCHES
-
-    if name not in BENCHES:
-        raise typer.BadParameter(f"{name!r} is no bench; there are: {', '.join(BENCHES)}")
-    return BENCHES[name]

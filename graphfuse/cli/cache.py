@@ -1,0 +1,134 @@
+"""``graphfuse cache``: what compiled kernels and tuned knobs take on disk, whether it is sound, and away with it."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from graphfuse.cli import exits, output
+from graphfuse.cli.kept import Kind, damaged, kinds, listed, summary
+from graphfuse.cli.output import Json
+from graphfuse.kept_file import KeptFile
+
+app = typer.Typer(name="cache", cls=exits.Group, help="List, check and remove compiled kernels and tuned knobs.")
+
+_KINDS = "cubins (kernels for GPUs), emulator (kernels for the CPU), tuned (knobs)"
+
+
+def _kinds(names: list[str]) -> list[Kind]:
+    known = kinds()
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is not kept; there are: {', '.join(known)}")
+    return [kind for kind in known.values() if not names or kind.name in names]
+
+
+def _files(kind: Kind) -> list[KeptFile]:
+    """Its files; a folder that cannot be read ends the command with FAULT."""
+    try:
+        return kind.files()
+    except PermissionError as error:
+        typer.echo(f"{kind.folder()} cannot be read: {error.strerror}; graphfuse doctor has more", err=True)
+        raise typer.Exit(exits.FAULT) from error
+
+
+@app.command()
+def ls(
+    which: Annotated[list[str], typer.Argument(help=f"{_KINDS}; default: all", show_default=False)] = (),
+    files: Annotated[bool, typer.Option("--files", help="each file, what was used last first")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say where compiled kernels and tuned knobs are, how many and how large they are, and their limits."""
+    chosen = _kinds(which)
+    found = [summary(kind) | ({"entries": listed(kind.files())} if files else {}) for kind in chosen]
+    if as_json:
+        output.print_json(found)
+        return
+    output.print_rows([row(one) for one in found])
+    for one in found:
+        for entry in one.get("entries", ()):
+            typer.echo(f"{entry['used']}  {output.size(entry['bytes']):>10}  {entry['path']}")
+
+
+def row(found: dict[str, Any]) -> tuple[object, ...]:
+    """A line on a `summary`."""
+    if "error" in found:
+        return found["name"], "", "", found["error"]
+    limit = f"of {output.size(found['limit'])}" if found["limit"] else ""
+    return found["name"], f"{found['files']} files", f"{output.size(found['bytes'])} {limit}", found["folder"]
+
+
+@app.command()
+def clear(
+    which: Annotated[
+        list[str], typer.Argument(help=f"{_KINDS}; default: what a compiler makes again", show_default=False)
+    ] = (),
+    as_json: Json = False,
+) -> None:
+    """Remove compiled kernels; they are compiled again when they are needed. Tuned knobs go only where they are named.
+
+    Other processes may go on: they keep what they have loaded.
+    """
+    chosen = [kind for kind in _kinds(which) if which or not kind.lasting]
+    found = [{"name": kind.name, **_removed(Path.unlink, (f.path for f in _files(kind)))} for kind in chosen]
+    _told(found, as_json)
+
+
+@app.command()
+def verify(
+    which: Annotated[list[str], typer.Argument(help=f"{_KINDS}; default: all", show_default=False)] = (),
+    remove: Annotated[bool, typer.Option("--remove", help="remove it")] = False,
+    as_json: Json = False,
+) -> None:
+    """Read every file that is kept and name each that is truncated, damaged, another one's or of others' making.
+
+    Such a file is never used. Of a table of tuned knobs, sound entries are used and stay. Exits with 1 if there is
+    any left.
+    """
+    found, left = [], 0
+    for kind in _kinds(which):
+        files = _files(kind)
+        bad = damaged(kind, files)
+        one = {"name": kind.name, "files": len(files), "damaged": [{"path": str(p), "why": w} for p, w in bad]}
+        one |= _removed(kind.mend, (path for path, _ in bad)) if remove else {"removed": 0, "failed": []}
+        found.append(one)
+        left += len(bad) - one["removed"]
+    if as_json:
+        output.print_json(found)
+    else:
+        for one in found:
+            typer.echo(
+                f"{one['name']}: {one['files']} files, {len(one['damaged'])} of no use, {one['removed']} removed"
+            )
+            for bad in one["damaged"]:
+                typer.echo(f"  {bad['path']}: {bad['why']}")
+        if left and not remove:
+            typer.echo("To remove them: graphfuse cache verify --remove")
+    if left:
+        raise typer.Exit(exits.FAULT)
+
+
+def _removed(remove: Callable[[Path], None], paths: Iterable[Path]) -> dict[str, Any]:
+    removed, failed = 0, []
+    for path in paths:
+        try:
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                remove(path)
+            removed += 1
+        except OSError as error:
+            failed.append({"path": str(path), "why": error.strerror})
+    return {"removed": removed, "failed": failed}
+
+
+def _told(found: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        output.print_json(found)
+    for one in found:
+        if not as_json:
+            typer.echo(f"{one['name']}: {one['removed']} files removed")
+        for failed in one["failed"]:
+            typer.echo(f"{failed['path']} cannot be removed: {failed['why']}", err=True)
+    if any(one["failed"] for one in found):
+        raise typer.Exit(exits.FAULT)

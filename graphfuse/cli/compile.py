@@ -1,0 +1,154 @@
+"""``graphfuse compile``: kernels for a chip that need not be there, into the cache of cubins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graphfuse.cli import exits, output
+from graphfuse.cli.output import Json
+from graphfuse.cli.subject import Cases, Quick, Subject, graphs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from graphfuse.device import Device
+    from graphfuse.enums import heur_mode
+    from graphfuse.errors import KernelCompileError
+    from graphfuse.plan import Plan
+    from graphfuse.user_graph import pygraph
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A source, named as planning names it when it looks for the cubin."""
+
+    source: str
+    name: str
+
+
+def compile(
+    subject: Subject,
+    arch: Annotated[str, typer.Option(help="the chip to compile for, as sm_90a")],
+    case: Cases = (),
+    quick: Quick = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="the kernels of all plans of mode B, not of the best one")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compile the kernels of graphs ahead of time, for a chip that need not be there.
+
+    A machine with such a chip, the same NVRTC and this cache finds them there and compiles nothing; its user's own
+    tuning may choose other knobs, which are then compiled as ever. Exits with 1 if a graph has no plan of generated
+    kernels, or a kernel does not compile.
+    """
+    from rich.console import Console
+
+    from graphfuse.device import for_arch
+    from graphfuse.enums import heur_mode
+    from graphfuse.errors import GraphfuseError
+    from graphfuse.runtime import cache, toolkit
+
+    device = for_arch(arch)
+    mode = heur_mode.B if every else heur_mode.OPENSOURCE
+    found = graphs(subject, case, quick)
+    nvrtc = toolkit.load()
+    wanted: dict[Kernel, list[str]] = {}  # equal problems are equal sources
+    failed: list[dict[str, str]] = []
+    for name, graph in found.items():
+        try:
+            best = plans(graph, device, mode)[: None if every else 1]
+        except GraphfuseError as error:
+            failed.append({"subject": name, "why": str(error)})
+            continue
+        for kernel in dict.fromkeys(k for plan in best for k in kernels(plan)):
+            wanted.setdefault(kernel, []).append(name)
+    console = Console(stderr=True)
+    before, start = cache.statistics(), time.monotonic()
+    size = 0
+    for kernel, code in _compiled(wanted, device, console):
+        if isinstance(code, bytes):
+            size += len(code)
+        else:
+            failed.append({"subject": ", ".join(wanted[kernel]), "why": str(code)})
+    after = cache.statistics()
+    report = {
+        "subject": subject,
+        "arch": device.arch,
+        "nvrtc": nvrtc.version,
+        "folder": str(cache.folder()),
+        "graphs": len(found),
+        "kernels": len(wanted),
+        "compiled": after.compiled - before.compiled,
+        "kept_before": after.disk_hits - before.disk_hits,
+        "bytes": size,
+        "seconds": round(time.monotonic() - start, 3),
+        "failed": failed,
+    }
+    if as_json:
+        output.print_json(report)
+    else:
+        typer.echo(
+            f"{report['graphs']} graphs, {report['kernels']} kernels ({output.size(size)}) for {device.arch}: "
+            f"{report['compiled']} compiled in {report['seconds']:.1f} s, {report['kept_before']} were there: "
+            f"{report['folder']}"
+        )
+        for one in failed:
+            typer.echo(f"{one['subject']}: {one['why']}", err=True)
+    if failed:
+        raise typer.Exit(exits.FAULT)
+
+
+def plans(graph: pygraph, device: Device, mode: heur_mode) -> tuple[Plan, ...]:
+    """Those of generated kernels, best first; GraphNotSupportedError with every engine's reason where there is none."""
+    from graphfuse import plan, plugins
+    from graphfuse.errors import GraphNotSupportedError
+    from graphfuse.lower import lower
+    from graphfuse.tables import store
+
+    graph.validate()
+    lowered, known = lower(graph.frozen), plugins.installed()
+    regions, declined = plan.matches(lowered, known)
+    proposal = plan.propose(lowered, regions, known.engines, device, mode, store.tunings(known.engines, device))
+    found = tuple(p for p in proposal.plans if any(kernels(p)))
+    if not found:
+        reasons = [*plan.refusals(proposal), *(f"  pattern {d.pattern}: {d.why}" for d in declined)]
+        raise GraphNotSupportedError("\n".join(["no engine generates a kernel for it:", *reasons]))
+    return found
+
+
+def kernels(plan: Plan) -> tuple[Kernel, ...]:
+    """The sources of a plan's kernels. The names are those that ``planner.prepare`` compiles them under."""
+    return tuple(
+        Kernel(source, f"{part.engine.name}.cu")
+        for part in plan.parts
+        for source in part.engine.sources(part.facts, part.knobs)
+    )
+
+
+def _compiled(
+    wanted: Iterable[Kernel], device: Device, console: Console
+) -> Iterator[tuple[Kernel, bytes | KernelCompileError]]:
+    """(kernel, cubin or the error) of each, side by side in threads, with a progress bar."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from graphfuse.errors import KernelCompileError
+    from graphfuse.planner import compilers
+    from graphfuse.runtime import cache
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress, compilers(device) as pool:
+        waiting = {pool.submit(cache.cubin, k.source, device.arch, k.name): k for k in wanted}
+        for done in progress.track(
+            as_completed(waiting), total=len(waiting), description=f"compiling for {device.arch}"
+        ):
+            try:
+                yield waiting[done], done.result()
+            except KernelCompileError as error:
+                yield waiting[done], error

@@ -1,0 +1,48 @@
+"""What a command's exit code says. Errors of graphfuse become a line on standard error and one of these."""
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from graphfuse.errors import DeviceError, GraphfuseError, SettingError
+
+FAULT = 1
+USAGE = 2
+NO_DEVICE = 3
+
+EPILOG = (
+    "Exit codes: 0 all is well; 1 a fault was found, or something failed; 2 wrong arguments or settings; "
+    "3 the command needs a device that is not there."
+)
+
+_CODES = ((DeviceError, NO_DEVICE), (SettingError, USAGE), (GraphfuseError, FAULT))
+
+
+class Group(TyperGroup):
+    """Commands whose errors are told in a line. What is no error of graphfuse is a bug and keeps its traceback.
+
+    Without a command the help is printed, and the exit code is that of wrong arguments: nothing was asked for.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args:
+            typer.echo(ctx.get_help())
+            raise typer.Exit(USAGE)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GraphfuseError as error:
+            typer.echo(f"{type(error).__name__}: {error}", err=True)
+            raise typer.Exit(next(code for kind, code in _CODES if isinstance(error, kind))) from error
+
+
+def need_gpu(command: str) -> None:
+    """End the command with NO_DEVICE where nothing can run on a GPU."""
+    from graphfuse.record import gpu_needed
+
+    if reason := gpu_needed(command):
+        typer.echo(reason, err=True)
+        raise typer.Exit(NO_DEVICE)

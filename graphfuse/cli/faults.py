@@ -1,0 +1,251 @@
+"""What ``graphfuse doctor`` looks at: functions that each give what they found, with the command that mends it."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphfuse.cli.kept import Kind, damaged, kinds
+from graphfuse.device import Device
+from graphfuse.errors import CompilerNotFoundError, GraphfuseError, PluginError, SettingError, ToolkitNotFoundError
+from graphfuse.kept_file import foreign
+
+FAULT = "fault"
+NOTE = "note"
+OK = "ok"
+
+_LEAST_ROOM = 32 << 20  # bytes free in a cache's file system: a compilation needs some
+_DRIVER_NODE = Path("/dev/nvidiactl")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """level: OK; NOTE for what is missing and not needed here; FAULT. mend: a command, "" where nothing is to do."""
+
+    check: str
+    level: str
+    what: str
+    mend: str = ""
+
+
+def settings() -> Iterator[Finding]:
+    """Environment variables that are read."""
+    from graphfuse import settings as read
+    from graphfuse.errors import DeviceError
+    from graphfuse.runtime import device
+
+    asked: Mapping[str, Callable[[], object]] = {
+        "GRAPHFUSE_DEVICE": device.get,
+        "GRAPHFUSE_CACHE_DIR": read.cache_dir,
+        "GRAPHFUSE_CACHE_LIMIT": lambda: read.cache_limit(1),
+        "GRAPHFUSE_PLUGINS": read.plugins,
+        "GRAPHFUSE_TUNING_DIR": read.tuning_dir,
+    }
+    wrong = False
+    for name, ask in asked.items():
+        try:
+            ask()
+        except (SettingError, DeviceError) as error:
+            wrong = True
+            yield Finding("settings", FAULT, str(error), f"unset {name}")
+        except OSError:  # no home directory: the caches' matter
+            continue
+    if not wrong:
+        given = ", ".join(f"{name}={value}" for name, value in read.given().items())
+        yield Finding("settings", OK, given or "none is set")
+
+
+def torch() -> Iterator[Finding]:
+    """Whether torch is there, and sees the GPU that the driver reports."""
+    from graphfuse.runtime import device
+
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield Finding("torch", FAULT, f"torch cannot be imported: {error}", "pip install --force-reinstall torch")
+        return
+    if device.count() and not torch.cuda.is_available():
+        why = "is built without CUDA" if torch.version.cuda is None else "sees no CUDA device"
+        yield Finding(
+            "torch",
+            FAULT,
+            f"torch {torch.__version__} {why}, though the driver reports {device.count()}: tensors cannot be there",
+            "pip uninstall --yes torch && pip install torch",
+        )
+        return
+    yield Finding("torch", OK, f"{torch.__version__}, {'with' if torch.version.cuda else 'without'} CUDA")
+
+
+def driver() -> Iterator[Finding]:
+    """Whether a GPU that is there can be used."""
+    from graphfuse.runtime import device
+
+    if device.count():
+        for number in range(device.count()):
+            found = device.get(number)
+            yield Finding("device", OK, f"{found} {found.name}, {found.arch}")
+    elif _DRIVER_NODE.exists():
+        what = f"there is {_DRIVER_NODE}, but the CUDA driver reports no device"
+        yield Finding("device", FAULT, what, "nvidia-smi")
+    else:
+        yield Finding("device", NOTE, "no CUDA device: graphs run on the emulator or the reference engine")
+
+
+def nvrtc() -> Iterator[Finding]:
+    """Whether kernels can be compiled for the GPUs that are there."""
+    from graphfuse.runtime import device, toolkit
+
+    devices = [device.get(number) for number in range(device.count())]
+    try:
+        kit = toolkit.load()
+    except ToolkitNotFoundError as error:
+        level = FAULT if devices else NOTE
+        needed = "" if devices else ": needed for GPUs, and to compile for them ahead of time"
+        yield Finding("NVRTC", level, str(error).splitlines()[0] + needed, toolkit.MEND)
+        return
+    yield from nvrtc_serves(kit.version, toolkit.architectures(), device.driver_version() if devices else None, devices)
+
+
+def nvrtc_serves(
+    version: str, architectures: frozenset[int], driver: int | None, devices: Sequence[Device]
+) -> Iterator[Finding]:
+    """version: of NVRTC. architectures: that it compiles for, 90 for SM90. driver: the CUDA version that it serves, as
+    13000, None where there is none."""
+    for found in devices:
+        if found.sm not in architectures:
+            what = f"NVRTC {version} does not compile for {found.name} (SM{found.sm}); it does for SM"
+            what += ", SM".join(map(str, sorted(architectures)))
+            yield Finding("NVRTC", FAULT, what, 'pip install --upgrade "nvidia-cuda-nvrtc>=13"')
+            return
+    major = int(version.partition(".")[0] or 0)
+    if driver is not None and driver // 1000 < major:
+        served = f"{driver // 1000}.{driver % 1000 // 10}"
+        what = f"the driver serves CUDA {served}, NVRTC is of CUDA {version}: its kernels cannot be loaded"
+        yield Finding("NVRTC", FAULT, what, "apt-get install --only-upgrade nvidia-driver")
+        return
+    yield Finding("NVRTC", OK, f"{version}, for SM{min(architectures)} to SM{max(architectures)}")
+
+
+def compiler() -> Iterator[Finding]:
+    """Whether the emulator's C++ compiler is there and makes libraries."""
+    from graphfuse.emulator import compiler as host
+    from graphfuse.runtime import device
+
+    level = NOTE if device.count() else FAULT
+    mend = "apt-get install g++"
+    try:
+        found = host.find()
+    except CompilerNotFoundError as error:
+        yield Finding("C++ compiler", level, str(error), mend)
+        return
+    with tempfile.TemporaryDirectory(prefix="graphfuse-") as folder:
+        command = [found.path, "-std=c++17", "-fPIC", "-shared", "-x", "c++", "-", "-o", str(Path(folder, "made.so"))]
+        text = "#include <cmath>\n#include <atomic>\nint made(double x) { return std::isnan(x); }\n"
+        done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode:
+        log = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+        yield Finding("C++ compiler", level, f"{found} makes no library of C++17: {log}", mend)
+    else:
+        yield Finding("C++ compiler", OK, str(found))
+
+
+def caches() -> Iterator[Finding]:
+    """Whether what is compiled and tuned can be kept, and what is kept is sound."""
+    for kind in kinds().values():
+        try:
+            folder = kind.folder()
+        except SettingError:  # told by `settings`
+            continue
+        except OSError as error:
+            variable = "GRAPHFUSE_TUNING_DIR" if kind.lasting else "GRAPHFUSE_CACHE_DIR"
+            yield Finding(
+                kind.name, FAULT, f"{kind.holds} are not kept: {error}", f"export {variable}=/var/tmp/graphfuse"
+            )
+            continue
+        found = list(_folder(kind, folder)) or list(_content(kind))
+        yield from found or [Finding(kind.name, OK, f"{folder}, {len(kind.files())} files")]
+
+
+def _folder(kind: Kind, folder: Path) -> Iterator[Finding]:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    quoted = shlex.quote(str(there))
+    if not there.is_dir():
+        yield Finding(kind.name, FAULT, f"{there} is no folder: {kind.holds} are not kept", f"rm {quoted}")
+        return
+    why = foreign(there.stat()) if there == folder else None
+    if why is not None:
+        mend = f"sudo chown -R {os.geteuid()} {quoted}" if "belongs" in why else f"chmod -R go-w {quoted}"
+        yield Finding(kind.name, FAULT, f"{there}: {why}", mend)
+    try:
+        os.scandir(there).close()
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        what = f"{there} cannot be read and written ({error.strerror}): {kind.holds} are not kept"
+        yield Finding(kind.name, FAULT, what, f"chmod u+rwx {quoted}")
+        return
+    if shutil.disk_usage(there).free < _LEAST_ROOM:
+        yield Finding(kind.name, FAULT, f"the file system of {there} is full", "graphfuse cache clear")
+
+
+def _content(kind: Kind) -> Iterator[Finding]:
+    bad = damaged(kind, kind.files())
+    if bad:
+        (path, why), more = bad[0], f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        mend = f"graphfuse cache verify --remove {kind.name}"
+        yield Finding(kind.name, FAULT, f"{path}: {why}{more}", mend)
+
+
+def tables() -> Iterator[Finding]:
+    """Whether the tables of tuned knobs that come with engines can be read."""
+    from graphfuse import engines
+    from graphfuse.device import ARCHES, for_arch
+    from graphfuse.tables import store
+
+    count = 0
+    for engine in engines.ALL:
+        for arch in ARCHES:
+            try:
+                count += len(store.first_party(engine, for_arch(arch)))
+            except PluginError as error:
+                yield Finding("tables", FAULT, str(error), "pip install --force-reinstall --no-deps graphfuse")
+                return
+    yield Finding("tables", OK, f"{count} tuned entries come with the engines")
+
+
+def installed() -> Iterator[Finding]:
+    """Whether patterns and engines of installed packages can be used, together, too."""
+    from graphfuse import plugins
+
+    found = plugins.listed()
+    for one in found:
+        if one.state == plugins.LEFT_OUT:
+            yield Finding("plug-ins", FAULT, str(one.error), f"pip uninstall --yes {one.distribution}")
+    sound = [one for one in found if one.state != plugins.LEFT_OUT]
+    if sound or not found:
+        names = ", ".join(dict.fromkeys(f"{one.distribution} {one.version}" for one in sound))
+        yield Finding("plug-ins", OK, names or "none is installed")
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    settings,
+    driver,
+    torch,
+    nvrtc,
+    compiler,
+    caches,
+    tables,
+    installed,
+)
+
+
+def findings() -> Iterator[Finding]:
+    """What all checks found. A check that fails itself is a finding, and the others go on."""
+    for check in CHECKS:
+        try:
+            yield from check()
+        except (GraphfuseError, OSError) as error:
+            yield Finding(check.__name__, FAULT, f"{type(error).__name__}: {error}", "graphfuse info")

@@ -1,0 +1,92 @@
+"""The graphs that a command line names: cases of a bench, or what a function of the user's returns."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from graphfuse.benchmarks.bench import Bench
+    from graphfuse.device import Device
+    from graphfuse.user_graph import pygraph
+
+Subject = Annotated[
+    str,
+    typer.Argument(
+        metavar="SUBJECT", help="a bench, or MODULE:FUNCTION (FILE.py:FUNCTION) that returns a graph, not built yet"
+    ),
+]
+Cases = Annotated[
+    list[str], typer.Option("--case", help="of a bench, only the case of this name (repeatable); bench --list has them")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="of a bench, a few of the cases")]
+
+
+def graphs(subject: str, cases: Sequence[str], quick: bool) -> dict[str, pygraph]:
+    """Graphs by name. BadParameter for what is not there; what the user's own code raises passes."""
+    if ":" in subject:
+        if cases or quick:
+            raise typer.BadParameter(f"{subject} is no bench and has no cases", param_hint="--case, --quick")
+        return {subject: _returned(subject)}
+    bench = find_bench(subject)
+    known = {str(case): case for case in (bench.quick if quick else bench.cases)}
+    for name in cases:
+        if name not in known:
+            raise typer.BadParameter(f"{name!r}: {subject} has {', '.join(map(repr, known))}", param_hint="--case")
+    return {f"{subject} {name}": known[name].graph() for name in cases or known}
+
+
+def find_bench(name: str) -> Bench:
+    from graphfuse.benchmarks.benches import BENCHES
+
+    if name not in BENCHES:
+        raise typer.BadParameter(f"{name!r} is no bench; there are: {', '.join(BENCHES)}")
+    return BENCHES[name]
+
+
+def plan_for(graph: pygraph, device: Device) -> None:
+    """Have a graph planned for a device that need not be there, whatever device it was made for."""
+    from graphfuse.runtime.handle import Handle
+
+    graph.handle = Handle(device)
+
+
+def _returned(subject: str) -> pygraph:
+    from graphfuse.user_graph import pygraph
+
+    place, _, name = subject.rpartition(":")
+    function = getattr(_module(place), name, None)
+    if not callable(function):
+        raise typer.BadParameter(f"{place} has no function {name!r}")
+    graph = function()
+    if not isinstance(graph, pygraph):
+        raise typer.BadParameter(f"{subject} returned {graph!r}; accepted: a graphfuse.pygraph")
+    return graph
+
+
+def _module(place: str) -> ModuleType:
+    if place.endswith(".py"):
+        path = Path(place)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if not path.is_file() or spec is None or spec.loader is None:
+            raise typer.BadParameter(f"there is no file {place}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # where its dataclasses and pickles look for it
+        spec.loader.exec_module(module)
+        return module
+    sys.path.insert(0, "")  # as python -m does: modules of the working directory
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # found, but something that it imports is not
+        raise typer.BadParameter(f"there is no module {place!r}") from None
+    finally:
+        sys.path.remove("")

@@ -1,0 +1,37 @@
+"""A file that a cache keeps on disk, and whether somebody else may have written it."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """size: in bytes. used: when it was last, in seconds since the epoch."""
+
+    path: Path
+    size: int
+    used: float
+
+
+def files(paths: Iterable[Path], used: Callable[[os.stat_result], float]) -> list[KeptFile]:
+    """The regular files among `paths` that are still there: another process may remove any of them at any time."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            state = path.lstat()
+            if stat.S_ISREG(state.st_mode):
+                found.append(KeptFile(path, state.st_size, used(state)))
+    return found
+
+
+def foreign(found: os.stat_result) -> str | None:
+    """Why a file or folder may hold what somebody else put there; None if nobody else can have."""
+    if found.st_uid != os.geteuid():
+        return f"it belongs to user {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others can write it"
+    return None
