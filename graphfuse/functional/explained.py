@@ -2,16 +2,17 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.errors import GraphNotSupportedError, VariantPackError, VariantPackTypeError
 from graphfuse.explain import Explanation, explained
 from graphfuse.functional import operator, option, problem
 from graphfuse.functional.call import Call
 from graphfuse.functional.declaration import Function
 from graphfuse.functional.tensor_parameter import complete
+from graphfuse.runtime import torch_private
 
 
 def explain(function: Callable[..., object], *args: object, **kwargs: object) -> Explanation:
@@ -34,11 +35,11 @@ def explain(function: Callable[..., object], *args: object, **kwargs: object) ->
             f"explain: {function!r} is none of ours; accepted: functions of graphfuse.functional, functions and "
             "modules of graphfuse.torch"
         )
-    watch = _Watch()
-    with watch:
+    found: list[Explanation] = []
+    with _watch(found):
         function(*args, **kwargs)
-    (found,) = watch.found
-    return found
+    (only,) = found
+    return only
 
 
 def _is_ours(function: object) -> bool:
@@ -48,21 +49,28 @@ def _is_ours(function: object) -> bool:
     return callable(function) and str(made_in).startswith("graphfuse.torch.")
 
 
-class _Watch(TorchDispatchMode):
-    """Explains operators of ours in place of running them. While a mode is active, every call takes the dispatcher."""
+def _watch(found: list[Explanation]) -> AbstractContextManager[object]:
+    """Explains operators of ours into `found` in place of running them. While it is active, every call takes the
+    dispatcher."""
+    base = torch_private.dispatch_mode()
+    if base is None:
+        raise GraphNotSupportedError(
+            "explain: this torch does not show which operators a function calls; accepted: functions of "
+            "graphfuse.functional"
+        )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Explanation] = []
+    class Watch(base):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            f = operator.FUNCTIONS.get(func._schema.name)
+            if f is None:
+                return func(*args, **(kwargs or {}))
+            names = [a.name for a in func._schema.arguments]
+            given = dict.fromkeys(f.parameters) | dict(f.defaults) | dict(zip(names, args, strict=False))
+            given |= kwargs or {}
+            found.append(_planned(f, given))
+            return f.returned(complete(f.variant(given).arguments, given))
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        f = operator.FUNCTIONS.get(func._schema.name)
-        if f is None:
-            return func(*args, **(kwargs or {}))
-        names = [a.name for a in func._schema.arguments]
-        given = dict.fromkeys(f.parameters) | dict(f.defaults) | dict(zip(names, args, strict=False)) | (kwargs or {})
-        self.found.append(_planned(f, given))
-        return f.returned(complete(f.variant(given).arguments, given))
+    return Watch()
 
 
 def _planned(f: Function, given: dict[str, object]) -> Explanation:

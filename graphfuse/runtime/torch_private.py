@@ -113,6 +113,12 @@ def observed() -> Callable[[], bool]:
     return lambda: compiling() or is_tracing() or modes() > 0 or transforms() or forward_ad._current_level >= 0
 
 
+def dispatch_mode() -> type | None:
+    """The base of classes that see each operator that is called, as a context manager does; None where there is
+    none."""
+    return _find("utils._python_dispatch.TorchDispatchMode")
+
+
 def differentiates_forward() -> Callable[[], bool]:
     """What tells whether a level of forward derivatives (``torch.autograd.forward_ad.dual_level``) is at work. Always,
     where torch cannot tell."""

@@ -6,21 +6,28 @@ import pytest
 import torch
 
 import graphfuse.torch as gt
-from graphfuse import ReferenceEngineWarning, VariantPackError, VariantPackTypeError, functional
+from graphfuse import (
+    GraphNotSupportedError,
+    ReferenceEngineWarning,
+    VariantPackError,
+    VariantPackTypeError,
+    functional,
+)
 from graphfuse.functional import problem
+from graphfuse.runtime import torch_private
 
 BF16 = torch.bfloat16
 
 
 @pytest.fixture(params=["cpu", "emulator"])
-def device(request, monkeypatch):
-    monkeypatch.setenv("GRAPHFUSE_DEVICE", request.param)
+def device(request, plan_on):
+    plan_on(request.param)
     return request.param
 
 
 @pytest.fixture
-def emulator(monkeypatch):
-    monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
+def emulator(plan_on):
+    plan_on("emulator")
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +136,10 @@ def test_no_warning_where_there_are_no_kernels(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         functional.rmsnorm(x(3, 64), x(64))
+
+
+def test_where_torch_does_not_show_which_operators_are_called(monkeypatch):
+    monkeypatch.setattr(torch_private, "dispatch_mode", lambda: None)
+    with pytest.raises(GraphNotSupportedError, match="accepted: functions of graphfuse.functional"):
+        functional.explain(gt.softmax, x())
+    assert functional.explain(functional.softmax, x()).regions

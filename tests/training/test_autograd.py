@@ -152,8 +152,9 @@ def test_batches_of_gradients(name, create_graph):
 
 
 @pytest.fixture
-def runs(monkeypatch):
+def runs(monkeypatch, plan_on):
     """Names of the graphs that the reference engine runs from now on."""
+    plan_on("cpu")  # anew: plans keep what they run
     found, run = [], ReferenceEngine.run
     monkeypatch.setattr(
         ReferenceEngine, "run", lambda self, facts, *rest: found.append(facts.graph.name) or run(self, facts, *rest)
