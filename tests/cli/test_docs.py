@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from graphfuse import errors, settings
+import graphfuse.torch
+from graphfuse import errors, functional, settings
 from graphfuse.cli import app
+from graphfuse.ops import OPS, SPELLINGS
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "command-line.md").read_text()
 FOLDERS = ("benchmarks", "docs", "engines", "examples", "graphfuse", "patterns", "tests")
 GUIDES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "troubleshooting.md", ROOT / "CHANGELOG.md"]
 
@@ -25,7 +27,7 @@ def commands(group=None, before: str = "") -> list[str]:
 
 def table(heading: str) -> list[str]:
     """The first cells of the table under a heading, or that begins with a cell."""
-    lines = README[README.index(heading) :].splitlines()
+    lines = GUIDE[GUIDE.index(heading) :].splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("|---") or line.startswith("|--:"))
     rows = []
     for line in lines[start + 1 :]:
@@ -79,3 +81,21 @@ def test_files_and_targets_of_a_guide_are_there(guide):
         assert (ROOT / path.rstrip(".")).exists(), path
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M)) <= targets
+
+
+def named(page: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", (ROOT / "docs" / page).read_text()))
+
+
+def test_every_operation_is_named():
+    assert {*OPS, *SPELLINGS} <= named("graphs.md")
+
+
+def test_every_function_and_operator_is_named():
+    assert {name for name in functional.__all__ if name != "explain"} <= named("functional.md")
+    training = (ROOT / "docs" / "training.md").read_text()
+    assert all(re.search(rf"`{name}\b", training) for name in graphfuse.torch.__all__)
+
+
+def test_the_first_page_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
