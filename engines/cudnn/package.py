@@ -1,6 +1,10 @@
 """The package ``cudnn`` and the library behind it: there, or the reason why not."""
 
+import contextlib
+import ctypes
+import importlib.util
 import re
+from pathlib import Path
 from types import ModuleType
 
 from graphfuse.engine import No
@@ -17,8 +21,31 @@ def load() -> ModuleType | No:
     try:
         package.backend_version()
     except (RuntimeError, OSError) as error:  # what its loader of libraries raises
-        return No(f"nvidia-cudnn-frontend finds no libcudnn ({error}): install nvidia-cudnn-cu13, or cuDNN itself")
+        return _with_bundled(package, error)
     return package
+
+
+def _with_bundled(package: ModuleType, error: Exception) -> ModuleType | No:
+    """The package, given the library of a wheel that it does not look for: it knows one folder for wheels, and torch's
+    may be in another, as where an environment sees the system's packages."""
+    again = getattr(package, "_dlopen_cudnn", None)
+    for library in bundled() if again else ():
+        with contextlib.suppress(RuntimeError, OSError):  # the next one may do
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+            again()  # which finds by name what is loaded
+            package.backend_version()
+            return package
+    return No(f"nvidia-cudnn-frontend finds no libcudnn ({error}): install nvidia-cudnn-cu13, or cuDNN itself")
+
+
+def bundled() -> tuple[Path, ...]:
+    """libcudnn in wheels, wherever Python finds them: torch's builds for CUDA come with one."""
+    try:
+        spec = importlib.util.find_spec("nvidia.cudnn")
+    except ImportError:  # no package nvidia
+        return ()
+    folders = spec.submodule_search_locations or () if spec else ()
+    return tuple(file for folder in folders for file in sorted(Path(folder, "lib").glob("libcudnn.so.[0-9]*")))
 
 
 def load_without_library() -> ModuleType | No:
