@@ -2,8 +2,10 @@
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -15,27 +17,38 @@ OLDEST = (1, 32)
 
 def load() -> ModuleType | No:
     """The imported package, or what is missing: the package, a version of it, or libcudnn."""
+    # The package keeps that it found none when it is first asked, so that this comes before.
+    _load_library()
+    before = sys.modules.get("cudnn")
     package = load_without_library()
     if isinstance(package, No):
         return package
+    return _without_library(package, package is before) or package
+
+
+@functools.cache
+def _without_library(package: ModuleType, early: bool) -> No | None:
+    """early: whether the package was imported before a library was loaded for it."""
+    if early and hasattr(package, "_dlopen_cudnn"):
+        package._dlopen_cudnn()
     try:
         package.backend_version()
     except (RuntimeError, OSError) as error:  # what its loader of libraries raises
-        return _with_bundled(package, error)
-    return package
+        return No(f"nvidia-cudnn-frontend finds no libcudnn ({error}): install nvidia-cudnn-cu13, or cuDNN itself")
+    return None
 
 
-def _with_bundled(package: ModuleType, error: Exception) -> ModuleType | No:
-    """The package, given the library of a wheel that it does not look for: it knows one folder for wheels, and torch's
-    may be in another, as where an environment sees the system's packages."""
-    again = getattr(package, "_dlopen_cudnn", None)
-    for library in bundled() if again else ():
-        with contextlib.suppress(RuntimeError, OSError):  # the next one may do
-            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-            again()  # which finds by name what is loaded
-            package.backend_version()
-            return package
-    return No(f"nvidia-cudnn-frontend finds no libcudnn ({error}): install nvidia-cudnn-cu13, or cuDNN itself")
+@functools.cache
+def _load_library() -> None:
+    """Load a libcudnn that no search finds by name, so that the package does.
+
+    The package looks into one folder for wheels. Torch's may be in another, as where an environment sees the system's
+    packages.
+    """
+    for library in ("libcudnn.so.9", *map(str, bundled())):
+        with contextlib.suppress(OSError):  # the next one may do
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            return
 
 
 def bundled() -> tuple[Path, ...]:

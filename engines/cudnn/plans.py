@@ -14,6 +14,8 @@ from graphfuse.ir import Subgraph
 MODES = (heur_mode.A, heur_mode.B, heur_mode.FALLBACK)
 """That cuDNN is asked in, best first."""
 
+_DESELECTED = "Deselecting execution plan"  # what the package says of a plan that has a refused note
+
 MULTIPLIES = frozenset({"matmul", "conv_fprop", "sdpa"})
 """Ops that tensor cores work for."""
 
@@ -83,6 +85,10 @@ def proposed(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) ->
         failed = error
     if failed is None:
         return No("cuDNN has no plan for it")
+    if _DESELECTED in str(failed):
+        rounding = " (float32 would be read as TF32)" if exact else ""
+        names = ", ".join(note.name for note in _refused(exact))
+        return No(f"each of cuDNN's plans for it has one of the notes that are not taken{rounding}: {names}")
     return No(f"cuDNN has no plan for it: {words(failed)}")
 
 
@@ -110,19 +116,22 @@ def rounds_inputs(facts: Subgraph) -> bool:
 
 
 def words(error: Exception) -> str:
-    """An error of cuDNN's on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error of cuDNN's on one line, without what the package's Python engines, which are not used, say."""
+    return " ".join(str(error).partition("; python engines")[0].split()) or type(error).__name__
 
 
 def _planned(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) -> Translation:
     """`facts` as a graph of cuDNN's for which its heuristics were asked, in all modes."""
     made = translate(cudnn, facts, handle)
-    refused = (*REFUSED, numerical_note.TENSOR_CORE) if exact else REFUSED
     made.graph.validate()
     made.graph.build_operation_graph()
-    made.graph.deselect_numeric_notes([getattr(cudnn.numerical_note, note.name) for note in refused])
+    made.graph.deselect_numeric_notes([getattr(cudnn.numerical_note, note.name) for note in _refused(exact)])
     made.graph.create_execution_plans([getattr(cudnn.heur_mode, mode.name) for mode in MODES])
     return made
+
+
+def _refused(exact: bool) -> tuple[numerical_note, ...]:
+    return (*REFUSED, numerical_note.TENSOR_CORE) if exact else REFUSED
 
 
 def _listed(graph) -> Iterator[tuple[Proposed, int]]:
@@ -130,11 +139,14 @@ def _listed(graph) -> Iterator[tuple[Proposed, int]]:
     modes: Mapping[int, object] = {
         entry.cpp_index: entry.mode for entry in graph.backend_plan_entries() if entry.cpp_index is not None
     }
+    known: set[CudnnKnobs] = set()
     for index, plan in enumerate(graph.plans):
         if plan.cpp_index in modes:
-            knobs = ",".join(sorted(f"{name.name}={value}" for name, value in (plan.knobs or {}).items()))
-            mode = heur_mode[modes[plan.cpp_index].name]
-            yield Proposed(CudnnKnobs(int(plan.engine_id), knobs), mode, _behavior(graph, index)), index
+            texts = sorted(f"{name.name}={value}" for name, value in (plan.knobs or {}).items())
+            knobs = CudnnKnobs(int(plan.engine_id), ",".join(texts))
+            if knobs not in known:  # of two that differ in knobs without names the better one stands for both
+                known.add(knobs)
+                yield Proposed(knobs, heur_mode[modes[plan.cpp_index].name], _behavior(graph, index)), index
 
 
 def _behavior(graph, index: int) -> frozenset[behavior_note]:
