@@ -32,7 +32,9 @@ def frozen(cudnn: ModuleType, graph: Graph, built: Built, handles: Handles) -> F
         Constant("pointer", places[tensor[uid]]) if tensor[uid] in places else Address(tensor[uid]) for uid in uids
     ]
     own = Scratch() if built.workspace_bytes else Constant("pointer", 0)
-    packs = [(struct.Struct(BY_VALUE[graph.tensors[t].dtype]).pack_into, _SCALAR_BYTES * n) for n, t in enumerate(scalars)]
+    packs = [
+        (struct.Struct(BY_VALUE[graph.tensors[t].dtype]).pack_into, _SCALAR_BYTES * n) for n, t in enumerate(scalars)
+    ]
     run = _run(cudnn, start, len(uids), packs, numbers, handles)
     return FrozenCall((own, *addresses, *map(HostScalar, scalars)), run)
 

@@ -155,4 +155,3 @@ def _behavior(graph, index: int) -> frozenset[behavior_note]:
         theirs = [note.name for note in graph.get_behavior_notes_for_plan_at_index(index)]
         found = frozenset(note for note in behavior_note if note.name in theirs)
     return found
-

@@ -237,7 +237,10 @@ def test_modes_and_knobs():
     facts = epilogues.EpilogueFacts("product", Subgraph(lowered(g), (0,)))
     own = CudnnEngine()
     listed = [plans.Proposed(plans.CudnnKnobs(n), heur_mode.A) for n in range(20)]
-    listed += [plans.Proposed(plans.CudnnKnobs(20), heur_mode.B), plans.Proposed(plans.CudnnKnobs(1, "A=1"), heur_mode.A)]
+    listed += [
+        plans.Proposed(plans.CudnnKnobs(20), heur_mode.B),
+        plans.Proposed(plans.CudnnKnobs(1, "A=1"), heur_mode.A),
+    ]
     last = plans.Proposed(plans.CudnnKnobs(30), heur_mode.FALLBACK)
     own._answers[engine._key(facts.subgraph), H200] = (*listed, last)
     numbers = {mode: [k.engine for k in own.propose(facts, H200, mode)] for mode in plans.MODES}
