@@ -1,5 +1,6 @@
 """First-party engines, in order of preference."""
 
+from graphfuse.engines.cudnn import CudnnEngine
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.engines.rows import RowEngine
 
@@ -7,3 +8,6 @@ if __name__ != "graphfuse.engines":  # found on the path in the repository's roo
     raise ImportError("this folder is installed under another name: import graphfuse.engines")
 
 ALL = (RowEngine(), ReferenceEngine())
+
+ON_REQUEST = (CudnnEngine(),)
+"""Engines that are used only where they are named, or the environment asks for them."""

@@ -297,6 +297,14 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
         """Numerical notes of the plan: rounding, software conversions, and the like."""
         return ()
 
+    def behavior_notes_of(self, facts: FactsT, knobs: KnobsT, device: Device) -> frozenset[behavior_note]:
+        """Those of one plan. Of an engine whose plans do not differ in it: `behavior_notes`."""
+        return self.behavior_notes
+
+    def numerical_notes_of(self, facts: FactsT, knobs: KnobsT, device: Device) -> frozenset[numerical_note]:
+        """Those of one plan. Of an engine whose plans do not differ in it: `numerical_notes`."""
+        return self.numerical_notes
+
     def problem(self, facts: FactsT) -> ProblemClass | None:
         """The class that tuned knobs are kept for; None if this engine is not tuned."""
         return None

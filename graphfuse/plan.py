@@ -84,12 +84,14 @@ class Plan:
     @property
     def behavior_notes(self) -> frozenset[behavior_note]:
         """Those of any part."""
-        return frozenset().union(*(part.engine.behavior_notes for part in self.parts))
+        notes = (p.engine.behavior_notes_of(p.facts, p.knobs, self.device) for p in self.parts)
+        return frozenset().union(*notes)
 
     @property
     def numerical_notes(self) -> frozenset[numerical_note]:
         """Those of any part."""
-        return frozenset().union(*(part.engine.numerical_notes for part in self.parts))
+        notes = (p.engine.numerical_notes_of(p.facts, p.knobs, self.device) for p in self.parts)
+        return frozenset().union(*notes)
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -1,5 +1,8 @@
 """The registry of patterns and engines: first-party ones, then installed packages', then the caller's.
 
+Some first-party engines are there on request: where they are named, or the environment asks for them. Their patterns
+are used where they are.
+
 A package offers its own through entry points in the groups ``graphfuse.engines`` and
 ``graphfuse.patterns``, each naming an Engine or Pattern object, or a tuple of them.
 Nothing registers by being imported.
@@ -66,17 +69,27 @@ class Registry:
 def registry(patterns: Iterable[object] = (), engines: Iterable[object] = ()) -> Registry:
     """The registry for one graph: objects given here come first; if names are given, only
     they (and the objects) are kept. An object that is also installed is one plug-in, the caller's."""
+    from graphfuse.engines import ON_REQUEST
+
     known = installed()
     patterns, engines = tuple(patterns), tuple(engines)
-    chosen = _select(_PATTERNS, known, known.patterns, patterns), _select(_ENGINES, known, known.engines, engines)
+    used = _select(_ENGINES, known, known.engines, engines, ON_REQUEST)
+    found = _select(_PATTERNS, known, tuple(dict.fromkeys((*known.patterns, *_patterns_of(used)))), patterns)
     given = {id(item) for item in (*patterns, *engines)}
-    return Registry(*chosen, {i: o for i, o in known.origins.items() if i not in given}, known.listed)
+    return Registry(found, used, {i: o for i, o in known.origins.items() if i not in given}, known.listed)
 
 
 def installed() -> Registry:
     """First-party patterns and engines, then those of installed packages by entry-point name. Never raises for what is
     wrong with one of these; SettingError for a GRAPHFUSE_PLUGINS that is none."""
-    return _installed(settings.plugins())
+    return _installed(settings.plugins(), settings.cudnn())
+
+
+def _patterns_of(engines: Iterable[Engine]) -> tuple[Pattern, ...]:
+    """The first-party patterns that are there for some engines alone."""
+    from graphfuse.patterns import ON_REQUEST
+
+    return tuple(pattern for engine in engines for pattern in ON_REQUEST.get(engine.name, ()))
 
 
 def listed() -> tuple[Listed, ...]:
@@ -176,11 +189,16 @@ _origins: dict[int, Origin] = {}
 
 
 @functools.cache
-def _installed(wanted: bool) -> Registry:
+def _installed(wanted: bool, requested: bool) -> Registry:
+    """requested: whether engines on request are used without being named."""
     from graphfuse import engines, patterns
 
-    origins: dict[int, Origin] = dict.fromkeys(map(id, (*patterns.ALL, *engines.ALL)), FIRST_PARTY)
+    request = {_PATTERNS: _patterns_of(engines.ON_REQUEST), _ENGINES: engines.ON_REQUEST}
     found: dict[_Kind, list] = {_PATTERNS: list(patterns.ALL), _ENGINES: list(engines.ALL)}
+    for kind in found if requested else ():
+        found[kind] += request[kind]
+    first_party = (*patterns.ALL, *engines.ALL, *request[_PATTERNS], *request[_ENGINES])
+    origins: dict[int, Origin] = dict.fromkeys(map(id, first_party), FIRST_PARTY)
     rows: list[Listed] = []
     for kind, entry, error in _offered():
         where = _origin(entry)
@@ -191,7 +209,7 @@ def _installed(wanted: bool) -> Registry:
             if item is not None and any(item is known for known in found[kind]):
                 continue  # offered twice
             if item is not None and why is None:
-                why = _clash(kind, item, where, found[kind], origins)
+                why = _clash(kind, item, where, [*found[kind], *request[kind]], origins)
             name = item.name if item is not None and kind.fault(item) is None else entry.name
             if why is None:
                 found[kind].append(item)
@@ -255,7 +273,8 @@ def _clash(kind: _Kind, item: object, where: Origin, found: list, origins: Mappi
     return None
 
 
-def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple) -> tuple:
+def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, on_request: tuple = ()) -> tuple:
+    """on_request: what is known by name alone."""
     objects = tuple({id(w): w for w in wanted if isinstance(w, kind.of)}.values())
     names = [w for w in wanted if isinstance(w, str)]
     for w in wanted:
@@ -264,7 +283,7 @@ def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple) -> tup
         why = None if isinstance(w, str) else kind.fault(w)
         if why:
             raise PluginError(f"{kind.name} {getattr(w, 'name', w)!r}, given to the graph: {why}")
-    by_name = {item.name: item for item in (*known, *objects)}
+    by_name = {item.name: item for item in (*on_request, *known, *objects)}
     for name in names:
         if name not in by_name:
             missing = "; ".join(o.error for o in registry.listed if o.state == LEFT_OUT and o.name == name and o.error)

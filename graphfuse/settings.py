@@ -7,6 +7,7 @@
 | GRAPHFUSE_CACHE_LIMIT | bytes that the kernels kept for GPUs may take, and those for the emulator: 500M, 2G |
 | GRAPHFUSE_TUNING_DIR | where tuned knobs are kept (default: graphfuse/tuning in XDG_DATA_HOME or ~/.local/share) |
 | GRAPHFUSE_PLUGINS | off: patterns and engines of installed packages are not loaded; on (default) |
+| GRAPHFUSE_CUDNN | on: cuDNN's engines are used (extra cudnn); off (default): only where they are named |
 | CXX | the C++ compiler that the emulator tries before g++ and clang++ |
 | GIT_COMMIT | the commit that records name, for a copy without its history |
 | CUDA_HOME, CUDA_PATH | CUDA toolkits to prefer over the pip wheels, in this order |
@@ -25,6 +26,7 @@ VARIABLES = (
     "GRAPHFUSE_DEVICE",
     "GRAPHFUSE_CACHE_DIR",
     "GRAPHFUSE_CACHE_LIMIT",
+    "GRAPHFUSE_CUDNN",
     "GRAPHFUSE_PLUGINS",
     "GRAPHFUSE_TUNING_DIR",
     "CXX",
@@ -57,10 +59,12 @@ def device() -> str | None:
 
 def plugins() -> bool:
     """Whether patterns and engines of installed packages are used; SettingError for another value than on and off."""
-    value = os.environ.get("GRAPHFUSE_PLUGINS") or "on"
-    if value not in ("on", "off"):
-        raise SettingError(f"GRAPHFUSE_PLUGINS={value!r} is not known; accepted: on, off")
-    return value == "on"
+    return _switch("GRAPHFUSE_PLUGINS", "on")
+
+
+def cudnn() -> bool:
+    """Whether cuDNN's engines are used without being named; SettingError for another value than on and off."""
+    return _switch("GRAPHFUSE_CUDNN", "off")
 
 
 def cache_dir() -> Path:
@@ -110,6 +114,13 @@ def use_tuning_dir(directory: Path | None) -> None:
 def environment(**changes: str) -> dict[str, str]:
     """The environment for a process to start, with these variables set."""
     return {**os.environ, **changes}
+
+
+def _switch(name: str, default: str) -> bool:
+    value = os.environ.get(name) or default
+    if value not in ("on", "off"):
+        raise SettingError(f"{name}={value!r} is not known; accepted: on, off")
+    return value == "on"
 
 
 def _directory(name: str) -> Path | None:

@@ -78,6 +78,13 @@ def _norm(*needed: str) -> Callable[[Graph, Node], str | None]:
     return why_not
 
 
+def _running(graph: Graph, node: Node) -> str | None:
+    absent = [port for port in ("in_running_mean", "in_running_var", "momentum") if node.input(port) is None]
+    if absent:  # its Python frontend leaves out what is None, which the library's own then misses
+        return f"has no {absent[0]}, which cuDNN asks for"
+    return _by_value("epsilon", "momentum")(graph, node)
+
+
 def _by_value(*ports: str) -> Callable[[Graph, Node], str | None]:
     def why_not(graph: Graph, node: Node) -> str | None:
         given = ((port, node.input(port)) for port in ports)
@@ -112,7 +119,7 @@ SAYINGS: Mapping[str, Saying] = {
     "adalayernorm_backward": Saying(_enums, _norm("scale")),
     "instancenorm": Saying(_enums, _by_value("epsilon"), axes=True),
     "instancenorm_backward": Saying(axes=True),
-    "batchnorm": Saying(why_not=_by_value("epsilon", "momentum"), axes=True),
+    "batchnorm": Saying(why_not=_running, axes=True),
     "batchnorm_inference": Saying(axes=True),
     "batchnorm_backward": Saying(axes=True),
     "transpose": Saying(_permutation, axes=True),

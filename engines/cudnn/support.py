@@ -12,6 +12,10 @@ ALIGNMENT = 16
 """Bytes that the frontend tells cuDNN every address is a multiple of."""
 
 
+BY_VALUE = {data_type.FLOAT: "f", data_type.DOUBLE: "d", data_type.HALF: "e"}
+"""Types that numbers are passed as, with their letters in ``struct``."""
+
+
 def why_not(facts: Subgraph, device: Device) -> No | None:
     """Of the nodes, then of their tensors, then of this machine."""
     if device.kind != "cuda":
@@ -64,6 +68,9 @@ def _untold(t: Tensor) -> str | None:
         return f"is reordered as {t.reordering.name}"
     if t.dtype is data_type.FP4_E2M1:
         return "packs two elements a byte"
+    if t.by_value and t.dtype not in BY_VALUE:
+        accepted = ", ".join(dtype.name for dtype in BY_VALUE)
+        return f"is passed by value as {t.dtype.name}; accepted: {accepted}"
     if not t.by_value and not t.virtual and t.alignment < ALIGNMENT:
         return f"is aligned to {t.alignment} bytes; cuDNN is told {ALIGNMENT}"
     return None

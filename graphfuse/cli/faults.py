@@ -42,6 +42,7 @@ def settings() -> Iterator[Finding]:
         "GRAPHFUSE_DEVICE": device.get,
         "GRAPHFUSE_CACHE_DIR": read.cache_dir,
         "GRAPHFUSE_CACHE_LIMIT": lambda: read.cache_limit(1),
+        "GRAPHFUSE_CUDNN": read.cudnn,
         "GRAPHFUSE_PLUGINS": read.plugins,
         "GRAPHFUSE_TUNING_DIR": read.tuning_dir,
     }

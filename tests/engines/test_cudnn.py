@@ -136,6 +136,16 @@ UNSAID = {
         )[0].set_output(),
         "'batchnorm.0'.* reads momentum from memory; cuDNN takes it by value",
     ),
+    "no running statistics": (
+        lambda g: g.batchnorm(g.tensor([2, 3, 4, 4]), *[g.tensor([1, 3, 1, 1]) for _ in range(2)], epsilon=1e-5)[
+            0
+        ].set_output(),
+        "'batchnorm.0'.* has no in_running_mean, which cuDNN asks for",
+    ),
+    "numbers of other types": (
+        lambda g: g.mul(g.tensor([4]), g.tensor([1], data_type=BF16, is_pass_by_value=True, name="n")).set_output(),
+        "tensor 'n'.* is passed by value as BFLOAT16; accepted: FLOAT, DOUBLE, HALF",
+    ),
     "stored": (_read_as_stored, r"'relu.1'.* reads input as BFLOAT16, rounded from FLOAT; .*read unrounded"),
 }
 

@@ -1,0 +1,152 @@
+"""cuDNN as an engine: products, convolutions and attention with what is pointwise after them, and norms.
+
+A plan is built once, and run by raw addresses on the caller's stream. It is used only where users ask for it.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from graphfuse.device import Device
+from graphfuse.dtypes import data_type
+from graphfuse.engine import Engine, No, Prepared, ProblemClass, Site
+from graphfuse.engines.cudnn import calls, devices, package, plans, support
+from graphfuse.engines.cudnn.handles import Handles
+from graphfuse.engines.cudnn.plans import CudnnKnobs, Proposed
+from graphfuse.enums import behavior_note, heur_mode, numerical_note
+from graphfuse.errors import GraphNotSupportedError
+from graphfuse.ir import Graph, Subgraph
+from graphfuse.patterns.epilogues import EpilogueFacts
+from graphfuse.served import Served
+
+MOST = 8
+"""Plans that are proposed in mode A, of cuDNN's own; in mode B all are."""
+
+_KEPT = 256  # answers of cuDNN's
+
+
+class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
+    """Whether cuDNN has a plan only cuDNN can say: it is asked when planning, once for nodes alike on a device, and
+    the first plan that can be built counts."""
+
+    name = "cudnn"
+    facts = EpilogueFacts
+    knobs = CudnnKnobs
+    modes = frozenset(plans.MODES)
+    serves = Served(frozenset({data_type.FLOAT}), rounding=True, layouts=True, by_value=True)
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._handles: dict[int, Handles] = {}
+        self._answers: OrderedDict[tuple[str, Device], tuple[Proposed, ...] | No] = OrderedDict()
+
+    def why_not(self, facts: EpilogueFacts, device: Device) -> No | None:
+        found = support.why_not(facts.subgraph, device) or devices.why_not(device)
+        if found is not None:
+            return found
+        answer = self._asked(facts.subgraph, device)
+        return answer if isinstance(answer, No) else None
+
+    def propose(self, facts: EpilogueFacts, device: Device, mode: heur_mode) -> Sequence[CudnnKnobs]:
+        """In mode A what cuDNN's has, the best few. In B what both have. In FALLBACK what is left, if anything is."""
+        found = self._proposed(facts, device)
+        best = [one.knobs for one in found if one.mode is heur_mode.A]
+        wide = [one.knobs for one in found if one.mode is not heur_mode.FALLBACK]
+        last = [one.knobs for one in found if one.mode is heur_mode.FALLBACK]
+        by_mode = {heur_mode.A: best[:MOST], heur_mode.B: wide, heur_mode.FALLBACK: last}
+        # The first can be built: it stands in where a mode has none of its own.
+        return by_mode[mode] or [found[0].knobs]
+
+    def illegal(self, facts: EpilogueFacts, knobs: CudnnKnobs, device: Device) -> No | None:
+        known = [one.knobs for one in self._proposed(facts, device)]
+        if knobs in known:
+            return None
+        return No(f"cuDNN proposes no such plan; it proposes: {', '.join(map(str, known)) or 'none'}")
+
+    def notes(self, facts: EpilogueFacts, knobs: CudnnKnobs, device: Device) -> tuple[str, ...]:
+        between = sorted(
+            facts.subgraph.graph.tensors[t].name
+            for node in facts.subgraph.nodes
+            for _, t in node.outputs
+            if t not in facts.subgraph.outputs
+        )
+        kept = f"; {', '.join(map(repr, between))} kept in FLOAT" if between else ""
+        return (f"cuDNN: sums in FLOAT in an order of the plan's own{kept}",)
+
+    def behavior_notes_of(self, facts: EpilogueFacts, knobs: CudnnKnobs, device: Device) -> frozenset[behavior_note]:
+        found = (one.behavior_notes for one in self._proposed(facts, device) if one.knobs == knobs)
+        return next(found, frozenset())
+
+    def numerical_notes_of(self, facts: EpilogueFacts, knobs: CudnnKnobs, device: Device) -> frozenset[numerical_note]:
+        """cuDNN does not tell them, but leaves out plans that have some (``plans.REFUSED``). Tensor cores may be used
+        wherever they are not left out."""
+        nodes = facts.subgraph
+        products = any(node.op_name in plans.MULTIPLIES for node in nodes.nodes)
+        used = products and not plans.rounds_inputs(nodes)
+        return frozenset({numerical_note.TENSOR_CORE} if used else ())
+
+    def problem(self, facts: EpilogueFacts) -> ProblemClass | None:
+        cudnn = package.load()
+        if isinstance(cudnn, No):
+            return None
+        return ProblemClass({"nodes": _key(facts.subgraph), "cudnn": cudnn.backend_version()}, 1)
+
+    def prepare(self, facts: EpilogueFacts, knobs: CudnnKnobs, device: Device, site: Site) -> Prepared:
+        cudnn = package.load()
+        if isinstance(cudnn, No):
+            raise GraphNotSupportedError(str(cudnn))
+        handles, nodes = self._of(cudnn, device), facts.subgraph
+        try:
+            with devices.current(device.ordinal):
+                built = plans.build(cudnn, nodes, knobs, handles.mine(), plans.rounds_inputs(nodes))
+                call = calls.frozen(cudnn, nodes.graph, built, handles)
+        except GraphNotSupportedError:
+            raise
+        except plans.errors(cudnn) as error:
+            names = ", ".join(node.name for node in nodes.nodes)
+            raise GraphNotSupportedError(f"cuDNN cannot build {knobs} for {names}: {plans.words(error)}") from error
+        return Prepared(
+            lambda dependent: call,
+            built.workspace_bytes,
+            "cuDNN does not say that its kernels wait for the work before them",
+        )
+
+    def _proposed(self, facts: EpilogueFacts, device: Device) -> tuple[Proposed, ...]:
+        answer = self._asked(facts.subgraph, device)
+        return () if isinstance(answer, No) else answer
+
+    def _asked(self, nodes: Subgraph, device: Device) -> tuple[Proposed, ...] | No:
+        """What cuDNN proposes for some nodes. Of nodes that are alike it is asked once."""
+        key = (_key(nodes), device)
+        with self._lock:
+            if key in self._answers:
+                self._answers.move_to_end(key)
+                return self._answers[key]
+        cudnn = package.load()
+        if isinstance(cudnn, No):
+            return cudnn  # not kept: it may be installed by and by
+        with devices.current(device.ordinal):
+            try:
+                handle = self._of(cudnn, device).mine()
+            except RuntimeError as error:
+                return No(f"cuDNN makes no handle for {device}: {plans.words(error)}")
+            answer = plans.proposed(cudnn, nodes, handle, plans.rounds_inputs(nodes))
+        with self._lock:
+            self._answers[key] = answer
+            while len(self._answers) > _KEPT:
+                self._answers.popitem(last=False)
+        return answer
+
+    def _of(self, cudnn, device: Device) -> Handles:
+        with self._lock:
+            if device.ordinal not in self._handles:
+                self._handles[device.ordinal] = Handles(cudnn, device.ordinal)
+            return self._handles[device.ordinal]
+
+
+def _key(nodes: Subgraph) -> str:
+    """A digest of what some nodes compute and which of it they write, whatever graph they are in."""
+    graph, written = nodes.graph, frozenset(nodes.outputs)
+    tensors = tuple(replace(t, virtual=t.id not in written and t.virtual) for t in graph.tensors)
+    return Graph("", tensors, nodes.nodes).key()

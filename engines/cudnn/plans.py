@@ -1,0 +1,157 @@
+"""cuDNN's plans for some nodes: which it proposes, and one of them built."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+
+from graphfuse.engine import No
+from graphfuse.engines.cudnn.translation import Translation, translate
+from graphfuse.enums import behavior_note, heur_mode, numerical_note
+from graphfuse.errors import GraphNotSupportedError
+from graphfuse.ir import Subgraph
+
+MODES = (heur_mode.A, heur_mode.B, heur_mode.FALLBACK)
+"""That cuDNN is asked in, best first."""
+
+_DESELECTED = "Deselecting execution plan"  # what the package says of a plan that has a refused note
+
+MULTIPLIES = frozenset({"matmul", "conv_fprop", "sdpa"})
+"""Ops that tensor cores work for."""
+
+REFUSED = (
+    numerical_note.DOWN_CONVERT_INPUTS,
+    numerical_note.REDUCED_PRECISION_REDUCTION,
+    numerical_note.NONDETERMINISTIC,
+    numerical_note.FFT,
+    numerical_note.WINOGRAD,
+    numerical_note.WINOGRAD_TILE_4x4,
+    numerical_note.WINOGRAD_TILE_6x6,
+    numerical_note.WINOGRAD_TILE_13x13,
+)
+"""Notes of plans that are never taken: they do not compute in the node's type, or not the same bits in every run."""
+
+
+@dataclass(frozen=True)
+class CudnnKnobs:
+    """One of cuDNN's plans, by what it is rather than by its place in a list.
+
+    engine: cuDNN's number of its engine. knobs: "NAME=VALUE,..." of cuDNN's knobs, by name.
+    """
+
+    engine: int
+    knobs: str = ""
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A plan that cuDNN proposes. mode: the first that it was proposed in."""
+
+    knobs: CudnnKnobs
+    mode: heur_mode
+    behavior_notes: frozenset[behavior_note] = field(default=frozenset(), compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A plan that is ready to run. index: its place in the graph's list. cpp_index: its place in cuDNN's own."""
+
+    translation: Translation
+    index: int
+    cpp_index: int
+    workspace_bytes: int
+
+
+def errors(cudnn: ModuleType) -> tuple[type[Exception], ...]:
+    """What the package raises for a graph that cuDNN does not take, and for errors of the device."""
+    return (cudnn.cudnnGraphNotSupportedError, RuntimeError, NotImplementedError, ValueError, ImportError)
+
+
+def proposed(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) -> tuple[Proposed, ...] | No:
+    """All plans that cuDNN proposes, best first, from the first one that can be built on; No with cuDNN's words where
+    there is none. exact: leave out plans on tensor cores (``rounds_inputs``)."""
+    failed: Exception | None = None
+    try:
+        made = _planned(cudnn, facts, handle, exact)
+        listed = tuple(_listed(made.graph))
+        for first, (_, entry) in enumerate(listed):
+            try:
+                made.graph.build_plan_at_index(entry)
+            except errors(cudnn) as error:
+                failed = failed or error
+                continue
+            return tuple(one for one, _ in listed[first:])
+    except errors(cudnn) as error:
+        failed = error
+    if failed is None:
+        return No("cuDNN has no plan for it")
+    if _DESELECTED in str(failed):
+        rounding = " (float32 would be read as TF32)" if exact else ""
+        names = ", ".join(note.name for note in _refused(exact))
+        return No(f"each of cuDNN's plans for it has one of the notes that are not taken{rounding}: {names}")
+    return No(f"cuDNN has no plan for it: {words(failed)}")
+
+
+def build(cudnn: ModuleType, facts: Subgraph, knobs: CudnnKnobs, handle: object, exact: bool) -> Built:
+    """One of the plans that are `proposed`. GraphNotSupportedError where cuDNN does not propose it, `errors` where it
+    does not build it."""
+    made = _planned(cudnn, facts, handle, exact)
+    listed = {one.knobs: index for one, index in _listed(made.graph)}
+    if knobs not in listed:
+        raise GraphNotSupportedError(
+            f"cuDNN {cudnn.backend_version()} proposes no plan {knobs} here; it proposes: "
+            f"{', '.join(map(str, listed)) or 'none'}"
+        )
+    index = listed[knobs]
+    made.graph.build_plan_at_index(index)
+    size = made.graph.get_workspace_size_plan_at_index(index)
+    return Built(made, index, made.graph.plans[index].cpp_index, size)
+
+
+def rounds_inputs(facts: Subgraph) -> bool:
+    """Whether tensor cores would round what is multiplied: they take float32 as TF32, with 10 bits after the point."""
+    tensors = facts.graph.tensors
+    read = (tensors[t] for node in facts.nodes if node.op_name in MULTIPLIES for _, t in node.inputs)
+    return any(t.dtype.bits >= 32 and not t.by_value for t in read)
+
+
+def words(error: Exception) -> str:
+    """An error of cuDNN's on one line, without what the package's Python engines, which are not used, say."""
+    return " ".join(str(error).partition("; python engines")[0].split()) or type(error).__name__
+
+
+def _planned(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) -> Translation:
+    """`facts` as a graph of cuDNN's for which its heuristics were asked, in all modes."""
+    made = translate(cudnn, facts, handle)
+    made.graph.validate()
+    made.graph.build_operation_graph()
+    made.graph.deselect_numeric_notes([getattr(cudnn.numerical_note, note.name) for note in _refused(exact)])
+    made.graph.create_execution_plans([getattr(cudnn.heur_mode, mode.name) for mode in MODES])
+    return made
+
+
+def _refused(exact: bool) -> tuple[numerical_note, ...]:
+    return (*REFUSED, numerical_note.TENSOR_CORE) if exact else REFUSED
+
+
+def _listed(graph) -> Iterator[tuple[Proposed, int]]:
+    """cuDNN's own plans with their places in the graph's list, which has those of the package's Python engines, too."""
+    modes: Mapping[int, object] = {
+        entry.cpp_index: entry.mode for entry in graph.backend_plan_entries() if entry.cpp_index is not None
+    }
+    known: set[CudnnKnobs] = set()
+    for index, plan in enumerate(graph.plans):
+        if plan.cpp_index in modes:
+            texts = sorted(f"{name.name}={value}" for name, value in (plan.knobs or {}).items())
+            knobs = CudnnKnobs(int(plan.engine_id), ",".join(texts))
+            if knobs not in known:  # of two that differ in knobs without names the better one stands for both
+                known.add(knobs)
+                yield Proposed(knobs, heur_mode[modes[plan.cpp_index].name], _behavior(graph, index)), index
+
+
+def _behavior(graph, index: int) -> frozenset[behavior_note]:
+    found: frozenset[behavior_note] = frozenset()
+    with contextlib.suppress(RuntimeError):  # of a plan of which cuDNN does not say
+        theirs = [note.name for note in graph.get_behavior_notes_for_plan_at_index(index)]
+        found = frozenset(note for note in behavior_note if note.name in theirs)
+    return found

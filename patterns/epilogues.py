@@ -1,0 +1,86 @@
+"""What libraries have a kernel of: a product, a convolution, attention or a norm, with what is pointwise after it.
+
+The nodes are taken as they are: what a library can be told of them, its engine knows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphfuse.ir import Graph, Subgraph
+from graphfuse.match import Match, Pattern, PatternGraph, convex
+from graphfuse.ops import OPS
+
+PRODUCTS = ("matmul", "conv_fprop")
+"""Ops after which pointwise nodes are taken."""
+
+ALONE = (
+    "sdpa",
+    "rmsnorm",
+    "rmsnorm_backward",
+    "layernorm",
+    "layernorm_backward",
+    "adalayernorm",
+    "adalayernorm_backward",
+    "instancenorm",
+    "instancenorm_backward",
+    "batchnorm",
+    "batchnorm_inference",
+    "batchnorm_backward",
+)
+
+LONGEST = 8
+"""Pointwise nodes in an epilogue. Each shorter one is a region as well, and asking a library takes milliseconds."""
+
+
+@dataclass(frozen=True)
+class EpilogueFacts:
+    """node: the name of the node that the match starts from, for messages. subgraph: it, and its epilogue."""
+
+    node: str
+    subgraph: Subgraph
+
+
+def _template(op_name: str):
+    """One node of an op, whatever it is given and makes."""
+
+    def template(g: PatternGraph):
+        op = OPS[op_name]
+        made = getattr(g, op_name)(**{port.name: g.capture(port.name, port.optional) for port in op.inputs})
+        made = made if len(op.outputs) > 1 else [made]
+        return {port.name: symbol for port, symbol in zip(op.outputs, made, strict=True)}
+
+    return template
+
+
+def grow(match: Match) -> Iterator[frozenset[int]]:
+    """A product with the longest epilogue, then with shorter ones, down to none; any other node alone.
+
+    An epilogue is made of pointwise nodes of the product's shape that need it, and can run with it as one.
+    """
+    graph, core = match.graph, frozenset(match.subgraph.node_ids)
+    if match.anchor.op_name not in PRODUCTS:
+        yield core
+        return
+    (made,) = (t for _, t in match.anchor.outputs)
+    after, shape = graph.below([made]), graph.tensors[made].dim
+    fit = {i for i in after if graph.nodes[i].op.pointwise and _shape(graph, i) == shape}
+
+    def longest(most: int) -> frozenset[int]:
+        return convex(graph, core, lambda i, inside: i in fit and len(inside) <= most)
+
+    grown = longest(LONGEST)
+    yield grown
+    for most in range(len(grown) - 2, -1, -1):
+        yield longest(most)
+
+
+def _shape(graph: Graph, index: int) -> tuple[int, ...]:
+    (made,) = (t for _, t in graph.nodes[index].outputs)
+    return graph.tensors[made].dim
+
+
+def facts(match: Match) -> EpilogueFacts:
+    return EpilogueFacts(match.anchor.name, match.subgraph)
+
+
+PATTERN = Pattern("epilogue", tuple(map(_template, (*PRODUCTS, *ALONE))), facts, grow)
