@@ -125,4 +125,11 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-_WORDS = {dict: "an object", list: "a list", str: "a text", int: "an integer", bool: "true or false", type(None): "null"}
+_WORDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "an integer",
+    bool: "true or false",
+    type(None): "null",
+}

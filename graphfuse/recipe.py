@@ -1,4 +1,4 @@
-"""A plan as data: which nodes each part has, which engine runs it with which knobs, and the machine code of its kernels.
+"""A plan as data: which nodes each part has, which engine runs it with which knobs, and its kernels' machine code.
 
 A recipe holds names and numbers. What they stand for is looked up and asked anew when a plan is made of it: patterns
 match the graph again, the engine says again whether it can, and with these knobs. Nothing is compiled for that.
@@ -54,8 +54,8 @@ Recipe = tuple[PartRecipe, ...]
 
 @dataclass(frozen=True)
 class Code:
-    """A kernel that is compiled. name: of the source's file. source: SHA-256 of its text, in base 16. cubin: its machine
-    code, empty on the emulator, which keeps libraries of its own."""
+    """A kernel that is compiled. name: of the source's file. source: SHA-256 of its text, in base 16. cubin: its
+    machine code, empty on the emulator, which keeps libraries of its own."""
 
     name: str
     entry: str
@@ -130,8 +130,8 @@ def _part(
         region = found[one.match]
     facts = plan.facts_for(engine, region)
     if facts is None:
-        kind = type(region.facts).__name__
-        raise SerializedError(f"{where}: engine {one.engine!r} does not serve {kind}; it serves {engine.facts.__name__}")
+        kind, served = type(region.facts).__name__, engine.facts.__name__
+        raise SerializedError(f"{where}: engine {one.engine!r} does not serve {kind}; it serves {served}")
     part = Part(region, engine, _knobs(where, engine, one.knobs))
     why = engine.serves.why_not(about) or guard.call(engine, about, "why_not", engine.why_not, facts, device)
     why = why or guard.call(engine, about, "illegal", engine.illegal, facts, part.knobs, device)

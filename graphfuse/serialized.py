@@ -19,9 +19,13 @@ _ELF = b"\x7fELF"  # what cubins begin with
 
 @dataclass(frozen=True)
 class Serialized:
-    """What the bytes say. kind, arch, device: for which the plans were made, as of ``Device``; its name is for messages.
-    graph: as of ``graph_json``. key: of the frozen graph (``ir.Graph.key``). plans: those that were built. selected:
-    the place among them of the one that execute runs. codes: None where kernels are to be compiled when it is read."""
+    """What the bytes say.
+
+    made_by: the version of graphfuse. kind, arch, device: for which the plans were made, as of ``Device``; its name is
+    for messages. graph: as of ``graph_json``. key: of the frozen graph (``ir.Graph.key``). plans: those that were
+    built. selected: the place among them of the one that execute runs. codes: None where kernels are to be compiled
+    when it is read.
+    """
 
     made_by: str
     kind: str
@@ -55,11 +59,10 @@ class Serialized:
         kernels = field(where, data, "codes", list, type(None))
         if len(kernels or ()) != len(cubins):
             raise SerializedError(f"{where} describes {len(kernels or ())} kernels and has {len(cubins)}")
-        codes = None if kernels is None else tuple(_code(n, *pair) for n, pair in enumerate(zip(kernels, cubins, strict=True)))
-        for n, code in enumerate(codes or ()):
-            if texts["kind"] == "cuda" and not code.cubin.startswith(_ELF):
-                raise SerializedError(f"{where}: kernel {n} is no machine code of a GPU")
-        return cls(graph=field(where, data, "graph", dict), plans=plans, selected=selected, codes=codes, **texts)
+        pairs = enumerate(zip(kernels or (), cubins, strict=True))
+        codes = tuple(_code(f"kernel {n}", *pair, texts["kind"]) for n, pair in pairs)
+        graph = field(where, data, "graph", dict)
+        return cls(graph=graph, plans=plans, selected=selected, codes=None if kernels is None else codes, **texts)
 
     def check_device(self, device: Device) -> None:
         """SerializedError unless the plans were made for such a device."""
@@ -115,8 +118,10 @@ def _plan(where: str, parts: object) -> Recipe:
     return tuple(PartRecipe.parse(f"{where}, part {n}", part) for n, part in enumerate(parts))
 
 
-def _code(number: int, data: object, cubin: bytes) -> Code:
-    return Code(*(field(f"kernel {number}", data, name, str) for name in ("name", "entry", "source")), cubin)
+def _code(where: str, data: object, cubin: bytes, kind: str) -> Code:
+    if kind == "cuda" and not cubin.startswith(_ELF):
+        raise SerializedError(f"{where} is no machine code of a GPU")
+    return Code(*(field(where, data, name, str) for name in ("name", "entry", "source")), cubin)
 
 
 def _words(kind: str, arch: str, name: str) -> str:

@@ -615,7 +615,9 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         graph._read(json_values.parse("the graph", text))
         return graph
 
-    def serialize(self, as_bytes: bool = True, include_kernels: bool = True, *, key: bytes | None = None) -> bytes | list[int]:
+    def serialize(
+        self, as_bytes: bool = True, include_kernels: bool = True, *, key: bytes | None = None
+    ) -> bytes | list[int]:
         """The graph with all plans that are built, which ``deserialize`` takes in another process.
 
         as_bytes: False for a list of integers in place of bytes. include_kernels: with the machine code of the kernels,

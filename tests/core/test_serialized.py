@@ -4,6 +4,7 @@ import functools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,9 +21,13 @@ from graphfuse import (
     create_handle,
     heur_mode,
     pygraph,
+    recipe,
     sealed,
 )
+from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.device import for_arch
+from graphfuse.engines.rows import RowEngine
+from graphfuse.planner import Planner
 from graphfuse.runtime.handle import Handle
 from support import edits, graphs, toys, whole
 from support.graphs import Norm
@@ -109,9 +114,11 @@ def test_calling_forms():
     for data in ("text", 7, None, [256], ["a"], [None]):
         with pytest.raises(GraphTypeError, match="deserialize: give the bytes that serialize"):
             pygraph().deserialize(data)
-    for given in ((), (cpu(), blob, 1)):
+    for arguments in ((), (cpu(), blob, 1)):
         with pytest.raises(GraphTypeError, match="give data, or a handle and data"):
-            pygraph().deserialize(*given)
+            pygraph().deserialize(*arguments)
+    with pytest.raises(GraphTypeError, match="handle"):
+        pygraph().deserialize("cpu", blob)
     with pytest.raises(GraphTypeError, match="key must be bytes"):
         g.serialize(key="secret")
     with pytest.raises(GraphTypeError, match="key must be bytes, at least one"):
@@ -178,7 +185,7 @@ WRONG = {
     "inference": (lambda h: h.update(key="0" * 64), "another one here: graphfuse .* inferred 0000"),
     "graph": (lambda h: h["graph"]["nodes"][1].update(op="abs"), "another one here"),
     "kernels": (lambda h: h["codes"].append({}), "describes 1 kernels and has 0"),
-    "chip": (lambda h: h.update(kind="cuda", arch="sm_90a", device="H200"), "for cuda sm_90a .H200., .* run on cpu; acc"),
+    "chip": (lambda h: h.update(kind="cuda", arch="sm_90a", device="H200"), "cuda sm_90a .H200., .* run on cpu; acc"),
     "field": (lambda h: h.pop("arch"), "has no arch"),
 }
 
@@ -212,7 +219,7 @@ def test_an_engine_that_declines_now():
 
 def test_knobs_without_a_json_form_are_not_written(monkeypatch):
     g = toy_graph()
-    monkeypatch.setattr(graphfuse.recipe, "knobs_to_dict", lambda knobs: {"size": object()})
+    monkeypatch.setattr(recipe, "knobs_to_dict", lambda knobs: {"size": object()})
     with pytest.raises(SerializedError, match="engine 'toy': knob size is <object .*; accepted: bool, int"):
         g.serialize()
 
@@ -278,12 +285,67 @@ def test_the_emulator_runs_what_was_planned():
 def test_another_source_is_not_run():
     g = emulated(rows=5)
     handle = create_handle("emulator")
+    message = "no code for kernel .* of rows.cu as it is here: graphfuse .* generated it from other sources"
     for name in ("source", "entry", "name"):
         other = edited(g.serialize(), lambda head, name=name: head["codes"][0].update({name: "0" * 64}))
-        with pytest.raises(SerializedError, match="no code for kernel .* of rows.cu as it is here: graphfuse .* other so"):
+        with pytest.raises(SerializedError, match=message):
             pygraph().deserialize(handle, other)
     assert head_of(g.serialize(include_kernels=False))[0]["codes"] is None
     pygraph().deserialize(handle, g.serialize(include_kernels=False))
+
+
+class Mine(RowEngine):
+    """An engine that a caller passes. text: what its sources end with."""
+
+    name = "mine"
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def source(self, facts, knobs):
+        return f"{super().source(facts, knobs)}// {self.text}\n"
+
+
+@pytest.mark.compile
+def test_another_source_of_a_plug_in_is_not_run():
+    """That is no fault of the plug-in, and no reason to go on without it."""
+    g = Norm(rows=5).graph("emulator")
+    g.build([heur_mode.OPENSOURCE], engines=[Mine("one"), "mine"])
+    handle = create_handle("emulator")
+    assert plan_names(pygraph().deserialize(handle, g.serialize(), engines=[Mine("one")])) == plan_names(g)[:1]
+    with pytest.raises(SerializedError, match="no code for kernel .* of mine.cu"):
+        pygraph().deserialize(handle, g.serialize(), engines=[Mine("two")])
+
+
+def ahead_of(case, **figures) -> Planner:
+    """Plans of a case of a bench for an H200, which is not there."""
+    g = case.graph()
+    g.validate()
+    return Planner(g.frozen, Handle(replace(for_arch("sm_90a"), **figures)), (), ())
+
+
+@pytest.mark.parametrize("name", [name for name, bench in BENCHES.items() if bench.quick])
+def test_recipes_of_every_bench_are_the_plans(name):
+    for case in BENCHES[name].quick:
+        planner = ahead_of(case)
+        planner.create([heur_mode.B])
+        for p in planner.plans[:20]:
+            data = json.loads(json.dumps([part.to_data() for part in recipe.of(p, planner.regions)]))
+            parts = tuple(recipe.PartRecipe.parse("part", one) for one in data)
+            new = ahead_of(case)
+            again = recipe.rebuild(parts, new.graph, new.regions, new.registry.engines, new.device)
+            assert again.name == p.name and again.parts == p.parts and again.sources == p.sources
+            assert [part.outline for part in again.parts] == [part.outline for part in p.parts]
+            assert (again.placed, again.scratch, again.workspace_bytes) == (p.placed, p.scratch, p.workspace_bytes)
+
+
+def test_a_chip_of_the_same_architecture_with_fewer_processors():
+    (case, *_) = BENCHES["rmsnorm-backward"].cases
+    planner, small = ahead_of(case), ahead_of(case, sm_count=8)
+    planner.create([heur_mode.OPENSOURCE])
+    found = recipe.of(planner.plans[0], planner.regions)
+    with pytest.raises(SerializedError, match="part 0: engine 'rows' cannot run .*: ctas is .*; accepted: up to "):
+        recipe.rebuild(found, small.graph, small.regions, small.registry.engines, small.device)
 
 
 LOADED = """
