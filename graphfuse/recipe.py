@@ -155,4 +155,4 @@ def _knobs(where: str, engine: Engine, values: Mapping[str, object]) -> object:
 
 
 def _digest(source: str) -> str:
-    return hashlib.sha256(source.encode()).hexdigest()
+    return hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()

@@ -3,7 +3,7 @@
     mark and version | kind of digest | lengths of the head and of each piece | head | pieces | digest
 
 The digest is SHA-256, or, with a key, HMAC-SHA256. The first tells of damage alone: whoever changes the bytes can make
-it anew. The second only who has the key can make. Nothing is looked at before the digest agrees.
+it anew. The second only who has the key can make. Head and pieces are not looked at before the digest agrees.
 """
 
 import hashlib

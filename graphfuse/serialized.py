@@ -1,7 +1,7 @@
 """A graph with its built plans as bytes: for which device, the graph, a recipe for each plan, and its kernels.
 
-There is no pickle in it and nothing that is evaluated. A digest over all bytes agrees before any of them is looked at;
-each field is then checked by itself.
+There is no pickle in it and nothing that is evaluated. A digest over all bytes has to agree first (``sealed``); each
+field is then checked by itself.
 """
 
 from collections.abc import Sequence
