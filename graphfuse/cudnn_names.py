@@ -12,7 +12,6 @@ from graphfuse.errors import NotOfferedError
 _CACHED = "kernels are cached in memory and on disk by their text, which holds no row count: leave it out"
 _DEVICELESS = "give the device as a handle: pygraph(handle=create_handle(DEVICE))"
 _CAPTURE = "capture execute in a CUDA graph, with torch.cuda.graph or the driver: it allocates nothing"
-_SERIALIZED = "build the graph again: its kernels come from the cache on disk; str(graph) is Python that makes it anew"
 _KNOBS = "knobs are a dict by name, see get_engine_and_knobs_at_index"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
 _RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
@@ -84,8 +83,6 @@ PYGRAPH: Mapping[str, str] = {
     "populate_cuda_graph": _CAPTURE,
     "update_cuda_graph": _CAPTURE,
     "get_cuda_graph_retention": _CAPTURE,
-    "serialize": _SERIALIZED,
-    "deserialize": _SERIALIZED,
 }
 
 TENSOR: Mapping[str, str] = {

@@ -26,6 +26,10 @@ class NotOfferedError(GraphfuseError, AttributeError):
     """A name that cuDNN's frontend has and graphfuse has not; the message says what to use instead."""
 
 
+class SerializedError(GraphfuseError, ValueError):
+    """A serialized graph or plan cannot be used here: it is damaged, or of another version, device or engine."""
+
+
 class VariantPackError(GraphfuseError, ValueError):
     """A value given to execute does not fit the tensor it is bound to."""
 

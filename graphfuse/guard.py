@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphfuse import launch_limits, match, signature
 from graphfuse.device import Device
 from graphfuse.engine import Engine, Frozen, FrozenCall, Kernel, Launch, No, Outline, Prepared, Site
-from graphfuse.errors import DeviceError, GraphNotSupportedError, KernelCompileError, PluginError
+from graphfuse.errors import DeviceError, GraphNotSupportedError, KernelCompileError, PluginError, SerializedError
 from graphfuse.ir import Graph, Subgraph
 from graphfuse.match import Declined, Made, Match, Pattern, Region
 from graphfuse.plugins import FIRST_PARTY, Origin, origin, said, shown
@@ -235,6 +235,6 @@ ANSWERS: Mapping[str, Callable[..., str | None]] = {
 """By what is asked: what is accepted, where an answer is not; None where it is."""
 
 PASSED: Mapping[str, tuple[type[Exception], ...]] = {
-    "prepare": (GraphNotSupportedError, KernelCompileError, DeviceError, PluginError)
+    "prepare": (GraphNotSupportedError, KernelCompileError, DeviceError, PluginError, SerializedError)
 }
 """By what is asked: what may be raised."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
-from graphfuse import guard, plan, plugins
+from graphfuse import guard, plan, plugins, recipe
 from graphfuse.device import EMULATOR, Device
-from graphfuse.engine import Engine, Kernel, Prepared, knobs_from_dict
+from graphfuse.engine import Engine, Kernel, Launch, Prepared, knobs_from_dict
 from graphfuse.enums import behavior_note, build_plan_policy, heur_mode, numerical_note
 from graphfuse.errors import (
     DeviceError,
@@ -25,6 +25,7 @@ from graphfuse.errors import (
 from graphfuse.ir import Graph
 from graphfuse.lower import lower
 from graphfuse.plan import Part, Plan, Proposal
+from graphfuse.recipe import Code, Codes, Recipe
 from graphfuse.runtime import fastcall
 from graphfuse.runtime.bound import Bound
 from graphfuse.runtime.executable import Executable, NotBuilt
@@ -36,6 +37,9 @@ UNPREPARED = (GraphNotSupportedError, KernelCompileError)
 """Errors of ``Engine.prepare`` that say that a plan cannot be had here."""
 
 _DEPENDENT_LAUNCH_SM = 90
+
+CodeOf = Callable[[str, str, str, Device], Code]
+"""Where kernels' machine code comes from: of a source, its entry, its file's name and the device."""
 
 
 class Planner:
@@ -60,6 +64,7 @@ class Planner:
         self._wanted_notes: list[tuple[behavior_note | numerical_note, bool]] = []
         self._chosen: int | None = None
         self._executables: dict[int, Executable] = {}
+        self._codes: dict[int, tuple[Code, ...]] = {}  # of what was built
         self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
         self._lock = threading.Lock()
 
@@ -250,12 +255,29 @@ class Planner:
         self._build(index)
         self.chosen = index
 
-    def _build(self, index: int) -> None:
+    def recorded(self) -> tuple[tuple[Recipe, ...], int, tuple[Code, ...]]:
+        """The built plans, which of them execute runs, and their kernels; GraphStateError where it runs none."""
+        chosen = self.selected()
+        with self._lock:
+            built = sorted(self._executables)
+            plans, codes = [self.plans[i] for i in built], [code for i in built for code in self._codes[i]]
+        return tuple(recipe.of(p, self.regions) for p in plans), built.index(chosen), tuple(codes)
+
+    def restore(self, recipes: Sequence[Recipe], selected: int, codes: Codes | None) -> None:
+        """Build the plans of these recipes, in place of planning, and select one. codes: their kernels, None to compile
+        them. SerializedError where a recipe does not fit what is here, or a kernel is missing."""
+        engines = self.registry.engines
+        self.plans = [recipe.rebuild(r, self.graph, self.regions, engines, self.device) for r in recipes]
+        for index in range(len(self.plans)):
+            self._build(index, compiled if codes is None else codes.find)
+        self.chosen = selected
+
+    def _build(self, index: int, code_of: CodeOf | None = None) -> None:
         if index in self._executables:
             return
-        p = self.plans[index]
+        p, (codes, code_of) = self.plans[index], _kept(code_of or compiled)
         try:
-            prepared = [self._prepared(part) for part in p.parts]
+            prepared = [self._prepared(part, code_of) for part in p.parts]
             needs = [work.workspace_bytes for work in prepared]
             if needs != [part.outline.workspace_bytes for part in p.parts]:
                 p = plan.assemble(self.graph, p.parts, self.device, needs)
@@ -278,11 +300,12 @@ class Planner:
         with self._lock:
             if index not in self._executables:
                 self.plans[index], self._executables[index] = p, made
+                self._codes[index] = tuple(codes)
                 self._failed.pop(p.name, None)
 
-    def _prepared(self, part: Part) -> Prepared:
+    def _prepared(self, part: Part, code_of: CodeOf) -> Prepared:
         try:
-            return prepare(part, self.device)
+            return prepare(part, self.device, code_of)
         except (PluginError, KernelCompileError) as error:
             self._failed_engines[part.engine.name] = str(guard.left_out(part.engine, error, self.registry.origins))
             raise
@@ -367,18 +390,62 @@ def compilers(device: Device) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count())
 
 
-def prepare(part: Part, device: Device) -> Prepared:
-    """The part's work, ready to run. PluginError where the engine is another's and fails; errors as of
-    ``Engine.prepare``."""
-    return guard.prepared(part, device, lambda *source: _kernel(*source, f"{part.engine.name}.cu", device))
+def compiled(source: str, entry: str, name: str, device: Device) -> Code:
+    """A kernel from the cache, else compiled. The emulator compiles a library when it loads one."""
+    if device.kind == EMULATOR.kind:
+        return Code.of(source, entry, name, b"")
+    from graphfuse.runtime import cache
+
+    return Code.of(source, entry, name, cache.cubin(source, device.arch, name))
 
 
-def _kernel(source: str, entry: str, name: str, device: Device) -> Kernel:
-    """A kernel, compiled and loaded: on a GPU by ``runtime``, elsewhere by ``emulator``. name: of the source's file."""
+def loaded(code: Code, source: str, device: Device) -> Kernel:
+    """A kernel that can be run: on a GPU by ``runtime``, elsewhere, from its source, by ``emulator``."""
     if device.kind == EMULATOR.kind:
         from graphfuse.emulator import kernel as emulated
 
-        return emulated.load(source, entry)
-    from graphfuse.runtime import cache, launch
+        return emulated.load(source, code.entry)
+    from graphfuse.runtime import launch
 
-    return launch.load(cache.cubin(source, device.arch, name), entry, device)
+    return launch.load(code.cubin, code.entry, device)
+
+
+class _Unloaded:
+    """Stands where a kernel would be, which is compiled for a device that need not be there."""
+
+    def launcher(self, launch: Launch, dependent: bool = False) -> NoReturn:
+        raise DeviceError("a kernel that was compiled ahead is not started where it was compiled")
+
+
+def prepare(
+    part: Part,
+    device: Device,
+    code_of: CodeOf = compiled,
+    load: Callable[[Code, str, Device], Kernel] = loaded,
+) -> Prepared:
+    """The part's work, ready to run. PluginError where the engine is another's and fails; errors as of
+    ``Engine.prepare`` and `code_of`."""
+
+    def kernel(source: str, entry: str) -> Kernel:
+        return load(code_of(source, entry, f"{part.engine.name}.cu", device), source, device)
+
+    return guard.prepared(part, device, kernel)
+
+
+def codes_of(p: Plan) -> tuple[Code, ...]:
+    """The kernels of a plan, compiled for its device, which need not be there. Errors as of ``prepare``."""
+    codes, code_of = _kept(compiled)
+    for part in p.parts:
+        prepare(part, p.device, code_of, lambda code, source, device: _Unloaded())
+    return tuple(codes)
+
+
+def _kept(code_of: CodeOf) -> tuple[list[Code], CodeOf]:
+    """A list, and what `code_of` does, all of whose answers are put into it."""
+    codes: list[Code] = []
+
+    def kept(source: str, entry: str, name: str, device: Device) -> Code:
+        codes.append(code_of(source, entry, name, device))
+        return codes[-1]
+
+    return codes, kept

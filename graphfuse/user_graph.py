@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from graphfuse import cudnn_names
+from graphfuse import cudnn_names, graph_json, json_values
 from graphfuse.dtypes import data_type
 from graphfuse.enums import behavior_note, build_plan_policy, heur_mode, numerical_note, tensor_reordering
 from graphfuse.errors import (
@@ -119,6 +119,11 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
             intermediate_rounding,
         )
         self.handle = handle
+        self._empty()
+
+    def _empty(self) -> None:
+        self.tensors.clear()
+        self.nodes.clear()
         self._node_names: set[str] = set()
         self._nodes_of: Counter[str] = Counter()
         self._uids: dict[int, Tensor] = {}
@@ -593,6 +598,96 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
     def __str__(self) -> str:
         return to_python(self)
 
+    # Keeping it
+
+    def to_json(self) -> str:
+        """The validated graph, with all that was inferred, as JSON that ``from_json`` makes it of again."""
+        self._need(self._ir, "validate")
+        return json_values.text(graph_json.to_data(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes, handle: Handle | None = None) -> pygraph:
+        """The graph that ``to_json`` wrote down, validated. SerializedError, or another GraphfuseError, for any other
+        text."""
+        if not isinstance(text, str | bytes):
+            raise GraphTypeError(f"from_json: give a str or bytes, got {type(text).__name__}")
+        graph = cls(handle=handle)
+        graph._read(json_values.parse("the graph", text))
+        return graph
+
+    def serialize(
+        self, as_bytes: bool = True, include_kernels: bool = True, *, key: bytes | None = None
+    ) -> bytes | list[int]:
+        """The graph with all plans that are built, which ``deserialize`` takes in another process.
+
+        as_bytes: False for a list of integers in place of bytes. include_kernels: with the machine code of the kernels,
+        so that nothing is compiled where it is read; else they are compiled there. key: a secret. Only a graph that was
+        serialized with it is then accepted by ``deserialize(..., key=key)``; without one, a digest tells of damage, not
+        of whoever made other bytes on purpose.
+
+        GraphStateError before ``build_plans``.
+        """
+        from graphfuse import serialized
+
+        _check_flag("serialize: as_bytes", as_bytes)
+        _check_flag("serialize: include_kernels", include_kernels)
+        key = _checked_key("serialize", key)
+        planner = self._need(self._planner, "build_plans")
+        plans, selected, codes = planner.recorded()
+        content = serialized.of(self, self.frozen, planner.device, plans, selected, codes if include_kernels else None)
+        blob = content.to_bytes(key)
+        return blob if as_bytes else list(blob)
+
+    def deserialize(
+        self,
+        *data: object,
+        patterns: Sequence[object] = (),
+        engines: Sequence[object] = (),
+        key: bytes | None = None,
+    ) -> pygraph:
+        """Make this graph, which has to be empty, the one that was serialized; its plans are then built.
+
+        Called as ``deserialize(data)`` or ``deserialize(handle, data)``; data: what ``serialize`` returned. patterns,
+        engines: as of ``build_operation_graph``. key: the one that it was serialized with.
+
+        The digest is checked first, then the device and every field. Machine code is loaded last. Without a key, do not
+        load what somebody else may have made: machine code of theirs would run on the GPU.
+
+        SerializedError, or another GraphfuseError, says what cannot be used; the graph then stays empty.
+        """
+        from graphfuse.planner import Planner
+        from graphfuse.serialized import Serialized
+
+        if len(data) not in (1, 2):
+            raise GraphTypeError(f"deserialize: give data, or a handle and data; got {len(data)} arguments")
+        if self.tensors:
+            raise GraphStateError(f"graph {self.name!r} has tensors: deserialize into a new pygraph()")
+        content = Serialized.from_bytes(_blob(data[-1]), _checked_key("deserialize", key))
+        handle: Any = data[0] if len(data) == 2 else self.handle
+        before = {name: getattr(self, name) for name in (*graph_json.SETTINGS, "handle")}
+        try:
+            self.handle = handle
+            self._read(content.graph)
+            content.check_key(self.key())
+            planner = Planner(self.frozen, handle, _several("patterns", patterns), _several("engines", engines))
+            content.check_device(planner.device)
+            planner.restore(content.plans, content.selected, content.kernels)
+        except BaseException:
+            self._empty()
+            vars(self).update(before)
+            raise
+        self._planner = planner
+        return self
+
+    def _read(self, data: object) -> None:
+        """Become the graph of `data`, as of ``graph_json``, and validate it."""
+        settings = graph_json.settings(data)
+        if settings["intermediate_rounding"] not in _ROUNDINGS:
+            json_values.refuse("intermediate_rounding", settings["intermediate_rounding"], ", ".join(_ROUNDINGS))
+        vars(self).update(settings)
+        graph_json.fill(self, data)
+        self.validate()
+
     def _plan(self, index: int) -> Plan:
         return self._need(self._planner, "create_execution_plans").at(index)
 
@@ -607,6 +702,22 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
     def _forget(self) -> None:
         self._ir = None
         self._planner = None
+
+
+def _blob(data: object) -> bytes:
+    """What was serialized, given as bytes or as a list of integers."""
+    try:
+        if isinstance(data, list | tuple | bytes | bytearray | memoryview):
+            return bytes(data)
+    except (ValueError, TypeError):
+        pass
+    raise GraphTypeError(f"deserialize: give the bytes that serialize() returned, got {type(data).__name__}")
+
+
+def _checked_key(what: str, key: object) -> bytes | None:
+    if key is not None and not (isinstance(key, bytes) and key):
+        raise GraphTypeError(f"{what}: key must be bytes, at least one, or None; got {type(key).__name__}")
+    return key
 
 
 def _in_order(kind: Iterable[NoteT], notes: frozenset[NoteT]) -> list[NoteT]:

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     import torch
 
 _CREATE = ("tensor", "tensor_like", "tensor_scalar")
-_LOOK = ("explain", "explanation", "get_workspace_size", "key", "query_tensor_attributes_of_uid")
+_LOOK = (
+    "explain",
+    "explanation",
+    "get_workspace_size",
+    "key",
+    "query_tensor_attributes_of_uid",
+    "serialize",
+    "to_json",
+)
 _ARRAY = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 
 

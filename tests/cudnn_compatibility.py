@@ -36,6 +36,7 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
         "build_plan_at_index": "returns None, and selects the plan",
         "build_plans": "takes the `build_plan_policy`",
         "create_execution_plan": "an engine's name and a dict of its knobs; returns the plan's index",
+        "deserialize": "data, or a handle and data; the graph must be empty and has its tensors afterwards",
         "deselect_engines": "engines are named, and names must be whole",
         "execute": "entries that are no tensors of the graph, and other shapes, are refused",
         "get_engine_and_knobs_at_index": "an engine's name and a dict of its knobs",
@@ -43,6 +44,7 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
         "get_knobs_for_engine": "by the engine's name; names of knobs without ranges",
         "key": "a text, which node order and names do not change; after `validate`",
         "nodes": "a list of records",
+        "serialize": "all built plans; bytes unless `as_bytes=False`; with kernels unless `include_kernels=False`",
         "tensors": "a list",
     },
     "Tensor": {

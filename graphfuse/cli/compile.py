@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,6 +41,14 @@ def compile(
     every: Annotated[
         bool, typer.Option("--all", help="the kernels of all plans of mode B, not of the best one")
     ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="also write the graph, of one case, with its plans and kernels to this file, for pygraph.deserialize",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compile the kernels of graphs ahead of time, for a chip that need not be there.
@@ -58,15 +67,20 @@ def compile(
     device = for_arch(arch)
     mode = heur_mode.B if every else heur_mode.OPENSOURCE
     found = graphs(subject, case, quick)
+    if file is not None and len(found) != 1:
+        raise typer.BadParameter(f"a file holds one graph, not {len(found)}; name one by --case", param_hint="--output")
     nvrtc = toolkit.load()
     wanted: dict[Kernel, list[str]] = {}  # equal problems are equal sources
     failed: list[dict[str, str]] = []
+    to_write: tuple[pygraph, tuple[Plan, ...]] | None = None
     for name, graph in found.items():
         try:
             best = plans(graph, device, mode)[: None if every else 1]
         except GraphfuseError as error:
             failed.append({"subject": name, "why": str(error)})
             continue
+        if file is not None:
+            to_write = graph, best
         for kernel in dict.fromkeys(k for plan in best for k in kernels(plan)):
             wanted.setdefault(kernel, []).append(name)
     console = Console(stderr=True)
@@ -90,7 +104,11 @@ def compile(
         "bytes": size,
         "seconds": round(time.monotonic() - start, 3),
         "failed": failed,
+        "output": None,
     }
+    if file is not None and to_write is not None and not failed:
+        write(file, *to_write)
+        report["output"] = str(file)
     if as_json:
         output.print_json(report)
     else:
@@ -99,6 +117,8 @@ def compile(
             f"{report['compiled']} compiled in {report['seconds']:.1f} s, {report['kept_before']} were there: "
             f"{report['folder']}"
         )
+        if report["output"]:
+            typer.echo(f"written: {file} ({output.size(file.stat().st_size)})")
         for one in failed:
             typer.echo(f"{one['subject']}: {one['why']}", err=True)
     if failed:
@@ -121,6 +141,22 @@ def plans(graph: pygraph, device: Device, mode: heur_mode) -> tuple[Plan, ...]:
         reasons = [*plan.refusals(proposal), *(f"  pattern {d.pattern}: {d.why}" for d in declined)]
         raise GraphNotSupportedError("\n".join(["no engine generates a kernel for it:", *reasons]))
     return found
+
+
+def write(file: Path, graph: pygraph, plans: tuple[Plan, ...]) -> None:
+    """Serialize a graph with these plans of it, the first of them selected. BadParameter where the file cannot be
+    written."""
+    from graphfuse import plan, plugins, recipe, serialized
+    from graphfuse.lower import lower
+    from graphfuse.planner import codes_of
+
+    regions, _ = plan.matches(lower(graph.frozen), plugins.installed())
+    codes = [code for p in plans for code in codes_of(p)]
+    content = serialized.of(graph, graph.frozen, plans[0].device, [recipe.of(p, regions) for p in plans], 0, codes)
+    try:
+        file.write_bytes(content.to_bytes())
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint="--output") from None
 
 
 def kernels(plan: Plan) -> tuple[Kernel, ...]:

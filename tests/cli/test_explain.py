@@ -85,6 +85,26 @@ def test_what_is_there_is_not_compiled_again(run, answer):
     assert again["compiled"] == 0 and again["kept_before"] == again["kernels"] > 0
 
 
+def test_a_file_holds_one_graph(run, tmp_path):
+    """What it is good for is in tests/core/test_serialized.py."""
+    file = tmp_path / "all.plan"
+    done = run("compile", "rmsnorm-silu", "--arch", "sm_90a", "--output", str(file))
+    assert done.exit_code == 2 and "--case" in done.output and not file.exists()
+
+
+@pytest.mark.compile
+def test_a_file_that_cannot_be_written(run, tmp_path):
+    missing = tmp_path / "none" / "norm.plan"
+    done = run("compile", "rmsnorm-silu", "--case", CASE, "--arch", "sm_90a", "--output", str(missing))
+    assert done.exit_code == 2 and "No such file" in done.output
+
+
+def test_no_file_of_a_graph_without_a_kernel(answer, mine, tmp_path):
+    file = tmp_path / "mine.plan"
+    report = answer("compile", mine, "--arch", "sm_90a", "--output", str(file), code=1)
+    assert report["output"] is None and not file.exists()
+
+
 def test_a_graph_without_a_kernel_fails_and_the_reason_is_told(answer, mine):
     report = answer("compile", mine, "--arch", "sm_90a", code=1)
     assert report["kernels"] == 0
