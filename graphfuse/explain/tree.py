@@ -3,7 +3,8 @@
 import io
 from typing import TYPE_CHECKING
 
-from graphfuse.explain.account import Account, Traffic, count, printable
+from graphfuse.explain.account import Account, count, printable
+from graphfuse.traffic import Traffic
 
 if TYPE_CHECKING:
     from rich.tree import Tree
