@@ -83,6 +83,11 @@ def ranked(graph: Graph, matches: Sequence[Subgraph], most_steps: int = MOST_STE
     yield from search.ranked(frozenset(search.convex), most_steps)
 
 
+_Entry = tuple[int, int, frozenset[int], frozenset[int], tuple[int, ...]]
+"""Of a queue of choices: what they are compared by, matches to choose from, those of them that every choice in question
+has (nothing that is left overlaps them), and the heaviest choice."""
+
+
 class _Search:
     """What choices of matches depend on. A set of nodes is a number whose bit i stands for node i.
 
@@ -138,23 +143,25 @@ class _Search:
 
     def ranked(self, left: frozenset[int], most_steps: int) -> Iterator[tuple[int, ...]]:
         """Choices of `left` without circles, heaviest first, until `steps` is more than `most_steps`."""
-        waiting = [self._entry(left, most_steps)]
+        waiting = [self._entry(left, frozenset(), most_steps)]
         while waiting and waiting[0] is not None and self.steps <= most_steps:
-            _, _, left, chosen = heapq.heappop(waiting)
+            *_, left, kept, chosen = heapq.heappop(waiting)
             circle = self.circle(chosen)
             if not circle:
                 yield chosen
             # All other choices, each in one of these sets: without the first, with it but without the second, ...
             for m in circle or chosen:
-                self.steps += 1
-                entry = self._entry(left - {m}, most_steps)
-                if entry is None:
-                    return
-                heapq.heappush(waiting, entry)
-                left = frozenset(o for o in left if o == m or not self.nodes[o] & self.nodes[m])
+                if m not in kept:
+                    entry = self._entry(left - {m}, kept, most_steps)
+                    if entry is None:
+                        return
+                    heapq.heappush(waiting, entry)
+                    kept |= {m}
+                    left = frozenset(o for o in left if o == m or not self.nodes[o] & self.nodes[m])
 
-    def _entry(self, left: frozenset[int], most_steps: int) -> tuple[int, int, frozenset[int], tuple[int, ...]] | None:
-        """The heaviest choice of `left`, circles or not, to be compared by weight; None beyond the limit of steps."""
+    def _entry(self, left: frozenset[int], kept: frozenset[int], most_steps: int) -> _Entry | None:
+        """The heaviest choice of `left`, circles or not; None beyond the limit of steps."""
+        self.steps += 1
         chosen: list[int] = []
         for group in self._groups(left):
             if group not in self._known:
@@ -163,7 +170,7 @@ class _Search:
                     return None
                 self._known[group] = found
             chosen += self._known[group]
-        return -sum(self.weights[m] for m in chosen), self.steps, left, tuple(sorted(chosen))
+        return -sum(self.weights[m] for m in chosen), self.steps, left, kept, tuple(sorted(chosen))
 
     def _groups(self, left: Collection[int]) -> list[frozenset[int]]:
         """Matches that overlap, or that others link which do, together; all others apart."""

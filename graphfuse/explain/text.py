@@ -59,7 +59,8 @@ def _chosen(account: Account, index: int) -> list[str]:
 
 
 def _region(account: Account, r: RegionEntry) -> str:
-    how = f"fused, pattern {r.pattern}" if r.fused else "node by node"
+    saved = sum(account.nodes[i].traffic.total for i in r.nodes) - r.traffic.total
+    how = f"fused, pattern {r.pattern}, saves {saved} bytes" if r.fused else "node by node"
     return f"{r.knobs} runs {account.names(r.nodes)} ({how})" + (f"; knobs: {r.why}" if r.why else "")
 
 
