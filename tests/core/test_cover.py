@@ -176,6 +176,9 @@ def test_explain_says_what_decided():
     told = g.explain()
     assert "  1 of 2 matches are fused, which saves 512000 bytes; no other choice that engines take saves more" in told
     assert "(fused, pattern two, saves 512000 bytes)" in told
+    for known in ("tree", "html"):
+        said = " ".join(g.explain(format=known).split())
+        assert "ode A: 1 of 2 matches are fused, which saves 512000 bytes" in said
     assert '"regions": "1 of 2 matches are fused' in g.explain(format="json")
 
 
