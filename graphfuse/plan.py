@@ -6,10 +6,11 @@
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain, islice
 from types import MappingProxyType
 
-from graphfuse import guard, verify
+from graphfuse import cover, guard, verify, workspace
 from graphfuse.device import EMULATOR, Device
 from graphfuse.engine import Engine, Launch, No, Outline, knobs_to_dict
 from graphfuse.enums import behavior_note, heur_mode, numerical_note
@@ -20,8 +21,12 @@ from graphfuse.plugins import Origin, Registry
 from graphfuse.tables.ranking import RANKING, Rank, rank
 from graphfuse.tables.tunings import HEURISTIC, Choice, Tunings
 
-ALIGNMENT = 256
-"""Bytes that a workspace, and everything placed in it by planning, is aligned to."""
+ALIGNMENT = workspace.ALIGNMENT
+
+MOST_PARTITIONS = 500
+"""So many partitions are looked at for the one that a user's engines run, those that save most bytes first."""
+
+_CIRCLE = No("it and another region would wait for each other")
 
 _EMULATED = "emulator: kernels run as C++ on the CPU; what a GPU approximates is the C library's function"
 
@@ -123,16 +128,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What one heuristic mode came to: its plans, and every answer on the way."""
+    """What one heuristic mode came to: its plans, and every answer on the way. regions: what decided which matches are
+    fused, in words; empty where no pattern matches."""
 
     mode: heur_mode
     plans: tuple[Plan, ...]
     verdicts: tuple[Verdict, ...]
     uncovered: tuple[str, ...]
+    regions: str = ""
 
 
 def matches(graph: Graph, registry: Registry) -> tuple[tuple[Region, ...], tuple[Declined, ...]]:
-    """Every match of every pattern, those covering most nodes first, and those without facts.
+    """Every match of every pattern, those of most nodes first, and those without facts.
     Of matches with the same nodes and facts the first pattern's is kept."""
     found = [m for pattern in registry.patterns for m in _found(pattern, graph, registry.origins)]
     distinct = {(m.subgraph.node_ids, m.facts): m for m in reversed(found) if isinstance(m, Region)}
@@ -160,9 +167,10 @@ def propose(
     """Plans of one mode, best first. origins: of engines that the caller did not pass, by id: what goes wrong in one of
     these leaves it out.
 
-    Matched regions go to the engines of their facts; what is left goes to engines that
-    run any subgraph. Which engine of a region comes first `ranking` says, else the order of `engines`. Of an engine's
-    knobs, tuned ones come first. Alternatives differ from the best plan in one region.
+    Matched regions go to the engines of their facts, those that together save most bytes (``cover``); what is left goes
+    to engines that run any subgraph. Where these do not take it, regions are chosen anew, by the number of nodes that
+    they have before bytes. Which engine of a region comes first `ranking` says, else the order of `engines`. Of an
+    engine's knobs, tuned ones come first. Alternatives differ from the best plan in one region.
     """
 
     def ask(region: Region, engines: Sequence[Engine]) -> list[Part]:
@@ -172,38 +180,49 @@ def propose(
         order = rank(region, device, ranking)
         return sorted(options, key=lambda part: order.place(part.engine.name))
 
-    asked = [e for e in engines if mode in e.modes]
-    verdicts: list[Verdict] = []
-    chosen: list[tuple[Region, list[Part]]] = []
-    special = [e for e in asked if e.facts is not Subgraph]
-    general = [e for e in asked if e.facts is Subgraph]
-    for region in regions:
-        taken = [r.subgraph for r, _ in chosen]
-        if not _disjoint(region.subgraph, taken):
-            continue
-        if schedule(graph, [*taken, region.subgraph]) is None:
-            verdicts.append(Verdict(region, "planning", No("it and another region would wait for each other")))
-            continue
+    @cache
+    def fused(number: int) -> list[Part]:
+        """What runs a region as one, best first; nothing where no engine of its facts does."""
+        region = regions[number]
         options = ask(region, special)
         if not any(isinstance(region.facts, e.facts) for e in engines if e.facts is not Subgraph):
             kind = type(region.facts).__name__
             verdicts.append(Verdict(region, "planning", No(f"it matched, and no engine serves its facts, {kind}")))
-        if options:
-            chosen.append((region, ranked(region, options + ask(region, general))))
-    order = schedule(graph, [r.subgraph for r, _ in chosen])
-    fused = {r.subgraph: options for r, options in chosen}
-    table: list[list[Part]] = []
-    uncovered: list[str] = []
-    for subgraph in _merge_rest(graph, order, set(fused)):
-        options = fused.get(subgraph)
-        if options is None:
-            rest = Region("", subgraph, subgraph)
-            options = ranked(rest, ask(rest, general))
-            if not options:
-                uncovered += [str(node) for node in subgraph.nodes]
-        table.append(options)
+        return ranked(region, options + ask(region, general)) if options else []
+
+    asked = [e for e in engines if mode in e.modes]
+    verdicts: list[Verdict] = []
+    special = [e for e in asked if e.facts is not Subgraph]
+    general = [e for e in asked if e.facts is Subgraph]
+    for most_nodes in (False, True):
+        chosen = cover.choose(graph, [r.subgraph for r in regions], lambda n: bool(fused(n)), most_nodes)
+        verdicts += [Verdict(regions[n], "planning", _CIRCLE) for n in chosen.waiting]
+        taken = {regions[n].subgraph: fused(n) for n in chosen.chosen}
+        table: list[list[Part]] = []
+        uncovered: list[str] = []
+        for subgraph in blocks(graph, [*taken]):
+            options = taken.get(subgraph)
+            if options is None:
+                rest = Region("", subgraph, subgraph)
+                options = ranked(rest, ask(rest, general))
+                if not options:
+                    uncovered += [str(node) for node in subgraph.nodes]
+            table.append(options)
+        if not uncovered:
+            break
     plans = () if uncovered else tuple(_alternatives(graph, table, device))
-    return Proposal(mode, plans, tuple(dict.fromkeys(verdicts)), tuple(uncovered))
+    why = _chosen_why(chosen, len(regions), most_nodes)
+    return Proposal(mode, plans, tuple(dict.fromkeys(verdicts)), tuple(uncovered), why)
+
+
+def _chosen_why(chosen: cover.Cover, matches: int, most_nodes: bool) -> str:
+    if not matches:
+        return ""
+    found = f"{len(chosen.chosen)} of {matches} matches are fused, which saves {chosen.saved} bytes"
+    kind = "choice with as many nodes" if most_nodes else "choice"
+    if chosen.exact:
+        return f"{found}; no other {kind} that engines take saves more"
+    return f"{found}; taken greedily, those that save most first: a better choice was not found in {chosen.steps} steps"
 
 
 def facts_for(engine: Engine, region: Region) -> object | None:
@@ -256,10 +275,6 @@ def _ranked(
     return [*tuned, *(Choice(k, HEURISTIC if tunable else "") for k in proposed if k not in known)]
 
 
-def _disjoint(subgraph: Subgraph, others: Sequence[Subgraph]) -> bool:
-    return all(set(subgraph.node_ids).isdisjoint(other.node_ids) for other in others)
-
-
 def schedule(graph: Graph, regions: Sequence[Subgraph]) -> tuple[Subgraph, ...] | None:
     """`regions` and a subgraph for each node outside them, in an order in which each comes after
     what it needs; None if two regions need each other."""
@@ -285,11 +300,12 @@ def schedule(graph: Graph, regions: Sequence[Subgraph]) -> tuple[Subgraph, ...] 
     return tuple(order) if len(order) == len(blocks) else None
 
 
-def _merge_rest(graph: Graph, order: Sequence[Subgraph], fused: set[Subgraph]) -> Iterator[Subgraph]:
-    """`order` with neighbouring subgraphs that no pattern took joined into one."""
+def blocks(graph: Graph, fused: Sequence[Subgraph]) -> Iterator[Subgraph]:
+    """`fused` and the rest, in an order in which they can run; neighbours of the rest are joined into one."""
     run: list[int] = []
-    for subgraph in order:
-        if subgraph not in fused:
+    together = set(fused)
+    for subgraph in schedule(graph, fused):
+        if subgraph not in together:
             run += subgraph.node_ids
             continue
         if run:
@@ -320,24 +336,53 @@ def assemble(graph: Graph, parts: Sequence[Part], device: Device, workspaces: Se
 def named(
     graph: Graph, regions: Sequence[Region], engines: Sequence[Engine], device: Device, knobs: Sequence[object]
 ) -> Plan:
-    """The plan that uses exactly `engines` with `knobs`, one pair per part in running order."""
+    """The plan that uses exactly `engines` with `knobs`, one pair per part in running order.
+
+    Where these engines run several partitions of the graph, it is the one that saves most bytes: first of regions that
+    engines of their facts run, as ``propose`` has them; then of all regions, as engines of any subgraph run them too.
+    """
     unique = list(dict.fromkeys(engines))
-    for mode in heur_mode:
-        plans = propose(graph, regions, [e for e in unique if mode in e.modes], device, mode).plans
-        parts = plans[0].parts if plans else ()
-        if [p.engine for p in parts] == list(engines):
-            chosen = [Part(p.region, p.engine, k) for p, k in zip(parts, knobs, strict=True)]
+
+    @cache
+    def declined(engine: Engine, region: Region) -> bool:
+        facts = facts_for(engine, region)
+        return facts is None or _declined(engine, facts, region.subgraph, device) is not None
+
+    special = [e for e in unique if e.facts is not Subgraph]
+    served = [r for r in regions if not all(declined(e, r) for e in special)]
+    illegal: GraphNotSupportedError | None = None
+    for partition in islice(chain(_partitions(graph, served), _partitions(graph, regions)), MOST_PARTITIONS):
+        if len(partition) != len(engines) or any(map(declined, engines, partition)):
+            continue
+        chosen = [Part(region, e, k) for region, e, k in zip(partition, engines, knobs, strict=True)]
+        try:
             for part in chosen:
-                illegal, about = part.engine.illegal, part.region.subgraph
-                no = guard.call(part.engine, about, "illegal", illegal, part.facts, part.knobs, device)
-                if no is not None:
-                    raise GraphNotSupportedError(f"engine {part.engine.name!r} cannot use {part.knobs}: {no}")
-                guard.try_out(part, device)
-            return assemble(graph, chosen, device)
+                _check_knobs(part, device)
+        except GraphNotSupportedError as error:
+            illegal = illegal or error
+            continue
+        return assemble(graph, chosen, device)
+    if illegal:
+        raise illegal
     proposals = [propose(graph, regions, unique, device, mode) for mode in heur_mode]
     reasons = "\n".join(dict.fromkeys(line for p in proposals for line in refusals(p)))
     names = ", ".join(e.name for e in engines)
     raise GraphNotSupportedError(f"engines ({names}) do not cover graph {graph.name!r} in this order:\n{reasons}")
+
+
+def _partitions(graph: Graph, regions: Sequence[Region]) -> Iterator[list[Region]]:
+    """Ways to cut the graph into some of `regions` and what is left, in running order; those that save most first."""
+    for chosen in cover.ranked(graph, [r.subgraph for r in regions]):
+        fused = {regions[n].subgraph: regions[n] for n in chosen}
+        yield [fused.get(b) or Region("", b, b) for b in blocks(graph, [*fused])]
+
+
+def _check_knobs(part: Part, device: Device) -> None:
+    """GraphNotSupportedError unless the part can have its knobs."""
+    no = guard.call(part.engine, part.region.subgraph, "illegal", part.engine.illegal, part.facts, part.knobs, device)
+    if no is not None:
+        raise GraphNotSupportedError(f"engine {part.engine.name!r} cannot use {part.knobs}: {no}")
+    guard.try_out(part, device)
 
 
 def unmatched(graph: Graph, regions: Sequence[Region], declined: Sequence[Declined]) -> tuple[int, ...]:
@@ -362,36 +407,24 @@ def _what(region: Region) -> str:
 def _layout(
     graph: Graph, parts: Sequence[Subgraph], sizes: Sequence[int]
 ) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
-    """Where tensors between parts and the parts' scratch memory lie, first fit by lifetime. sizes: bytes of the parts'
-    own memory."""
+    """Where tensors between parts and the parts' scratch memory lie: what is not in use at once shares memory
+    (``workspace``), beside the tensors whose place is fixed. sizes: bytes of the parts' own memory."""
     placed = {t.id: t.workspace for t in graph.tensors if t.workspace is not None and t.id in graph.producer}
     floor = max((graph.tensors[t].nbytes + at for t, at in placed.items()), default=0)
     where = {i: n for n, part in enumerate(parts) for i in part.node_ids}
-    wanted: list[tuple[int, int, int, TensorId | None]] = []  # first part, last part, bytes, tensor or scratch
+    wanted: list[tuple[workspace.Block, TensorId | None]] = []  # a tensor's, or a part's scratch memory
     for n, part in enumerate(parts):
         for t in part.outputs:
             if graph.tensors[t].virtual:
                 last = max(where[i] for i in graph.consumers[t])
-                wanted.append((n, last, graph.tensors[t].nbytes, t))
+                wanted.append((workspace.Block(n, last, graph.tensors[t].nbytes), t))
         if sizes[n]:
-            wanted.append((n, n, sizes[n], None))
-    scratch, used, total = [0] * len(parts), [], floor
-    for first, last, size, tensor in wanted:
-        at = _round_up(floor)
-        # In the order of their first parts: what is used no more now is free for all that follow.
-        used = sorted(u for u in used if first <= u[2])
-        for low, high, _ in used:
-            if at + size <= low:
-                break
-            at = max(at, _round_up(high))
-        used.append((at, at + size, last))
-        total = max(total, at + size)
+            wanted.append((workspace.Block(n, n, sizes[n]), None))
+    offsets, total = workspace.place([block for block, _ in wanted], floor)
+    scratch = [0] * len(parts)
+    for (block, tensor), at in zip(wanted, offsets, strict=True):
         if tensor is None:
-            scratch[first] = at
+            scratch[block.first] = at
         else:
             placed[tensor] = at
     return placed, tuple(scratch), total
-
-
-def _round_up(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.engine import No
+from graphfuse.ir import Graph
 from graphfuse.match import Match, Pattern, PatternGraph, convex
 from graphfuse.ops import OPS
-from graphfuse.patterns.axes import Axes
+from graphfuse.patterns.axes import ENDS, Axes
 from graphfuse.patterns.builder import Builder
 from graphfuse.rows.expansions import EXPANSIONS
 from graphfuse.rows.program import RowProgram
@@ -39,6 +40,9 @@ class RowFacts:
 
 _QUANTIZE = "block_scale_quantize"
 
+_WORK = frozenset({*EXPANSIONS, *ENDS, "gen_index"})
+"""Ops that may work on rows beside the pointwise ones."""
+
 
 def _template(op_name: str):
     """One node of an op, whatever it is given and makes."""
@@ -59,7 +63,8 @@ def _reduction(g: PatternGraph):
 def grow(match: Match) -> Iterator[frozenset[int]]:
     """All around the reduction that works on its rows, with the norms that follow; without other norms; without what
     comes before; without what comes after.
-    What stands between two norms belongs to the first: what the second reads is in memory anyway. Around
+    What stands between two norms belongs to the first: what the second reads is in memory anyway. Not so behind a
+    product or another op that works on no rows, up to which the first does not come. Around
     quantization what is pointwise: where there is a reduction of its rows, that one's set has both."""
     graph, rows = match.graph, Axes.of(match)
     if rows is None:
@@ -76,10 +81,21 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     forward = rows.ends and center.op_name in EXPANSIONS
     norms = frozenset(i for i, node in enumerate(graph.nodes) if node.op_name in EXPANSIONS) - core
     first = before & norms if forward else frozenset()
-    theirs = first | before & graph.below(t for i in first for _, t in graph.nodes[i].outputs)
+    theirs = first | before & _behind(graph, first)
     for excluded in (theirs, theirs | norms, before | norms, after | theirs | norms):
         yield convex(graph, core, lambda i, inside, out=excluded: i not in out and rows.takes(i, inside))
     yield core
+
+
+def _behind(graph: Graph, norms: frozenset[int]) -> frozenset[int]:
+    """The nodes that need one of `norms` by way of ops that may work on rows."""
+    waiting, found = list(norms), set()
+    while waiting:
+        made = (t for _, t in graph.nodes[waiting.pop()].outputs)
+        readers = {i for t in made for i in graph.consumers.get(t, ())} - found
+        found |= readers
+        waiting += [i for i in readers if graph.nodes[i].op.pointwise or graph.nodes[i].op_name in _WORK]
+    return frozenset(found)
 
 
 def facts(match: Match) -> RowFacts | No:

@@ -2,20 +2,7 @@
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes that are read from memory and written to it."""
-
-    read: int
-    written: int
-
-    @property
-    def total(self) -> int:
-        return self.read + self.written
-
-    def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(self.read + other.read, self.written + other.written)
+from graphfuse.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -85,11 +72,13 @@ class VerdictEntry:
 
 @dataclass(frozen=True)
 class ModeEntry:
-    """What one heuristic mode came to. uncovered: nodes that no engine takes."""
+    """What one heuristic mode came to. uncovered: nodes that no engine takes. regions: what decided which matches are
+    fused; empty where no pattern matches."""
 
     mode: str
     verdicts: tuple[VerdictEntry, ...]
     uncovered: tuple[str, ...]
+    regions: str = ""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def _regions(account: Account) -> Iterable[str]:
             rows.append(f"<tr><td>{n}</td>{mark}{''.join(map(_cell, cells))}</tr>")
         yield "<h2>Regions, in the order in which they run</h2>"
         yield _table(("", "engine", "nodes", "how", "plan", "knobs", "bytes"), rows)
+    yield from (f"<p>Mode {mode.mode}: {escape(mode.regions)}.</p>" for mode in account.modes if mode.regions)
 
 
 def _nodes(account: Account) -> Iterable[str]:

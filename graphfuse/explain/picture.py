@@ -3,9 +3,10 @@
 import re
 from html import escape as _escape
 
-from graphfuse.explain.account import Account, NodeEntry, RegionEntry, TensorEntry, Traffic, count, printable
+from graphfuse.explain.account import Account, NodeEntry, RegionEntry, TensorEntry, count, printable
 from graphfuse.explain.layout import PADDING, Box, Layout, Line, Vertex, arrange, drawn
 from graphfuse.explain.palette import GREY, Colour, colours
+from graphfuse.traffic import Traffic
 
 _LETTER = 7.3  # pixels of a letter of 12 pixels height, of any fixed-width font
 _HEIGHT = 40

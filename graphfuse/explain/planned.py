@@ -1,8 +1,6 @@
 """The account of a planner's graph and plans: read from them, nothing is planned or compiled for it."""
 
-import math
-
-from graphfuse import plan
+from graphfuse import plan, traffic
 from graphfuse.explain.account import (
     Account,
     MatchEntry,
@@ -11,11 +9,10 @@ from graphfuse.explain.account import (
     PlanEntry,
     RegionEntry,
     TensorEntry,
-    Traffic,
     VerdictEntry,
 )
 from graphfuse.explain.explanation import Explanation
-from graphfuse.ir import Graph, Node, Subgraph, Tensor, TensorId
+from graphfuse.ir import Graph, Node, Subgraph, Tensor
 from graphfuse.plan import Part
 from graphfuse.planner import Planner
 from graphfuse.tables.ranking import rank
@@ -50,35 +47,20 @@ def explained(planner: Planner) -> Explanation:
 def _tensor(graph: Graph, t: Tensor) -> TensorEntry:
     scalar = t.by_value or t.value is not None
     role = "scalar" if scalar else "virtual" if t.virtual else "output" if t.id in graph.producer else "input"
-    return TensorEntry(t.id, t.name, t.dtype.name, t.dim, role, _nbytes(t), t.value)
-
-
-def _nbytes(t: Tensor) -> int:
-    if t.by_value or t.value is not None:
-        return 0
-    extents = (e if e == 0 or s else 1 for e, s in zip(t.dim, t.stride, strict=True))
-    return t.dtype.nbytes(math.prod(extents))
+    return TensorEntry(t.id, t.name, t.dtype.name, t.dim, role, traffic.nbytes(t), t.value)
 
 
 def _node(graph: Graph, node: Node) -> NodeEntry:
-    traffic = _traffic(graph, [t for _, t in node.inputs], [t for _, t in node.outputs])
-    return NodeEntry(node.name, node.op_name, node.compute.name, node.inputs, node.outputs, traffic)
-
-
-def _traffic(graph: Graph, reads: "list[TensorId]", writes: "list[TensorId]") -> Traffic:
-    """Each tensor is read and written once, however many ports it has."""
-    return Traffic(*(sum(_nbytes(graph.tensors[t]) for t in dict.fromkeys(ids)) for ids in (reads, writes)))
+    moved = traffic.of_node(graph, node)
+    return NodeEntry(node.name, node.op_name, node.compute.name, node.inputs, node.outputs, moved)
 
 
 def _region(part: Part) -> RegionEntry:
     subgraph = part.region.subgraph
     # What serves any subgraph runs it node by node.
     fused = part.engine.facts is not Subgraph
-    if fused:
-        traffic = _traffic(subgraph.graph, list(subgraph.inputs), list(subgraph.outputs))
-    else:
-        traffic = sum((_node(subgraph.graph, node).traffic for node in subgraph.nodes), Traffic(0, 0))
-    return RegionEntry(part.engine.name, part.name, part.region.pattern, subgraph.node_ids, fused, part.why, traffic)
+    moved = traffic.fused(subgraph) if fused else traffic.apart(subgraph)
+    return RegionEntry(part.engine.name, part.name, part.region.pattern, subgraph.node_ids, fused, part.why, moved)
 
 
 def _rank(planner: Planner, p: plan.Plan) -> str:
@@ -90,7 +72,7 @@ def _mode(proposal: plan.Proposal) -> ModeEntry:
         VerdictEntry(v.engine, v.region.subgraph.node_ids, None if v.why is None else str(v.why))
         for v in proposal.verdicts
     )
-    return ModeEntry(proposal.mode.name, verdicts, proposal.uncovered)
+    return ModeEntry(proposal.mode.name, verdicts, proposal.uncovered, proposal.regions)
 
 
 def _plan(planner: Planner, index: int, p: plan.Plan) -> PlanEntry:

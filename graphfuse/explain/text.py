@@ -1,6 +1,7 @@
 """An account as plain text: what matched, who declined and why, what was chosen and why."""
 
-from graphfuse.explain.account import Account, MatchEntry, PlanEntry, RegionEntry, Traffic, VerdictEntry
+from graphfuse.explain.account import Account, MatchEntry, PlanEntry, RegionEntry, VerdictEntry
+from graphfuse.traffic import Traffic
 
 
 def text(account: Account) -> str:
@@ -16,6 +17,8 @@ def text(account: Account) -> str:
     for mode in account.modes:
         lines.append(f"engines, mode {mode.mode}")
         lines += [f"  {_verdict(account, v)}" for v in mode.verdicts] or ["  none is asked in this mode"]
+        if mode.regions:
+            lines.append(f"  {mode.regions}")
         if mode.uncovered:
             lines.append(f"  nothing takes {', '.join(mode.uncovered)}")
     lines.append(f"plans ({len(account.plans)})")
@@ -56,7 +59,8 @@ def _chosen(account: Account, index: int) -> list[str]:
 
 
 def _region(account: Account, r: RegionEntry) -> str:
-    how = f"fused, pattern {r.pattern}" if r.fused else "node by node"
+    saved = sum(account.nodes[i].traffic.total for i in r.nodes) - r.traffic.total
+    how = f"fused, pattern {r.pattern}, saves {saved} bytes" if r.fused else "node by node"
     return f"{r.knobs} runs {account.names(r.nodes)} ({how})" + (f"; knobs: {r.why}" if r.why else "")
 
 

@@ -3,7 +3,8 @@
 import io
 from typing import TYPE_CHECKING
 
-from graphfuse.explain.account import Account, Traffic, count, printable
+from graphfuse.explain.account import Account, count, printable
+from graphfuse.traffic import Traffic
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -30,6 +31,9 @@ def tree(account: Account) -> "Tree":
             branch.add(line(printable(node.name), f" ({node.op}) -> ", made))
         if region.why:
             branch.add(line("knobs: ", region.why, style="dim"))
+    for mode in account.modes:
+        if mode.regions:
+            root.add(line(f"mode {mode.mode}: {mode.regions}", style="dim"))
     against = [line(account.names(m.nodes), f": pattern {m.pattern}: {m.why}") for m in account.misfits]
     against += [line(f"no pattern matches {account.names((i,))}") for i in account.unmatched]
     against += [line(text) for text in account.left_out]

@@ -12,8 +12,9 @@ from graphfuse import (
     build_plan_policy,
     heur_mode,
 )
-from graphfuse.engine import knobs_from_dict
+from graphfuse.engine import No, knobs_from_dict
 from graphfuse.engines.rows import RowEngine
+from graphfuse.match import Pattern
 from support import graphs, toys
 from support.graphs import FP4, Norm
 
@@ -229,3 +230,80 @@ def test_an_exception_inside_an_engine_is_no_decline():
     with pytest.raises(PluginError, match="engine 'toy': why_not for relu.0 raised ZeroDivisionError: a bug") as error:
         planned([Broken("toy")])
     assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def both(g):
+    return {"out": g.tanh(g.relu(g.capture("a")))}
+
+
+def four_nodes(modes=MODES):
+    """A pair that a pattern takes as one, a node that none takes, and one that is taken alone."""
+    g = graphs.new()
+    y = g.tanh(g.relu(g.tensor([8], name="x")))
+    g.relu(g.sigmoid(y)).set_output().set_name("out")
+    g.validate()
+    patterns = [Pattern("both", both, toys.facts), *toys.solo("relu", "tanh")]
+    g.build_operation_graph(patterns=patterns, engines=[toys.HostSolo("toy", (1, 2)), toys.HostSolo("other")])
+    g.create_execution_plans(modes)
+    return g
+
+
+def test_every_plan_is_made_again_whatever_its_partition():
+    """Also those in which an engine of any nodes runs what others would fuse."""
+    g = four_nodes()
+    known = names(g)
+    assert {"toy[size=1] + reference + reference", "reference + reference + toy[size=1]", "reference"} <= {*known}
+    for index, name in enumerate(known):
+        made = g.create_execution_plan(*g.get_engine_and_knobs_at_index(index))
+        assert names(g)[made] == name
+        assert partition(g, made) == partition(g, index)
+
+
+def partition(g, index):
+    return [part.region.subgraph.node_ids for part in g._planner.at(index).parts]
+
+
+FINER = {
+    ("toy", "toy", "reference", "toy"): [(0,), (1,), (2,), (3,)],
+    ("toy", "other", "reference", "reference"): [(0,), (1,), (2,), (3,)],
+    ("toy", "reference", "other"): [(0, 1), (2,), (3,)],
+    ("toy", "reference"): [(0, 1), (2, 3)],
+    ("reference", "other"): [(0, 1, 2), (3,)],
+}
+
+
+@pytest.mark.parametrize("wanted", FINER)
+def test_engines_by_name_find_partitions_that_are_not_the_best(wanted):
+    g = four_nodes()
+    index = g.create_execution_plan(wanted, tuple({"size": 3} if n != "reference" else {} for n in wanted))
+    assert g.get_engine_and_knobs_at_index(index)[0] == wanted
+    assert partition(g, index) == FINER[wanted]
+    g.build_plan_at_index(index)
+    x, out = torch.randn(8), torch.empty(8)
+    size = g.get_workspace_size_plan_at_index(index)
+    g.execute_plan_at_index({"x": x, "out": out}, graphs.workspace(size), index)
+    torch.testing.assert_close(out, x.relu().tanh().sigmoid().relu())
+
+
+def test_engines_that_no_partition_has_are_refused():
+    g = four_nodes()
+    with pytest.raises(GraphNotSupportedError, match=r"engines \(reference, toy, toy\) do not cover graph"):
+        g.create_execution_plan(("reference", "toy", "toy"), ({}, {}, {}))
+
+
+def test_knobs_that_are_illegal_in_one_partition_may_be_legal_in_another():
+    class Choosy(toys.HostSolo):
+        """Size 9 is for single nodes."""
+
+        def illegal(self, facts, knobs, device):
+            wide = knobs.size == 9 and len(facts.subgraph.node_ids) > 1
+            return No("9 is for one node") if wide else None
+
+    g = graphs.new()
+    g.tanh(g.relu(g.sigmoid(g.tensor([8])))).set_output()
+    g.validate()
+    patterns = [Pattern("both", both, toys.facts), *toys.solo("tanh")]
+    g.build_operation_graph(patterns=patterns, engines=[Choosy("toy")])
+    index = g.create_execution_plan(("reference", "toy"), ({}, {"size": 9}))
+    assert partition(g, index) == [(0, 1), (2,)]
+    assert partition(g, g.create_execution_plan(("reference", "toy"), ({}, {"size": 1}))) == [(0,), (1, 2)]

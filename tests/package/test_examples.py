@@ -1,5 +1,6 @@
 """Every example runs and finds its own result right."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,4 +21,28 @@ def test_example(path, tmp_path):
 
 
 def test_there_are_examples():
-    assert {"rmsnorm_silu", "wan_vae_l2norm", "quantized_outputs", "step_by_step"} <= {p.stem for p in EXAMPLES}
+    assert {"rmsnorm_silu", "wan_vae_l2norm", "quantized_outputs", "step_by_step", *WHOLE} <= {p.stem for p in EXAMPLES}
+
+
+# Engines in running order, and whether anything is saved.
+WHOLE = {
+    "wan_vae_block": (["rows", "reference", "rows", "reference"], True),
+    "decoder_half_layer": (["rows", "reference", "rows", "reference"], True),
+    "qk_norm_attention": (["rows", "rows", "reference"], False),
+}
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("name", WHOLE)
+def test_examples_of_whole_graphs_tell_regions_engines_and_bytes(name, tmp_path):
+    engines, less = WHOLE[name]
+    path = next(p for p in EXAMPLES if p.stem == name)
+    told = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    chosen = told.partition("\nchosen\n")[2].partition("\n  because ")[0].splitlines()
+    assert [line.split()[0].partition("[")[0] for line in chosen] == engines
+    read, written, read_before, written_before = map(
+        int, re.search(r"(\d+) read, (\d+) written; one kernel a node: (\d+) read, (\d+) written", told).groups()
+    )
+    saved = sum(int(n) for n in re.findall(r"saves (\d+) bytes\)", told))
+    assert read_before + written_before - read - written == saved and (saved > 0) is less
+    assert f"matches are fused, which saves {saved} bytes; no other choice that engines take saves more" in told

@@ -244,3 +244,22 @@ def test_a_norm_that_is_one_node_and_one_that_is_many_are_one_kernel():
     exact = torch.nn.functional.layer_norm(pack["x"].double(), (96,), None, None, EPS).exp()
     exact = oracle.rmsnorm(exact, None, EPS)[0]
     torch.testing.assert_close(pack["y"].double(), exact / exact.amax(1, keepdim=True), rtol=1e-5, atol=1e-6)
+
+
+def test_what_stands_behind_a_product_belongs_to_the_norm_after_it():
+    """The first norm does not come there; without a product in between it takes all but the last two nodes."""
+    for product in (True, False):
+        g = graphs.new()
+        x, w, bias = g.tensor([4, 64]), g.tensor([1, 64]), g.tensor([1, 64])
+        y = g.swish(g.rmsnorm(x, w, EPS, norm_forward_phase=PHASE)[0])
+        y = g.add(g.matmul(y, g.tensor([64, 64])) if product else y, bias)
+        g.swish(g.rmsnorm(y, w, EPS, norm_forward_phase=PHASE)[0]).set_output()
+        g.validate()
+        lowered, known = lower(g._ir), plugins.installed()
+        found = {tuple(n.name for n in r.subgraph.nodes) for r in plan.matches(lowered, known)[0]}
+        assert (("add.0", "rmsnorm.1", "swish.1") in found) is product
+        assert (("rmsnorm.0", "swish.0", "add.0") in found) is not product
+        (best, *_) = plan.propose(lowered, plan.matches(lowered, known)[0], known.engines, H200, heur_mode.A).plans
+        parts = [tuple(n.name for n in part.region.subgraph.nodes) for part in best.parts]
+        cut = [("rmsnorm.0", "swish.0"), ("matmul.0",), ("add.0", "rmsnorm.1", "swish.1")]
+        assert parts == (cut if product else [("rmsnorm.0", "swish.0", "add.0", "rmsnorm.1", "swish.1")])
