@@ -123,7 +123,6 @@ KEYWORDS: Mapping[str, str] = {
     "sm_version": _DEVICELESS,
     "kernel_cache": _CACHED,
     "device_property": _DEVICELESS,
-    "is_override_shape_enabled": "build a graph for each shape: kernels hold no row count, so none is compiled anew",
     "cuda_graph_retention": _CAPTURE,
 }
 """Arguments of pygraph's constructor that are accepted where they ask for nothing."""

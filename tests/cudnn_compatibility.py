@@ -37,7 +37,8 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
         "build_plans": "takes the `build_plan_policy`",
         "create_execution_plan": "an engine's name and a dict of its knobs; returns the plan's index",
         "deselect_engines": "engines are named, and names must be whole",
-        "execute": "entries that are no tensors of the graph, and other shapes, are refused",
+        "execute": "entries that are no tensors of the graph, and other shapes than those of the graph or the "
+        "overrides, are refused; overrides change extents of leading axes, and strides may be left out",
         "get_engine_and_knobs_at_index": "an engine's name and a dict of its knobs",
         "get_engine_count": "counts engines that may be asked, whether or not they can run the graph",
         "get_knobs_for_engine": "by the engine's name; names of knobs without ranges",
