@@ -4,7 +4,7 @@
 Nothing is planned here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from graphfuse import ir
@@ -205,16 +205,26 @@ def _following(node: NodeRecord, dim: Shape, before: Mapping[str, Shape]) -> Sha
 
 
 def _check_columns(built: ir.Graph, made: ir.Graph) -> None:
-    """VariantPackError where rows would be of another length."""
+    """VariantPackError where rows would be others: along other axes, or of another length."""
     for node in built.nodes:
         if node.op_name not in EXPANSIONS:
             continue
-        shapes = {port: built.tensors[t].dim for port, t in node.inputs}
-        port = "input" if "input" in shapes else next(iter(shapes))
-        was, now = built.tensors[node.input(port)], made.tensors[node.input(port)]
-        for axis in EXPANSIONS[node.op_name].columns(shapes, dict(node.attributes)):
-            if was.dim[axis] != now.dim[axis]:
-                raise VariantPackError(
-                    f"{was}: override_shapes makes it {list(now.dim)}, and {node} works along axis {axis}; accepted: "
-                    f"extent {was.dim[axis]} of that axis, others of leading axes"
-                )
+        ports = dict(node.inputs)
+        t = ports.get("input", next(iter(ports.values())))
+        was, now = (_row_extents(graph, node, t) for graph in (built, made))
+        if was != now:
+            raise VariantPackError(
+                f"{built.tensors[t]}: with override_shapes {node} works along {_named(now)} of "
+                f"{list(made.tensors[t].dim)}; accepted: along {_named(was)}, as in the graph that was built"
+            )
+
+
+def _row_extents(graph: ir.Graph, node: ir.Node, rows: ir.TensorId) -> dict[int, int]:
+    """The extents of the axes that a row runs along, by axis."""
+    shapes = {port: graph.tensors[t].dim for port, t in node.inputs}
+    axes = EXPANSIONS[node.op_name].columns(shapes, dict(node.attributes))
+    return {axis: graph.tensors[rows].dim[axis] for axis in axes}
+
+
+def _named(extents: Mapping[int, int]) -> str:
+    return " and ".join(f"axis {axis} (extent {extent})" for axis, extent in extents.items()) or "no axis"

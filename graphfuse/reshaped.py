@@ -1,10 +1,10 @@
-"""A built plan for other row counts: planned once for a class of counts, compiled for none that has no text of its own.
+"""A built plan for other row counts: planned once for a class of counts, compiled where a kernel's text is new.
 
-A class of counts (``runtime.fastcall.row_class``) is planned when the first of its counts comes: with the engines of the
-built plan, for the same nodes, and the knobs that suit the largest count of the class. Kernels hold no row count, so that
-knobs whose kernel is compiled already compile nothing. Where every part of such a plan can be started for fewer rows, one
-plan serves all counts of the class. Where a part is for one number of rows, as of the reference engine, each count has
-a plan of its own, with the knobs of its class.
+A class of counts (``runtime.fastcall.row_class``) is planned when the first of its counts comes: with the engines of
+the built plan, for the same nodes, and the knobs that suit the largest count of the class. Kernels hold no row count,
+so that knobs whose kernel is compiled already compile nothing. Where every part of such a plan can be started for fewer
+rows, one plan serves all counts of the class. Where a part is for one number of rows, as of the reference engine, each
+count has a plan of its own, with the knobs of its class.
 """
 
 import functools
@@ -29,7 +29,7 @@ SHAPES_KEPT = 256
 """Of which checks and fast paths are kept, the last used."""
 
 CLASSES_KEPT = 128
-"""Of which plans are kept, the last used. 1 to 4096 rows are 79 classes."""
+"""Of which plans are kept, the last used. 1 to 4096 rows are 80 classes."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,14 @@ class Reshaped:
             return self._executable.on(self._binder(graph, self._plan, roomy))
         counted = self._counted(frozen)
         fixed = any(t.workspace is not None for t in graph.tensors)  # at an offset that may follow the count
-        if counted is not None and not fixed and self._executable.serves_fewer:
+        if counted is not None and not fixed and all(self._executable.serves_fewer):
             made, chosen = self._built_class(counted.largest)
             if made.counted(counted.most, False) is not None:
                 binder = self._binder(graph, chosen, roomy)
                 return Recounted(made, counted.most, counted.count, graph, binder)
         planner = self._planner.like(frozen)
-        model = self._plan if counted is None else self._class(counted.largest)[1]
+        by_class = counted is not None and any(self._executable.serves_fewer)
+        model = self._class(counted.largest)[1] if by_class else self._plan
         chosen = planner.adopt(_alike(planner, model) or _like(planner, model, self._modes))
         return planner.executable().on(self._binder(planner.graph, chosen, roomy))
 

@@ -65,9 +65,9 @@ class Executable:
         return MappingProxyType({dependent: self._start(self._parts(dependent)) for dependent in ways})
 
     @property
-    def serves_fewer(self) -> bool:
-        """Whether every part can be started for fewer rows than it was made for."""
-        return all(part.frozen.rows is not None for part in self._parts(False))
+    def serves_fewer(self) -> tuple[bool, ...]:
+        """By part, whether it can be started for fewer rows than it was made for."""
+        return tuple(part.frozen.rows is not None for part in self._parts(False))
 
     def on(self, binder: Callable[[], Binder]) -> "Executable":
         """The same plan, with other checks of packs."""
