@@ -81,8 +81,6 @@ PYGRAPH: Mapping[str, str] = {
     "get_inputs": _INSPECT,
     "get_outputs": _INSPECT,
     "inspect": _INSPECT,
-    "populate_cuda_graph": _CAPTURE,
-    "update_cuda_graph": _CAPTURE,
     "get_cuda_graph_retention": _CAPTURE,
     "serialize": _SERIALIZED,
     "deserialize": _SERIALIZED,

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse import ir, plan
+from graphfuse.engine import NoKnobs
 from graphfuse.errors import GraphNotSupportedError, VariantPackError
 from graphfuse.ir import TensorId
 from graphfuse.leading import joined
@@ -67,14 +68,14 @@ class Reshaped:
             return self._executable.on(self._binder(graph, self._plan, roomy))
         counted = self._counted(frozen)
         fixed = any(t.workspace is not None for t in graph.tensors)  # at an offset that may follow the count
-        if counted is not None and not fixed and all(self._executable.serves_fewer):
+        if counted is not None and not fixed and self._executable.serves_fewer:
             made, chosen = self._built_class(counted.largest)
             if made.counted(counted.most, False) is not None:
                 binder = self._binder(graph, chosen, roomy)
                 return Recounted(made, counted.most, counted.count, graph, binder)
         planner = self._planner.like(frozen)
-        by_class = counted is not None and any(self._executable.serves_fewer)
-        model = self._class(counted.largest)[1] if by_class else self._plan
+        tuned = any(part.knobs != NoKnobs() for part in self._plan.parts)
+        model = self._class(counted.largest)[1] if tuned and counted is not None else self._plan
         chosen = planner.adopt(_alike(planner, model) or _like(planner, model, self._modes))
         return planner.executable().on(self._binder(planner.graph, chosen, roomy))
 

@@ -9,7 +9,7 @@ by ``freeze`` (inference), ``plan`` (matching and ranking) and ``runtime`` (exec
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from graphfuse import cudnn_names, overrides
@@ -563,6 +563,60 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
             found = self._overridden(planner.selected(), override_uids, override_shapes, override_strides)
         self._check_keys(variant_pack)
         return planner.bind(found, variant_pack, workspace, handle, programmatic_dependent_launch)
+
+    def populate_cuda_graph(
+        self, handle: Handle | None, variant_pack: Mapping[Any, object], workspace: object, cuda_graph: object
+    ) -> None:
+        """Put the selected plan on these buffers into a CUDA graph without nodes, which can be a child of others.
+
+        cuda_graph: address of a cudaGraph_t, or an object that int() makes one of. handle, variant_pack, workspace: as
+        of ``execute``, with the same errors; nothing is run. The buffers have to live as long as the graph is launched,
+        and numbers passed by value stay what they are. GraphNotSupportedError for plans that are not kernels alone, as
+        nothing tells what a library or the reference engine allocates: torch.cuda.graph captures these.
+        """
+        from graphfuse.runtime import cuda_graphs
+
+        address, start = self._captured("populate_cuda_graph", handle, variant_pack, workspace, cuda_graph)
+        cuda_graphs.populate(address, self.device, start)
+
+    def update_cuda_graph(
+        self, handle: Handle | None, variant_pack: Mapping[Any, object], workspace: object, cuda_graph: object
+    ) -> None:
+        """Give a CUDA graph that ``populate_cuda_graph`` filled, or the child node that is its copy, other buffers.
+
+        Arguments and errors are those of ``populate_cuda_graph``; GraphStateError for a graph that another plan filled.
+        Executable graphs are changed by the driver's own calls, as cudaGraphExecChildGraphNodeSetParams.
+        """
+        from graphfuse.runtime import cuda_graphs
+
+        address, start = self._captured("update_cuda_graph", handle, variant_pack, workspace, cuda_graph)
+        cuda_graphs.update(address, self.device, start)
+
+    def _captured(
+        self, what: str, handle: Handle | None, pack: Mapping[Any, object], workspace: object, cuda_graph: object
+    ) -> tuple[int, Callable[[int], None]]:
+        """Address of a CUDA graph, and what puts the selected plan on these buffers on a stream."""
+        planner = self._need(self._planner, "build_plans")
+        executable, given = planner.executable(), cuda_graph
+        try:
+            address = 0 if isinstance(given, bool | float | str) else int(given)  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            address = 0
+        if address <= 0:
+            raise GraphTypeError(f"{what}: cuda_graph is {given!r}; accepted: the address of a cudaGraph_t")
+        if planner.device.kind != "cuda":
+            raise GraphNotSupportedError(f"graph {self.name!r}: {what} needs a CUDA device; it is on {planner.device}")
+        if executable.calls:
+            parts = planner.at(planner.selected()).parts
+            names = ", ".join(repr(parts[n].engine.name) for n in executable.calls)
+            raise GraphNotSupportedError(
+                f"graph {self.name!r}: {what} is for plans of kernels; {names} may allocate: capture execute with "
+                "torch.cuda.graph"
+            )
+        if handle is not None:
+            planner.stream_of(handle)  # of another device, or destroyed
+        self._check_keys(pack)
+        return address, executable.bind(pack, workspace, False)
 
     def autotune(
         self,

@@ -44,6 +44,8 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
         "get_knobs_for_engine": "by the engine's name; names of knobs without ranges",
         "key": "a text, which node order and names do not change; after `validate`",
         "nodes": "a list of records",
+        "populate_cuda_graph": "of a plan of kernels; the graph has no nodes before",
+        "update_cuda_graph": "of a plan of kernels",
         "tensors": "a list",
     },
     "Tensor": {

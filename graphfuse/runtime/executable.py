@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from graphfuse.engine import FrozenKernel
 from graphfuse.errors import GraphNotSupportedError
 from graphfuse.ir import Graph, Tensor
 from graphfuse.runtime import fastcall
@@ -65,9 +66,14 @@ class Executable:
         return MappingProxyType({dependent: self._start(self._parts(dependent)) for dependent in ways})
 
     @property
-    def serves_fewer(self) -> tuple[bool, ...]:
-        """By part, whether it can be started for fewer rows than it was made for."""
-        return tuple(part.frozen.rows is not None for part in self._parts(False))
+    def serves_fewer(self) -> bool:
+        """Whether every part can be started for fewer rows than it was made for."""
+        return all(part.frozen.rows is not None for part in self._parts(False))
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        """The parts that are no kernels."""
+        return tuple(n for n, part in enumerate(self._parts(False)) if not isinstance(part.frozen, FrozenKernel))
 
     def on(self, binder: Callable[[], Binder]) -> "Executable":
         """The same plan, with other checks of packs."""

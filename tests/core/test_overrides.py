@@ -272,6 +272,24 @@ def test_rows_apart_and_more_memory_than_rows(modes, device):
         assert given["out"][last:].isnan().all()
 
 
+@pytest.mark.emulate
+def test_rows_side_by_side(work):
+    """Of a contiguous [N, C, H, W] normalized over C, whose kernels are for one number of rows: the knobs of its class,
+    and no kernel that another count of the class has not compiled."""
+    g = new("emulator")
+    x, w = g.tensor([2, 8, 4, 6], name="x", uid=1), g.tensor([1, 8, 1, 1], name="w")
+    y, _ = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)
+    y.set_output().set_name("out").set_uid(2)
+    g.build(OPEN)
+    for samples in (17, 18, 1, 0, 17):
+        compiled = work()[1]
+        x, w = (torch.randn(s, generator=graphs.generator("cpu", samples)) for s in ((samples, 8, 4, 6), (1, 8, 1, 1)))
+        out = torch.empty_like(x)
+        g.execute({"x": x, "w": w, "out": out}, None, None, [1, 2], [x.shape] * 2)
+        torch.testing.assert_close(out.double(), oracle.rmsnorm(x, w, 1e-5, axes=1)[0], rtol=1e-5, atol=1e-5)
+        assert samples != 18 or work()[1] == compiled
+
+
 def test_strides_follow_those_of_the_graph():
     """Where rows were apart they stay so; axes without gaps between have none."""
     g = new()
