@@ -6,6 +6,7 @@ Nothing is planned here.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from graphfuse import ir
 from graphfuse.enums import tensor_reordering
@@ -14,6 +15,7 @@ from graphfuse.freeze import freeze
 from graphfuse.ir import packed_stride
 from graphfuse.recorded import NodeRecord, Recorded
 from graphfuse.rows.expansions import EXPANSIONS
+from graphfuse.tensor import Tensor
 
 Shape = tuple[int, ...]
 Placed = tuple[Shape, Shape]
@@ -60,13 +62,13 @@ def given(uids: object, dims: object, strides: object) -> Overrides:
     return Overrides(uids, found, steps)
 
 
-def _list(what: str, values: object) -> tuple:
+def _list(what: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple):
         raise VariantPackTypeError(f"{what} is a {type(values).__name__}; accepted: a list or tuple")
     return tuple(values)
 
 
-def _extents(what: str, uid: int, values: object) -> Shape:
+def _extents(what: str, uid: int, values: Any) -> Shape:
     accepted = f"{what}, tensor with uid {uid}: {values!r} is given; accepted: a sequence of int, 0 and above"
     try:
         numbers = tuple(-1 if isinstance(v, bool) else v.__index__() for v in values)
@@ -164,7 +166,7 @@ def _inferred(recorded: Recorded, found: Mapping[int, Placed]) -> dict[int, Shap
     """The extents of all tensors that nodes read or write, by the tensor's id()."""
     dims: dict[int, Shape] = {}
 
-    def known(t) -> Shape:
+    def known(t: Tensor) -> Shape:
         placed = found.get(t.current_uid)
         return dims.setdefault(id(t), tuple(t.get_dim()) if placed is None else placed[0])
 

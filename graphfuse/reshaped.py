@@ -9,11 +9,12 @@ count has a plan of its own, with the knobs of its class.
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from graphfuse import ir, plan
 from graphfuse.engine import NoKnobs
+from graphfuse.enums import heur_mode
 from graphfuse.errors import GraphNotSupportedError, VariantPackError
 from graphfuse.ir import TensorId
 from graphfuse.leading import joined
@@ -82,12 +83,12 @@ class Reshaped:
     def _graph(self, overrides: Overrides) -> ir.Graph:
         return overridden(self._recorded, self._built, shapes(self._built, overrides))
 
-    def _binder(self, graph: ir.Graph, chosen: Plan, roomy: frozenset[TensorId]):
+    def _binder(self, graph: ir.Graph, chosen: Plan, roomy: frozenset[TensorId]) -> Callable[[], Binder]:
         device = self._planner.device
         return lambda: Binder(graph, device, chosen.workspace_bytes, chosen.in_place, chosen.placed, roomy)
 
     @property
-    def _modes(self) -> list:
+    def _modes(self) -> list[heur_mode]:
         return [proposal.mode for proposal in self._planner.proposals]
 
     def _planned_class(self, largest: Overrides) -> tuple[Planner, Plan]:
@@ -105,8 +106,8 @@ class Reshaped:
         changed = [t for t in graph.bound if t.dim != self._built.tensors[t.id].dim]
         for leading in range(min((len(t.dim) for t in changed), default=1) - 1, 0, -1):
             counts = {math.prod(t.dim[:leading]) for t in changed}
-            rows = {t.id: _row(t, leading) for t in changed}
-            if len(counts) > 1 or None in rows.values():
+            rows = {t.id: row for t in changed if (row := _row(t, leading)) is not None}
+            if len(counts) > 1 or len(rows) < len(changed):
                 continue
             (count,) = counts
             if not count:
@@ -135,7 +136,7 @@ def _row(t: ir.Tensor, leading: int) -> int | None:
     return max(found, t.stride[leading - 1])
 
 
-def _at(changed: list[ir.Tensor], leading: int, rows: dict[TensorId, int | None], count: int) -> Overrides:
+def _at(changed: list[ir.Tensor], leading: int, rows: Mapping[TensorId, int], count: int) -> Overrides:
     """These tensors with so many slices, the counted axes joined to the last of them."""
     ones = leading - 1
 
@@ -162,7 +163,7 @@ def _alike(planner: Planner, model: Plan) -> Plan | None:
     return found if _recipe(found) == _recipe(model) and not planner.barred(found) else None
 
 
-def _like(planner: Planner, model: Plan, modes: list) -> Plan:
+def _like(planner: Planner, model: Plan, modes: list[heur_mode]) -> Plan:
     """The best plan with the engines of another for the same nodes; where there is none, that with its knobs, too, or
     the best of all. modes: that are asked; of a plan that was named without any, its knobs are kept."""
     if not modes:

@@ -7,6 +7,7 @@ same nodes in the same order.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from graphfuse.device import Device
 from graphfuse.errors import GraphStateError
@@ -106,7 +107,7 @@ def _chain(graph: object) -> list[object]:
         after = {int(one): int(other) for one, other in zip(sources[:edges], targets[:edges], strict=True)}
     by_address = {int(node): node for node in nodes[:count]}
     at = next(iter(by_address.keys() - after.values()), None)
-    chain = []
+    chain: list[object] = []
     while at is not None and len(chain) < count:
         chain.append(by_address[at])
         at = after.get(at)
@@ -139,7 +140,7 @@ def _kind(node: object) -> tuple[int, int | None]:
     return kind, of(parameters)
 
 
-def _ways(driver) -> dict[int, tuple]:
+def _ways(driver: Any) -> dict[int, tuple[Callable[..., Any], ...]]:
     """By type of node that plans have: what its function is, how its parameters are read and written."""
     types = driver.CUgraphNodeType
     return {
