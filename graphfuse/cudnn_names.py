@@ -80,8 +80,6 @@ PYGRAPH: Mapping[str, str] = {
     "get_inputs": _INSPECT,
     "get_outputs": _INSPECT,
     "inspect": _INSPECT,
-    "populate_cuda_graph": _CAPTURE,
-    "update_cuda_graph": _CAPTURE,
     "get_cuda_graph_retention": _CAPTURE,
 }
 
@@ -120,7 +118,6 @@ KEYWORDS: Mapping[str, str] = {
     "sm_version": _DEVICELESS,
     "kernel_cache": _CACHED,
     "device_property": _DEVICELESS,
-    "is_override_shape_enabled": "build a graph for each shape: kernels hold no row count, so none is compiled anew",
     "cuda_graph_retention": _CAPTURE,
 }
 """Arguments of pygraph's constructor that are accepted where they ask for nothing."""

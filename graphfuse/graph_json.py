@@ -18,7 +18,7 @@ VERSION = 1
 """Of the form. It goes up with every change that earlier versions would read wrongly."""
 
 _TYPES = ("io_data_type", "intermediate_data_type", "compute_data_type")
-SETTINGS = ("name", *_TYPES, "intermediate_rounding")
+SETTINGS = ("name", *_TYPES, "intermediate_rounding", "takes_overrides")
 """What a graph says of all its tensors and nodes, by the names of attributes."""
 
 
@@ -32,6 +32,7 @@ def to_data(graph: Recorded) -> dict[str, object]:
         "name": graph.name,
         **{name: getattr(graph, name).name for name in _TYPES},
         "intermediate_rounding": graph.intermediate_rounding,
+        "takes_overrides": graph.takes_overrides,
         "tensors": [_tensor(t) for t in kept],
         "nodes": [_node(node, places) for node in graph.nodes],
     }
@@ -71,7 +72,12 @@ def settings(data: object) -> dict[str, object]:
         json_values.refuse("the graph's version", version, str(VERSION))
     types = {name: member("the graph", data, name, data_type) for name in _TYPES}
     rounding = field("the graph", data, "intermediate_rounding", str)
-    return {"name": field("the graph", data, "name", str), **types, "intermediate_rounding": rounding}
+    return {
+        "name": field("the graph", data, "name", str),
+        **types,
+        "intermediate_rounding": rounding,
+        "takes_overrides": field("the graph", data, "takes_overrides", bool),
+    }
 
 
 def fill(graph: Recorded, data: object) -> None:

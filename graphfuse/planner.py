@@ -1,5 +1,6 @@
 """The plans of one graph: proposing, barring, preparing and running them. `pygraph` keeps one planner."""
 
+import copy
 import dataclasses
 import functools
 import os
@@ -46,27 +47,39 @@ class Planner:
     """Plans of one lowered graph on one device."""
 
     def __init__(self, graph: Graph, handle, patterns: Sequence[object], engines: Sequence[object]):
-        self.graph = lower(graph)
         self.handle = handle
         # To users the emulator is an engine by name; to planning it is a device, for which all engines are asked.
         self.device = _device(handle, str(EMULATOR) in engines)
         self.registry = plugins.registry(patterns, [e for e in engines if e != str(EMULATOR)])
-        self.regions, self.declined = plan.matches(self.graph, self.registry)
-        self.proposals: list[Proposal] = []
-        self.plans: list[Plan] = []
-        self.running: Executable | NotBuilt = NotBuilt()
-        """The selected plan if it is built, else a stand-in that runs nothing. Execute tries its fast path first."""
         self.stream: Callable[[], int] = stream_getter(self.device, handle)
         """The stream that work goes to where execute is given no handle."""
         self._barred_engines: set[str] = set()
         self._failed_engines: dict[str, str] = {}
         self._workspace_limit: int | None = None
         self._wanted_notes: list[tuple[behavior_note | numerical_note, bool]] = []
+        self._begin(graph)
+
+    def _begin(self, graph: Graph) -> None:
+        self.graph = lower(graph)
+        self.regions, self.declined = plan.matches(self.graph, self.registry)
+        self.proposals: list[Proposal] = []
+        self.plans: list[Plan] = []
+        self.running: Executable | NotBuilt = NotBuilt()
+        """The selected plan if it is built, else a stand-in that runs nothing. Execute tries its fast path first."""
         self._chosen: int | None = None
         self._executables: dict[int, Executable] = {}
         self._codes: dict[int, tuple[Code, ...]] = {}  # of what was built
         self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
         self._lock = threading.Lock()
+
+    def like(self, graph: Graph) -> "Planner":
+        """A planner of a graph that differs in shapes alone: for the same device, with the same plug-ins and what is
+        deselected by now. It has no plans yet."""
+        made = copy.copy(self)
+        made._barred_engines, made._failed_engines = set(self._barred_engines), dict(self._failed_engines)
+        made._wanted_notes = list(self._wanted_notes)
+        made._begin(graph)
+        return made
 
     @property
     def chosen(self) -> int | None:
@@ -248,12 +261,13 @@ class Planner:
             )
         return self.chosen
 
-    def adopt(self, p: Plan) -> None:
-        """Build a plan and select it; one with the same engines and knobs gives it its place."""
+    def adopt(self, p: Plan) -> Plan:
+        """Build a plan and select it; one with the same engines and knobs gives it its place. Returns it as built."""
         index = next((i for i, known in enumerate(self.plans) if known.name == p.name), len(self.plans))
         self.plans[index : index + 1] = [p]
         self._build(index)
         self.chosen = index
+        return self.plans[index]
 
     def recorded(self) -> tuple[tuple[Recipe, ...], int, tuple[Code, ...]]:
         """The built plans, which of them execute runs, and their kernels; GraphStateError where it runs none."""
@@ -329,7 +343,12 @@ class Planner:
     ) -> None:
         """Run a built plan, the selected one if index is None. check: called with a pack unless one like it was
         accepted before; raises."""
-        executable = self.executable(index)
+        self.run(self.executable(index), variant_pack, workspace, handle, dependent, check)
+
+    def run(
+        self, executable: Executable, variant_pack: Mapping, workspace: object, handle, dependent: bool, check
+    ) -> None:
+        """Run a plan of this graph, whatever its shapes. check: as of ``execute``."""
         stream = self.stream() if handle is None else self.stream_of(handle)
         if not executable.run(variant_pack, workspace, stream, dependent):
             check(variant_pack)
@@ -340,10 +359,10 @@ class Planner:
         """The stream that work goes to with this handle. Errors as of ``stream_on``."""
         return stream_on(self.device, handle)
 
-    def bind(self, variant_pack: Mapping, workspace: object, handle, dependent: bool) -> Bound:
-        """The selected plan on fixed buffers."""
+    def bind(self, executable: Executable, variant_pack: Mapping, workspace: object, handle, dependent: bool) -> Bound:
+        """A plan of this graph on fixed buffers."""
         stream = stream_getter(self.device, self.handle if handle is None else handle)
-        return Bound(self.executable().bind(variant_pack, workspace, dependent), variant_pack, workspace, stream)
+        return Bound(executable.bind(variant_pack, workspace, dependent), variant_pack, workspace, stream)
 
     def executable(self, index: int | None = None) -> Executable:
         """A built plan's, the selected one's if index is None; GraphStateError if it is not built."""

@@ -31,7 +31,7 @@ class Recorded:
 
     io_data_type, intermediate_data_type, compute_data_type: for tensors and nodes that have no type of their own.
     intermediate_rounding: "float32", or "declared" if virtual tensors are rounded to the type they declare. nodes: each
-    after those it reads from.
+    after those it reads from. takes_overrides: whether calls may give other leading extents.
     """
 
     name: str
@@ -41,3 +41,4 @@ class Recorded:
     intermediate_rounding: str
     tensors: list[Tensor] = field(default_factory=list)
     nodes: list[NodeRecord] = field(default_factory=list)
+    takes_overrides: bool = False

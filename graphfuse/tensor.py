@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -155,12 +156,25 @@ class Tensor:
         def __getattr__(self, name: str) -> NoReturn:
             cudnn_names.refuse("a tensor", name, cudnn_names.TENSOR, self)
 
+    def detached(self, dim: Sequence[int] = (), stride: Sequence[int] = ()) -> Tensor:
+        """A copy that belongs to no graph. dim: other extents, with strides that are these or, if there are none,
+        inferred."""
+        made = copy.copy(self)
+        made._changed, made._claim = _unheard, _unheard
+        if dim:
+            made._dim, made._stride = tuple(dim), tuple(stride) or None
+        return made
+
     def _done(self) -> Tensor:
         self._changed()
         return self
 
     def __repr__(self) -> str:
         return f"<tensor {self._name!r} uid={self._uid} dim={self.get_dim()} {self.get_data_type().name}>"
+
+
+def _unheard(*_: object) -> None:
+    """What changes of a tensor of no graph undo."""
 
 
 def checked_type(where: str, value: object) -> data_type:

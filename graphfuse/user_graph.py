@@ -9,10 +9,10 @@ by ``freeze`` (inference), ``plan`` (matching and ranking) and ``runtime`` (exec
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from graphfuse import cudnn_names, graph_json, json_values
+from graphfuse import cudnn_names, graph_json, json_values, overrides
 from graphfuse.dtypes import data_type
 from graphfuse.enums import behavior_note, build_plan_policy, heur_mode, numerical_note, tensor_reordering
 from graphfuse.errors import (
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from graphfuse.explain import Explanation
     from graphfuse.plan import Plan
     from graphfuse.planner import Planner
+    from graphfuse.reshaped import Reshaped
     from graphfuse.runtime.bound import Bound
+    from graphfuse.runtime.executable import Executable
     from graphfuse.runtime.handle import Handle
     from graphfuse.tuning.report import Report
 
@@ -61,9 +63,9 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
     rounded to the declared type, as if each node were a kernel of its own. Outputs that other
     nodes read are read as stored, either way.
 
-    The arguments between are cuDNN's, in its order. is_dynamic_shape_enabled and is_cuda_graph_replay_expected hold of
-    any graph and change nothing: kernels hold no row count, and execute can be captured. The others ask for what is not
-    here: GraphNotSupportedError says what to use instead.
+    The arguments between are cuDNN's, in its order. is_override_shape_enabled, or is_dynamic_shape_enabled: execute
+    may be given other extents of leading axes. is_cuda_graph_replay_expected holds of any graph and changes nothing:
+    execute can be captured. The others ask for what is not here: GraphNotSupportedError says what to use instead.
     """
 
     _ir: ir.Graph | None
@@ -101,7 +103,6 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
             "sm_version": sm_version,
             "kernel_cache": kernel_cache,
             "device_property": device_property,
-            "is_override_shape_enabled": is_override_shape_enabled or None,
             "cuda_graph_retention": cuda_graph_retention,
         }
         for argument, value in unasked.items():
@@ -110,6 +111,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
                     f"graph {name!r}: {argument} is {value!r}; instead: {cudnn_names.KEYWORDS[argument]}"
                 )
         _check_flag(f"graph {name!r}: is_dynamic_shape_enabled", is_dynamic_shape_enabled)
+        _check_flag(f"graph {name!r}: is_override_shape_enabled", is_override_shape_enabled)
         _check_flag(f"graph {name!r}: is_cuda_graph_replay_expected", is_cuda_graph_replay_expected)
         super().__init__(
             checked_name("graph", name),
@@ -119,6 +121,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
             intermediate_rounding,
         )
         self.handle = handle
+        self.takes_overrides = is_dynamic_shape_enabled or is_override_shape_enabled
         self._empty()
 
     def _empty(self) -> None:
@@ -437,20 +440,50 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         self._need(self._planner, "build_operation_graph").bar_notes(found, wanted)
         return self
 
-    def get_workspace_size(self) -> int:
-        """Bytes of workspace that execute needs; 0 means None may be given."""
-        planner = self._need(self._planner, "build_plans")
-        return planner.at(planner.selected()).workspace_bytes
+    def get_workspace_size(
+        self,
+        handle: Handle | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int] | None] | None = None,
+    ) -> int:
+        """Bytes of workspace that execute needs; 0 means None may be given.
 
-    def get_workspace_size_plan_at_index(self, index: int) -> int:
-        """Bytes of workspace of one plan; of one that is not built, as far as they are known by then."""
-        return self._plan(index).workspace_bytes
+        With overrides as of ``execute``: what an execute with these shapes needs, and enough for fewer rows of the same
+        class of counts. The plan for them is built where it was not yet, so that execute has nothing to build.
+        """
+        planner = self._need(self._planner, "build_plans")
+        return self._workspace_size(planner.selected(), handle, override_uids, override_shapes, override_strides)
+
+    def get_workspace_size_plan_at_index(
+        self,
+        index: int,
+        handle: Handle | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int] | None] | None = None,
+    ) -> int:
+        """Bytes of workspace of one plan; of one that is not built, as far as they are known by then. With overrides,
+        for which it has to be built, as of ``get_workspace_size``."""
+        self._plan(index)
+        return self._workspace_size(index, handle, override_uids, override_shapes, override_strides)
+
+    def _workspace_size(self, index: int, handle: Handle | None, uids: object, dims: object, strides: object) -> int:
+        planner = self._need(self._planner, "build_plans")
+        if handle is not None:
+            planner.stream_of(handle)  # of another device, or destroyed
+        if uids is None and dims is None and strides is None:
+            return planner.at(index).workspace_bytes
+        return self._overridden(index, uids, dims, strides).binder.workspace_bytes
 
     def execute(
         self,
         variant_pack: Mapping[Any, object],
         workspace: object = None,
         handle: Handle | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int] | None] | None = None,
         *,
         programmatic_dependent_launch: bool = False,
     ) -> None:
@@ -461,6 +494,16 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         A dict of torch tensors, addresses and numbers like one executed before, the memory of
         its tensors aside, costs a few comparisons; any other pack is looked at in full.
 
+        override_uids, override_shapes, override_strides: other shapes, in elements, of inputs and outputs, for this
+        call, of a graph with is_override_shape_enabled or is_dynamic_shape_enabled. Extents of leading axes may differ
+        from those of the graph, all but the last axis and those that a norm works along. Each tensor whose shape
+        differs has to be in the lists; the shapes of virtual tensors follow. Strides that are None, or left out, follow
+        from those of the graph. What is given for a tensor may be larger: memory without gaps with room for it, or
+        a tensor with the same strides, whose first slices are used. The first call with a class of row counts
+        (of which the largest is at most an eighth above the smallest) plans it, and compiles what no other class
+        has compiled; a call with a known class plans and compiles nothing, unless the reference engine runs a part of
+        the graph, which is then planned once for each count. VariantPackError names the tensor.
+
         programmatic_dependent_launch: let the kernels begin while the kernel before them on
         the stream still runs; they wait for its end before they touch memory, so the result
         is the same. GraphNotSupportedError where that is not possible: it takes SM90 or newer
@@ -470,6 +513,10 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         planner = self._planner or self._need(None, "build")
         if programmatic_dependent_launch is not False:
             _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
+        if override_uids is not None or override_shapes is not None or override_strides is not None:
+            found = self._overridden(planner.selected(), override_uids, override_shapes, override_strides)
+            planner.run(found, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
+            return
         stream = planner.stream() if handle is None else planner.stream_of(handle)
         if planner.running.like_last(variant_pack, workspace, stream, programmatic_dependent_launch):
             return
@@ -481,12 +528,20 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         workspace: object = None,
         index: int = 0,
         handle: Handle | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int] | None] | None = None,
         *,
         programmatic_dependent_launch: bool = False,
     ) -> None:
-        """Run one built plan without selecting it."""
+        """Run one built plan without selecting it. Overrides: as of ``execute``."""
         planner = self._need(self._planner, "build_plans")
         _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
+        if override_uids is not None or override_shapes is not None or override_strides is not None:
+            self._plan(index)
+            found = self._overridden(index, override_uids, override_shapes, override_strides)
+            planner.run(found, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
+            return
         planner.execute(index, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
 
     def bind(
@@ -494,6 +549,9 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         variant_pack: Mapping[Any, object],
         workspace: object = None,
         handle: Handle | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int] | None] | None = None,
         *,
         programmatic_dependent_launch: bool = False,
     ) -> Bound:
@@ -504,8 +562,66 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         """
         planner = self._need(self._planner, "build")
         _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
+        if override_uids is None and override_shapes is None and override_strides is None:
+            found = planner.executable()
+        else:
+            found = self._overridden(planner.selected(), override_uids, override_shapes, override_strides)
         self._check_keys(variant_pack)
-        return planner.bind(variant_pack, workspace, handle, programmatic_dependent_launch)
+        return planner.bind(found, variant_pack, workspace, handle, programmatic_dependent_launch)
+
+    def populate_cuda_graph(
+        self, handle: Handle | None, variant_pack: Mapping[Any, object], workspace: object, cuda_graph: object
+    ) -> None:
+        """Put the selected plan on these buffers into a CUDA graph without nodes, which can be a child of others.
+
+        cuda_graph: address of a cudaGraph_t, or an object that int() makes one of. handle, variant_pack, workspace: as
+        of ``execute``, with the same errors; nothing is run. The buffers have to live as long as the graph is launched,
+        and numbers passed by value stay what they are. GraphNotSupportedError for plans that are not kernels alone, as
+        nothing tells what a library or the reference engine allocates: torch.cuda.graph captures these.
+        """
+        from graphfuse.runtime import cuda_graphs
+
+        address, start = self._captured("populate_cuda_graph", handle, variant_pack, workspace, cuda_graph)
+        cuda_graphs.populate(address, self.device, start)
+
+    def update_cuda_graph(
+        self, handle: Handle | None, variant_pack: Mapping[Any, object], workspace: object, cuda_graph: object
+    ) -> None:
+        """Give a CUDA graph that ``populate_cuda_graph`` filled, or the child node that is its copy, other buffers.
+
+        Arguments and errors are those of ``populate_cuda_graph``; GraphStateError for a graph that another plan filled.
+        Executable graphs are changed by the driver's own calls, as cudaGraphExecChildGraphNodeSetParams.
+        """
+        from graphfuse.runtime import cuda_graphs
+
+        address, start = self._captured("update_cuda_graph", handle, variant_pack, workspace, cuda_graph)
+        cuda_graphs.update(address, self.device, start)
+
+    def _captured(
+        self, what: str, handle: Handle | None, pack: Mapping[Any, object], workspace: object, cuda_graph: object
+    ) -> tuple[int, Callable[[int], None]]:
+        """Address of a CUDA graph, and what puts the selected plan on these buffers on a stream."""
+        planner = self._need(self._planner, "build_plans")
+        executable, given = planner.executable(), cuda_graph
+        try:
+            address = 0 if isinstance(given, bool | float | str) else int(given)  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            address = 0
+        if address <= 0:
+            raise GraphTypeError(f"{what}: cuda_graph is {given!r}; accepted: the address of a cudaGraph_t")
+        if planner.device.kind != "cuda":
+            raise GraphNotSupportedError(f"graph {self.name!r}: {what} needs a CUDA device; it is on {planner.device}")
+        if executable.calls:
+            parts = planner.at(planner.selected()).parts
+            names = ", ".join(repr(parts[n].engine.name) for n in executable.calls)
+            raise GraphNotSupportedError(
+                f"graph {self.name!r}: {what} is for plans of kernels; {names} may allocate: capture execute with "
+                "torch.cuda.graph"
+            )
+        if handle is not None:
+            planner.stream_of(handle)  # of another device, or destroyed
+        self._check_keys(pack)
+        return address, executable.bind(pack, workspace, False)
 
     def autotune(
         self,
@@ -534,6 +650,22 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         report = autotune(planner, variant_pack, workspace, handle, time_budget)
         self.execute(variant_pack, workspace, handle)
         return report
+
+    def _overridden(self, index: int, uids: object, dims: object, strides: object) -> Executable:
+        """What runs a built plan with other shapes."""
+        if not self.takes_overrides:
+            raise GraphStateError(
+                f"graph {self.name!r}: override_uids, override_shapes and override_strides are for graphs made with "
+                "is_override_shape_enabled=True"
+            )
+        planner = self._need(self._planner, "build_plans")
+        from graphfuse.reshaped import Reshaped
+
+        executable = planner.executable(index)
+        known = self._reshaped.get(index)
+        if known is None or known[0] is not executable:
+            known = self._reshaped[index] = (executable, Reshaped(self, self.frozen, planner, index))
+        return known[1].executable(overrides.given(uids, dims, strides))
 
     def _check_keys(self, variant_pack: Mapping[Any, object]) -> None:
         # Here, as later only the uid of a key counts, and another graph's tensor may have the same.
@@ -702,6 +834,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
     def _forget(self) -> None:
         self._ir = None
         self._planner = None
+        self._reshaped: dict[int, tuple[Executable, Reshaped]] = {}
 
 
 def _blob(data: object) -> bytes:

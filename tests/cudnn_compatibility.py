@@ -38,13 +38,16 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
         "create_execution_plan": "an engine's name and a dict of its knobs; returns the plan's index",
         "deserialize": "data, or a handle and data; the graph must be empty and has its tensors afterwards",
         "deselect_engines": "engines are named, and names must be whole",
-        "execute": "entries that are no tensors of the graph, and other shapes, are refused",
+        "execute": "entries that are no tensors of the graph, and other shapes than those of the graph or the "
+        "overrides, are refused; overrides change extents of leading axes, and strides may be left out",
         "get_engine_and_knobs_at_index": "an engine's name and a dict of its knobs",
         "get_engine_count": "counts engines that may be asked, whether or not they can run the graph",
         "get_knobs_for_engine": "by the engine's name; names of knobs without ranges",
         "key": "a text, which node order and names do not change; after `validate`",
         "nodes": "a list of records",
+        "populate_cuda_graph": "of a plan of kernels; the graph has no nodes before",
         "serialize": "all built plans; bytes unless `as_bytes=False`; with kernels unless `include_kernels=False`",
+        "update_cuda_graph": "of a plan of kernels",
         "tensors": "a list",
     },
     "Tensor": {

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
 from graphfuse.ir import packed_stride
+from graphfuse.leading import joined
 
 
 class Kind(enum.Enum):
@@ -54,7 +55,8 @@ class Split:
 
     def row_stride(self, name: str) -> int:
         """Elements, as torch counts them, from one slice to the next."""
-        found = _joined(self.layouts[name], self.leading)
+        t = self.layouts[name]
+        found = joined(t.shape, t.stride, self.leading)
         assert found is not None
         return found
 
@@ -96,7 +98,7 @@ def split(arguments: Sequence[TensorParameter], layouts: Mapping[str, Layout]) -
     for leading in range(rank - 1, 0, -1):
         kinds = _kinds(used, shapes, leading)
         counted = [name for name, kind in (kinds or {}).items() if kind is Kind.COUNTED]
-        if kinds and all(_joined(layouts[name], leading) is not None for name in counted):
+        if kinds and all(joined(layouts[n].shape, layouts[n].stride, leading) is not None for n in counted):
             count = math.prod(shapes[used[0].name][:leading])
             return Split(used, layouts, leading, count, kinds)
     return Split(used, layouts, 0, 1, dict.fromkeys(shapes, Kind.FIXED))
@@ -141,15 +143,3 @@ def _sizes(used: Sequence[TensorParameter], shapes: Mapping[str, Shape], split: 
             alternative = [s == shape for s in a.shape(known)].index(True)
             found[a.name] = a.shape(found)[alternative]
     return found
-
-
-def _joined(t: Layout, leading: int) -> int | None:
-    """The stride of the leading axes joined to one, as torch counts; None if no single stride serves them. Where they
-    have one position, slices are taken to lie side by side."""
-    axes = [(e, s) for e, s in zip(t.shape[:leading], t.stride, strict=False) if e != 1]
-    if not axes:
-        return 1 + sum((e - 1) * s for e, s in zip(t.shape[leading:], t.stride[leading:], strict=True))
-    for (_, outer), (extent, inner) in zip(axes, axes[1:], strict=False):
-        if outer != extent * inner:
-            return None
-    return axes[-1][1]

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from graphfuse.engine import FrozenKernel
 from graphfuse.errors import GraphNotSupportedError
 from graphfuse.ir import Graph, Tensor
 from graphfuse.runtime import fastcall
@@ -63,6 +64,20 @@ class Executable:
         """What starts the plan for the number of rows that it was made for, by whether work may begin early."""
         ways = (False,) if self.undependable else (False, True)
         return MappingProxyType({dependent: self._start(self._parts(dependent)) for dependent in ways})
+
+    @property
+    def serves_fewer(self) -> bool:
+        """Whether every part can be started for fewer rows than it was made for."""
+        return all(part.frozen.rows is not None for part in self._parts(False))
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        """The parts that are no kernels."""
+        return tuple(n for n, part in enumerate(self._parts(False)) if not isinstance(part.frozen, FrozenKernel))
+
+    def on(self, binder: Callable[[], Binder]) -> "Executable":
+        """The same plan, with other checks of packs."""
+        return Executable(self._graph, self._parts, binder, self.undependable)
 
     def _counted(self, count: int, dependent: bool) -> Start | None:
         """What starts the plan for any count up to this one; None where a part of the plan is for one number of rows.
@@ -124,3 +139,25 @@ class Executable:
 
     def _keep(self, forms: tuple[Execute, ...]) -> None:
         self._forms, self.like_last = forms, forms[0]
+
+
+class Recounted(Executable):
+    """A plan that was made for a count of `most`, run for `count`, which is no more.
+
+    made: the plan. Its parts serve fewer rows, whose number is a multiple of `most`. graph, binder: of tensors with
+    `count` in the place of `most`.
+    """
+
+    def __init__(self, made: Executable, most: int, count: int, graph: Graph, binder: Callable[[], Binder]):
+        super().__init__(graph, made._parts, binder, made.undependable)
+        self._made, self._most, self._count = made, most, count
+
+    @functools.cached_property
+    def starts(self) -> Mapping[bool, Start]:
+        ways = (False,) if self.undependable else (False, True)
+        found = {dependent: self._made.counted(self._most, dependent) for dependent in ways}
+        return MappingProxyType({dependent: _counting(start, self._count) for dependent, start in found.items()})
+
+
+def _counting(start: Start, count: int) -> Start:
+    return lambda stream, space, _, *values: start(stream, space, count, *values)

@@ -43,7 +43,8 @@ class Binder:
     """Finds and checks the buffers of one plan. What it needs to know of the graph is worked out once.
 
     in_place: (input, output) pairs that may be the same memory. placed: byte offsets of
-    tensors in the workspace, beside those whose Tensor.workspace says so.
+    tensors in the workspace, beside those whose Tensor.workspace says so. roomy: tensors that may be given as part of
+    larger memory (``_holds``).
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class Binder:
         workspace_bytes: int = 0,
         in_place: frozenset[tuple[TensorId, TensorId]] = frozenset(),
         placed: Mapping[TensorId, int] | None = None,
+        roomy: frozenset[TensorId] = frozenset(),
     ):
+        self.roomy = roomy
         self.device = device
         self.workspace_bytes = workspace_bytes
         self.bound = graph.bound
@@ -107,7 +110,8 @@ class Binder:
             for tensor in self.bound:
                 if not tensor.by_value:
                     buffer = buffers.describe(given[tensor.id])
-                    _check(tensor, self.storages[tensor.id], buffer, self.device, tensor.id in self.outputs)
+                    stored, roomy = self.storages[tensor.id], tensor.id in self.roomy
+                    _check(tensor, stored, buffer, self.device, tensor.id in self.outputs, roomy)
                     given[tensor.id] = buffer.address
         except VariantPackError as error:
             raise type(error)(f"{tensor}: {error}") from None
@@ -220,7 +224,7 @@ def _why_unbound(tensor: Tensor) -> str:
     return "no node uses it"
 
 
-def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device, written: bool) -> None:
+def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device, written: bool, roomy: bool = False) -> None:
     """Hold all but the address of a buffer against its tensor. Messages leave the tensor's name to the caller."""
     if written and buffer.read_only:
         raise VariantPackError("the memory given is read-only; accepted for an output: writable memory")
@@ -232,6 +236,8 @@ def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device, writ
     if tensor.reordering is not tensor_reordering.NONE:
         _check_reordered(stored, buffer)
     elif tensor.dtype in _AS_BYTES and _is_flat(stored, buffer):
+        pass
+    elif roomy and buffer.dim is not None and _holds(buffer, stored):
         pass
     elif buffer.dim is not None and (buffer.dim != stored.dim or buffer.stride != stored.stride):
         given = Storage(buffer.dim, buffer.stride, stored.itemsize)
@@ -249,6 +255,17 @@ def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device, writ
         raise VariantPackError(
             f"the memory given is on {buffer.device}; accepted: {device.memory}, where the graph runs"
         )
+
+
+def _holds(buffer: Buffer, stored: Storage) -> bool:
+    """Whether a buffer is memory without gaps that the tensor fits, from its first byte on, or a tensor with the same
+    strides and no smaller extents."""
+    if buffer.dense:
+        return buffer.nbytes >= stored.nbytes
+    return len(buffer.dim) == len(stored.dim) and all(
+        given >= extent and (extent <= 1 or step == stride)
+        for given, step, extent, stride in zip(buffer.dim, buffer.stride, stored.dim, stored.stride, strict=True)
+    )
 
 
 def _is_flat(stored: Storage, buffer: Buffer) -> bool:

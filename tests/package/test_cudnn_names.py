@@ -80,7 +80,7 @@ def test_arguments_of_the_constructor():
     """cuDNN's, in its order; those that ask for nothing are accepted."""
     kind = graphfuse.data_type
     handle = create_handle("cpu")
-    given = ("g", kind.HALF, kind.FLOAT, kind.FLOAT, handle, None, None, None, None, True, False, None)
+    given = ("g", kind.HALF, kind.FLOAT, kind.FLOAT, handle, None, None, None, None, True, True, None)
     g = graphfuse.pygraph(*given, is_cuda_graph_replay_expected=True)
     assert (g.name, g.io_data_type, g.handle) == ("g", kind.HALF, handle)
     for argument, hint in cudnn_names.KEYWORDS.items():

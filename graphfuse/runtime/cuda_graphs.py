@@ -1,0 +1,157 @@
+"""A plan's work as nodes of a CUDA graph that the caller made: put into it, and given other buffers.
+
+Graphs are known by address (of a CUgraph, which cudaGraph_t is, too). What starts the plan is captured on a stream that
+is made for it and never runs anything. Work of one stream is a chain of nodes, so that two graphs of one plan have the
+same nodes in the same order.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from graphfuse.device import Device
+from graphfuse.errors import GraphStateError
+from graphfuse.runtime import device as devices
+
+Start = Callable[[int], None]
+"""Puts the work on a stream, given by address."""
+
+
+def populate(graph: int, device: Device, start: Start) -> None:
+    """Put the work into a graph without nodes. GraphStateError where it has some, DeviceError with what the driver
+    reports; the graph may then hold a part of the work."""
+    from cuda.bindings import driver
+
+    with devices.current(device.ordinal):
+        handle = driver.CUgraph(graph)
+        error, *_, count = driver.cuGraphGetNodes(handle, 0)
+        devices.check(error, "reading a CUDA graph")
+        if count:
+            raise GraphStateError(
+                f"the CUDA graph has {count} nodes; accepted: one without nodes, which can then be a child of another"
+            )
+        _capture(handle, device, start)
+
+
+def update(graph: int, device: Device, start: Start) -> None:
+    """Give the nodes of a graph that ``populate`` filled, or of a child node that is its copy, the buffers of `start`.
+
+    GraphStateError, with nothing changed, where the graph has other nodes than this plan has. Executable graphs that
+    were made of it change as the driver is told (cuGraphExecUpdate, cuGraphExecChildGraphNodeSetParams).
+    """
+    from cuda.bindings import driver
+
+    with devices.current(device.ordinal), _new() as fresh:
+        _capture(fresh, device, start)
+        given, wanted = _chain(driver.CUgraph(graph)), _chain(fresh)
+        if [_kind(node) for node in given] != [_kind(node) for node in wanted]:
+            raise GraphStateError(
+                f"the CUDA graph has {len(given)} nodes that are not the {len(wanted)} of this plan; accepted: a graph "
+                "that populate_cuda_graph filled from the same plan, or its copy as a child node"
+            )
+        for node, other in zip(given, wanted, strict=True):
+            _, get, set_ = _ways(driver)[_type(node)]
+            error, parameters = get(other)
+            devices.check(error, "reading a node of a CUDA graph")
+            (error,) = set_(node, parameters)
+            devices.check(error, "updating a node of a CUDA graph")
+
+
+@contextlib.contextmanager
+def _new() -> Iterator[object]:
+    from cuda.bindings import driver
+
+    error, graph = driver.cuGraphCreate(0)
+    devices.check(error, "making a CUDA graph")
+    try:
+        yield graph
+    finally:
+        driver.cuGraphDestroy(graph)
+
+
+def _capture(graph: object, device: Device, start: Start) -> None:
+    from cuda.bindings import driver
+
+    error, stream = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    devices.check(error, f"making a stream on {device}")
+    try:
+        # What other threads do meanwhile neither is captured nor ends the capture.
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        (error,) = driver.cuStreamBeginCaptureToGraph(stream, graph, None, None, 0, mode)
+        devices.check(error, "beginning to capture into a CUDA graph")
+        try:
+            start(int(stream))
+        finally:
+            error, _ = driver.cuStreamEndCapture(stream)
+        devices.check(error, "capturing into a CUDA graph")
+    finally:
+        driver.cuStreamDestroy(stream)
+
+
+def _chain(graph: object) -> list[object]:
+    """The nodes in the order in which they run; GraphStateError where that is not one after the other."""
+    from cuda.bindings import driver
+
+    error, *_, count = driver.cuGraphGetNodes(graph, 0)
+    devices.check(error, "reading a CUDA graph")
+    if not count:
+        return []
+    error, nodes, _ = driver.cuGraphGetNodes(graph, count)
+    devices.check(error, "reading a CUDA graph")
+    error, *_, edges = driver.cuGraphGetEdges(graph, 0)
+    devices.check(error, "reading the edges of a CUDA graph")
+    after: dict[int, int] = {}
+    if edges:
+        error, sources, targets, *_ = driver.cuGraphGetEdges(graph, edges)
+        devices.check(error, "reading the edges of a CUDA graph")
+        after = {int(one): int(other) for one, other in zip(sources[:edges], targets[:edges], strict=True)}
+    by_address = {int(node): node for node in nodes[:count]}
+    at = next(iter(by_address.keys() - after.values()), None)
+    chain: list[object] = []
+    while at is not None and len(chain) < count:
+        chain.append(by_address[at])
+        at = after.get(at)
+    if len(chain) != count or edges != count - 1:
+        raise GraphStateError(
+            f"the CUDA graph has {count} nodes and {edges} edges; accepted: nodes one after the other, as "
+            "populate_cuda_graph makes them"
+        )
+    return chain
+
+
+def _type(node: object) -> int:
+    from cuda.bindings import driver
+
+    error, kind = driver.cuGraphNodeGetType(node)
+    devices.check(error, "reading a node of a CUDA graph")
+    return int(kind)
+
+
+def _kind(node: object) -> tuple[int, int | None]:
+    """What has to be the same of a node: its type, and of a kernel's the function."""
+    from cuda.bindings import driver
+
+    kind = _type(node)
+    if kind not in _ways(driver):
+        return kind, None
+    of, get, _ = _ways(driver)[kind]
+    error, parameters = get(node)
+    devices.check(error, "reading a node of a CUDA graph")
+    return kind, of(parameters)
+
+
+def _ways(driver: Any) -> dict[int, tuple[Callable[..., Any], ...]]:
+    """By type of node that plans have: what its function is, how its parameters are read and written."""
+    types = driver.CUgraphNodeType
+    return {
+        int(types.CU_GRAPH_NODE_TYPE_KERNEL): (
+            lambda parameters: int(parameters.func),
+            driver.cuGraphKernelNodeGetParams,
+            driver.cuGraphKernelNodeSetParams,
+        ),
+        int(types.CU_GRAPH_NODE_TYPE_MEMSET): (
+            lambda parameters: None,
+            driver.cuGraphMemsetNodeGetParams,
+            driver.cuGraphMemsetNodeSetParams,
+        ),
+    }
