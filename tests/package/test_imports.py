@@ -42,7 +42,7 @@ LAYERS = (
     ("user_graph",),
     ("building", "functional", "wrapper"),
     ("torch",),
-    ("benchmarks",),
+    ("benchmarks", "testing"),
     ("cli",),
     ("__main__",),
 )
