@@ -1,7 +1,8 @@
 """The one call: a subject through every stage, to a report."""
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
 from graphfuse.emulator.compiler import Build
@@ -14,7 +15,7 @@ from graphfuse.testing.taken import Taken, taken
 from graphfuse.testing.variants import ASPECTS, COMPUTE, LAYOUT, ROUNDING, SCALARS, Case, cases
 
 TOLERANCE = 2e-5
-_ENOUGH = 6  # mistakes of one stage; more say the same again
+_ENOUGH = 3  # mistakes of one stage; more say the same again
 _SMALL = 1 << 10  # elements, of what is run under ThreadSanitizer: it takes a millisecond a thread
 
 
@@ -54,11 +55,11 @@ def check(
     run = _Run()
     every = [case for drawing in subject.drawings for case in cases(drawing, random, seed)]
     found = run.planned(subject, every, _devices())
-    chosen = _spread(found, problems)
-    run.covered(subject, chosen, every)
-    on_emulator = [one for one in chosen if kernels.emulated(one)]
-    by_source, rest = _by_source(on_emulator, programs)
-    note = f"{rest} problems of further kernels were left out: programs={programs}" if rest else ""
+    ordered = _spread(found)
+    by_source, rest = _by_source([one for one in ordered if kernels.emulated(one)], programs, problems)
+    called = [one for one in ordered if not kernels.emulated(one)][:problems]
+    run.covered(subject, [one for group in by_source.values() for one in group] + called, every)
+    note = f"{rest} further kernels were left out: programs={programs}" if rest else ""
     bad = run.stage(
         "values, AddressSanitizer",
         [one for group in by_source.values() for one in group],
@@ -66,21 +67,19 @@ def check(
         note,
     )
     small = [min(group, key=lambda one: abs(one.elements - _SMALL // 4)) for group in by_source.values()]
-    racing = [one for one in small if one.elements <= _SMALL and kernels.source(one) not in map(kernels.source, bad)]
+    racing = [one for one in small if one.elements <= _SMALL and not bad]
+    left = "left out until values are right" if bad else f"{len(small) - len(racing)} kernels left out: too large"
     run.stage(
         "races, ThreadSanitizer",
         racing,
         lambda one: kernels.fault(torch, one, Build.RACE, tolerance, seed),
-        f"{len(small) - len(racing)} kernels were left out: wrong already, or their problems too large"
-        if len(small) > len(racing)
-        else "",
+        left if len(small) > len(racing) else "",
     )
-    aliased = [one for one in small if one not in bad and one.engine.in_place(one.part.facts, one.part.knobs)]
+    aliased = [one for one in small if not bad and one.engine.in_place(one.part.facts, one.part.knobs)]
     if aliased:
         run.stage(
             "in place", aliased, lambda one: kernels.fault(torch, one, Build.ADDRESS, tolerance, seed, in_place=True)
         )
-    called = [one for one in chosen if not kernels.emulated(one) or one.device.kind == "cuda"]
     if called:
         run.stage("values, as execute runs it", called, lambda one: calls.fault(torch, subject, one, tolerance, seed))
     if chips:
@@ -212,31 +211,22 @@ class _Run:
             self.lines.append(Line("benchmark", 1, 0, row))
 
 
-def _spread(found: Sequence[Taken], most: int) -> list[Taken]:
-    """Some of what was taken: of each aspect, graph and device in turn."""
+def _spread(found: Sequence[Taken]) -> list[Taken]:
+    """What was taken, of each aspect, graph and device in turn."""
     groups: dict[object, list[Taken]] = {}
     for one in found:
         key = (*((a in one.case.aspects) for a in ASPECTS), one.case.name.split(":")[0], one.device.kind)
         groups.setdefault(key, []).append(one)
-    chosen: list[Taken] = []
-    while groups and len(chosen) < most:
-        for key in list(groups):
-            chosen.append(groups[key].pop(0))
-            if not groups[key]:
-                del groups[key]
-            if len(chosen) == most:
-                break
-    return chosen
+    rounds = itertools.zip_longest(*groups.values())
+    return [one for several in rounds for one in several if one is not None]
 
 
-def _by_source(problems: Iterable[Taken], most: int) -> tuple[dict[str, list[Taken]], int]:
-    """Problems by kernel, of the first kernels; and how many were left out."""
-    found: dict[str, list[Taken]] = {}
-    rest = 0
-    for one in problems:
-        text = kernels.source(one)
-        if text in found or len(found) < most:
-            found.setdefault(text, []).append(one)
-        else:
-            rest += 1
-    return found, rest
+def _by_source(found: Sequence[Taken], programs: int, problems: int) -> tuple[dict[str, list[Taken]], int]:
+    """Problems by kernel, of the first kernels; and how many kernels were left out."""
+    groups: dict[str, list[Taken]] = {}
+    for one in found:
+        groups.setdefault(kernels.source(one), []).append(one)
+    chosen = dict(list(groups.items())[:programs])
+    in_turn = (one for several in itertools.zip_longest(*chosen.values()) for one in several if one is not None)
+    kept = set(map(id, itertools.islice(in_turn, problems)))
+    return {text: [o for o in group if id(o) in kept] for text, group in chosen.items()}, len(groups) - len(chosen)

@@ -12,6 +12,7 @@ from graphfuse.testing import reference, storage
 from graphfuse.testing.taken import Taken
 
 _PAGE = 1 << 16  # between tensors
+_LINES = 24  # of a report
 
 
 def emulated(one: Taken) -> bool:
@@ -71,5 +72,7 @@ def _inputs_kept(
 
 
 def _brief(error: GraphfuseError) -> str:
-    lines = str(error).splitlines()
-    return "\n".join(lines[:24])
+    """Without the sanitizers' picture of memory and what they say to find their own mistakes."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("=====")]
+    end = next((n for n, line in enumerate(lines) if line.startswith(("Shadow bytes", "SUMMARY"))), len(lines))
+    return "\n".join(lines[: min(end, _LINES)])

@@ -7,13 +7,16 @@ from graphfuse.dtypes import data_type
 from graphfuse.ir import Graph, Tensor, TensorId
 
 _PLACE = {
+    data_type.FLOAT: 2.0**-23,
     data_type.HALF: 2.0**-10,
     data_type.BFLOAT16: 2.0**-7,
     data_type.FP8_E4M3: 2.0**-3,
     data_type.FP8_E5M2: 2.0**-2,
 }
-"""The distance of neighbours, relative to the number, of types narrower than float32."""
+"""The distance of neighbours, relative to the number."""
 _SMALLEST = {data_type.HALF: 2.0**-14, data_type.FP8_E4M3: 2.0**-6, data_type.FP8_E5M2: 2.0**-14}
+_IN_DOUBLE = 1e-12
+"""The tolerance of what is computed in DOUBLE."""
 _BESIDE = 0.02
 """How many elements may round to the neighbour of what the reference rounds to: those that lie between the two."""
 
@@ -76,6 +79,8 @@ def difference(
         return _told(torch, t, found, stored, ~same, 0 if t.dtype.facts.integers is not None else _BESIDE)
     finite = torch.where(wide.isfinite(), wide.abs(), 0.0)
     scale = torch.maximum(finite, finite.mean()) if finite.numel() else finite
+    if all(node.compute is data_type.DOUBLE for node in graph.nodes):
+        tolerance = min(tolerance, _IN_DOUBLE)
     slack = tolerance * scale + 4 * (near - wide).abs().nan_to_num(0.0)
     apart = (found - stored).abs()
     off = ~same & ~(apart <= slack)
