@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
 from graphfuse.emulator.compiler import Build
-from graphfuse.errors import DeviceError, KernelCompileError, PluginError, ToolkitNotFoundError
+from graphfuse.errors import KernelCompileError, PluginError, ToolkitNotFoundError
 from graphfuse.testing import calls, kernels, timing
 from graphfuse.testing.machine_code import resources
 from graphfuse.testing.report import Finding, Line, Report
@@ -116,7 +116,8 @@ class _Run:
         """Look at each problem until enough are wrong; those that are."""
         wrong: list[Taken] = []
         done = 0
-        for done, one in enumerate(problems, start=1):
+        for one in problems:
+            done += 1
             what = fault(one)
             if what:
                 wrong.append(one)
@@ -158,7 +159,7 @@ class _Run:
                 note = f"{engine.name} declares them in `serves`, and took none: {', '.join(missed)}"
                 self.lines.append(Line("coverage", 0, 0, note))
         if not chosen and not self.findings:
-            what = "no problem was taken on the emulator or the CPU; give graphs that the engine takes: check(graphs=[...])"
+            what = "no problem was taken on the emulator or the CPU; give graphs that are: check(graphs=[...])"
             if not every:
                 what = "no graph can be drawn from the templates; give some: check(graphs=[...])"
             reasons = "".join(f"\n{reason}" for reason, _ in self.declined.most_common(5))

@@ -98,7 +98,9 @@ def _drawn(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> Graph:
         if symbol.node not in made:
             node = symbol.node
             inputs = {port: of(s) for port, s in node.inputs.items()}
-            found = getattr(graph, node.op.name)(**{p: t for p, t in inputs.items() if t is not None}, **node.attributes)
+            found = getattr(graph, node.op.name)(
+                **{p: t for p, t in inputs.items() if t is not None}, **node.attributes
+            )
             listed = found if isinstance(found, list | tuple) else [found]
             made[node] = {p.name: t for p, t in zip(node.op.outputs, listed, strict=True)}
         return made[symbol.node][symbol.port]

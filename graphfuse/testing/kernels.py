@@ -17,7 +17,9 @@ _LINES = 24  # of a report
 
 def emulated(one: Taken) -> bool:
     """Whether the part is a kernel that the emulator runs from its source."""
-    return isinstance(one.engine, KernelEngine) and one.device.kind == "emulator" and isinstance(one.part.outline, Launch)
+    return (
+        isinstance(one.engine, KernelEngine) and one.device.kind == "emulator" and isinstance(one.part.outline, Launch)
+    )
 
 
 def source(one: Taken) -> str:

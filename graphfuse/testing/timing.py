@@ -40,7 +40,9 @@ def _line(torch, subject: Subject, one: Taken) -> str:
     sets = timing.buffer_sets(moved)
     words = max(1, moved // 8)  # of 4 bytes, half of them read and half written
     where = one.device.memory
-    halves = [(torch.zeros(words, dtype=torch.int32, device=where), torch.empty(words, dtype=torch.int32, device=where))]
+    halves = [
+        (torch.zeros(words, dtype=torch.int32, device=where), torch.empty(words, dtype=torch.int32, device=where))
+    ]
     halves += [tuple(map(torch.empty_like, halves[0])) for _ in range(sets - 1)]
     stream = [lambda a=a, b=b: torch.neg(a, out=b) for a, b in halves]
     calls = _calls(torch, subject, one, sets)

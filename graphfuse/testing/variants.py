@@ -91,7 +91,9 @@ def _kinds(graph: Graph) -> Mapping[str, Mapping[str, Variation]]:
     virtual = [t for t in graph.tensors if t.virtual and t.id in graph.producer]
     extents = [_SMALL, _ODD, _LONG, (1, 1), (1, 65), (33, 1), (5, 32)]
     layouts = {
-        f"{how} {t.name}" if t else f"{how} all": partial(_relaid, which=frozenset([t.id] if t else [w.id for w in wide]), how=how)
+        f"{how} {t.name}" if t else f"{how} all": partial(
+            _relaid, which=frozenset([t.id] if t else [w.id for w in wide]), how=how
+        )
         for how in _LAYOUTS
         for t in (None, *(wide if len(wide) > 1 else ()))
     }
@@ -109,9 +111,7 @@ def _kinds(graph: Graph) -> Mapping[str, Mapping[str, Variation]]:
         TYPES: types if floats else {},
         ROUNDING: {f"rounded to {d.name}": partial(_rounded, to=d) for d in _NARROW} if virtual else {},
         COMPUTE: {"computed in DOUBLE": partial(_computing, to=data_type.DOUBLE)},
-        SCALARS: {
-            f"{t.name} {how}": partial(_scalar, which=t.id, how=how) for t in single for how in _SCALARS
-        },
+        SCALARS: {f"{t.name} {how}": partial(_scalar, which=t.id, how=how) for t in single for how in _SCALARS},
     }
 
 

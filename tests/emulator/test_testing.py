@@ -73,7 +73,7 @@ def test_a_planted_mistake_is_found(engine):
 @pytest.mark.compile
 def test_machine_code_that_spills_is_found():
     pytest.importorskip("cuda.core")
-    report = checked((wrong.PATTERN, wrong.Spills()), problems=1, programs=1, architectures=("sm_90a", "sm_120"))
+    report = checked((wrong.PATTERN, wrong.Spills()), problems=1, programs=1, architectures=("sm_80", "sm_90a"))
     found = [f for f in report.findings if f.stage == "machine code, no spills"]
     assert len(found) == len(report.findings) == 2
     assert all("256 bytes of local memory a thread" in f.what for f in found)

@@ -17,4 +17,4 @@ def test_it_takes_a_graph():
 
 
 def test_it_is_right():
-    print(testing.check("bias_gelu", problems=24, programs=3))
+    print(testing.check("bias_gelu", problems=12, programs=2))
