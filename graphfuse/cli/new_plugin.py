@@ -248,8 +248,8 @@ FILES: Mapping[str, str] = {
 
 _CPP = frozenset(
     "alignas and asm auto bool char const default delete double enum explicit export extern float friend goto inline "
-    "int long mutable namespace new operator or private protected public register short signed sizeof static struct switch "
-    "template this throw typedef typename union unsigned using virtual void volatile xor main gf".split()
+    "int long mutable namespace new operator or private protected public register short signed sizeof static struct "
+    "switch template this throw typedef typename union unsigned using virtual void volatile xor main gf".split()
 )
 """Words that are no name of a kernel."""
 

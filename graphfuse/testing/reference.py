@@ -69,9 +69,9 @@ def difference(
 ) -> str | None:
     """How `found` is not the tensor's value; None where it is.
 
-    wide, near: as computed in float64 and in the nodes' types. A value in float32 may be off by `tolerance`, relative to
-    it and to the tensor's mean magnitude, and by four times what `near` is off. One in a narrower type is that rounded:
-    where it lies close to the middle of two neighbours, it may be either.
+    wide, near: as computed in float64 and in the nodes' types. A value in float32 may be off by `tolerance`, relative
+    to it and to the tensor's mean magnitude, and by four times what `near` is off. One in a narrower type is that
+    rounded: where it lies close to the middle of two neighbours, it may be either.
     """
     stored = rounding.round_to(torch, near if _in_steps(graph, t) else wide, t.dtype)
     same = (found == stored) | (found.isnan() & stored.isnan())

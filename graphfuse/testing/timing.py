@@ -1,4 +1,5 @@
-"""How fast an engine's kernel is on this machine's GPU, beside the stream limit: an elementwise kernel over as many bytes."""
+"""How fast an engine's kernel is on this machine's GPU, beside the stream limit: an elementwise kernel that moves as
+many bytes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
