@@ -156,7 +156,7 @@ class _Run:
             }
             missed = [a for a, said in told.items() if said and a not in seen and any(a in c.aspects for c in every)]
             if missed and chosen:
-                note = f"{engine.name} declares them in `serves`, and took none: {', '.join(missed)}"
+                note = f"{engine.name} declares in `serves` what no problem that is run has: {', '.join(missed)}"
                 self.lines.append(Line("coverage", 0, 0, note))
         if not chosen and not self.findings:
             what = "no problem was taken on the emulator or the CPU; give graphs that are: check(graphs=[...])"
