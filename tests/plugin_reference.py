@@ -133,8 +133,8 @@ def render() -> str:
     lines = [
         "# What plug-ins are written with",
         "",
-        "Patterns, facts, engines, launches and checks in Python; then the headers of kernels. How they fit together is",
-        f"in [extending.md](extending.md). This page is written by `{COMMAND}`, from the sources; a test holds it.",
+        "Patterns, facts, engines, launches and checks in Python; then the headers of kernels. How they fit together",
+        f"is in [extending.md](extending.md). This page is written by `{COMMAND}`, from the sources; a test holds it.",
     ]
     for module, names in PYTHON.items():
         lines += ["", f"## `{module}`"]
