@@ -51,6 +51,8 @@ def check(
     import torch
 
     chips = [for_arch(arch) for arch in architectures]
+    if benchmark:
+        timing.need_gpu()
     subject = subject_of(what, graphs)
     run = _Run()
     every = [case for drawing in subject.drawings for case in cases(drawing, random, seed)]

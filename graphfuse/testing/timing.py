@@ -15,12 +15,15 @@ from graphfuse.testing.variants import Case, resized
 SIZES = ((1024, 1024), (8192, 4096), (32768, 8192))
 
 
-def timed(torch, subject: Subject) -> Iterator[str]:
-    """A line for each size, of the first graph that is taken at it; a size that no engine takes has none.
-    DeviceError where there is no GPU."""
+def need_gpu() -> None:
+    """DeviceError where there is no GPU."""
     reason = gpu_needed("check(benchmark=True)")
     if reason:
         raise DeviceError(reason)
+
+
+def timed(torch, subject: Subject) -> Iterator[str]:
+    """A line for each size, of the first graph that is taken at it; a size that no engine takes has none."""
     from graphfuse.runtime import device
 
     here = device.get()

@@ -1,6 +1,7 @@
 """``graphfuse.testing``: what is right passes, and every planted mistake is found."""
 
 import collections
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -9,6 +10,7 @@ import pytest
 
 from graphfuse import (
     CheckFailedError,
+    DeviceError,
     GraphTypeError,
     GraphValidationError,
     SettingError,
@@ -21,6 +23,7 @@ from graphfuse import (
 )
 from graphfuse.device import EMULATOR
 from graphfuse.engine import HostEngine, No, NoKnobs
+from graphfuse.record import no_gpu
 from graphfuse.runtime import nvrtc, toolkit
 from graphfuse.testing import Report
 from graphfuse.testing.machine_code import Resources, resources
@@ -125,6 +128,8 @@ def test_what_cannot_be_checked(what, error, said):
 def test_arguments_are_looked_at_first():
     with pytest.raises(GraphTypeError, match="graphs are pygraphs"):
         testing.check((wrong.PATTERN, wrong.Right()), graphs=[3])
+    with pytest.raises(DeviceError, match="benchmark=True.* needs a GPU") if no_gpu() else contextlib.nullcontext():
+        testing.check((wrong.PATTERN, wrong.Declines()), benchmark=True, raises=False)
     with pytest.raises(SettingError, match="unknown architecture 'sm_1'"):
         testing.check((wrong.PATTERN, wrong.Right()), architectures=["sm_1"])
 
