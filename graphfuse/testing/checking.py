@@ -58,10 +58,15 @@ def check(
     every = [case for drawing in subject.drawings for case in cases(drawing, random, seed)]
     found = run.planned(subject, every, _devices())
     ordered = _spread(found)
-    by_source, rest = _by_source([one for one in ordered if kernels.emulated(one)], programs, problems)
+    on_emulator = [one for one in ordered if kernels.emulated(one)]
+    light = [one for one in on_emulator if kernels.light(one)]
+    by_source, rest = _by_source(light, programs, problems)
     called = [one for one in ordered if not kernels.emulated(one)][:problems]
     run.covered(subject, [one for group in by_source.values() for one in group] + called, every)
     note = f"{rest} further kernels were left out: programs={programs}" if rest else ""
+    if len(light) < len(on_emulator):
+        heavy = f"{len(on_emulator) - len(light)} problems of more than {kernels.MOST_THREADS} threads were left out"
+        note = "; ".join(filter(None, (note, heavy)))
     bad = run.stage(
         "values, AddressSanitizer",
         [one for group in by_source.values() for one in group],

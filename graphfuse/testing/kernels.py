@@ -12,6 +12,7 @@ from graphfuse.testing import reference, storage
 from graphfuse.testing.taken import Taken
 
 _PAGE = 1 << 16  # between tensors
+MOST_THREADS = 1 << 16
 _LINES = 24  # of a report
 
 
@@ -20,6 +21,11 @@ def emulated(one: Taken) -> bool:
     return (
         isinstance(one.engine, KernelEngine) and one.device.kind == "emulator" and isinstance(one.part.outline, Launch)
     )
+
+
+def light(one: Taken) -> bool:
+    """Whether the launch has few enough threads to be run on the CPU in seconds."""
+    return one.part.outline.grid * one.part.outline.block <= MOST_THREADS
 
 
 def source(one: Taken) -> str:
