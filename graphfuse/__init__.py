@@ -21,6 +21,7 @@ from graphfuse.enums import (
     tensor_reordering,
 )
 from graphfuse.errors import (
+    CheckFailedError,
     CompilerNotFoundError,
     DeviceError,
     GraphfuseError,
@@ -89,6 +90,7 @@ _LAZY = {
 
 __all__ = [
     "Graph",
+    "CheckFailedError",
     "CompilerNotFoundError",
     "DeviceError",
     "GraphNotSupportedError",

@@ -84,6 +84,13 @@ class PluginError(GraphfuseError, RuntimeError):
     nodes: tuple[str, ...] = ()
 
 
+class CheckFailedError(GraphfuseError, AssertionError):
+    """``graphfuse.testing.check`` found a mistake in a plug-in or in what a graph's engines make. The message is the
+    report, which `report` holds as data."""
+
+    report: object = None
+
+
 class ReferenceEngineWarning(UserWarning):
     """A call on a device that runs kernels gets the reference engine: results are right, and slow. The message names
     the function and the reason."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from graphfuse.cli import cache, compile, doctor, exits, explain, info, measuring
+from graphfuse.cli import cache, compile, doctor, exits, explain, info, measuring, new_plugin
 
 app = typer.Typer(
     cls=exits.Group,
@@ -42,4 +42,5 @@ app.command()(explain.explain)
 app.command()(compile.compile)
 app.command()(measuring.bench)
 app.command()(measuring.tune)
+app.command()(new_plugin.new_plugin)
 app.add_typer(cache.app)

@@ -43,7 +43,7 @@ LAYERS = (
     ("user_graph",),
     ("building", "functional", "wrapper"),
     ("torch",),
-    ("benchmarks",),
+    ("benchmarks", "testing"),
     ("cli",),
     ("__main__",),
 )

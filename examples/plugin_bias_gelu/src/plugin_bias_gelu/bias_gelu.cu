@@ -1,0 +1,20 @@
+// gelu(x + bias), THREADS threads a CTA, STEPS elements a thread. The prelude has the types and the numbers.
+#include "graphfuse/convert.cuh"
+#include "graphfuse/math.cuh"
+#include "graphfuse/simt.cuh"
+#include "generated.cuh"
+
+extern "C" GF_KERNEL(THREADS) bias_gelu(const X* x, const Bias* bias, Output* output, gf::i64 n,
+                                                gf::i64 columns) {
+  const gf::i64 first = gf::i64(gf::block_index()) * (THREADS * STEPS) + gf::thread_index();
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    const gf::i64 i = first + step * THREADS;
+    if (i < n) {
+      const float sum = gf::rounded<Total>(gf::scalar(x + i) + gf::scalar(bias + i % columns));
+      // erfc keeps the digits of the negative tail, which 1 + erf cancels away.
+      const float result = 0.5f * sum * erfcf(-0.70710678118654752f * sum);
+      gf::store<sizeof(Output), sizeof(Output)>(output + i, gf::Bytes<sizeof(Output)>{{gf::encode<Output>(result)}});
+    }
+  }
+}

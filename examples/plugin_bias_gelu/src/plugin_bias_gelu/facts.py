@@ -1,0 +1,20 @@
+"""What the engine sees of a match."""
+
+from dataclasses import dataclass
+
+from graphfuse.dtypes import data_type
+from graphfuse.ir import Tensor
+
+
+@dataclass(frozen=True)
+class BiasGeluFacts:
+    """total: the type that x + bias is rounded to before the GELU; FLOAT where it is not."""
+
+    x: Tensor
+    bias: Tensor
+    output: Tensor
+    total: data_type
+
+    @property
+    def columns(self) -> int:
+        return self.output.dim[-1]

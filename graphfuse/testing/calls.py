@@ -1,0 +1,59 @@
+"""An engine's work as execute starts it: of engines that run from Python, and of any on a GPU."""
+
+from graphfuse.errors import GraphfuseError, KernelFaultError
+from graphfuse.planner import Planner
+from graphfuse.runtime.handle import Handle
+from graphfuse.testing import reference, storage
+from graphfuse.testing.subject import REFERENCE, Subject
+from graphfuse.testing.taken import Taken
+
+
+def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> str | None:
+    """What is wrong with what the part computes; None if nothing is."""
+    graph, where = one.case.graph, one.device.memory
+    given = reference.inputs(torch, graph, seed)
+    wide, near = (reference.evaluated(torch, graph, given, w) for w in (True, False))
+    pack: dict[int, object] = {}
+    buffers: dict[int, object] = {}
+    for t in graph.bound:
+        if t.by_value:
+            pack[t.uid] = float(given[t.id].reshape(-1)[0])
+            continue
+        content = storage.stored(torch, t, None if t.id in graph.producer else given[t.id])
+        memory = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(where, copy=True)
+        # What is allocated is aligned to more than any access; the tensor's own alignment is enough.
+        room = torch.empty(memory.numel() + 256, dtype=torch.uint8, device=where)
+        start = -room.data_ptr() % 256 + t.alignment % 256
+        buffers[t.id] = room[start : start + memory.numel()].copy_(memory)
+        pack[t.uid] = buffers[t.id].data_ptr()
+    try:
+        planner = Planner(graph, Handle(one.device), subject.registry.patterns, (*subject.engines, REFERENCE))
+        index = _planned(planner, one)
+        planner.build_at(index)
+        workspace = torch.empty(planner.at(index).workspace_bytes, dtype=torch.uint8, device=where)
+        planner.execute(index, pack, workspace if workspace.numel() else None, None, False, lambda pack: None)
+        if one.device.kind == "cuda":
+            torch.cuda.synchronize(one.device.ordinal)
+    except GraphfuseError as error:
+        return str(error)
+    for t in graph.outputs:
+        if t.id not in buffers:
+            continue
+        content = buffers[t.id].cpu().numpy().tobytes()[: t.nbytes]
+        between = storage.written_between(torch, t, content)
+        if between:
+            return f"{t}: {between} bytes between its elements were written"
+        found = storage.loaded(torch, t, content)
+        wrong = reference.difference(torch, graph, t, found, wide[t.id], near[t.id], tolerance)
+        if wrong:
+            return wrong
+    return None
+
+
+def _planned(planner: Planner, one: Taken) -> int:
+    for mode in sorted(one.engine.modes, key=lambda mode: mode.name):
+        planner.create([mode])
+        for index, p in enumerate(planner.plans):
+            if any(part.engine is one.engine and part.knobs == one.part.knobs for part in p.parts):
+                return index
+    raise KernelFaultError(f"engine {one.engine.name!r} took the case once, and does not when it is asked again")

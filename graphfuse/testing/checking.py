@@ -1,0 +1,240 @@
+"""The one call: a subject through every stage, to a report."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
+from graphfuse.emulator.compiler import Build
+from graphfuse.errors import KernelCompileError, PluginError, ToolkitNotFoundError
+from graphfuse.testing import calls, kernels, timing
+from graphfuse.testing.machine_code import resources
+from graphfuse.testing.report import Finding, Line, Report
+from graphfuse.testing.subject import Subject, subject_of
+from graphfuse.testing.taken import Taken, taken
+from graphfuse.testing.variants import ASPECTS, COMPUTE, LAYOUT, ROUNDING, SCALARS, Case, cases
+
+TOLERANCE = 2e-5
+_ENOUGH = 3  # mistakes of one stage; more say the same again
+_SMALL = 1 << 10  # elements, of what is run under ThreadSanitizer: it takes a millisecond a thread
+
+
+def check(
+    what: object,
+    *,
+    graphs: Sequence[object] = (),
+    problems: int = 48,
+    programs: int = 6,
+    random: int = 12,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+    architectures: Sequence[str] = ARCHES,
+    benchmark: bool = False,
+    raises: bool = True,
+) -> Report:
+    """Check engines against the reference and under sanitizers, on problems made of graphs.
+
+    what: a ``pygraph``, which all installed engines are checked on; a ``Pattern``, an ``Engine`` or a tuple of them; or
+    the name of an installed one. graphs: those that problems are made of, in place of graphs drawn from the patterns'
+    templates. Problems differ from them in sizes, strides, types, rounding, compute types and scalar operands; what
+    an engine declines is counted, and no fault.
+
+    problems: how many of those that are taken are run. programs: how many different kernels are compiled; more
+    problems than these run where kernels are the same. random: problems of each graph that differ in several ways,
+    made from `seed`. tolerance: how far a float32 result may be off, relative to it and to the mean magnitude.
+    architectures: chips to compile for, none for none. benchmark: time kernels beside the stream limit, on a GPU.
+
+    Returns the report. CheckFailedError, which has it as `report`, if something is wrong; raises False leaves that to
+    the caller. CompilerNotFoundError where kernels cannot be run because there is no C++ compiler; DeviceError for a
+    benchmark without a GPU; SettingError for an unknown architecture.
+    """
+    import torch
+
+    chips = [for_arch(arch) for arch in architectures]
+    if benchmark:
+        timing.need_gpu()
+    subject = subject_of(what, graphs)
+    run = _Run()
+    every = [case for drawing in subject.drawings for case in cases(drawing, random, seed)]
+    found = run.planned(subject, every, _devices())
+    ordered = _spread(found)
+    on_emulator = [one for one in ordered if kernels.emulated(one)]
+    light = [one for one in on_emulator if kernels.light(one)]
+    by_source, rest = _by_source(light, programs, problems)
+    called = [one for one in ordered if not kernels.emulated(one)][:problems]
+    run.covered(subject, [one for group in by_source.values() for one in group] + called, every)
+    note = f"{rest} further kernels were left out: programs={programs}" if rest else ""
+    if len(light) < len(on_emulator):
+        heavy = f"{len(on_emulator) - len(light)} problems of more than {kernels.MOST_THREADS} threads were left out"
+        note = "; ".join(filter(None, (note, heavy)))
+    bad = run.stage(
+        "values, AddressSanitizer",
+        [one for group in by_source.values() for one in group],
+        lambda one: kernels.fault(torch, one, Build.ADDRESS, tolerance, seed),
+        note,
+    )
+    small = [min(group, key=lambda one: abs(one.elements - _SMALL // 8)) for group in by_source.values()]
+    racing = [one for one in small if one.elements <= _SMALL and not bad]
+    left = "left out until values are right" if bad else f"{len(small) - len(racing)} kernels left out: too large"
+    run.stage(
+        "races, ThreadSanitizer",
+        racing,
+        lambda one: kernels.fault(torch, one, Build.RACE, tolerance, seed),
+        left if len(small) > len(racing) else "",
+    )
+    aliased = [one for one in small if not bad and one.engine.in_place(one.part.facts, one.part.knobs)]
+    if aliased:
+        run.stage(
+            "in place", aliased, lambda one: kernels.fault(torch, one, Build.ADDRESS, tolerance, seed, in_place=True)
+        )
+    if called:
+        run.stage("values, as execute runs it", called, lambda one: calls.fault(torch, subject, one, tolerance, seed))
+    if chips:
+        run.compiled(subject, chips, [group[0].case for group in by_source.values()] or every, programs)
+    if benchmark:
+        run.timed(torch, subject)
+    report = run.report(subject)
+    if raises:
+        report.raise_for_findings()
+    return report
+
+
+def _devices() -> list[Device]:
+    from graphfuse.runtime import device
+
+    here = device.get()
+    return [EMULATOR, CPU] if here.kind != "cuda" else [EMULATOR, CPU, here]
+
+
+class _Run:
+    """What is known so far of one check."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.findings: list[Finding] = []
+        self.declined: Counter[str] = Counter()
+
+    def report(self, subject: Subject) -> Report:
+        return Report(subject.name, tuple(self.lines), tuple(self.findings), dict(self.declined))
+
+    def stage(
+        self, name: str, problems: Sequence[Taken], fault: Callable[[Taken], str | None], note: str = ""
+    ) -> list[Taken]:
+        """Look at each problem until enough are wrong; those that are."""
+        wrong: list[Taken] = []
+        done = 0
+        for one in problems:
+            done += 1
+            what = fault(one)
+            if what:
+                wrong.append(one)
+                self.findings.append(Finding(name, one.name, what))
+            if len(wrong) == _ENOUGH:
+                break
+        stopped = f"stopped after {_ENOUGH} mistakes" if done < len(problems) else ""
+        self.lines.append(Line(name, done - len(wrong), len(wrong), "; ".join(filter(None, (stopped, note)))))
+        return wrong
+
+    def planned(self, subject: Subject, every: Sequence[Case], devices: Sequence[Device]) -> list[Taken]:
+        found: list[Taken] = []
+        wrong = 0
+        for case in every:
+            for device in devices:
+                try:
+                    found += taken(subject, case, device, self.declined)
+                except PluginError as error:
+                    wrong += 1
+                    self.findings.append(Finding("planning", f"{case.name} for {device}", str(error)))
+                if wrong == _ENOUGH:
+                    break
+        note = f"{len(every)} problems, of which {len({one.case for one in found})} were taken"
+        self.lines.append(Line("planning", len(every) - wrong, wrong, note))
+        return found
+
+    def covered(self, subject: Subject, chosen: Sequence[Taken], every: Sequence[Case]) -> None:
+        """A mistake that nobody looked for is none that was not made."""
+        seen = {aspect for one in chosen for aspect in one.case.aspects}
+        for engine in subject.engines:
+            told = {
+                ROUNDING: engine.serves.rounding,
+                LAYOUT: engine.serves.layouts,
+                COMPUTE: len(engine.serves.compute) > 1,
+                SCALARS: engine.serves.by_value,
+            }
+            missed = [a for a, said in told.items() if said and a not in seen and any(a in c.aspects for c in every)]
+            if missed and chosen:
+                note = f"{engine.name} declares in `serves` what no problem that is run has: {', '.join(missed)}"
+                self.lines.append(Line("coverage", 0, 0, note))
+        if not chosen and not self.findings:
+            what = "no problem was taken on the emulator or the CPU; give graphs that are: check(graphs=[...])"
+            if not every:
+                what = "no graph can be drawn from the templates; give some: check(graphs=[...])"
+            reasons = "".join(f"\n{reason}" for reason, _ in self.declined.most_common(5))
+            self.findings.append(Finding("coverage", subject.name, what + reasons))
+
+    def compiled(self, subject: Subject, chips: Sequence[Device], some: Sequence[Case], programs: int) -> None:
+        """Machine code for each chip, which uses no local memory: what a thread knows fits its registers."""
+        from graphfuse.runtime import nvrtc, toolkit
+
+        name = "machine code, no spills"
+        try:
+            toolkit.load()
+        except ToolkitNotFoundError as error:
+            self.lines.append(Line(name, 0, 0, f"left out: {str(error).splitlines()[0]}"))
+            return
+        good, bad, most = 0, 0, 0
+        for chip in chips:
+            sources: dict[str, Taken] = {}
+            for case in some:
+                try:
+                    for one in taken(subject, case, chip, Counter()):
+                        texts = one.engine.sources(one.part.facts, one.part.knobs)
+                        sources |= {text: one for text in texts if text not in sources}
+                except PluginError as error:
+                    bad += 1
+                    self.findings.append(Finding(name, f"{case.name} for {chip.arch}", str(error)))
+                    break
+                if len(sources) >= programs:
+                    break
+            for text, one in sources.items():
+                try:
+                    used = resources(nvrtc.compile(text, chip.arch, f"{one.engine.name}.cu"))
+                except KernelCompileError as error:
+                    what: str | None = str(error)
+                else:
+                    most = max(most, used.registers)
+                    what = f"{used.local} bytes of local memory a thread, at {used.registers} registers; accepted: none"
+                    what = what if used.local else None
+                if what:
+                    bad += 1
+                    self.findings.append(Finding(name, f"{one.name} for {chip.arch}", what))
+                else:
+                    good += 1
+        archs = ", ".join(chip.arch for chip in chips)
+        self.lines.append(Line(name, good, bad, f"{archs}; at most {most} registers"))
+
+    def timed(self, torch, subject: Subject) -> None:
+        rows = timing.timed(torch, subject)
+        for row in rows:
+            self.lines.append(Line("benchmark", 1, 0, row))
+
+
+def _spread(found: Sequence[Taken]) -> list[Taken]:
+    """What was taken, of each aspect, graph and device in turn."""
+    groups: dict[object, list[Taken]] = {}
+    for one in found:
+        key = (*((a in one.case.aspects) for a in ASPECTS), one.case.name.split(":")[0], one.device.kind)
+        groups.setdefault(key, []).append(one)
+    rounds = itertools.zip_longest(*groups.values())
+    return [one for several in rounds for one in several if one is not None]
+
+
+def _by_source(found: Sequence[Taken], programs: int, problems: int) -> tuple[dict[str, list[Taken]], int]:
+    """Problems by kernel, of the first kernels; and how many kernels were left out."""
+    groups: dict[str, list[Taken]] = {}
+    for one in found:
+        groups.setdefault(kernels.source(one), []).append(one)
+    chosen = dict(list(groups.items())[:programs])
+    in_turn = (one for several in itertools.zip_longest(*chosen.values()) for one in several if one is not None)
+    kept = set(map(id, itertools.islice(in_turn, problems)))
+    return {text: [o for o in group if id(o) in kept] for text, group in chosen.items()}, len(groups) - len(chosen)

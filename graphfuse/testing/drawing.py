@@ -1,0 +1,113 @@
+"""Graphs drawn from a pattern's own template: what a user would write to have it match."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from graphfuse.dtypes import data_type
+from graphfuse.errors import GraphfuseError
+from graphfuse.ir import Graph
+from graphfuse.lower import lower
+from graphfuse.match import Capture, Made, NodeTemplate, Pattern, PatternGraph, Symbol
+from graphfuse.user_graph import pygraph
+
+ROWS, COLUMNS = 4, 64
+
+SHAPES: Mapping[str, tuple[int, int]] = {
+    "whole": (ROWS, COLUMNS),
+    "a row": (1, COLUMNS),
+    "a column": (ROWS, 1),
+    "one element": (1, 1),
+    "by value": (1, 1),
+}
+"""What a capture may be, by its name in reports. "By value" is one element that is given to execute."""
+
+_MOST = 64  # drawings a template
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A graph before it is varied. name: in words, for reports."""
+
+    name: str
+    graph: Graph
+
+
+def drawings(pattern: Pattern) -> Iterator[Drawing]:
+    """Graphs that the pattern's templates describe, with each sensible choice of shapes, all tensors FLOAT.
+
+    Without optional captures, too. A choice that the ops refuse is left out; so is a template that leaves out a
+    required attribute, of which nobody but its author knows a value.
+    """
+    templates = pattern.template if isinstance(pattern.template, tuple) else (pattern.template,)
+    for template in templates:
+        outputs = template(PatternGraph())
+        captures = _captures(outputs)
+        kept = [c for c in captures if not c.optional]
+        for used in [captures] if len(kept) == len(captures) else [captures, kept]:
+            for kinds in _choices(len(used)):
+                try:
+                    graph = _drawn(outputs, dict(zip(used, kinds, strict=True)))
+                except (GraphfuseError, TypeError, ValueError):
+                    continue
+                name = ", ".join(f"{c.name}: {kind}" for c, kind in zip(used, kinds, strict=True))
+                yield Drawing(f"{pattern.name} ({name})", graph)
+
+
+def given(graph: pygraph) -> Drawing:
+    """A user's graph as it stands."""
+    graph.validate()
+    return Drawing(f"graph {graph.name!r}", lower(graph.frozen))
+
+
+def _choices(count: int) -> Iterator[tuple[str, ...]]:
+    """Kinds of each capture, those with most whole tensors first."""
+    every = itertools.islice(itertools.product(SHAPES, repeat=count), 4096)
+    ranked = sorted(every, key=lambda kinds: sum(kind != "whole" for kind in kinds))
+    return iter([kinds for kinds in ranked if "whole" in kinds][:_MOST])
+
+
+def _captures(outputs: Mapping[str, Made]) -> Sequence[Capture]:
+    found: dict[Capture, None] = {}
+    seen: set[NodeTemplate] = set()
+    waiting = [made.node for made in outputs.values()]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for symbol in node.inputs.values():
+            if isinstance(symbol, Capture):
+                found[symbol] = None
+            else:
+                waiting.append(symbol.node)
+    return sorted(found, key=lambda c: c.name)
+
+
+def _drawn(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> Graph:
+    graph = pygraph("drawn", io_data_type=data_type.FLOAT, intermediate_data_type=data_type.FLOAT)
+    tensors = {
+        c: graph.tensor(list(SHAPES[kind]), name=c.name, is_pass_by_value=kind == "by value")
+        for c, kind in kinds.items()
+    }
+    made: dict[NodeTemplate, Mapping[str, object]] = {}
+
+    def of(symbol: Symbol) -> object:
+        if isinstance(symbol, Capture):
+            return tensors.get(symbol)
+        if symbol.node not in made:
+            node = symbol.node
+            inputs = {port: of(s) for port, s in node.inputs.items()}
+            found = getattr(graph, node.op.name)(
+                **{p: t for p, t in inputs.items() if t is not None}, **node.attributes
+            )
+            listed = found if isinstance(found, list | tuple) else [found]
+            made[node] = {p.name: t for p, t in zip(node.op.outputs, listed, strict=True)}
+        return made[symbol.node][symbol.port]
+
+    for name, symbol in outputs.items():
+        tensor = of(symbol)
+        if tensor is not None:
+            tensor.set_name(name).set_output()
+    graph.validate()
+    return lower(graph.frozen)

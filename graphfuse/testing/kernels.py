@@ -1,0 +1,86 @@
+"""A kernel on the emulator, in a program of its own under sanitizers, held against the reference."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from graphfuse.emulator.check import Memory, check
+from graphfuse.emulator.compiler import Build
+from graphfuse.engine import KernelEngine, Launch
+from graphfuse.errors import GraphfuseError, KernelCompileError, KernelFaultError
+from graphfuse.ir import TensorId
+from graphfuse.testing import reference, storage
+from graphfuse.testing.taken import Taken
+
+_PAGE = 1 << 16  # between tensors
+MOST_THREADS = 1 << 16
+_LINES = 24  # of a report
+
+
+def emulated(one: Taken) -> bool:
+    """Whether the part is a kernel that the emulator runs from its source."""
+    return (
+        isinstance(one.engine, KernelEngine) and one.device.kind == "emulator" and isinstance(one.part.outline, Launch)
+    )
+
+
+def light(one: Taken) -> bool:
+    """Whether the launch has few enough threads to be run on the CPU in seconds."""
+    return one.part.outline.grid * one.part.outline.block <= MOST_THREADS
+
+
+def source(one: Taken) -> str:
+    return one.engine.source(one.part.facts, one.part.knobs)
+
+
+def fault(torch, one: Taken, sanitizers: Build, tolerance: float, seed: int, in_place: bool = False) -> str | None:
+    """What is wrong with what the kernel does, in three orders of its threads; None if nothing is.
+
+    in_place: with the engine's first pair of tensors that may be the same memory in the same memory.
+    """
+    graph, subgraph = one.case.graph, one.part.region.subgraph
+    given = reference.inputs(torch, graph, seed)
+    wide, near = (reference.evaluated(torch, graph, given, w) for w in (True, False))
+    memory: dict[TensorId, Memory] = {}
+    at = 1 << 40
+    for t in map(graph.tensors.__getitem__, dict.fromkeys((*subgraph.inputs, *subgraph.outputs))):
+        if not t.by_value:
+            known = t.id in subgraph.inputs
+            memory[t.id] = Memory(at + t.alignment, storage.stored(torch, t, near[t.id] if known else None))
+            at += -(-t.nbytes // _PAGE) * _PAGE + _PAGE
+    if in_place:
+        read, made = one.engine.in_place(one.part.facts, one.part.knobs)[0]
+        memory[made] = replace(memory[read])
+    scalars = {t.id: float(near[t.id].reshape(-1)[0]) for t in graph.tensors if t.by_value and t.id in near}
+    try:
+        results = check(source(one), one.engine.entry, one.part.outline, memory, scalars, sanitizers)
+    except (KernelFaultError, KernelCompileError) as error:
+        return _brief(error)
+    for t in subgraph.outputs:
+        tensor = graph.tensors[t]
+        contents = [result[t] for result in results]
+        if len(set(contents)) > 1:
+            return f"{tensor}: its bytes depend on the order in which threads run"
+        between = 0 if in_place else storage.written_between(torch, tensor, contents[0])
+        if between:
+            return f"{tensor}: {between} bytes between its elements were written"
+        found = storage.loaded(torch, tensor, contents[0])
+        wrong = reference.difference(torch, graph, tensor, found, wide[t], near[t], tolerance)
+        if wrong:
+            return wrong
+    return _inputs_kept(one, memory, results[0], in_place)
+
+
+def _inputs_kept(
+    one: Taken, before: Mapping[TensorId, Memory], after: Mapping[TensorId, bytes], in_place: bool
+) -> str | None:
+    for t in one.part.region.subgraph.inputs:
+        if t in before and not in_place and after[t] != before[t].content:
+            return f"{one.case.graph.tensors[t]}: the kernel wrote to it, and it is an input"
+    return None
+
+
+def _brief(error: GraphfuseError) -> str:
+    """Without the sanitizers' picture of memory and what they say to find their own mistakes."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("=====")]
+    end = next((n for n, line in enumerate(lines) if line.startswith(("Shadow bytes", "SUMMARY"))), len(lines))
+    return "\n".join(lines[: min(end, _LINES)])

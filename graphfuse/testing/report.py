@@ -1,0 +1,72 @@
+"""What a check found, as data that prints as a table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from graphfuse.errors import CheckFailedError
+
+_SHOWN = 8  # findings and reasons that are printed in full
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong. case: the problem in words, which names sizes, types and layouts."""
+
+    stage: str
+    case: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.case}\n    " + self.what.strip().replace("\n", "\n    ")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One stage. passed, failed: problems of it. note: what was left out, and why."""
+
+    stage: str
+    passed: int
+    failed: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """subject: what was checked. declined: how often each reason against was given; to decline is no fault.
+
+    It prints as a table. It is true if nothing is wrong.
+    """
+
+    subject: str
+    lines: tuple[Line, ...]
+    findings: tuple[Finding, ...] = ()
+    declined: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        rows = [("stage", "passed", "failed", "")]
+        rows += [(line.stage, str(line.passed), str(line.failed), line.note) for line in self.lines]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        text = [f"{self.subject}: {'passed' if self.ok else 'FAILED'}"]
+        for stage, passed, failed, note in rows:
+            cells = (stage.ljust(widths[0]), passed.rjust(widths[1]), failed.rjust(widths[2]), note)
+            text.append("  ".join(cells).rstrip())
+        text += [str(finding) for finding in self.findings[:_SHOWN]]
+        if len(self.findings) > _SHOWN:
+            text.append(f"and {len(self.findings) - _SHOWN} more")
+        reasons = sorted(self.declined.items(), key=lambda item: -item[1])[:_SHOWN]
+        text += [f"declined {count} times: {reason}" for reason, count in reasons]
+        return "\n".join(text)
+
+    def raise_for_findings(self) -> None:
+        """CheckFailedError with this report if something is wrong."""
+        if self.findings:
+            error = CheckFailedError(str(self))
+            error.report = self
+            raise error

@@ -1,0 +1,78 @@
+"""What is checked: which engines, with which patterns, and the graphs that problems are made of."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from graphfuse import plugins
+from graphfuse.engine import Engine
+from graphfuse.errors import GraphTypeError, GraphValidationError
+from graphfuse.ir import Subgraph
+from graphfuse.match import Pattern
+from graphfuse.plugins import Registry
+from graphfuse.testing.drawing import Drawing, drawings, given
+from graphfuse.user_graph import pygraph
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """name: in words. registry: what planning may use, nothing of it forgiven. engines: those that are checked."""
+
+    name: str
+    registry: Registry
+    engines: tuple[Engine, ...]
+    drawings: tuple[Drawing, ...]
+
+
+def subject_of(what: object, graphs: Sequence[pygraph]) -> Subject:
+    """A graph; a pattern, an engine, or a tuple of them; or the name of an installed pattern or engine.
+
+    Graphs are drawn from the patterns' templates where none are given. GraphTypeError for anything else,
+    GraphValidationError for a name that nobody has.
+    """
+    for graph in graphs:
+        if not isinstance(graph, pygraph):
+            raise GraphTypeError(f"check: graphs are pygraphs, got {graph!r}")
+    if isinstance(what, pygraph):
+        known = plugins.installed()
+        checked = tuple(e for e in known.engines if e.name != REFERENCE)
+        return Subject(f"graph {what.name!r}", _strict(known.patterns, known.engines), checked, (given(what),))
+    parts = _parts(what)
+    passed_patterns = tuple(p for p in parts if isinstance(p, Pattern))
+    passed_engines = tuple(e for e in parts if isinstance(e, Engine))
+    known = plugins.registry(passed_patterns, passed_engines)
+    checked = passed_engines or tuple(e for e in known.engines if e.facts is not Subgraph)
+    patterns = passed_patterns or known.patterns
+    name = ", ".join(f"{'pattern' if isinstance(p, Pattern) else 'engine'} {p.name!r}" for p in parts)
+    bases = tuple(map(given, graphs)) or tuple(_drawn(patterns))
+    return Subject(name, _strict(patterns, known.engines), checked, bases)
+
+
+def _drawn(patterns: Sequence[Pattern]) -> Iterator[Drawing]:
+    for pattern in patterns:
+        yield from drawings(pattern)
+
+
+def _parts(what: object) -> tuple[Pattern | Engine, ...]:
+    if isinstance(what, str):
+        known = plugins.installed()
+        found = tuple(item for item in (*known.patterns, *known.engines) if item.name == what)
+        if not found:
+            names = ", ".join(dict.fromkeys(item.name for item in (*known.patterns, *known.engines)))
+            left = "".join(f"; {line}" for line in plugins.left_out())
+            raise GraphValidationError(f"no pattern or engine is named {what!r}; there are: {names}{left}")
+        return found
+    parts = tuple(what) if isinstance(what, list | tuple) else (what,)
+    flat = tuple(p for part in parts for p in (part if isinstance(part, list | tuple) else (part,)))
+    if not flat or not all(isinstance(p, Pattern | Engine) for p in flat):
+        raise GraphTypeError(
+            f"check: accepted: a pygraph, a Pattern, an Engine, a tuple of these two, or the name of an installed one; "
+            f"got {what!r}"
+        )
+    return flat
+
+
+def _strict(patterns: tuple[Pattern, ...], engines: tuple[Engine, ...]) -> Registry:
+    """Without origins: what goes wrong in a plug-in is raised, not left out."""
+    return Registry(patterns, engines)

@@ -1,0 +1,68 @@
+"""Which problems an engine takes: planning, for one case and one device."""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphfuse import plan
+from graphfuse.device import Device
+from graphfuse.engine import Engine
+from graphfuse.enums import heur_mode
+from graphfuse.plan import Part
+from graphfuse.testing.subject import REFERENCE, Subject
+from graphfuse.testing.variants import Case
+
+_MODES = (heur_mode.B, heur_mode.OPENSOURCE, heur_mode.A, heur_mode.FALLBACK)
+"""The widest first: B proposes most knobs."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A case with the part of its plan that the engine under test runs."""
+
+    case: Case
+    part: Part
+    device: Device
+
+    @property
+    def engine(self) -> Engine:
+        return self.part.engine
+
+    @property
+    def name(self) -> str:
+        return f"{self.case.name} by {self.part.name}"
+
+    @property
+    def elements(self) -> int:
+        return max(t.span for t in self.case.graph.tensors)
+
+
+def taken(subject: Subject, case: Case, device: Device, declined: Counter) -> Iterator[Taken]:
+    """For each engine the parts it would run with the knobs it proposes first, and with others that it proposes.
+
+    declined: counts the reasons of engines that take nothing of the case. PluginError as planning raises it.
+    """
+    regions, without_facts = plan.matches(case.graph, subject.registry)
+    declined.update(f"pattern {d.pattern}: {d.why}" for d in without_facts)
+    reference = [e for e in subject.registry.engines if e.name == REFERENCE]
+    for engine in subject.engines:
+        if engine.emulated and device.kind == "cpu":
+            continue  # kernels run on the emulator
+        mode = next(m for m in _MODES if m in engine.modes)
+        others = [e for e in reference if e is not engine]
+        proposal = plan.propose(case.graph, regions, [engine, *others], device, mode)
+        parts = dict.fromkeys(part for p in proposal.plans for part in p.parts if part.engine is engine)
+        if not parts:
+            said = [f"{v.engine}: {_aside(str(v.why))}" for v in proposal.verdicts if v.why and v.engine != REFERENCE]
+            declined.update(dict.fromkeys(said or [f"{engine.name}: no pattern of its facts matches"], 1))
+        first, *rest = [*parts] or [None]
+        for part in (first, random.Random(case.name).choice(rest) if rest else None):
+            if part is not None:
+                yield Taken(case, part, device)
+
+
+def _aside(reason: str) -> str:
+    """A reason without the extents and strides of a case, so that equal ones are counted together."""
+    return re.sub(r"\[[\d, ]*\]", "[..]", reason)

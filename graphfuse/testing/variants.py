@@ -1,0 +1,222 @@
+"""Variants of a frozen graph: other sizes, layouts, types, roundings, compute types and scalars, one function each.
+
+A function answers None where a graph has no such variant. Variants are well formed (``verify.check_ir``); whether an
+engine takes them is for the engine to say.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from graphfuse import verify
+from graphfuse.dtypes import data_type
+from graphfuse.enums import tensor_reordering
+from graphfuse.errors import GraphValidationError
+from graphfuse.ir import Graph, Tensor, TensorId, packed_stride
+from graphfuse.testing.drawing import Drawing
+
+Variation = Callable[[Graph], "Graph | None"]
+
+PLAIN, SIZES, LAYOUT, TYPES, ROUNDING, COMPUTE, SCALARS = (
+    "as given",
+    "sizes",
+    "layouts",
+    "types",
+    "rounding",
+    "compute types",
+    "scalar operands",
+)
+ASPECTS = (PLAIN, SIZES, LAYOUT, TYPES, ROUNDING, COMPUTE, SCALARS)
+"""What a variant is about; a random one is about several."""
+
+_EXTENTS = (1, 2, 3, 5, 7, 17, 31, 33, 63, 100, 127, 129, 257)
+_SMALL, _ODD, _LONG = (3, 37), (7, 129), (2, 1031)
+_NARROW = (data_type.BFLOAT16, data_type.HALF)
+_STORED = (*_NARROW, data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.DOUBLE)
+_PAD = 8  # elements between rows, so that 16-byte accesses of 2-byte types stay possible
+MOST_ELEMENTS = 1 << 15
+"""Of a variant's largest tensor: a fiber of the emulator runs each thread."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem to look at. aspects: of ASPECTS."""
+
+    name: str
+    graph: Graph
+    aspects: tuple[str, ...]
+
+
+def cases(drawing: Drawing, count: int, seed: int) -> Iterator[Case]:
+    """One variant of each kind, then `count` that combine kinds at random."""
+    kinds = _kinds(drawing.graph)
+    small = resized(drawing.graph, _SMALL)
+    for aspect, choices in kinds.items():
+        for name, vary in choices.items():
+            start = drawing.graph if aspect in (PLAIN, SIZES) or small is None else small
+            if aspect == SCALARS:
+                start = drawing.graph if small is None else small
+            yield from _case(drawing, start, {aspect: (name, vary)})
+    draw = random.Random(seed)
+    for _ in range(count):
+        chosen = {}
+        for aspect in ASPECTS[1:]:
+            if kinds[aspect] and (aspect == SIZES or draw.random() < 0.4):
+                chosen[aspect] = draw.choice(list(kinds[aspect].items()))
+        yield from _case(drawing, drawing.graph, chosen)
+
+
+def _case(drawing: Drawing, graph: Graph, chosen: Mapping[str, tuple[str, Variation]]) -> Iterator[Case]:
+    varied: Graph | None = graph
+    for _, vary in chosen.values():
+        varied = None if varied is None else vary(varied)
+    if varied is None or max(t.span for t in varied.tensors) > MOST_ELEMENTS:
+        return
+    try:
+        verify.check_ir(varied)
+    except GraphValidationError:
+        return
+    shapes = ", ".join(f"{t.name} {t.dtype.name} {list(t.dim)}" for t in varied.bound)
+    how = "; ".join(name for name, _ in chosen.values())
+    yield Case(f"{drawing.name}: {how} [{shapes}]", varied, tuple(chosen))
+
+
+def _kinds(graph: Graph) -> Mapping[str, Mapping[str, Variation]]:
+    """By aspect, the variations of this graph by name."""
+    arrays = [t for t in graph.bound if not t.by_value]
+    wide = [t for t in arrays if t.elements > 1 and t.reordering is tensor_reordering.NONE]
+    floats = [t for t in arrays if t.dtype.is_float and _may_be_retyped(graph, t)]
+    single = [t for t in graph.bound if t.elements == 1 and t.id not in graph.producer and t.dtype.is_float]
+    virtual = [t for t in graph.tensors if t.virtual and t.id in graph.producer]
+    extents = [_SMALL, _ODD, _LONG, (1, 1), (1, 65), (33, 1), (5, 32)]
+    layouts = {
+        f"{how} {t.name}" if t else f"{how} all": partial(
+            _relaid, which=frozenset([t.id] if t else [w.id for w in wide]), how=how
+        )
+        for how in _LAYOUTS
+        for t in (None, *(wide if len(wide) > 1 else ()))
+    }
+    types = {f"all {d.name}": partial(_retyped, to={t.id: d for t in floats}) for d in (*_NARROW, data_type.DOUBLE)}
+    types |= {
+        f"{t.name} {d.name}": partial(_retyped, to={t.id: d})
+        for t in floats
+        for d in (_STORED if t.id in graph.producer else _NARROW)
+    }
+    return {
+        PLAIN: {"as given": lambda g: g},
+        SIZES: {f"sizes {list(e)}": partial(resized, extents=e) for e in extents}
+        | {f"sizes {seed}": partial(resized, extents=_random_extents(seed)) for seed in range(8)},
+        LAYOUT: layouts if wide else {},
+        TYPES: types if floats else {},
+        ROUNDING: {f"rounded to {d.name}": partial(_rounded, to=d) for d in _NARROW} if virtual else {},
+        COMPUTE: {"computed in DOUBLE": partial(_computing, to=data_type.DOUBLE)},
+        SCALARS: {f"{t.name} {how}": partial(_scalar, which=t.id, how=how) for t in single for how in _SCALARS},
+    }
+
+
+def _random_extents(seed: int) -> tuple[int, int]:
+    draw = random.Random(seed)
+    return draw.choice(_EXTENTS), draw.choice(_EXTENTS)
+
+
+def resized(graph: Graph, extents: Sequence[int]) -> Graph | None:
+    """Each extent above 1 replaced wherever it stands: that of last axes by the last of `extents`, others by the first.
+
+    Where the ops do not follow, because an attribute holds an extent, there is no such variant.
+    """
+    last = {t.dim[-1] for t in graph.tensors}
+    every = {e for t in graph.tensors for e in t.dim if e > 1}
+    to = {e: extents[-1] if e in last else extents[0] for e in every}
+    tensors = []
+    for t in graph.tensors:
+        dim = tuple(to.get(e, e) for e in t.dim)
+        tensors.append(replace(t, dim=dim, stride=_packed_like(t, dim)))
+    for node in graph.nodes:
+        shapes = {port: tensors[t].dim for port, t in node.inputs}
+        wanted = {port: tensors[t].dim for port, t in node.outputs}
+        try:
+            made = node.op.infer(shapes, dict(node.attributes), wanted)
+        except GraphValidationError:
+            return None
+        if any(tuple(made[port]) != dim for port, dim in wanted.items()):
+            return None
+    return replace(graph, tensors=tuple(tensors))
+
+
+def _packed_like(t: Tensor, dim: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides without gaps, in the order of the tensor's own; of extents of 1 it says nothing."""
+    told = [axis for axis in range(len(dim)) if t.dim[axis] != 1 and t.stride[axis]]
+    ranked = iter(sorted(told, key=lambda axis: (-t.stride[axis], axis)))
+    return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
+
+
+def _padded(t: Tensor) -> tuple[int, ...]:
+    order = sorted(range(len(t.dim)), key=lambda axis: (-t.stride[axis], axis))
+    stride, step = [0] * len(order), 1
+    for number, axis in enumerate(reversed(order)):
+        stride[axis] = step
+        step = step * t.dim[axis] + (_PAD if number == 0 else 0)
+    return tuple(stride)
+
+
+def _reversed(t: Tensor) -> tuple[int, ...]:
+    return packed_stride(t.dim, list(reversed(range(len(t.dim)))))
+
+
+_LAYOUTS: Mapping[str, Callable[[Tensor], tuple[int, ...]]] = {
+    "gaps between rows of": _padded,
+    "column-major": _reversed,
+}
+
+
+def _relaid(graph: Graph, which: frozenset[TensorId], how: str) -> Graph | None:
+    changed = {t: replace(graph.tensors[t], stride=_LAYOUTS[how](graph.tensors[t])) for t in which}
+    if all(changed[t].stride == graph.tensors[t].stride for t in which):
+        return None
+    return _with(graph, changed)
+
+
+def _may_be_retyped(graph: Graph, t: Tensor) -> bool:
+    if t.dtype.bits < 8 or t.reordering is not tensor_reordering.NONE:
+        return False
+    for node in graph.nodes:
+        for port, made in node.outputs:
+            if made == t.id and node.op.stored(dict(node.attributes)).get(port):
+                return False
+    return True
+
+
+def _retyped(graph: Graph, to: Mapping[TensorId, data_type]) -> Graph | None:
+    if all(graph.tensors[t].dtype is d for t, d in to.items()):
+        return None
+    return _with(graph, {t: replace(graph.tensors[t], dtype=d) for t, d in to.items()})
+
+
+def _rounded(graph: Graph, to: data_type) -> Graph:
+    """As with intermediate_rounding "declared"."""
+    virtual = (t for t in graph.tensors if t.virtual and t.dtype.is_float)
+    return _with(graph, {t.id: replace(t, dtype=to) for t in virtual})
+
+
+def _computing(graph: Graph, to: data_type) -> Graph:
+    carried = {t: n.compute for n in graph.nodes for _, t in n.outputs if graph.tensors[t].virtual}
+    unrounded = [t for t, compute in carried.items() if graph.tensors[t].dtype is compute]
+    varied = _with(graph, {t: replace(graph.tensors[t], dtype=to) for t in unrounded})
+    return replace(varied, nodes=tuple(replace(node, compute=to) for node in graph.nodes))
+
+
+_SCALARS: Mapping[str, Mapping[str, object]] = {
+    "in memory": {"by_value": False, "value": None},
+    "given to execute": {"by_value": True, "value": None},
+    "a constant": {"by_value": True, "value": 0.625},
+}
+
+
+def _scalar(graph: Graph, which: TensorId, how: str) -> Graph | None:
+    changed = replace(graph.tensors[which], **_SCALARS[how])
+    return None if changed == graph.tensors[which] else _with(graph, {which: changed})
+
+
+def _with(graph: Graph, changed: Mapping[TensorId, Tensor]) -> Graph:
+    return replace(graph, tensors=tuple(changed.get(t.id, t) for t in graph.tensors))
