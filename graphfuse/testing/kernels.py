@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from graphfuse.emulator.check import Memory, check
 from graphfuse.emulator.compiler import Build
-from graphfuse.engine import KernelEngine, Launch
+from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError, KernelCompileError, KernelFaultError
 from graphfuse.ir import TensorId
 from graphfuse.testing import reference, storage
@@ -18,9 +18,7 @@ _LINES = 24  # of a report
 
 def emulated(one: Taken) -> bool:
     """Whether the part is a kernel that the emulator runs from its source."""
-    return (
-        isinstance(one.engine, KernelEngine) and one.device.kind == "emulator" and isinstance(one.part.outline, Launch)
-    )
+    return one.device.kind == "emulator" and isinstance(one.part.outline, Launch) and len(_sources(one)) == 1
 
 
 def light(one: Taken) -> bool:
@@ -29,7 +27,11 @@ def light(one: Taken) -> bool:
 
 
 def source(one: Taken) -> str:
-    return one.engine.source(one.part.facts, one.part.knobs)
+    return _sources(one)[0]
+
+
+def _sources(one: Taken) -> tuple[str, ...]:
+    return one.engine.sources(one.part.facts, one.part.knobs)
 
 
 def fault(torch, one: Taken, sanitizers: Build, tolerance: float, seed: int, in_place: bool = False) -> str | None:
