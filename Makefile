@@ -42,11 +42,11 @@ check: $(INSTALLED)
 stub: $(INSTALLED)
 	.venv/bin/python tests/op_stub.py
 
-# Of torch, kernels and their knobs know nothing, and neither do records or what is packed.
+# Of torch, kernels and their knobs know nothing, and neither do records, commands or what is packed.
 test-torch: $(OTHER_TORCH)/installed
 	$(OTHER_TORCH)/bin/python -c 'import torch; print("torch", torch.__version__)'
 	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup --ignore-glob='tests/engines/test_rmsnorm*' \
-	  --ignore=tests/lanes --ignore=tests/benchmarks -m 'not (gpu or thorough or compile or emulate or install)'
+	  --ignore=tests/lanes --ignore=tests/benchmarks --ignore=tests/cli --ignore=tests/package -m 'not (gpu or thorough or compile or emulate or install)'
 
 gpu-test: $(INSTALLED)
 	.venv/bin/python -m pytest tests -m gpu -n 4 --dist loadgroup --record=docs/records
