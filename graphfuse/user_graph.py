@@ -537,12 +537,8 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         """Run one built plan without selecting it. Overrides: as of ``execute``."""
         planner = self._need(self._planner, "build_plans")
         _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
-        if override_uids is not None or override_shapes is not None or override_strides is not None:
-            self._plan(index)
-            found = self._overridden(index, override_uids, override_shapes, override_strides)
-            planner.run(found, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
-            return
-        planner.execute(index, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
+        found = self._executable(index, override_uids, override_shapes, override_strides)
+        planner.run(found, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
 
     def bind(
         self,
@@ -562,10 +558,7 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         """
         planner = self._need(self._planner, "build")
         _check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
-        if override_uids is None and override_shapes is None and override_strides is None:
-            found = planner.executable()
-        else:
-            found = self._overridden(planner.selected(), override_uids, override_shapes, override_strides)
+        found = self._executable(planner.selected(), override_uids, override_shapes, override_strides)
         self._check_keys(variant_pack)
         return planner.bind(found, variant_pack, workspace, handle, programmatic_dependent_launch)
 
@@ -650,6 +643,14 @@ class pygraph(Recorded, OpMethods):  # noqa: N801 - cuDNN's spelling
         report = autotune(planner, variant_pack, workspace, handle, time_budget)
         self.execute(variant_pack, workspace, handle)
         return report
+
+    def _executable(self, index: int, uids: object, dims: object, strides: object) -> Executable:
+        """What runs a built plan, with other shapes where some are given."""
+        planner = self._need(self._planner, "build_plans")
+        if uids is None and dims is None and strides is None:
+            return planner.executable(index)
+        planner.at(index)
+        return self._overridden(index, uids, dims, strides)
 
     def _overridden(self, index: int, uids: object, dims: object, strides: object) -> Executable:
         """What runs a built plan with other shapes."""

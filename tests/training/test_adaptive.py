@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from graphfuse import VariantPackError, create_handle
-from graphfuse.engine import KernelEngine
-from graphfuse.functional import problem
+from graphfuse import VariantPackError
 from graphfuse.torch import ada_layer_norm
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -80,21 +78,11 @@ def test_gradcheck(shapes):
 
 @pytest.mark.emulate
 @pytest.mark.parametrize("shapes", [((3, 9, 72), (72,)), ((3, 9, 72), (3, 1, 72)), ((1, 9, 72), (1, 1, 72))], ids=str)
-def test_kernels_on_the_emulator(shapes, monkeypatch, plan_on):
+def test_kernels_on_the_emulator(shapes, kernels):
     """One each way, and of several samples another for the sums over the rows of each, of scale and of shift."""
-    plan, used = problem.plan.__wrapped__, {}
-
-    def planned(name, *others):
-        found = plan(name, *others)
-        used[name] = [isinstance(part.engine, KernelEngine) for part in found.plan.parts]
-        return found
-
-    plan_on("emulator")
-    monkeypatch.setattr(problem, "plan", planned)
-    monkeypatch.setattr(problem, "create_handle", lambda device: create_handle("emulator"))
     check(drawn(shapes, torch.bfloat16), drawn(shapes, torch.bfloat16, 1)[0].detach())
-    assert used["ada_layer_norm_training"] == [True]
-    assert used["ada_layer_norm_backward"] == [True] * (3 if shapes[1][0] == 3 else 1)
+    assert kernels["ada_layer_norm_training"] == [True]
+    assert kernels["ada_layer_norm_backward"] == [True] * (3 if shapes[1][0] == 3 else 1)
 
 
 def test_opcheck():

@@ -1,0 +1,21 @@
+"""What the tests of operators share."""
+
+import pytest
+
+from graphfuse.engine import KernelEngine
+from graphfuse.functional import problem
+
+
+@pytest.fixture
+def kernels(monkeypatch, plan_on):
+    """Of each graph that is planned from now on, for the emulator, by its name: whether each part is a kernel."""
+    plan, found = problem.plan.__wrapped__, {}
+
+    def planned(name, *others):
+        made = plan(name, *others)
+        found[name] = [isinstance(part.engine, KernelEngine) for part in made.plan.parts]
+        return made
+
+    plan_on("emulator")
+    monkeypatch.setattr(problem, "plan", planned)
+    return found
