@@ -1,9 +1,10 @@
 """matmul + bias + GELU by cuDNN's engine: what a call costs the host, and how long the GPU takes, beside torch.
 
-    python -m graphfuse.benchmarks.cudnn_calls [--rounds 60]
+    python -m graphfuse.benchmarks.cudnn_calls [--record FOLDER] [--rounds 60]
 
-Host: the wall time of a call of a tiny problem, a sample being 200 calls, all calls in turns. GPU: the time of a call
-in a captured graph. Exit 1 where a call by cuDNN's engine costs the host more than the target.
+Host: the wall time of a call of a tiny problem, a sample being 200 calls, all calls in turns; beside them the package's
+own `execute` of the same graph. GPU: the time of a call in a captured
+graph.
 """
 
 from __future__ import annotations
@@ -11,16 +12,32 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from graphfuse.benchmarks import turns
+from graphfuse import record
+from graphfuse.benchmarks import tables, turns
+from graphfuse.benchmarks.target import Target
+from graphfuse.benchmarks.untuned import untuned
 
-HOST_TARGET_US = 8.0
-"""Of one cuDNN node, by `execute` and by a bound call."""
-
+EXECUTE, BOUND, TORCH, PACKAGE = "graph.execute", "graph.bind", "torch, two calls", "cuDNN frontend execute"
 CALLS = 200
 TINY = (64, 64, 64)
 SHAPES = ((512, 4096, 4096), (4096, 4096, 4096), (4096, 4096, 14336))
 """(rows, columns of the input, columns of the output)"""
+DISTRIBUTIONS = ("torch", "nvidia-cudnn-frontend")
+
+
+def _host(name: str, limit: float) -> Target:
+    """Microseconds of one cuDNN node."""
+
+    def figure(content: dict):
+        found = content["host_us"].get(name)
+        return found and (found["median"], "")
+
+    return Target(f"host time of {name}, us", limit, False, figure)
+
+
+TARGETS = (_host(EXECUTE, 8.0), _host(BOUND, 8.0))
 
 
 def calls(shape: Sequence[int]) -> dict[str, Callable[[], object]]:
@@ -49,8 +66,32 @@ def calls(shape: Sequence[int]) -> dict[str, Callable[[], object]]:
 
     graph.execute(pack, space)
     torch.testing.assert_close(out, by_torch(), rtol=3e-2, atol=3e-2)
-    bound = graph.bind(pack, space)
-    return {"cudnn, execute": lambda: graph.execute(pack, space), "cudnn, bound": bound, "torch, two calls": by_torch}
+    return {EXECUTE: lambda: graph.execute(pack, space), BOUND: graph.bind(pack, space), TORCH: by_torch}
+
+
+def package(shape: Sequence[int]) -> Callable[[], object]:
+    """The same product by the package cudnn alone, as its samples call it."""
+    import cudnn
+    import torch
+
+    rows, inner, columns = shape
+    x, w = (
+        torch.randn(1, rows, inner, device="cuda").bfloat16(),
+        torch.randn(1, inner, columns, device="cuda").bfloat16(),
+    )
+    bias, out = torch.randn(1, 1, columns, device="cuda").bfloat16(), x.new_empty(1, rows, columns)
+    half, single = cudnn.data_type.BFLOAT16, cudnn.data_type.FLOAT
+    handle = cudnn.create_handle()
+    g = cudnn.pygraph(
+        handle=handle, io_data_type=half, intermediate_data_type=single, compute_data_type=single, name="product"
+    )
+    X, W, B = g.tensor_like(x), g.tensor_like(w), g.tensor_like(bias)
+    OUT = g.gelu_approx_tanh(g.bias(g.matmul(X, W), B)).set_output(True).set_data_type(half)
+    g.build([cudnn.heur_mode.A])
+    space, pack = torch.empty(max(g.get_workspace_size(), 1), dtype=torch.uint8, device="cuda"), {X: x, W: w, B: bias}
+    cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
+    pack[OUT] = out
+    return lambda: g.execute(pack, space, handle=handle)
 
 
 def host(rounds: int) -> dict[str, dict[str, float]]:
@@ -69,30 +110,66 @@ def host(rounds: int) -> dict[str, dict[str, float]]:
 
         return sample
 
-    taken = turns.take({name: sampler(call) for name, call in calls(TINY).items()}, rounds)
+    made = calls(TINY) | {PACKAGE: package(TINY)}
+    taken = turns.take({name: sampler(call) for name, call in made.items()}, rounds)
     return {name: turns.quartiles(samples) for name, samples in taken.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=60)
-    rounds = parser.parse_args(arguments).rounds
+def gpu(shape: Sequence[int]) -> dict:
+    """The record's entry of one shape."""
     from graphfuse.runtime import timing
 
-    found = host(rounds)
-    for name, figures in found.items():
-        print(f"host, {'x'.join(map(str, TINY))}, {name}: {figures} us")
-    for shape in SHAPES:
-        made = calls(shape)
-        captured = [timing.capture([call]) for call in made.values()]
-        for name, taken in zip(made, timing.compare(captured), strict=True):
-            print(
-                f"GPU, {'x'.join(map(str, shape))}, {name}: {taken.median:.2f} us ({taken.low:.2f} - {taken.high:.2f})"
-            )
-    slow = [name for name, f in found.items() if name.startswith("cudnn") and f["median"] > HOST_TARGET_US]
-    print(f"over {HOST_TARGET_US} us: {', '.join(slow) or 'none'}")
-    return 1 if slow else 0
+    made = calls(shape)
+    del made[EXECUTE]  # on the GPU it is what a bound call is
+    times = timing.compare([timing.capture([call]) for call in made.values()])
+    return {
+        "name": "x".join(map(str, shape)),
+        "us": {n: {"median": t.median, "low": t.low, "high": t.high} for n, t in zip(made, times, strict=True)},
+    }
+
+
+def on_host(content: dict) -> tables.Table:
+    rows = [
+        (name, f"{us['median']:.2f} ({us['low']:.2f} to {us['high']:.2f})") for name, us in content["host_us"].items()
+    ]
+    return tables.Table("microseconds of a call on the host: median (quartiles)", ("", "us"), rows)
+
+
+def on_gpu(content: dict) -> tables.Table:
+    def cell(us: dict) -> str:
+        return f"{us['median']:.1f} ({us['low']:.1f} to {us['high']:.1f})"
+
+    return tables.Table(
+        "microseconds of a call on the GPU: median (least to most)",
+        ("rows x columns read x columns written", BOUND, TORCH),
+        [(case["name"], cell(case["us"][BOUND]), cell(case["us"][TORCH])) for case in content["cases"]],
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write cudnn-calls-DEVICE.json into FOLDER")
+    parser.add_argument("--rounds", type=int, default=60)
+    given = parser.parse_args(arguments)
+    if given.rounds < 2:
+        parser.error(f"--rounds {given.rounds}: quartiles take two rounds or more")
+    if reason := record.gpu_needed("cudnn_calls"):
+        parser.exit(2, f"{reason}\n")
+    from rich.console import Console
+
+    with untuned():
+        content = {
+            "versions": {name: record.version(name) for name in DISTRIBUTIONS},
+            "rounds": given.rounds,
+            "host_us": host(given.rounds),
+            "cases": [gpu(shape) for shape in SHAPES],
+        }
+    console = Console(highlight=False, width=140)
+    for each in (on_host(content), on_gpu(content), tables.judged(TARGETS, content)):
+        console.print(tables.terminal(each))
+    if given.record:
+        print(record.write(given.record, "cudnn-calls", record.environment(record.CHECKOUT), content))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

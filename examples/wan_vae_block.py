@@ -1,8 +1,8 @@
 """A residual block of the WAN VAE's decoder as one graph: twice norm, SiLU and a causal 3-D convolution with bias, plus
 the input; all channels last.
 
-Each norm becomes one kernel with all that works on the same pixels around it: the bias before the second, and SiLU.
-Convolutions go to another engine. On a GPU the shape is that of the decoder's last stage, four frames of 832 x 480.
+Each norm becomes one kernel with all that works on the same pixels around it. Convolutions go to another engine: with
+GRAPHFUSE_CUDNN=on to cuDNN's, which adds bias and input to what it has in registers. On a GPU the shape is that of the decoder's last stage, four frames of 832 x 480.
 """
 
 import torch
@@ -18,7 +18,8 @@ BF16 = data_type.BFLOAT16
 def build(shape: tuple[int, ...], engines: list[str], modes: list[heur_mode]) -> graphfuse.pygraph:
     """The block on [samples, channels, frames, height, width]."""
     n, c, t, h, w = shape
-    # With "declared", what convolutions read and write is bfloat16 in memory, as it is for torch.
+    # With "declared", what norms and convolutions read is bfloat16 in memory, as it is for torch. What a convolution
+    # makes is not rounded before the bias is added: an engine may add it in registers.
     graph = graphfuse.pygraph(
         "wan_vae_block",
         io_data_type=BF16,
@@ -30,10 +31,10 @@ def build(shape: tuple[int, ...], engines: list[str], modes: list[heur_mode]) ->
     for i in (1, 2):
         gamma, bias = (graph.tensor([1, c, 1, 1, 1], name=f"{name}{i}") for name in ("gamma", "bias"))
         weight = graph.tensor([c, c, 3, 3, 3], [27 * c, 1, 9 * c, 3 * c, c], name=f"weight{i}")
-        y = graph.rmsnorm(y, gamma, EPS, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+        y = graph.rmsnorm(y.set_data_type(BF16), gamma, EPS, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
         y = graph.swish(y).set_data_type(BF16)
         # Causal: a frame sees itself and the two before it.
-        y = graph.conv_fprop(y, weight, pre_padding=[2, 1, 1], post_padding=[0, 1, 1]).set_data_type(BF16)
+        y = graph.conv_fprop(y, weight, pre_padding=[2, 1, 1], post_padding=[0, 1, 1])
         y = graph.bias(y, bias)
     graph.add(y, x).set_output().set_name("out")
     graph.build(modes, engines=engines)

@@ -4,6 +4,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from ctypes import addressof
 from types import ModuleType
 
 from graphfuse.engine import Address, Argument, Constant, FrozenCall, HostScalar, Scratch
@@ -27,7 +28,7 @@ def frozen(cudnn: ModuleType, graph: Graph, built: Built, handles: Handles) -> F
         raise GraphNotSupportedError(f"cuDNN asks for tensors {list(uids)}; it was told of {sorted(tensor)}")
     scalars = [tensor[uid] for uid in uids if graph.tensors[tensor[uid]].by_value]
     numbers = (ctypes.c_byte * (_SCALAR_BYTES * max(len(scalars), 1)))()
-    places = {t: ctypes.addressof(numbers) + _SCALAR_BYTES * n for n, t in enumerate(scalars)}
+    places = {t: addressof(numbers) + _SCALAR_BYTES * n for n, t in enumerate(scalars)}
     addresses: list[Argument] = [
         Constant("pointer", places[tensor[uid]]) if tensor[uid] in places else Address(tensor[uid]) for uid in uids
     ]
@@ -58,9 +59,10 @@ def _starter(cudnn: ModuleType, built: Built, known: Sequence[int]) -> tuple[Seq
         )
     lowered._prepare_variant_pack_template()
     uids, cpp_index = tuple(lowered._get_variant_pack_uids_sorted()), built.cpp_index
+    count = len(uids)
 
     def start(addresses: ctypes.Array, workspace: int, handle) -> None:
-        execute(ctypes.addressof(addresses), len(uids), workspace, handle.backend_handle, cpp_index)
+        execute(addressof(addresses), count, workspace, handle.backend_handle, cpp_index)
 
     return uids, start
 
@@ -88,9 +90,11 @@ def _run(
         try:
             handle = on(stream)
             with lock:
-                fill(addresses, 0, *values[:count])
-                for (pack, place), value in zip(packs, values[count:], strict=True):
-                    pack(numbers, place, value)
+                if packs:
+                    for (pack, place), value in zip(packs, values[count:], strict=True):
+                        pack(numbers, place, value)
+                    values = values[:count]
+                fill(addresses, 0, *values)
                 start(addresses, workspace, handle)
         except refused as error:
             raise DeviceError(f"cuDNN: {words(error)}") from error

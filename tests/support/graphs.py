@@ -390,10 +390,10 @@ def check_drawn(graph: Drawn, modes, device: str = "cpu") -> None:
     """Run and hold every output against float64."""
     memory = "cuda" if device == "cuda" else "cpu"
     pack = graph.inputs(memory)
-    exact = graph.exact(pack)
+    exact = graph.exact({name: value.cpu() for name, value in pack.items()})
     g = graph.build(device=device)
     g.validate()
     outputs = {t.name: torch.empty_strided(t.dim, t.stride, device=memory).fill_(float("nan")) for t in g._ir.outputs}
     run(g, pack | outputs, modes, memory)
     for name, want in exact.items():
-        torch.testing.assert_close(outputs[name].double(), want, rtol=2e-4, atol=2e-4)
+        torch.testing.assert_close(outputs[name].double().cpu(), want, rtol=2e-4, atol=2e-4)

@@ -1,0 +1,173 @@
+"""A residual block of the WAN VAE's decoder: our norms around cuDNN's convolutions, beside torch.
+
+    python -m graphfuse.benchmarks.wan_block [--record FOLDER] [--quick]
+
+The graph of `examples/wan_vae_block.py`: twice norm, SiLU and a causal 3-D convolution with bias, plus the input. Peers
+are the same block by torch's functions, on tensors in either layout, and compiled by torch.compile with max-autotune.
+GPU time of a call in a captured graph, all in turns. A tensor is larger than the L2, so each call finds it cold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from graphfuse import record
+from graphfuse.benchmarks import tables
+from graphfuse.benchmarks.target import Target
+from graphfuse.benchmarks.untuned import untuned
+
+if TYPE_CHECKING:
+    import torch
+
+OURS = "graphfuse with cuDNN"
+EAGER, CONTIGUOUS, COMPILED = "torch", "torch, contiguous", "torch.compile (max-autotune)"
+SHAPES = ((1, 96, 4, 480, 832), (1, 192, 4, 240, 416))
+"""(samples, channels, frames, height, width): the last two stages of the decoder."""
+TOLERANCE = 2.0**-7
+"""Accepted distance from float32, over its size."""
+DISTRIBUTIONS = ("torch", "triton", "nvidia-cudnn-frontend")
+
+
+def fastest(over: str, limit: float) -> Target:
+    """The time of a peer over ours, at worst."""
+
+    def figure(content: dict):
+        found = [(case["us"][over]["median"] / case["us"][OURS]["median"], case["name"]) for case in content["cases"]]
+        return min(found, default=None)
+
+    return Target(f"times as fast as {over}, at worst", limit, True, figure)
+
+
+TARGETS = (fastest(EAGER, 1.25), fastest(COMPILED, 1.05))
+
+
+def example() -> ModuleType:
+    """The example's file as a module: it has the graph and the same block by torch."""
+    spec = importlib.util.spec_from_file_location("wan_vae_block", record.CHECKOUT / "examples/wan_vae_block.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def values(shape: tuple[int, ...], device: str) -> dict[str, torch.Tensor]:
+    """The block's inputs by name, channels last."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(7)
+
+    def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        made = (torch.randn(shape, device=device, generator=generator) * scale).bfloat16()
+        return made.contiguous(memory_format=torch.channels_last_3d)
+
+    channels = shape[1]
+    pack = {"x": drawn(*shape)}
+    for i in (1, 2):
+        pack[f"gamma{i}"] = drawn(1, channels, 1, 1, 1, scale=0.25) + 1
+        pack[f"weight{i}"] = drawn(channels, channels, 3, 3, 3, scale=(27 * channels) ** -0.5)
+        pack[f"bias{i}"] = drawn(1, channels, 1, 1, 1)
+    return pack
+
+
+def calls(shape: tuple[int, ...], device: str = "cuda") -> tuple[dict[str, Callable[[], torch.Tensor]], dict]:
+    """The block by everybody, and what the record tells of our plan. Each call returns its result."""
+    import torch
+
+    from graphfuse import heur_mode
+
+    block, pack = example(), values(shape, device)
+    engines = ["rows", "cudnn", "reference"] if device == "cuda" else ["emulator"]
+    graph = block.build(shape, engines, [heur_mode.A])
+    workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=device)
+    out = torch.empty_like(pack["x"])
+    bound = graph.bind(pack | {"out": out}, workspace)
+
+    def ours() -> torch.Tensor:
+        bound()
+        return out
+
+    flat = {name: value.contiguous() for name, value in pack.items()}
+    torch._dynamo.reset()
+    compiled = torch.compile(block.exact, mode="max-autotune-no-cudagraphs", dynamic=False)
+    made = {
+        OURS: ours,
+        EAGER: functools.partial(block.exact, pack, torch.bfloat16),
+        CONTIGUOUS: functools.partial(block.exact, flat, torch.bfloat16),
+        COMPILED: functools.partial(compiled, pack, torch.bfloat16),
+    }
+    plan = graph.get_plan_name_at_index(0)
+    return made, {"plan": plan, "workspace_bytes": graph.get_workspace_size()}
+
+
+def differing(made: Mapping[str, Callable[[], torch.Tensor]], exact: torch.Tensor) -> dict[str, float]:
+    """How far results are from the exact one, over its size, where that is too far."""
+    far = {name: float((call().float() - exact).norm() / exact.norm()) for name, call in made.items()}
+    return {name: error for name, error in far.items() if not error <= TOLERANCE}  # NaN is too far
+
+
+def measure(shape: tuple[int, ...]) -> dict:
+    """The record's entry of one case."""
+    import torch
+
+    from graphfuse.runtime import timing
+
+    made, plan = calls(shape)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        exact = example().exact(values(shape, "cuda"), torch.float32)
+    if far := differing(made, exact):
+        raise SystemExit(f"results differ from float32, relative to its size: {far}")
+    times = timing.compare([timing.capture([call], least_calls=2) for call in made.values()])
+    return {
+        "name": "x".join(map(str, shape)),
+        **plan,
+        "us": {n: {"median": t.median, "low": t.low, "high": t.high} for n, t in zip(made, times, strict=True)},
+    }
+
+
+def table(content: dict) -> tables.Table:
+    def cell(case: dict, name: str) -> str:
+        us = case["us"][name]
+        return f"{us['median']:.0f} ({us['low']:.0f} to {us['high']:.0f})"
+
+    names = (OURS, EAGER, CONTIGUOUS, COMPILED)
+    return tables.Table(
+        "microseconds: median (least to most)",
+        ("", *names),
+        [(case["name"], *(cell(case, name) for name in names)) for case in content["cases"]],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write wan-block-DEVICE.json into FOLDER")
+    parser.add_argument("--quick", action="store_true", help="the first shape alone, and no record")
+    arguments = parser.parse_args()
+    if arguments.quick and arguments.record:
+        parser.error("--quick leaves no record; accepted: one of --quick and --record")
+    if reason := record.gpu_needed("wan_block"):
+        parser.exit(2, f"{reason}\n")
+    from rich.console import Console
+
+    content: dict[str, object] = {
+        "versions": {name: record.version(name) for name in DISTRIBUTIONS},
+        "cases": [],
+    }
+    with untuned():
+        for shape in SHAPES[: 1 if arguments.quick else None]:
+            content["cases"].append(measure(shape))
+    console = Console(highlight=False, width=140)
+    for each in (table(content), tables.judged(TARGETS, content)):
+        console.print(tables.terminal(each))
+    for case in content["cases"]:
+        print(f"{case['name']}: {case['plan']}, workspace {case['workspace_bytes'] / 1e6:.0f} MB")
+    if arguments.record:
+        print(record.write(arguments.record, "wan-block", record.environment(record.CHECKOUT), content))
+
+
+if __name__ == "__main__":
+    main()
