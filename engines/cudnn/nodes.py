@@ -68,14 +68,27 @@ def _norm(*needed: str) -> Callable[[Graph, Node], str | None]:
         absent = [port for port in needed if node.input(port) is None]
         if absent:
             return f"has no {absent[0]}, which cuDNN asks for"
-        stored = _by_value("epsilon")(graph, node)
-        if stored is not None:
-            return stored
+        why = _twice(graph, node)
+        if why is not None:
+            return why
         scale = graph.tensors[node.input("scale")].dim
         x = graph.tensors[node.input("input")].dim
         return None if rmsnorm_axes(x, scale) else "has a scale of one element, which tells cuDNN no axes"
 
     return why_not
+
+
+def _wide(graph: Graph, node: Node) -> str | None:
+    # Plans that cuDNN does not note as using tensor cores were seen to multiply with the precision of TF32.
+    wide = [port for port, t in node.inputs if graph.tensors[t].dtype.bits >= 32]
+    return f"reads {wide[0]} as float32, which cuDNN's products round: float32 would be read as TF32" if wide else None
+
+
+def _twice(graph: Graph, node: Node) -> str | None:
+    scale, bias = node.input("scale"), node.input("bias")
+    if scale is not None and scale == bias:
+        return "has one tensor as scale and bias, of which cuDNN binds one alone"
+    return _by_value("epsilon")(graph, node)
 
 
 def _running(graph: Graph, node: Node) -> str | None:
@@ -107,7 +120,7 @@ _UNSAID = {"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "binary_
 
 SAYINGS: Mapping[str, Saying] = {
     **{name: Saying(_finite) for name, op in OPS.items() if op.pointwise and name not in _UNSAID},
-    "matmul": Saying(),
+    "matmul": Saying(why_not=_wide),
     "conv_fprop": Saying(_window, _turned, axes=True),
     "sdpa": Saying(_band, numbers=frozenset({"attn_scale"}), axes=True),
     "reduction": Saying(_mode),
@@ -117,7 +130,7 @@ SAYINGS: Mapping[str, Saying] = {
     "layernorm_backward": Saying(_enums, _norm("scale")),
     "adalayernorm": Saying(_enums, _norm("scale", "bias")),
     "adalayernorm_backward": Saying(_enums, _norm("scale")),
-    "instancenorm": Saying(_enums, _by_value("epsilon"), axes=True),
+    "instancenorm": Saying(_enums, _twice, axes=True),
     "instancenorm_backward": Saying(axes=True),
     "batchnorm": Saying(why_not=_running, axes=True),
     "batchnorm_inference": Saying(axes=True),

@@ -58,7 +58,8 @@ def regions(g) -> list[list[str]]:
 
 
 def product(g, batch=(), **kwargs):
-    return g.matmul(g.tensor([*batch, 8, 16]), g.tensor([*batch, 16, 4]), name="product", **kwargs)
+    a, b = (g.tensor([*batch, *dim], data_type=BF16) for dim in ((8, 16), (16, 4)))
+    return g.matmul(a, b, name="product", **kwargs)
 
 
 # Regions

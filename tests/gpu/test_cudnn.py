@@ -42,15 +42,6 @@ def cudnn():
     return found
 
 
-@pytest.fixture(scope="module", autouse=True)
-def exact_float32():
-    """Some environments let torch multiply in TF32 unless it is told otherwise."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 def values(shape, dtype=BF16, seed=0, last=False):
     """Random numbers; last: with the second axis innermost in memory."""
     x = torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(TORCH[dtype])
