@@ -15,13 +15,12 @@ from graphfuse.patterns.layout import RowLayout
 from graphfuse.rows.contraction import contracted
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.expansions import EXPANSIONS, REDUCED
+from graphfuse.rows.picking import picked
 from graphfuse.rows.program import ColumnSum, RowProgram, Store, View
 from graphfuse.rows.pruning import pruned
-from graphfuse.rows.steps import Chain, Column, Load, Operand, Reduce, Scalar, Step
+from graphfuse.rows.steps import AnyStep, Chain, Column, Load, Number, Operand, Scalar, Step
 
-Shortening = Callable[
-    [Sequence[Step | Reduce], Iterable[Operand]], tuple[tuple[Step | Reduce, ...], dict[Operand, Operand]]
-]
+Shortening = Callable[[Sequence[AnyStep], Iterable[Operand]], tuple[tuple[AnyStep, ...], dict[Operand, Operand]]]
 """Steps and what is read beside them -> fewer steps, and by the old values the new ones."""
 
 
@@ -86,6 +85,9 @@ class Builder(Emitter):
         for t, _ in self.sums:
             if any(self.rows.tensor(t).dim[axis] != 1 for axis in self.rows.axes):
                 return No(f"{self.graph.tensors[t]} is a sum over the rows of each sample; accepted: one over all rows")
+        self._shorten(pruned)
+        program = self.row_program
+        self.steps = list(picked(self.steps, lambda o: program.extent(o).columns, self._is_zero))
         for shorter in (pruned, contracted):
             self._shorten(shorter)
         loads = [self.graph.tensors[t] for t in self.loaded]
@@ -146,6 +148,9 @@ class Builder(Emitter):
                 return Scalar.of(tensor)
             self.values[t] = Load(self.loaded.setdefault(t, len(self.loaded)))
         return self.values[t]
+
+    def _is_zero(self, o: Operand) -> bool:
+        return o == Number(0.0) or (isinstance(o, Scalar) and self.graph.tensors[o.tensor].value == 0.0)
 
     def _chain(self, t: TensorId) -> Chain:
         value = self.operand(t, in_memory=True)

@@ -6,8 +6,9 @@ from graphfuse.codegen.parameters import Pointer, later, pointers
 from graphfuse.codegen.phase_plan import PhasePlan
 
 
-def address(plan: PhasePlan, pointer: Pointer) -> str:
-    """Of the thread's first piece of a row; of the first column's where pieces lie across rows. Arguments are `a`."""
+def address(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
+    """Of the thread's first piece of a row; of the first column's where pieces lie across rows. Arguments are `a`.
+    whole: of an input's row itself."""
     view, store = pointer.view, pointer.store
     if store and store.amax:
         return f"a.{pointer.name}"
@@ -18,7 +19,7 @@ def address(plan: PhasePlan, pointer: Pointer) -> str:
     elif pointer.of_blocks:
         apart = pointer.apart("a.")
         terms.append(f"thread / {store.block_size // plan.piece}" + f" * {apart}" * (apart != "1"))
-    elif view.columns and not plan.across:
+    elif view.columns and not plan.across and not whole:
         terms.append(f"thread * {view.dtype.nbytes(plan.piece)}")
     offset = f"gf::offset(a.{pointer.name}, {' + '.join(terms) or '0'})"
     return f"gf::settled({offset})" if store else offset
@@ -32,11 +33,13 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     places = [copied.get(pointer.name) or address(plan, pointer) for pointer in first]
     assigned = [f"row.{pointer.name} = {address(plan, pointer)};" for pointer in behind]
     spaced = [pointer.spaced for pointer in (*first, *behind) if pointer.spaced]
+    picked = [pointer for pointer in first if not pointer.store and plan.program.picked_in(int(pointer.name[1:]))]
     yield ""
     yield "/// The addresses of one row as one of its threads sees it: of the thread's first piece."
     yield "struct Row {"
     yield from (f"  {pointer.ctype} {pointer.name};" for pointer in first)
     yield from (f"  gf::i64 {name};" for name in spaced)
+    yield from (f"  const void* whole_{pointer.name};  // of the first column" for pointer in picked)
     yield "  Index thread;"
     yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
     yield from (f"  void* {pointer.name} = nullptr;" for pointer in behind)
@@ -44,7 +47,9 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     stage = ", unsigned char* stage" * bool(plan.stages)
     yield f"GF_DEVICE Row row_of(const Arguments& a, gf::i64 index, Index thread{stage}) {{"
     yield from axes(plan)
-    yield "  return {" + ", ".join([*places, *(f"a.{s}" for s in spaced), "thread", "index < a.rows"]) + "};"
+    whole = (address(plan, pointer, whole=True) for pointer in picked)
+    made = [*places, *(f"a.{s}" for s in spaced), *whole, "thread", "index < a.rows"]
+    yield "  return {" + ", ".join(made) + "};"
     yield "}"
     yield "GF_DEVICE void complete(Row& row, const Arguments& a, gf::i64 index) {"
     yield "  const Index thread = row.thread;"

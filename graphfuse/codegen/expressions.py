@@ -10,7 +10,7 @@ from collections.abc import Callable
 from graphfuse.engine import Address, Argument, HostScalar
 from graphfuse.ops import OPS
 from graphfuse.rows.program import FUSED
-from graphfuse.rows.steps import Operand, Reduce, Scalar, Step
+from graphfuse.rows.steps import AnyStep, Operand, Scalar, Step
 
 
 def expression(step: Step, operand: Callable[[Operand], str]) -> str:
@@ -28,7 +28,7 @@ def expression(step: Step, operand: Callable[[Operand], str]) -> str:
     return op.cuda.format(**{key: literal(value) for key, value in slots.items()}, **operands)
 
 
-def rounded(step: Step | Reduce, text: str) -> str:
+def rounded(step: AnyStep, text: str) -> str:
     """The result of a step, `text`, as those get it who read it."""
     return text if step.rounded is None else f"gf::rounded<{step.rounded.facts.ctype}>({text})"
 

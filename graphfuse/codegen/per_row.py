@@ -7,7 +7,7 @@ from graphfuse.codegen.copies import Copies
 from graphfuse.codegen.expressions import expression, literal, rounded
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rows.program import RowProgram, Store
-from graphfuse.rows.steps import Chain, Join, Load, Number, Operand, Reduce, Scalar
+from graphfuse.rows.steps import Chain, Join, Load, Number, Operand, Pick, Reduce, Scalar
 
 
 def member(program: RowProgram, o: Operand, of: str = "", index: str = "") -> str:
@@ -45,7 +45,7 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
     yield from (f"  float q{i}{bound};" for i in loads)
     yield from (f"  float v{k}{bound};" for k in narrow if k not in local)
     for phase in plan.phases:
-        known = [k for k in narrow if program.earliest[k] == phase]
+        known = [k for k in narrow if program.known[k] == phase]
         sums, maxima = (max(len(program.reduced_after(phase - 1, join)), 1) for join in Join)
         yield f"  GF_DEVICE void begin(gf::Number<{phase}>, const Row& row, const Operands& s,"
         yield f"                       const float (&sums)[{sums}]{bound}, const float (&maxima)[{maxima}]{bound}) {{"
@@ -70,7 +70,7 @@ def _local(program: RowProgram, narrow: Sequence[int]) -> frozenset[int]:
     kept = {store.value.index for store in program.stores}
     for k, step in enumerate(program.steps):
         for o in (o for _, o in step.operands if isinstance(o, Chain)):
-            if k not in narrow or program.earliest[o.index] != program.earliest[k]:
+            if k not in narrow or program.known[o.index] != program.known[k]:
                 kept.add(o.index)
     return frozenset(narrow) - kept
 
@@ -115,4 +115,12 @@ def _value(plan: PhasePlan, k: int, local: frozenset[int]) -> str:
     def operand(o: Operand) -> str:
         return member(program, o, "", "" if isinstance(o, Chain) and o.index in local else pieces.index(plan))
 
+    if isinstance(step, Pick):
+        return _picked(plan, step, operand(step.column))
     return expression(step, operand)
+
+
+def _picked(plan: PhasePlan, step: Pick, column: str) -> str:
+    """Read from memory by all threads of the row."""
+    view, name = plan.program.inputs[step.input.index], f"i{step.input.index}"
+    return f"gf::element<{view.dtype.facts.ctype}>(row.whole_{name}, {column}, COLUMNS, row.exists)"

@@ -8,7 +8,7 @@ from functools import cached_property
 from graphfuse.dtypes import data_type
 from graphfuse.ops import Cost
 from graphfuse.rows.program import RowProgram, Store, View, cost_of
-from graphfuse.rows.steps import Chain, Load, Number, Operand, Reduce, Scalar
+from graphfuse.rows.steps import Chain, Load, Number, Operand, Scalar, Step
 
 ACCESS = 16
 """Bytes of the widest memory access."""
@@ -84,7 +84,7 @@ class PhasePlan:
         taken: list[int] = []  # operations from what is read to each step, none where it is no light work
         for step in program.steps:
             before = [taken[o.index] for _, o in step.operands if isinstance(o, Chain) and _varies(program, o)]
-            light = cost_of(step) is Cost.ARITHMETIC and step.rounded is None and not isinstance(step, Reduce)
+            light = cost_of(step) is Cost.ARITHMETIC and step.rounded is None and isinstance(step, Step)
             taken.append(1 + sum(before) if light and all(before) else 0)
         light = (Chain(k) for k, operations in enumerate(taken) if 0 < operations <= _LIGHT)
         return frozenset([*light, *map(Load, range(len(program.inputs)))])
@@ -134,14 +134,17 @@ class PhasePlan:
 
     def overwritable(self) -> Iterator[tuple[int, int]]:
         """Numbers of an input and a store that may be one memory: each thread writes an element after it last
-        read it, if both lie at one address."""
+        read it, if both lie at one address. An element that is picked all threads of its row read, which meet before
+        the next phase."""
         for i, x in enumerate(self.program.inputs):
             for number, store in enumerate(self.program.stores):
                 y = store.view
                 alike = (x.dtype, x.row_strides, x.column_stride) == (y.dtype, y.row_strides, y.column_stride)
                 whole = x.rows and x.columns and self.program.extents[store.value.index].columns
                 if alike and whole and not store.block_size and not store.amax:
-                    if max(self.read_in(i), default=0) <= self.program.store_phase(number):
+                    read = max(self.read_in(i), default=0)
+                    read = max((read, *(p + 1 for p in self.program.picked_in(i))))
+                    if read <= self.program.store_phase(number):
                         yield i, number
 
     def read_again(self) -> "PhasePlan":

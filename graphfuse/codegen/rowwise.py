@@ -11,6 +11,7 @@ from graphfuse.codegen import addresses, elements, parameters, per_row, phases, 
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rows.program import RowProgram
+from graphfuse.rows.steps import Pick
 
 
 def headers(program: RowProgram) -> Iterator[str]:
@@ -18,6 +19,8 @@ def headers(program: RowProgram) -> Iterator[str]:
     yield from stores.headers(program)
     if any(operand.dtype.facts.integers for operand in (*program.inputs, *program.scalars)):
         yield "integers.cuh"
+    if any(isinstance(step, Pick) for step in program.steps):
+        yield "element.cuh"
 
 
 def source(plan: PhasePlan, kernel: str) -> str:

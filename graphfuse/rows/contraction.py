@@ -7,17 +7,15 @@ stays what it is, and so do other products that are added.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from graphfuse.rows.steps import Chain, Number, Operand, Reduce, Step, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Number, Operand, Reduce, Step, renamed
 
 
-def contracted(
-    steps: Sequence[Step | Reduce], read: Iterable[Operand]
-) -> tuple[tuple[Step | Reduce, ...], dict[Operand, Operand]]:
+def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
     """The steps, and by the old values the new ones. read: values that are read beside the steps."""
     readers = Counter(o for step in steps for _, o in step.operands)
     readers.update(read)
     one_a_row = {Chain(k) for k, step in enumerate(steps) if isinstance(step, Reduce)}
-    made: dict[int, Step | Reduce] = {}
+    made: dict[int, AnyStep] = {}
     for k, step in enumerate(steps):
         made[k] = step
         if step.op_name != "add":
@@ -34,7 +32,7 @@ def contracted(
     return tuple(renamed(step, moved) for step in made.values()), moved
 
 
-def _total(steps: Sequence[Step | Reduce], mean: Operand) -> Operand | None:
+def _total(steps: Sequence[AnyStep], mean: Operand) -> Operand | None:
     """What is divided by the number of columns."""
     step = steps[mean.index] if isinstance(mean, Chain) else None
     if step is None or step.op_name != "mul" or step.rounded is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from graphfuse.rows.steps import Chain, Join, Operand, Reduce, Step
+from graphfuse.rows.steps import AnyStep, Chain, Join, Operand, Reduce, Step
 
 
 class Emitter:
@@ -11,9 +11,9 @@ class Emitter:
 
     def __init__(self, columns: int):
         self.columns = columns
-        self.steps: list[Step | Reduce] = []
+        self.steps: list[AnyStep] = []
 
-    def step(self, step: Step | Reduce) -> Chain:
+    def step(self, step: AnyStep) -> Chain:
         self.steps.append(step)
         return Chain(len(self.steps) - 1)
 

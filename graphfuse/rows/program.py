@@ -13,7 +13,19 @@ from functools import cached_property
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
 from graphfuse.ops import OPS, Cost
-from graphfuse.rows.steps import Chain, Column, Join, Load, Number, Operand, Reduce, Scalar, Step
+from graphfuse.rows.steps import (
+    AnyStep,
+    Chain,
+    Column,
+    Join,
+    Load,
+    Number,
+    Operand,
+    Pick,
+    Reduce,
+    Scalar,
+    Step,
+)
 
 
 @dataclass(frozen=True)
@@ -32,9 +44,9 @@ FUSED = {
 """Beside the op table's: a * b + c and c - a * b, rounded once; 2^input."""
 
 
-def cost_of(step: Step | Reduce) -> Cost:
+def cost_of(step: AnyStep) -> Cost:
     """What a step takes for each element."""
-    if isinstance(step, Reduce):
+    if isinstance(step, Reduce | Pick):
         return Cost.ARITHMETIC
     return (FUSED.get(step.op_name) or OPS[step.op_name]).cost
 
@@ -104,15 +116,16 @@ class RowProgram:
     each row. sums: of all rows together. late: numbers of stores that wait for the last phase."""
 
     inputs: tuple[View, ...]
-    steps: tuple[Step | Reduce, ...]
+    steps: tuple[AnyStep, ...]
     stores: tuple[Store, ...]
     sums: tuple[ColumnSum, ...] = ()
     late: frozenset[int] = frozenset()
 
     @property
     def numbers_columns(self) -> bool:
-        """Whether a step is given the number of its element's column."""
-        return any(isinstance(o, Column) for step in self.steps for _, o in step.operands)
+        """Whether a step is given the number of its element's column, or finds an element by it."""
+        numbered = (isinstance(o, Column) for step in self.steps for _, o in step.operands)
+        return any(numbered) or any(isinstance(step, Pick) for step in self.steps)
 
     @property
     def scalars(self) -> tuple[Scalar, ...]:
@@ -135,9 +148,7 @@ class RowProgram:
         found: list[Extent] = []
         for step in self.steps:
             known = [found[o.index] if isinstance(o, Chain) else self.extent(o) for _, o in step.operands]
-            found.append(
-                Extent(any(k.rows for k in known), not isinstance(step, Reduce) and any(k.columns for k in known))
-            )
+            found.append(Extent(any(k.rows for k in known), isinstance(step, Step) and any(k.columns for k in known)))
         return tuple(found)
 
     @cached_property
@@ -166,6 +177,25 @@ class RowProgram:
                 if isinstance(o, Chain):
                     found[o.index] = min(found[o.index], found[k] - reduction)
         return tuple(found)
+
+    @cached_property
+    def known(self) -> tuple[int, ...]:
+        """The phase at whose beginning each value is made of which there is one a row. Memory answers late: an element
+        that is picked is read a phase before it is needed, and used in the next, where there are so many."""
+        found: list[int] = []
+        for k, step in enumerate(self.steps):
+            made = max((found[o.index] for _, o in step.operands if isinstance(o, Chain)), default=0)
+            awaited = any(isinstance(o, Chain) and isinstance(self.steps[o.index], Pick) for _, o in step.operands)
+            first = max(made, self.earliest[k])
+            if isinstance(step, Pick):
+                first = max(first, self.phase[k] - 1)
+            found.append(max(first, min(made + 1, self.phase[k])) if awaited else first)
+        return tuple(found)
+
+    def picked_in(self, number: int) -> tuple[int, ...]:
+        """The phases at whose beginning single elements of an input are read."""
+        of = ((k, step) for k, step in enumerate(self.steps) if isinstance(step, Pick))
+        return tuple(self.known[k] for k, step in of if step.input.index == number)
 
     @property
     def read_whole(self) -> tuple[View, ...]:
@@ -234,7 +264,7 @@ class RowProgram:
         yield from (o for _, s in self.summed_in(phase) for o in s.factors)
 
     @property
-    def elementwise(self) -> list[Step | Reduce]:
+    def elementwise(self) -> list[AnyStep]:
         """The steps of which there is a value for each element, without those that reductions absorb."""
         needed = {o.index for phase in range(self.last + 1) for o in self.elements(phase) if isinstance(o, Chain)}
         return [self.steps[k] for k in sorted(needed)]

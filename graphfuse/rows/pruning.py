@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from graphfuse.rows.steps import Chain, Operand, Reduce, Step, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Operand, renamed
 
 
-def pruned(
-    steps: Sequence[Step | Reduce], read: Iterable[Operand]
-) -> tuple[tuple[Step | Reduce, ...], dict[Operand, Operand]]:
+def pruned(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
     """The other steps, and by the old values the new ones. read: values that are read beside the steps."""
     wanted = set(read)
     for k in reversed(range(len(steps))):

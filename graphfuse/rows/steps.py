@@ -93,8 +93,31 @@ class Reduce:
         return (("input", self.input),)
 
 
-def renamed(step: Step | Reduce, moved: Mapping[Operand, Operand]) -> Step | Reduce:
+@dataclass(frozen=True)
+class Pick:
+    """A step that makes one value of each row: its element in the column numbered `column`, of which there is one a
+    row; 0 where no column has that number. rounded: as of ``Step``."""
+
+    input: Load
+    column: Operand
+    rounded: data_type | None = None
+
+    @property
+    def op_name(self) -> str:
+        return "row_element"
+
+    @property
+    def operands(self) -> tuple[tuple[str, Operand], ...]:
+        return (("input", self.input), ("column", self.column))
+
+
+AnyStep = Step | Reduce | Pick
+
+
+def renamed(step: AnyStep, moved: Mapping[Operand, Operand]) -> AnyStep:
     """The step with new operands in the place of old ones."""
     if isinstance(step, Reduce):
         return replace(step, input=moved.get(step.input, step.input))
+    if isinstance(step, Pick):
+        return replace(step, column=moved.get(step.column, step.column))
     return replace(step, operands=tuple((port, moved.get(o, o)) for port, o in step.operands))

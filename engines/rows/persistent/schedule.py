@@ -34,12 +34,20 @@ class Persistent(Schedule[PersistentKnobs]):
 
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
         yield from tensor_reasons(facts)
+        misfit = self.misfit(facts)
+        if misfit:
+            yield f"{facts.node}: {misfit}"
         if not _legal(facts, device):
             yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the threads of {device}"
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[PersistentKnobs]:
         split = RowSplit.of(facts)
         return best_first(sorted(_legal(facts, device), key=lambda knobs: cost(split, knobs, device)), mode)
+
+    def misfit(self, facts: RowFacts) -> str | None:
+        if facts.program.last or facts.program.sums:
+            return None
+        return "rows that are not reduced; accepted: rows that are reduced or summed, for which CTAs stay"
 
     def notes(self, facts: RowFacts, knobs: PersistentKnobs) -> Iterator[str]:
         if facts.program.sums:
