@@ -131,6 +131,8 @@ def render() -> str:
         "makes of it. A name that is not offered raises `NotOfferedError`, an `AttributeError` that says what to use",
         "instead. cuDNN's ready-made kernels for single models, which are no part of its graph API, are left out.",
         "",
+        "[examples/cudnn_samples](../examples/cudnn_samples/README.md) has scripts and notebooks in its names.",
+        "",
         f"This page is written by `{COMMAND}`, from our signatures and a list of cuDNN's names;",
         "a test holds it. An argument is the same if it may be given as there, by name or in order.",
     ]
