@@ -25,6 +25,7 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
     "module": {
         "backend_version": "a constant: that of the backend whose graph API is followed; no cuDNN is loaded",
         "backend_version_string": "as `backend_version`",
+        "engines": "a module: graphfuse's own engines",
         "ops": "a module: the table of operations",
         "tensor": "a module; in `isinstance` write `Tensor`",
         "torch": "a module: operators and modules for training",
@@ -129,7 +130,8 @@ def render() -> str:
         "",
         f"Every public name of cuDNN's frontend {NAMES['version']} for graphs, and what `import graphfuse as cudnn`",
         "makes of it. A name that is not offered raises `NotOfferedError`, an `AttributeError` that says what to use",
-        "instead. cuDNN's ready-made kernels for single models, which are no part of its graph API, are left out.",
+        "instead. So do names of cuDNN's ready-made kernels for single models, which are no part of its graph API and",
+        "are not listed.",
         "",
         "[examples/cudnn_samples](../examples/cudnn_samples/README.md) has scripts and notebooks in its names.",
         "",
