@@ -56,7 +56,8 @@ print(f"{path.name}: {len(data)} bytes; without kernels: {len(graph.serialize(in
 # ## Reading it
 #
 # The graph that reads has to be empty. Its handle says where it runs: a device of the same architecture. cuDNN's
-# order, `deserialize(handle, data)`, is accepted, too.
+# order, `deserialize(handle, data)`, is accepted, too. For a device that is not there, `graphfuse compile --arch sm_100a
+# --output norm.plan` writes such data.
 
 # %%
 again = cudnn.pygraph(handle=handle).deserialize(path.read_bytes())
