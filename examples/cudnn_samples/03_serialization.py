@@ -56,8 +56,7 @@ print(f"{path.name}: {len(data)} bytes; without kernels: {len(graph.serialize(in
 # ## Reading it
 #
 # The graph that reads has to be empty. Its handle says where it runs: a device of the same architecture. cuDNN's
-# order, `deserialize(handle, data)`, is accepted, too. For a device that is not there, `graphfuse compile --arch sm_100a
-# --output norm.plan` writes such data.
+# order, `deserialize(handle, data)`, is accepted, too.
 
 # %%
 again = cudnn.pygraph(handle=handle).deserialize(path.read_bytes())
@@ -69,6 +68,9 @@ norm64 = torch.nn.functional.rms_norm(x.double(), (320,), weight[0].double(), 1e
 torch.testing.assert_close(out.double(), torch.nn.functional.silu(norm64), rtol=2**-8, atol=1e-30)
 assert again.get_plan_name_at_index(0) == graph.get_plan_name_at_index(0)
 print(f"read again, it runs {again.get_plan_name_at_index(0)} and agrees with float64")
+
+# %% [markdown]
+# Data for a device that is not here is written by `graphfuse compile --arch sm_100a --output FILE`.
 
 # %% [markdown]
 # ## Whom to trust

@@ -48,8 +48,8 @@ graph.build([cudnn.heur_mode.OPENSOURCE])
 # ## Other leading extents
 #
 # Overrides are three lists: uids, shapes and strides of the tensors that differ. Only leading extents may change, those
-# of batch and tokens here. Numbers of rows that are at most an eighth apart are a class. The first call of a class plans
-# it, and later ones have nothing to build. `get_workspace_size` with the same overrides does that ahead of time.
+# of batch and tokens here. Numbers of rows that are at most an eighth apart are a class. The first call of a class
+# plans it, and later ones have nothing to build. `get_workspace_size` with the same overrides does that ahead of time.
 
 # %%
 for batch, tokens in ((2, 64), (2, 63), (1, 17), (5, 200)):
