@@ -44,18 +44,15 @@ graph.execute({A: a, B_: b, BIAS: bias, OUT: out}, workspace, handle=handle)
 exact = torch.nn.functional.gelu(a.double() @ b.double() + bias.double())
 torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-4)
 
+# %% [markdown]
+# `explanation` has regions in running order, and what every engine said.
 
-def engines(graph) -> list[str]:
-    """The engines of the selected plan, in running order."""
-    names, _ = graph.get_engine_and_knobs_at_index(0)
-    return [names] if isinstance(names, str) else list(names)
-
-
-print(f"agrees with float64; run by {', '.join(engines(graph))}")
-for line in graph.explain().splitlines():
-    if "cudnn declines product, bias, gelu" in line:
-        print(line.strip())
-        break
+# %%
+told = graph.explanation()
+print(f"agrees with float64; run by {', then '.join(region.engine for region in told.regions)}")
+for verdict in told.modes[0].verdicts:
+    if verdict.engine == "cudnn" and verdict.why:
+        print(f"cudnn declines {told.names(verdict.nodes)}: {verdict.why}")
 
 # %% [markdown]
 # ## A norm behind the product
@@ -98,8 +95,9 @@ total64 = a.double() @ b.double() + residual.double()
 torch.testing.assert_close(total.double(), total64, rtol=2**-8, atol=1e-4)
 norm64 = torch.nn.functional.rms_norm(total.double(), (N,), weight.double().flatten(), 1e-6)
 torch.testing.assert_close(codes.double(), (64 * norm64).clamp(-448, 448), rtol=2**-4, atol=2**-9)
-assert engines(graph)[-1] == "rows"
-print(f"agrees with float64; run by {', then '.join(engines(graph))}")
+told = graph.explanation()
+assert told.regions[-1].engine == "rows"
+print(f"agrees with float64; run by {', then '.join(region.engine for region in told.regions)}")
 graph.explanation()
 
 # %%
