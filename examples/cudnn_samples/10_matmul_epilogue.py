@@ -15,11 +15,11 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 handle = cudnn.create_handle() if device == "cuda" else cudnn.create_handle("emulator")
 print(f"runs on {handle.device} ({handle.device.name})")
 
-B, M, N, K = 4, 64, 128, 96
-a = torch.randn(B, M, K, device=device, dtype=torch.bfloat16)
-b = torch.randn(B, K, N, device=device, dtype=torch.bfloat16)
+BATCH, M, N, K = 4, 64, 128, 96
+a = torch.randn(BATCH, M, K, device=device, dtype=torch.bfloat16)
+b = torch.randn(BATCH, K, N, device=device, dtype=torch.bfloat16)
 bias = torch.randn(1, 1, N, device=device, dtype=torch.bfloat16)
-out = torch.empty(B, M, N, device=device, dtype=torch.bfloat16)
+out = torch.empty(BATCH, M, N, device=device, dtype=torch.bfloat16)
 ENGINES = ["rows", "cudnn", "reference"]
 
 # %% [markdown]
@@ -33,13 +33,13 @@ graph = cudnn.pygraph(
     intermediate_data_type=cudnn.data_type.FLOAT,
     handle=handle,
 )
-A, B_, BIAS = (graph.tensor_like(t, name=name) for name, t in (("a", a), ("b", b), ("bias", bias)))
-product = graph.matmul(A=A, B=B_, name="product")
+A, B, BIAS = (graph.tensor_like(t, name=name) for name, t in (("a", a), ("b", b), ("bias", bias)))
+product = graph.matmul(A=A, B=B, name="product")
 biased = graph.bias(input=product, bias=BIAS, name="bias")
 OUT = graph.gelu(input=biased, name="gelu").set_output(True)
 graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK], engines=ENGINES)
 workspace = torch.empty(graph.get_workspace_size(), device=device, dtype=torch.uint8)
-graph.execute({A: a, B_: b, BIAS: bias, OUT: out}, workspace, handle=handle)
+graph.execute({A: a, B: b, BIAS: bias, OUT: out}, workspace, handle=handle)
 
 exact = torch.nn.functional.gelu(a.double() @ b.double() + bias.double())
 torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-4)
@@ -69,11 +69,11 @@ graph = cudnn.pygraph(
 )
 residual = torch.randn_like(out)
 weight = torch.rand(1, 1, N, device=device, dtype=torch.bfloat16) + 0.5
-total, codes = torch.empty_like(out), torch.empty(B, M, N, device=device, dtype=torch.float8_e4m3fn)
+total, codes = torch.empty_like(out), torch.empty(BATCH, M, N, device=device, dtype=torch.float8_e4m3fn)
 
-A, B_ = graph.tensor_like(a, name="a"), graph.tensor_like(b, name="b")
+A, B = graph.tensor_like(a, name="a"), graph.tensor_like(b, name="b")
 R, W = graph.tensor_like(residual, name="residual"), graph.tensor_like(weight, name="weight")
-product = graph.matmul(A=A, B=B_, name="product")
+product = graph.matmul(A=A, B=B, name="product")
 TOTAL = graph.add(a=product, b=R, name="sum").set_output(True)
 normalized, _ = graph.rmsnorm(
     input=TOTAL,
@@ -85,7 +85,7 @@ normalized, _ = graph.rmsnorm(
 CODES = graph.mul(a=normalized, b=64.0, name="scale").set_output(True).set_data_type(cudnn.data_type.FP8_E4M3)
 graph.build([cudnn.heur_mode.A], engines=ENGINES)
 workspace = torch.empty(graph.get_workspace_size(), device=device, dtype=torch.uint8)
-graph.execute({A: a, B_: b, R: residual, W: weight, TOTAL: total, CODES: codes}, workspace, handle=handle)
+graph.execute({A: a, B: b, R: residual, W: weight, TOTAL: total, CODES: codes}, workspace, handle=handle)
 
 # %% [markdown]
 # What lies between the two is float32, so the sum is rounded once. It is an output, so the norm reads it as stored.
