@@ -82,6 +82,7 @@ _LAZY = {
     "destroy_handle": "graphfuse.runtime.handle",
     "set_stream": "graphfuse.runtime.handle",
     "get_stream": "graphfuse.runtime.handle",
+    "engines": "graphfuse.engines",
     "explain": "graphfuse.explain",
     "fused_rmsnorm_silu": "graphfuse.functional",
     "functional": "graphfuse.functional",
@@ -145,7 +146,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
-        cudnn_names.refuse("graphfuse", name, cudnn_names.MODULE, sys.modules[__name__])
+        cudnn_names.refuse_of_module(name, sys.modules[__name__])
     import importlib
 
     # Kept: looking it up so at each call would cost half of what the call does.

@@ -4,6 +4,7 @@ A name that is offered one day leaves its table; a test asks.
 """
 
 import enum
+import re
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -15,8 +16,9 @@ _CAPTURE = "capture execute in a CUDA graph, with torch.cuda.graph or the driver
 _KNOBS = "knobs are a dict by name, see get_engine_and_knobs_at_index"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
 _RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
-_POINTWISE = "write it in the operations that README lists"
+_TORCH = "torch, before or after the graph"
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention; graphfuse.functional.qk_rmsnorm norms queries and keys"
+_FP8 = "sdpa, of bfloat16 or float16"
 _RECURRENCE = "there are no recurrences over a sequence; norms and gates around one are graphs of their own"
 _RECURRENCES = tuple(
     f"{name}{step}"
@@ -41,29 +43,55 @@ MODULE: Mapping[str, str] = {
     "cuda_graph_retention": _CAPTURE,
     "datatypes": "data types may be given as torch's or numpy's",
     "experimental": "graphfuse.functional and graphfuse.torch have functions ready to call",
+    "fla": _RECURRENCE,
     "get_last_error_string": "errors are exceptions, GraphfuseError, whose messages say it all",
+    "graph_types": _INSPECT,
     "handle": "its type is graphfuse.Handle",
     "is_frontend_knob_type": _KNOBS,
     "jax": "arrays of JAX can be given to execute by DLPack",
     "knob": _KNOBS,
     "knob_type": _KNOBS,
     "moe_grouped_matmul_mode": _ENUM,
+    "nodes": _INSPECT,
     "reshape_mode": _ENUM,
     "scalar_type": "tensor_scalar makes a constant, tensor(is_pass_by_value=True) what execute is given",
-    "sdpa_capabilities": _ATTENTION,
+    "sdpa_capabilities": "graph.explain() says which engine runs a node of sdpa, and why others declined",
 }
 
+_KERNELS = tuple(
+    (re.compile(pattern, re.IGNORECASE), hint)
+    for pattern, hint in (
+        ("attention|attn|gqa|hca|hstu|sdpa|kv_lengths|mask_plan|^csa|^(bsa|dsa|nsa)$", _ATTENTION),
+        ("gemm|moe|mhc_?projection|blockscaledtensor|pack_(back|for)ward_weights", _MATMUL),
+        ("conv[13]d", "torch.nn.functional.conv1d or conv3d, and what follows as a graph of its own"),
+        ("rms_?norm", "rmsnorm, and what follows, as a graph; graphfuse.functional.fused_rmsnorm_silu is one of them"),
+        ("rope", "rotate with torch"),
+        ("^gnn", "no operation here goes along the edges of a graph: torch's index_add and scatter_reduce do"),
+        ("engram|triangle_?mult", "products with torch; norms and gates around them are graphs of their own"),
+    )
+)
+"""What takes the place of kernels that cuDNN's frontend has ready-made. They are many, and others with each version:
+families of them, the first that fits."""
+
 PYGRAPH: Mapping[str, str] = {
-    **dict.fromkeys(("add_square", "logical_and", "logical_not", "logical_or"), _POINTWISE),
-    **dict.fromkeys(("ceil", "cos", "erf", "floor", "mod", "pow", "sin", "tan"), _POINTWISE),
-    **dict.fromkeys(("elu", "elu_backward"), _POINTWISE),
-    **dict.fromkeys(("softplus", "softplus_backward"), _POINTWISE),
+    "add_square": "add(a, mul(b, b))",
+    "logical_and": "mul of two comparisons, which are 1 and 0",
+    "logical_not": "cmp_eq of a comparison, which is 1 or 0, and 0.0",
+    "logical_or": "max of two comparisons, which are 1 and 0",
+    "elu": "binary_select(x, mul(sub(exp(x), 1.0), alpha), cmp_gt(x, 0.0))",
+    "elu_backward": "mul(loss, binary_select(1.0, mul(exp(x), alpha), cmp_gt(x, 0.0)))",
+    "pow": "mul for squares and cubes, sqrt, or exp(mul(log(x), y)) of x above 0",
+    "softplus": "add(max(x, 0.0), log(add(exp(neg(abs(x))), 1.0)))",
+    "softplus_backward": "mul(loss, sigmoid(x))",
+    "erf": "gelu, if it is for that; else torch, before or after the graph",
+    **dict.fromkeys(("ceil", "cos", "floor", "mod", "sin", "tan"), _TORCH),
     "genstats": _NORM,
     **dict.fromkeys(("moe_grouped_matmul", "moe_grouped_matmul_bwd"), _MATMUL),
     **dict.fromkeys(("conv_dgrad", "conv_wgrad"), _CONVOLUTION),
-    **dict.fromkeys(("sdpa_backward", "sdpa_fp8", "sdpa_fp8_backward"), _ATTENTION),
-    **dict.fromkeys(("sdpa_mxfp8", "sdpa_mxfp8_backward"), _ATTENTION),
-    **dict.fromkeys(("scaled_dot_product_flash_attention", "scaled_dot_product_flash_attention_backward"), _ATTENTION),
+    **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
+    **dict.fromkeys(("sdpa_backward", "sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
+    "scaled_dot_product_flash_attention": "sdpa, with the same keywords",
+    "scaled_dot_product_flash_attention_backward": _ATTENTION,
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
     "reshape": _VIEW,
     "concatenate": "write the parts to slices of one tensor: outputs may have any strides",
@@ -134,6 +162,14 @@ class Members(enum.EnumMeta):
             except AttributeError:
                 pass
         refuse(cls.__name__, name, MEMBERS.get(cls.__name__, {}), cls)
+
+
+def refuse_of_module(name: str, owner: object) -> NoReturn:
+    """The error for an attribute of the package that is not there, with a hint for a ready-made kernel, too."""
+    kernel = next((hint for pattern, hint in _KERNELS if pattern.search(name)), None)
+    if kernel is not None and name not in MODULE and not name.startswith("_"):
+        raise NotOfferedError(f"graphfuse has no {name!r}, nor others of cuDNN's ready-made kernels; instead: {kernel}")
+    refuse("graphfuse", name, MODULE, owner)
 
 
 def refuse(where: str, name: str, instead: Mapping[str, str], owner: object) -> NoReturn:

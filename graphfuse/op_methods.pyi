@@ -168,6 +168,8 @@ class OpMethods:
         mode: reduction_mode | None = ...,
         compute_data_type: data_type | Any = ...,
         name: str = "",
+        *,
+        group_offset: None = ...,
     ) -> Tensor:
         """One number per group of elements, by mode: ADD sum, MUL product, MIN, MAX, AMAX max|input|,
         AVG mean, NORM1 sum|input|, NORM2 sqrt(sum input^2), MUL_NO_ZEROS product of all but zeros.
@@ -183,6 +185,8 @@ class OpMethods:
         transpose: bool | None = False,
         compute_data_type: data_type | Any = ...,
         name: str = "",
+        *,
+        group_offset: None = ...,
     ) -> tuple[Tensor, Tensor]:
         """Block quantization: each block of block_size elements along axis (default: the last one that
         is not 1) gets the scale max|input| * (1 / largest finite element), rounded to the scale's

@@ -375,12 +375,13 @@ class Planner:
     def _no_plan(self, what: str) -> str:
         lines = [f"graph {self.graph.name!r} on {self.device}: {what}"]
         for proposal in self.proposals:
-            lines += [f" mode {proposal.mode.name}:"] + plan.refusals(proposal)
+            refusals = plan.refusals(proposal)
+            lines += [f" mode {proposal.mode.name}:", *refusals] if refusals else []
         lines += [f"  pattern {d.pattern}: {d.why}" for d in self.declined]
         missed = plan.unmatched(self.graph, self.regions, self.declined)
         lines += [f"  no pattern matches {self.graph.nodes[i].name}" for i in missed]
         lines += [f"  {line}" for line in self.left_out]
-        lines += [f"  plan {p.name}: {self.barred(p)}" for p in self.plans]
+        lines += [f" plan {p.name}: {self.barred(p)}" for p in self.plans]
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")
         return "\n".join(lines)

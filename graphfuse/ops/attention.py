@@ -175,6 +175,7 @@ TABLE = (
             Attribute("diagonal_band_left_bound", **_LENGTH),
             Attribute("diagonal_band_right_bound", **_LENGTH),
         ),
+        order="by position: q, k, v, attn_scale, bias, is_inference (cuDNN's order differs: give keywords)",
         not_offered=_NOT_OFFERED,
     ),
 )

@@ -47,6 +47,7 @@ def _number(name: str, default: float) -> Attribute:
 
 
 _AXIS = Attribute("axis", (int,), -1)
+_GROUPS = (("group_offset", None),)
 
 _GELU_TANH_FORM = "1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})"
 _SIGMOID_NOTE = "sigmoid of x: relative error below 5e-7 + 8e-8 |x|; below x = -87 absolute, below 1.2e-38"
@@ -225,6 +226,7 @@ _TABLE = (
         frozen=shapes.reduced_axes,
         reference=references.reduction,
         attributes=(Attribute("mode", (reduction_mode,), reduction_mode.AMAX),),
+        not_offered=_GROUPS,
     ),
     Op(
         "block_scale_quantize",
@@ -253,6 +255,7 @@ _TABLE = (
             Attribute("axis", (int, type(None)), None),
             Attribute("transpose", (bool,), False),
         ),
+        not_offered=_GROUPS,
     ),
     _pointwise("add", "a + b.", "a b", "({a} + {b})", lambda t, a, b: a + b, cost=Cost.ARITHMETIC, commutative=True),
     _pointwise("sub", "a - b.", "a b", "({a} - {b})", lambda t, a, b: a - b, cost=Cost.ARITHMETIC),

@@ -256,6 +256,13 @@ def test_options_that_are_not_offered(name, only):
     g.sdpa(q, k, v, name="a")[0].set_output()  # what was refused has left nothing behind
 
 
+def test_an_argument_in_cudnns_place():
+    g = graphs.new()
+    q, k, v = g.tensor(Q), g.tensor(K), g.tensor(K)
+    with pytest.raises(GraphTypeError, match="attn_scale must be .*got True; by position: q, k, v, attn_scale, bias"):
+        g.sdpa(q, k, v, True)  # is_inference
+
+
 def test_types_of_options():
     g = graphs.new()
     q, k, v = g.tensor(Q), g.tensor(K), g.tensor(K)

@@ -57,8 +57,11 @@ def test_plans_that_are_compiled():
         g.get_workspace_size()
     g.check_support()
     g.select_behavior_notes([behavior_note.CUBLASLT_DEPENDENCY])
-    with pytest.raises(GraphNotSupportedError, match="every plan is deselected"):
+    with pytest.raises(GraphNotSupportedError, match="every plan is deselected") as error:
         g.check_support()
+    # No mode refused anything: what is said of plans stands under no mode.
+    why = "it lacks behavior_note.CUBLASLT_DEPENDENCY, which is selected"
+    assert str(error.value).splitlines()[1] == f" plan {g.get_plan_name_at_index(0)}: {why}"
 
 
 def test_numeric_notes_of_an_engine():

@@ -1,6 +1,7 @@
 """Every public name of cuDNN's frontend is offered, or answers with what to use instead."""
 
 import pytest
+import torch
 
 import cudnn_compatibility as compatibility
 import graphfuse
@@ -12,6 +13,11 @@ from graphfuse import (
     create_handle,
     cudnn_names,
 )
+from graphfuse.ops import OPS, SPELLINGS
+from support import graphs
+
+X = torch.tensor([-200.0, -3.0, -0.5, 0.25, 4.0, 90.0], dtype=torch.float64)
+Y = torch.tensor([0.5, -2.0, 3.0, 1.0, -1.5, 0.125], dtype=torch.float64)
 
 
 def test_the_page_is_as_written():
@@ -29,6 +35,60 @@ def test_what_is_not_offered_says_what_to_use(section):
         with pytest.raises(NotOfferedError, match=f"'{name}'.*; instead: ") as error:
             getattr(having, name)
         assert isinstance(error.value, GraphfuseError) and instead[name] in str(error.value)
+
+
+def test_ready_made_kernels_say_what_to_use():
+    for name in compatibility.NAMES["ready_made"]:
+        assert getattr(graphfuse, name, None) is None
+        with pytest.raises(NotOfferedError, match=f"'{name}', nor others of cuDNN's ready-made kernels; instead: \\w"):
+            getattr(graphfuse, name)
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [
+        ("GatedAttentionBlockFwd", "torch.nn.functional.scaled_dot_product_attention"),
+        ("gemm_proj_rope_mxfp8_wrapper_sm100", "torch.matmul"),
+        ("conv3d_rmsnorm_silu_wrapper_sm100", "torch.nn.functional.conv1d or conv3d"),
+        ("RmsNormSiluPadSm100", "rmsnorm"),
+        ("tail_rope", "rotate"),
+    ],
+)
+def test_the_family_of_a_kernel(name, hint):
+    """A name that has words of several is of the one that most of its work is."""
+    with pytest.raises(NotOfferedError, match=f"instead: {hint}"):
+        getattr(graphfuse, name)
+
+
+# Of x, y and alpha; loss is a gradient.
+FORMULAS = {
+    "add_square": ({"a": X, "b": Y}, X + Y * Y),
+    "elu": ({"x": X, "alpha": 0.5}, torch.nn.functional.elu(X, 0.5)),
+    "elu_backward": ({"loss": Y, "x": X, "alpha": 0.5}, Y * torch.where(X > 0, 1.0, 0.5 * X.exp())),
+    "softplus": ({"x": X}, torch.nn.functional.softplus(X, threshold=1e9)),
+    "softplus_backward": ({"loss": Y, "x": X}, Y * X.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_what_stands_for_an_operation_computes_it(name):
+    given, exact = FORMULAS[name]
+    g = graphs.new(device="cpu")
+    tensors = {n: g.tensor_like(t.float(), n) if isinstance(t, torch.Tensor) else t for n, t in given.items()}
+    methods = {op: getattr(g, op) for op in (*OPS, *SPELLINGS)}
+    out = eval(cudnn_names.PYGRAPH[name], {"__builtins__": {}}, methods | tensors).set_output()
+    g.build([graphfuse.heur_mode.FALLBACK])
+    pack = {n: t.float() for n, t in given.items() if isinstance(t, torch.Tensor)}
+    made = torch.empty(X.shape)
+    g.execute(pack | {out.get_name(): made})
+    torch.testing.assert_close(made.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["_gemm", "__moe__", "softmaxx"])
+def test_names_of_no_kernel(name):
+    with pytest.raises(AttributeError) as error:
+        getattr(graphfuse, name)
+    assert not isinstance(error.value, GraphfuseError)
 
 
 @pytest.mark.parametrize("name", compatibility.NAMES["enums"])
@@ -97,3 +157,17 @@ def test_arguments_of_tensor():
     assert x.get_name() == "x"
     with pytest.raises(GraphNotSupportedError, match="ragged_offset_multiplier is 2; leave it 1"):
         g.tensor([4], ragged_offset_multiplier=2)
+
+
+def test_groups_of_rows():
+    """None, cuDNN's default, is accepted; tensors of offsets are refused by name."""
+    g = graphs.new(device="cpu")
+    x = g.tensor([4, 32])
+    g.reduction(x, mode=graphfuse.reduction_mode.ADD, group_offset=None)
+    g.block_scale_quantize(x, block_size=32, group_offset=None)
+    for refused in (
+        lambda: g.reduction(x, mode=graphfuse.reduction_mode.ADD, group_offset=x),
+        lambda: g.block_scale_quantize(x, block_size=32, group_offset=x),
+    ):
+        with pytest.raises(GraphNotSupportedError, match="group_offset is not offered; leave it out"):
+            refused()
