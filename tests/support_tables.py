@@ -221,7 +221,7 @@ def render() -> str:
     return f"""\
 # What is supported
 
-Each cell of this page is the answer of planning to one small graph, for {for_arch(CHIP).name} where nothing else is said.
+Each cell of this page is the answer of planning to one small graph, for {for_arch(CHIP).name} unless it says otherwise.
 `{COMMAND}` writes the page, and a test compares it with the engines. [Graphs](graphs.md) explains
 what fuses.
 
