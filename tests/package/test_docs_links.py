@@ -80,3 +80,16 @@ def test_what_a_page_fetches_from_elsewhere_is_seen(tmp_path):
     (tmp_path / "bad.html").write_text(f'<script src="//a.org/x.js"></script><article>{words}</article>')
     (tmp_path / "thin.html").write_text(f"<p>{words}</p><article>few words</article>")
     assert list(site_check.faults(tmp_path)) == ["bad.html: fetches //a.org/x.js", "thin.html: 2 words"]
+
+
+def test_docstrings_list_what_they_say_of_parameters():
+    pytest.importorskip("griffe")  # make docs brings it
+    from site_docstrings import listed
+
+    text = "A norm: of x.\n\nx: (..., hidden), any\nstrides. weight, bias: of x. eps_x: a number.\n\nReturns x: y."
+    assert listed(text, {"x", "weight", "bias", "eps_x"}) == (
+        "A norm: of x.\n\n- **x**: (..., hidden), any\nstrides.\n- **weight, bias**: of x.\n- **eps\\_x**: a number."
+        "\n\nReturns x: y."
+    )
+    assert listed(text, ()) == text
+    assert listed("Twice. x: a number.", {"x"}) == "Twice.\n\n- **x**: a number."
