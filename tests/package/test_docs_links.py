@@ -82,6 +82,22 @@ def test_what_a_page_fetches_from_elsewhere_is_seen(tmp_path):
     assert list(site_check.faults(tmp_path)) == ["bad.html: fetches //a.org/x.js", "thin.html: 2 words"]
 
 
+def test_the_reference_has_every_public_name():
+    """By the places where they are defined: a submodule may have the name of a function."""
+    import graphfuse.testing
+    import graphfuse.torch
+    from graphfuse import errors, functional
+
+    for package, page in ((functional, "functional"), (graphfuse.torch, "torch")):
+        shown = re.findall(r"^::: (\S+)$", (DOCS / "api" / f"{page}.md").read_text(), re.MULTILINE)
+        wanted = {f"{getattr(package, name).__module__}.{name}" for name in package.__all__}
+        assert Counter(shown) == Counter(wanted), page
+    text = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    for name in set(graphfuse.__all__) - set(vars(errors)) - {"cudnnGraphNotSupportedError", "fused_rmsnorm_silu"}:
+        module = getattr(getattr(graphfuse, name), "__module__", "")
+        assert re.search(rf"\b{name}\b", text) or f"::: {module}\n" in text, name
+
+
 def test_docstrings_list_what_they_say_of_parameters():
     pytest.importorskip("griffe")  # make docs brings it
     from site_docstrings import listed
