@@ -1,4 +1,4 @@
-"""The op methods of a user's graph, made from the op table. ``op_methods.pyi`` says their types to type checkers and
+"""The op methods of a user's graph, made from the op table. ``op_methods.pyi`` has their types for type checkers and
 editors; ``tests/op_stub.py`` writes it."""
 
 from graphfuse import vocabulary

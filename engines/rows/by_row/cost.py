@@ -1,4 +1,4 @@
-"""Which knobs may pay, and what a launch with them takes: how candidates are ranked before anything was measured."""
+"""Cost model: which knobs may pay, and the estimated time of a launch, to rank knobs that were not measured."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a launch takes, by which knobs are compared before anything was measured."""
+"""Cost model: estimates the time of a launch, to rank knobs that were not measured."""
 
 import math
 
