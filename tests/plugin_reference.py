@@ -131,10 +131,12 @@ def overview(header: str) -> str:
 def render() -> str:
     """The page."""
     lines = [
-        "# What plug-ins are written with",
+        "# Plug-in reference",
         "",
-        "Patterns, facts, engines, launches and checks in Python; then the headers of kernels. How they fit together",
-        f"is in [extending.md](extending.md). This page is written by `{COMMAND}`, from the sources; a test holds it.",
+        "This page has what plug-ins use: patterns, facts, engines, launches and checks in Python, then the headers of",
+        "kernels. [Writing a plug-in](extending.md) says how they fit together.",
+        "",
+        f"`{COMMAND}` writes this page from the sources. A test compares it with them.",
     ]
     for module, names in PYTHON.items():
         lines += ["", f"## `{module}`"]
@@ -144,9 +146,9 @@ def render() -> str:
         "",
         "# Headers",
         "",
-        'A kernel says `#include "graphfuse/NAME.cuh"`; its generated prelude may, too. All is in `namespace gf`. The',
-        "same text is compiled by NVRTC and, for the emulator, as plain C++. Functions without a comment do as their",
-        "name says.",
+        'A kernel includes `"graphfuse/NAME.cuh"`, and so may its generated prelude. All names are in `namespace gf`. NVRTC',
+        "compiles the text for a GPU, and a plain C++ compiler compiles it for the emulator. Functions without a comment",
+        "do what their name says.",
     ]
     for name in (*FIRST, *sorted(_others())):
         text = (HEADERS / f"{name}.cuh").read_text()
