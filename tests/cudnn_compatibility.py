@@ -127,9 +127,9 @@ def render() -> str:
     lines = [
         "# cuDNN compatibility",
         "",
-        f"The tables have every public name of the graph API of cuDNN's frontend {NAMES['version']}. They say how graphfuse",
-        "offers it under `import graphfuse as cudnn`. cuDNN's ready-made kernels for single models are not part of that",
-        "API, and are left out.",
+        f"The tables have every public name of the graph API of cuDNN's frontend {NAMES['version']}. They say how",
+        "graphfuse offers it under `import graphfuse as cudnn`. cuDNN's ready-made kernels for single models are not",
+        "part of that API, and are left out.",
         "",
         "| | means |",
         "|---|---|",

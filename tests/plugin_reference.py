@@ -146,9 +146,9 @@ def render() -> str:
         "",
         "# Headers",
         "",
-        'A kernel includes `"graphfuse/NAME.cuh"`, and so may its generated prelude. All names are in `namespace gf`. NVRTC',
-        "compiles the text for a GPU, and a plain C++ compiler compiles it for the emulator. Functions without a comment",
-        "do what their name says.",
+        'A kernel includes `"graphfuse/NAME.cuh"`, and so may its generated prelude. All names are in `namespace gf`.',
+        "NVRTC compiles the text for a GPU, and a plain C++ compiler compiles it for the emulator. Functions without a",
+        "comment do what their name says.",
     ]
     for name in (*FIRST, *sorted(_others())):
         text = (HEADERS / f"{name}.cuh").read_text()
