@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from docstrings import listed
 from graphfuse.ops import OPS, SPELLINGS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,10 +173,18 @@ def _python(thing: object, name: str) -> Iterator[str]:
     else:
         yield f"### `{name}`"
     yield ""
-    yield doc if doc and not doc.startswith(f"{name}(") else "A record of these fields."
+    yield listed(doc, _names(thing)) if doc and not doc.startswith(f"{name}(") else "A record of these fields."
     members = vars(thing).items() if inspect.isclass(thing) else ()
     said = [line for member, value in members if member not in VOCABULARY for line in _member(member, value)]
-    yield from ["", *said] if said else []
+    yield from ["", "It has:", "", *said] if said else []
+
+
+def _names(thing: object) -> set[str]:
+    """Of what a docstring may tell: parameters, fields, class attributes."""
+    if not inspect.isclass(thing):
+        return set(inspect.signature(thing).parameters)
+    fields = {f.name for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
+    return fields | set(inspect.get_annotations(thing))
 
 
 def _member(name: str, value: object) -> Iterator[str]:
