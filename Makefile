@@ -8,6 +8,7 @@
 # make gpu-check  those, then the kernels under compute-sanitizer; writes docs/records/gpu-check-DEVICE.json
 # make bench      every bench, size and peer that is installed; writes docs/records/BENCH-DEVICE.json
 # make bench-docs the tables and plots of the docs, from the records (no GPU)
+# make docs       the site, in build/site; fails where a link or an anchor leads nowhere
 # make kernel-table  registers, instructions and access widths of every kernel, for docs/records (no GPU)
 #
 # PYTHON: the interpreter that .venv is made with. PIP_ARGS: more arguments for pip.
@@ -18,12 +19,13 @@ TORCH ?= newest
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 MADE := .venv/made
 RUNNABLE := .venv/runnable
+DOCUMENTED := .venv/documented
 INSTALLED := .venv/installed
 KERNEL_TABLE := .venv/kernel-table
 OTHER_TORCH := .venv-torch-$(TORCH)
 
 .NOTPARALLEL:
-.PHONY: demo test test-all check stub test-torch gpu-test gpu-check bench bench-docs kernel-table clean
+.PHONY: demo test test-all check stub test-torch gpu-test gpu-check bench bench-docs docs kernel-table clean
 
 demo: $(RUNNABLE)
 	.venv/bin/python examples/rmsnorm_silu.py
@@ -62,6 +64,10 @@ bench-docs: $(INSTALLED)
 	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[bench]'
 	.venv/bin/python -m graphfuse.benchmarks.render
 
+docs: $(DOCUMENTED)
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+	.venv/bin/python tests/site_check.py build/site
+
 # The table's NVRTC is loaded before torch, which may bring one of its own.
 kernel-table: $(KERNEL_TABLE)/installed
 	PYTHONPATH=$(KERNEL_TABLE):tests .venv/bin/python -c \
@@ -83,7 +89,9 @@ endif
 CONSTRAINED := $(if $(HAS_GPU),,--constraint constraints.txt)
 $(RUNNABLE): extras := $(if $(HAS_GPU),[nvrtc])
 $(INSTALLED): extras := [test,check,nvrtc]
-$(RUNNABLE) $(INSTALLED): $(MADE) pyproject.toml constraints.txt
+# Pages are made from the sources as text: neither torch nor graphfuse is imported.
+$(DOCUMENTED): extras := [docs]
+$(RUNNABLE) $(INSTALLED) $(DOCUMENTED): $(MADE) pyproject.toml constraints.txt
 	.venv/bin/python -m pip install $(PIP_ARGS) --quiet $(CONSTRAINED) --editable '.$(extras)'
 	touch $@
 

@@ -2,7 +2,8 @@
 
     python -m graphfuse.benchmarks.render [--check]
 
-Tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->`; whatever is there is replaced.
+Tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->`; whatever is there is replaced. A bench without a page
+in docs/performance gets one.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from graphfuse.benchmarks import host_record, in_a_model, llama, plot, profile, tables
+from graphfuse.benchmarks import cudnn_calls, host_record, in_a_model, llama, plot, profile, tables, wan_block
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "nvidia-h200"
-FILES = ("README.md", "docs/performance.md")
+FOLDER = ROOT / "docs" / "performance"
 MARKED = re.compile(r"(<!-- bench:(\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
-NONE = "<!-- no record yet -->\n"
+NONE = "There is no record of this yet.\n"
 
 
 def _measured(r: Results) -> str:
@@ -64,21 +65,28 @@ _VIEWS: dict[str, Callable[[Results], str]] = {
 
 _PARTS = {
     "": "environment",
-    "### Targets": "targets",
-    "### Fraction of the stream limit, geometric mean (least)": "sizes",
-    "### Times as fast as each peer, geometric mean (least)": "speedups",
-    "### Bandwidth": "plots",
-    "### Not measured": "absences",
-    "### Who starts by dependent launch": "dependent",
-    "### Every case, microseconds": "cases",
+    "## Targets": "targets",
+    "## Fraction of the stream limit, geometric mean (least)": "sizes",
+    "## Times as fast as each peer, geometric mean (least)": "speedups",
+    "## Bandwidth": "plots",
+    "## Not measured": "absences",
+    "## Who starts by dependent launch": "dependent",
+    "## Every case, microseconds": "cases",
 }
 """Of a section: headings and views."""
 
+_PAGE = """\
+# {title}
+
+<!-- bench:{name}/section -->
+<!-- /bench -->
+"""
+"""The page of a bench of which nobody has written more."""
+
 
 def _section(r: Results) -> str:
-    """All there is of a bench, with its own headings."""
-    parts = (f"{heading}\n\n{_VIEWS[view](r)}".lstrip() for heading, view in _PARTS.items())
-    return "\n\n".join([f"## {BENCHES[r.record['bench']].title}", *parts])
+    """All there is of a bench, with headings below the page's title."""
+    return "\n\n".join(f"{heading}\n\n{_VIEWS[view](r)}".lstrip() for heading, view in _PARTS.items())
 
 
 _VIEWS["section"] = _section
@@ -87,6 +95,17 @@ _VIEWS["section"] = _section
 def _overview(records: Path) -> str:
     found = [(b, r) for b in BENCHES.values() if (r := Results.read(records / f"{b.name}-{DEVICE}.json"))]
     return tables.markdown(tables.overview(found)) + "\n" if found else NONE
+
+
+def _benches(records: Path) -> str:
+    """One line for each bench: its page, what it measures, its record."""
+    rows = []
+    for bench in BENCHES.values():
+        outputs = ", ".join(dict.fromkeys(case.output for case in bench.cases))
+        file = records / f"{bench.name}-{DEVICE}.json"
+        record = f"[{file.name}](../records/{file.name})" if file.exists() else "none yet"
+        rows.append((f"[{bench.title}]({bench.name}.md)", outputs, str(len(bench.cases)), record))
+    return tables.markdown(tables.Table("benches", ("bench", "output", "cases", "record"), rows, left=2)) + "\n"
 
 
 def _host_cost(record: dict) -> str:
@@ -103,6 +122,17 @@ def _in_a_model(record: dict) -> str:
 def _llama(record: dict) -> str:
     where = _where(record["environment"], record["versions"])
     return _told(where, tables.judged(llama.TARGETS, record), llama.table(record))
+
+
+def _cudnn_calls(record: dict) -> str:
+    where = _where(record["environment"], record["versions"])
+    verdicts = tables.judged(cudnn_calls.TARGETS, record)
+    return _told(where, verdicts, cudnn_calls.on_host(record), cudnn_calls.on_gpu(record))
+
+
+def _wan_block(record: dict) -> str:
+    where = _where(record["environment"], record["versions"])
+    return _told(where, tables.judged(wan_block.TARGETS, record), wan_block.table(record))
 
 
 def _told(where: str, verdicts: tables.Table, *more: tables.Table) -> str:
@@ -125,14 +155,33 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "host-cost": _host_cost,
     "in-a-model": _in_a_model,
     "llama": _llama,
+    "cudnn-calls": _cudnn_calls,
+    "wan-block": _wan_block,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
 }
 
 
+_OF_ALL: dict[str, Callable[[Path], str]] = {"overview": _overview, "benches": _benches}
+
+
+def files() -> list[Path]:
+    """The documents with marked places."""
+    return [ROOT / "README.md", *sorted(FOLDER.glob("*.md"))]
+
+
+def add_pages(folder: Path) -> list[Path]:
+    """Writes a page for each bench that has none. Returns these."""
+    missing = [(folder / f"{name}.md", bench) for name, bench in BENCHES.items()]
+    missing = [(file, bench) for file, bench in missing if not file.exists()]
+    for file, bench in missing:
+        file.write_text(_PAGE.format(title=bench.title, name=bench.name))
+    return [file for file, _ in missing]
+
+
 def block(name: str, records: Path) -> str:
-    """The text of one marked place: RECORD/VIEW of a bench, another RECORD, or the overview of all benches."""
-    if name == "overview":
-        return _overview(records)
+    """The text of one marked place: RECORD/VIEW of a bench, another RECORD, or of all benches."""
+    if name in _OF_ALL:
+        return _OF_ALL[name](records)
     kind, _, view = name.partition("/")
     file = records / f"{kind}-{DEVICE}.json"
     if not file.exists():
@@ -152,18 +201,20 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a table is not as its record")
     arguments = parser.parse_args()
     records = ROOT / "docs" / "records"
-    for name in FILES:
-        file = ROOT / name
+    if not arguments.check:
+        for file in add_pages(FOLDER):
+            print(f"{file}: new; add it to nav in mkdocs.yml")
+    for file in files():
         before = file.read_text()
         after = rendered(before, records)
         if arguments.check and after != before:
-            raise SystemExit(f"{name} is not as its record: run make bench-docs")
+            raise SystemExit(f"{file.relative_to(ROOT)} is not as its record: run make bench-docs")
         if after != before:
             file.write_text(after)
     for kind in BENCHES:
         results = Results.read(records / f"{kind}-{DEVICE}.json")
         if results and not arguments.check:
-            print(*plot.write(results, kind, ROOT / "docs"), sep="\n")
+            print(*plot.write(results, kind, FOLDER), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The problems that RMSNorm → SiLU is tuned and judged on: the seeds' 120 sizes, and random ones off the table."""
+"""The sizes that RMSNorm → SiLU is tuned and judged on: the 120 of the cuDNN frontend's engine, and random ones."""
 
 import itertools
 import random
@@ -91,12 +91,12 @@ def planner(graph: pygraph, handle=None) -> Planner:
 
 
 def seeds(columns=COLUMNS, rows=ROWS, outputs=tuple(OUTPUTS)) -> tuple[Size, ...]:
-    """All combinations, those that share a source one after the other."""
+    """The sizes of the cuDNN frontend's engine: all combinations, with those that share a kernel together."""
     return tuple(Size(r, c, o) for o, c, r in itertools.product(outputs, columns, rows))
 
 
 def off_the_table(count: int = 60, seed: int = JUDGED) -> tuple[Size, ...]:
-    """Random sizes that are not among the seeds', always the same for a seed.
+    """Random sizes that no table has, the same for the same seed.
 
     columns 32 to 16384 and rows 1 to 1,000,000, both log-uniform, fewer rows where more than
     MOST_BYTES would move. A third of the columns are any number, a third multiples of 8, a

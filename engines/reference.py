@@ -1,4 +1,4 @@
-"""Any graph, by the op table's reference semantics in torch: mode FALLBACK, and what runs without a GPU."""
+"""The reference engine: any graph, with the op table's semantics in torch. It needs no GPU."""
 
 from graphfuse import memory, reordering, rounding
 from graphfuse.device import Device

@@ -1,7 +1,7 @@
-"""graphfuse: a cuDNN-frontend-style graph fusion engine.
+"""graphfuse: a graph fusion engine with the API of the cuDNN frontend.
 
-Build an op graph with ``pygraph``, ``build`` it, ``execute`` it. Importing this loads
-neither torch nor CUDA; names beyond the plain data come in when first used.
+Build a graph with ``pygraph``, ``build`` it, ``execute`` it. Importing this package loads neither torch nor CUDA. Names
+that need them are imported on first use.
 """
 
 import sys

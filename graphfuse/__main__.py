@@ -1,4 +1,4 @@
-"""``python -m graphfuse``: the command line where no script of that name is on the path."""
+"""``python -m graphfuse``: the command line, for environments whose scripts are not on the path."""
 
 from graphfuse.cli import app
 

@@ -1,4 +1,4 @@
-"""Graphs as functions write them down: ``graph``, ``jit`` and ``graph_cache`` of the cuDNN frontend."""
+"""``graph``, ``jit`` and ``graph_cache`` of the cuDNN frontend: functions that build graphs."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,14 +1,14 @@
-"""Which matches of a graph are fused: those that together save most bytes. Pure; engines are asked by the caller.
+"""Chooses which matches of a graph are fused: those that together save the most bytes. Pure; the caller asks engines.
 
-A match saves what its nodes would move as a kernel each, less what it moves as one (``traffic``). Matches of a choice
-share no node, and do not wait for each other in a circle. Of choices that save the same bytes the one that has the
-first match wins, then the one that has the second, and so on: so every match that fits beside the others is taken, also
-one that saves nothing.
+A match saves what its nodes would move as one kernel each, less what they move as one kernel (``traffic``). Matches of
+a choice share no node, and their dependencies form no cycle. Of choices that save equally, the one with the first match
+wins, then the one with the second, and so on. So every match that fits beside the others is taken, even if it saves
+nothing.
 
-The search is dynamic programming over the nodes: all that the rest of a choice depends on is which later nodes are
-taken already, and in graphs of models that is little. Matches that overlap none of each other are searched apart.
-Circles are rare. They are left to a search over whole choices, heaviest first, which goes on without one match of the
-circle after the other. Both count steps. Beyond a limit, matches are taken greedily, those that save most first.
+The search is dynamic programming over the nodes. Its state is the set of later nodes that are already taken, which is
+small in graphs of models. Groups of matches that do not overlap are searched separately. Cycles are rare. They are left
+to a search over whole choices, heaviest first, which continues without one match of the cycle after the other. Both
+searches count steps. Above a limit, matches are taken greedily, the largest saving first.
 """
 
 import heapq

@@ -1,6 +1,6 @@
-"""Names of cuDNN's frontend (1.32) that are not here, each with what to use instead. Data, and the error that says it.
+"""Names of cuDNN's frontend (1.32) that are not offered here, each with a substitute, and the error that names it.
 
-A name that is offered one day leaves its table; a test asks.
+A test fails if a listed name is offered by now.
 """
 
 import enum

@@ -1,8 +1,7 @@
-"""The device an engine plans for: a frozen record, no CUDA calls.
+"""The device that an engine plans for: a frozen record, without CUDA calls.
 
-``graphfuse.runtime.device`` fills one in from the driver; ``for_arch`` gives the
-published figures of an architecture so that plans and kernels can be made for a
-chip that is not there.
+``graphfuse.runtime.device`` fills one in from the driver. ``for_arch`` has the published figures of an architecture, so
+that plans and kernels can be made without the chip.
 """
 
 import dataclasses

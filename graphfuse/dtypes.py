@@ -1,6 +1,6 @@
 """The data types of tensors, with cuDNN's names, and the facts about each.
 
-Pure data, loads neither torch nor CUDA.
+Pure data; it loads neither torch nor CUDA.
 """
 
 import enum

@@ -1,12 +1,12 @@
-"""What an engine is, and the records it exchanges with planning.
+"""The interface of an engine, and the records that it exchanges with planning.
 
-An engine serves one class of facts. It judges (`why_not`), proposes knobs, says what planning has to know of the work
-(`outline`), and makes it ready to run (`prepare`). Judging and proposing are pure and quick. `prepare` is called once,
-when a plan is built, and may compile. What it returns (`Prepared`) says how much workspace it needs and how it is
+An engine serves one class of facts. It declines or accepts them (`why_not`), proposes knobs, describes the work before
+it is compiled (`outline`), and makes it ready to run (`prepare`). All but `prepare` are pure and quick. `prepare` is
+called once, when a plan is built, and may compile. It returns a `Prepared`: the workspace, and how the work is
 launched. Planning treats all engines alike.
 
-Most engines say less: a `KernelEngine` gives the source and the launch of one CUDA C++ kernel, a `HostEngine` a Python
-function. No engine looks at other engines.
+Most engines are simpler. A `KernelEngine` gives the source and the launch of one CUDA C++ kernel, a `HostEngine` a
+Python function. No engine depends on other engines.
 """
 
 import abc
@@ -26,7 +26,7 @@ KnobsT = TypeVar("KnobsT")
 
 @dataclass(frozen=True)
 class No:
-    """Why an engine declines. It stands where None is "yes", and is true as any object is."""
+    """Why an engine declines. None in its place means that it accepts. Like any object, a No is true."""
 
     reason: str
 
@@ -80,13 +80,14 @@ Argument = Address | HostScalar | Scratch | Constant | RowCount
 class ByRows:
     """How the grid of a launch follows the number of rows.
 
-    A launch that has it can be started for any number of rows up to `rows`. Only the grid and the arguments that are
-    a ``RowCount`` depend on that number; all else of the launch, its scratch memory too, is enough for fewer rows.
+    Such a launch can be started for any number of rows up to `rows`. Only the grid and the ``RowCount`` arguments
+    depend on that number. Everything else, scratch memory included, is enough for fewer rows.
 
-    rows: the number that the launch was planned for. together: rows that one cluster takes at a time. cluster: CTAs in
-    a cluster; without clusters it is 1, and a cluster is a CTA. most: how many clusters there are at most, None for no
-    limit. Where more would be needed, each takes several rounds of rows, and the grid has no more clusters than these
-    rounds need, so that all end together. least: clusters that start even for no rows.
+    rows: the number that the launch was planned for. together: rows that one cluster takes at a time. cluster: CTAs
+    per cluster; 1 without clusters, and a cluster is then a CTA.
+    most: the largest number of clusters, None for no limit. If more were needed, each cluster takes several rounds of
+    rows. The grid then has the fewest clusters for that number of rounds, so that all end together.
+    least: clusters that start even for no rows.
     """
 
     rows: int
@@ -122,18 +123,18 @@ class Outline:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is started. grid 0 means there is nothing to do and nothing is launched.
+    """How a kernel is launched.
 
-    grid: CTAs. block: threads a CTA. cluster: CTAs a cluster. shared_bytes: dynamic
-    shared memory a CTA. scratch_bytes: workspace the launch needs for itself, 256-byte
-    aligned. arguments: in the order of the kernel's parameters. cooperative: all CTAs run
-    at the same time, which a barrier of the grid needs; more than the device holds at once
-    are refused, but of clusters, of which chips of one kind hold more or less, fewer are started.
-    cleared: tensors of 4 bytes that are set to zero before the kernel starts, on its stream.
-    waits: whether the kernel may be started before the one before it on the stream has ended: every thread of it calls
-    ``gf::wait_for_previous_kernel`` (dependent_launch.cuh) before it reads or writes global memory, and none ends
-    before. Users ask for such a start with execute's ``programmatic_dependent_launch``.
-    by_rows: how the grid follows the number of rows; None where the launch is for one number of them.
+    grid: number of CTAs; 0 means that there is nothing to do, and nothing is launched. block: threads per CTA.
+    cluster: CTAs per cluster. shared_bytes: dynamic shared memory per CTA. scratch_bytes: workspace of the launch,
+    256-byte aligned. arguments: in the order of the kernel's parameters.
+    cooperative: whether all CTAs run at the same time, as a grid barrier needs. More CTAs than the device holds are
+    refused. Of clusters, fewer are started, because chips of one kind hold different numbers of them.
+    cleared: tensors of 4 bytes that are set to zero on the stream before the kernel starts.
+    waits: whether the kernel may start before the previous kernel on the stream has ended. Every thread of it then
+    calls ``gf::wait_for_previous_kernel`` (dependent_launch.cuh) before it accesses global memory and before it ends.
+    Users ask for such a start with ``programmatic_dependent_launch`` of execute.
+    by_rows: how the grid follows the number of rows; None if the launch is for one number of rows.
     """
 
     grid: int
@@ -154,11 +155,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class ProblemClass:
-    """A problem class: all that the best knobs of an engine may depend on, so that tuned ones can be kept.
+    """The key that tuned knobs are stored under: all that the best knobs of an engine may depend on.
 
-    key: JSON values by name, without names, numbers or addresses of tensors. rows: the
-    extent that enters no source, across which tuned knobs carry over. within: the factor by which numbers of rows may
-    differ for that. Those in first-party tables lie the square of it apart, so that between them one is always near.
+    key: JSON values by name, without names, numbers or addresses of tensors. rows: the number of rows, which is not
+    part of any source. Tuned knobs apply to near numbers, too. within: the factor by which numbers of rows may differ
+    for that. Entries of first-party tables are the square of it apart, so every number between them is near one.
     """
 
     key: Mapping[str, object]
@@ -211,13 +212,13 @@ class FrozenKernel:
 class FrozenCall:
     """A frozen launch that is a call: of a library, or of Python.
 
-    run: called as ``run(stream, *values)`` to put the work on `stream`, an address (0: the default stream; on the CPU
-    there is none, and the work is done on return). values: of `arguments`, in their order: addresses (any, of a tensor
-    without elements), numbers of tensors passed by value, constants, and for a ``RowCount`` the number of rows. Any
-    number of threads may call it at once. The thread's current device may be another, and stays what it was. To be
-    captured into a CUDA graph, it neither allocates device memory nor waits for the device. DeviceError with what the
-    library reports.
-    rows: the number of rows that it was prepared for, where it can be started for fewer (``RowCount``); else None.
+    run: called as ``run(stream, *values)``. It puts the work on `stream`, an address (0: the default stream). On the
+    CPU there is no stream, and the work is done on return. `values` are those of `arguments`, in their order: addresses
+    (arbitrary for a tensor without elements), numbers passed by value, constants, and the number of rows for a
+    ``RowCount``. Any number of threads may call it at once. It leaves the thread's current device as it was. It
+    neither allocates device memory nor waits for the device, so that it can be captured into a CUDA graph. It raises
+    DeviceError with what the library reports.
+    rows: the number of rows that it was prepared for, if it can be started for fewer (``RowCount``); else None.
     """
 
     arguments: tuple[Argument, ...]
@@ -232,10 +233,11 @@ Frozen = FrozenKernel | FrozenCall
 class Prepared:
     """Work that is ready to run, any number of times, on any thread.
 
-    freeze: makes the launch, all of which is fixed but addresses, numbers, stream and number of rows. It is called with
-    whether the work may begin before the work before it on the stream has ended (programmatic dependent launch); with
-    True only where `undependable` is None. workspace_bytes: of its own, 256-byte aligned as long as the workspace is.
-    undependable: why it cannot begin early, None if it can: then all of it waits for the work before it, as
+    freeze: makes the frozen launch, which lacks only addresses, numbers, stream and number of rows. Its argument says
+    whether the work may begin before the previous work on the stream has ended (programmatic dependent launch). That
+    is True only if `undependable` is None. workspace_bytes: the work's own workspace, 256-byte aligned if the
+    workspace is.
+    undependable: why the work cannot begin early; None if it can. It then waits for the previous work by itself, as
     ``Launch.waits`` says.
     """
 
@@ -248,9 +250,9 @@ class Prepared:
 class Site:
     """What `prepare` is given beside the problem.
 
-    subgraph: the nodes whose work it is. outline: what the engine said of it (``Engine.outline``). compile: makes the
-    device's kernel of a source, as ``KernelEngine.source``, and the name of its extern "C" entry; for engines that
-    write kernels. It raises KernelCompileError where the source does not compile.
+    subgraph: the nodes of the work. outline: the engine's outline of it (``Engine.outline``). compile: makes a kernel
+    for the device, from a source and the name of its extern "C" entry. It raises KernelCompileError if the source does
+    not compile.
     """
 
     subgraph: Subgraph
@@ -261,11 +263,12 @@ class Site:
 class Engine(abc.ABC, Generic[FactsT, KnobsT]):
     """Base of all engines. Class attributes:
 
-    name: what users see and deselect by. facts: the facts class it serves.
-    knobs: its frozen dataclass of knobs, or several, no two of which have the same fields.
-    modes: the heuristic modes that ask it. emulated: whether its work on the device "emulator" is kernels, run there as
-    C++. behavior_notes, numerical_notes: by which users select plans. serves: what it takes beyond row-major tensors in
-    memory, computing in FLOAT and values that are not rounded between nodes; it is not asked for what goes beyond that.
+    name: the name that users see and deselect by. facts: the facts class that it serves.
+    knobs: its frozen dataclass of knobs, or several, each with different fields.
+    modes: the heuristic modes that ask it. emulated: whether its work on the device "emulator" is kernels, run as C++.
+    behavior_notes, numerical_notes: notes by which users select plans.
+    serves: what it accepts beyond the plain case: row-major tensors in memory, computing in FLOAT, and no rounding
+    between nodes. It is not asked about anything else.
     """
 
     name: ClassVar[str]
@@ -320,11 +323,11 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
 
     @abc.abstractmethod
     def prepare(self, facts: FactsT, knobs: KnobsT, device: Device, site: Site) -> Prepared:
-        """Make the work ready: compile it, or build what a library runs. Called once for a plan that is built, several
-        plans at once from threads of their own.
+        """Make the work ready: compile it, or build what a library runs. Called once for each plan that is built;
+        several plans may be prepared at the same time, in threads.
 
-        GraphNotSupportedError where it turns out only now that these knobs cannot be used here; building then goes on
-        to the next plan, as it does after the KernelCompileError of a kernel.
+        GraphNotSupportedError if these knobs turn out to be unusable here. Building then goes on to the next plan, as
+        it does after a KernelCompileError.
         """
 
 

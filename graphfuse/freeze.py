@@ -1,7 +1,8 @@
-"""From the user's graph to the frozen IR: shapes, strides and data types inferred, everything checked.
+"""From the user's graph to the frozen IR: infers shapes, strides and data types, and checks everything.
 
-What virtual tensors carry is said here, too: their node's compute type, or, with
-intermediate_rounding "declared", the type they declare."""
+It also decides the dtype of virtual tensors: their node's compute type or, with intermediate_rounding "declared", the
+type that they declare.
+"""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,6 @@
-"""A validated graph as JSON, and back: what the user said, with all that ``validate`` inferred filled in.
+"""A validated graph as JSON, and back: what the user recorded, with everything that ``validate`` inferred.
 
-Reading calls the graph's own methods, as the user did, so that whatever they refuse is refused here, too.
+Reading calls the graph's own methods, so they refuse the same things as for a user.
 """
 
 from collections.abc import Mapping

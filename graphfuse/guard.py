@@ -1,7 +1,7 @@
-"""Calls of patterns and engines that others wrote. What they raise, or return wrongly, is a PluginError that says whose
-it is, what it was asked, and about which nodes.
+"""Calls of third-party patterns and engines. An exception or an invalid answer becomes a PluginError, which names the
+package, what the plug-in was asked, and the nodes.
 
-First-party patterns and engines are called as they are: what they raise is a bug of this package, or of the machine.
+First-party patterns and engines are called directly. Their exceptions are bugs of this package, or of the machine.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """The frozen graph that matching and planning work on: tensors, nodes, subgraphs.
 
-Made from the user's graph by ``freeze`` with every shape, stride and data
-type filled in; never changed afterwards. ``verify.check_ir`` states its invariants.
+``freeze`` makes it from the user's graph, with every shape, stride and data type. It never changes afterwards.
+``verify.check_ir`` checks its invariants.
 """
 
 import hashlib
@@ -22,10 +22,9 @@ TensorId = int
 class Tensor:
     """A tensor of the graph. dim and stride are in elements.
 
-    virtual: lives only between nodes. by_value: a host scalar given at execute, or
-    `value` if that is set. alignment: bytes that its address is a multiple of.
-    workspace: fixed byte offset in the workspace, for results that callers read there.
-    reordering: the order of elements in memory; if there is one, the stride says nothing.
+    virtual: exists only between nodes. by_value: a host scalar, given at execute or, if set, `value`. alignment: its
+    address is a multiple of this many bytes. workspace: a fixed byte offset in the workspace, for results that callers
+    read there. reordering: the order of elements in memory; if there is one, the stride has no meaning.
     """
 
     id: TensorId

@@ -1,7 +1,7 @@
-"""JSON that comes from outside: read strictly, with errors that name the place. And values that JSON has no form for.
+"""Strict reading of JSON from outside, with errors that name the place; and encodings of values that JSON lacks.
 
-A float is {"float": its digits in base 16}, exact and also for infinities. An enumeration's member is {"enum":
-"KIND.MEMBER"}, a slice {"slice": [start, stop, step]}, a tuple a list. Reading makes nothing else.
+A float is {"float": its digits in base 16}, which is exact and includes infinities. A member of an enumeration is
+{"enum": "KIND.MEMBER"}, a slice {"slice": [start, stop, step]}, a tuple a list. Reading makes nothing else.
 """
 
 import enum

@@ -1,4 +1,4 @@
-"""A file that a cache keeps on disk, and whether somebody else may have written it."""
+"""A file of an on-disk cache, and whether another user may have written it."""
 
 import contextlib
 import os

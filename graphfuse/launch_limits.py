@@ -1,6 +1,6 @@
-"""What a launch may say, on a device and for the nodes that it runs: asked when planning, before anything is compiled.
+"""Checks a launch against the device and its nodes, when planning, before anything is compiled.
 
-What only a compiler knows, as registers and static shared memory, is left to the driver.
+Only the driver checks what a compiler decides, such as registers and static shared memory.
 """
 
 import struct

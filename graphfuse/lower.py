@@ -1,4 +1,4 @@
-"""Rewrites of the frozen graph that say in nodes and types what users may leave implicit."""
+"""Rewrites of the frozen graph: adds the nodes and types that users may leave implicit."""
 
 from dataclasses import replace
 

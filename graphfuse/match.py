@@ -1,4 +1,4 @@
-"""Patterns: small graphs in the user's own vocabulary, found in a frozen graph by structure alone.
+"""Patterns: small graphs of the same operations, found in a frozen graph by structure alone.
 
     def template(g):
         y, inverse_rms = g.rmsnorm(g.capture("input"), g.capture("scale"), g.capture("epsilon"))
@@ -6,13 +6,12 @@
 
     PATTERN = Pattern("my_norm", template, facts=lambda match: MyFacts(...))
 
-Names and the order of nodes never matter; the operands of a commutative op may be swapped.
-An attribute that the template leaves out may have any value, an input port that it
-leaves out must be absent. A tensor made inside a match is never dropped: unless the
-template returns it under a name, it must be virtual and read inside the match only.
+Names and the order of nodes do not matter. The operands of a commutative op may be swapped. An attribute that the
+template leaves out matches any value. An input port that it leaves out must be absent. A tensor inside a match must be
+virtual and read only inside the match, unless the template returns it under a name.
 
-A pattern that grows takes nodes around what its template names: `grow` says which, its facts
-then hold every output of the subgraph. `convex` helps to choose nodes that can run as one.
+A pattern that grows also takes nodes around its template. `grow` chooses them, and the facts then describe every output
+of the subgraph. `convex` helps to choose nodes that can run as one.
 """
 
 import itertools
@@ -81,8 +80,8 @@ class PatternGraph:
 class Match:
     """One place where a pattern fits.
 
-    tensors: captures and named outputs; an absent optional capture or an unused named
-    output is missing. anchor: the node of the template's that depends on all others.
+    subgraph: the matched nodes. tensors: captures and named outputs, without absent optional captures and unused
+    outputs. anchor: the template's node that depends on all others.
     """
 
     subgraph: Subgraph
@@ -103,10 +102,10 @@ Template = Callable[[PatternGraph], Mapping[str, Made]]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A named template and the function that turns a match into frozen facts (or says No).
+    """A named template, and the function that turns a match into frozen facts, or returns No.
 
-    template: one, or several of which any may fit. grow: the sets of nodes (by index) to take for a match of a
-    template, each tried in turn.
+    template: one template, or several alternatives. facts: called with each Match. grow: returns the sets of nodes (by
+    index) to take for a match of a template; each is tried in turn.
     """
 
     name: str
@@ -166,8 +165,8 @@ def _described(pattern: Pattern, match: Match) -> Region | Declined:
 
 
 def convex(graph: Graph, inside: Iterable[int], may_join: Callable[[int, frozenset[int]], bool]) -> frozenset[int]:
-    """`inside` with all neighbours that may join, theirs and so on, as long as no way leads out of the set and
-    back: such a set can run as one. may_join(index, set so far)."""
+    """The set `inside`, grown by neighbours that may join, their neighbours and so on. No path leads out of the set and
+    back into it, so it can run as one. may_join(index, set so far) decides."""
     grown = frozenset(inside)
     while True:
         for index in sorted(_neighbours(graph, grown)):

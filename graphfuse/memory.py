@@ -1,4 +1,4 @@
-"""Memory at an address as a torch tensor, which it stays the caller's to keep alive."""
+"""Memory at an address as a torch tensor. The caller keeps the memory alive."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""The op methods of a user's graph, made from the op table. ``op_methods.pyi`` says their types to type checkers and
+"""The op methods of a user's graph, made from the op table. ``op_methods.pyi`` has their types for type checkers and
 editors; ``tests/op_stub.py`` writes it."""
 
 from graphfuse import vocabulary
@@ -12,4 +12,4 @@ def _add_node(graph, op: Op, given: dict[str, object], compute_data_type, name: 
 
 @vocabulary.methods(_add_node, {"compute_data_type": data_type.NOT_SET, "name": ""})
 class OpMethods:
-    """A method for each op. The graph that has them adds the node, by `_add`."""
+    """One method per operation. It adds a node, and returns the tensors that the node writes."""

@@ -1,7 +1,7 @@
-"""Other leading extents of a graph's tensors: what execute is told as override_uids, override_shapes, override_strides.
+"""Other leading extents of a graph's tensors: override_uids, override_shapes and override_strides of execute.
 
-`given` reads the three lists, `shapes` holds them against the graph, `overridden` infers the graph that they make.
-Nothing is planned here.
+`given` reads the three lists, `shapes` checks them against the graph, `overridden` infers the resulting graph. Nothing
+is planned here.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""From a lowered graph to ranked plans: pure functions, nothing is compiled here.
+"""From a lowered graph to ranked plans. Pure functions; nothing is compiled here.
 
-`propose` is the whole way: find every match, ask every engine, choose regions, rank.
+`propose` is the whole stage: find every match, ask every engine, choose regions, rank.
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""The plans of one graph: proposing, barring, preparing and running them. `pygraph` keeps one planner."""
+"""The plans of one graph: proposing, deselecting, preparing and running them. `pygraph` has one planner."""
 
 import copy
 import dataclasses

@@ -1,13 +1,12 @@
-"""The registry of patterns and engines: first-party ones, then installed packages', then the caller's.
+"""The registry of patterns and engines: the caller's, the first-party ones, and those of installed packages.
 
-Some first-party engines are there on request: where they are named, or the environment asks for them. Their patterns
-are used where they are.
+Some first-party engines are used on request: if they are named, or if the environment asks for them. Their patterns
+come with them.
 
-A package offers its own through entry points in the groups ``graphfuse.engines`` and
-``graphfuse.patterns``, each naming an Engine or Pattern object, or a tuple of them.
-Nothing registers by being imported.
+A package offers plug-ins by entry points in the groups ``graphfuse.engines`` and ``graphfuse.patterns``. Each names an
+Engine or Pattern object, or a tuple of them. Importing a module registers nothing.
 
-What is wrong with an installed plug-in leaves it out, with a warning; `listed` says what became of each.
+A faulty installed plug-in is left out, with a warning. `listed` has the state of each.
 """
 
 import functools

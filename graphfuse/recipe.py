@@ -1,7 +1,7 @@
-"""A plan as data: which nodes each part has, which engine runs it with which knobs, and its kernels' machine code.
+"""A plan as data: the nodes of each part, the engine and its knobs, and the kernels' machine code.
 
-A recipe holds names and numbers. What they stand for is looked up and asked anew when a plan is made of it: patterns
-match the graph again, the engine says again whether it can, and with these knobs. Nothing is compiled for that.
+A recipe has names and numbers. To make a plan of it, patterns match the graph again, and the engine is asked again
+whether it accepts the match and the knobs. Nothing is compiled for that.
 """
 
 import hashlib

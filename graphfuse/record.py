@@ -1,4 +1,4 @@
-"""Records of runs on a GPU, of tests and of benchmarks: whether there is one, where a run was made, the files."""
+"""Records of runs on a GPU, of tests and of benchmarks: the environment of a run, and the files."""
 
 import datetime
 import json

@@ -1,4 +1,4 @@
-"""What a user said of a graph, before anything is inferred. ``freeze`` and ``printing`` read it."""
+"""What a user recorded in a graph, before anything is inferred. ``freeze`` and ``printing`` read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

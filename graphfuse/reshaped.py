@@ -1,10 +1,10 @@
-"""A built plan for other row counts: planned once for a class of counts, compiled where a kernel's text is new.
+"""A built plan for other row counts. It is planned once per class of counts, and compiles only new kernel texts.
 
-A class of counts (``runtime.fastcall.row_class``) is planned when the first of its counts comes: with the engines of
-the built plan, for the same nodes, and the knobs that suit the largest count of the class. Kernels hold no row count,
-so that knobs whose kernel is compiled already compile nothing. Where every part of such a plan can be started for fewer
-rows, one plan serves all counts of the class. Where a part is for one number of rows, as of the reference engine, each
-count has a plan of its own, with the knobs of its class.
+A class (``runtime.fastcall.row_class``) is planned on the first call with one of its counts: with the engines of the
+built plan for the same nodes, and with knobs for the largest count of the class. Kernels do not contain row counts, so
+knobs that were compiled before compile nothing. If every part of such a plan can be started for fewer rows, one plan
+serves the class. A part for one number of rows, such as one of the reference engine, needs a plan per count, with the
+knobs of its class.
 """
 
 import functools

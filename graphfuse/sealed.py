@@ -1,9 +1,9 @@
-"""Bytes that tell whether they are whole: a head of JSON, pieces of any bytes, and a digest over all of it.
+"""Bytes with a digest that detects damage: a head of JSON, pieces of any bytes, and the digest of all of it.
 
     mark and version | kind of digest | lengths of the head and of each piece | head | pieces | digest
 
-The digest is SHA-256, or, with a key, HMAC-SHA256. The first tells of damage alone: whoever changes the bytes can make
-it anew. The second only who has the key can make. Head and pieces are not looked at before the digest agrees.
+The digest is SHA-256 or, with a key, HMAC-SHA256. SHA-256 detects damage only: whoever changes the bytes can recompute
+it. HMAC-SHA256 needs the key. Head and pieces are not read before the digest agrees.
 """
 
 import hashlib

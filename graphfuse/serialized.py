@@ -1,7 +1,7 @@
-"""A graph with its built plans as bytes: for which device, the graph, a recipe for each plan, and its kernels.
+"""A graph with its built plans as bytes: the device, the graph, a recipe for each plan, and its kernels.
 
-There is no pickle in it and nothing that is evaluated. A digest over all bytes has to agree first (``sealed``); each
-field is then checked by itself.
+There is no pickle in it, and nothing is evaluated. A digest over all bytes must agree first (``sealed``). Then each
+field is checked.
 """
 
 from collections.abc import Sequence

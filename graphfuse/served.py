@@ -1,6 +1,6 @@
-"""What an engine takes beyond the plain case, as data.
+"""What an engine accepts beyond the plain case, as data.
 
-Planning declines the rest for it: an engine whose author thought of no such graph is not asked to run one.
+Planning declines everything else for it. So an engine is not asked to run a graph that its author did not think of.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ class Served:
     """An engine's declaration. The default is the plain case.
 
     compute: the types that its nodes may compute in.
-    rounding: whether what one of its nodes reads of another may be rounded to a narrower type than that computed in,
-    as an output, or with intermediate_rounding "declared".
+    rounding: whether a value that one of its nodes reads of another may be rounded to a narrower type first. That
+    happens to outputs, and with intermediate_rounding "declared".
     layouts: whether tensors in memory may have any strides or order. Otherwise they are row-major without gaps.
-    by_value: whether its inputs may be numbers, constants of the graph or given to execute.
+    by_value: whether its inputs may be numbers: constants of the graph, or given to execute.
     """
 
     compute: frozenset[data_type] = frozenset({data_type.FLOAT})

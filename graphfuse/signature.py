@@ -1,6 +1,6 @@
-"""Whether a launch passes what its kernel takes, as far as the kernel's source tells.
+"""Compares a launch's arguments with the parameters in its kernel's source.
 
-Of a parameter list that macros, templates or types of the kernel's own make, nothing is known, and nothing is said.
+Parameter lists made by macros, templates or the kernel's own types are not checked.
 """
 
 import re

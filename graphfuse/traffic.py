@@ -1,4 +1,4 @@
-"""Bytes that nodes move between memory and a kernel: an account from the graph alone, nothing is measured."""
+"""Bytes that nodes move between memory and a kernel, computed from the graph alone."""
 
 import math
 from collections.abc import Iterable

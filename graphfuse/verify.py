@@ -1,4 +1,4 @@
-"""What must hold between the stages: of the frozen graph, and of a plan's partition of it."""
+"""The invariants between stages: of the frozen graph, and of a plan's partition of it."""
 
 from collections.abc import Sequence
 

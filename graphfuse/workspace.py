@@ -1,4 +1,4 @@
-"""Where blocks of a workspace lie that are not all in use at once. Pure."""
+"""Lays out blocks in a workspace; blocks that are not used at the same time may share memory. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

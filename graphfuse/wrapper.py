@@ -5,8 +5,8 @@
         y.set_output().set_name("y").set_data_type(data_type.BFLOAT16)
     z = graph(x, w)
 
-Names and behaviour are those of the cuDNN frontend's wrapper of this name. What it does is done by ``pygraph``; this
-file keeps who is called what, and allocates.
+Names and behaviour follow the cuDNN frontend's wrapper of this name. ``pygraph`` does the work. This file maps names to
+tensors, and allocates.
 """
 
 from __future__ import annotations

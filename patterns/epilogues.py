@@ -1,6 +1,7 @@
-"""What libraries have a kernel of: a product, a convolution, attention or a norm, with what is pointwise after it.
+"""What libraries have kernels of: a product, a convolution, attention or a norm, with the pointwise operations after
+it.
 
-The nodes are taken as they are: what a library can be told of them, its engine knows.
+The nodes are taken as they are. The library's engine knows which of them it can translate.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How tensors are seen as rows x columns."""
+"""Tensors seen as rows x columns."""
 
 import math
 from collections.abc import Mapping

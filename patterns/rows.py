@@ -1,8 +1,8 @@
-"""Reductions of rows with all that works on the same rows around them, forward and backward.
+"""Reductions of rows, with the operations on the same rows around them, forward and backward.
 
-Norms, whether they are one node or many, softmax, cross entropy and its gradient, which reduces nothing, what is
-pointwise before and after, quantization in blocks, the largest magnitude of all. Any value on the way may be an output.
-Quantization in blocks is also taken without a reduction, with what is pointwise before it.
+These are norms, as one node or many; softmax; cross entropy and its gradient, which reduces nothing; pointwise nodes
+before and after; quantization in blocks; and the largest magnitude of a tensor. Any intermediate may be an output.
+Quantization in blocks also matches without a reduction, with the pointwise nodes before it.
 """
 
 import math

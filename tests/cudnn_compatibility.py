@@ -126,17 +126,20 @@ def members(name: str) -> Row:
 def render() -> str:
     """The page."""
     lines = [
-        "# Beside cuDNN's frontend",
+        "# cuDNN compatibility",
         "",
-        f"Every public name of cuDNN's frontend {NAMES['version']} for graphs, and what `import graphfuse as cudnn`",
-        "makes of it. A name that is not offered raises `NotOfferedError`, an `AttributeError` that says what to use",
-        "instead. So do names of cuDNN's ready-made kernels for single models, which are no part of its graph API and",
-        "are not listed.",
+        f"The tables have every public name of the graph API of cuDNN's frontend {NAMES['version']}. They say how",
+        "graphfuse offers it under `import graphfuse as cudnn`. cuDNN's ready-made kernels for single models are not",
+        "part of that API, and are left out. `examples/cudnn_samples` has scripts and notebooks in its names.",
         "",
-        "[examples/cudnn_samples](../examples/cudnn_samples/README.md) has scripts and notebooks in its names.",
+        "| | means |",
+        "|---|---|",
+        "| same | a call with cuDNN's arguments, by name or in order, means the same |",
+        "| differs | the name exists, with the stated difference |",
+        "| not offered | the name raises `NotOfferedError`, an `AttributeError` that says what to use instead |",
         "",
-        f"This page is written by `{COMMAND}`, from our signatures and a list of cuDNN's names;",
-        "a test holds it. An argument is the same if it may be given as there, by name or in order.",
+        f"`{COMMAND}` writes this page from our signatures and a list of cuDNN's names. A test",
+        "compares it with them.",
     ]
     for section, (title, _, _) in SECTIONS.items():
         found = rows(section)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from docstrings import listed
 from graphfuse.ops import OPS, SPELLINGS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,10 +132,12 @@ def overview(header: str) -> str:
 def render() -> str:
     """The page."""
     lines = [
-        "# What plug-ins are written with",
+        "# Plug-in reference",
         "",
-        "Patterns, facts, engines, launches and checks in Python; then the headers of kernels. How they fit together",
-        f"is in [extending.md](extending.md). This page is written by `{COMMAND}`, from the sources; a test holds it.",
+        "This page has what plug-ins use: patterns, facts, engines, launches and checks in Python, then the headers of",
+        "kernels. [Writing a plug-in](extending.md) says how they fit together.",
+        "",
+        f"`{COMMAND}` writes this page from the sources. A test compares it with them.",
     ]
     for module, names in PYTHON.items():
         lines += ["", f"## `{module}`"]
@@ -144,9 +147,9 @@ def render() -> str:
         "",
         "# Headers",
         "",
-        'A kernel says `#include "graphfuse/NAME.cuh"`; its generated prelude may, too. All is in `namespace gf`. The',
-        "same text is compiled by NVRTC and, for the emulator, as plain C++. Functions without a comment do as their",
-        "name says.",
+        'A kernel includes `"graphfuse/NAME.cuh"`, and so may its generated prelude. All names are in `namespace gf`.',
+        "NVRTC compiles the text for a GPU, and a plain C++ compiler compiles it for the emulator. Functions without a",
+        "comment do what their name says.",
     ]
     for name in (*FIRST, *sorted(_others())):
         text = (HEADERS / f"{name}.cuh").read_text()
@@ -170,10 +173,18 @@ def _python(thing: object, name: str) -> Iterator[str]:
     else:
         yield f"### `{name}`"
     yield ""
-    yield doc if doc and not doc.startswith(f"{name}(") else "A record of these fields."
+    yield listed(doc, _names(thing)) if doc and not doc.startswith(f"{name}(") else "A record of these fields."
     members = vars(thing).items() if inspect.isclass(thing) else ()
     said = [line for member, value in members if member not in VOCABULARY for line in _member(member, value)]
-    yield from ["", *said] if said else []
+    yield from ["", "It has:", "", *said] if said else []
+
+
+def _names(thing: object) -> set[str]:
+    """Of what a docstring may tell: parameters, fields, class attributes."""
+    if not inspect.isclass(thing):
+        return set(inspect.signature(thing).parameters)
+    fields = {f.name for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
+    return fields | set(inspect.get_annotations(thing))
 
 
 def _member(name: str, value: object) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""cuDNN's engines, by its own frontend: which nodes it can be told and how, and the engine that has them run.
+"""cuDNN's engines, through its own frontend: the translation of nodes, and the engine that runs them.
 
-Nothing here imports the package ``cudnn`` (nvidia-cudnn-frontend, extra ``cudnn``) before it is asked for.
+Nothing here imports the package ``cudnn`` (nvidia-cudnn-frontend, extra ``cudnn``) before the engine is used.
 """
 
 from graphfuse.engines.cudnn.engine import CudnnEngine

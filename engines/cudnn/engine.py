@@ -1,6 +1,6 @@
-"""cuDNN as an engine: products, convolutions and attention with what is pointwise after them, and norms.
+"""cuDNN as an engine: products, convolutions and attention with the pointwise operations after them, and norms.
 
-A plan is built once, and run by raw addresses on the caller's stream. It is used only where users ask for it.
+A plan is built once, and run with raw addresses on the caller's stream. The engine is used only on request.
 """
 
 import threading

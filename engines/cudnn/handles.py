@@ -1,4 +1,4 @@
-"""cuDNN's handles of one device: one for each thread that uses it, for no two may use one at once."""
+"""cuDNN's handles of one device: one per thread, because two threads may not use one at the same time."""
 
 import atexit
 import contextlib

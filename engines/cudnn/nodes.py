@@ -1,6 +1,6 @@
-"""How each op is said to ``cudnn.pygraph``, and what keeps a node from being said.
+"""How each op is translated to ``cudnn.pygraph``, and why a node has no translation.
 
-cuDNN's names of methods and parameters are those of the op table, but where an entry says otherwise.
+Methods and parameters have the op table's names, unless an entry says otherwise.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The package ``cudnn`` and the library behind it: there, or the reason why not."""
+"""Finds the package ``cudnn`` and its library, or the reason why they are missing."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""cuDNN's plans for some nodes: which it proposes, and one of them built."""
+"""cuDNN's plans for some nodes: the proposals, and the building of one."""
 
 import contextlib
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Tensors with as many axes as cuDNN asks for: axes of extent 1 change no element."""
+"""Tensors with as many axes as cuDNN expects: axes of extent 1 are added."""
 
 from collections.abc import Sequence
 

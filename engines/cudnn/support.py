@@ -1,4 +1,4 @@
-"""What cannot be said to cuDNN: the first reason, before its package is asked for."""
+"""The first reason why cuDNN is not asked, found without importing its package."""
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type

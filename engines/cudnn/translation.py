@@ -1,4 +1,4 @@
-"""Nodes as a ``cudnn.pygraph``: every tensor under the uid that it has here."""
+"""Nodes as a ``cudnn.pygraph``, each tensor under its uid."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

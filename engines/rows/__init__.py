@@ -1,8 +1,8 @@
-"""Row programs: reductions of rows with all that works on the same rows around them, in one kernel.
+"""Row programs as kernels: reductions of rows, fused with the operations on the same rows around them.
 
-`engine` serves ``RowFacts`` on NVIDIA GPUs by one of its schedules: `by_row`, a CTA for some rows; `persistent`, CTAs
-that take row after row; and `across`, a CTA for neighbouring rows of tensors in which these lie side by side. Tuned
-knobs are the tables ``rows.ARCH.json``.
+`engine` serves ``RowFacts`` on NVIDIA GPUs by one of three schedules. In `by_row` a CTA takes some rows and ends. In
+`persistent` CTAs take row after row. In `across` a CTA takes neighbouring rows whose elements are interleaved. Tuned
+knobs are in the tables ``rows.ARCH.json``.
 """
 
 from graphfuse.engines.rows.engine import RowEngine as RowEngine

@@ -1,4 +1,4 @@
-"""The engine of row programs: it has them run by the schedule that suits them."""
+"""The engine of row programs. It chooses the schedule that suits a program."""
 
 from collections.abc import Sequence
 from typing import ClassVar

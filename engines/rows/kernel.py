@@ -1,4 +1,4 @@
-"""What kernels of row programs have in common: their prelude, their problem class, what they may write over."""
+"""What kernels of all schedules share: prelude, problem class, and tensors that may be updated in place."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
-"""What chips can hold, for schedules that spread rows over threads.
+"""Limits of chips, for schedules that spread rows over threads.
 
-Each function yields what is wrong with knobs, nothing if nothing is. Only the first fault is told, so that each check
-may rely on those before it.
+Each function yields the faults of knobs, and nothing if they are legal. Only the first fault is reported, so a check
+may rely on the checks before it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

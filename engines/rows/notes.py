@@ -1,4 +1,4 @@
-"""What users may want to know about the numbers of a plan."""
+"""Notes for users about the numerics of a plan."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a schedule is: a way in which a kernel spreads the rows of a program over threads."""
+"""The interface of a schedule: one way to spread the rows of a program over threads."""
 
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence

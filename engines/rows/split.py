@@ -1,4 +1,4 @@
-"""How rows are cut into what threads take together: what the splits of all schedules have in common."""
+"""How rows are divided into what threads take together: the part that all schedules share."""
 
 import abc
 from typing import Generic, TypeVar

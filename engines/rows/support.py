@@ -1,7 +1,7 @@
-"""What the engine of row programs accepts: devices, views, stores and scalars, each reason naming tensor and limit.
+"""What the engine of row programs accepts: devices, views, stores and scalars. A reason names the tensor and the limit.
 
-Each function yields the reasons against, nothing if nothing is against it. Only the first reason is told, so that each
-check may rely on those before it.
+Each function yields the reasons against, and nothing if there is none. Only the first reason is reported, so a check
+may rely on the checks before it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
-"""The command line, ``graphfuse COMMAND``: one file a command.
+"""The command line, ``graphfuse COMMAND``. Each command has a file.
 
-Importing this loads neither torch nor CUDA, so that ``--help`` is quick; commands import what they need when they run.
+Importing this loads neither torch nor CUDA, so ``--help`` is quick. Commands import what they need when they run.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``graphfuse cache``: what compiled kernels and tuned knobs take on disk, whether it is sound, and away with it."""
+"""``graphfuse cache``: lists, checks and removes compiled kernels and tuned knobs."""
 
 import contextlib
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""``graphfuse compile``: kernels for a chip that need not be there, into the cache of cubins."""
+"""``graphfuse compile``: compiles kernels into the cache, for a chip that need not be present."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``graphfuse doctor``: what is wrong with this installation, and the command that mends it."""
+"""``graphfuse doctor``: checks this installation, and prints the command that repairs each fault."""
 
 import dataclasses
 

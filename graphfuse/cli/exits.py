@@ -1,4 +1,4 @@
-"""What a command's exit code says. Errors of graphfuse become a line on standard error and one of these."""
+"""Exit codes. An error of graphfuse becomes one line on standard error and one of these codes."""
 
 from typing import Any
 

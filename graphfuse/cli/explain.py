@@ -1,4 +1,4 @@
-"""``graphfuse explain``: what planning makes of a graph, and why."""
+"""``graphfuse explain``: how a graph is planned, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``graphfuse doctor`` looks at: functions that each give what they found, with the command that mends it."""
+"""The checks of ``graphfuse doctor``. Each function yields findings, with the command that repairs them."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""``graphfuse info``: what is installed and found, for people and for reports of bugs."""
+"""``graphfuse info``: what is installed and found, for bug reports."""
 
 import dataclasses
 import platform

@@ -1,4 +1,4 @@
-"""What graphfuse keeps on disk, kind by kind: where it is, what there is, what is wrong with it."""
+"""What graphfuse keeps on disk, by kind: the place, the entries, and their faults."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
-"""``graphfuse new-plugin``: a package with a pattern, an engine, its kernel and tests, to begin with.
+"""``graphfuse new-plugin``: writes a package with a pattern, an engine, its kernel and tests.
 
-What it writes works as written: add -> relu, one kernel, checked by ``graphfuse.testing``. An author replaces the
-template, then the facts, the kernel and what the engine declares.
+The package works as written: add -> relu as one kernel, checked by ``graphfuse.testing``. An author replaces the
+template, then the facts, the kernel, and what the engine declares.
 """
 
 import importlib.util

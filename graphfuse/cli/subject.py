@@ -1,4 +1,4 @@
-"""The graphs that a command line names: cases of a bench, or what a function of the user's returns."""
+"""The graphs that a command line names: cases of a bench, or the result of a user's function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints where a thread finds its part of a row."""
+"""Prints the addresses of a thread's part of a row."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,7 @@
-"""Prints how a kernel copies what it reads of rows into shared memory ahead of their turn.
+"""Prints how a kernel prefetches rows into shared memory.
 
-Each thread copies what it will read itself, so that it waits for nobody. Its accesses lie THREADS accesses apart,
-side by side with those of its neighbours: piece after piece, then the values of which there is one a row.
+Each thread copies what it will read itself, so it waits for no other thread. Its accesses are THREADS accesses apart,
+and contiguous with those of its neighbours: piece after piece, then the values of one per row.
 """
 
 from collections.abc import Iterator

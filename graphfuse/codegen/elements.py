@@ -1,4 +1,4 @@
-"""Prints values of which there is one an element, as one phase works them out."""
+"""Prints values of one per element, as one phase computes them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

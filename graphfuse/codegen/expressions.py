@@ -1,7 +1,7 @@
 """Prints steps as C++: the scalar form of each, its attributes and one-element operands.
 
-Names of the user's tensors never enter the text: kernels of equal problems are equal,
-and nothing a user writes is compiled.
+Names of the user's tensors never enter the text. So kernels of equal problems are equal, and nothing that a user writes
+is compiled.
 """
 
 import struct

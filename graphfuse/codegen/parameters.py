@@ -1,4 +1,5 @@
-"""A kernel's parameters, in the order of need: the constant cache has those of its first line before the others."""
+"""Prints a kernel's parameters, in the order of need: the first line of the constant cache arrives before the
+others."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Prints values of which there is one a row, or one in all."""
+"""Prints values of one per row, or of one per tensor."""
 
 from collections.abc import Iterator, Sequence
 

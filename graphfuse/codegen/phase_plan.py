@@ -1,4 +1,4 @@
-"""How a kernel goes through the rows of a program: what each of its phases reads, keeps, and works out again."""
+"""How a kernel goes through the rows of a program: what each phase reads, keeps and recomputes."""
 
 import math
 from collections.abc import Iterator

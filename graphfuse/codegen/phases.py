@@ -1,4 +1,4 @@
-"""Prints phases: what each reads of a piece, and what it makes of that."""
+"""Prints phases: what each reads of a piece, and what it computes."""
 
 from collections.abc import Iterator, Sequence
 

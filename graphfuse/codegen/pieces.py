@@ -1,6 +1,6 @@
-"""How what is printed depends on which way a piece lies: along a row, or across neighbouring rows.
+"""How the printed text depends on the direction of a piece: along a row, or across neighbouring rows.
 
-Along a row, what is one a row is a number. Across rows, a piece has PIECE of it, and columns have strides.
+Along a row, a value of one per row is a number. Across rows, a piece has PIECE of them, and columns have strides.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,9 +1,8 @@
 """From a kernel file and its generated prelude to one self-contained translation unit.
 
-A ``.cu`` is plain C++. ``#include "generated.cuh"`` marks where the prelude goes and
-``#include "graphfuse/NAME.cuh"`` names a header of ``codegen.headers``; each is put in
-once, where it is first asked for. There is no other include, so compiling needs no
-search path, and the text alone is the key of what is compiled.
+A ``.cu`` is plain C++. ``#include "generated.cuh"`` marks the place of the prelude, and ``#include
+"graphfuse/NAME.cuh"`` names a header of ``codegen.headers``. Each is inlined once, at its first include. There are no
+other includes. So compiling needs no search path, and the text alone is the cache key.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""Prints a row program as C++: what a kernel template for rows includes as its generated part.
+"""Prints a row program as C++: the generated part of a kernel template for rows.
 
-The template spreads rows over threads and reduces; printed here is all that depends on the program:
-kernel parameters, addresses, what is read, computed, kept and written in each phase. Names of the
-user's tensors never enter the text.
+The template spreads rows over threads, and reduces. Everything that depends on the program is printed here: kernel
+parameters, addresses, and what each phase reads, computes, keeps and writes. Names of the user's tensors never enter
+the text.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Prints how a phase writes pieces of rows, and raises the largest magnitude of all."""
+"""Prints how a phase writes pieces of rows, and updates the largest magnitude of a tensor by an atomic maximum."""
 
 from collections.abc import Iterator
 

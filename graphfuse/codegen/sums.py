@@ -1,4 +1,4 @@
-"""Prints sums over all rows: what a thread has of them, what a phase adds, and where they go."""
+"""Prints column reductions: a thread's partial sums, what a phase adds, and where they are written."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Running a kernel under sanitizers, in a program of its own: for tests of engines, here and elsewhere."""
+"""Runs a kernel under sanitizers, in a separate program. For tests of engines, here and elsewhere."""
 
 import functools
 import shutil

@@ -1,4 +1,4 @@
-"""From a kernel's source to a shared library or program for this machine, kept on disk like the cubins."""
+"""Compiles a kernel's source to a shared library or program for this machine, kept on disk like the cubins."""
 
 import enum
 import functools

@@ -1,9 +1,9 @@
-"""Where compiled files are kept: a folder that only the user can write, of bounded size.
+"""The folder of compiled files: writable by the user alone, and of bounded size.
 
 An entry ends in a SHA-256 of its name and content, which the loader and the linker ignore. An entry that is truncated,
-damaged or under another name is a miss. So is one that another user owns or that others can write, because entries are
-code that this process runs. Where all entries together exceed `limit` bytes, those used longest ago are removed,
-whatever process made them. A process that has loaded a removed entry keeps it.
+damaged or renamed is a miss. So is one that another user owns or that others can write, because the process runs
+entries. If all entries together exceed `limit` bytes, the least recently used are removed. A process that has loaded a
+removed entry keeps it.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""What planning made of a graph, as data and in several formats.
+"""How a graph was planned, as data and in several formats.
 
-``explained`` makes an ``Explanation`` of a planner. ``text``, ``tree``, ``json``, ``svg``, ``mermaid`` and ``html``
-write one down. Users get explanations from ``pygraph.explanation`` and ``graphfuse.functional.explain``.
+``explained`` makes an ``Explanation`` from a planner. ``text``, ``tree``, ``json``, ``svg``, ``mermaid`` and ``html``
+format it. Users get explanations from ``pygraph.explanation`` and ``graphfuse.functional.explain``.
 """
 
 from collections.abc import Callable, Mapping

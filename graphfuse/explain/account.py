@@ -1,4 +1,4 @@
-"""What is told of a graph and its plans, as plain data. Every format is made from this alone."""
+"""A graph and its plans as plain data. Every format is a function of it."""
 
 from dataclasses import dataclass
 

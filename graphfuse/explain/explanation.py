@@ -1,4 +1,4 @@
-"""An account that shows itself: as text where it is printed, as a picture in a notebook."""
+"""An account that displays itself: as text when printed, as a picture in a notebook."""
 
 from typing import TYPE_CHECKING
 

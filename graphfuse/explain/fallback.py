@@ -1,4 +1,4 @@
-"""Why a plan runs nodes one by one."""
+"""Why a plan uses the reference engine."""
 
 from graphfuse.explain.account import Account
 

@@ -1,4 +1,4 @@
-"""An account as a Mermaid flowchart, as many Markdown viewers draw it."""
+"""An account as a Mermaid flowchart, which many Markdown viewers draw."""
 
 import re
 

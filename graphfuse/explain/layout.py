@@ -1,7 +1,7 @@
-"""Where the boxes of a picture are: in layers from top to bottom, a band of layers for each region.
+"""Places the boxes of a picture: in layers from top to bottom, with a band of layers for each region.
 
-What a layer is made of is ordered by the mean place of its neighbours (Sugiyama's method). A line that passes layers
-has a place of its own in each, so that it runs beside boxes and not through them.
+A layer is ordered by the mean place of its neighbours (Sugiyama's method). A line that crosses layers has a place in
+each, so it runs beside boxes and not through them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""An account as one HTML page that needs nothing else: picture, regions, reasons, plans."""
+"""An account as one self-contained HTML page: picture, regions, reasons, plans."""
 
 from collections.abc import Iterable, Sequence
 

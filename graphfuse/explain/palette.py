@@ -1,4 +1,4 @@
-"""One colour for each engine of an account, the same in every picture of it."""
+"""One colour for each engine of an account, the same in every picture."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""An account as a picture: SVG that stands for itself, with neither script nor style sheet nor font of its own."""
+"""An account as a self-contained SVG, without script, style sheet or font."""
 
 import re
 from html import escape as _escape

@@ -1,4 +1,4 @@
-"""The account of a planner's graph and plans: read from them, nothing is planned or compiled for it."""
+"""Reads the account from a planner. Nothing is planned or compiled for it."""
 
 from graphfuse import plan, traffic
 from graphfuse.explain.account import (

@@ -1,4 +1,4 @@
-"""An account as plain text: what matched, who declined and why, what was chosen and why."""
+"""An account as plain text: what matched, which engines declined and why, what was chosen and why."""
 
 from graphfuse.explain.account import Account, MatchEntry, PlanEntry, RegionEntry, VerdictEntry
 from graphfuse.traffic import Traffic

@@ -1,7 +1,7 @@
-"""Ready-made calls on torch tensors: a graph is built and planned once per problem, then only executed.
+"""Ready-made calls on torch tensors. A graph is planned once per problem, and then only launched.
 
-Names, order of arguments and what is written in place are FlashInfer's, where it has such a function. Each is an
-operator of torch too, ``graphfuse::NAME``, which torch.compile and torch.export use.
+Names, argument order and in-place updates are FlashInfer's where it has the function. Each is also an operator of
+torch, ``graphfuse::NAME``, which torch.compile and torch.export use.
 """
 
 from graphfuse.functional.adaptive import adalayernorm, add_adalayernorm

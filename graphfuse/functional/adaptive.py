@@ -1,5 +1,5 @@
-"""Layer norm with a scale and a shift of each sample, by itself and after a gated residual sum, as diffusion
-transformers have them."""
+"""Layer norm with a scale and a shift per sample, alone and after a gated residual sum, as in diffusion
+transformers."""
 
 import torch
 

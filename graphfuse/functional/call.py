@@ -1,4 +1,4 @@
-"""One call of a function: checked in full, planned and run; and the fast path for later calls like it."""
+"""The first call of its kind: checked in full, planned and run. It leaves a fast path for later calls."""
 
 import functools
 import math

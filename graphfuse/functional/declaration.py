@@ -1,4 +1,4 @@
-"""What a function is, as data: its parameters, its tensors, its graph for each choice of options."""
+"""A function as data: its parameters, its tensors, and a graph for each choice of options."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

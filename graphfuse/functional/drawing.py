@@ -1,4 +1,4 @@
-"""The graph of one call while it is drawn: arguments by name become its tensors."""
+"""The graph of a call while it is drawn. Arguments, by name, become its tensors."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a call would plan to, without running it."""
+"""The plan of a call, without running it."""
 
 import inspect
 from collections.abc import Callable

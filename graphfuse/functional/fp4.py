@@ -1,4 +1,4 @@
-"""RMSNorm stored in blocks with a scale each: NVFP4, MXFP4 and MXFP8."""
+"""RMSNorm quantized in blocks: NVFP4, MXFP4 and MXFP8."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,5 +1,5 @@
-"""Values stored as FP8, with a scale that is given, or one for each row or group of a row that is found on the way:
-those of RMSNorm, of SiLU times a tensor, or as they are."""
+"""FP8 outputs with a given scale, or with one computed for each row or group of a row: of RMSNorm, of SiLU times a
+tensor, or of a tensor."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""Functions made from their declarations: a first call is checked and planned, calls like it take a fast path."""
+"""Makes functions from declarations: a first call is checked and planned, repeated calls take a fast path."""
 
 import functools
 import inspect

@@ -1,4 +1,4 @@
-"""Cross entropy of rows of logits with the numbers of columns as targets, and its gradient."""
+"""Cross entropy of rows of logits with class numbers as targets, and its gradient."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Norms by themselves, after a residual sum, and before and after one, RMSNorm with zero-centred weights, too."""
+"""Norms: alone, after a residual sum, and on both sides of one; RMSNorm also with weight + 1."""
 
 from collections.abc import Callable
 

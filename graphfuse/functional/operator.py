@@ -1,10 +1,9 @@
-"""Functions as operators of torch: what torch.compile and torch.export put into their graphs.
+"""Functions as operators of torch, for the graphs of torch.compile and torch.export.
 
-``graphfuse::NAME`` allocates what the function allocates where the caller gives none, and returns it;
-``graphfuse::NAME.out`` writes what the caller gives. A function that allocates nothing has the first alone, which
-returns nothing. They are defined for all devices and autograd passes them by, as it does not see these functions, but
-that they refuse to write what it watches; ``torch.library.custom_op`` would make them with wrappers that take longer
-than a launch.
+``graphfuse::NAME`` allocates what the caller does not give, and returns it. ``graphfuse::NAME.out`` writes what the
+caller gives. A function that allocates nothing has only the first, which returns nothing. The operators are defined for
+all devices. Autograd passes them by, except that they refuse to write a tensor that it watches.
+``torch.library.custom_op`` would add wrappers that take longer than a launch.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Arguments that are no tensors, by name, with the values they may have."""
+"""Arguments that are not tensors, by name, with the values that they accept."""
 
 from collections.abc import Mapping
 

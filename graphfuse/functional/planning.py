@@ -1,4 +1,4 @@
-"""The plans of a function for tensors of one split: one for each class of counts, or one for the shapes of a call."""
+"""The plans of a function for one split: one per class of row counts, or one per shape."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The graph of a call: drawn, planned and built once for the layouts of its tensors."""
+"""The graph of a call, planned and built once for the layouts of its tensors."""
 
 import functools
 import warnings

@@ -1,4 +1,4 @@
-"""RMSNorm followed by SiLU, alone or times a gate."""
+"""RMSNorm followed by SiLU, with or without a gate."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Softmax and its like, and L2 normalization, over the last dimension."""
+"""Softmax, its logarithm, log-sum-exp and L2 normalization, over the last dimension."""
 
 import torch
 

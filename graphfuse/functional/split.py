@@ -1,7 +1,7 @@
 """The tensors of a call as a count of equal slices, so that calls with another count can share a plan.
 
-A slice is a row, or what lies at one position of the leading axes that are counted. What plans are made for, and what
-fast paths compare, is then the same for any count.
+A slice is a row, or everything at one position of the counted leading axes. Plans and fast paths depend on slices, not
+on their count.
 """
 
 import enum

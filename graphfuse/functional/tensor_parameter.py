@@ -1,4 +1,4 @@
-"""The tensors a function takes, as data: types, shapes, which are written, what is allocated."""
+"""The tensor parameters of a function as data: types, shapes, which are written, what is allocated."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

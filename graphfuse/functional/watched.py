@@ -1,4 +1,4 @@
-"""Tensors that a function would write and whose changes autograd would have to see."""
+"""Written tensors whose changes autograd would have to see."""
 
 from collections.abc import Mapping
 

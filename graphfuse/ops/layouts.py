@@ -1,4 +1,4 @@
-"""Strides that tensors get where users set none, as cuDNN gives them."""
+"""Default strides of outputs, as cuDNN lays them out."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Losses of rows: cross entropy with the numbers of columns as targets, and its gradient."""
+"""Losses of rows: cross entropy with class numbers as targets, and its gradient."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What there is to know of one kind of node: the fields of an entry of the op table."""
+"""The fields of an entry of the op table: all that is known of one kind of node."""
 
 import enum
 from collections.abc import Callable, Mapping

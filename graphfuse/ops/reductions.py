@@ -1,4 +1,4 @@
-"""How one number is made of many, for each mode of the op ``reduction``."""
+"""How each mode of the op ``reduction`` combines values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """What ops compute, in torch on float tensors: the reference engine's formulas.
 
-The torch module comes as `t`, for nothing here loads it. Most pointwise ops are one line of the table.
+The torch module is passed as `t`, because nothing here imports it. Most pointwise ops are one line of the table.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Shape rules: what an op makes of the shapes of its inputs, which outputs it leaves out, as what they are stored."""
+"""Shape rules: the shapes of an op's outputs, which outputs are absent, and the types that they are stored as."""
 
 from collections.abc import Mapping
 

@@ -1,11 +1,10 @@
-"""The one op table: everything graphfuse knows about each kind of node, and nothing known elsewhere.
+"""The op table: everything that graphfuse knows about each kind of node. Nothing of it is known elsewhere.
 
-Per op: its ports, typed attributes, shape rule, default data types, reference
-semantics in torch and, for pointwise ops, the scalar form in CUDA C++, what that costs and how exact it is. The graph
-methods, the pattern vocabulary, the reference engine and code generation all read
-this table; a new pointwise op is one entry here and nothing else.
+An entry has ports, typed attributes, shape rule, default data types and reference semantics in torch. A pointwise op
+also has its scalar form in CUDA C++, its cost and its accuracy. The graph methods, the pattern vocabulary, the
+reference engine and code generation read this table, so a new pointwise op is one entry here.
 
-Loads neither torch nor CUDA: reference functions get the torch module as `t`.
+It loads neither torch nor CUDA: reference functions get the torch module as `t`.
 """
 
 import operator

@@ -1,5 +1,5 @@
-"""Row programs: what a fused kernel computes of tensors seen as rows x columns.
+"""Row programs: what a fused kernel computes, on tensors seen as rows x columns.
 
-`program` is the whole, `steps` what it is made of, `emitter` where they are written. `expansions` and `contraction`
-make steps of the nodes of a graph.
+`program` is the whole, `steps` its parts, `emitter` the writer of steps. `expansions` and `contraction` turn nodes of a
+graph into steps.
 """

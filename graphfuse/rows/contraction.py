@@ -1,7 +1,7 @@
-"""A mean of a row to which one value is added, as epsilon is: the two are one operation, rounded once.
+"""Contracts the mean of a row plus one value, such as epsilon, to one operation that is rounded once.
 
 So a norm written as nodes computes what the op ``rmsnorm`` does. A mean that is rounded to a type, or read elsewhere,
-stays what it is, and so do other products that are added.
+is not contracted, and neither are other products that are added.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Where the steps of a row program are written, one after another."""
+"""Writes the steps of a row program, one after another."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

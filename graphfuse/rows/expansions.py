@@ -1,7 +1,7 @@
-"""Ops that are several steps of a row program, each spelled in pointwise steps and reductions.
+"""Ops that take several steps of a row program, spelled as pointwise steps and reductions.
 
-An entry is all that a kernel needs to know of such an op: the same steps written by hand as nodes of a graph make the
-same program, and so the same kernel.
+An entry is all that a kernel needs to know of such an op. The same steps written as nodes of a graph make the same
+program, and so the same kernel.
 """
 
 import math

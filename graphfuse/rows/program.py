@@ -1,9 +1,9 @@
-"""Programs on rows: what a fused kernel computes for each row of tensors seen as rows x columns.
+"""Row programs: what a fused kernel computes for each row of tensors seen as rows x columns.
 
-A program is a straight line of steps. Most are pointwise ops, on values of which there is one an element, one a column,
-one a row, or one in all. `Reduce` makes one value of a row, so that it cuts the program into phases: what must be known
-before a reduction, and what can only be computed after. Values may also be summed over all rows. Nothing here knows how
-rows are spread over threads.
+A program is a straight line of steps. Most are pointwise ops, on values of one per element, column, row or tensor.
+`Reduce` makes one value of a row. It cuts the program into phases: what must be known before the reduction, and what
+can only be computed after it. Values may also be summed over all rows. Nothing here depends on how rows are spread over
+threads.
 """
 
 from collections.abc import Iterable, Iterator

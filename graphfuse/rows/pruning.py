@@ -1,4 +1,4 @@
-"""Steps that nothing reads, as those are of an output of an op that nobody asked for."""
+"""Drops steps whose results nobody reads, such as those of an op's unused output."""
 
 from collections.abc import Iterable, Sequence
 

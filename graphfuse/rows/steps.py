@@ -1,6 +1,6 @@
 """Steps of straight-line programs, and their operands: what a fused kernel applies to each value.
 
-``rows.program`` has programs of them, ``codegen.expressions`` prints them.
+``rows.program`` has programs of steps, ``codegen.expressions`` prints them.
 """
 
 import enum

@@ -1,8 +1,8 @@
 """What a value of the variant pack says about itself, whichever library it comes from.
 
-Reads attributes only: nothing is copied, synchronized or dereferenced, and no library
-is imported that the value does not come from already. As with cuDNN's raw pointers,
-the caller sees to it that the data is ready on the stream of execution.
+Only attributes are read: nothing is copied, synchronized or dereferenced, and no library is imported that the value
+does not come from. As with cuDNN's raw pointers, the caller ensures that the data is ready on the stream of
+execution.
 """
 
 import functools

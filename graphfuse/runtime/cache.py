@@ -1,12 +1,11 @@
-"""Compiled kernels, kept in this process and on disk. A hit loads no NVRTC.
+"""Compiled kernels, kept in this process and on disk. A hit does not load NVRTC.
 
-A stored entry is the cubin followed by a trailer: a mark, the key, and the SHA-256 of key and
-cubin. Tools that read the ELF file ignore what follows it, and anything truncated,
-damaged or put under the wrong name is a miss. The key is there so that an entry can be checked
-without the source that it was made from. cuda.core's own keys are not used:
-making one asks NVRTC for its version, which loads the library.
+A stored entry is the cubin and a trailer: a mark, the key, and the SHA-256 of key and cubin. Tools that read the ELF
+file ignore the trailer. An entry that is truncated, damaged or renamed is a miss. The key allows checking an entry
+without the source that it was made from. cuda.core's own keys are not used: making one asks NVRTC for its version,
+which loads the library.
 
-Both are bounded; what was used longest ago goes first.
+Both are bounded. The least recently used entries go first.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""What graphfuse uses of cuda.core. Importing it from here, and nowhere else, makes one thread
-do it: two that import cuda.core at once for the first time can see it half made."""
+"""What graphfuse uses of cuda.core. All imports of it are here, so that one thread does them: two threads that import
+cuda.core for the first time at once can see a partial module."""
 
 from cuda.core import ObjectCode, Program, ProgramOptions
 from cuda.core.utils import FileStreamProgramCache, StridedMemoryView

@@ -1,8 +1,8 @@
-"""A plan's work as nodes of a CUDA graph that the caller made: put into it, and given other buffers.
+"""A plan's work as nodes of a CUDA graph that the caller made: adding it, and giving it other buffers.
 
-Graphs are known by address (of a CUgraph, which cudaGraph_t is, too). What starts the plan is captured on a stream that
-is made for it and never runs anything. Work of one stream is a chain of nodes, so that two graphs of one plan have the
-same nodes in the same order.
+Graphs are given by address (of a CUgraph; a cudaGraph_t is one). The start of the plan is captured on a new stream,
+which never runs anything. Work of one stream is a chain of nodes, so two graphs of one plan have the same nodes in the
+same order.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A plan whose work is prepared: checks variant packs, runs them, keeps fast paths for packs like them."""
+"""A prepared plan: checks variant packs, runs them, and keeps fast paths for similar packs."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence

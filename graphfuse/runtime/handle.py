@@ -1,4 +1,4 @@
-"""cuDNN's handle: a device and the stream that work is put on."""
+"""cuDNN's handle: a device and the stream that work runs on."""
 
 import functools
 import operator

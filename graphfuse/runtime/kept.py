@@ -1,4 +1,4 @@
-"""Dictionaries that keep a number of entries, the newest."""
+"""Dictionaries of bounded size, which keep the newest entries."""
 
 
 def make_room(kept: dict, most: int) -> list:

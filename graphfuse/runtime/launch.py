@@ -1,9 +1,8 @@
 """Loading a cubin and launching its kernel.
 
-A launch block is memory for a kernel's arguments and the configuration of a launch on one stream. A call takes a block
-from a pool, writes its arguments and grid into it, launches, and puts it back: the driver has copied the arguments by
-then. While a call has a block no other can take it, so any number of threads may launch at once. Nothing is
-remembered of what was launched.
+A launch block is memory for a kernel's arguments and a launch configuration of one stream. A call takes a block from a
+pool, writes its arguments and grid into it, launches, and puts it back; by then the driver has copied the arguments. No
+other call can take the block meanwhile, so any number of threads may launch at once. Nothing is kept of a launch.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Which tensors of a call may not share memory, and whether they do. All that counts is how far apart they begin."""
+"""Which tensors of a call may not share memory, and whether they do. Only the distance of their addresses counts."""
 
 import functools
 from collections.abc import Callable

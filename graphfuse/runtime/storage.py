@@ -1,4 +1,4 @@
-"""How a tensor lies in memory, and whether two of them share any of it."""
+"""How a tensor lies in memory, and whether two tensors share any of it."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,9 +1,8 @@
-"""How kernels are timed: CUDA-graph replay over rotating buffers, so that the L2 is cold.
+"""How kernels are timed: CUDA graph replay over rotating buffers, so that the L2 is cold.
 
-Each call works on the next of k buffer sets that together exceed 256 MB (at most 64
-sets). The calls, at least 8, are captured into one CUDA graph, which is replayed for
-some milliseconds between two events. Outputs are allocated before, inputs are random.
-What is compared is timed in turns, so that a drift of the machine meets all alike.
+Each call works on the next of k buffer sets that together exceed 256 MB (at most 64 sets). At least 8 calls are
+captured into one CUDA graph. It is replayed for some milliseconds between two events. Outputs are allocated before,
+inputs are random. Candidates are timed in turns, so that a drift of the machine affects all of them.
 """
 
 import statistics

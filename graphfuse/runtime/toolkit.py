@@ -1,8 +1,7 @@
-"""Where NVRTC and the CUDA headers come from. Finding loads nothing; `load` does.
+"""Finds NVRTC and the CUDA headers. Finding loads nothing; `load` does.
 
-Places in order: CUDA_HOME, CUDA_PATH, the pip wheels, for headers the ones that newer
-NVRTC versions carry inside, /usr/local/cuda, and last what else cuda.pathfinder finds (conda,
-the linker's own paths). A process holds one NVRTC: once one is loaded, that is the one.
+The places, in order: CUDA_HOME, CUDA_PATH, the pip wheels (newer NVRTC versions contain headers), /usr/local/cuda, and
+what else cuda.pathfinder finds (conda, the linker's paths). A process has one NVRTC: the first that was loaded.
 """
 
 import ctypes

@@ -1,8 +1,7 @@
-"""Private names of torch that graphfuse uses: a function for each, which also says what takes its place.
+"""Private names of torch that graphfuse uses. A function for each, which also has the substitute.
 
-torch promises none of these names. Where torch no longer has one, the function returns something public that does the
-same and takes longer, or an answer that costs speed alone. Nothing here imports torch: whoever calls has tensors of it,
-or uses it already.
+torch promises none of these names. If torch lacks one, the function returns something public that does the same more
+slowly, or an answer that costs only speed. Nothing here imports torch: a caller has its tensors, or uses it already.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""From the variant pack to addresses: finds each tensor's value and checks it before anything runs."""
+"""From the variant pack to addresses: finds each tensor's value, and checks it before anything runs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,2 +1,1 @@
-"""What planning ranks by, as data: tuned knobs (what an entry says, their order, the files they are kept in), and which
-engine comes first."""
+"""The data that planning ranks by: tuned knobs (entries, their order, their files), and the order of engines."""

@@ -1,4 +1,4 @@
-"""One tuned choice of knobs: for which problem class, on which device, and how it was come by."""
+"""One tuned choice of knobs: its problem class, its device, and its origin."""
 
 import sys
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""Which engine comes first for a region, by the family of what it computes. Data, each entry with its origin.
+"""The order of engines for a region, by the family of what it computes. Data; each entry has its origin.
 
-The first entry of a table that applies decides: to a family that the region is of, on a device that it was measured
-for. Engines that it does not tell apart keep their order: those of a pattern's facts before those that take any nodes,
-and of these as they are registered.
+The first entry that applies decides: for a family of the region, on the device that it was measured on. Engines that it
+does not distinguish keep their order: first those of a pattern's facts, then those that take any nodes, each in order
+of registration.
 """
 
 from collections.abc import Iterable, Mapping

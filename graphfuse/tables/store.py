@@ -1,8 +1,7 @@
-"""The files of tuned knobs: tables beside the engines, and the user's own, one file a device.
+"""The files of tuned knobs: tables beside the engines, and the user's own, one file per device.
 
-A file is JSON: {"version", "sources": [...], "entries": [...]}, each entry naming its
-source by number. What cannot be read in a user's file is a miss with one warning; in a
-first-party table it is a bug and raises PluginError.
+A file is JSON: {"version", "sources": [...], "entries": [...]}. Each entry names its source by number. An unreadable
+entry of a user's file is a miss, with one warning. In a first-party table it is a bug and raises PluginError.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""How planning ranks tuned knobs before an engine's own proposals. Pure: files are `store`'s."""
+"""How planning ranks tuned knobs before an engine's own proposals. Pure; `store` has the files."""
 
 import math
 from collections.abc import Iterator

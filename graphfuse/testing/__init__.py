@@ -1,7 +1,7 @@
-"""Checking plug-ins: ``check(graph_or_plugin)`` runs what an engine makes against the reference and under sanitizers.
+"""Checking plug-ins: ``check(graph_or_plugin)`` runs an engine's work against the reference and under sanitizers.
 
-It needs a C++ compiler; NVRTC and a GPU add to it, and the report says what was left out without them. It does not
-prove that a kernel is right: it looks at many small problems, as a careful author would.
+It needs a C++ compiler. NVRTC and a GPU add checks; the report says what was left out without them. Passing is not a
+proof: the check looks at many small problems, as a careful author would.
 """
 
 from graphfuse.testing.checking import check

@@ -1,4 +1,4 @@
-"""An engine's work as execute starts it: of engines that run from Python, and of any on a GPU."""
+"""Runs an engine's work as execute does: of engines that run from Python, and of any engine on a GPU."""
 
 from graphfuse.errors import GraphfuseError, KernelFaultError
 from graphfuse.planner import Planner

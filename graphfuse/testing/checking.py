@@ -1,4 +1,4 @@
-"""The one call: a subject through every stage, to a report."""
+"""The check itself: a subject goes through every stage, to a report."""
 
 import itertools
 from collections import Counter
@@ -34,19 +34,19 @@ def check(
 ) -> Report:
     """Check engines against the reference and under sanitizers, on problems made of graphs.
 
-    what: a ``pygraph``, which all installed engines are checked on; a ``Pattern``, an ``Engine`` or a tuple of them; or
-    the name of an installed one. graphs: those that problems are made of, in place of graphs drawn from the patterns'
-    templates. Problems differ from them in sizes, strides, types, rounding, compute types and scalar operands; what
-    an engine declines is counted, and no fault.
+    what: a ``pygraph``, to check all installed engines on it; a ``Pattern``, an ``Engine`` or a tuple of them; or the
+    name of an installed one. graphs: graphs to make problems of, in place of graphs drawn from the patterns' templates.
+    Problems differ from them in sizes, strides, types, rounding, compute types and scalar operands. An engine may
+    decline problems; that is counted, and is not a fault.
 
-    problems: how many of those that are taken are run. programs: how many different kernels are compiled; more
-    problems than these run where kernels are the same. random: problems of each graph that differ in several ways,
-    made from `seed`. tolerance: how far a float32 result may be off, relative to it and to the mean magnitude.
-    architectures: chips to compile for, none for none. benchmark: time kernels beside the stream limit, on a GPU.
+    problems: how many accepted problems are run. programs: how many different kernels are compiled; problems with
+    equal kernels share one. random: for each graph, the number of problems that differ in several ways. seed: what
+    these are drawn from. tolerance: the largest error of a float32 result, relative to it and to the mean magnitude.
+    architectures: chips to compile for; may be empty. benchmark: time kernels beside the stream limit, on a GPU.
+    raises: whether to raise CheckFailedError, which has the report, if something is wrong.
 
-    Returns the report. CheckFailedError, which has it as `report`, if something is wrong; raises False leaves that to
-    the caller. CompilerNotFoundError where kernels cannot be run because there is no C++ compiler; DeviceError for a
-    benchmark without a GPU; SettingError for an unknown architecture.
+    Returns the report. CompilerNotFoundError if kernels cannot be run because there is no C++ compiler; DeviceError for
+    a benchmark without a GPU; SettingError for an unknown architecture.
     """
     import torch
 

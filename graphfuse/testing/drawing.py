@@ -1,4 +1,4 @@
-"""Graphs drawn from a pattern's own template: what a user would write to have it match."""
+"""Graphs drawn from a pattern's own template: what a user would write for it to match."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

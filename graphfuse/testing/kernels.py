@@ -1,4 +1,4 @@
-"""A kernel on the emulator, in a program of its own under sanitizers, held against the reference."""
+"""Runs a kernel on the emulator, in a separate program under sanitizers, and compares it with the reference."""
 
 from collections.abc import Mapping
 from dataclasses import replace

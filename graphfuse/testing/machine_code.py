@@ -1,4 +1,4 @@
-"""What a kernel's machine code takes of the machine, read from the cubin itself."""
+"""The resources of a kernel's machine code, read from the cubin."""
 
 import struct
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a graph's tensors are, from the op table's reference semantics, and how far a kernel's may be from that."""
+"""The values of a graph's tensors by the op table's reference, and how far a kernel's may differ."""
 
 from collections.abc import Mapping
 

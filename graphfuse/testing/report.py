@@ -1,4 +1,4 @@
-"""What a check found, as data that prints as a table."""
+"""The result of a check, as data that prints as a table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

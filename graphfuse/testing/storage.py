@@ -1,4 +1,4 @@
-"""Between a tensor's values and the bytes that it is in memory, gaps included."""
+"""Converts between a tensor's values and its bytes in memory, gaps included."""
 
 from graphfuse import reordering, rounding
 from graphfuse.enums import tensor_reordering

@@ -1,4 +1,4 @@
-"""What is checked: which engines, with which patterns, and the graphs that problems are made of."""
+"""What is checked: engines, patterns, and the graphs that problems are made of."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

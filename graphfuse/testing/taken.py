@@ -1,4 +1,4 @@
-"""Which problems an engine takes: planning, for one case and one device."""
+"""Which problems an engine accepts: planning, for one case and one device."""
 
 import random
 import re

@@ -1,5 +1,4 @@
-"""How fast an engine's kernel is on this machine's GPU, beside the stream limit: an elementwise kernel that moves as
-many bytes."""
+"""Times an engine's kernel on this machine's GPU, beside the stream limit."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

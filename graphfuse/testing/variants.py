@@ -1,7 +1,7 @@
 """Variants of a frozen graph: other sizes, layouts, types, roundings, compute types and scalars, one function each.
 
-A function answers None where a graph has no such variant. Variants are well formed (``verify.check_ir``); whether an
-engine takes them is for the engine to say.
+A function returns None if a graph has no such variant. Variants are well formed (``verify.check_ir``). Engines may
+still decline them.
 """
 
 import random

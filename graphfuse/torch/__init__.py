@@ -1,9 +1,8 @@
-"""Norms, softmax and cross entropy for training: operators that autograd knows, and modules that take the place of
-torch's.
+"""Norms, softmax and cross entropy for training: operators with gradients, and modules that replace torch's.
 
-Each operator is ``graphfuse::NAME``; it computes in float32 (float64 where a tensor is), runs one graph forward and
-one backward, and keeps for backward what the backward graph reads: the normalized tensor, the weight, the gate and
-the statistics of each row; of softmax the result. docs/training.md is for users.
+Each operator is ``graphfuse::NAME``. It computes in float32, or in float64 if a tensor is float64. It runs one graph
+forward and one backward. For backward it keeps what that graph reads: the normalized tensor, the weight, the gate and
+the statistics of each row; for softmax the result. docs/training.md is for users.
 """
 
 from graphfuse.torch.losses import CrossEntropyLoss, cross_entropy

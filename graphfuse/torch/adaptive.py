@@ -1,4 +1,4 @@
-"""What the operator of adaptive layer norm computes: the graph forward and the one backward."""
+"""The computation of adaptive layer norm: the graph forward and the graph backward."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,12 +1,11 @@
-"""Operators that autograd knows: three graphs of a ``Computation``, and the autograd formula that joins them.
+"""Operators with gradients: three graphs of a ``Computation``, and the autograd formula that joins them.
 
-``graphfuse::NAME`` is what users call. Where no gradient is asked for, its inference graph runs. Where one is,
-autograd sees ``NAME_training`` run instead, and ``NAME_backward`` for the gradients.
+``graphfuse::NAME`` is what users call. Without gradients, its inference graph runs. With gradients, autograd sees
+``NAME_training`` run instead, and ``NAME_backward`` for the gradients.
 
 ``torch.library.register_autograd`` would make the same formula with wrappers that take longer than a launch. Torch's
-dispatcher takes as long, so calls enter it only where a compiler, tracer, mode or transform listens there. ``forward``
-and ``backward`` of the formula are generated for the operator's arguments, and try the fast path of their last call
-first.
+dispatcher takes as long, so calls enter it only if a compiler, tracer, mode or transform listens there. ``forward`` and
+``backward`` are generated for the operator's arguments, and try the fast path of their last call first.
 """
 
 from collections.abc import Callable, Sequence

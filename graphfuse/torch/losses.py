@@ -1,8 +1,7 @@
-"""Cross entropy that autograd knows: the loss of each row in one kernel, its gradient in another.
+"""Cross entropy with gradients: the loss of each row in one kernel, the gradient in another.
 
-``graphfuse::cross_entropy_loss`` is what users call. Where a gradient is asked for, autograd sees
-``cross_entropy_loss_training`` run instead, and ``cross_entropy_loss_backward`` for the gradient. What is kept for it
-is the logits, the targets and one number a row.
+``graphfuse::cross_entropy_loss`` is what users call. With gradients, autograd sees ``cross_entropy_loss_training`` run
+instead, and ``cross_entropy_loss_backward`` for the gradient. The logits, the targets and one number a row are kept.
 """
 
 import torch

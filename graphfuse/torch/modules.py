@@ -1,4 +1,4 @@
-"""Modules that take the place of ``torch.nn.RMSNorm`` and ``torch.nn.LayerNorm``: their parameters, state dicts and
+"""Modules that replace ``torch.nn.RMSNorm`` and ``torch.nn.LayerNorm``, with their parameters, state dicts and
 arguments."""
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What an operator computes, as data, and the graphs of it: inference, training phase, gradients."""
+"""The computation of a norm, as data, and its graphs: inference, training phase, gradients."""
 
 from dataclasses import dataclass
 from functools import cached_property

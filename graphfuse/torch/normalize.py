@@ -1,4 +1,4 @@
-"""What the operator of L2 normalization computes: the graph forward and the one backward."""
+"""The computation of L2 normalization: the graph forward and the graph backward."""
 
 from dataclasses import dataclass
 from functools import cached_property

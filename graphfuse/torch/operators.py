@@ -1,4 +1,4 @@
-"""The operators: names, order of arguments, documentation. What each computes is data beside it."""
+"""The operators: names, argument order, documentation. The computation of each is data beside it."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What the operators of softmax and its logarithm compute: the graph forward and the one backward."""
+"""The computation of softmax and its logarithm: the graph forward and the graph backward."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,4 +1,5 @@
-"""One graph of a differentiable operator, as a function and as an operator of torch; which derivatives are refused."""
+"""One graph of a differentiable operator, as a function and an operator of torch; and the derivatives that it
+refuses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Tuning: times the knobs that engines propose on this machine's GPU and keeps the best (``graphfuse.tables``)."""
+"""Tuning: times the proposed knobs on this machine's GPU, and stores the fastest (``graphfuse.tables``)."""

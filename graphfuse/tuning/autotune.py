@@ -1,4 +1,4 @@
-"""``graph.autotune``: tunes the kernels of a graph on its own tensors, keeps the winners and selects them."""
+"""``graph.autotune``: tunes the kernels of a graph on its own tensors, stores the winners and selects them."""
 
 import functools
 import time

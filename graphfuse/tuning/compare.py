@@ -1,4 +1,4 @@
-"""Whether a kernel's result is the reference's, as far as the data type can tell. On torch tensors of any device."""
+"""Compares a kernel's result with the reference, within what the data type allows. On torch tensors of any device."""
 
 from graphfuse import reordering
 from graphfuse.dtypes import data_type

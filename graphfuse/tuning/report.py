@@ -1,4 +1,4 @@
-"""What tuning found, as data and as text."""
+"""The result of tuning, as data and as text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

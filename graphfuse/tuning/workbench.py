@@ -1,5 +1,5 @@
-"""Private memory to try the work of one part of a plan in: several sets of its tensors, so that the L2
-is cold, and what the reference engine makes of the same inputs. The user's tensors are only read, once."""
+"""Private memory to run one part of a plan in: several sets of its tensors, so that the L2 is cold, and the reference
+engine's result for the same inputs. The user's tensors are only read, once."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -15,17 +15,34 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_docs_are_as_their_records():
-    for name in render.FILES:
-        text = (ROOT / name).read_text()
-        assert "<!-- bench:" in text
+    texts = {file.name: file.read_text() for file in render.files()}
+    assert sum("<!-- bench:" in text for text in texts.values()) > len(BENCHES)
+    for name, text in texts.items():
         assert render.rendered(text, ROOT / "docs" / "records") == text, f"{name}: run make bench-docs"
+
+
+@pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
+def test_every_bench_has_a_page_with_its_title(bench):
+    text = (render.FOLDER / f"{bench.name}.md").read_text()
+    assert text.startswith(f"# {bench.title}\n") and text.count("\n# ") == 0
+    assert f"<!-- bench:{bench.name}/" in text
+
+
+def test_a_bench_without_a_page_gets_one(tmp_path):
+    made = render.add_pages(tmp_path)
+    assert {file.stem for file in made} == set(BENCHES)
+    text = (tmp_path / "softmax.md").read_text()
+    assert text.startswith(f"# {BENCHES['softmax'].title}\n") and render.MARKED.search(text)[2] == "softmax/section"
+    (tmp_path / "softmax.md").write_text("# by hand\n")
+    assert not render.add_pages(tmp_path)
+    assert (tmp_path / "softmax.md").read_text() == "# by hand\n"
 
 
 @pytest.mark.parametrize("kind", BENCHES)
 def test_plots_are_of_their_records(kind):
     results = Results.read(ROOT / "docs" / "records" / f"{kind}-{render.DEVICE}.json")
     for output in results.outputs if results else ():
-        assert f"record {plot.digest(results)}" in (ROOT / "docs" / plot.name(kind, output)).read_text()
+        assert f"record {plot.digest(results)}" in (render.FOLDER / plot.name(kind, output)).read_text()
 
 
 def test_marked_places_follow_the_record(tmp_path):
@@ -43,39 +60,58 @@ def test_marked_places_follow_the_record(tmp_path):
     assert render.rendered(once, tmp_path) != once
 
 
-@pytest.mark.parametrize("name", render.FILES)
-def test_the_docs_own_places_render(name, tmp_path):
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory) -> dict[str, str]:
+    """Every document with tables of made-up records, by its name."""
+    folder = tmp_path_factory.mktemp("records")
     for bench in BENCHES:
         content = bench_record.record(bench)
-        record.write(tmp_path, bench, content["environment"], content)
+        record.write(folder, bench, content["environment"], content)
     programs = {"host-cost": bench_record.host_cost, "in-a-model": bench_record.chains}
     for kind, make in (programs | {"llama": bench_record.llama_model}).items():
-        record.write(tmp_path, kind, content["environment"], make())
+        record.write(folder, kind, content["environment"], make())
     for bench in profile.CASES:
-        record.write(tmp_path, f"{bench}-profile", content["environment"], bench_record.profile())
-    text = render.rendered((ROOT / name).read_text(), tmp_path)
-    assert render.NONE not in text and "commit 0123456789ab" in text
-    for bench in BENCHES.values():  # in the overview, and in a section
-        plots = [plot.name(bench.name, output) for output in {case.output for case in bench.cases}]
-        said = [bench.title] if name == "README.md" else [*plots, *(t.text for t in bench.targets)]
-        assert all(one in text for one in said), bench.name
-    if "bench:rmsnorm-silu-profile" in text:
-        assert "| nvfp4 399360x1024 | 300.2 | 1.75 | 52 % | 58 | 3.38 | 20.75 | 57 / 42 / 68 / - % |" in text
-        assert (
-            "| bf16 399360x1024 | - | - | 52 % |" in text
-            and "not selected 30 %, long scoreboard 25 %, wait 20 % |" in text
-        )
-        assert "- cuDNN, mode A: in 80 of 80 cases" in text and "- FlashInfer: in none of 80 cases" in text
-    if "bench:host-cost" in text:
-        assert "| graph.execute | 8.00 (2.00×) | 8.00 (2.00×) | 8.00 (2.00×) | 8.00 (2.00×) |" in text
-        assert "| Quack | absent: quack-kernels is not installed | - | - | - |" in text
-        assert "| functional.rmsnorm | 8.00 (9.00) | 10.00 (11.00) | 1.25 |" in text
-        assert "| functional.rmsnorm, random shapes and addresses | 100,000 | 4,096 | 0 |" in text
-        assert "flashinfer-python 1.0" in text and "quack-kernels None" not in text
-        assert "| bf16 1x2048 | 100.00 ± 3.00 | 2.00 ± 0.06 | 2.25 ± 0.07 | 2.50 ± 0.07 |" in text
-        assert "| bf16 8192x8192 | -0.24 % | -0.49 % |" in text
-        assert "| training step, 4 x 512 tokens | 4.00 (3.60 to 4.40) | 5.00 (4.50 to 5.50) |" in text
-        assert all(f"| {t.text} |" in text for t in (*in_a_model.BENCH.targets, *host_record.TARGETS, *llama.TARGETS))
+        record.write(folder, f"{bench}-profile", content["environment"], bench_record.profile())
+    texts = {file.name: render.rendered(file.read_text(), folder) for file in render.files()}
+    assert not [name for name, text in texts.items() if render.NONE in text]
+    return texts
+
+
+def test_places_of_all_benches_render(rendered):
+    for bench in BENCHES.values():
+        assert f"| {bench.title} |" in rendered["README.md"]
+        line = f"| [{bench.title}]({bench.name}.md) |"
+        assert f"[{bench.name}-nvidia-h200.json](../records/" in rendered["index.md"].split(line)[1].split("\n")[0]
+
+
+@pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
+def test_the_page_of_a_bench_renders(bench, rendered):
+    text = rendered[f"{bench.name}.md"]
+    plots = [plot.name(bench.name, output) for output in {case.output for case in bench.cases}]
+    assert "commit 0123456789ab" in text
+    assert all(one in text for one in [*plots, *(t.text for t in bench.targets)])
+
+
+def test_places_of_other_records_render(rendered):
+    text = rendered["rmsnorm-silu.md"]
+    assert "| nvfp4 399360x1024 | 300.2 | 1.75 | 52 % | 58 | 3.38 | 20.75 | 57 / 42 / 68 / - % |" in text
+    assert "| bf16 399360x1024 | - | - | 52 % |" in text
+    assert "not selected 30 %, long scoreboard 25 %, wait 20 % |" in text
+    assert "- cuDNN, mode A: in 80 of 80 cases" in text and "- FlashInfer: in none of 80 cases" in text
+    text = rendered["host-cost.md"]
+    assert "| graph.execute | 8.00 (2.00×) | 8.00 (2.00×) | 8.00 (2.00×) | 8.00 (2.00×) |" in text
+    assert "| Quack | absent: quack-kernels is not installed | - | - | - |" in text
+    assert "| functional.rmsnorm | 8.00 (9.00) | 10.00 (11.00) | 1.25 |" in text
+    assert "| functional.rmsnorm, random shapes and addresses | 100,000 | 4,096 | 0 |" in text
+    assert "flashinfer-python 1.0" in text and "quack-kernels None" not in text
+    assert all(f"| {t.text} |" in text for t in host_record.TARGETS)
+    text = rendered["in-a-model.md"]
+    assert "| bf16 1x2048 | 100.00 ± 3.00 | 2.00 ± 0.06 | 2.25 ± 0.07 | 2.50 ± 0.07 |" in text
+    assert "| bf16 8192x8192 | -0.24 % | -0.49 % |" in text
+    assert all(f"| {t.text} |" in text for t in in_a_model.BENCH.targets)
+    text = rendered["llama.md"]
+    assert "| training step, 4 x 512 tokens | 4.00 (3.60 to 4.40) | 5.00 (4.50 to 5.50) |" in text
+    assert all(f"| {t.text} |" in text for t in llama.TARGETS)
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
@@ -85,7 +121,7 @@ def test_a_record_of_it_makes_its_section(bench, tmp_path):
     assert render.rendered(text, tmp_path).count(render.NONE) == 2
     record.write(tmp_path, bench.name, content["environment"], content)
     once = render.rendered(text, tmp_path)
-    assert f"\n## {bench.title}\n" in once and "not measured" not in once
+    assert "\n## Targets\n" in once and "not measured" not in once
     assert all(peer.title in once for peer in bench.peers)
     for output in {case.output for case in bench.cases}:
         count = sum(case.output == output for case in bench.cases)

@@ -70,8 +70,8 @@ def identity(problem: ProblemClass | Entry) -> str:
 
 
 def tuned_for(chip):
-    """Graphs of what is tuned where measured: the seeds' sizes and what is benched beside, in training both phases.
-    Published are the seeds' sizes alone."""
+    """Graphs of what is tuned. Measured: the sizes of the cuDNN frontend's engine and of the other benches, in training
+    both phases. Published: the first alone."""
     graphs = [problem.graph() for problem in sizes.seeds()]
     if chip == "sm_90":
         beside = (b for b in BENCHES.values() if b is not rmsnorm_silu.BENCH and b.name not in UNTUNED)

@@ -35,6 +35,7 @@ FORMS = {
     "the demo with a GPU": Form(".venv/runnable", ("HAS_GPU=yes",)),
     "the tests without a GPU": Form(".venv/installed", ("HAS_GPU=",)),
     "the tests with a GPU": Form(".venv/installed", ("HAS_GPU=yes",)),
+    "the site": Form(".venv/documented", ("HAS_GPU=",)),
     "the tests on the oldest torch": Form(".venv-torch-oldest/installed", ("TORCH=oldest",)),
 }
 

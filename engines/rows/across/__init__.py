@@ -1,6 +1,5 @@
-"""Schedule of row programs in which threads take neighbouring rows of one column after another: of tensors in which
-neighbouring elements are of neighbouring rows, as of a contiguous [N, C, T, H, W] that is normalized over C. Its kernel
-is ``across.cu``."""
+"""Schedule for tensors in which neighbouring elements belong to neighbouring rows, such as a contiguous [N, C, T, H, W]
+normalized over C. Threads take neighbouring rows, one column after another. Its kernel is ``across.cu``."""
 
 from graphfuse.engines.rows.across.knobs import AcrossKnobs as AcrossKnobs
 from graphfuse.engines.rows.across.schedule import Across as Across

@@ -1,4 +1,4 @@
-"""Along which row axis neighbouring elements lie, and rows with that axis last."""
+"""Finds the row axis along which neighbouring elements lie, and makes it the last."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a launch takes, by which knobs are compared before anything was measured."""
+"""Cost model: estimates the time of a launch, to rank knobs that were not measured."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,17 @@ from graphfuse.engines.rows.schedule import PROPOSED
 from graphfuse.ops import Cost
 from graphfuse.rows.program import cost_of
 
-# Nanoseconds, and what an SM does in one. Those that `persistent` was fitted with; not yet fitted here.
-_BYTES = 31.6  # that memory moves for an SM in one
-_ISSUED = 7.0  # instructions of warps that an SM issues in one
-_LATENCY = 750.0  # from a read's start to its end
+# Nanoseconds, and an SM's work in one. The figures fitted for `persistent`; not yet fitted here.
+_BYTES = 31.6  # bytes that memory moves for an SM in a nanosecond
+_ISSUED = 7.0  # warp instructions that an SM issues in a nanosecond
+_LATENCY = 750.0  # of a memory read
 _MEETING, _WARP = 120.0, 8.0  # of a barrier, and for each warp of a CTA
-_ELEMENT = 2.0  # of one thread's elements, one after the other
+_ELEMENT = 2.0  # latency of each element of a thread
 _CTA = 58.0  # to start one
 _START = 2000.0  # of a launch
-_STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # instructions of an element for each step of the program, and each operand
-_RUN, _SHORT = 256, 0.1  # bytes side by side that memory moves best, and how much slower for each halving
-_SHARPNESS = 4.0  # with which what takes longest hides the rest
+_STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # instructions per element: of a cheap step, of a function, of an operand
+_RUN, _SHORT = 256, 0.1  # contiguous bytes that memory moves best, and the loss for each halving
+_SHARPNESS = 4.0  # exponent of the norm by which the longest of several times hides the others
 
 # Threads of an SM that keep its memory busy, of a CTA, and side by side along rows.
 _LEAST_THREADS, _LEAST_CTA, _LEAST_ACROSS = 384, 96, 16

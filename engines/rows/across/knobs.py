@@ -1,4 +1,4 @@
-"""How rows and their columns are spread over threads, and how they are accessed."""
+"""How rows and their columns are spread over threads, and how memory is accessed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

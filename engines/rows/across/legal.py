@@ -1,4 +1,4 @@
-"""Which knobs can be used for a problem on a device."""
+"""Which knobs are legal for a problem on a device."""
 
 from collections.abc import Iterator
 

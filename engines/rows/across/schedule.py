@@ -1,4 +1,4 @@
-"""A CTA for neighbouring rows: what is taken and proposed, and what the launch passes."""
+"""The schedule of CTAs that take neighbouring rows: support, proposals and launch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How rows are cut into what threads take together, and what they hold of it."""
+"""How rows are divided into what threads take together, and what they keep of it."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which problems the schedule does not take, for reasons of its own."""
+"""Which problems this schedule declines."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""How rows are spread over threads, and how they are accessed."""
+"""How rows are spread over threads, and how memory is accessed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A CTA for some rows, or several for one: what is taken and proposed, and what the launch passes."""
+"""The schedule of one CTA for some rows, or several CTAs for one: support, proposals and launch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How a row is cut into what threads take together, and what they hold of it."""
+"""How a row is divided into what threads take together, and what they keep of it."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a launch takes, by which knobs are compared before anything was measured."""
+"""Cost model: estimates the time of a launch, to rank knobs that were not measured."""
 
 import math
 
@@ -10,25 +10,25 @@ from graphfuse.ops import Cost
 from graphfuse.rows.program import cost_of
 
 # Nanoseconds, fitted to searches on an H200 over the sizes of the backward's benches (docs/tuning.md).
-_BYTES = 31.6  # that memory moves for an SM in one
-_ISSUED = 7.0  # instructions of warps that an SM issues in one
-_LATENCY = 750.0  # from a read's start to its end
-_MEETING, _WARP = 370.0, 24.0  # of threads of a row, and for each warp of them
-_CLUSTER, _HIDDEN = 100.0, 0.5  # for each doubling of its CTAs, and what a delay saves of that
-_ELEMENT = 5.0  # of one thread's elements, one after the other
+_BYTES = 31.6  # bytes that memory moves for an SM in a nanosecond
+_ISSUED = 7.0  # warp instructions that an SM issues in a nanosecond
+_LATENCY = 750.0  # of a memory read
+_MEETING, _WARP = 370.0, 24.0  # of a reduction over the threads of a row, and for each of their warps
+_CLUSTER, _HIDDEN = 100.0, 0.5  # for each doubling of a cluster's CTAs; the part that the knob `delay` hides
+_ELEMENT = 5.0  # latency of each element of a thread
 _CTA = 58.0  # of a round, for each CTA on an SM
-_START, _FILLED, _PARTIAL = 2840.0, 4.9e-3, 2.2e-4  # of a launch; of each byte first copied to an SM, of partial sums
-# Instructions of a warp: for a row; of each element for each step of the program and for what is read or written.
+_START, _FILLED, _PARTIAL = 2840.0, 4.9e-3, 2.2e-4  # of a launch; per byte of the first copies, and of partial sums
+# Warp instructions: per row; per element and step of the program (cheap, function), and per input or output.
 _ROW, _STEP, _FUNCTION, _OPERAND = 200.0, 1.4, 4.2, 0.9
-_SHARPNESS = 4.0  # with which what takes longest hides the rest
+_SHARPNESS = 4.0  # exponent of the norm by which the longest of several times hides the others
 
 
 def cost(split: RowSplit, knobs: PersistentKnobs, device: Device) -> float:
-    """Nanoseconds, of rounds in each of which each CTA takes the rows that it takes at a time.
+    """Nanoseconds of a launch. In each round, each CTA takes the rows that it takes at a time.
 
-    A round takes what memory needs to move its bytes, or the instructions of all warps of an SM, or what threads
-    of one CTA do one after another, or what passes from the start of a copy to its end, shared by as many rounds as
-    copies are ahead; nothing hides the last round.
+    A round takes the longest of four times: memory moves its bytes; an SM issues the instructions of all warps; the
+    threads of a CTA work through their dependent steps; a copy arrives. The last is divided by the number of rounds
+    that are prefetched. Nothing hides the last round.
     """
     facts, program = split.facts, split.facts.program
     ctas, again = split.by_rows(knobs).grid(facts.rows), not split.resident(knobs)

@@ -1,4 +1,4 @@
-"""How rows are spread over threads that stay, and how far ahead of their turn they are copied."""
+"""How rows are spread over the threads of persistent CTAs, and how many rows are prefetched."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""CTAs that take row after row: what is taken and proposed, and what the launch passes."""
+"""The schedule of persistent CTAs: support, proposals and launch."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence

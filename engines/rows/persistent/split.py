@@ -1,4 +1,4 @@
-"""How a row is cut into what threads take together, and what a CTA holds of it."""
+"""How a row is divided into what threads take together, and what a CTA keeps of it."""
 
 import math
 from dataclasses import dataclass, replace

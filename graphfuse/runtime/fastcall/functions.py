@@ -1,4 +1,4 @@
-"""Runs a function's calls that are like an earlier one, and allocates what they return."""
+"""Runs repeated calls of a function, and allocates what they return."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""Compares torch tensors with those of an earlier call, in all but their memory."""
+"""Compares torch tensors with those of an earlier call, in everything but their memory."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Runs variant packs that are like one that was accepted."""
+"""Runs variant packs that are like an accepted one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

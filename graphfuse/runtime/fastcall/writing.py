@@ -1,4 +1,4 @@
-"""Functions made from a text of Python, which tracebacks show."""
+"""Makes functions from generated Python text, which tracebacks show."""
 
 import itertools
 import linecache
