@@ -67,8 +67,14 @@ def rendered(tmp_path_factory) -> dict[str, str]:
     for bench in BENCHES:
         content = bench_record.record(bench)
         record.write(folder, bench, content["environment"], content)
-    programs = {"host-cost": bench_record.host_cost, "in-a-model": bench_record.chains}
-    for kind, make in (programs | {"llama": bench_record.llama_model}).items():
+    programs = {
+        "host-cost": bench_record.host_cost,
+        "in-a-model": bench_record.chains,
+        "llama": bench_record.llama_model,
+        "cudnn-calls": bench_record.cudnn_calls_model,
+        "wan-block": bench_record.wan_block_model,
+    }
+    for kind, make in programs.items():
         record.write(folder, kind, content["environment"], make())
     for bench in profile.CASES:
         record.write(folder, f"{bench}-profile", content["environment"], bench_record.profile())
@@ -112,6 +118,13 @@ def test_places_of_other_records_render(rendered):
     text = rendered["llama.md"]
     assert "| training step, 4 x 512 tokens | 4.00 (3.60 to 4.40) | 5.00 (4.50 to 5.50) |" in text
     assert all(f"| {t.text} |" in text for t in llama.TARGETS)
+    text = rendered["cudnn-calls.md"]
+    assert "| host time of graph.execute, us | ≤ 8 | 9.000 | not met | - |" in text
+    assert "| 512x4096x4096 | 27.0 (24.3 to 29.7) | 28.0 (25.2 to 30.8) |" in text
+    text = rendered["wan-block.md"]
+    assert "| times as fast as torch, at worst | ≥ 1.25 | 1.500 | met | 1x192x4x240x416 |" in text
+    assert "| times as fast as torch.compile (max-autotune), at worst | ≥ 1.05 | 1.020 | not met |" in text
+    assert "| 1x192x4x240x416 | 100 (90 to 110) |" in text
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)

@@ -1,6 +1,6 @@
 """A record as a run on a GPU would leave it, with invented times."""
 
-from graphfuse.benchmarks import host_record, in_a_model, llama
+from graphfuse.benchmarks import cudnn_calls, host_record, in_a_model, llama, wan_block
 from graphfuse.benchmarks.benches import BENCHES
 
 SPEED = {"graphfuse": 4.0, "cudnn_oss": 0.3, "cudnn_a": 2.0, "flashinfer": 0.31, "torch_compile": 3.5}
@@ -138,6 +138,30 @@ def llama_model() -> dict:
         for size in sizes
     ]
     return {"environment": environment(), "versions": {"transformers": "5.0"}, "cases": cases}
+
+
+def _spread(us: float) -> dict[str, float]:
+    return {"median": us, "low": 0.9 * us, "high": 1.1 * us}
+
+
+def cudnn_calls_model() -> dict:
+    """A record of benchmarks.cudnn_calls."""
+    host = {cudnn_calls.EXECUTE: 9.0, cudnn_calls.BOUND: 7.0, cudnn_calls.TORCH: 20.0, cudnn_calls.PACKAGE: 12.0}
+    us = {cudnn_calls.BOUND: _spread(27.0), cudnn_calls.TORCH: _spread(28.0)}
+    return {
+        "environment": environment(),
+        "versions": {"nvidia-cudnn-frontend": "1.32.0"},
+        "host_us": {name: _spread(found) for name, found in host.items()},
+        "cases": [{"name": "x".join(map(str, shape)), "us": us} for shape in cudnn_calls.SHAPES],
+    }
+
+
+def wan_block_model() -> dict:
+    """A record of benchmarks.wan_block."""
+    names = (wan_block.OURS, wan_block.EAGER, wan_block.CONTIGUOUS, wan_block.COMPILED)
+    us = {name: _spread(found) for name, found in zip(names, (100.0, 150.0, 160.0, 102.0), strict=True)}
+    cases = [{"name": "x".join(map(str, shape)), "plan": "rows + cudnn", "us": us} for shape in wan_block.SHAPES]
+    return {"environment": environment(), "versions": {"torch": "2.11.0"}, "cases": cases}
 
 
 def profile() -> dict:
