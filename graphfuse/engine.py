@@ -250,12 +250,14 @@ class Site:
 
     subgraph: the nodes whose work it is. outline: what the engine said of it (``Engine.outline``). compile: makes the
     device's kernel of a source, as ``KernelEngine.source``, and the name of its extern "C" entry; for engines that
-    write kernels. It raises KernelCompileError where the source does not compile.
+    write kernels. It raises KernelCompileError where the source does not compile. sources: what the engine answered to
+    ``Engine.sources``, so that it need not write them again.
     """
 
     subgraph: Subgraph
     outline: Outline | Launch
     compile: Callable[[str, str], Kernel]
+    sources: tuple[str, ...]
 
 
 class Engine(abc.ABC, Generic[FactsT, KnobsT]):
@@ -351,7 +353,8 @@ class KernelEngine(Engine[FactsT, KnobsT]):
         return self.launch(facts, knobs)
 
     def prepare(self, facts: FactsT, knobs: KnobsT, device: Device, site: Site) -> Prepared:
-        launch, kernel = site.outline, site.compile(self.source(facts, knobs), self.entry)
+        (source,) = site.sources
+        launch, kernel = site.outline, site.compile(source, self.entry)
         return Prepared(
             lambda dependent: FrozenKernel(launch, kernel.launcher(launch, dependent)),
             launch.scratch_bytes,
