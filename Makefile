@@ -44,11 +44,13 @@ check: $(INSTALLED)
 stub: $(INSTALLED)
 	.venv/bin/python tests/op_stub.py
 
-# Of torch, kernels and their knobs know nothing, and neither do records, commands or what is packed.
+# Of torch, kernels and their knobs know nothing, and neither do records, commands or what is packed. Its build says which
+# CUDA version NVRTC is of: what finds and calls NVRTC is tested, too.
 test-torch: $(OTHER_TORCH)/installed
 	$(OTHER_TORCH)/bin/python -c 'import torch; print("torch", torch.__version__)'
 	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup --ignore-glob='tests/engines/test_rmsnorm*' \
 	  --ignore=tests/lanes --ignore=tests/benchmarks --ignore=tests/cli --ignore=tests/package -m 'not (gpu or thorough or compile or emulate or install)'
+	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup tests/runtime -m compile
 
 gpu-test: $(INSTALLED)
 	.venv/bin/python -m pytest tests -m gpu -n 4 --dist loadgroup --record=docs/records
@@ -87,8 +89,8 @@ endif
 
 # Without a GPU torch is pinned, and the emulator runs the kernels: NVRTC is for the tests that compile them.
 CONSTRAINED := $(if $(HAS_GPU),,--constraint constraints.txt)
-$(RUNNABLE): extras := $(if $(HAS_GPU),[nvrtc])
-$(INSTALLED): extras := [test,check,nvrtc]
+$(RUNNABLE): extras := $(if $(HAS_GPU),[cu13])
+$(INSTALLED): extras := [test,check,cu13]
 # Pages are made from the sources as text: neither torch nor graphfuse is imported.
 $(DOCUMENTED): extras := [docs]
 $(RUNNABLE) $(INSTALLED) $(DOCUMENTED): $(MADE) pyproject.toml constraints.txt
@@ -97,9 +99,11 @@ $(RUNNABLE) $(INSTALLED) $(DOCUMENTED): $(MADE) pyproject.toml constraints.txt
 
 OLDEST := $(or $(shell sed -n 's/^ *"torch>=\(.*\)",$$/\1/p' pyproject.toml),$(error no "torch>=..." in pyproject.toml))
 VERSION := $(patsubst oldest,$(OLDEST),$(filter-out newest,$(TORCH)))
+# Of the builds on the public index, that of the oldest is for CUDA 12.
+CUDA := $(if $(filter $(OLDEST) $(OLDEST).%,$(VERSION)),cu12,cu13)
 $(OTHER_TORCH)/installed: pyproject.toml
 	$(PYTHON) -m venv $(OTHER_TORCH)
-	$(OTHER_TORCH)/bin/python -m pip install $(PIP_ARGS) --quiet 'torch$(VERSION:%===%)' --editable '.[test,nvrtc]'
+	$(OTHER_TORCH)/bin/python -m pip install $(PIP_ARGS) --quiet 'torch$(VERSION:%===%)' --editable '.[test,$(CUDA)]'
 	touch $@
 
 $(KERNEL_TABLE)/installed: $(INSTALLED) kernel-table.txt

@@ -44,12 +44,15 @@ from graphfuse.errors import (
 )
 
 if TYPE_CHECKING:  # what `_LAZY` loads when it is first used
+    from graphfuse import explain as explain
     from graphfuse import functional as functional
     from graphfuse import torch as torch
+    from graphfuse.building import graph, graph_cache, jit
     from graphfuse.functional import fused_rmsnorm_silu
     from graphfuse.runtime.handle import Handle, create_handle, destroy_handle, get_stream, set_stream
     from graphfuse.tensor import Tensor
     from graphfuse.user_graph import pygraph
+    from graphfuse.wrapper import Graph
 
 __version__ = "0.1.0"
 

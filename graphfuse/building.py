@@ -1,9 +1,11 @@
 """``graph``, ``jit`` and ``graph_cache`` of the cuDNN frontend: functions that build graphs."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from graphfuse.dtypes import data_type
 from graphfuse.enums import heur_mode
@@ -12,18 +14,21 @@ from graphfuse.runtime.kept import make_room
 from graphfuse.tensor import Tensor
 from graphfuse.user_graph import pygraph
 
+if TYPE_CHECKING:
+    from graphfuse.runtime.handle import Handle
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @contextmanager
 def graph(
-    handle: object,
+    handle: Handle | None,
     name: str = "cudnn_graph",
     io_data_type: object = data_type.HALF,
     intermediate_data_type: object = data_type.FLOAT,
     compute_data_type: object = data_type.FLOAT,
-    **graph_arguments: object,
+    **graph_arguments: Any,
 ) -> Iterator[tuple[pygraph, list[Tensor]]]:
     """``with graph(handle) as (g, tensors)``: a new graph and an empty list, of tensors for ``jit``.
 

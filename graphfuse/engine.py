@@ -252,12 +252,13 @@ class Site:
 
     subgraph: the nodes of the work. outline: the engine's outline of it (``Engine.outline``). compile: makes a kernel
     for the device, from a source and the name of its extern "C" entry. It raises KernelCompileError if the source does
-    not compile.
+    not compile. sources: the engine's answer to ``Engine.sources``, so that it need not write them again.
     """
 
     subgraph: Subgraph
     outline: Outline | Launch
     compile: Callable[[str, str], Kernel]
+    sources: tuple[str, ...]
 
 
 class Engine(abc.ABC, Generic[FactsT, KnobsT]):
@@ -354,7 +355,8 @@ class KernelEngine(Engine[FactsT, KnobsT]):
         return self.launch(facts, knobs)
 
     def prepare(self, facts: FactsT, knobs: KnobsT, device: Device, site: Site) -> Prepared:
-        launch, kernel = site.outline, site.compile(self.source(facts, knobs), self.entry)
+        (source,) = site.sources
+        launch, kernel = site.outline, site.compile(source, self.entry)
         return Prepared(
             lambda dependent: FrozenKernel(launch, kernel.launcher(launch, dependent)),
             launch.scratch_bytes,

@@ -84,11 +84,10 @@ def prepared(part, device: Device, kernel: Callable[[str, str], Kernel]) -> Prep
             raise _failure(engine, about, "launch", f"gave a Launch whose {wrong}")
         return kernel(source, entry)
 
-    if origin(engine) is not FIRST_PARTY:  # in the words of who writes kernels, and nothing else
-        call(engine, about, "source", engine.sources, part.facts, part.knobs)
-    made = call(
-        engine, about, "prepare", engine.prepare, part.facts, part.knobs, device, Site(about, outline, compiled)
-    )
+    # Apart from prepare, so that an error says what in the words of who writes kernels.
+    sources = call(engine, about, "source", engine.sources, part.facts, part.knobs)
+    site = Site(about, outline, compiled, sources)
+    made = call(engine, about, "prepare", engine.prepare, part.facts, part.knobs, device, site)
     return dataclasses.replace(made, freeze=lambda dependent: _guarded_frozen(engine, about, made.freeze(dependent)))
 
 

@@ -12,7 +12,7 @@ tensors, and allocates.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphfuse import dtypes
 from graphfuse.enums import heur_mode
@@ -54,12 +54,12 @@ class Graph:
     def __init__(
         self,
         *,
-        handle: object = None,
+        handle: Any = None,
         inputs: Sequence[object] | None = None,
         outputs: Sequence[object] | None = None,
         heuristics: Sequence[heur_mode] | None = None,
         workspace_alloc: bool = True,
-        **graph_arguments: object,
+        **graph_arguments: Any,
     ):
         self._io = (_sequence("inputs", inputs), _sequence("outputs", outputs))
         self._heuristics = list(_sequence("heuristics", heuristics)) or [heur_mode.A, heur_mode.FALLBACK]
@@ -92,10 +92,10 @@ class Graph:
         if any(self._io):
             self.set_io_tuples(*self._io)
 
-    def __getattr__(self, name: str) -> Callable[..., object]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
-        found = getattr(self._graph, name)  # or why there is none
+        found: Callable[..., Any] = getattr(self._graph, name)  # or why there is none
         if name in _LOOK:
             self._need("built", name)
             return found
@@ -109,7 +109,7 @@ class Graph:
             when = {"open": "inside of its with block", "built": "after its with block"}[state]
             raise GraphStateError(f"graph {self._graph.name!r}: {what} is for {when}; the graph is {self._state}")
 
-    def _add(self, op: str, method: Callable[..., object], args: tuple, kwargs: dict[str, object]) -> object:
+    def _add(self, op: str, method: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         made = method(*map(self._tensor, args), **{name: self._tensor(value) for name, value in kwargs.items()})
         node = self._graph.nodes[-1]
         for position, port in enumerate(p.name for p in OPS[op].inputs):
@@ -117,7 +117,7 @@ class Graph:
                 self._names[f"{node.name}::{port}"] = self._names[f"{node.name}::{position}"] = node.inputs[port]
         return made
 
-    def _tensor(self, value: object) -> object:
+    def _tensor(self, value: Any) -> object:
         """The graph's tensor for an array; anything else as it is."""
         if isinstance(value, Tensor) or not any(hasattr(value, name) for name in _ARRAY):
             return value
@@ -158,7 +158,7 @@ class Graph:
             raise GraphValidationError(f"graph {self._graph.name!r}: neither input nor output: {names}")
         self._inputs, self._outputs = tuple(tensors["input"]), tuple(tensors["output"])
 
-    def __call__(self, *args: object, workspace: object = None, handle: object = None) -> object:
+    def __call__(self, *args: Any, workspace: object = None, handle: Any = None) -> Any:
         """Run it. With one dict, of arrays by any name of a tensor: outputs that it has not are allocated and put into
         it under their names, and it is returned. Else with the inputs in order: the outputs are allocated and returned,
         a single one as it is, several as a list."""
@@ -175,7 +175,7 @@ class Graph:
         self._run(pack, workspace, handle)
         return made[0] if len(made) == 1 else made
 
-    def _call_by_name(self, given: dict, workspace: object, handle: object) -> dict:
+    def _call_by_name(self, given: dict[Any, Any], workspace: object, handle: Any) -> dict[Any, Any]:
         pack: dict[Tensor, object] = {}
         for name, value in given.items():
             t = self._find(name)
@@ -192,7 +192,7 @@ class Graph:
         self._run(pack, workspace, handle)
         return given
 
-    def _run(self, pack: Mapping[Tensor, object], workspace: object, handle: object) -> None:
+    def _run(self, pack: Mapping[Tensor, Any], workspace: object, handle: Any) -> None:
         if workspace is None:
             workspace = self._workspace
             if workspace is None and not self._allocates and (size := self._graph.get_workspace_size()):
@@ -233,7 +233,7 @@ class Graph:
         return torch.empty_strided(t.get_dim(), t.get_stride(), **like)
 
 
-def _sequence(what: str, given: object) -> tuple[object, ...]:
+def _sequence(what: str, given: object) -> tuple[Any, ...]:
     if given is not None and not isinstance(given, list | tuple):
         raise GraphTypeError(f"{what}: give a list or tuple, got {type(given).__name__}")
     return tuple(given or ())

@@ -106,7 +106,7 @@ def nvrtc() -> Iterator[Finding]:
     except ToolkitNotFoundError as error:
         level = FAULT if devices else NOTE
         needed = "" if devices else ": needed for GPUs, and to compile for them ahead of time"
-        yield Finding("NVRTC", level, str(error).splitlines()[0] + needed, toolkit.MEND)
+        yield Finding("NVRTC", level, str(error).splitlines()[0] + needed, toolkit.mend())
         return
     yield from nvrtc_serves(kit.version, toolkit.architectures(), device.driver_version() if devices else None, devices)
 

@@ -18,8 +18,6 @@ from graphfuse import settings
 from graphfuse.errors import ToolkitNotFoundError
 
 SYSTEM_ROOT = Path("/usr/local/cuda")
-MEND = 'pip install "graphfuse[nvrtc]"'
-
 # Names of this machine's folder in a toolkit's targets/, and its number in an ELF header.
 _TARGETS = {"x86_64": ("x86_64-linux",), "aarch64": ("sbsa-linux", "aarch64-linux")}
 _ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
@@ -52,6 +50,11 @@ class Toolkit:
         """What a compiled kernel depends on besides source, options and architecture."""
         headers = (self.bundled, self.include_version, *map(str, self.include_dirs))
         return repr((self.version or str(self.nvrtc), self.nvrtc_bytes, headers))
+
+
+def mend() -> str:
+    """The command that brings what is not there, of the CUDA version that cuda.bindings is for."""
+    return f'pip install "graphfuse[cu{_wanted_major()}]"'
 
 
 def find() -> Toolkit:
@@ -119,10 +122,12 @@ def _wanted_major() -> int:
 def _wheel_roots() -> tuple[Path, ...]:
     # NVIDIA's wheels share the namespace package `nvidia`. Its search path covers every
     # entry of sys.path; cuda.pathfinder looks in the site-packages folders alone, and
-    # has no way to find a library without loading it.
+    # has no way to find a library without loading it. Before CUDA 13, each wheel has a folder of its own.
     spec = importlib.util.find_spec("nvidia")
     paths = spec.submodule_search_locations if spec else None
-    return tuple(Path(path) / f"cu{_wanted_major()}" for path in paths or ())
+    major = _wanted_major()
+    folders = (f"cu{major}",) if major >= 13 else ("cuda_nvrtc", "cuda_runtime")
+    return tuple(Path(path) / folder for path in paths or () for folder in folders)
 
 
 Place = tuple[str, Path]
@@ -153,7 +158,7 @@ def _search(roots: tuple[Place, ...], wheels: tuple[Path, ...], broken: tuple[tu
 
 def _not_found(what: str, tried: list[str]) -> ToolkitNotFoundError:
     lines = "".join(f"\n  - {line}" for line in tried)
-    return ToolkitNotFoundError(f"{what}; tried in this order:{lines}\nTo mend it: {MEND}")
+    return ToolkitNotFoundError(f"{what}; tried in this order:{lines}\nTo mend it: {mend()}")
 
 
 def _nvrtc_in(origin: str, root: Path, broken: dict[Path, str], tried: list[str]) -> Path | None:
@@ -208,8 +213,9 @@ def _headers_in(origin: str, root: Path, tried: list[str]) -> tuple[tuple[Path, 
         match = re.search(rb"#define\s+CUDA_VERSION\s+(\d+)", head)
         version = int(match[1]) if match else 0
         if version // 1000 == major:
-            cccl = folder / "cccl"  # where CUDA 13 keeps cuda/std and cub
-            return (folder, cccl) if cccl.is_dir() else (folder,), version
+            # Where CUDA 13 keeps cuda/std and cub, and where wheels for CUDA 12 have those and crt/.
+            beside = (folder / "cccl", *(root.parent / wheel / "include" for wheel in ("cuda_cccl", "cuda_nvcc")))
+            return (folder, *(path for path in beside if path.is_dir())), version
         reason = f"its cuda.h is of CUDA {version // 1000}, NVRTC of CUDA {major}"
     tried.append(f"{origin} ({root}): {reason}")
     return None

@@ -388,3 +388,18 @@ def test_a_good_one_runs(installed):
     g.build([heur_mode.A])
     execute(g)
     assert g.get_plan_name_at_index(0).count("own") == 2
+
+
+@pytest.mark.emulate
+def test_the_source_is_asked_for_once():
+    asked = []
+
+    class Asked(Own):
+        def source(self, facts, knobs):
+            asked.append(facts.subgraph.nodes[0].name)
+            return super().source(facts, knobs)
+
+    g = emulated()
+    g.build([heur_mode.A], patterns=[pattern()], engines=[Asked(), "reference"])
+    execute(g)
+    assert asked == ["relu.0", "relu.1"]

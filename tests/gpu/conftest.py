@@ -47,3 +47,15 @@ def python():
         )
 
     return start
+
+
+@pytest.fixture(scope="module")
+def cudnn():
+    """The cuDNN frontend; a test that needs it is skipped where that or libcudnn is missing."""
+    from graphfuse.engine import No
+    from graphfuse.engines.cudnn import package
+
+    found = package.load()
+    if isinstance(found, No):
+        pytest.skip(str(found))
+    return found

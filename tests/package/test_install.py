@@ -1,5 +1,6 @@
 """Wheel and sdist hold everything; both run from where they are installed; so does a third party's package."""
 
+import json
 import os
 import re
 import shutil
@@ -143,33 +144,86 @@ print(part.engine.name, len(part.engine.source(part.facts, part.knobs)) > 1000)
     assert run(installed, "-c", code, cwd=installed.parent).split() == ["rows", "True"]
 
 
-USER = """
-import torch
-x = w = out = torch.empty(1)
+README = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+# What README's lines take for granted.
+GIVEN = """
+from torch import empty
+x = w = out = weight = residual = branch = gate = up = empty(1)
 """
 
-TYPES = """
+OTHER_NAMES = """
+import graphfuse
+from graphfuse.testing import check
+
+def key(rows: int) -> int:
+    return rows
+
+@graphfuse.graph_cache(key)
+@graphfuse.jit(graphfuse.heur_mode.A)
+def made(rows: int) -> tuple[graphfuse.pygraph, list[graphfuse.Tensor]]:
+    with graphfuse.graph(graphfuse.create_handle("cpu")) as (g, tensors):
+        tensors.append(g.relu(g.tensor([rows, 8])).set_output())
+    return g, tensors
+
+kept, uids = made(3)
+again = graphfuse.pygraph().deserialize(kept.serialize())
+names: list[str] = [again.deselect_engines(["rows"]).get_plan_name_at_index(0)]
+with graphfuse.Graph(inputs=["in"], outputs=["out"]) as called:
+    called.relu(x)
+print(check(again), graphfuse.explain.FORMATS, uids)
+"""
+
+WRONG = """
 reveal_type(Z)
 graph.rmsnorm(X, W, "small")
 graph.rmsnrm(X)
 """
 
 
+@pytest.fixture
+def project(tmp_path) -> Path:
+    """A user's own: the first lines of README, its other lines, further names of the public API, and mistakes."""
+    first, *rest = README
+    for name, text in {"first": first, "rest": "".join(rest) + OTHER_NAMES, "wrong": first + WRONG}.items():
+        (tmp_path / f"{name}.py").write_text(GIVEN + text)
+    return tmp_path
+
+
+def types_checked(project: Path, *command: object, **variables: str) -> str:
+    files = ("first.py", "rest.py", "wrong.py")
+    command = [sys.executable, "-m", *command, *files]
+    env = environment(**variables)
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, env=env).stdout
+
+
 @pytest.mark.parametrize("installed", ["wheel"], indirect=True)
-def test_a_users_first_lines_pass_strict_type_checks(installed, tmp_path):
+def test_a_users_project_passes_mypy_strict(installed, project):
     pytest.importorskip("mypy")
-    first = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     # What torch is takes half a minute to find out and is not ours to check.
-    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\n[mypy-torch.*]\nfollow_imports = skip\n")
-    (tmp_path / "first.py").write_text(USER + first)
-    (tmp_path / "wrong.py").write_text(USER + first + TYPES)
-    command = [sys.executable, "-m", "mypy", "--python-executable", installed, "first.py", "wrong.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment())
-    lines = done.stdout.splitlines()
-    assert not [line for line in lines if line.startswith("first.py")], done.stdout
+    (project / "mypy.ini").write_text("[mypy]\nstrict = True\n[mypy-torch.*]\nfollow_imports = skip\n")
+    out = types_checked(project, "mypy", "--python-executable", installed)
+    lines = out.splitlines()
+    assert not [line for line in lines if line.startswith(("first.py", "rest.py"))], out
     for said in ('Revealed type is "graphfuse.tensor.Tensor"', '"Tensor | float"', 'no attribute "rmsnrm"'):
-        assert said in done.stdout
+        assert said in out
     assert lines[-1].startswith("Found 2 errors in 1 file")
+
+
+@pytest.mark.parametrize("installed", ["wheel"], indirect=True)
+@pytest.mark.parametrize("mode", ["basic", "strict"])
+def test_a_users_project_passes_pyright(installed, project, mode):
+    pytest.importorskip("pyright")
+    (project / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": mode}))
+    quiet = {"PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}  # else it asks for the newest version
+    out = types_checked(project, "pyright", "--pythonpath", installed, "--outputjson", **quiet)
+    found = [(Path(d["file"]).name, d["severity"], d["message"]) for d in json.loads(out)["generalDiagnostics"]]
+    wrong = "\n".join(message for file, _, message in found if file == "wrong.py")
+    assert {file for file, _, _ in found} == {"wrong.py"}, out
+    assert ("wrong.py", "information", 'Type of "Z" is "Tensor"') in found
+    assert """parameter "epsilon" of type "Tensor | float" """ in wrong and 'attribute "rmsnrm"' in wrong
+    # Strict also says that the type of what is not there is unknown.
+    assert len(found) == 3 + (mode == "strict")
 
 
 # How plugins are found is in no file that only one of them could lack.

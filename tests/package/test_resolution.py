@@ -66,6 +66,15 @@ def wanted(form: Form) -> Wanted:
     return Wanted((*found.requirements, *found.editable), tuple(found.constraint))
 
 
+def cuda_version(found: dict[str, str]) -> str:
+    """The major version that NVRTC, the headers and the bindings have in common, of those that there are."""
+    suffix = "-cu12" if found["cuda-bindings"].startswith("12.") else ""
+    wheels = {f"nvidia-cuda-{name}{suffix}" for name in ("nvrtc", "runtime")} & set(found)
+    assert wheels or not any(name.startswith("nvidia-cuda-nvrtc") for name in found)
+    (major,) = {found[name].split(".")[0] for name in (*wheels, "cuda-bindings")}
+    return major
+
+
 Resolve = Callable[..., dict[str, str]]
 
 
@@ -110,7 +119,34 @@ def test_it_resolves(resolve, note, form, python, chip):
     pins |= dict(re.findall(r"^([\w-]+)==(\S+)$", "\n".join(asked.requirements), re.M))
     for name, version in pins.items():
         assert found[name] == version or found[name].startswith(f"{version}."), name
-    note(f"resolved: {form}: torch {found['torch']}, NVRTC {found['nvidia-cuda-nvrtc']}")
+    cuda_version(found)
+    note(f"resolved: {form}: torch {found['torch']}, cuda-bindings {found['cuda-bindings']}")
+
+
+@pytest.mark.parametrize("python", (PYTHONS[0], PYTHONS[-1]))
+@pytest.mark.parametrize("major", ("12", "13"))
+def test_an_extra_brings_one_cuda_version(resolve, major, python):
+    """Without a pin of torch's: a build for that version is found. The forms above have it for all Pythons."""
+    found = resolve(Wanted((f".[cu{major}]",)), python)
+    assert {"torch", "cuda-core"} <= set(found) and cuda_version(found) == major
+
+
+def test_extras_that_texts_name_are_there():
+    named = re.compile(r"graphfuse\[([\w,]+)\]")
+    files = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/**/*.*"),
+        *ROOT.rglob("graphfuse/**/*.py"),
+    ]
+    texts = {
+        path: named.findall(path.read_text()) for path in files if path.suffix in (".md", ".py", ".ipynb", ".toml")
+    }
+    block = PYPROJECT.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = set(re.findall(r"^(\w+) = \[", block, re.MULTILINE))
+    assert sum(texts.values(), [])
+    for path, found in texts.items():
+        assert {extra for names in found for extra in names.split(",")} <= extras, path
 
 
 def test_the_oldest_torch_is_the_one_that_pyproject_names():
@@ -136,4 +172,4 @@ def test_pins_that_torch_excludes_are_seen(resolve, tmp_path):
     pins = tmp_path / "pins.txt"
     pins.write_text("torch==2.13.0\nnvidia-cuda-nvrtc==13.5.37\n")
     with pytest.raises(pytest.fail.Exception, match=r"torch==2\.13\.0[\s\S]*unsatisfiable"):
-        resolve(Wanted((".[test,nvrtc]",), (str(pins),)), PYTHONS[0])
+        resolve(Wanted((".[test,cu13]",), (str(pins),)), PYTHONS[0])

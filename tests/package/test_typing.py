@@ -3,9 +3,11 @@
 import ast
 import enum
 import inspect
+from pathlib import Path
 
 import pytest
 
+import graphfuse
 import op_stub
 from graphfuse import pygraph
 from graphfuse.ops import OPS, SPELLINGS
@@ -40,3 +42,10 @@ def test_parameters_are_those_of_the_method(name):
 
 def test_no_method_is_told_that_is_not_there():
     assert set(TYPED) == {*OPS, *SPELLINGS}
+
+
+def test_type_checkers_are_told_of_what_is_loaded_late():
+    """A name that is left out is an `object` to them, which cannot be called."""
+    tree = ast.parse(Path(graphfuse.__file__).read_text())
+    (told,) = (node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    assert {alias.name for line in told.body for alias in line.names} == set(graphfuse._LAZY)
