@@ -3,9 +3,11 @@ torch's.
 
 Each operator is ``graphfuse::NAME``; it computes in float32 (float64 where a tensor is), runs one graph forward and
 one backward, and keeps for backward what the backward graph reads: the normalized tensor, the weight, the gate and
-the statistics of each row; of softmax the result. docs/training.md is for users.
+the statistics of each row; of softmax the result. docs/training.md is for users. ``fuse`` puts them into models
+(docs/models.md).
 """
 
+from graphfuse.torch.fusion import fuse, unfuse
 from graphfuse.torch.losses import CrossEntropyLoss, cross_entropy
 from graphfuse.torch.modules import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
 from graphfuse.torch.operators import (
@@ -35,6 +37,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "cross_entropy",
+    "fuse",
     "gemma_add_rms_norm",
     "gemma_rms_norm",
     "layer_norm",
@@ -46,6 +49,7 @@ __all__ = [
     "rms_norm_silu",
     "rms_norm_silu_gate",
     "softmax",
+    "unfuse",
 ]
 
 

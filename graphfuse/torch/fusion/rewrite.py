@@ -1,0 +1,43 @@
+"""Puts operators in place of the sites of a graph."""
+
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from graphfuse.torch.fusion.match import Site
+from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.operators import epsilon
+
+
+def rewrite(module: GraphModule, sites: Sequence[Site]) -> list[Site]:
+    """Replaces sites, which are of this graph, by ``graphfuse::NAME``, which autograd and AOT know; nodes that nobody
+    reads any more are removed. Returns those replaced: all, but for one that would read what is not made yet where its
+    sum is needed."""
+    graph, new = module.graph, dict[Node, Node]()
+    replaced = [site for site in sites if _replace(graph, site, new)]
+    graph.eliminate_dead_code()
+    graph.lint()
+    module.recompile()
+    return replaced
+
+
+def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> bool:
+    """new: what took the place of a node, by that node, which sites still name."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    at = site.out if site.total is None else site.total
+    tensors = {name: new.get(t, t) for name, t in site.tensors.items()}
+    if any(order[t] > order[at] for t in tensors.values()):
+        return False
+    serving = site.serving
+    call: Callable[..., object] = getattr(torch.ops.graphfuse, serving.name).default
+    arguments = [tensors.get(name) for name in serving.operator.tensors]
+    with graph.inserting_before(at):
+        made = graph.call_function(call, (*arguments, epsilon(site.eps, value(site.tensors["x"]))))
+        results = [made] if site.total is None else [graph.call_function(operator.getitem, (made, i)) for i in (0, 1)]
+    for old, result in zip((site.out, site.total), results, strict=False):
+        result.meta.update({k: v for k, v in old.meta.items() if k in ("val", "example_value", "stack_trace")})
+        old.replace_all_uses_with(result)
+        new[old] = result
+    return True
