@@ -7,7 +7,7 @@ the statistics of each row; of softmax the result. docs/training.md is for users
 (docs/models.md).
 """
 
-from graphfuse.torch.fusion import fuse, unfuse
+from graphfuse.torch.fusion import fuse, kernel_mapping, unfuse
 from graphfuse.torch.losses import CrossEntropyLoss, cross_entropy
 from graphfuse.torch.modules import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
 from graphfuse.torch.operators import (
@@ -40,6 +40,7 @@ __all__ = [
     "fuse",
     "gemma_add_rms_norm",
     "gemma_rms_norm",
+    "kernel_mapping",
     "layer_norm",
     "llama_add_rms_norm",
     "llama_rms_norm",

@@ -35,6 +35,13 @@ def is_set_on(module: torch.nn.Module) -> bool:
     return isinstance(forward, MethodType) and hasattr(forward.__func__, _MARK)
 
 
+def is_free(module: torch.nn.Module) -> bool:
+    """Whether nothing else set its forward: it is its class's own, which pickle and ``kernelize`` may have set as
+    such."""
+    found = vars(module).get("forward")
+    return found is None or isinstance(found, MethodType) and found.__func__ is type(module).forward
+
+
 def remove_from(module: torch.nn.Module) -> None:
     del module.forward
 

@@ -6,7 +6,6 @@ forward is (`straight`): what it does depends on nothing but what the trace show
 compared at each call, and where something differs, or a norm is not to be gone around, the layer's own forward runs.
 """
 
-import inspect
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ def fused(layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Fused:
     if not taken:
         return Fused(None, (), tuple(dict.fromkeys(kept)))
     graph.lint()
-    function = _guarded(type(layer).forward, _written(graph), constants, checkpoints)
+    function = _guarded(own, _written(graph), constants, checkpoints)
     return Fused(function, tuple(taken), tuple(dict.fromkeys(kept)))
 
 
@@ -141,12 +140,10 @@ def _guarded(
     expected = tuple(constants.items())
 
     def forward(self, *given, **named):
-        if checkpoints and self.gradient_checkpointing and self.training:
-            return own(self, *given, **named)  # which calls itself again, as it is
-        for name, value in expected:
-            if getattr(self, name) != value:
-                return own(self, *given, **named)
+        is_checkpointed = checkpoints and self.gradient_checkpointing and self.training
+        if is_checkpointed or any(getattr(self, name) != value for name, value in expected):
+            return type(self).forward(self, *given, **named)
         return function(self, *given, **named)
 
-    forward.__wrapped__ = inspect.unwrap(own)
+    forward.__wrapped__ = own  # whose arguments inspect.signature tells
     return forward

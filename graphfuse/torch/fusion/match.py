@@ -123,12 +123,12 @@ def _rms_or_layer(node: Node, a: object, b: object, how: str) -> Site | None:
     for mean, eps in operands(found):
         if not isinstance(eps, int | float):
             continue
+        x = _variance_of(mean, kind)  # first: layer norm is RMSNorm of what was centred
+        if x is not None and _same_value(x, _centred_of(a, kind)):
+            return _site(Form("layer"), node, x, float(eps))
         x = _mean_square_of(mean, kind)
         if x is not None and _same_value(x, a):
             return _site(Form("rms"), node, a, float(eps))
-        x = _variance_of(mean, kind)
-        if x is not None and _same_value(x, _centred_of(a, kind)):
-            return _site(Form("layer"), node, x, float(eps))
     return None
 
 

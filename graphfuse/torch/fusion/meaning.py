@@ -81,13 +81,19 @@ def op(node: object) -> Op | None:
         return None
     name, args, named = _name(node), node.args, dict(node.kwargs)
     if _writes(node):
-        if len(args[0].users) != 1 if args and isinstance(args[0], Node) else True:
+        if not args or not isinstance(args[0], Node) or len(args[0].users) != 1 or not _is_new(args[0]):
             return None
         name = name.removesuffix("_")
     if "out" in named or name == "rsub" or named.pop("alpha", 1) != 1 or named.get("rounding_mode") is not None:
         return None
     meaning = _MEANING.get(name)
     return None if meaning is None else Op(meaning, args, named)
+
+
+def _is_new(node: Node) -> bool:
+    """Whether a node makes a tensor of its own, which nothing else sees."""
+    found = op(node)
+    return found is not None and found.meaning not in ("view", "expand", "same", "cast")
 
 
 def is_op(node: object, *meanings: str) -> Op | None:
@@ -155,6 +161,10 @@ def is_changed(node: object) -> bool:
     if not isinstance(node, Node):
         return False
     return any(
-        (_writes(user) and user.args and user.args[0] is node) or (is_op(user, "view", "expand", "same") and is_changed(user))
+        (_writes(user) and user.args and user.args[0] is node) or (_may_be_a_view(user) and is_changed(user))
         for user in node.users
     )
+
+
+def _may_be_a_view(node: Node) -> bool:
+    return is_op(node, "view", "expand", "same", "cast") is not None and _name(node) != "clone"

@@ -76,7 +76,7 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Entry |
     found, cls = recognized(module), type(module)
     if found is None:
         return None
-    if isinstance(found, Norm) and "forward" in vars(module):
+    if isinstance(found, Norm) and not forward.is_free(module):
         found = Refused("its forward is set on the module already, by something else")
     if isinstance(found, Refused):
         return Entry(name, cls.__name__, why=found.reason)
@@ -87,7 +87,7 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Entry |
 
 def _sums(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Iterator[Entry]:
     kind = type(module).__name__
-    if "forward" in vars(module):
+    if not forward.is_free(module):
         yield Entry(name, kind, why="its forward is set on the module already, by something else")
         return
     try:

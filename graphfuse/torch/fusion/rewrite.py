@@ -7,7 +7,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.fusion.match import Site
-from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.fusion.meaning import op, value
 from graphfuse.torch.operators import epsilon
 
 
@@ -17,10 +17,15 @@ def rewrite(module: GraphModule, sites: Sequence[Site]) -> list[Site]:
     sum is needed."""
     graph, new = module.graph, dict[Node, Node]()
     replaced = [site for site in sites if _replace(graph, site, new)]
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(_has_effects)
     graph.lint()
     module.recompile()
     return replaced
+
+
+def _has_effects(node: Node) -> bool:
+    """Whether a node may do more than compute. Those of sites do not; torch takes methods in place for some that do."""
+    return node.op not in ("call_function", "call_method", "get_attr") or node.op != "get_attr" and op(node) is None
 
 
 def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -60,11 +59,16 @@ class _Calls(TorchFunctionMode):
 
 def traced(module: torch.nn.Module, extent: int) -> Traced:
     """The graph of forward for full tensors (2, 3, extent). Raises whatever forward raises."""
+    inputs, cls = required(module), type(module)
     own = {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_floating_point()}
-    inputs = required(module)
 
     def forward(given: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
-        made = functional_call(module, dict(zip(own, values, strict=True)), tuple(given))
+        # An object of the module's attributes, with other tensors and without hooks or a forward of its own.
+        stand_in, tensors = cls.__new__(cls), dict(zip(own, values, strict=True))
+        stand_in.__dict__ = {n: v for n, v in vars(module).items() if n != "forward"}
+        for kind in ("_parameters", "_buffers"):
+            stand_in.__dict__[kind] = {n: tensors.get(n, t) for n, t in vars(module)[kind].items()}
+        made = cls.forward(stand_in, *given)
         if not isinstance(made, torch.Tensor):
             raise TypeError(f"it returns a {type(made).__name__}, a norm returns a tensor")
         return made
