@@ -59,7 +59,7 @@ class Report:
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         alike: dict[tuple[str, str, str, str], list[Entry]] = {}
         for e in self.entries:
-            alike.setdefault((re.sub(r"(?<=\.)\d+(?=\.|$)", "*", e.name), e.kind, e.became, e.why), []).append(e)
+            alike.setdefault((re.sub(r"(^|(?<=\.))\d+(?=\.|$)", "*", e.name), e.kind, e.became, e.why), []).append(e)
         for (name, kind, became, why), entries in alike.items():
             shown = name if len(entries) > 1 else entries[0].name
             said = f"{became} ({why})" if became and why else became or f"left: {why}"

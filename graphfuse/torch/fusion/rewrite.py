@@ -25,7 +25,7 @@ def rewrite(module: GraphModule, sites: Sequence[Site]) -> list[Site]:
 
 def _has_effects(node: Node) -> bool:
     """Whether a node may do more than compute. Those of sites do not; torch takes methods in place for some that do."""
-    return node.op not in ("call_function", "call_method", "get_attr") or node.op != "get_attr" and op(node) is None
+    return node.op != "get_attr" and op(node) is None
 
 
 def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> bool:
