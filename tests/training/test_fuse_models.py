@@ -3,6 +3,7 @@ bounds, and unfused models are what they were."""
 
 import copy
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,8 +79,15 @@ def test_every_norm_is_found(name, device):
     assert found.keys() == norms(model)
     assert len(found) >= 5
     assert {e.became for e in found.values() if e.why != LEFT} == {operator}
-    assert [n for n, e in found.items() if e.why == LEFT] == ["model.layers.0.linear_attn.norm"] * (name == "qwen3_next")
+    assert [n for n, e in found.items() if e.why == LEFT] == ["model.layers.0.linear_attn.norm"] * (
+        name == "qwen3_next"
+    )
     assert [e.became for e in report.replaced if e.name not in found] == [sum_operator] * sums
+
+
+def test_the_report_that_the_docs_show():
+    docs = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text()
+    assert f"```\n{fuse(made('llama', device='meta'))}\n```" in docs
 
 
 def gradients(model):

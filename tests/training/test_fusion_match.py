@@ -144,7 +144,12 @@ FOUND = [
     (heads, "xw", HALF, ["llama_rms_norm"]),
     # Rounded before the activation: the norm alone.
     (lambda x, w: F.silu(once(x, w)), "xw", HALF, ["rms_norm"]),
-    (lambda x, s, t: F.layer_norm(x, (HIDDEN,)) * (1 + s[:, None].to(x)) + t[:, None].to(x), "xst", HALF, ["layer_norm"]),
+    (
+        lambda x, s, t: F.layer_norm(x, (HIDDEN,)) * (1 + s[:, None].to(x)) + t[:, None].to(x),
+        "xst",
+        HALF,
+        ["layer_norm"],
+    ),
     # A norm that is used without its weight, too.
     (lambda x, w: (lambda y: (y * w, y))(once(x, torch.ones(()))), "xw", FULL, ["rms_norm"]),
 ]
@@ -263,9 +268,7 @@ def changed_between(x, r, w):
 
 
 @pytest.mark.parametrize("how", ["aten", "dynamo"])
-@pytest.mark.parametrize(
-    ("function", "names"), [(changed_copy, "xw"), (changed_later, "xw"), (changed_between, "xrw")]
-)
+@pytest.mark.parametrize(("function", "names"), [(changed_copy, "xw"), (changed_later, "xw"), (changed_between, "xrw")])
 def test_what_is_changed_in_place_is_read_before(function, names, how):
     tensors = given(names, HALF)
     graph, arguments = recorded(function, tensors, how)

@@ -46,7 +46,9 @@ def test_bits_of_a_sum(dtype):
 def test_gradients_are_those_of_the_norm_that_is_rounded_once(dtype):
     x, weight = whole_squares(dtype)
     outer = torch.randn(x.shape).to(dtype)
-    made = [torch.autograd.grad(f(x, weight, EPS), (x, weight), outer) for f in (training.llama_rms_norm, training.rms_norm)]
+    made = [
+        torch.autograd.grad(f(x, weight, EPS), (x, weight), outer) for f in (training.llama_rms_norm, training.rms_norm)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
     exact = [t.detach().double().requires_grad_() for t in (x, weight)]
     wide = exact[0] * torch.rsqrt(exact[0].pow(2).mean(-1, keepdim=True) + EPS) * exact[1]

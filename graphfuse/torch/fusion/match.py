@@ -274,9 +274,7 @@ def _called(node: Node, found: Op) -> Site | None:
     layer = found.meaning == "layer_norm"
     weight, bias = found.get(2, "weight"), found.get(3, "bias") if layer else None
     eps = found.get(4, "eps", 1e-5) if layer else found.get(3, "eps")
-    site = _site(
-        Form("layer" if layer else "rms", "w" if weight is not None else "", bias is not None), out, x, eps
-    )
+    site = _site(Form("layer" if layer else "rms", "w" if weight is not None else "", bias is not None), out, x, eps)
     if site is None or dtype(out) is not dtype(x):
         return None
     scales = {"weight": weight, "bias": bias}

@@ -121,7 +121,9 @@ def _check_call(node: ast.Call, me: str, module: torch.nn.Module, function: Func
     for name in path[1:]:
         target = getattr(target, name, None)
     own = getattr(target, "__module__", None) or getattr(getattr(target, "__self__", None), "__module__", "") or ""
-    if not isinstance(target, torch.nn.Module) and not (own.split(".")[0] in ("torch", "_operator") or _is_torchs(target)):
+    if not isinstance(target, torch.nn.Module) and not (
+        own.split(".")[0] in ("torch", "_operator") or _is_torchs(target)
+    ):
         raise Crooked(f"its forward calls {'.'.join(path)}, which is no module and no function of torch")
 
 
