@@ -87,7 +87,7 @@ def model(layer=Layer, count=2, dtype=HALF):
     torch.manual_seed(0)
     made = torch.nn.Sequential(*(layer() for _ in range(count)), torch.nn.LayerNorm(HIDDEN)).to(dtype)
     with torch.no_grad():
-        for name, p in made.named_parameters():
+        for p in made.parameters():
             if p.dim() == 1:
                 p.copy_(torch.randn(p.shape))
     return made
@@ -381,6 +381,17 @@ def test_meta():
     with torch.device("meta"):
         made = model()
     assert len(fuse(made).replaced) == 7
+    assert made(inputs().to("meta")).shape == inputs().shape  # by the modules' own forwards
+
+
+def test_a_weight_that_is_a_buffer():
+    norm = LlamaNorm()
+    del norm.weight
+    norm.register_buffer("weight", torch.full((HIDDEN,), 2.0))
+    norm, x = norm.to(HALF), inputs()
+    want = norm(x)
+    assert fuse(norm).entries[0].became == "llama_rms_norm"
+    assert torch.equal(norm(x), want)
 
 
 def test_wrong_models():

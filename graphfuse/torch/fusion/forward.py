@@ -18,6 +18,7 @@ from graphfuse.torch.fusion.module import Norm
 from graphfuse.torch.operators import epsilon
 
 _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+_RUN_ON = frozenset({"cuda", "cpu"})
 _MARK = "_graphfuse_fused"
 
 _called_plainly = torch_private.called_plainly()
@@ -98,7 +99,8 @@ def _parts(norm: Norm) -> Callable[[torch.nn.Module, torch.Tensor], tuple | None
     same_type, autocasts = norm.same_type, norm.autocasts
 
     def parts(module, x):
-        if x.dtype not in _TYPES or autocasts and torch.is_autocast_enabled(x.device.type):
+        device = x.device.type
+        if x.dtype not in _TYPES or device not in _RUN_ON or autocasts and torch.is_autocast_enabled(device):
             return None
         found = tuple(None if n is None else getattr(module, n) for n in scales)
         if any(t is not None and (t.dtype is not x.dtype if same_type else t.dtype not in _TYPES) for t in found):

@@ -53,7 +53,9 @@ def fused(layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Fused:
     graph = _trace(layer, own)
     taken, kept = [], []
     for node in list(graph.nodes):
-        if node.op != "call_function" or node.target not in _ADDS or not all(isinstance(a, Node) for a in node.args):
+        if node.op != "call_function" or node.target not in _ADDS or node.kwargs:
+            continue
+        if len(node.args) != 2 or not all(isinstance(a, Node) for a in node.args):
             continue
         norm = _norm_of(node, norms)
         if norm is None:

@@ -14,9 +14,12 @@ from graphfuse.torch.modules import LayerNorm, RMSNorm
 
 @dataclass(frozen=True)
 class Norm:
-    """A module that is a norm. parameters: their names, by those of the operator's arguments. epsilon: the attribute
-    that has it; "" where it is a constant of forward. eps: its value. same_type: whether a weight of another type than x
-    would change the type of the result. autocasts: whether autocast would."""
+    """A module that is a norm.
+
+    parameters: their names, by those of the operator's arguments. epsilon: the attribute that has it; "" where it is a
+    constant of forward. eps: its value. same_type: whether a weight of another type than x would change the type of the
+    result. autocasts: whether autocast would.
+    """
 
     form: Form
     parameters: tuple[tuple[str, str], ...]

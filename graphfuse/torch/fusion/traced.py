@@ -1,9 +1,11 @@
 """The graph of a module's own forward, in aten's operations.
 
-Parameters and inputs are on the CPU, in bfloat16: in that type a graph shows where values are rounded, which float32 would hide.
+Parameters and inputs are on the CPU, in bfloat16: in that type a graph shows where values are rounded, which float32
+would hide.
 """
 
 import inspect
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,9 +19,10 @@ _ANY_COLUMNS = 64
 
 
 def columns(module: torch.nn.Module) -> int | None:
-    """The extent that a module without children would normalize: that of its parameters, which are vectors. None where
-    they are something else; any where there are none."""
-    shapes = {tuple(t.shape) for t in module.parameters(recurse=False)}
+    """The extent that a module without children would normalize: that of its parameters and buffers, which are vectors.
+    None where they are something else; any where there are none."""
+    own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    shapes = {tuple(t.shape) for t in own if t.is_floating_point()}
     if any(len(shape) != 1 for shape in shapes) or len(shapes) > 1:
         return None
     return next(iter(shapes))[0] if shapes else _ANY_COLUMNS
