@@ -247,6 +247,20 @@ def test_what_is_left_is_said():
     }
 
 
+@pytest.mark.parametrize("how", ["aten", "dynamo"])
+def test_a_sum_that_is_needed_before_the_weight_is_made(how):
+    def function(x, r, w):
+        total = x + r
+        return llama(total, total[0, 0] * w), total
+
+    tensors = given("xrw", HALF)
+    graph, arguments = recorded(function, tensors, how)
+    sites = find(graph)
+    assert [s.serving.name for s in sites] == ["llama_add_rms_norm"]
+    assert [s.serving.name for s in rewrite(graph, sites)] == ["llama_rms_norm"]
+    assert all(map(torch.equal, graph(*arguments), function(*tensors)))
+
+
 def changed_copy(x, w):
     y = x.clone()
     z = llama(y, w)

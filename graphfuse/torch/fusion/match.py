@@ -46,6 +46,14 @@ class Site:
     def serving(self) -> Serving:
         return OPERATORS[self.form]
 
+    @property
+    def alone(self) -> "Site":
+        """Without the residual sum."""
+        if self.total is None:
+            return self
+        tensors = {n: t for n, t in self.tensors.items() if n != "residual"} | {"x": self.total}
+        return replace(self, form=replace(self.form, residual=False), tensors=tensors, total=None)
+
 
 def find(graph: GraphModule) -> list[Site]:
     """The norms of a graph that an operator computes, in order, each with as much around it as that operator takes."""
