@@ -38,6 +38,14 @@ class VariantPackTypeError(VariantPackError, TypeError):
     """A value given to execute has the wrong data type or is not a buffer at all."""
 
 
+class ModelError(GraphfuseError, ValueError):
+    """A model cannot be fused as it is: it is compiled already, or on a device that no kernel runs on."""
+
+
+class ModelTypeError(ModelError, TypeError):
+    """What was given as a model is none."""
+
+
 class WorkspaceError(VariantPackError):
     """The workspace is missing, too small, misaligned or on another device."""
 

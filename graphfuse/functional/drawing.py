@@ -52,6 +52,10 @@ class Drawing:
             self.pack[name] = name
         return self._read[name]
 
+    def rounded(self, t: Tensor, name: str) -> Tensor:
+        """`t`, which whoever reads it gets rounded to the type of the argument `name`."""
+        return t.set_data_type(self.layouts[name].stored)
+
     def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return self.graph.rmsnorm(x, weight, self.number("eps"), norm_forward_phase=norm_forward_phase.INFERENCE)[0]
 

@@ -87,7 +87,14 @@ def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Han
     """The graph of these layouts, not yet built. It computes in float64 if any tensor is float64, else in float32."""
     double = any(t.stored is data_type.DOUBLE for t in layouts.values())
     compute = data_type.DOUBLE if double else data_type.FLOAT
-    graph = pygraph(name, intermediate_data_type=compute, compute_data_type=compute, handle=handle)
+    graph = pygraph(
+        name,
+        intermediate_data_type=compute,
+        compute_data_type=compute,
+        # A tensor between nodes declares a type of its own only where a function rounds there.
+        intermediate_rounding="declared",
+        handle=handle,
+    )
     drawing = Drawing(graph, layouts)
     variant.draw(drawing)
     return drawing

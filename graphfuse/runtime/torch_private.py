@@ -176,3 +176,23 @@ def single_level_apply(function: type) -> Callable[..., object]:
 def increment_version() -> Callable[[tuple], None]:
     """Returns what counts up the versions of tensors, given in a tuple, that were written unseen by torch."""
     return _find("_C._increment_version") or sys.modules["torch"].autograd.graph.increment_version
+
+
+def called_plainly() -> Callable[[object], bool]:
+    """Returns what tells whether calling a module does nothing but to call its forward: it has no hooks, and there are
+    none of all modules.
+
+    Where torch no longer has one of these names, no module is said to be called plainly.
+    """
+    any_global = _find("nn.modules.module._has_any_global_hook")
+    if any_global is None:
+        return lambda module: False
+
+    def check(module: object) -> bool:
+        try:
+            of = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+            return not (of or module._backward_pre_hooks or any_global())
+        except AttributeError:
+            return False
+
+    return check

@@ -2,9 +2,11 @@
 
 Each operator is ``graphfuse::NAME``. It computes in float32, or in float64 if a tensor is float64. It runs one graph
 forward and one backward. For backward it keeps what that graph reads: the normalized tensor, the weight, the gate and
-the statistics of each row; for softmax the result. docs/training.md is for users.
+the statistics of each row; for softmax the result. docs/training.md is for users. ``fuse`` puts the operators into models
+(docs/models.md).
 """
 
+from graphfuse.torch.fusion import fuse, kernel_mapping, unfuse
 from graphfuse.torch.losses import CrossEntropyLoss, cross_entropy
 from graphfuse.torch.modules import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
 from graphfuse.torch.operators import (
@@ -14,6 +16,8 @@ from graphfuse.torch.operators import (
     gemma_add_rms_norm,
     gemma_rms_norm,
     layer_norm,
+    llama_add_rms_norm,
+    llama_rms_norm,
     log_softmax,
     normalize,
     rms_norm,
@@ -32,15 +36,20 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "cross_entropy",
+    "fuse",
     "gemma_add_rms_norm",
     "gemma_rms_norm",
+    "kernel_mapping",
     "layer_norm",
+    "llama_add_rms_norm",
+    "llama_rms_norm",
     "log_softmax",
     "normalize",
     "rms_norm",
     "rms_norm_silu",
     "rms_norm_silu_gate",
     "softmax",
+    "unfuse",
 ]
 
 

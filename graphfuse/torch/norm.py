@@ -66,7 +66,8 @@ DGATE = TensorParameter("dgate", TYPES, like("x"), written=True, new=type_of("ga
 @dataclass(frozen=True)
 class Norm:
     """RMSNorm of x, or of x + residual, times weight or weight + 1, plus bias, or then SiLU, then times gate. centred:
-    layer norm instead of RMSNorm.
+    layer norm instead of RMSNorm. rounded: the norm is rounded to x's type before it is multiplied by weight; its
+    gradients are those of the norm that is not.
 
     weight and bias are one number for each column, or for each head and column. The sum is returned, too, and
     normalized as it is stored, so that backward, which reads it, is of what was computed.
@@ -78,6 +79,7 @@ class Norm:
     gate: bool = False
     bias: bool = False
     centred: bool = False
+    rounded: bool = False
     numbers: ClassVar[tuple[str, ...]] = ("eps",)
 
     @cached_property
@@ -127,22 +129,22 @@ class Norm:
     def _normal(self, d: Drawing, x: Tensor) -> Tensor:
         """The norm of x, with weight and bias."""
         scale, bias = self._scale(d), d["bias"] if "bias" in d else None
-        heads = _of_heads(d)
+        apart = _of_heads(d) or self.rounded and scale is not None
         training = self.statistics[0].name in d
         op = d.graph.layernorm if self.centred else d.graph.rmsnorm
         y, *statistics = op(
             x,
-            scale=None if heads else scale,  # the axes along which a scale varies would be normalized together
+            scale=None if apart else scale,  # the axes along which a scale varies would be normalized together
             epsilon=d.number("eps"),
-            bias=None if heads else bias,
+            bias=None if apart else bias,
             norm_forward_phase=norm_forward_phase.TRAINING if training else norm_forward_phase.INFERENCE,
         )
         for a, t in zip(self.statistics, statistics, strict=True):
             if training:
                 d.store(a.name, t)
-        if not heads:
+        if not apart:
             return y
-        y = d.graph.mul(y, scale)
+        y = d.graph.mul(d.rounded(y, "x") if self.rounded else y, scale)
         return y if bias is None else d.graph.add(y, bias)
 
     def _normal_again(self, d: Drawing) -> Tensor:

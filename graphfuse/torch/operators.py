@@ -28,6 +28,8 @@ RMS_NORM_BIAS = differentiable("rms_norm_bias", Norm(bias=True))
 ADD_RMS_NORM_BIAS = differentiable("add_rms_norm_bias", Norm(residual=True, bias=True))
 GEMMA_RMS_NORM = differentiable("gemma_rms_norm", Norm(zero_centred=True))
 GEMMA_ADD_RMS_NORM = differentiable("gemma_add_rms_norm", Norm(residual=True, zero_centred=True))
+LLAMA_RMS_NORM = differentiable("llama_rms_norm", Norm(rounded=True))
+LLAMA_ADD_RMS_NORM = differentiable("llama_add_rms_norm", Norm(residual=True, rounded=True))
 LAYER_NORM = differentiable("layer_norm", Norm(centred=True))
 LAYER_NORM_BIAS = differentiable("layer_norm_bias", Norm(centred=True, bias=True))
 ADD_LAYER_NORM = differentiable("add_layer_norm", Norm(residual=True, centred=True))
@@ -102,6 +104,19 @@ def gemma_add_rms_norm(
 ) -> Norms:
     """``add_rms_norm`` times weight + 1 instead of weight; the sum is not rounded."""
     return GEMMA_ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
+
+
+def llama_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    """``rms_norm`` that is rounded to x's type before it is multiplied by weight, and again after: what the classes of
+    Llama and most models of transformers compute. Gradients are those of ``rms_norm``."""
+    return LLAMA_RMS_NORM.run(x, weight, epsilon(eps, x))
+
+
+def llama_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float | None = None
+) -> Norms:
+    """``add_rms_norm`` that is rounded before it is multiplied by weight, as ``llama_rms_norm``."""
+    return LLAMA_ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
 
 
 def layer_norm(

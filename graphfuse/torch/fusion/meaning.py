@@ -1,0 +1,170 @@
+"""What nodes of an FX graph mean, whoever recorded them: aten's, torch's functions, Python's operators and methods.
+
+Shapes and types are those of ``node.meta["val"]`` (make_fx, AOT) or ``["example_value"]`` (Dynamo).
+"""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+_MEANINGS = {
+    "add": "add iadd radd",
+    "sub": "sub subtract isub",
+    "mul": "mul multiply imul rmul",
+    "div": "div divide truediv true_divide itruediv",
+    "pow": "pow",
+    "square": "square",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "reciprocal": "reciprocal",
+    "mean": "mean",
+    "sum": "sum",
+    "var": "var",
+    "length": "linalg_vector_norm vector_norm norm",
+    "clamp_min": "clamp_min clip clamp",
+    "silu": "silu",
+    "sigmoid": "sigmoid",
+    "cast": "to float half bfloat16 double type type_as _to_copy convert_element_type",
+    "same": "contiguous clone alias",
+    "view": "view reshape _unsafe_view view_as reshape_as unsqueeze squeeze flatten unflatten getitem",
+    "expand": "expand expand_as broadcast_to",
+    "layer_norm": "layer_norm native_layer_norm",
+    "rms_norm": "rms_norm _fused_rms_norm",
+    "normalize": "normalize",
+}
+_MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
+_WRITING = frozenset({"iadd", "isub", "imul", "itruediv"})
+_OWNERS = (torch, torch.nn.functional, operator, torch.linalg)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation by its meaning. args: given by position, then the named ones."""
+
+    meaning: str
+    args: tuple[object, ...]
+    named: dict[str, object]
+
+    def get(self, place: int, name: str, default: object = None) -> object:
+        return self.args[place] if place < len(self.args) else self.named.get(name, default)
+
+
+def _name(node: Node) -> str:
+    """The name of what a node calls; "" for what is no operation of torch."""
+    target = node.target
+    if node.op == "call_method":
+        return str(target)
+    if node.op != "call_function":
+        return ""
+    if isinstance(target, torch._ops.OpOverload):
+        space, _, name = target._schema.name.partition("::")
+        return name if space in ("aten", "prims") else ""
+    name = getattr(target, "__name__", "")
+    return name if any(getattr(owner, name, None) is target for owner in _OWNERS) else ""
+
+
+def _writes(node: Node) -> bool:
+    """Whether a node changes its first argument in place, or might."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return bool(node.target._schema.is_mutable)
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return name in _WRITING or str(name).endswith("_") and not str(name).endswith("__")
+
+
+def op(node: object) -> Op | None:
+    """What a node computes, None where that is not known. An operation in place counts as what it computes where nobody
+    else reads what it changes."""
+    if not isinstance(node, Node):
+        return None
+    name, args, named = _name(node), node.args, dict(node.kwargs)
+    if _writes(node):
+        if not args or not isinstance(args[0], Node) or len(args[0].users) != 1 or not _is_new(args[0]):
+            return None
+        name = name.removesuffix("_")
+    if "out" in named or name == "rsub" or named.pop("alpha", 1) != 1 or named.get("rounding_mode") is not None:
+        return None
+    meaning = _MEANING.get(name)
+    return None if meaning is None else Op(meaning, args, named)
+
+
+def _is_new(node: Node) -> bool:
+    """Whether a node makes a tensor of its own, which nothing else sees."""
+    found = op(node)
+    return found is not None and found.meaning not in ("view", "expand", "same", "cast")
+
+
+def is_op(node: object, *meanings: str) -> Op | None:
+    found = op(node)
+    return found if found is not None and found.meaning in meanings else None
+
+
+def value(node: object) -> torch.Tensor | None:
+    """A tensor of the node's shape and type."""
+    if not isinstance(node, Node):
+        return None
+    found = node.meta.get("val", node.meta.get("example_value"))
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def dtype(node: object) -> torch.dtype | None:
+    found = value(node)
+    return None if found is None else found.dtype
+
+
+def wide(kind: torch.dtype | None) -> torch.dtype | None:
+    """The type that norms of a type are computed in."""
+    return {torch.bfloat16: torch.float32, torch.float16: torch.float32}.get(kind, kind)
+
+
+def exact(node: object) -> object:
+    """The node that this one has the values of: casts to a wider type, and copies, are seen through."""
+    while (found := is_op(node, "cast", "same")) and isinstance(found.args[0], Node):
+        source = found.args[0]
+        if dtype(source) is None or dtype(node) not in (dtype(source), wide(dtype(source))):
+            break
+        if value(source).device != value(node).device:
+            break
+        node = source
+    return node
+
+
+def unviewed(node: object) -> object:
+    """The node whose elements this one has in the same order: views that move none are seen through."""
+    while (found := is_op(node, "view", "expand")) and value(found.args[0]) is not None:
+        source = found.args[0]
+        old, new = ([n for n in value(t).shape if not same(n, 1)] for t in (source, node))
+        if len(old) != len(new) or not all(map(same, old, new)):
+            break
+        node = source
+    return node
+
+
+def same(a: object, b: object) -> bool:
+    """Whether two extents are known to be one, without guarding on it."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return str(a) == str(b)
+
+
+def operands(found: Op) -> Iterator[tuple[object, object]]:
+    """The two operands of an operation, in both orders."""
+    a, b = found.get(0, "input"), found.get(1, "other")
+    yield a, b
+    yield b, a
+
+
+def is_changed(node: object) -> bool:
+    """Whether something changes a node's values in place, also through a view."""
+    if not isinstance(node, Node):
+        return False
+    return any(
+        (_writes(user) and user.args and user.args[0] is node) or (_may_be_a_view(user) and is_changed(user))
+        for user in node.users
+    )
+
+
+def _may_be_a_view(node: Node) -> bool:
+    return is_op(node, "view", "expand", "same", "cast") is not None and _name(node) != "clone"

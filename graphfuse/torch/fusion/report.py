@@ -1,0 +1,66 @@
+"""What became of a model: each site, what it is now, or why it is as it was."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A place in a model.
+
+    name: of the module in it. kind: the name of its class. became: the operator that it calls, with what it computes;
+    "" where it is as it was. why: the reason then, or what stands beside the operator's work.
+    """
+
+    name: str
+    kind: str
+    became: str = ""
+    why: str = ""
+
+    @property
+    def is_replaced(self) -> bool:
+        return bool(self.became)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``fuse`` found in a model. model: the name of its class. entries: in the order of its modules."""
+
+    model: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def replaced(self) -> tuple[Entry, ...]:
+        return tuple(e for e in self.entries if e.is_replaced)
+
+    @property
+    def left(self) -> tuple[Entry, ...]:
+        return tuple(e for e in self.entries if not e.is_replaced)
+
+    def __str__(self) -> str:
+        """One line for all places that differ in numbers of layers alone."""
+        rows = [("where", "", "what", "became"), *self._rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])).rstrip() for row in rows]
+        return "\n".join((self._title(), *lines))
+
+    def __rich__(self) -> Table:
+        table = Table("where", "", "what", "became", title=self._title(), title_justify="left")
+        for row in self._rows():
+            table.add_row(*row)
+        return table
+
+    def _title(self) -> str:
+        return f"{self.model}: {len(self.replaced)} of {len(self.entries)} sites replaced"
+
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
+        alike: dict[tuple[str, str, str, str], list[Entry]] = {}
+        for e in self.entries:
+            alike.setdefault((re.sub(r"(^|(?<=\.))\d+(?=\.|$)", "*", e.name), e.kind, e.became, e.why), []).append(e)
+        for (name, kind, became, why), entries in alike.items():
+            shown = name if len(entries) > 1 else entries[0].name
+            said = f"{became} ({why})" if became and why else became or f"left: {why}"
+            yield shown or "(the model)", f"x{len(entries)}", kind, said

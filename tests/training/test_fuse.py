@@ -1,0 +1,430 @@
+"""Models fused in place: what is found and what is refused, what stays as it was, and what comes back."""
+
+import copy
+import io
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import graphfuse
+from graphfuse.torch import fuse, unfuse
+from graphfuse.torch.fusion.form import Form
+from graphfuse.torch.fusion.module import Norm, Refused, recognized
+
+HIDDEN = 64
+HALF = torch.bfloat16
+
+
+class LlamaNorm(torch.nn.Module):
+    def __init__(self, columns=HIDDEN, eps=1e-6):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(columns))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden_states):
+        wide = hidden_states.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * wide.to(hidden_states.dtype)
+
+
+class GatedNorm(LlamaNorm):
+    def forward(self, hidden_states, gate=None):
+        return super().forward(hidden_states) * F.silu(gate)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, norm=LlamaNorm):
+        super().__init__()
+        self.before, self.after = norm(), norm()
+        self.mixer, self.mlp = torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, HIDDEN)
+
+    def mix(self, x):
+        return self.mixer(x)
+
+    def forward(self, x, scale=None, **kwargs):
+        residual = x
+        x = residual + self.mixer(self.before(x), **kwargs)
+        residual = x
+        x = self.mlp(self.after(x))
+        return residual + x
+
+
+class Branching(Layer):
+    def forward(self, x, scale=None):
+        residual = x
+        x = self.mixer(self.before(x))
+        if scale is not None:
+            x = x * scale
+        x = residual + x
+        return x + self.mlp(self.after(x))
+
+
+class Calling(Layer):
+    def forward(self, x):
+        total = x + self.mix(self.before(x))
+        return total + self.mlp(self.after(total))
+
+
+class Scaled(Layer):
+    factor = 0.5
+
+    def forward(self, x):
+        total = x + self.mixer(self.before(x)) * self.factor
+        return total + self.mlp(self.after(total))
+
+
+class Between(Layer):
+    def forward(self, x):
+        total = x + self.mixer(self.before(x))
+        other = self.mlp(total)
+        return other + self.after(total)
+
+
+def model(layer=Layer, count=2, dtype=HALF):
+    torch.manual_seed(0)
+    made = torch.nn.Sequential(*(layer() for _ in range(count)), torch.nn.LayerNorm(HIDDEN)).to(dtype)
+    with torch.no_grad():
+        for p in made.parameters():
+            if p.dim() == 1:
+                p.copy_(torch.randn(p.shape))
+    return made
+
+
+def inputs(dtype=HALF, seed=1):
+    return torch.randn(3, 5, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def named(report):
+    return {(e.name, e.became) for e in report.replaced}
+
+
+def operators(function):
+    """The operators of graphfuse that a call runs."""
+    found = []
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            found.append(str(operator))
+            return operator(*args, **(kwargs or {}))
+
+    with Seen():
+        function()
+    return [name.split(".")[1] for name in found if name.startswith("graphfuse.")]
+
+
+LAYER = ["llama_rms_norm", "llama_add_rms_norm"]
+
+
+def test_report_and_values():
+    made, x = model(), inputs()
+    want = made(x)
+    report = fuse(made)
+    assert named(report) == {
+        *((f"{n}.{norm}", "llama_rms_norm") for n in (0, 1) for norm in ("before", "after")),
+        *((f"{n}", "llama_add_rms_norm") for n in (0, 1)),
+        ("2", "layer_norm_bias"),
+    }
+    assert {(e.name, e.why) for e in report.left} == {
+        (f"{n}", "the sum that it returns, as the norm of it is another module's") for n in (0, 1)
+    }
+    with torch.no_grad():
+        assert operators(lambda: made(x)) == [*LAYER, *LAYER, "layer_norm_bias"]
+    torch.testing.assert_close(made(x), want, rtol=0.02, atol=0.02)
+    assert (made(x) != want).float().mean() < 0.05
+    lines = str(report).splitlines()
+    assert lines[0] == "Sequential: 7 of 9 sites replaced"
+    assert any(line.split() == ["*.before", "x2", "LlamaNorm", "llama_rms_norm"] for line in lines)
+    table = report.__rich__()
+    assert table.row_count == len(lines) - 2
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_gradients(dtype):
+    """No further from those in float64 than the model's own are."""
+
+    def gradients(of, x):
+        given = x.clone().requires_grad_()
+        of(given).square().sum().backward()
+        found = {n: p.grad.double() for n, p in of.named_parameters()} | {"x": given.grad.double()}
+        of.zero_grad()
+        return found
+
+    class Exact(LlamaNorm):
+        def forward(self, x):
+            return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    made, exact = model(dtype=dtype), model(lambda: Layer(Exact), dtype=torch.float64)
+    exact.load_state_dict(made.state_dict())
+    want = gradients(exact, inputs(dtype).double())
+    own = gradients(made, inputs(dtype))
+    fuse(made)
+    got = gradients(made, inputs(dtype))
+    unit = torch.finfo(dtype).eps
+    for n, exact in want.items():
+        assert (got[n] - exact).norm() <= 1.1 * (own[n] - exact).norm() + unit * exact.norm(), n
+
+
+def test_what_stays_and_what_comes_back():
+    made, x = model(), inputs()
+    before = {n: dict(vars(m)) for n, m in made.named_modules()}
+    state, parameters = list(made.state_dict()), [*made.parameters()]
+    want = made(x)
+    calls = []
+    made[0].mixer.register_forward_hook(lambda *given: calls.append("mixer"))
+    made[1].register_forward_pre_hook(lambda *given: calls.append("layer"))
+    report = fuse(made.eval())
+    assert list(made.state_dict()) == state and all(map(lambda a, b: a is b, made.parameters(), parameters))
+    assert type(made[0].before) is LlamaNorm and not made[0].training
+    made(x)
+    assert calls == ["mixer", "layer"]
+    assert str(fuse(made)) == str(report)  # again
+    gone = unfuse(made)
+    assert set(gone) == {"0", "1", "0.before", "0.after", "1.before", "1.after", "2"}
+    assert unfuse(made) == ()
+    made.train()
+    assert torch.equal(made(x), want)
+    for n, m in made.named_modules():
+        assert vars(m).keys() == before[n].keys()
+
+
+def test_hooks_of_a_norm_are_called_as_before():
+    made, x = model(), inputs()
+    seen = []
+    fuse(made)
+    handle = made[0].after.register_forward_hook(lambda module, given, y: seen.append((len(given), y.shape)))
+    with torch.no_grad():
+        assert operators(lambda: made[0](x)) == ["llama_rms_norm", "llama_rms_norm"]
+        handle.remove()
+        assert seen == [(1, x.shape)]
+        assert operators(lambda: made[0](x)) == LAYER
+
+
+def test_copies_and_pickles():
+    made, x = model(), inputs()
+    fuse(made)
+    want = made(x)
+    other = copy.deepcopy(made)
+    with torch.no_grad():
+        other[0].after.weight.zero_()
+        other[2].bias.fill_(7)
+    assert torch.equal(made(x), want) and not torch.equal(other(x), want)
+    memory = io.BytesIO(pickle.dumps(made))
+    loaded = pickle.load(memory)
+    assert operators(lambda: loaded(x)) == []
+    assert len(fuse(loaded).replaced) == 7
+    assert torch.equal(loaded(x), want)
+
+
+def test_calls_that_an_operator_would_compute_otherwise_run_the_own_forward():
+    norm, x = LlamaNorm().to(HALF), inputs()
+    fuse(norm)
+    assert operators(lambda: norm(x)) == ["llama_rms_norm_training"]
+    assert operators(lambda: norm(hidden_states=x)) == ["llama_rms_norm_training"]
+    assert operators(lambda: norm.float()(x)) == []
+    assert norm(x).dtype is torch.float32  # a bfloat16 norm times a float32 weight
+    assert operators(lambda: norm.double()(x.double())) == []
+    layer_norm = torch.nn.LayerNorm(HIDDEN).to(HALF)
+    fuse(layer_norm)
+    with torch.autocast("cpu", dtype=HALF):
+        assert operators(lambda: layer_norm(x)) == []
+    with torch.no_grad():
+        assert operators(lambda: layer_norm(x)) == ["layer_norm_bias"]
+    with pytest.raises(TypeError, match="forward"):
+        norm(x, x, x)
+
+
+def test_epsilon_and_constants_are_read_at_each_call():
+    made, x = model(Scaled), inputs() * 1e-3
+    fuse(made)
+    with torch.no_grad():
+        assert operators(lambda: made[0](x)) == LAYER
+        made[0].factor = 2.0
+        for norm in (made[0].before, made[0].after):
+            norm.variance_epsilon = 1.0
+        got = made[0](x)
+        assert operators(lambda: made[0](x)) == ["llama_rms_norm", "llama_rms_norm"]
+        unfuse(made)
+        assert torch.equal(got, made[0](x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (Branching, "residual sums: its forward is not straight: line 4 is If"),
+        (Calling, "residual sums: its forward calls self.mix, which is no module and no function of torch"),
+        (Between, "something comes between a residual sum and after"),
+    ],
+)
+def test_layers_whose_sums_are_left(layer, why):
+    made, x = model(layer), inputs()
+    want = made(x)
+    report = fuse(made)
+    assert why in {e.why for e in report.left if e.name == "0"}
+    assert not any("add" in e.became for e in report.entries)
+    torch.testing.assert_close(made(x), want, rtol=0.02, atol=0.02)
+
+
+def test_keywords_of_a_layer_are_passed_on():
+    class Mixer(torch.nn.Module):
+        def forward(self, x, scale=1.0, shift=0.0):
+            return x * scale + shift
+
+    made, x = Layer().to(HALF), inputs()
+    made.mixer = Mixer()
+    want = made(x, scale=None, shift=2.0)
+    assert any(e.became == "llama_add_rms_norm" for e in fuse(made).entries)
+    assert torch.equal(made(x, scale=None, shift=2.0), want)
+    assert not torch.equal(made(x), want)
+    with pytest.raises(TypeError, match="wrong"):
+        made(x, wrong=1)
+
+
+def test_compiled():
+    made, x = model(), inputs()
+    fuse(made)
+    want = made(x)
+    torch._dynamo.reset()
+    fast = torch.compile(made, backend="aot_eager", fullgraph=True)
+    assert torch.equal(fast(x), want)
+
+
+class Counting(LlamaNorm):
+    def forward(self, hidden_states):
+        return (super().forward(hidden_states), 1)
+
+
+class Columns(LlamaNorm):
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + self.variance_epsilon)
+
+
+class RootNorm(LlamaNorm):
+    def forward(self, x):
+        return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.variance_epsilon).to(x.dtype)
+
+
+class TwiceNorm(LlamaNorm):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states * 2)
+
+
+class Unnamed(LlamaNorm):
+    """A norm by what it computes."""
+
+
+class Activation(torch.nn.Module):
+    def forward(self, x):
+        return F.gelu(x)
+
+
+REFUSED = [
+    (lambda: GatedNorm(), "no operator computes RMSNorm, rounded * (w), * gate"),
+    (lambda: Counting(), None),
+    (lambda: RootNorm(), "it rounds the inverse root; no operator rounds there"),
+    (lambda: TwiceNorm(), "it normalizes or scales by something else than its input and its parameters"),
+    (lambda: torch.nn.LayerNorm((4, 16)), "its parameters are not vectors of one length"),
+    (lambda: graphfuse.torch.RMSNorm(HIDDEN), "it is graphfuse's"),
+]
+
+
+@pytest.mark.parametrize(("make", "why"), REFUSED)
+def test_refused(make, why):
+    found = recognized(make())
+    if why is None:  # not called a norm
+        assert found is None
+    else:
+        assert isinstance(found, Refused) and found.reason == why
+
+
+def test_found_by_what_it_computes():
+    found = recognized(Unnamed())
+    assert found == Norm(Form("rms", "w", rounded=True), (("weight", "weight"),), "variance_epsilon", 1e-6, True, False)
+    assert recognized(Activation()) is None and recognized(torch.nn.BatchNorm1d(4)) is None
+
+
+def test_a_class_that_has_only_the_name():
+    """Of a known class, changed."""
+    cls = type("LlamaRMSNorm", (LlamaNorm,), {"__module__": "transformers.models.llama.modeling_llama"})
+    assert isinstance(recognized(cls()), Norm)
+
+    def forward(self, hidden_states):
+        wide = hidden_states.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (wide * (1.0 + self.weight.float())).to(hidden_states.dtype)
+
+    cls.forward = forward
+    assert recognized(cls()).reason == (
+        "LlamaRMSNorm is known to compute RMSNorm, rounded * (w), and computes RMSNorm * (1 + w)"
+    )
+    cls.forward = lambda self, x: F.rms_norm(x, (HIDDEN,), self.weight, 3e-3)
+    assert "is known to compute" in recognized(cls()).reason
+
+
+def test_a_forward_that_something_else_set_is_left():
+    made, x = model(), inputs()
+    made[0].before.forward = lambda given: given * 2
+    own = made[0].before.forward
+    report = fuse(made)
+    assert {e.why for e in report.entries if e.name == "0.before"} == {
+        "its forward is set on the module already, by something else"
+    }
+    unfuse(made)
+    assert made[0].before.forward is own
+    del made[0].before.forward
+    assert torch.isfinite(made(x)).all()
+
+
+def test_meta():
+    with torch.device("meta"):
+        made = model()
+    assert len(fuse(made).replaced) == 7
+    assert made(inputs().to("meta")).shape == inputs().shape  # by the modules' own forwards
+
+
+def test_a_weight_that_is_a_buffer():
+    norm = LlamaNorm()
+    del norm.weight
+    norm.register_buffer("weight", torch.full((HIDDEN,), 2.0))
+    norm, x = norm.to(HALF), inputs()
+    want = norm(x)
+    assert fuse(norm).entries[0].became == "llama_rms_norm"
+    assert torch.equal(norm(x), want)
+
+
+def test_wrong_models():
+    with pytest.raises(graphfuse.ModelTypeError, match="fuse: model is a list; accepted: a torch.nn.Module"):
+        fuse([])
+    with pytest.raises(graphfuse.ModelTypeError, match="unfuse: model is a NoneType"):
+        unfuse(None)
+    with pytest.raises(graphfuse.ModelError, match="the model is compiled; accepted: a model before torch.compile"):
+        fuse(torch.compile(model(), backend="eager"))
+    made = model()
+    made[1].compile(backend="eager")
+    with pytest.raises(graphfuse.ModelError, match="module 1 is compiled"):
+        fuse(made)
+    assert unfuse(made) == ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(2))
+    with pytest.raises(graphfuse.ModelError, match="ScriptModule"):
+        fuse(scripted)
+
+
+def test_kernels_layers():
+    kernels = pytest.importorskip("kernels")
+    kernels.replace_kernel_forward_from_hub(LlamaNorm, "RMSNorm")
+    try:
+        made, x = model(), inputs()
+        with kernels.use_kernel_mapping(graphfuse.torch.kernel_mapping("cpu"), inherit_mapping=False):
+            kernels.kernelize(made, mode=kernels.Mode.TRAINING, device="cpu")
+        want = model()(x)
+        with torch.no_grad():
+            assert operators(lambda: made(x)) == ["llama_rms_norm"] * 4
+        torch.testing.assert_close(made(x), want, rtol=0.02, atol=0.02)
+    finally:
+        del LlamaNorm.kernel_layer_name, LlamaNorm.kernel_condition
+    with pytest.raises(graphfuse.ModelError, match="device 'mps'; accepted: 'cuda', 'cpu'"):
+        graphfuse.torch.kernel_mapping("mps")

@@ -1,0 +1,141 @@
+"""Models of transformers, small and with random weights: every norm is found, values and gradients stay within their
+bounds, and unfused models are what they were."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphfuse.torch import fuse, unfuse
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LINEAR = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "shared_expert_intermediate_size": 32,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+LEFT = "no operator computes RMSNorm, rounded * (w), * gate"
+
+# Of each: its configuration, the operator of its norms, that of the sums before them, and how many of those it has.
+MODELS = {
+    "llama": ({}, "llama_rms_norm", "llama_add_rms_norm", 2),
+    "mistral": ({}, "llama_rms_norm", "llama_add_rms_norm", 2),
+    "phi3": ({}, "llama_rms_norm", "llama_add_rms_norm", 2),
+    "qwen3": ({}, "llama_rms_norm", "llama_add_rms_norm", 2),
+    "gpt_oss": ({"num_local_experts": 4, "num_experts_per_tok": 2}, "rms_norm", "add_rms_norm", 2),
+    "olmo2": ({}, "rms_norm", "", 0),
+    "gemma2": ({}, "gemma_rms_norm", "gemma_add_rms_norm", 2),
+    "gemma3_text": ({}, "gemma_rms_norm", "gemma_add_rms_norm", 2),
+    "qwen3_next": (EXPERTS | LINEAR, "gemma_rms_norm", "", 0),
+}
+TOKENS = torch.tensor([[5, 9, 33, 7, 101, 64, 3], [17, 4, 88, 2, 19, 55, 120]])
+
+
+def made(name, dtype=torch.bfloat16, device="cpu"):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **SMALL | MODELS[name][0])
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if device == "cpu":
+        with torch.no_grad():
+            for n, p in model.named_parameters():
+                if "norm" in n:
+                    p.add_(torch.randn(p.shape) * 0.1)
+    return model.eval()
+
+
+def norms(model):
+    """By the names of their weights."""
+    return {n.removesuffix(".weight") for n in model.state_dict() if re.search(r"norm\.weight$", n)}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_norm_is_found(name, device):
+    model = made(name, device=device)
+    _, operator, sum_operator, sums = MODELS[name]
+    report = fuse(model)
+    found = {e.name: e for e in report.entries if re.search(r"norm$", e.name)}
+    assert found.keys() == norms(model)
+    assert len(found) >= 5
+    assert {e.became for e in found.values() if e.why != LEFT} == {operator}
+    assert [n for n, e in found.items() if e.why == LEFT] == ["model.layers.0.linear_attn.norm"] * (
+        name == "qwen3_next"
+    )
+    assert [e.became for e in report.replaced if e.name not in found] == [sum_operator] * sums
+
+
+def test_the_report_that_the_docs_show():
+    docs = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text()
+    assert f"```\n{fuse(made('llama', device='meta'))}\n```" in docs
+
+
+def gradients(model):
+    loss = model(TOKENS, labels=TOKENS).loss
+    loss.backward()
+    found = {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_and_gradients(name):
+    """Values are the model's own but where the order of a row's sum moves one across the middle of two. Gradients are
+    no further from those in float32 than the model's own."""
+    model = made(name)
+    wide = copy.deepcopy(model).float()
+    with torch.no_grad():
+        want = model(TOKENS).logits
+    own, exact = gradients(model), gradients(wide)
+    fuse(model)
+    with torch.no_grad():
+        got = model(TOKENS).logits
+    assert (got != want).float().mean() <= 0.05
+    torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+    fused = gradients(model)
+    assert fused.keys() == exact.keys()
+    for n, g in exact.items():
+        assert (fused[n] - g).norm() <= 1.25 * (own[n] - g).norm() + 2**-8 * g.norm(), n
+    unfuse(model)
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, want)
+    assert all(torch.equal(g, own[n]) for n, g in gradients(model).items())
+
+
+def test_tokens_are_generated_as_before():
+    model = made("qwen3")
+    want = model.generate(TOKENS[:1], max_new_tokens=6, do_sample=False)
+    fuse(model)
+    assert torch.equal(model.generate(TOKENS[:1], max_new_tokens=6, do_sample=False), want)
+
+
+def test_checkpointing():
+    """The layer's own forward checkpoints, with the norms that were replaced."""
+    model = made("llama")
+    own = gradients(model)
+    fuse(model)
+    model.train()
+    model.gradient_checkpointing_enable()
+    assert model.model.layers[0].gradient_checkpointing
+    for n, g in gradients(model).items():
+        torch.testing.assert_close(g, own[n], rtol=0.1, atol=0.02 * own[n].abs().max().item())
