@@ -17,7 +17,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.errors import VariantPackTypeError
-from graphfuse.functional.declaration import Variant
+from graphfuse.functional.declaration import Columns, Variant
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.functional.tensor_parameter import TensorParameter
 from graphfuse.runtime import torch_private
@@ -61,11 +61,19 @@ class Operator:
     inference: Callable[..., object]
 
 
-def differentiable(name: str, of: Computation) -> Operator:
+class ByColumns(Protocol):
+    """How the graphs of an operator run where columns are split over ranks."""
+
+    forward: Columns
+    backward: Columns
+
+
+def differentiable(name: str, of: Computation, by_columns: ByColumns | None = None) -> Operator:
     """The operator of (*of.tensors, *of.numbers) -> of.results, and torch's operators ``graphfuse::NAME...``."""
-    inference = defined(name, of.inference, of.numbers)
-    training = defined(f"{name}_training", of.training, of.numbers)
-    gradients = defined(f"{name}_backward", of.backward, [a.asked for a in of.gradients])
+    forward, backward = (None, None) if by_columns is None else (by_columns.forward, by_columns.backward)
+    inference = defined(name, of.inference, of.numbers, columns=forward)
+    training = defined(f"{name}_training", of.training, of.numbers, columns=forward)
+    gradients = defined(f"{name}_backward", of.backward, [a.asked for a in of.gradients], columns=backward)
     for step in (training, gradients):
         pass_by_autograd(step.declaration, step.operator)
     apply = _formula(name, of, training, gradients, alone=False).apply
