@@ -135,8 +135,10 @@ class _Call:
                 found.append(Replicate())
             elif rule.axis in self.axes[a.name]:
                 found.append(Shard(self.axes[a.name].index(rule.axis)))
-            else:
-                found.append(Partial(a.over_rows) if a.written else Replicate())
+            elif a.written and not rule.columns:
+                found.append(Partial(a.over_rows))
+            else:  # of whole rows, by then, where columns are split
+                found.append(Replicate())
         return tuple(found)
 
     def _local(self, name: str, value: object) -> object:

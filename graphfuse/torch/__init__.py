@@ -6,6 +6,7 @@ one backward, and keeps for backward what the backward graph reads: the normaliz
 the statistics of each row; of softmax the result. docs/training.md is for users.
 """
 
+from graphfuse.torch import sharding
 from graphfuse.torch.losses import CrossEntropyLoss, cross_entropy
 from graphfuse.torch.modules import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
 from graphfuse.torch.operators import (
@@ -41,6 +42,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_silu",
     "rms_norm_silu_gate",
+    "sharding",
     "softmax",
 ]
 

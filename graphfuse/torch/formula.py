@@ -17,6 +17,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.errors import VariantPackTypeError
+from graphfuse.functional import sharding
 from graphfuse.functional.declaration import Columns, Variant
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.functional.tensor_parameter import TensorParameter
@@ -80,6 +81,7 @@ def differentiable(name: str, of: Computation, by_columns: ByColumns | None = No
     apply_alone = torch_private.single_level_apply(_formula(name, of, training, gradients, alone=True))
 
     def below_autograd(keyset, *values):
+        sharding.prepare()
         refuse_tangents(name, values)
         if torch.is_grad_enabled() and _any_requires_grad(*values):
             refuse_transforms(name)

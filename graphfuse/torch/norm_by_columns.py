@@ -43,7 +43,9 @@ _SUMMED = TensorParameter("total", TYPES, like("x"))  # as the first step stored
 _SQUARES, _OWN_MEAN, _APART = (of_rows(name, written=True) for name in ("squares", "own_mean", "apart"))
 # The mean of dy * normal, and of dy, over a row: dx without what a change of the statistics would add.
 _ALONG, _LEVEL = (of_rows(name, written=True) for name in ("along", "level"))
-_KNOWN_ALONG, _KNOWN_LEVEL = (TensorParameter(name, STATISTICS, rows("x"), optional=True) for name in ("along", "level"))
+_KNOWN_ALONG, _KNOWN_LEVEL = (
+    TensorParameter(name, STATISTICS, rows("x"), optional=True) for name in ("along", "level")
+)
 
 
 @dataclass(frozen=True)
