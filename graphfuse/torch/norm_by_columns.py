@@ -191,7 +191,7 @@ def _of_rows(d: Drawing, values: Tensor, mode: reduction_mode) -> Tensor:
     return d.graph.reduction(values, mode=mode).set_dim((*next(iter(d.layouts.values())).shape[:-1], 1))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _step(name: str, variant: Variant, asked: Sequence[str] = ()) -> Step:
     """Defined when it is first needed, which most programs never do."""
     step = defined(name, variant, asked)

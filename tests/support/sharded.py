@@ -5,6 +5,7 @@ ranks. Everything random is the same on all ranks.
 """
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 import graphfuse
 from graphfuse import functional
 from graphfuse import torch as training
+from support.functional_calls import NAMES, Tensors, call
 from support.training_calls import EPS, OPERATORS, SCALES, grads, layer_norm, norm
 
 # torch.distributed.tensor is imported in functions, after graphfuse, as a program may.
@@ -63,10 +65,13 @@ def _both(mesh, name, shape, placement, scales=None, dtype=torch.float32, heads=
     outer = grads(operator.run(whole))
     for given, of in ((placed, [_dtensor(mesh, g, placement) for g in outer]), (whole, outer)):
         made = operator.run(given)
-        torch.autograd.backward(made, of)
-        results = dict(zip(("y", "total"), made, strict=False))
-        found.append(results | {f"d{n}": t.grad for n, t in given.items()})
+        found.append(dict(zip(("y", "total"), made, strict=False)) | _gradients(made, given, of))
     return found
+
+
+def _gradients(made, given, outer):
+    """As the operators return them: torch 2.11 gathers one that it keeps for two tensors."""
+    return {f"d{n}": t for n, t in zip(given, torch.autograd.grad(made, [*given.values()], outer), strict=True)}
 
 
 def _rows(mesh, dtype):
@@ -110,8 +115,7 @@ def heads(mesh):
 def _exact(name, whole, outer):
     wide = {n: t.detach().double().requires_grad_() for n, t in whole.items()}
     made = OPERATORS[name].exact(wide)
-    torch.autograd.backward(made, [g.double() for g in outer])
-    return dict(zip(("y", "total"), made, strict=False)) | {f"d{n}": t.grad for n, t in wide.items()}
+    return dict(zip(("y", "total"), made, strict=False)) | _gradients(made, wide, [g.double() for g in outer])
 
 
 def columns(mesh):
@@ -129,11 +133,11 @@ def columns(mesh):
             with CommDebugMode() as forward:
                 made = operator.run(placed)
             with CommDebugMode() as backward:
-                torch.autograd.backward(made, [_dtensor(mesh, g, Shard(dim)) for g in outer])
+                gradients = _gradients(made, placed, [_dtensor(mesh, g, Shard(dim)) for g in outer])
             numbers = 2 if "layer" in name else 1
             for mode in (forward, backward):
                 assert mode.get_total_counts() == numbers, (name, mode.get_comm_counts())
-            got = dict(zip(("y", "total"), made, strict=False)) | {f"d{n}": t.grad for n, t in placed.items()}
+            got = dict(zip(("y", "total"), made, strict=False)) | gradients
             for n, value in exact.items():
                 assert got[n].placements == (Shard(value.dim() - 1),), (name, n)
                 scale = max(1.0, value.abs().max().item())
@@ -245,50 +249,49 @@ def others(mesh):
 
 
 def functions(mesh):
-    """Those without gradients. Scales are split as their rows are; in tiles, they are not."""
+    """All of those without gradients, split by samples. Scales are where their rows are; those in tiles are whole."""
     from torch.distributed.tensor import Replicate, Shard
 
-    def rows(*shape):
-        return torch.randn(shape, device=mesh.device_type).bfloat16()
-
-    # Tiles of scales are full: padding is not written.
-    x, other, weight = rows(4, 32, 256), rows(4, 32, 256), rows(256)
-    split, whole = Shard(0), Replicate()
-    f = functional
-    calls = [
-        (f.rmsnorm, (x, weight), [split]),
-        (f.gemma_rmsnorm, (x, weight), [split]),
-        (f.rmsnorm_silu_gate, (x, weight, other), [split]),
-        (f.fused_rmsnorm_silu, (x, weight), [split]),
-        (f.layernorm, (x, weight, weight), [split]),
-        (f.sandwich_rmsnorm, (x, other, weight, weight), [split, split]),
-        (f.adalayernorm, (x, rows(4, 1, 256), rows(256)), [split]),
-        (f.add_adalayernorm, (x, other, rows(4, 1, 256), rows(4, 1, 256)), [split, split]),
-        (f.rmsnorm_quant_dynamic, (x, weight), [split, split]),
-        (f.silu_mul_fp8, (x, other, 128), [split, split]),
-        (f.quantize_fp8, (x,), [split, split]),
-        (f.rmsnorm_fp4quant, (x, weight), [split, split]),
-        (lambda x, w: f.rmsnorm_fp4quant(x, w, is_sf_swizzled_layout=True), (x, weight), [whole, whole]),
-        (f.softmax, (x,), [split]),
-        (f.log_softmax, (x,), [split]),
-        (f.logsumexp, (x,), [split]),
-        (f.normalize, (x,), [split]),
-    ]
-    for function, given, placements in calls:
-        placed = [_split(mesh, t, x) for t in given]
-        made, want = (y if isinstance(y, tuple) else (y,) for y in (function(*placed), function(*given)))
-        assert [y.placements for y in made] == [(p,) for p in placements], function
-        for got, right in zip(made, want, strict=True):
-            assert got.shape == right.shape and got.dtype == right.dtype and got.stride() == right.stride()
+    shape = (4, 32, 256)  # tiles of scales are full: padding is not written
+    changes = [(name, {}) for name in NAMES]
+    changes += [(name, {"group_size": 128}) for name in ("rmsnorm_quant_dynamic", "silu_mul_fp8", "quantize_fp8")]
+    changes += [(name, {"is_sf_swizzled_layout": True}) for name in ("rmsnorm_fp4quant", "add_rmsnorm_fp4quant")]
+    for name, change in changes:
+        whole, again = (call(name, shape, tensors=Tensors(mesh.device_type)) for _ in range(2))
+        tiles = "is_sf_swizzled_layout" in change
+        if tiles and "residual" in whole.tensors:  # whose sum would be written where it is not
+            again = replace(again, tensors={n: _dtensor(mesh, t) for n, t in again.tensors.items()})
+        else:
+            again = replace(again, tensors={n: _split(mesh, t, shape) for n, t in again.tensors.items()})
+        made, want = again.run(**change), whole.run(**change)
+        for n in (*whole.tensors, *whole.returned):
+            got, right = made[n], want[n]
+            if n in whole.returned:
+                assert got.placements == ((Replicate(),) if tiles else (Shard(0),)), (name, n)
+            assert got.shape == right.shape and got.dtype == right.dtype and got.stride() == right.stride(), (name, n)
             _same(_viewed(got), _viewed(right))
 
 
-def _split(mesh, t, x):
+def losses(mesh):
+    """The functions of cross entropy, whose targets are split with the rows."""
+    from torch.distributed.tensor import Shard
+
+    x = torch.randn(4, 6, 64, device=mesh.device_type)
+    target, grad = torch.randint(64, (4, 6), device=mesh.device_type), torch.randn(4, 6, device=mesh.device_type)
+    for dim in (0, 1):
+        split = [_dtensor(mesh, t, Shard(dim)) for t in (x, target, grad)]
+        made, want = functional.cross_entropy(*split[:2]), functional.cross_entropy(x, target)
+        made += (functional.cross_entropy_backward(*split[:2], made[1], split[2]),)
+        want += (functional.cross_entropy_backward(x, target, want[1], grad),)
+        for got, right in zip(made, want, strict=True):
+            assert got.placements == (Shard(dim),)
+            _same(got, right)
+
+
+def _split(mesh, t, shape):
     from torch.distributed.tensor import Replicate, Shard
 
-    if not isinstance(t, torch.Tensor):
-        return t
-    return _dtensor(mesh, t, Shard(0) if t.dim() == x.dim() else Replicate())
+    return _dtensor(mesh, t, Shard(0) if t.dim() == len(shape) and t.shape[0] == shape[0] else Replicate())
 
 
 def _viewed(t):
