@@ -23,6 +23,7 @@ from graphfuse.torch.operators import (
     rms_norm_silu_gate,
     softmax,
 )
+from graphfuse.torch.override import override
 
 __all__ = [
     "AddRMSNorm",
@@ -39,6 +40,7 @@ __all__ = [
     "layer_norm",
     "log_softmax",
     "normalize",
+    "override",
     "rms_norm",
     "rms_norm_silu",
     "rms_norm_silu_gate",

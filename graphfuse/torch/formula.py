@@ -53,13 +53,15 @@ class Computation(Protocol):
 class Operator:
     """An operator that autograd knows.
 
-    tensors: names of what it takes before its numbers. run: the operator, called with (*tensors, *numbers). inference:
-    the function of its inference graph, for calls without gradients that nothing wants to see.
+    tensors: names of what it takes before its numbers. run: the operator, called with (*tensors, *numbers). inference,
+    training, gradients: the functions of its graphs, for calls that autograd does not see and nothing wants to see.
     """
 
     tensors: tuple[str, ...]
     run: Callable[..., object]
     inference: Callable[..., object]
+    training: Callable[..., object]
+    gradients: Callable[..., object]
 
 
 class ByColumns(Protocol):
@@ -96,7 +98,8 @@ def differentiable(name: str, of: Computation, by_columns: ByColumns | None = No
         return inference.function(*values)
 
     LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
-    return Operator(tuple(a.name for a in of.tensors), call, inference.function)
+    names = tuple(a.name for a in of.tensors)
+    return Operator(names, call, inference.function, training.function, gradients.function)
 
 
 _TEXT = """
