@@ -288,6 +288,32 @@ def losses(mesh):
             _same(got, right)
 
 
+def results_made_over_rows(mesh):
+    """Of one that says nothing of how parts become the whole, tensors are gathered."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    from graphfuse.enums import reduction_mode
+    from graphfuse.functional.declaration import Function, Variant
+    from graphfuse.functional.function import define
+    from graphfuse.functional.operator import pass_by_autograd
+    from graphfuse.functional.tensor_parameter import FLOAT, TensorParameter, one
+
+    x = torch.randn(5, 64, device=mesh.device_type)
+    for how, placement in (("max", Partial("max")), (None, Replicate())):
+        amax = TensorParameter("amax", FLOAT, one, written=True, new=torch.float32, over_rows=how)
+
+        def draw(d):
+            d.store("amax", d.graph.reduction(d["x"], mode=reduction_mode.AMAX).set_dim((1, 1)))
+
+        name = f"of_a_test_{how}"
+        f = Function(name, ("x",), {}, (), {(): Variant((TensorParameter("x", FLOAT), amax), draw)}, ("amax",))
+        function = define(f)
+        pass_by_autograd(f, getattr(torch.ops.graphfuse, name).default)
+        made = function(_dtensor(mesh, x, Shard(0)))
+        assert made.placements == (placement,)
+        _same(made, x.abs().max().reshape(1))
+
+
 def _split(mesh, t, shape):
     from torch.distributed.tensor import Replicate, Shard
 
