@@ -4,10 +4,13 @@ The first graph makes of the columns at hand what a row's statistics are made of
 rows. RMSNorm adds up one number a row, the sum of squares. Layer norm adds up two one after the other, the sum and then
 the sum of squared distances from the mean of all, made of those from the rank's own mean (Chan, Golub and LeVeque
 1983): nothing cancels. Backward adds up one number a row, and of a layer norm two.
+
+The second graph makes a rank's own part of a sum again and adds the rest to it, where nothing else in it is a sum: it
+has x at hand, and engines fuse what is around a reduction.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,11 +44,15 @@ Made = Mapping[str, torch.Tensor | None]
 
 _SUMMED = TensorParameter("total", TYPES, like("x"))  # as the first step stored it
 _SQUARES, _OWN_MEAN, _APART = (of_rows(name, written=True) for name in ("squares", "own_mean", "apart"))
-# The mean of dy * normal, and of dy, over a row: dx without what a change of the statistics would add.
+# What other ranks have of the sum of squares.
+_ELSEWHERE = of_rows("elsewhere")
+# The sums of dy * normal, and of dy, over a row, which dx is made orthogonal to.
 _ALONG, _LEVEL = (of_rows(name, written=True) for name in ("along", "level"))
-_KNOWN_ALONG, _KNOWN_LEVEL = (
-    TensorParameter(name, STATISTICS, rows("x"), optional=True) for name in ("along", "level")
-)
+
+
+def _joined(name: str) -> tuple[TensorParameter, ...]:
+    """A sum over whole rows, and what of it other ranks have."""
+    return tuple(TensorParameter(n, STATISTICS, rows("x"), optional=True) for n in (name, f"{name}_elsewhere"))
 
 
 @dataclass(frozen=True)
@@ -64,20 +71,19 @@ class NormByColumns:
 
     def _run_forward(self, name: str, given: Given, part: Part) -> Made:
         norm = self.norm
-        measured = _step(f"{name}_measured", self.measured)
-        made = _run(measured, self.measured, given)
+        made = _run(_step(f"{name}_measured", self.measured), given)
         join = _mean_and_inverse_std if norm.centred else _inverse_rms
-        statistics = join(made, part, given["eps"])
-        known = {**given, **made, **statistics}
-        return known | _run(_step(f"{name}_finished", self.finished), self.finished, known)
+        known = {**given, **made, **join(made, part, given["eps"]), "share": 1 / part.all}
+        return known | _run(_step(f"{name}_finished", self.finished, ("eps", "share")), known)
 
     def _run_backward(self, name: str, given: Given, part: Part) -> Made:
-        known = {"along": None, "level": None, **given}
+        known = dict.fromkeys(a.name for a in self._joined) | given | {"share": 1 / part.all}
         if given["needs_dx"] or given.get("needs_dresidual"):
-            made = _run(_step(f"{name}_measured", self.measured_backward), self.measured_backward, given)
-            known |= {key: part.sum(t) / part.all for key, t in made.items()}
-        asked = [a.asked for a in self.norm.gradients]
-        return _run(_step(f"{name}_finished", self.finished_backward, tuple(asked)), self.finished_backward, known)
+            for key, own in _run(_step(f"{name}_measured", self.measured_backward), given).items():
+                known[key] = part.sum(own)
+                known[f"{key}_elsewhere"] = known[key] - own
+        others = (*(a.asked for a in self.norm.gradients), "share")
+        return _run(_step(f"{name}_finished", self.finished_backward, others), known)
 
     @functools.cached_property
     def measured(self) -> Variant:
@@ -90,7 +96,7 @@ class NormByColumns:
     def finished(self) -> Variant:
         norm = self.norm
         read = (X, *(_SUMMED,) * norm.residual, *(GATE,) * norm.gate, WEIGHT, *(BIAS,) * norm.bias)
-        return Variant((*read, *(of_rows(a.name) for a in norm.statistics), Y), self._finish)
+        return Variant((*read, *(of_rows("mean"),) * norm.centred, _ELSEWHERE, Y), self._finish)
 
     @functools.cached_property
     def measured_backward(self) -> Variant:
@@ -99,9 +105,12 @@ class NormByColumns:
 
     @functools.cached_property
     def finished_backward(self) -> Variant:
-        norm = self.norm
-        joined = (*(DTOTAL,) * norm.residual, _KNOWN_ALONG, *(_KNOWN_LEVEL,) * norm.centred)
-        return Variant((*self._read_backward, *joined, *norm.gradients), self._finish_backward)
+        read = (*self._read_backward, *(DTOTAL,) * self.norm.residual, *self._joined)
+        return Variant((*read, *self.norm.gradients), self._finish_backward)
+
+    @property
+    def _joined(self) -> tuple[TensorParameter, ...]:
+        return (*_joined("along"), *(_joined("level") if self.norm.centred else ()))
 
     @property
     def _read_backward(self) -> tuple[TensorParameter, ...]:
@@ -113,17 +122,22 @@ class NormByColumns:
         if self.norm.residual:
             x = graph.add(x, d["residual"])
             d.store("total", x)
-        if not self.norm.centred:
-            d.store("squares", _of_rows(d, graph.mul(x, x), reduction_mode.ADD))
-            return
-        mean = _of_rows(d, x, reduction_mode.AVG)
-        apart = graph.sub(x, mean)
-        d.store("apart", _of_rows(d, graph.mul(apart, apart), reduction_mode.ADD))
-        d.store("own_mean", graph.identity(mean))  # an output that is read would be read as stored
+        squares, mean = self._squares(d, x)
+        d.store(self.measured.arguments[-1].name, squares)
+        if mean is not None:
+            d.store("own_mean", graph.identity(mean))  # an output that is read would be read as stored
+
+    def _squares(self, d: Drawing, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The sum of squares of the columns at hand, of a layer norm from their own mean, which comes with it."""
+        mean = _of_rows(d, x, reduction_mode.AVG) if self.norm.centred else None
+        apart = x if mean is None else d.graph.sub(x, mean)
+        return _of_rows(d, d.graph.mul(apart, apart), reduction_mode.ADD), mean
 
     def _finish(self, d: Drawing) -> None:
-        graph = d.graph
-        y = self._weighted(d, self._normal(d, d["total" if self.norm.residual else "x"]))
+        graph, x = d.graph, d["total" if self.norm.residual else "x"]
+        squares = graph.add(self._squares(d, x)[0], d["elsewhere"])
+        inverse = graph.rsqrt(graph.add(graph.mul(squares, d.number("share")), d.number("eps")))
+        y = self._weighted(d, graph.mul(graph.sub(x, d["mean"]) if self.norm.centred else x, inverse))
         if "bias" in d:
             y = graph.add(y, d["bias"])
         if self.norm.silu:
@@ -150,9 +164,15 @@ class NormByColumns:
         sums = [name for name in ("dx", "dresidual") if name in d]
         if not sums:
             return
-        dx = graph.sub(self._weighted(d, grad), graph.mul(normal, d["along"]))
+        scaled, again = self._weighted(d, grad), not {"dweight", "dbias"} & d.layouts.keys()
+
+        def mean(name: str, own: Callable[[], Tensor]) -> Tensor:
+            whole = graph.add(_of_rows(d, own(), reduction_mode.ADD), d[f"{name}_elsewhere"]) if again else d[name]
+            return graph.mul(whole, d.number("share"))
+
+        dx = graph.sub(scaled, graph.mul(normal, mean("along", lambda: graph.mul(scaled, normal))))
         if self.norm.centred:
-            dx = graph.sub(dx, d["level"])
+            dx = graph.sub(dx, mean("level", lambda: graph.identity(scaled)))
         dx = graph.mul(dx, d["inverse_std" if self.norm.centred else "inverse_rms"])
         if "dtotal" in d:
             dx = graph.add(dx, d["dtotal"])
@@ -177,14 +197,16 @@ class NormByColumns:
 
 
 def _inverse_rms(made: Made, part: Part, eps: float) -> Made:
-    return {"inverse_rms": (part.sum(made["squares"]) / part.all + eps).rsqrt()}
+    squares = part.sum(made["squares"])
+    return {"inverse_rms": (squares / part.all + eps).rsqrt(), "elsewhere": squares - made["squares"]}
 
 
 def _mean_and_inverse_std(made: Made, part: Part, eps: float) -> Made:
     own = made["own_mean"]
     mean = part.sum(own * part.mine) / part.all
     apart = part.sum(made["apart"] + (own - mean).square() * part.mine)
-    return {"mean": mean, "inverse_std": (apart / part.all + eps).rsqrt()}
+    inverse_std = (apart / part.all + eps).rsqrt()
+    return {"mean": mean, "inverse_std": inverse_std, "elsewhere": apart - made["apart"]}
 
 
 def _of_rows(d: Drawing, values: Tensor, mode: reduction_mode) -> Tensor:
@@ -192,14 +214,14 @@ def _of_rows(d: Drawing, values: Tensor, mode: reduction_mode) -> Tensor:
 
 
 @functools.cache
-def _step(name: str, variant: Variant, asked: Sequence[str] = ()) -> Step:
+def _step(name: str, variant: Variant, others: Sequence[str] = ()) -> Step:
     """Defined when it is first needed, which most programs never do."""
-    step = defined(name, variant, asked)
+    step = defined(name, variant, others)
     pass_by_autograd(step.declaration, step.operator)
     return step
 
 
-def _run(step: Step, variant: Variant, given: Given) -> Made:
+def _run(step: Step, given: Given) -> Made:
     f = step.declaration
     made = step(*(given[name] for name in f.parameters))
     return dict(zip(f.results, made if isinstance(made, tuple) else (made,), strict=True))
