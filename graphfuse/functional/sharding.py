@@ -20,11 +20,13 @@ import torch
 
 from graphfuse.errors import VariantPackError, VariantPackTypeError
 from graphfuse.functional.axes import Axes, axes
-from graphfuse.functional.declaration import Function, Part, Variant
+from graphfuse.functional.declaration import NUMBERS, Function, Part, Variant
 from graphfuse.functional.layout import check, check_given, fake_layout
 from graphfuse.functional.operator import FUNCTIONS, LIBRARY, ports
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
+from graphfuse.ir import packed_stride
 from graphfuse.runtime import torch_private
+from graphfuse.runtime.kept import make_room
 
 _known: set[str] = set()
 """Operators whose rules torch was told."""
@@ -32,14 +34,12 @@ _known: set[str] = set()
 
 def register() -> None:
     """Tell torch how all operators run on DTensors, which imports these."""
-    from torch.distributed.tensor import DTensor
-
     for name, f in FUNCTIONS.items():
         if name not in _known:
             _known.add(name)
             for operator in (name, f"{name}.out") if ports(f)[0] else (name,):
                 run = functools.partial(_dispatch, f)
-                torch.library.register_torch_dispatch(operator, DTensor, run, lib=LIBRARY)
+                torch.library.register_torch_dispatch(operator, _dtensor(), run, lib=LIBRARY)
 
 
 def prepare() -> None:
@@ -69,122 +69,163 @@ def splittable(used: Sequence[TensorParameter], found: Mapping[str, Axes]) -> tu
 
 def _dispatch(f: Function, _, operator: torch._ops.OpOverload, types, args, kwargs=None) -> object:
     """An operator with a DTensor among its arguments."""
-    parameters = [a.name for a in operator._schema.arguments]
-    given = dict(f.defaults) | dict(zip(parameters, args, strict=False)) | (kwargs or {})
-    variant = f.variant(given)
-    used = _used(variant, given)
+    arguments = operator._schema.arguments
+    given = dict(f.defaults) | {a.name: value for a, value in zip(arguments, args, strict=False)} | (kwargs or {})
     with torch.no_grad():  # autograd is above, or is not asked for
-        return _Call.of(f, variant, used, given).run(operator, parameters)
-
-
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """A call of global tensors that fit each other.
-
-    shapes: in elements, of those that are given. rules: by dimension of the mesh.
-    """
-
-    f: Function
-    used: tuple[TensorParameter, ...]
-    given: Mapping[str, object]
-    shapes: Mapping[str, Shape]
-    axes: Mapping[str, Axes]
-    mesh: Any
-    rules: tuple[Rule, ...]
-
-    @classmethod
-    def of(cls, f: Function, variant: Variant, used: tuple[TensorParameter, ...], given: Mapping[str, object]):
-        tensors = {a.name: given[a.name] for a in used if given.get(a.name) is not None}
-        for a in variant.arguments:
-            check_given(a, given.get(a.name))
-        layouts = {a.name: fake_layout(a, tensors[a.name]) for a in used if a.name in tensors}
-        check(variant.arguments, layouts)
-        shapes = {name: elements(t.shape, t.stored) for name, t in layouts.items()}
-        mesh = _mesh(tensors)
-        found = axes(used, shapes)
-        rules = tuple(_rule(f, used, found, shapes, tensors, mesh, dim) for dim in range(mesh.ndim))
-        return cls(f, used, given, shapes, found, mesh, _one_split_of_columns(rules))
-
-    def run(self, operator: torch._ops.OpOverload, parameters: Sequence[str]) -> object:
-        local = {name: self._local(name, value) for name, value in self.given.items()}
-        if any(rule.columns for rule in self.rules):
-            made = self.f.columns(self.f.name, local, self._part(local))
-            found = tuple(made.get(name) for name in self.f.results)
+        plan = _plan(f, given)
+        local = {name: plan.local(name, value) for name, value in given.items()}
+        if plan.columns:
+            made = f.columns(f.name, local, plan.part(local))
+            found = tuple(made.get(result.name) for result in plan.results)
         else:
-            names = [a for a in operator._schema.arguments]
-            positional = [local[a.name] for a in names if not a.kwarg_only]
-            found = operator(*positional, **{a.name: local[a.name] for a in names if a.kwarg_only})
+            positional = (local[a.name] for a in arguments if not a.kwarg_only)
+            found = operator(*positional, **{a.name: local[a.name] for a in arguments if a.kwarg_only})
             if found is None:
                 return None
             found = found if isinstance(found, tuple) else (found,)
-        returned = tuple(self._whole(name, t) for name, t in zip(self._returned, found, strict=True))
-        return returned if len(returned) > 1 else returned[0]
+        returned = tuple(plan.whole(result, t) for result, t in zip(plan.results, found, strict=True))
+    return returned if len(returned) > 1 else returned[0]
 
-    @property
-    def _returned(self) -> tuple[str, ...]:
-        names = {a.name for a in self.used} | self.f.asked
-        return tuple(name for name in self.f.results if name in names)
 
-    def _placements(self, a: TensorParameter) -> tuple:
-        """Those that an argument has in this call."""
-        from torch.distributed.tensor import Partial, Replicate, Shard
+@dataclass(frozen=True, eq=False)
+class _Result:
+    """A global tensor that a call returns. shape, stride: as torch has them, by the type that it turns out to have."""
 
-        found = []
-        for rule in self.rules:
-            if rule.axis is None:
-                found.append(Replicate())
-            elif rule.axis in self.axes[a.name]:
-                found.append(Shard(self.axes[a.name].index(rule.axis)))
-            elif a.written and not rule.columns:
-                found.append(Partial(a.over_rows))
-            else:  # of whole rows, by then, where columns are split
-                found.append(Replicate())
-        return tuple(found)
+    name: str
+    placements: tuple
+    layouts: Mapping[torch.dtype, tuple[Shape, Shape]]
 
-    def _local(self, name: str, value: object) -> object:
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What calls with arguments that are alike do.
+
+    first: the name of the first tensor. used: tensors by name. placements: of the arguments that are used, by name.
+    columns: how many there are of the first tensor, where they are split over ranks, else 0. partial: placements of
+    what is then to be added up.
+    """
+
+    first: str
+    used: Mapping[str, TensorParameter]
+    mesh: Any
+    placements: Mapping[str, tuple]
+    results: tuple[_Result, ...]
+    columns: int
+    partial: tuple
+
+    def local(self, name: str, value: object) -> object:
         """What this rank has of a parameter, where the call wants it."""
         if not _is_sharded(value):
             return value
-        a = next((a for a in self.used if a.name == name), None)
-        if a is None:  # ignored by the function
+        wanted = self.placements.get(name)
+        if wanted is None or value.placements == wanted:  # or the function ignores it
             return value.to_local()
-        wanted = self._placements(a)
-        if tuple(value.placements) != wanted:
-            if a.written:
-                raise VariantPackError(
-                    f"{name} has placements {tuple(value.placements)} and would be written; accepted, "
-                    f"as {self.used[0].name} is given: {wanted}"
-                )
-            value = value.detach().redistribute(self.mesh, wanted)  # torch 2.11 would detach the result in place
-        return value.to_local()
+        if self.used[name].written:
+            raise VariantPackError(
+                f"{name} has placements {tuple(value.placements)} and would be written; accepted, "
+                f"as {self.first} is given: {wanted}"
+            )
+        # torch 2.11 would detach the result in place.
+        return value.detach().redistribute(self.mesh, wanted).to_local()
 
-    def _whole(self, name: str, local: torch.Tensor | None) -> object:
-        from torch.distributed.tensor import DTensor
-
+    def whole(self, result: _Result, local: torch.Tensor | None) -> object:
         if local is None:
             return None
-        a = next(a for a in self.used if a.name == name)
-        shape = stored(_allocated(self.used, self.shapes)[name], a.types[local.dtype])
-        stride, count = [], 1
-        for extent in reversed(shape):
-            stride.insert(0, count)
-            count *= max(extent, 1)
-        placements = self._placements(a)
-        return DTensor.from_local(
-            local, self.mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+        shape, stride = result.layouts[local.dtype]
+        return _dtensor().from_local(
+            local, self.mesh, result.placements, run_check=False, shape=torch.Size(shape), stride=stride
         )
 
-    def _part(self, local: Mapping[str, object]) -> Part:
+    def part(self, local: Mapping[str, object]) -> Part:
         """The columns at hand, and the sum over ranks that have the others."""
-        from torch.distributed.tensor import DTensor, Partial, Replicate
-
-        first = self.used[0].name
-        partial = [Partial("sum") if rule.columns else Replicate() for rule in self.rules]
 
         def sum(t: torch.Tensor) -> torch.Tensor:
-            return DTensor.from_local(t, self.mesh, partial, run_check=False).full_tensor()
+            return _dtensor().from_local(t, self.mesh, self.partial, run_check=False).full_tensor()
 
-        return Part(local[first].shape[-1], self.shapes[first][-1], sum)
+        return Part(local[self.first].shape[-1], self.columns, sum)
+
+
+_KEPT = 1024
+_plans: dict[tuple, _Plan] = {}
+
+
+def _plan(f: Function, given: Mapping[str, object]) -> _Plan:
+    """The plan of a call, as of the last one like it. VariantPackError, and VariantPackTypeError for wrong types, where
+    global tensors do not fit each other."""
+    key = f.name, *(_looks(value) for name, value in given.items() if name not in NUMBERS)
+    try:
+        found = _plans.get(key)
+    except TypeError:  # extents that a compiler has as symbols
+        return _planned(f, given)
+    if found is None:
+        found = _planned(f, given)
+        make_room(_plans, _KEPT)
+        _plans[key] = found
+    return found
+
+
+def _looks(value: object) -> object:
+    """All that a plan depends on in an argument."""
+    if _is_sharded(value):
+        return value.shape, value.stride(), value.dtype, value.device, value.device_mesh, tuple(value.placements)
+    if isinstance(value, torch.Tensor):
+        implicit = torch_private.replicates_implicitly()
+        return value.shape, value.stride(), value.dtype, value.device, value.layout, implicit
+    return value
+
+
+def _planned(f: Function, given: Mapping[str, object]) -> _Plan:
+    from torch.distributed.tensor import Partial, Replicate
+
+    variant = f.variant(given)
+    for a in variant.arguments:
+        check_given(a, given.get(a.name))
+    used = _used(variant, given)
+    tensors = {a.name: given[a.name] for a in used if given.get(a.name) is not None}
+    layouts = {a.name: fake_layout(a, tensors[a.name]) for a in used if a.name in tensors}
+    check(variant.arguments, layouts)
+    shapes = {name: elements(t.shape, t.stored) for name, t in layouts.items()}
+    mesh = _mesh(tensors)
+    found = axes(used, shapes)
+    rules = tuple(_rule(f, used, found, shapes, tensors, mesh, dim) for dim in range(mesh.ndim))
+    rules = _one_split_of_columns(rules)
+    placements = {a.name: _placements(a, found[a.name], rules) for a in used}
+    by_name, all_shapes = {a.name: a for a in used}, _allocated(used, shapes)
+    results = []
+    for name in f.results:
+        if name in by_name:
+            results.append(_Result(name, placements[name], _layouts(by_name[name], all_shapes[name])))
+        elif name in f.asked:
+            results.append(_Result(name, (), {}))
+    first = used[0].name
+    split = any(rule.columns for rule in rules)
+    partial = tuple(Partial("sum") if rule.columns else Replicate() for rule in rules)
+    return _Plan(first, by_name, mesh, placements, tuple(results), shapes[first][-1] if split else 0, partial)
+
+
+def _placements(a: TensorParameter, of: Axes, rules: Sequence[Rule]) -> tuple:
+    """Those of an argument whose dimensions follow the first tensor's as `of` tells."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    found = []
+    for rule in rules:
+        if rule.axis is None:
+            found.append(Replicate())
+        elif rule.axis in of:
+            found.append(Shard(of.index(rule.axis)))
+        elif a.written and not rule.columns:
+            found.append(Partial(a.over_rows))
+        else:  # of whole rows, by then, where columns are split
+            found.append(Replicate())
+    return tuple(found)
+
+
+def _layouts(a: TensorParameter, shape: Shape) -> dict[torch.dtype, tuple[Shape, Shape]]:
+    found = {}
+    for dtype, kept in a.types.items():
+        extents = stored(shape, kept)
+        found[dtype] = extents, packed_stride(extents)
+    return found
 
 
 def _used(variant: Variant, given: Mapping[str, object]) -> tuple[TensorParameter, ...]:
@@ -209,10 +250,15 @@ def _allocated(used: Sequence[TensorParameter], given: Mapping[str, Shape]) -> d
     return shapes
 
 
-def _is_sharded(value: object) -> bool:
+@functools.cache
+def _dtensor() -> type:
     from torch.distributed.tensor import DTensor
 
-    return isinstance(value, DTensor)
+    return DTensor
+
+
+def _is_sharded(value: object) -> bool:
+    return isinstance(value, _dtensor())
 
 
 def _mesh(tensors: Mapping[str, torch.Tensor]):

@@ -8,6 +8,7 @@ or uses it already.
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 Check = Callable[..., bool]
 Extents = Sequence[int | None]
@@ -161,6 +162,14 @@ def replicates_implicitly() -> bool:
     count as DTensors that are replicated. False where torch cannot tell."""
     dispatcher = _find("distributed.tensor.DTensor._op_dispatcher")
     return bool(getattr(dispatcher, "_allow_implicit_replication", False))
+
+
+def registrations(namespace: str) -> AbstractContextManager[object]:
+    """A ``torch.library.Library`` for kernels of operators that are there, until the context ends. Without torch's own
+    context, registrations end with the last reference to the library."""
+    scoped = _find("library._scoped_library")
+    library = sys.modules["torch"].library.Library
+    return nullcontext(library(namespace, "IMPL")) if scoped is None else scoped(namespace, "IMPL")
 
 
 def below_autograd(operator: object, keys: object, *values: object, **named: object) -> object:

@@ -21,6 +21,7 @@ from graphfuse.device import EMULATOR
 from graphfuse.errors import VariantPackError
 from graphfuse.explain import fallback
 from graphfuse.functional.explained import explain
+from graphfuse.runtime import torch_private
 from graphfuse.runtime.kept import make_room
 from graphfuse.torch.norm import TYPES
 from graphfuse.torch.operators import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon
@@ -136,7 +137,7 @@ class _Installed:
     def _register(self, device: str) -> ExitStack:
         key, kernels = DEVICES[device], ExitStack()
         before = {name: _kernel(name, key) for name in _OPERATORS}  # looked up before there is any of ours
-        library = kernels.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        library = kernels.enter_context(torch_private.registrations("aten"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are overridden, which is what was asked for
             for name, theirs in before.items():
