@@ -73,9 +73,11 @@ def _dispatch(f: Function, _, operator: torch._ops.OpOverload, types, args, kwar
     given = dict(f.defaults) | {a.name: value for a, value in zip(arguments, args, strict=False)} | (kwargs or {})
     with torch.no_grad():  # autograd is above, or is not asked for
         plan = _plan(f, given)
-        local = {name: plan.local(name, value) for name, value in given.items()}
+        # Not kept in the plan: groups of processes end, and a mesh like it has others.
+        mesh = next(value.device_mesh for value in given.values() if _is_sharded(value))
+        local = {name: plan.local(name, value, mesh) for name, value in given.items()}
         if plan.columns:
-            made = f.columns(f.name, local, plan.part(local))
+            made = f.columns(f.name, local, plan.part(local, mesh))
             found = tuple(made.get(result.name) for result in plan.results)
         else:
             positional = (local[a.name] for a in arguments if not a.kwarg_only)
@@ -83,7 +85,7 @@ def _dispatch(f: Function, _, operator: torch._ops.OpOverload, types, args, kwar
             if found is None:
                 return None
             found = found if isinstance(found, tuple) else (found,)
-        returned = tuple(plan.whole(result, t) for result, t in zip(plan.results, found, strict=True))
+        returned = tuple(plan.whole(result, t, mesh) for result, t in zip(plan.results, found, strict=True))
     return returned if len(returned) > 1 else returned[0]
 
 
@@ -107,17 +109,18 @@ class _Plan:
 
     first: str
     used: Mapping[str, TensorParameter]
-    mesh: Any
     placements: Mapping[str, tuple]
     results: tuple[_Result, ...]
     columns: int
     partial: tuple
 
-    def local(self, name: str, value: object) -> object:
+    def local(self, name: str, value: object, mesh: Any) -> object:
         """What this rank has of a parameter, where the call wants it."""
-        if not _is_sharded(value):
-            return value
         wanted = self.placements.get(name)
+        if not _is_sharded(value):
+            if wanted is None or not isinstance(value, torch.Tensor) or all(p.is_replicate() for p in wanted):
+                return value
+            value = _replicated(value, mesh)
         if wanted is None or value.placements == wanted:  # or the function ignores it
             return value.to_local()
         if self.used[name].written:
@@ -126,21 +129,21 @@ class _Plan:
                 f"as {self.first} is given: {wanted}"
             )
         # torch 2.11 would detach the result in place.
-        return value.detach().redistribute(self.mesh, wanted).to_local()
+        return value.detach().redistribute(mesh, wanted).to_local()
 
-    def whole(self, result: _Result, local: torch.Tensor | None) -> object:
+    def whole(self, result: _Result, local: torch.Tensor | None, mesh: Any) -> object:
         if local is None:
             return None
         shape, stride = result.layouts[local.dtype]
         return _dtensor().from_local(
-            local, self.mesh, result.placements, run_check=False, shape=torch.Size(shape), stride=stride
+            local, mesh, result.placements, run_check=False, shape=torch.Size(shape), stride=stride
         )
 
-    def part(self, local: Mapping[str, object]) -> Part:
+    def part(self, local: Mapping[str, object], mesh: Any) -> Part:
         """The columns at hand, and the sum over ranks that have the others."""
 
         def sum(t: torch.Tensor) -> torch.Tensor:
-            return _dtensor().from_local(t, self.mesh, self.partial, run_check=False).full_tensor()
+            return _dtensor().from_local(t, mesh, self.partial, run_check=False).full_tensor()
 
         return Part(local[self.first].shape[-1], self.columns, sum)
 
@@ -200,7 +203,7 @@ def _planned(f: Function, given: Mapping[str, object]) -> _Plan:
     first = used[0].name
     split = any(rule.columns for rule in rules)
     partial = tuple(Partial("sum") if rule.columns else Replicate() for rule in rules)
-    return _Plan(first, by_name, mesh, placements, tuple(results), shapes[first][-1] if split else 0, partial)
+    return _Plan(first, by_name, placements, tuple(results), shapes[first][-1] if split else 0, partial)
 
 
 def _placements(a: TensorParameter, of: Axes, rules: Sequence[Rule]) -> tuple:
@@ -255,6 +258,13 @@ def _dtensor() -> type:
     from torch.distributed.tensor import DTensor
 
     return DTensor
+
+
+def _replicated(value: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """A plain tensor that all ranks have."""
+    from torch.distributed.tensor import Replicate
+
+    return _dtensor().from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def _is_sharded(value: object) -> bool:

@@ -22,6 +22,7 @@ from graphfuse.errors import VariantPackError
 from graphfuse.explain import fallback
 from graphfuse.functional.explained import explain
 from graphfuse.runtime import torch_private
+from graphfuse.runtime.fastcall import row_class
 from graphfuse.runtime.kept import make_room
 from graphfuse.torch.norm import TYPES
 from graphfuse.torch.operators import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon
@@ -277,6 +278,12 @@ def _shaped(made: Tensors, *like: torch.Tensor | None) -> Tensors:
     return tuple(None if t is None else t.view(a.shape).to(a.dtype) for t, a in zip(made, like, strict=True))
 
 
+def _looks(t: torch.Tensor) -> tuple:
+    """What decides which engine runs, the same for all numbers of rows that share a plan."""
+    of = row_class(t.numel() // t.shape[-1]) if t.is_contiguous() else (t.shape, t.stride())
+    return of, t.dim(), t.shape[-1], t.dtype, t.device
+
+
 _KEPT = 1024
 _without: dict[tuple, str | None] = {}
 
@@ -286,7 +293,7 @@ def _without_kernel(function: Callable[..., object], values: Sequence[object]) -
     x = values[0]
     if x.device.type == "cpu" and settings.device() != str(EMULATOR):
         return None
-    key = function, *((v.shape, v.stride(), v.dtype, v.device) if isinstance(v, torch.Tensor) else v for v in values)
+    key = function, *(_looks(v) if isinstance(v, torch.Tensor) else v for v in values)
     if key not in _without:
         why = fallback(explain(function, *values))
         make_room(_without, _KEPT)

@@ -109,7 +109,7 @@ def heads(mesh):
             for n, value in want.items():
                 sums = n in ("dweight", "dbias")
                 assert got[n].placements == ((made if sums else Shard(dim)),), (name, n)
-                (_near if made == Partial("sum") and sums else _same)(got[n], value.detach())
+                (_near if sums else _same)(got[n], value.detach())
 
 
 def _exact(name, whole, outer):
@@ -394,6 +394,21 @@ def refused(mesh):
     )
     with implicit_replication():
         _same(training.rms_norm(placed, weight, EPS), training.rms_norm(x, weight, EPS))
+        _same(training.add_rms_norm(placed, x, weight, EPS)[1], x + x)  # of a tensor with rows each takes its own
+        _refused(graphfuse.VariantPackError, "residual has .*written", functional.fused_add_rmsnorm, placed, x, weight)
+
+
+def a_mesh_after_another(mesh):
+    """Calls like earlier ones, on a mesh of the same ranks with groups of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    x = torch.randn(4, 64, device=mesh.device_type)
+    for _ in range(2):
+        own = init_device_mesh(mesh.device_type, (1, 2), mesh_dim_names=("one", "two"))["two"]
+        y = training.rms_norm(_dtensor(own, x, Shard(1)), None, EPS)
+        torch.testing.assert_close(y.full_tensor(), training.rms_norm(x, None, EPS), rtol=1e-6, atol=1e-6)
+        assert y.device_mesh is own
 
 
 def two_dimensions_of_the_mesh(mesh):
