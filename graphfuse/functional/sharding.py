@@ -12,6 +12,7 @@ torch is told of DTensors when there are any: torch takes half a second to impor
 
 import functools
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,16 +31,19 @@ from graphfuse.runtime.kept import make_room
 
 _known: set[str] = set()
 """Operators whose rules torch was told."""
+_registering = threading.Lock()
 
 
 def register() -> None:
     """Tell torch how all operators run on DTensors, which imports these."""
-    for name, f in FUNCTIONS.items():
-        if name not in _known:
-            _known.add(name)
+    with _registering:
+        for name, f in [*FUNCTIONS.items()]:
+            if name in _known:
+                continue
             for operator in (name, f"{name}.out") if ports(f)[0] else (name,):
                 run = functools.partial(_dispatch, f)
                 torch.library.register_torch_dispatch(operator, _dtensor(), run, lib=LIBRARY)
+            _known.add(name)
 
 
 def prepare() -> None:
