@@ -4,6 +4,7 @@ Names, argument order and in-place updates are FlashInfer's where it has the fun
 torch, ``graphfuse::NAME``, which torch.compile and torch.export use.
 """
 
+from graphfuse.functional import sharding
 from graphfuse.functional.adaptive import adalayernorm, add_adalayernorm
 from graphfuse.functional.explained import explain
 from graphfuse.functional.fp4 import add_rmsnorm_fp4quant, rmsnorm_fp4quant
@@ -60,6 +61,8 @@ __all__ = [
     "sandwich_rmsnorm",
     "silu_mul_fp8",
 ]
+
+sharding.prepare()
 
 
 def __dir__() -> list[str]:

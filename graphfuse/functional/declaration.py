@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -9,7 +10,7 @@ from graphfuse.errors import VariantPackError
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.tensor_parameter import TensorParameter
 
-NUMBERS = frozenset({"eps"})
+NUMBERS = frozenset({"eps", "share"})
 """Parameters that are numbers, passed by value: calls that differ in them share a problem."""
 
 
@@ -22,6 +23,26 @@ class Variant:
 
     arguments: tuple[TensorParameter, ...]
     draw: Callable[[Drawing], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The columns that one rank has of rows that are split over ranks.
+
+    mine, all: how many. sum: adds up a tensor over the ranks that have the rest of the rows.
+    """
+
+    mine: int
+    all: int
+    sum: Callable[[torch.Tensor], torch.Tensor]
+
+
+class Columns(Protocol):
+    """How a function runs where columns are split over ranks."""
+
+    def __call__(self, name: str, given: Mapping[str, object], part: Part) -> Mapping[str, torch.Tensor | None]:
+        """What the rank has of the results, by argument. name: the function's. given: its parameters, tensors as the
+        rank has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +60,7 @@ class Function:
     chosen_by: tuple[str, ...]
     variants: Mapping[tuple[object, ...], Variant]
     results: tuple[str, ...]
+    columns: Columns | None = None
 
     @property
     def arguments(self) -> tuple[TensorParameter, ...]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from graphfuse.functional import operator, option
+from graphfuse.functional import operator, option, sharding
 from graphfuse.functional.call import Call
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.tensor_parameter import complete
@@ -174,6 +174,7 @@ def _first(
             forms[key] = (form, *(other for other in known if other is not form))
             return made
     if _tracing() or not all(map(torch_private.is_plain, values)):
+        sharding.prepare()
         return _dispatched(f, *values)
     given = dict(zip(f.parameters, values, strict=True))
     option.check({name: given[name] for name in f.options})

@@ -43,7 +43,8 @@ class TensorParameter:
     that they tell problems apart. written: whether the function writes it. new: the type it is allocated
     with where the caller gives none, or what finds that in the arguments before it. optional: whether it may be
     left out altogether. only: (name, type) of another argument without which this one is ignored. asked: the option
-    without which it is not made. note: said where it is refused.
+    without which it is not made. over_rows: of one that is written and has no dimension for rows, how what is made of
+    some rows each becomes what is made of all: "sum" or "max"; None where it does not. note: said where it is refused.
     """
 
     name: str
@@ -55,6 +56,7 @@ class TensorParameter:
     optional: bool = False
     only: tuple[str, torch.dtype] | None = None
     asked: str | None = None
+    over_rows: str | None = None
     note: str = ""
 
 

@@ -7,6 +7,7 @@ slowly, or an answer that costs only speed. Nothing here imports torch: a caller
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 Check = Callable[..., bool]
 Extents = Sequence[int | None]
@@ -142,15 +143,32 @@ def any_requires_grad() -> Callable[..., bool]:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value can be used without the dispatcher. Two kinds of tensors cannot: those of a class with a
-    ``__torch_dispatch__``, as fake tensors are, and those of the vmap that autograd has for ``is_grads_batched``, which
-    is no transform of torch.func."""
+    """Whether a value can be used without the dispatcher. Three kinds of tensors cannot: those of a class with a
+    ``__torch_dispatch__``, as fake tensors are, those on the meta device, and those of the vmap that autograd has for
+    ``is_grads_batched``, which is no transform of torch.func."""
     tensor = sys.modules["torch"].Tensor
     disabled = tensor.__torch_dispatch__
     if getattr(type(value), "__torch_dispatch__", disabled) is not disabled:
         return False
+    if not isinstance(value, tensor):
+        return True
     batched = _find("_C._functorch.is_legacy_batchedtensor")
-    return batched is None or not isinstance(value, tensor) or not batched(value)
+    return not value.is_meta and (batched is None or not batched(value))
+
+
+def replicates_implicitly() -> bool:
+    """Whether ``torch.distributed.tensor.experimental.implicit_replication`` is at work, under which plain tensors
+    count as DTensors that are replicated. False where torch cannot tell."""
+    dispatcher = _find("distributed.tensor.DTensor._op_dispatcher")
+    return bool(getattr(dispatcher, "_allow_implicit_replication", False))
+
+
+def registrations(namespace: str) -> AbstractContextManager[object]:
+    """A ``torch.library.Library`` for kernels of operators that are there, until the context ends. Without torch's own
+    context, registrations end with the last reference to the library."""
+    scoped = _find("library._scoped_library")
+    library = sys.modules["torch"].library.Library
+    return nullcontext(library(namespace, "IMPL")) if scoped is None else scoped(namespace, "IMPL")
 
 
 def below_autograd(operator: object, keys: object, *values: object, **named: object) -> object:

@@ -2,10 +2,11 @@
 
 Each operator is ``graphfuse::NAME``. It computes in float32, or in float64 if a tensor is float64. It runs one graph
 forward and one backward. For backward it keeps what that graph reads: the normalized tensor, the weight, the gate and
-the statistics of each row; for softmax the result. docs/training.md is for users. ``fuse`` puts the operators into models
-(docs/models.md).
+the statistics of each row; for softmax the result. docs/training.md is for users. ``fuse`` puts the operators into
+models (docs/models.md).
 """
 
+from graphfuse.torch import sharding
 from graphfuse.torch.fusion import fuse, kernel_mapping, unfuse
 from graphfuse.torch.losses import CrossEntropyLoss, cross_entropy
 from graphfuse.torch.modules import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
@@ -25,6 +26,7 @@ from graphfuse.torch.operators import (
     rms_norm_silu_gate,
     softmax,
 )
+from graphfuse.torch.override import override
 
 __all__ = [
     "AddRMSNorm",
@@ -45,9 +47,11 @@ __all__ = [
     "llama_rms_norm",
     "log_softmax",
     "normalize",
+    "override",
     "rms_norm",
     "rms_norm_silu",
     "rms_norm_silu_gate",
+    "sharding",
     "softmax",
     "unfuse",
 ]

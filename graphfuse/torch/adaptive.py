@@ -24,9 +24,13 @@ from graphfuse.torch.norm import (
 )
 
 SCALE, SHIFT = TensorParameter("scale", TYPES, samples("x")), TensorParameter("shift", TYPES, like("scale"))
-DSCALE = TensorParameter("dscale", TYPES, like("scale"), written=True, new=type_of("scale"), asked="needs_dscale")
+DSCALE = TensorParameter(
+    "dscale", TYPES, like("scale"), written=True, new=type_of("scale"), asked="needs_dscale", over_rows="sum"
+)
 # In the type that is computed in: shift is not kept, and autograd converts the sum to its type.
-DSHIFT = TensorParameter("dshift", STATISTICS, like("scale"), written=True, new=type_computed_in, asked="needs_dshift")
+DSHIFT = TensorParameter(
+    "dshift", STATISTICS, like("scale"), written=True, new=type_computed_in, asked="needs_dshift", over_rows="sum"
+)
 
 
 @dataclass(frozen=True)

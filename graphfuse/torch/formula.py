@@ -16,7 +16,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.errors import VariantPackTypeError
-from graphfuse.functional.declaration import Variant
+from graphfuse.functional import sharding
+from graphfuse.functional.declaration import Columns, Variant
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.functional.tensor_parameter import TensorParameter
 from graphfuse.runtime import torch_private
@@ -51,26 +52,37 @@ class Computation(Protocol):
 class Operator:
     """An operator that autograd knows.
 
-    tensors: names of what it takes before its numbers. run: the operator, called with (*tensors, *numbers). inference:
-    the function of its inference graph, for calls without gradients that nothing wants to see.
+    tensors: names of what it takes before its numbers. run: the operator, called with (*tensors, *numbers). inference,
+    training, gradients: the functions of its graphs, for calls that autograd does not see and nothing wants to see.
     """
 
     tensors: tuple[str, ...]
     run: Callable[..., object]
     inference: Callable[..., object]
+    training: Callable[..., object]
+    gradients: Callable[..., object]
 
 
-def differentiable(name: str, of: Computation) -> Operator:
+class ByColumns(Protocol):
+    """How the graphs of an operator run where columns are split over ranks."""
+
+    forward: Columns
+    backward: Columns
+
+
+def differentiable(name: str, of: Computation, by_columns: ByColumns | None = None) -> Operator:
     """The operator of (*of.tensors, *of.numbers) -> of.results, and torch's operators ``graphfuse::NAME...``."""
-    inference = defined(name, of.inference, of.numbers)
-    training = defined(f"{name}_training", of.training, of.numbers)
-    gradients = defined(f"{name}_backward", of.backward, [a.asked for a in of.gradients])
+    forward, backward = (None, None) if by_columns is None else (by_columns.forward, by_columns.backward)
+    inference = defined(name, of.inference, of.numbers, columns=forward)
+    training = defined(f"{name}_training", of.training, of.numbers, columns=forward)
+    gradients = defined(f"{name}_backward", of.backward, [a.asked for a in of.gradients], columns=backward)
     for step in (training, gradients):
         pass_by_autograd(step.declaration, step.operator)
     apply = _formula(name, of, training, gradients, alone=False).apply
     apply_alone = torch_private.single_level_apply(_formula(name, of, training, gradients, alone=True))
 
     def below_autograd(keyset, *values):
+        sharding.prepare()
         refuse_tangents(name, values)
         if torch.is_grad_enabled() and _any_requires_grad(*values):
             refuse_transforms(name)
@@ -85,7 +97,8 @@ def differentiable(name: str, of: Computation) -> Operator:
         return inference.function(*values)
 
     LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
-    return Operator(tuple(a.name for a in of.tensors), call, inference.function)
+    names = tuple(a.name for a in of.tensors)
+    return Operator(names, call, inference.function, training.function, gradients.function)
 
 
 _TEXT = """

@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError
+from graphfuse.functional import sharding
 from graphfuse.functional.losses import OPTIONS, gradient_variant, loss_variant
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.functional.tensor_parameter import FLOATS, INTEGERS, TensorParameter, each_row, like, type_of, types
@@ -65,6 +66,7 @@ _apply_alone = torch_private.single_level_apply(CrossEntropy)
 
 
 def _below_autograd(keyset, *values):
+    sharding.prepare()
     refuse_tangents(NAME, values)
     if torch.is_grad_enabled() and _any_requires_grad(*values):
         refuse_transforms(NAME)

@@ -8,6 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.functional import sharding
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED
 from graphfuse.torch.formula import Operator
@@ -36,6 +37,7 @@ class _Norm:
                 "normalized_shape must be an int or a sequence of ints, got Tensor; give tensors to the module made"
             )
         super().__init__(normalized_shape, *arguments, **options)
+        sharding.prepare()  # a compiled model makes no call that would
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_last"}

@@ -55,10 +55,18 @@ DX = TensorParameter(
     "dx", TYPES, like("x"), written=True, new=type_of("dy"), asked="needs_dx"
 )  # dy has y's type, which is x's
 DRESIDUAL = TensorParameter("dresidual", TYPES, like("x"), written=True, new=type_of("x"), asked="needs_dresidual")
-DWEIGHT = TensorParameter("dweight", TYPES, like("weight"), written=True, new=type_of("weight"), asked="needs_dweight")
+DWEIGHT = TensorParameter(
+    "dweight", TYPES, like("weight"), written=True, new=type_of("weight"), asked="needs_dweight", over_rows="sum"
+)
 # In the type that is computed in: bias is not kept, and autograd converts the sum to its type.
 DBIAS = TensorParameter(
-    "dbias", STATISTICS, like_or_columns("weight", "x"), written=True, new=type_computed_in, asked="needs_dbias"
+    "dbias",
+    STATISTICS,
+    like_or_columns("weight", "x"),
+    written=True,
+    new=type_computed_in,
+    asked="needs_dbias",
+    over_rows="sum",
 )
 DGATE = TensorParameter("dgate", TYPES, like("x"), written=True, new=type_of("gate"), asked="needs_dgate")
 

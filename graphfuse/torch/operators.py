@@ -3,8 +3,9 @@
 import torch
 
 from graphfuse.torch.adaptive import AdaLayerNorm
-from graphfuse.torch.formula import differentiable
+from graphfuse.torch.formula import Operator, differentiable
 from graphfuse.torch.norm import Norm
+from graphfuse.torch.norm_by_columns import NormByColumns
 from graphfuse.torch.normalize import Normalize
 from graphfuse.torch.softmax import Softmax
 
@@ -19,21 +20,26 @@ def epsilon(eps: float | None, x: torch.Tensor) -> float:
     return _EPS.get(getattr(x, "dtype", None), torch.finfo(torch.float32).eps) if eps is None else eps
 
 
-RMS_NORM = differentiable("rms_norm", Norm())
-RMS_NORM_SILU = differentiable("rms_norm_silu", Norm(silu=True))
-RMS_NORM_SILU_GATE = differentiable("rms_norm_silu_gate", Norm(silu=True, gate=True))
-ADD_RMS_NORM = differentiable("add_rms_norm", Norm(residual=True))
+def _norm(name: str, **kind: bool) -> Operator:
+    norm = Norm(**kind)
+    return differentiable(name, norm, NormByColumns(norm))
+
+
+RMS_NORM = _norm("rms_norm")
+RMS_NORM_SILU = _norm("rms_norm_silu", silu=True)
+RMS_NORM_SILU_GATE = _norm("rms_norm_silu_gate", silu=True, gate=True)
+ADD_RMS_NORM = _norm("add_rms_norm", residual=True)
 # Operators of their own, so that those without a bias do not look for one.
-RMS_NORM_BIAS = differentiable("rms_norm_bias", Norm(bias=True))
-ADD_RMS_NORM_BIAS = differentiable("add_rms_norm_bias", Norm(residual=True, bias=True))
-GEMMA_RMS_NORM = differentiable("gemma_rms_norm", Norm(zero_centred=True))
-GEMMA_ADD_RMS_NORM = differentiable("gemma_add_rms_norm", Norm(residual=True, zero_centred=True))
-LLAMA_RMS_NORM = differentiable("llama_rms_norm", Norm(rounded=True))
-LLAMA_ADD_RMS_NORM = differentiable("llama_add_rms_norm", Norm(residual=True, rounded=True))
-LAYER_NORM = differentiable("layer_norm", Norm(centred=True))
-LAYER_NORM_BIAS = differentiable("layer_norm_bias", Norm(centred=True, bias=True))
-ADD_LAYER_NORM = differentiable("add_layer_norm", Norm(residual=True, centred=True))
-ADD_LAYER_NORM_BIAS = differentiable("add_layer_norm_bias", Norm(residual=True, centred=True, bias=True))
+RMS_NORM_BIAS = _norm("rms_norm_bias", bias=True)
+ADD_RMS_NORM_BIAS = _norm("add_rms_norm_bias", residual=True, bias=True)
+GEMMA_RMS_NORM = _norm("gemma_rms_norm", zero_centred=True)
+GEMMA_ADD_RMS_NORM = _norm("gemma_add_rms_norm", residual=True, zero_centred=True)
+LLAMA_RMS_NORM = _norm("llama_rms_norm", rounded=True)
+LLAMA_ADD_RMS_NORM = _norm("llama_add_rms_norm", residual=True, rounded=True)
+LAYER_NORM = _norm("layer_norm", centred=True)
+LAYER_NORM_BIAS = _norm("layer_norm_bias", centred=True, bias=True)
+ADD_LAYER_NORM = _norm("add_layer_norm", residual=True, centred=True)
+ADD_LAYER_NORM_BIAS = _norm("add_layer_norm_bias", residual=True, centred=True, bias=True)
 ADA_LAYER_NORM = differentiable("ada_layer_norm", AdaLayerNorm())
 # The functions without gradients have the shorter names.
 NORMALIZE = differentiable("differentiable_normalize", Normalize())

@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 
 from graphfuse.errors import GraphNotSupportedError
-from graphfuse.functional.declaration import Function, Variant
+from graphfuse.functional.declaration import Columns, Function, Variant
 from graphfuse.functional.function import define
 from graphfuse.runtime import torch_private
 
@@ -32,9 +32,11 @@ def defined(
     variants: Variant | Mapping[tuple[object, ...], Variant],
     others: Sequence[str],
     chosen_by: tuple[str, ...] = (),
+    columns: Columns | None = None,
 ) -> Step:
     """Defines ``graphfuse::NAME`` of the arguments that a variant reads and `others`, which returns what it writes.
-    variants: one, or by the values of those of `others` that `chosen_by` names."""
+    variants: one, or by the values of those of `others` that `chosen_by` names. columns: how it runs where these are
+    split over ranks."""
     variants = {(): variants} if isinstance(variants, Variant) else variants
     variant = next(iter(variants.values()))
     read = [a for a in variant.arguments if not a.written]
@@ -45,6 +47,7 @@ def defined(
         chosen_by=chosen_by,
         variants=variants,
         results=tuple(a.name for a in variant.arguments if a.written),
+        columns=columns,
     )
     call = define(function)
     return Step(function, call, getattr(torch.ops.graphfuse, name).default)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.tensor  # one of the names is in it
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -340,3 +341,24 @@ print("right")
 
 def test_all_calls_are_right_where_torch_has_none_of_them(python):
     assert python(WITHOUT_ANY) == "right"
+
+
+def test_kernels_end_with_their_context(way):
+    way("library._scoped_library")
+    x = torch.ones(3)
+    with torch_private.registrations("aten") as library:
+        library.impl("sin", lambda x: x + 41, "CPU")
+        assert torch.sin(x).tolist() == [42.0] * 3
+    del library
+    assert torch.equal(torch.sin(x), torch.tensor([1.0, 1.0, 1.0]).sin()) and torch.sin(x)[0] < 1
+
+
+def test_implicit_replication(way):
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    way("distributed.tensor.DTensor._op_dispatcher")
+    told = torch_private._find("distributed.tensor.DTensor._op_dispatcher") is not None
+    assert not torch_private.replicates_implicitly()
+    with implicit_replication():
+        assert torch_private.replicates_implicitly() is told
+    assert not torch_private.replicates_implicitly()

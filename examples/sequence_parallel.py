@@ -1,0 +1,96 @@
+"""A block of a decoder on two ranks: norms on rows, products on columns, its parameters sharded or not.
+
+Each norm runs on the part of the sequence that its rank has. `SequenceParallel` is torch's, as it is for torch's own
+norms. Around it, `fully_shard` (FSDP2) gives each rank samples and a part of the parameters of its own. Both are
+compared with one process.
+"""
+
+import tempfile
+
+import torch
+from torch import distributed, nn
+
+from graphfuse.torch import RMSNorm
+
+RANKS, WIDTH = 2, 64
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = RMSNorm(WIDTH), RMSNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        return self.last(x + self.down(nn.functional.silu(self.up(self.norm(x)))))
+
+
+def sequence_parallel(mesh, x):
+    """The largest difference of results and gradients from one process, as a part of the largest of each."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    whole, split = blocks()
+    plan = {
+        "norm": SequenceParallel(),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+        "last": SequenceParallel(),
+    }
+    parallelize_module(split, mesh, plan)
+    got, want = split(distribute_tensor(x, mesh, [Shard(1)])), whole(x)
+    for y in (got, want):
+        y.square().sum().backward()
+    made = [(got, want), *((a.grad, b.grad) for a, b in zip(split.parameters(), whole.parameters(), strict=True))]
+    return max(difference(a.full_tensor(), b) for a, b in made)
+
+
+def fsdp(mesh, x):
+    """The same of parameters after a step of training, each rank with its own samples."""
+    from torch.distributed.fsdp import fully_shard
+
+    whole, split = blocks()
+    for module in (split.norm, split.last, split):
+        fully_shard(module, mesh=mesh)
+    for model, samples in ((split, x.chunk(RANKS)[mesh.get_local_rank()]), (whole, x)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        (model(samples) - 1).square().mean().backward()
+        optimizer.step()
+    return max(difference(a.full_tensor(), b) for a, b in zip(split.parameters(), whole.parameters(), strict=True))
+
+
+def blocks():
+    made = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        made.append(Block())
+    return made
+
+
+def difference(a, b):
+    return ((a - b).abs().max() / b.abs().max()).item()
+
+
+def rank(number, folder):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    torch.manual_seed(1)
+    x = torch.randn(4, 16, WIDTH)  # samples, sequence, width
+    for name, run in (("sequence parallel", sequence_parallel), ("FSDP", fsdp)):
+        found = run(mesh, x)
+        assert found < 1e-5, f"{name} differs by {found}"
+        if number == 0:
+            print(f"{name}: {RANKS} ranks and one process agree to {found:.1e}")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as shared:
+        torch.multiprocessing.spawn(rank, (shared,), nprocs=RANKS)

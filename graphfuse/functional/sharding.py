@@ -1,0 +1,316 @@
+"""DTensors: which placements an operator runs with, and the call that runs it on what each rank has.
+
+The rules are data of the functions themselves: from the shapes of its arguments follows which dimension of each is
+split where rows are (``axes``), ``over_rows`` says what becomes of results without rows, and ``columns`` how a function
+runs where columns are split. ``torch.library.register_torch_dispatch`` makes them known. (The rules of
+``torch.distributed.tensor.experimental.register_sharding`` would be kept by arguments without those that are bool,
+which here say what is returned; they would write results into copies of tensors that are given in other placements;
+and they cannot put a step between two of an operator.)
+
+torch is told of DTensors when there are any: torch takes half a second to import them.
+"""
+
+import functools
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.functional.axes import Axes, axes
+from graphfuse.functional.declaration import NUMBERS, Function, Part, Variant
+from graphfuse.functional.layout import check, check_given, fake_layout
+from graphfuse.functional.operator import FUNCTIONS, LIBRARY, ports
+from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
+from graphfuse.ir import packed_stride
+from graphfuse.runtime import torch_private
+from graphfuse.runtime.kept import make_room
+
+_known: set[str] = set()
+"""Operators whose rules torch was told."""
+_registering = threading.Lock()
+
+
+def register() -> None:
+    """Tell torch how all operators run on DTensors, which imports these."""
+    with _registering:
+        for name, f in [*FUNCTIONS.items()]:
+            if name in _known:
+                continue
+            for operator in (name, f"{name}.out") if ports(f)[0] else (name,):
+                run = functools.partial(_dispatch, f)
+                torch.library.register_torch_dispatch(operator, _dtensor(), run, lib=LIBRARY)
+            _known.add(name)
+
+
+def prepare() -> None:
+    """``register``, if there can be DTensors by now."""
+    if len(_known) != len(FUNCTIONS) and hasattr(sys.modules.get("torch.distributed.tensor"), "DTensor"):
+        register()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a call does along one dimension of the mesh.
+
+    axis: the dimension of the first tensor that is split; None if none is. columns: whether that is its last one.
+    """
+
+    axis: int | None = None
+    columns: bool = False
+
+
+def splittable(used: Sequence[TensorParameter], found: Mapping[str, Axes]) -> tuple[int, ...]:
+    """The dimensions of the first tensor along which ranks can run by themselves: not columns, and only those that
+    every result has or is made over."""
+    rank = len(found[used[0].name])
+    written = [a for a in used if a.written]
+    return tuple(i for i in range(rank - 1) if all(i in found[a.name] or a.over_rows is not None for a in written))
+
+
+def _dispatch(f: Function, _, operator: torch._ops.OpOverload, types, args, kwargs=None) -> object:
+    """An operator with a DTensor among its arguments."""
+    arguments = operator._schema.arguments
+    given = dict(f.defaults) | {a.name: value for a, value in zip(arguments, args, strict=False)} | (kwargs or {})
+    with torch.no_grad():  # autograd is above, or is not asked for
+        plan = _plan(f, given)
+        # Not kept in the plan: groups of processes end, and a mesh like it has others.
+        mesh = next(value.device_mesh for value in given.values() if _is_sharded(value))
+        local = {name: plan.local(name, value, mesh) for name, value in given.items()}
+        if plan.columns:
+            made = f.columns(f.name, local, plan.part(local, mesh))
+            found = tuple(made.get(result.name) for result in plan.results)
+        else:
+            positional = (local[a.name] for a in arguments if not a.kwarg_only)
+            found = operator(*positional, **{a.name: local[a.name] for a in arguments if a.kwarg_only})
+            if found is None:
+                return None
+            found = found if isinstance(found, tuple) else (found,)
+        returned = tuple(plan.whole(result, t, mesh) for result, t in zip(plan.results, found, strict=True))
+    return returned if len(returned) > 1 else returned[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Result:
+    """A global tensor that a call returns. shape, stride: as torch has them, by the type that it turns out to have."""
+
+    name: str
+    placements: tuple
+    layouts: Mapping[torch.dtype, tuple[Shape, Shape]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What calls with arguments that are alike do.
+
+    first: the name of the first tensor. used: tensors by name. placements: of the arguments that are used, by name.
+    columns: how many there are of the first tensor, where they are split over ranks, else 0. partial: placements of
+    what is then to be added up.
+    """
+
+    first: str
+    used: Mapping[str, TensorParameter]
+    placements: Mapping[str, tuple]
+    results: tuple[_Result, ...]
+    columns: int
+    partial: tuple
+
+    def local(self, name: str, value: object, mesh: Any) -> object:
+        """What this rank has of a parameter, where the call wants it."""
+        wanted = self.placements.get(name)
+        if not _is_sharded(value):
+            if wanted is None or not isinstance(value, torch.Tensor) or all(p.is_replicate() for p in wanted):
+                return value
+            value = _replicated(value, mesh)
+        if wanted is None or value.placements == wanted:  # or the function ignores it
+            return value.to_local()
+        if self.used[name].written:
+            raise VariantPackError(
+                f"{name} has placements {tuple(value.placements)} and would be written; accepted, "
+                f"as {self.first} is given: {wanted}"
+            )
+        # torch 2.11 would detach the result in place.
+        return value.detach().redistribute(mesh, wanted).to_local()
+
+    def whole(self, result: _Result, local: torch.Tensor | None, mesh: Any) -> object:
+        if local is None:
+            return None
+        shape, stride = result.layouts[local.dtype]
+        return _dtensor().from_local(
+            local, mesh, result.placements, run_check=False, shape=torch.Size(shape), stride=stride
+        )
+
+    def part(self, local: Mapping[str, object], mesh: Any) -> Part:
+        """The columns at hand, and the sum over ranks that have the others."""
+
+        def sum(t: torch.Tensor) -> torch.Tensor:
+            return _dtensor().from_local(t, mesh, self.partial, run_check=False).full_tensor()
+
+        return Part(local[self.first].shape[-1], self.columns, sum)
+
+
+_KEPT = 1024
+_plans: dict[tuple, _Plan] = {}
+
+
+def _plan(f: Function, given: Mapping[str, object]) -> _Plan:
+    """The plan of a call, as of the last one like it. VariantPackError, and VariantPackTypeError for wrong types, where
+    global tensors do not fit each other."""
+    key = f.name, *(_looks(value) for name, value in given.items() if name not in NUMBERS)
+    try:
+        found = _plans.get(key)
+    except TypeError:  # extents that a compiler has as symbols
+        return _planned(f, given)
+    if found is None:
+        found = _planned(f, given)
+        make_room(_plans, _KEPT)
+        _plans[key] = found
+    return found
+
+
+def _looks(value: object) -> object:
+    """All that a plan depends on in an argument."""
+    if _is_sharded(value):
+        return value.shape, value.stride(), value.dtype, value.device, value.device_mesh, tuple(value.placements)
+    if isinstance(value, torch.Tensor):
+        implicit = torch_private.replicates_implicitly()
+        return value.shape, value.stride(), value.dtype, value.device, value.layout, implicit
+    return value
+
+
+def _planned(f: Function, given: Mapping[str, object]) -> _Plan:
+    from torch.distributed.tensor import Partial, Replicate
+
+    variant = f.variant(given)
+    for a in variant.arguments:
+        check_given(a, given.get(a.name))
+    used = _used(variant, given)
+    tensors = {a.name: given[a.name] for a in used if given.get(a.name) is not None}
+    layouts = {a.name: fake_layout(a, tensors[a.name]) for a in used if a.name in tensors}
+    check(variant.arguments, layouts)
+    shapes = {name: elements(t.shape, t.stored) for name, t in layouts.items()}
+    mesh = _mesh(tensors)
+    found = axes(used, shapes)
+    rules = tuple(_rule(f, used, found, shapes, tensors, mesh, dim) for dim in range(mesh.ndim))
+    rules = _one_split_of_columns(rules)
+    placements = {a.name: _placements(a, found[a.name], rules) for a in used}
+    by_name, all_shapes = {a.name: a for a in used}, _allocated(used, shapes)
+    results = []
+    for name in f.results:
+        if name in by_name:
+            results.append(_Result(name, placements[name], _layouts(by_name[name], all_shapes[name])))
+        elif name in f.asked:
+            results.append(_Result(name, (), {}))
+    first = used[0].name
+    split = any(rule.columns for rule in rules)
+    partial = tuple(Partial("sum") if rule.columns else Replicate() for rule in rules)
+    return _Plan(first, by_name, placements, tuple(results), shapes[first][-1] if split else 0, partial)
+
+
+def _placements(a: TensorParameter, of: Axes, rules: Sequence[Rule]) -> tuple:
+    """Those of an argument whose dimensions follow the first tensor's as `of` tells."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    found = []
+    for rule in rules:
+        if rule.axis is None:
+            found.append(Replicate())
+        elif rule.axis in of:
+            found.append(Shard(of.index(rule.axis)))
+        elif a.written and not rule.columns:
+            found.append(Partial(a.over_rows))
+        else:  # of whole rows, by then, where columns are split
+            found.append(Replicate())
+    return tuple(found)
+
+
+def _layouts(a: TensorParameter, shape: Shape) -> dict[torch.dtype, tuple[Shape, Shape]]:
+    found = {}
+    for dtype, kept in a.types.items():
+        extents = stored(shape, kept)
+        found[dtype] = extents, packed_stride(extents)
+    return found
+
+
+def _used(variant: Variant, given: Mapping[str, object]) -> tuple[TensorParameter, ...]:
+    """As ``complete``, without allocating what is not given."""
+    found = []
+    for a in variant.arguments:
+        if a.only is not None and getattr(given.get(a.only[0]), "dtype", None) != a.only[1]:
+            continue
+        if a.asked is not None and not given[a.asked]:
+            continue
+        if given.get(a.name) is not None or not a.optional:
+            found.append(a)
+    return tuple(found)
+
+
+def _allocated(used: Sequence[TensorParameter], given: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Shapes in elements of all tensors of a call."""
+    shapes = dict(given)
+    for a in used:
+        if a.name not in shapes:
+            shapes[a.name] = tuple(a.shape(shapes)[0])
+    return shapes
+
+
+@functools.cache
+def _dtensor() -> type:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
+
+
+def _replicated(value: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """A plain tensor that all ranks have."""
+    from torch.distributed.tensor import Replicate
+
+    return _dtensor().from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def _is_sharded(value: object) -> bool:
+    return isinstance(value, _dtensor())
+
+
+def _mesh(tensors: Mapping[str, torch.Tensor]):
+    """The mesh of all tensors. VariantPackError where there is none, VariantPackTypeError for a plain tensor of more
+    than one element, which could be anything on other ranks."""
+    sharded = {name: t for name, t in tensors.items() if _is_sharded(t)}
+    name, first = next(iter(sharded.items()))
+    for other, t in sharded.items():
+        if t.device_mesh != first.device_mesh:
+            raise VariantPackError(f"{other} is on {t.device_mesh}, {name} on {first.device_mesh}; one is accepted")
+    for other, t in tensors.items():
+        if other not in sharded and t.numel() != 1 and not torch_private.replicates_implicitly():
+            raise VariantPackTypeError(
+                f"{other} is a {type(t).__name__} of shape {tuple(t.shape)}, {name} a DTensor; accepted: a DTensor, "
+                "as distribute_tensor makes"
+            )
+    return first.device_mesh
+
+
+def _rule(f, used, found, shapes, tensors, mesh, dim: int) -> Rule:
+    """What is split along a dimension of the mesh: what the first tensor is split along, or else another that has all
+    of its dimensions. Columns only where the function can. Nothing for a sum that is due and for other placements."""
+    from torch.distributed.tensor import Shard
+
+    first, rows = used[0].name, splittable(used, found)
+    full = [a.name for a in used if found[a.name] == found[first] and _is_sharded(tensors.get(a.name))]
+    placements = [tensors[name].placements[dim] for name in full]
+    axes = [found[first][p.dim] for p in placements if type(p) is Shard]
+    for axis in axes:
+        if axis in rows:
+            return Rule(axis)
+    last, ranks = len(found[first]) - 1, mesh.size(dim)
+    # A rank without columns would have nothing to run on.
+    filled = (ranks - 1) * -(-shapes[first][-1] // ranks) < shapes[first][-1]
+    return Rule(last, columns=True) if last in axes and f.columns is not None and filled else Rule()
+
+
+def _one_split_of_columns(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Columns are split along one dimension of the mesh at most: the shares of several might be empty."""
+    kept = next((i for i, rule in enumerate(rules) if rule.columns), None)
+    return tuple(Rule() if rule.columns and i != kept else rule for i, rule in enumerate(rules))

@@ -1,0 +1,304 @@
+"""torch's own fused norms, run by graphfuse: an opt-in for models that are not to be edited.
+
+``override`` registers kernels for ``aten::_fused_rms_norm``, ``aten::native_layer_norm`` and the backward of each,
+which ``torch.nn.functional.rms_norm`` and ``layer_norm`` come to. Autograd stays torch's own. A call that graphfuse
+declines goes to the kernel that was there before, and the report says why.
+"""
+
+import functools
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from graphfuse import settings
+from graphfuse.device import EMULATOR
+from graphfuse.errors import VariantPackError
+from graphfuse.explain import fallback
+from graphfuse.functional.explained import explain
+from graphfuse.runtime import torch_private
+from graphfuse.runtime.fastcall import row_class
+from graphfuse.runtime.kept import make_room
+from graphfuse.torch.norm import TYPES
+from graphfuse.torch.operators import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon
+
+DEVICES = {"cuda": "CUDA", "cpu": "CPU"}
+"""Types of devices, and torch's dispatch keys for them."""
+
+Tensors = tuple[torch.Tensor | None, ...]
+
+
+class _Declined(Exception):
+    """The call is torch's; why."""
+
+
+@dataclass
+class Report:
+    """Where calls went while an override held. Prints as a table.
+
+    graphfuse: numbers of calls by operator. torch: by operator and reason.
+    """
+
+    graphfuse: Counter[str] = field(default_factory=Counter)
+    torch: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        if not self.graphfuse and not self.torch:
+            return "no call of an overridden operator"
+        rows = [(name, "graphfuse", count, "") for name, count in sorted(self.graphfuse.items())]
+        rows += [(name, "torch", count, why) for (name, why), count in sorted(self.torch.items())]
+        width = max(len(name) for name, *_ in rows)
+        lines = (f"{name:{width}}  {where:9}  {count:>9}  {why}".rstrip() for name, where, count, why in rows)
+        return "\n".join((f"{'operator':{width}}  {'ran on':9}  {'calls':>9}  why", *lines))
+
+
+class Override:
+    """What ``override`` returns."""
+
+    def __init__(self, devices: tuple[str, ...]):
+        self._devices = devices
+        self.report = Report()
+
+    def __enter__(self) -> Report:
+        _installed.add(self)
+        return self.report
+
+    def __exit__(self, *error: object) -> None:
+        _installed.remove(self)
+
+    def keep(self) -> "Override":
+        """Begin without an end, until ``undo`` is called. Returns itself; ``report`` goes on counting."""
+        self.__enter__()
+        return self
+
+    def undo(self) -> None:
+        """End what ``keep`` began."""
+        self.__exit__()
+
+
+def override(devices: Sequence[str] = ("cuda",)) -> Override:
+    """torch's RMSNorm and layer norm, forward and backward, by graphfuse's kernels.
+
+    ``with override() as report:`` holds until the block is left, however it is left; ``override().keep()`` until its
+    ``undo``, or for good. devices: types of devices whose tensors it is for. Of "cpu" it is for tests: the reference
+    engine runs there, or the emulator.
+
+    It holds for all threads of the process, as torch has one table of kernels, so that a backward that begins in the
+    block and runs on threads of torch's is by graphfuse, too. Blocks may be nested and overlap; the last one to end
+    restores what was there before the first, and each report counts what ran while its own block was open. A forward
+    in the block and its backward after it, or the other way round, fit each other. torch does not promise that its
+    table can be changed while other threads call what changes: they should not be in a norm when it begins or ends.
+
+    torch's own kernel runs, and the report says why, where tensors are of several types or of one that is not
+    accepted, have no elements, have elements of a row apart, or where no kernel of graphfuse but only the reference
+    engine would run. Results have torch's types, shapes and layouts. Operators that torch does not come to the fused
+    ones for are as ever: ``rms_norm`` on CPU tensors is several operators of torch, and inductor replaces both norms
+    by code of its own, while a compiled graph's other backends call them.
+
+    Raises VariantPackError for a device that is none of DEVICES.
+    """
+    found = tuple(dict.fromkeys(devices))
+    unknown = [d for d in found if d not in DEVICES]
+    if unknown or isinstance(devices, str) or not found:
+        given = devices if isinstance(devices, str) else unknown or found
+        raise VariantPackError(f"devices is {given!r}; accepted: a sequence of {', '.join(map(repr, DEVICES))}")
+    return Override(found)
+
+
+class _Installed:
+    """The overrides that hold, and torch's registrations of kernels, which are there as long as one does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._open: list[Override] = []
+        self._registered: dict[str, ExitStack] = {}  # by device type
+        self._inside = threading.local()
+
+    def add(self, one: Override) -> None:
+        with self._lock:
+            for device in one._devices:
+                if device not in self._registered:
+                    self._registered[device] = self._register(device)
+            self._open.append(one)
+
+    def remove(self, one: Override) -> None:
+        with self._lock:
+            if one not in self._open:
+                raise VariantPackError("this override does not hold; accepted: one that was entered or kept, once each")
+            self._open.remove(one)
+            for device in one._devices:
+                if not any(device in other._devices for other in self._open):
+                    self._registered.pop(device).close()
+
+    def _register(self, device: str) -> ExitStack:
+        key, kernels = DEVICES[device], ExitStack()
+        before = {name: _kernel(name, key) for name in _OPERATORS}  # looked up before there is any of ours
+        library = kernels.enter_context(torch_private.registrations("aten"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that kernels are overridden, which is what was asked for
+            for name, theirs in before.items():
+                if theirs is not None:
+                    kernel = functools.partial(self._run, device, name, _OPERATORS[name], theirs)
+                    library.impl(name, kernel, key, with_keyset=True)
+        return kernels
+
+    def _run(
+        self, device: str, name: str, run: Callable[..., Tensors], before: Any, keys: Any, *values: Any
+    ) -> Tensors:
+        if getattr(self._inside, "it", False):  # a kernel of ours, or torch's, calls an operator that has one
+            return before(keys, *values)
+        self._inside.it = True
+        try:
+            made = run(*values)
+        except (_Declined, VariantPackError) as error:
+            self._note(device, lambda r, why=str(error): r.torch.update([(name, why)]))
+            return before(keys, *values)
+        finally:
+            self._inside.it = False
+        self._note(device, lambda r: r.graphfuse.update([name]))
+        return made
+
+    def _note(self, device: str, note: Callable[[Report], None]) -> None:
+        with self._lock:
+            for one in dict.fromkeys(self._open):
+                if device in one._devices:
+                    note(one.report)
+
+
+def _kernel(name: str, key: str) -> Callable[..., Tensors] | None:
+    """What torch would run; None where it has nothing, as one made without CUDA for CUDA. For RMSNorm of CPU tensors
+    torch has no backward either, but a forward."""
+    try:
+        return torch.library.get_kernel(f"aten::{name}", key).call_boxed
+    except RuntimeError:
+        formula = name == "_fused_rms_norm_backward" and key == "CPU"
+        return (lambda keys, *values: _backward_of_formula(*values)) if formula else None
+
+
+def _backward_of_formula(grad, x, shape, rstd, weight, mask) -> Tensors:
+    dims = tuple(range(-len(shape), 0))
+    normal = x * rstd
+    scaled = grad if weight is None else grad * weight
+    dx = (scaled - normal * (scaled * normal).mean(dims, keepdim=True)) * rstd
+    dweight = (grad * normal).flatten(0, x.dim() - len(shape) - 1).sum(0) if x.dim() > len(shape) else grad * normal
+    has_dweight = mask[1] and weight is not None
+    return dx.to(x.dtype) if mask[0] else None, dweight.to(weight.dtype) if has_dweight else None
+
+
+def _rms_norm(x, shape, weight, eps) -> Tensors:
+    flat, scale = _flat(shape, x, weight=weight)
+    y, rstd = _made(RMS_NORM.training, flat, scale, epsilon(eps, x))
+    return y.view(x.shape), _of_rows(rstd, x, shape)
+
+
+def _rms_norm_backward(grad, x, shape, rstd, weight, mask) -> Tensors:
+    rows, flat_x, scale = _flat(shape, grad, x, weight=weight)
+    asked = mask[0], mask[1] and weight is not None
+    made = _made(RMS_NORM.gradients, rows, flat_x, scale, _statistics(rstd, rows), *asked)
+    return _shaped(made, x, weight)
+
+
+def _layer_norm(x, shape, weight, bias, eps) -> Tensors:
+    flat, scale, shift = _flat(shape, x, weight=weight, bias=bias)
+    if bias is None:
+        y, *found = _made(LAYER_NORM.training, flat, scale, eps)
+    else:
+        y, *found = _made(LAYER_NORM_BIAS.training, flat, scale, shift, eps)
+    # On the CPU torch has statistics in the type of x.
+    kind = x.dtype if x.device.type == "cpu" else found[0].dtype
+    return y.view(x.shape), *(_of_rows(t, x, shape).to(kind) for t in found)
+
+
+def _layer_norm_backward(grad, x, shape, mean, rstd, weight, bias, mask) -> Tensors:
+    rows, flat_x, scale = _flat(shape, grad, x, weight=weight)
+    saved = (_statistics(t, rows) for t in (mean, rstd))
+    asked = mask[0], mask[1] and weight is not None
+    if bias is None:
+        dx, dweight = _shaped(_made(LAYER_NORM.gradients, rows, flat_x, scale, *saved, *asked), x, weight)
+        return dx, dweight, None
+    made = _made(LAYER_NORM_BIAS.gradients, rows, flat_x, scale, *saved, *asked, mask[2])
+    return _shaped(made, x, weight, bias)
+
+
+_OPERATORS: dict[str, Callable[..., Tensors]] = {
+    "_fused_rms_norm": _rms_norm,
+    "_fused_rms_norm_backward": _rms_norm_backward,
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+}
+"""Those of aten."""
+
+
+def _flat(shape: Sequence[int], *tensors: torch.Tensor | None, **scales: torch.Tensor | None) -> list[Any]:
+    """Tensors with all normalized dimensions as one. _Declined for those that torch is to have."""
+    given = [*tensors, *scales.values()]
+    there = [t for t in given if t is not None]
+    x, full = there[0], len(tensors)
+    own = tuple(shape)
+    ends = [t.shape[-len(own) :] if i < full else t.shape for i, t in enumerate(given) if t is not None]
+    if not own or any(tuple(end) != own for end in ends) or any(t.shape != x.shape for t in tensors):
+        raise _Declined("shapes that do not fit")  # in torch's words
+    if any(t.dtype != x.dtype for t in there):
+        kinds = " and ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in there))
+        raise _Declined(f"tensors of {kinds}; accepted: one type")
+    if x.dtype not in TYPES:
+        raise _Declined(f"tensors of {str(x.dtype).removeprefix('torch.')}")
+    if not all(t.numel() for t in there):
+        raise _Declined("no elements")
+    found = [t.flatten(-len(shape)) if t is not None and len(shape) > 1 else t for t in given]
+    if any(t is not None and t.shape[-1] > 1 and t.stride(-1) != 1 for t in found[full:]):
+        raise _Declined("elements of a weight or bias apart")
+    # A gradient of sum() is one element, expanded; torch makes both contiguous, too.
+    return [t.contiguous() if t is not None and t.stride(-1) != 1 else t for t in found]
+
+
+def _made(function: Callable[..., object], *values: object) -> Tensors:
+    if (why := _without_kernel(function, values)) is not None:
+        raise _Declined(why)
+    made = function(*values)
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _statistics(t: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """One number a row, in the type that graphfuse keeps them in."""
+    return t.to(torch.promote_types(t.dtype, torch.float32)).reshape(*rows.shape[:-1], 1)
+
+
+def _of_rows(t: torch.Tensor, x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return t.view(*x.shape[: x.dim() - len(shape)], *(1 for _ in shape))
+
+
+def _shaped(made: Tensors, *like: torch.Tensor | None) -> Tensors:
+    """Gradients in the shapes and types of what they are of."""
+    return tuple(None if t is None else t.view(a.shape).to(a.dtype) for t, a in zip(made, like, strict=True))
+
+
+def _looks(t: torch.Tensor) -> tuple:
+    """What decides which engine runs, the same for all numbers of rows that share a plan."""
+    of = row_class(t.numel() // t.shape[-1]) if t.is_contiguous() else (t.shape, t.stride())
+    return of, t.dim(), t.shape[-1], t.dtype, t.device
+
+
+_KEPT = 1024
+_without: dict[tuple, str | None] = {}
+
+
+def _without_kernel(function: Callable[..., object], values: Sequence[object]) -> str | None:
+    """Why a call would run on the reference engine, where there are kernels: torch's own are faster."""
+    x = values[0]
+    if x.device.type == "cpu" and settings.device() != str(EMULATOR):
+        return None
+    key = function, *(_looks(v) if isinstance(v, torch.Tensor) else v for v in values)
+    if key not in _without:
+        why = fallback(explain(function, *values))
+        make_room(_without, _KEPT)
+        _without[key] = None if why is None else f"only the reference engine would run: {why}"
+    return _without[key]
+
+
+_installed = _Installed()

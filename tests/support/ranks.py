@@ -1,0 +1,52 @@
+"""Functions run on several ranks: a process each, started once for all of them."""
+
+import datetime
+import json
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+SECONDS = 60
+"""After which a rank no longer waits for another, which has then failed."""
+
+
+def run(module: str, names: Sequence[str], backend: str = "gloo", ranks: int = 2) -> Mapping[str, Sequence[str]]:
+    """What went wrong, by name: the traceback of each rank that failed.
+
+    module: has the functions of these names, which take the mesh of all ranks. backend: gloo on the CPU, or nccl on as
+    many GPUs as there are ranks.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_rank, (module, tuple(names), backend, ranks, folder), nprocs=ranks)
+        found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+    return {name: [made[name] for made in found if made[name]] for name in names}
+
+
+def _rank(rank: int, module: str, names: Sequence[str], backend: str, ranks: int, folder: str) -> None:
+    import importlib
+
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    functions = importlib.import_module(module)  # which imports graphfuse before torch has DTensors
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    waits = datetime.timedelta(seconds=SECONDS)
+    distributed.init_process_group(
+        backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=waits
+    )
+    mesh = init_device_mesh("cuda" if backend == "nccl" else "cpu", (ranks,))
+    made = {}
+    for name in names:
+        try:
+            torch.manual_seed(0)
+            getattr(functions, name)(mesh)
+            made[name] = ""
+        except Exception:
+            made[name] = f"rank {rank}: {traceback.format_exc()}"
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(made))
+    distributed.destroy_process_group()

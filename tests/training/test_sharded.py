@@ -1,0 +1,31 @@
+"""Operators and modules on DTensors, on two ranks: what they return and where, against one process."""
+
+import pytest
+import torch
+
+from support import ranks, sharded
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+@pytest.fixture(scope="module")
+def on_cpus():
+    return ranks.run("support.sharded", sharded.CASES)
+
+
+@pytest.mark.parametrize("case", sharded.CASES)
+def test_two_ranks(on_cpus, case):
+    assert not on_cpus[case], "\n".join(on_cpus[case])
+
+
+@pytest.fixture(scope="module")
+def on_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there are no two GPUs")
+    return ranks.run("support.sharded", sharded.CASES, "nccl")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", sharded.CASES)
+def test_two_gpus(on_gpus, case):
+    assert not on_gpus[case], "\n".join(on_gpus[case])
