@@ -81,7 +81,7 @@ def calls(shape: tuple[int, ...]) -> tuple[dict[str, Callable[[], torch.Tensor]]
     """The block by everybody, and what the record tells of our plan. Each call returns its result."""
     import torch
 
-    from graphfuse import heur_mode
+    from graphfuse.enums import heur_mode
 
     block, pack = example(), values(shape, "cuda")
     graph = block.build(shape, ["rows", "cudnn", "reference"], [heur_mode.A])
