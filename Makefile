@@ -44,12 +44,15 @@ check: $(INSTALLED)
 stub: $(INSTALLED)
 	.venv/bin/python tests/op_stub.py
 
-# Of torch, kernels and their knobs know nothing, and neither do records, commands or what is packed. Its build says which
-# CUDA version NVRTC is of: what finds and calls NVRTC is tested, too.
+# Of torch, patterns, kernels, their knobs and tables know nothing, and neither do records, commands or what is packed; of
+# engines that is the reference engine. Its build says which CUDA version NVRTC is of: what finds and calls NVRTC is
+# tested, too.
+FREE_OF_TORCH := patterns codegen tables tuning emulator lanes benchmarks cli package
 test-torch: $(OTHER_TORCH)/installed
 	$(OTHER_TORCH)/bin/python -c 'import torch; print("torch", torch.__version__)'
-	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup --ignore-glob='tests/engines/test_rmsnorm*' \
-	  --ignore=tests/lanes --ignore=tests/benchmarks --ignore=tests/cli --ignore=tests/package -m 'not (gpu or thorough or compile or emulate or install)'
+	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup $(FREE_OF_TORCH:%=--ignore=tests/%) \
+	  --ignore-glob='tests/engines/test_[!r]*' --ignore-glob='tests/engines/test_r[!e]*' \
+	  -m 'not (gpu or thorough or compile or emulate or install)'
 	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup tests/runtime -m compile
 
 gpu-test: $(INSTALLED)
