@@ -7,6 +7,7 @@ may rely on those before it.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graphfuse.device import Device
+from graphfuse.rows.program import Pairs
 from graphfuse.launch_limits import MAX_CTAS, MAX_THREADS, largest_cluster  # noqa: F401 - schedules' limits, too
 
 WARP = 32
@@ -51,6 +52,20 @@ def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iter
             yield (
                 f"threads_per_row is {threads_per_row}, each with {piece} elements together; accepted: pieces of up to "
                 f"a block of {size}, which the threads of a row must cover"
+            )
+
+
+def pair_faults(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int) -> Iterator[str]:
+    """Columns of a pair are a lane's, or those of two lanes of a warp. taken: pieces of each thread."""
+    for one in pairs:
+        if one.interleaved and (one.columns % piece or piece % 2):
+            yield f"pieces have {piece} columns; accepted: an even number that divides the {one.columns} columns of pairs"
+        if not one.interleaved and one.count % piece:
+            yield f"pieces have {piece} columns; accepted: a divisor of the {one.count} pairs"
+        if not one.interleaved and (threads_per_row > WARP or taken > 1):
+            yield (
+                f"threads_per_row is {threads_per_row}, with {taken} pieces each; accepted for pairs of columns that lie "
+                f"apart: up to {WARP}, with one piece"
             )
 
 

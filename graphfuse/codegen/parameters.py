@@ -29,14 +29,16 @@ class Parameter:
 class Pointer:
     """A parameter that is the address of a tensor seen as rows.
 
-    name: i of an input, o of an output, b of an output's block scales, each with its number. store: None of an input.
-    across: as of the plan.
+    name: i of an input, o of an output, b of an output's block scales, n of numbers of rows, each with its number.
+    store: None of an input. across: as of the plan. part: one of those that follow the first of an input of several
+    tensors.
     """
 
     name: str
     view: View
     store: Store | None = None
     across: bool = False
+    part: bool = False
 
     @property
     def ctype(self) -> str:
@@ -64,8 +66,22 @@ class Pointer:
         """How many bytes block scales lie apart. of: what stands before the name of a parameter."""
         return f"{of}{self.spaced}" if self.spaced else str(self.view.dtype.nbytes(1))
 
+    @property
+    def after(self) -> tuple["Pointer", ...]:
+        """Those of the tensors with the rows that follow."""
+        more = enumerate(self.view.more, start=1)
+        return tuple(Pointer(f"{self.name}_{k}", view, self.store, self.across, True) for k, view in more)
+
     def parameters(self) -> Iterator[Parameter]:
         yield Parameter(self.ctype, self.name, Address(self.view.tensor))
+        indexed, within = self.view.indexed, self.view.within
+        if indexed is not None:
+            apart = self.view.dtype.nbytes(indexed.stride)
+            yield Parameter("gf::i64", f"{self.name}_row", Constant("int64", apart))
+            yield Parameter("gf::i64", f"{self.name}_count", Constant("int64", indexed.count))
+        if within is not None:
+            yield Parameter("gf::u32", f"{self.name}_first", Constant("int32", within.first))
+            yield Parameter("gf::u32", f"{self.name}_rows", Constant("int32", within.end - within.first))
         for name, stride in zip(self.strides, self.view.row_strides, strict=False):
             yield Parameter("gf::i64", name, Constant("int64", stride * self.view.dtype.bits // 8))
         if self.spaced:
@@ -73,13 +89,15 @@ class Pointer:
 
 
 def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
-    """Rows of phase 0, columns, other inputs, outputs."""
+    """Rows of phase 0, columns, other inputs, numbers of rows, outputs."""
     inputs, stores = plan.program.inputs, plan.program.stores
     early = plan.reads(0, True)
     wide = [i for i, view in enumerate(inputs) if view.columns and not view.rows]
     late = [i for i in range(len(inputs)) if i not in (*early, *wide)]
+    read = (Pointer(f"i{i}", inputs[i], None, plan.across) for i in (*early, *wide, *late))
     return (
-        *(Pointer(f"i{i}", inputs[i], None, plan.across) for i in (*early, *wide, *late)),
+        *(pointer for first in read for pointer in (first, *first.after)),
+        *(Pointer(f"n{k}", view) for k, view in enumerate(plan.program.indices)),
         *(Pointer(f"o{k}", store.view, store, plan.across) for k, store in enumerate(stores)),
         *(Pointer(f"b{k}", store.block_scale, store) for k, store in enumerate(stores) if store.block_scale),
     )
@@ -140,4 +158,5 @@ def later(plan: PhasePlan) -> tuple[Pointer, ...]:
         end = -(-end // parameter.nbytes) * parameter.nbytes + parameter.nbytes
         if end > _FIRST_LINE:
             behind.add(parameter.name)
-    return tuple(p for p in pointers(plan) if p.store and behind & {p.name, *p.strides, p.spaced})
+    outputs = (p for p in pointers(plan) if p.store)
+    return tuple(p for p in outputs if p.view.indexed is not None or behind & {p.name, *p.strides, p.spaced})

@@ -21,7 +21,8 @@ registers elsewhere."""
 def access(view: View, elements: int, across: bool = False) -> int:
     """Bytes of the widest access that every piece of `elements` elements is aligned for. across: as of PhasePlan."""
     apart = (*view.row_strides[:-1], view.column_stride) if across else view.row_strides
-    strides = (view.dtype.nbytes(abs(stride)) for stride in apart)
+    chosen = () if view.indexed is None else (view.indexed.stride,)
+    strides = (view.dtype.nbytes(abs(stride)) for stride in (*apart, *chosen, view.offset))
     return math.gcd(ACCESS, view.dtype.nbytes(elements), view.alignment, *strides)
 
 
@@ -49,6 +50,8 @@ class PhasePlan:
     def taken(self, view: View) -> int:
         """Elements of a tensor that belong to a piece: one of what is the same for all of it."""
         varies = view.row_strides[-1] != 0 if self.across else view.columns
+        if view.of_pairs is not None and view.of_pairs.pairs.interleaved:
+            return self.piece // 2
         return self.piece if varies else 1
 
     def nbytes_of(self, view: View) -> int:
@@ -57,7 +60,7 @@ class PhasePlan:
 
     def width(self, view: View) -> int:
         """Bytes of the accesses that read or write them."""
-        return access(view, self.taken(view), self.across)
+        return min(access(part, self.taken(view), self.across) for part in view.parts)
 
     @property
     def phases(self) -> range:
@@ -137,10 +140,8 @@ class PhasePlan:
         read it, if both lie at one address."""
         for i, x in enumerate(self.program.inputs):
             for number, store in enumerate(self.program.stores):
-                y = store.view
-                alike = (x.dtype, x.row_strides, x.column_stride) == (y.dtype, y.row_strides, y.column_stride)
                 whole = x.rows and x.columns and self.program.extents[store.value.index].columns
-                if alike and whole and not store.block_size and not store.amax:
+                if lies_over(x, store.view) is not None and whole and not store.block_size and not store.amax:
                     if max(self.read_in(i), default=0) <= self.program.store_phase(number):
                         yield i, number
 
@@ -179,6 +180,16 @@ class PhasePlan:
             if isinstance(o, Chain) and program.extents[o.index].columns
             if program.steps[o.index].rounded not in (None, data_type.FLOAT)
         )
+
+
+def lies_over(x: View, y: View) -> View | None:
+    """The part of an input that has the rows of an output, each element where the output would have it; None if there
+    is none."""
+    for part in x.parts:
+        own = (part.indexed, part.of_pairs, y.indexed) == (None, None, None) and part.within == y.within
+        if own and (part.dtype, part.row_strides, part.column_stride) == (y.dtype, y.row_strides, y.column_stride):
+            return part
+    return None
 
 
 def _varies(program: RowProgram, o: Chain) -> bool:

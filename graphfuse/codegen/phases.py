@@ -45,9 +45,21 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
         # Only what nothing writes meanwhile: a row may be overwritten by the output.
         how = "ROW_READS" if kind == "Rows" else "COLUMN_READS"
         load = f"gf::load<{size}, {width}, {how}>(gf::offset(row.i{i}, {pieces.step(plan, f'i{i}', size)}))"
-        loads.append(copied.piece_read if copied else load)
+        loads.append(copied.piece_read if copied else _where_there_is_one(plan, i, load))
     yield "    return {" + ",\n            ".join(loads) + "};"
     yield "  }"
+
+
+def _where_there_is_one(plan: PhasePlan, i: int, load: str) -> str:
+    """A read of an input that may have no such row, or nothing in these columns."""
+    view = plan.program.inputs[i]
+    ctype, elements = view.dtype.facts.ctype, plan.taken(view)
+    if view.indexed is not None:
+        load = f"row.i{i} == nullptr ? gf::filled<{ctype}, {elements}>({literal(float('nan'))}) : {load}"
+    if view.of_pairs is not None and view.of_pairs.pairs.columns < plan.columns:
+        beyond = f"gf::filled<{ctype}, {elements}>({literal(view.of_pairs.otherwise)})"
+        load = f"row.thread + at >= {view.of_pairs.pairs.columns // plan.piece} ? {beyond} : {load}"
+    return load
 
 
 def _run(elements: Elements) -> Iterator[str]:

@@ -18,6 +18,10 @@ def headers(program: RowProgram) -> Iterator[str]:
     yield from stores.headers(program)
     if any(operand.dtype.facts.integers for operand in (*program.inputs, *program.scalars)):
         yield "integers.cuh"
+    if program.indices:
+        yield "indices.cuh"
+    if program.swapped or any(view.of_pairs for view in program.inputs) or any(v.indexed for v in program.inputs):
+        yield "pairs.cuh"
 
 
 def source(plan: PhasePlan, kernel: str) -> str:
