@@ -124,7 +124,7 @@ class Builder(Emitter):
         program = RowProgram(
             inputs=tuple(views[t] for t in self.loaded),
             steps=tuple(self.steps),
-            stores=tuple(self._store(views, *stored) for stored in self.stores),
+            stores=_together(tuple(self._store(views, *stored) for stored in self.stores), layout.extents),
             sums=tuple(ColumnSum(views[t], factors) for t, factors in self.sums),
             indices=indices,
         )
@@ -273,3 +273,21 @@ class Builder(Emitter):
         if t == end.output("scale"):
             return Store(views[t], value, end.attribute("block_size"), scales_of=end.attribute("element_type"))
         return Store(views[t], value, end.attribute("block_size"), views[end.output("scale")])
+
+
+def _together(stores: tuple[Store, ...], extents: tuple[int, ...]) -> tuple[Store, ...]:
+    """One store for tensors that have all rows of a value between them, each some."""
+    found: list[Store] = []
+    for store in stores:
+        within, last = store.view.within, found[-1] if found else None
+        before = last.view.parts[-1].within if last is not None else None
+        follows = within is not None and before is not None and (within.axis, within.first) == (before.axis, before.end)
+        alike = follows and (last.value, last.view.dtype) == (store.value, store.view.dtype)
+        if alike and store.view.indexed is None and last.view.indexed is None:
+            found[-1] = replace(last, view=replace(last.view, more=(*last.view.more, store.view)))
+        else:
+            found.append(store)
+    parted = (store for store in found if store.view.more)
+    if all((s.view.within.first, s.view.parts[-1].within.end) == (0, extents[s.view.within.axis]) for s in parted):
+        return tuple(found)
+    return stores

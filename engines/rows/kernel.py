@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from graphfuse.codegen import rowwise
-from graphfuse.codegen.phase_plan import PhasePlan, access, lies_over
+from graphfuse.codegen.phase_plan import PhasePlan, access, alike
 from graphfuse.engine import ProblemClass
 from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCKS
@@ -42,8 +42,8 @@ def overwritable(facts: RowFacts) -> frozenset[tuple[int, int]]:
 
 def in_place(facts: RowFacts) -> tuple[tuple[TensorId, TensorId], ...]:
     inputs, stores = facts.program.inputs, facts.program.stores
-    pairs = ((lies_over(inputs[i], stores[number].view), stores[number].view) for i, number in sorted(overwritable(facts)))
-    return tuple((x.tensor, y.tensor) for x, y in pairs if x is not None)
+    pairs = (alike(inputs[i], stores[number].view) for i, number in sorted(overwritable(facts)))
+    return tuple((x.tensor, y.tensor) for found in pairs for x, y in found)
 
 
 def problem(facts: RowFacts, chunk: int, within: float = 2.0) -> ProblemClass:

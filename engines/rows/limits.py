@@ -11,6 +11,8 @@ from graphfuse.rows.program import Pairs
 from graphfuse.launch_limits import MAX_CTAS, MAX_THREADS, largest_cluster  # noqa: F401 - schedules' limits, too
 
 WARP = 32
+MOST_PAIRED = 16
+"""Columns that a thread takes together where columns are in pairs: their others, cosines and sines take registers."""
 _MOST_STATIC = 48 << 10  # bytes of shared memory that a kernel may declare
 _RESERVED = 1 << 10  # those that the system takes beside each CTA's
 
@@ -58,6 +60,8 @@ def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iter
 def pair_faults(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int) -> Iterator[str]:
     """Columns of a pair are a lane's, or those of two lanes of a warp. taken: pieces of each thread."""
     for one in pairs:
+        if piece > MOST_PAIRED:
+            yield f"pieces have {piece} columns; accepted with pairs: up to {MOST_PAIRED}, as a thread has both of each"
         if one.interleaved and (one.columns % piece or piece % 2):
             yield f"pieces have {piece} columns; accepted: an even number that divides the {one.columns} columns of pairs"
         if not one.interleaved and one.count % piece:

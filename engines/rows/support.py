@@ -5,10 +5,11 @@ check may rely on those before it.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
-from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.limits import MOST_PAIRED, WARP
 from graphfuse.ops import BLOCKS
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import Store, View
@@ -22,7 +23,6 @@ INTEGERS = (data_type.INT32, data_type.INT64)
 COMPILED = (80, 86, 89, 90, 100, 103, 120)
 _MAX_DIVIDED = 2**31  # rows of several axes, whose numbers are found by division
 _MAX_AXES = 4
-_MOST_CHUNKS = 4  # that a thread takes together
 
 
 def program_reasons(facts: RowFacts, device: Device) -> Iterator[str]:
@@ -61,10 +61,10 @@ def pair_reasons(facts: RowFacts, chunk: int) -> Iterator[str]:
         least = chunk // 2 if pairs.interleaved else chunk
         if pairs.count % least or chunk % 2:
             yield f"{facts.node}: {pairs.count} pairs of {facts.columns} columns; accepted: a multiple of {least}"
-        if not pairs.interleaved and facts.columns > WARP * _MOST_CHUNKS * chunk:
+        if not pairs.interleaved and facts.columns > WARP * MOST_PAIRED:
             yield (
                 f"{facts.node}: pairs of columns that lie apart, in rows of {facts.columns}; accepted: up to "
-                f"{WARP * _MOST_CHUNKS * chunk}, as a warp has a row"
+                f"{WARP * MOST_PAIRED}, as a warp has a row"
             )
 
 
@@ -76,7 +76,8 @@ def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str
     for numbers in facts.program.indices:
         yield from _view_reasons(facts, "index", numbers, INTEGERS, 0)
     for store in facts.program.stores:
-        yield from _store_reasons(facts, store, columns_apart)
+        for part in store.view.parts:
+            yield from _store_reasons(facts, replace(store, view=part), columns_apart)
     for s in facts.program.sums:
         yield from _view_reasons(facts, "sum over rows", s.view, FLOATS, 0)
         yield from _alignment_reasons(f"sum over rows {s.view.name!r}", s.view)

@@ -1,6 +1,6 @@
 """Prints where a thread finds its part of a row."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from graphfuse.codegen.parameters import Pointer, later, pointers
 from graphfuse.codegen.phase_plan import PhasePlan
@@ -9,8 +9,10 @@ from graphfuse.codegen.phase_plan import PhasePlan
 def address(plan: PhasePlan, pointer: Pointer) -> str:
     """Of the thread's first piece of a row; of the first column's where pieces lie across rows. Of a tensor that has
     some of the rows null elsewhere; of one whose rows are chosen the first of all. Arguments are `a`."""
-    if pointer.store is not None and pointer.view.within is not None:
+    if pointer.store is not None and pointer.view.within is not None and not pointer.view.more:
         return f"{_has_row(plan, pointer)} ? {_place(plan, pointer)} : nullptr"
+    if pointer.view.indexed is not None and pointer.store is None:
+        return f"{{{_place(plan, pointer)}, a.{pointer.name}_row, a.{pointer.name}_count}}"
     *before, last = (pointer, *pointer.after)
     return " : ".join([*(f"{_has_row(plan, p)} ? {_place(plan, p)}" for p in before), _place(plan, last)])
 
@@ -19,21 +21,25 @@ def _numbers(plan: PhasePlan, pointer: Pointer) -> list[str]:
     """The numbers of the row along its axes, as the tensor counts them."""
     found = ["index"] if len(plan.extents) == 1 else [f"axis{axis}" for axis in range(len(plan.extents))]
     within = pointer.view.within
-    if within is not None:
+    if within is not None and within.first:
         found[within.axis] = f"(gf::u32({found[within.axis]}) - a.{pointer.name}_first)"
     return found
 
 
 def _has_row(plan: PhasePlan, pointer: Pointer) -> str:
-    return f"{_numbers(plan, pointer)[pointer.view.within.axis]} < a.{pointer.name}_rows"
+    """Of several tensors none before it has the row."""
+    within, alone = pointer.view.within, not (pointer.part or pointer.view.more)
+    number = "index" if len(plan.extents) == 1 else f"axis{within.axis}"
+    found = f"gf::u32({number}) < a.{pointer.name}_end"
+    return found + f" && gf::u32({number}) >= a.{pointer.name}_first" * bool(alone and within.first)
 
 
 def _place(plan: PhasePlan, pointer: Pointer) -> str:
     view, store = pointer.view, pointer.store
     if store and store.amax:
         return f"a.{pointer.name}"
-    axes = _numbers(plan, pointer)
-    terms = [f"{axis} * a.{stride}" for axis, stride in zip(axes, pointer.strides, strict=False)]
+    numbers = _numbers(plan, pointer)
+    terms = [f"{numbers[k]} * a.{stride}" for k, stride in zip(pointer.axes, pointer.strides, strict=False)]
     if view.offset:
         terms.append(str(view.dtype.nbytes(view.offset)))
     if view.swizzled:
@@ -60,7 +66,7 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield ""
     yield "/// The addresses of one row as one of its threads sees it: of the thread's first piece."
     yield "struct Row {"
-    yield from (f"  {pointer.ctype} {pointer.name};" for pointer in first)
+    yield from (f"  {_type(pointer)} {pointer.name};" for pointer in first)
     yield from (f"  gf::i64 {name};" for name in spaced)
     yield "  Index thread;"
     yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
@@ -72,7 +78,7 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield from axes(plan)
     yield "  return {" + ", ".join([*places, *(f"a.{s}" for s in spaced), "thread", "index < a.rows"]) + "};"
     yield "}"
-    yield from _located(plan, first)
+    yield from _located(plan)
     yield "GF_DEVICE void complete(Row& row, const Arguments& a, gf::i64 index) {"
     yield "  const Index thread = row.thread;"
     yield "  (void)thread;"
@@ -82,26 +88,33 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield "}"
 
 
+def _type(pointer: Pointer) -> str:
+    chosen = pointer.view.indexed is not None and pointer.store is None
+    return f"gf::Chosen<{pointer.ctype}>" if chosen else pointer.ctype
+
+
 def _is_numbers(plan: PhasePlan, pointer: Pointer) -> bool:
     return any(pointer.view is view for view in plan.program.indices)
 
 
-def _located(plan: PhasePlan, first: Sequence[Pointer]) -> Iterator[str]:
-    """The function locate, which reads the numbers of rows that are chosen, and finds those that are read."""
+def _located(plan: PhasePlan) -> Iterator[str]:
+    """The function locate, which reads the numbers of rows that are chosen. Where these lie is worked out where they
+    are read: what is read before waits for no number."""
     yield "GF_DEVICE void locate(Row& row, const Arguments& a, gf::i64 index) {"
     yield from axes(plan) if plan.program.indices else ()
     for pointer in pointers(plan):
         if _is_numbers(plan, pointer):
             read = f"gf::integer(static_cast<const {pointer.view.dtype.facts.ctype}*>({address(plan, pointer)}))"
             yield f"  row.{pointer.name} = row.exists ? {read} : -1;"
-    yield from (f"  {_chosen(pointer)}" for pointer in first if pointer.view.indexed is not None)
     yield "}"
 
 
 def _chosen(pointer: Pointer) -> str:
-    """The statement that goes from the first of all rows to the one that is chosen."""
-    name = pointer.name
-    return f"row.{name} = gf::row_at(row.{name}, row.n{pointer.view.indexed.index}, a.{name}_row, a.{name}_count);"
+    """The statement that goes from the first of all rows to the one that is chosen, null where there is none."""
+    name, number = pointer.name, f"row.n{pointer.view.indexed.index}"
+    partly = f" && row.{name} != nullptr" * (pointer.view.within is not None)
+    there = f"gf::u64({number}) < gf::u64(a.{name}_count){partly}"
+    return f"row.{name} = {there} ? gf::offset(row.{name}, {number} * a.{name}_row) : nullptr;"
 
 
 def axes(plan: PhasePlan) -> Iterator[str]:

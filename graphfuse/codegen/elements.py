@@ -127,7 +127,8 @@ class Elements:
         step = self.program.steps[o.index]
         pairs = Pairs(**dict(step.attributes))
         how = "neighbours" if pairs.interleaved else "halves"
-        number = pairs.columns if pairs.interleaved else pairs.count // self.plan.piece
+        whole = str(pairs.columns == self.plan.columns).lower()
+        number = pairs.columns if pairs.interleaved else f"{pairs.count // self.plan.piece}, {whole}"
         ((_, value),) = step.operands
         yield f"    gf::swap_{how}<{number}>(gf::u32(row.thread + at), {self.array(value)}, a{o.index});"
         if o in kept:

@@ -141,7 +141,7 @@ class PhasePlan:
         for i, x in enumerate(self.program.inputs):
             for number, store in enumerate(self.program.stores):
                 whole = x.rows and x.columns and self.program.extents[store.value.index].columns
-                if lies_over(x, store.view) is not None and whole and not store.block_size and not store.amax:
+                if alike(x, store.view) and whole and not store.block_size and not store.amax:
                     if max(self.read_in(i), default=0) <= self.program.store_phase(number):
                         yield i, number
 
@@ -182,14 +182,14 @@ class PhasePlan:
         )
 
 
-def lies_over(x: View, y: View) -> View | None:
-    """The part of an input that has the rows of an output, each element where the output would have it; None if there
-    is none."""
-    for part in x.parts:
-        own = (part.indexed, part.of_pairs, y.indexed) == (None, None, None) and part.within == y.within
-        if own and (part.dtype, part.row_strides, part.column_stride) == (y.dtype, y.row_strides, y.column_stride):
-            return part
-    return None
+def alike(x: View, y: View) -> tuple[tuple[View, View], ...]:
+    """The parts of an input and an output that have the same rows, each element at one address if both begin there."""
+
+    def told(view: View) -> tuple[object, ...]:
+        return view.within, view.dtype, view.row_strides, view.column_stride
+
+    own = x.of_pairs is None and x.indexed is None and y.indexed is None
+    return tuple((a, b) for a in x.parts for b in y.parts if own and told(a) == told(b))
 
 
 def _varies(program: RowProgram, o: Chain) -> bool:

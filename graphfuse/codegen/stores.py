@@ -66,8 +66,7 @@ def _scales(pointer: Pointer) -> str:
 
 def _exists(number: int, store: Store) -> str:
     """Whether a store writes the row."""
-    partly = store.view.indexed is not None or store.view.within is not None
-    return "row.exists" + f" && row.o{number} != nullptr" * partly
+    return "row.exists" + f" && row.o{number} != nullptr" * store.view.partial
 
 
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:

@@ -97,8 +97,8 @@ class View:
     0 where it does not vary. column_stride: 1 for packed columns (also of tensors without columns).
     alignment: bytes that the address is a multiple of. swizzled: in tiles of 128 x 4 (F8_128x4),
     where strides say nothing. offset: elements from the tensor's first to that of the view. of_pairs: of a tensor with
-    a column for each pair. indexed: of one whose rows are chosen. within: of one that has some of the rows. more: of an
-    input of several tensors, those with the rows that follow.
+    a column for each pair. indexed: of one whose rows are chosen. within: of one that has some of the rows. more: of a
+    view of several tensors, which have all rows between them, those with the rows that follow.
     """
 
     tensor: TensorId
@@ -115,6 +115,11 @@ class View:
     indexed: Indexed | None = None
     within: Within | None = None
     more: tuple["View", ...] = ()
+
+    @property
+    def partial(self) -> bool:
+        """Whether it may have no place for a row."""
+        return self.indexed is not None or (self.within is not None and not self.more)
 
     @property
     def parts(self) -> tuple["View", ...]:

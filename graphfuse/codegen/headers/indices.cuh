@@ -15,12 +15,19 @@ GF_DEVICE i64 integer(const i64* address GF_SITE) {
   return i64(u64(words.word[1]) << 32 | words.word[0]);
 }
 
-/// Where the row of this number lies, of `count` rows; null if it is none of them.
-GF_DEVICE const void* row_at(const void* rows, i64 number, i64 apart, i64 count) {
-  return u64(number) < u64(count) ? offset(rows, number * apart) : nullptr;
-}
-GF_DEVICE void* row_at(void* rows, i64 number, i64 apart, i64 count) {
-  return u64(number) < u64(count) && rows != nullptr ? offset(rows, number * apart) : nullptr;
-}
+/// The condition, which the compiler takes to hold nearly always.
+GF_DEVICE bool likely(bool condition) { return __builtin_expect(condition, true); }
+
+/// Rows that are chosen: where the first of `count` lies, how many bytes they lie apart, and the number of the one that is.
+/// A number that none of them has is of no row.
+template <class Address>
+struct Chosen {
+  Address first;
+  i64 apart;
+  i64 count;
+
+  GF_DEVICE bool exists(i64 number) const { return u64(number) < u64(count); }
+  GF_DEVICE Address of(i64 number) const { return offset(first, number * apart); }
+};
 
 }  // namespace gf

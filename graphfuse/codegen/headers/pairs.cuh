@@ -8,17 +8,23 @@
 
 namespace gf {
 
-/// Of columns i and PIECES * PIECE + i the other one's value, that of the first column negated; 0 in columns beyond. All
-/// lanes of a warp call it together.
-template <int PIECES, int PIECE>
+/// Of columns i and PIECES * PIECE + i the other one's value, that of the first column negated. All lanes of a warp call it
+/// together. WHOLE: whether all columns of the row are in pairs; else those beyond become 0.
+template <int PIECES, bool WHOLE, int PIECE>
 GF_DEVICE void swap_halves(u32 piece, const float (&values)[PIECE], float (&swapped)[PIECE]) {
-  const bool first = piece < PIECES;
-  const bool second = piece - PIECES < PIECES;
+  constexpr bool BITS = (PIECES & (PIECES - 1)) == 0;
+  const bool first = BITS && WHOLE ? (piece & PIECES) == 0 : piece < PIECES;
+  const bool second = WHOLE ? !first : !first && piece < 2 * PIECES;
   const u32 partner = first ? lane() + PIECES : second ? lane() - PIECES : lane();
 #pragma unroll
   for (int i = 0; i < PIECE; ++i) {
-    const float other = shuffle(values[i], partner);
-    swapped[i] = first ? -other : second ? other : 0.0f;
+    float other;
+    if constexpr (BITS && WHOLE) {
+      other = shuffle_xor(values[i], PIECES);
+    } else {
+      other = shuffle(values[i], partner);
+    }
+    swapped[i] = first ? -other : WHOLE || second ? other : 0.0f;
   }
 }
 
