@@ -32,7 +32,7 @@ class RowLayout:
             return cls(rows, (0,), ((),))
         groups: list[list[int]] = []
         for axis in rows.axes:
-            if rows.dim[axis] <= 1 and axis not in alone and not all(_tells(t, axis, rows) for t in varying):
+            if rows.dim[axis] == 1 and axis not in alone and not all(_tells(t, axis, rows) for t in varying):
                 continue
             extent, last = max(rows.dim[axis], 1), groups[-1][-1] if groups else None
             last = None if {axis, last} & {*alone} else last
@@ -99,8 +99,9 @@ def _stride(tensor: Tensor, axis: int, rows: Axes) -> int:
 
 
 def _tells(tensor: Tensor, axis: int, rows: Axes) -> bool:
-    """Whether the stride of an axis of extent 1 can be one between rows; shorter than a row, it is there for form."""
-    return tensor.stride[axis] > sum((tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns)
+    """Whether the stride of an axis of extent 1 can be one between rows, or 0; shorter than a row, it is there for
+    form."""
+    return not tensor.stride[axis] or tensor.stride[axis] > sum((tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns)
 
 
 def merge(axes) -> tuple[tuple[int, int], ...]:

@@ -62,6 +62,8 @@ def pair_faults(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken:
     for one in pairs:
         if piece > MOST_PAIRED:
             yield f"pieces have {piece} columns; accepted with pairs: up to {MOST_PAIRED}, as a thread has both of each"
+        if taken * piece > MOST_PAIRED and threads_per_row < WARP:
+            yield f"threads_per_row is {threads_per_row}; accepted with pairs: so many that each has {MOST_PAIRED} columns"
         if one.interleaved and (one.columns % piece or piece % 2):
             yield f"pieces have {piece} columns; accepted: an even number that divides the {one.columns} columns of pairs"
         if not one.interleaved and one.count % piece:

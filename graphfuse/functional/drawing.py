@@ -36,6 +36,28 @@ class Drawing:
         """The argument `name`, which has a value a row and no last dimension, as an input with one of extent 1."""
         return self._given(name, _with_columns(self.layouts[name]))
 
+    def of_tokens(self, name: str) -> Tensor:
+        """The argument `name`, which has a value for each token and no dimensions for heads and columns, as an input
+        with two of extent 1."""
+        return self._given(name, _with_columns(_with_columns(self.layouts[name])))
+
+    def table(self, name: str) -> Tensor:
+        """The argument `name`, rows that are chosen by number, as an input that has them along its first axis and their
+        columns along its last."""
+        t = self.layouts[name]
+        (rows, columns), (row, column) = t.shape, t.stride
+        between = self.rank - 2
+        shape, stride = (rows, *(1,) * between, columns), (row, *(row,) * between, column)
+        return self._given(name, replace(t, shape=shape, stride=stride))
+
+    def for_heads(self, name: str, heads: int) -> Tensor:
+        """The argument `name`, which has a value for each column, or for each head and column, as an input with all
+        heads."""
+        t = self.layouts[name]
+        if len(t.shape) == 1:
+            t = replace(t, shape=(heads, *t.shape), stride=(0, *t.stride))
+        return self._given(name, t)
+
     def _given(self, name: str, t: Layout) -> Tensor:
         if name not in self._read:
             self._read[name] = self.graph.tensor(
