@@ -114,7 +114,7 @@ class Axes:
         if any(graph.producer.get(t) in inside for _, t in node.inputs):
             return False
         if node.op_name == "join":
-            only = all(r.op_name == "join" or not (r.op_name in PLACES) for r in readers)
+            only = all(r.op_name == "join" or r.op_name not in PLACES for r in readers)
             return bool(readers) and only and self._fits(made) and node.attribute("axis") in self.axes
         return bool(readers) and all(self._are_angles(made, reader, node.op_name) for reader in readers)
 

@@ -241,7 +241,9 @@ class Builder(Emitter):
     def _angles(self, t: TensorId, pairs: Pairs, otherwise: float) -> Load:
         place = self.places.of_angles(t, pairs, otherwise)
         if t in self.loaded and self.angles.get(t) != place:
-            self.unlike.append(No(f"{self.graph.tensors[t]} is read in more ways than one; accepted: as cos, or as sin"))
+            self.unlike.append(
+                No(f"{self.graph.tensors[t]} is read in more ways than one; accepted: as cos, or as sin")
+            )
         self.angles[t] = place
         return Load(self.loaded.setdefault(t, len(self.loaded)))
 

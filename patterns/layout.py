@@ -101,7 +101,9 @@ def _stride(tensor: Tensor, axis: int, rows: Axes) -> int:
 def _tells(tensor: Tensor, axis: int, rows: Axes) -> bool:
     """Whether the stride of an axis of extent 1 can be one between rows, or 0; shorter than a row, it is there for
     form."""
-    return not tensor.stride[axis] or tensor.stride[axis] > sum((tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns)
+    return not tensor.stride[axis] or tensor.stride[axis] > sum(
+        (tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns
+    )
 
 
 def merge(axes) -> tuple[tuple[int, int], ...]:

@@ -7,8 +7,8 @@ may rely on those before it.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graphfuse.device import Device
-from graphfuse.rows.program import Pairs
 from graphfuse.launch_limits import MAX_CTAS, MAX_THREADS, largest_cluster  # noqa: F401 - schedules' limits, too
+from graphfuse.rows.program import Pairs
 
 WARP = 32
 MOST_PAIRED = 16
@@ -63,15 +63,15 @@ def pair_faults(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken:
         if piece > MOST_PAIRED:
             yield f"pieces have {piece} columns; accepted with pairs: up to {MOST_PAIRED}, as a thread has both of each"
         if taken * piece > MOST_PAIRED and threads_per_row < WARP:
-            yield f"threads_per_row is {threads_per_row}; accepted with pairs: so many that each has {MOST_PAIRED} columns"
+            yield f"threads_per_row is {threads_per_row}; accepted with pairs: up to {MOST_PAIRED} columns a thread"
         if one.interleaved and (one.columns % piece or piece % 2):
-            yield f"pieces have {piece} columns; accepted: an even number that divides the {one.columns} columns of pairs"
+            yield f"pieces have {piece} columns; accepted: an even divisor of the {one.columns} in pairs"
         if not one.interleaved and one.count % piece:
             yield f"pieces have {piece} columns; accepted: a divisor of the {one.count} pairs"
         if not one.interleaved and (threads_per_row > WARP or taken > 1):
             yield (
-                f"threads_per_row is {threads_per_row}, with {taken} pieces each; accepted for pairs of columns that lie "
-                f"apart: up to {WARP}, with one piece"
+                f"threads_per_row is {threads_per_row}, with {taken} pieces each; accepted for pairs of columns that "
+                f"lie apart: up to {WARP}, with one piece"
             )
 
 

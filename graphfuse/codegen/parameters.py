@@ -78,7 +78,9 @@ class Pointer:
         """Those of the tensors with the rows that follow."""
         more = self.view.more
         parts = (replace(view, more=more[k + 1 :]) for k, view in enumerate(more))
-        return tuple(Pointer(f"{self.name}_{k}", v, self.store, self.across, True) for k, v in enumerate(parts, start=1))
+        return tuple(
+            Pointer(f"{self.name}_{k}", v, self.store, self.across, True) for k, v in enumerate(parts, start=1)
+        )
 
     def parameters(self) -> Iterator[Parameter]:
         yield Parameter(self.ctype, self.name, Address(self.view.tensor))

@@ -41,8 +41,8 @@ def _cache(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
     if len(found) == 2 and found[1] % 2 == 0 and 2 <= found[1] <= width:
         return (found,)
     raise VariantPackError(
-        f"cos_sin_cache has shape {found}; accepted: (positions, rotary_dim), rotary_dim even and 2 to {width}, the last "
-        "dimension of q"
+        f"cos_sin_cache has shape {found}; accepted: (positions, rotary_dim), rotary_dim even and 2 to {width}, the "
+        "last dimension of q"
     )
 
 

@@ -40,10 +40,10 @@ class TensorParameter:
     """One tensor of a function.
 
     shape: None for one that may have any, as the first has. free: whether shape or strides are so much the caller's
-    that they tell problems apart. table: whether its extents have nothing to do with the first tensor's. written: whether the function writes it. new: the type it is allocated
-    with where the caller gives none, or what finds that in the arguments before it. optional: whether it may be
-    left out altogether. only: (name, type) of another argument without which this one is ignored. asked: the option
-    without which it is not made. note: said where it is refused.
+    that they tell problems apart. table: whether its extents have nothing to do with the first tensor's. written:
+    whether the function writes it. new: the type it is allocated with where the caller gives none, or what finds that
+    in the arguments before it. optional: whether it may be left out altogether. only: (name, type) of another argument
+    without which this one is ignored. asked: the option without which it is not made. note: said where it is refused.
     """
 
     name: str

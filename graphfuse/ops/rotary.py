@@ -25,8 +25,10 @@ def _gather_rows(t, x, a) -> dict[str, object]:
     if not count:
         return {"output": t.full(t.broadcast_shapes(index.shape, (1, *values.shape[1:])), float("nan")).to(values)}
     # All axes but the first of what is gathered, or of the numbers, have extent 1 wherever the other has more.
-    rows = [t.arange(e, device=values.device).reshape([-1 if k == axis else 1 for k in range(index.dim())])
-            for axis, e in enumerate(values.shape)][1:]
+    rows = [
+        t.arange(e, device=values.device).reshape([-1 if k == axis else 1 for k in range(index.dim())])
+        for axis, e in enumerate(values.shape)
+    ][1:]
     found = values[(t.where(inside, index, 0), *rows)]
     return {"output": t.where(inside, found, float("nan"))}
 
@@ -36,7 +38,9 @@ def _rotated(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str
     if cos != sin:
         raise GraphValidationError(f"cos and sin must have one shape, got {list(cos)} and {list(sin)}")
     if len(cos) != len(x) or any(c not in (1, e) for c, e in zip(cos[:-1], x[:-1], strict=True)):
-        raise GraphValidationError(f"cos must have extents 1 or input's but along the last axis, got {list(cos)} of {list(x)}")
+        raise GraphValidationError(
+            f"cos must have extents 1 or input's but along the last axis, got {list(cos)} of {list(x)}"
+        )
     if not 1 <= cos[-1] <= x[-1] // 2:
         raise GraphValidationError(
             f"cos has {cos[-1]} columns; accepted: one for each pair of columns, 1 to {x[-1] // 2} of input {list(x)}"
@@ -63,7 +67,9 @@ def _joined(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
         raise GraphValidationError(f"axis {axis} is outside the inputs' rank {len(a)}")
     axis %= len(a)
     if len(a) != len(b) or any(m != n for k, (m, n) in enumerate(zip(a, b, strict=True)) if k != axis):
-        raise GraphValidationError(f"a and b must have equal extents but along axis {axis}, got {list(a)} and {list(b)}")
+        raise GraphValidationError(
+            f"a and b must have equal extents but along axis {axis}, got {list(a)} and {list(b)}"
+        )
     return {"output": (*a[:axis], a[axis] + b[axis], *a[axis + 1 :])}
 
 
@@ -81,10 +87,10 @@ TABLE = (
     ),
     Op(
         "rotate_pairs",
-        "Rotary position embedding (Su et al. 2021): pairs of columns of input, rotated by the angles of which cos and\n"
-        "sin are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and\n"
-        "n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns from\n"
-        "2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all axes\n"
+        "Rotary position embedding (Su et al. 2021): pairs of columns of input, rotated by angles of which cos and sin\n"
+        "are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and\n"
+        "n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns\n"
+        "from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all axes\n"
         "but the last. cuDNN's rope is another op: it takes angles.",
         inputs=(Port("input"), Port("cos"), Port("sin")),
         outputs=(Port("output", label="OUT_0"),),

@@ -440,7 +440,16 @@ _SELECTIONS = (
     ),
 )
 
-_TABLES = (_TABLE, _SELECTIONS, losses.TABLE, products.TABLE, attention.TABLE, channels.TABLE, moves.TABLE, rotary.TABLE)
+_TABLES = (
+    _TABLE,
+    _SELECTIONS,
+    losses.TABLE,
+    products.TABLE,
+    attention.TABLE,
+    channels.TABLE,
+    moves.TABLE,
+    rotary.TABLE,
+)
 
 OPS: dict[str, Op] = {op.name: op for table in _TABLES for op in table}
 

@@ -15,7 +15,6 @@ from graphfuse.ir import TensorId
 from graphfuse.ops import OPS, Cost
 from graphfuse.rows.steps import Chain, Column, Join, Load, Number, Operand, Reduce, Scalar, Step
 
-
 SWAP = "swap_pairs"
 
 
