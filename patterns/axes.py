@@ -11,7 +11,7 @@ from graphfuse.ops import aligned
 from graphfuse.rows.expansions import EXPANSIONS, REDUCED
 
 ENDS = ("block_scale_quantize", "reduction")
-PLACES = frozenset({"gather_rows", "join", "slice"})
+PLACES = frozenset({"gather_rows", "join", "scatter_rows", "slice"})
 """Ops that say where rows lie: they are no steps."""
 MOST_NORMS = 4
 """That one kernel has one after another. Each is a phase more, in which rows that have no room in registers are read
@@ -107,8 +107,10 @@ class Axes:
         graph, made = self.graph, node.output("output")
         readers = [graph.nodes[i] for i in graph.consumers.get(made, ()) if i in inside]
         if node.op_name == "slice" and graph.producer.get(node.input("input")) in inside:
-            x = node.input("input")
-            return not readers and self.cut(node) is not None and not self._is_end(x)
+            stored = all(reader.op_name == "scatter_rows" for reader in readers)
+            return stored and self.cut(node) is not None and not self._is_end(node.input("input"))
+        if node.op_name == "scatter_rows":
+            return self._scatters(node, inside)
         if not graph.tensors[made].virtual or not set(graph.consumers.get(made, ())) <= inside:
             return False
         if any(graph.producer.get(t) in inside for _, t in node.inputs):
@@ -118,6 +120,14 @@ class Axes:
             return bool(readers) and only and self._fits(made) and node.attribute("axis") in self.axes
         return bool(readers) and all(self._are_angles(made, reader, node.op_name) for reader in readers)
 
+    def _scatters(self, node: Node, inside: frozenset[int]) -> bool:
+        """Whether a node writes rows that are made inside, all of them or a slice, where numbers say."""
+        x, made_by = node.input("input"), self.graph.producer.get(node.input("input"))
+        if made_by not in inside or self.graph.producer.get(node.input("index")) in inside:
+            return False
+        whole = self.graph.tensors[x].dim == self.dim and not self._is_end(x)
+        return (whole or self.cut(self.graph.nodes[made_by]) is not None) and self.columns == (len(self.dim) - 1,)
+
     def _are_angles(self, t: TensorId, reader: Node, made_by: str) -> bool:
         """Whether a node reads a tensor as cosines or sines, or gathers these from it."""
         if reader.op_name == "rotate_pairs":
@@ -125,7 +135,9 @@ class Axes:
         return reader.op_name == "gather_rows" and made_by == "slice" and t == reader.input("input")
 
     def cut(self, node: Node) -> tuple[int, int, int] | None:
-        """Of a slice of rows along one axis that axis, the first and the end; None for other slices."""
+        """Of a slice of rows along one axis that axis, the first and the end; None for other slices and nodes."""
+        if node.op_name != "slice":
+            return None
         dim, slices = self.graph.tensors[node.input("input")].dim, node.attribute("slices")
         axes = [axis for axis, s in enumerate(slices) if s != (0, dim[axis], 1)]
         if dim != self.dim or len(axes) != 1 or axes[0] not in self.axes or slices[axes[0]][2] != 1:
@@ -169,7 +181,7 @@ class Axes:
             return self.graph.tensors[t].dim != self.per_row
         if any(port.over_rows and node.output(port.name) == t for port in node.op.outputs):
             return True
-        return node.op_name in ENDS or node.op_name == "slice"
+        return node.op_name in (*ENDS, "scatter_rows", "slice")
 
     @property
     def per_row(self) -> tuple[int, ...]:

@@ -202,10 +202,13 @@ class Builder(Emitter):
             self._is(output, value)
         elif node.op_name == "rotate_pairs":
             self._rotate(node)
-        elif node.op_name == "slice" and self.rows.cut(node) is not None:
-            value = self._chain(node.input("input"))
-            self.cut.add(node.output("output"))
-            self.stores.append((node.output("output"), value, None))
+        elif node.op_name == "scatter_rows" or self.rows.cut(node) is not None:
+            x, made = node.input("input"), node.output("output")
+            before = self.graph.nodes[self.graph.producer[x]]
+            x = before.input("input") if node.op_name != "slice" and self.rows.cut(before) is not None else x
+            if made in self.subgraph.outputs:
+                self.cut.add(made)
+                self.stores.append((made, self._chain(x), None))
             return
         elif node.op_name in PLACES:
             return

@@ -53,11 +53,14 @@ class Places:
 
     def of_output(self, t: TensorId) -> Place:
         """Of a tensor that is written."""
-        node = self._made_by(t)
-        cut = self.rows.cut(node) if node is not None and node.op_name == "slice" else None
+        node, place = self._made_by(t), Place(self.rows.tensor(t))
+        if node is not None and node.op_name == "scatter_rows":
+            place = _chosen(place, self.rows.graph.tensors[node.input("index")])
+            node = self._made_by(node.input("input"))
+        cut = self.rows.cut(node) if node is not None else None
         if cut is None:
-            return Place(self.rows.tensor(t))
-        return Place(self._as_wide(self.rows.tensor(t), cut[0]), cut)
+            return place
+        return replace(place, tensor=self._as_wide(place.tensor, cut[0]), within=cut)
 
     def of_angles(self, t: TensorId, pairs: Pairs, otherwise: float) -> Place:
         """Of cosines, or sines, of which there is one for each pair of columns."""
@@ -75,10 +78,7 @@ class Places:
         extents = self.rows.graph.tensors[node.output("output")].dim if node is not None else found.dim
         found = replace(found, dim=extents, stride=tuple(a * s for a, s in zip(found.stride, steps, strict=True)))
         place = Place(found, offset=offset, of_pairs=OfPairs(pairs, otherwise))
-        if numbers is None:
-            return place
-        first = replace(found, dim=(1, *found.dim[1:]), stride=(0, *found.stride[1:]))
-        return replace(place, tensor=first, numbers=numbers, apart=found.stride[0], count=found.dim[0])
+        return place if numbers is None else _chosen(place, numbers)
 
     def _made_by(self, t: TensorId) -> Node | None:
         """The node of the match that makes a tensor."""
@@ -90,3 +90,10 @@ class Places:
         dim = list(tensor.dim)
         dim[axis] = self.rows.dim[axis]
         return replace(tensor, dim=tuple(dim))
+
+
+def _chosen(place: Place, numbers: Tensor) -> Place:
+    """A place whose rows, along the first axis, are chosen by number."""
+    (count, *dim), (apart, *stride) = place.tensor.dim, place.tensor.stride
+    first = replace(place.tensor, dim=(1, *dim), stride=(0, *stride))
+    return replace(place, tensor=first, numbers=numbers, apart=apart, count=count)

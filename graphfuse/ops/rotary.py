@@ -33,6 +33,38 @@ def _gather_rows(t, x, a) -> dict[str, object]:
     return {"output": t.where(inside, found, float("nan"))}
 
 
+def _scattered(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
+    x, index, made = shapes["input"], shapes["index"], wanted.get("output")
+    if made is None:
+        raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
+    if len({len(x), len(index), len(made)}) > 1 or len(x) < 2:
+        raise GraphValidationError(
+            f"input, index and output must have one rank, of 2 or more, got {list(x)}, {list(index)} and {list(made)}"
+        )
+    if index[0] != x[0] or index[-1] != 1 or any(i not in (1, e) for i, e in zip(index, x, strict=True)):
+        raise GraphValidationError(f"index must have input's extents or 1, and 1 along the last axis, got {list(index)}")
+    if any(e != i * m for e, i, m in zip(x[1:], index[1:], made[1:], strict=True)):
+        raise GraphValidationError(
+            f"output must have input's extents but along the first axis and where index varies, got {list(made)} of "
+            f"input {list(x)} and index {list(index)}"
+        )
+    return {"output": made}
+
+
+def _scatter_rows(t, x, a) -> dict[str, object]:
+    values, index = x["input"], x["index"].long()
+    found = x["output"].clone()  # what is in memory
+    numbers = index.expand(*values.shape[:-1], 1)[..., 0]
+    rows = [
+        t.arange(found.shape[axis], device=values.device).reshape([-1 if k == axis else 1 for k in range(numbers.dim())])
+        for axis in range(1, numbers.dim())
+    ]
+    inside = (numbers >= 0) & (numbers < found.shape[0])
+    places = t.broadcast_tensors(numbers, *rows)
+    found[tuple(place[inside] for place in places)] = values[inside]
+    return {"output": found}
+
+
 def _rotated(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     x, cos, sin = (shapes[port] for port in ("input", "cos", "sin"))
     if cos != sin:
@@ -84,6 +116,17 @@ TABLE = (
         outputs=(Port("output", label="OUT_0"),),
         infer=_gathered,
         reference=_gather_rows,
+    ),
+    Op(
+        "scatter_rows",
+        "Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. What no\n"
+        "number names stays as it is in memory, as does what a number below 0, or one that output does not have, would\n"
+        "name. Of two slices with one number either is written. index is as that of gather_rows; output must be given\n"
+        "its dim, and be an output of the graph: a cache that is filled bit by bit.",
+        inputs=(Port("input"), Port("index")),
+        outputs=(Port("output", label="OUT_0", kept=True),),
+        infer=_scattered,
+        reference=_scatter_rows,
     ),
     Op(
         "rotate_pairs",

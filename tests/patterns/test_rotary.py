@@ -42,6 +42,8 @@ KINDS = {
     "one token of one head": dict(tokens=1, queries=1, keys=1),
     "no tokens": dict(tokens=0),
     "of a packed tensor": dict(stride=512),
+    "keys to a cache": dict(slots=9),
+    "keys to a cache, interleaved": dict(slots=7, tokens=7, interleaved=True, columns=128, rotary=32),
     "float32": dict(dtype=FLOAT, out=FLOAT),
     "float32, interleaved": dict(dtype=FLOAT, out=FLOAT, interleaved=True),
     "float16": dict(dtype=HALF, out=HALF, table=HALF, index=INT32),

@@ -16,7 +16,8 @@ EPS = 1e-5
 class Rotary:
     """Heads of `columns` elements, `rotary` of which are in pairs. norm: whether they are normalized and have weights.
     keys: of how many heads; 0 for queries alone. positions: of the table, of which the first two tokens ask for a
-    number beyond either end, if `beyond`. stride: elements between tokens, None for those without gaps.
+    number beyond either end, if `beyond`. stride: elements between tokens, None for those without gaps. slots: of a cache
+    that keys are written to by number instead, 0 for none; the numbers of the first two tokens are of none.
     """
 
     tokens: int = 5
@@ -31,6 +32,7 @@ class Rotary:
     out: data_type = BF16
     table: data_type = FLOAT
     index: data_type = INT64
+    slots: int = 0
     positions: int = 11
     beyond: bool = False
     stride: int | None = None
@@ -67,6 +69,11 @@ class Rotary:
         for name, heads in self.heads.items():
             out = g.slice(y, [all_, slice(first, first + heads), all_]) if more else y
             first += heads
+            if name == "k" and self.slots:
+                out = g.scatter_rows(out, g.tensor([self.tokens, 1, 1], data_type=INT64, name="slot"))
+                out.set_dim([self.slots, heads, self.columns]).set_stride([2 * heads * self.columns, self.columns, 1])
+                out.set_output().set_name("k_out").set_data_type(self.out)
+                continue
             out.set_dim([self.tokens, heads, self.columns]).set_stride(self._strides(heads))
             out.set_output().set_name(f"{name}_out").set_data_type(self.out)
         return g
@@ -85,11 +92,19 @@ class Rotary:
         index = torch.randint(self.positions, (self.tokens, 1, 1), generator=source)
         if self.beyond:
             index[0], index[1] = -1, self.positions
+        if self.slots:
+            slot = torch.randperm(self.slots, generator=source)[: self.tokens].view(-1, 1, 1)
+            slot[0], slot[1] = -1, self.slots
+            pack["slot"] = slot
         return pack | {"table": table.to(TORCH[self.table]), "index": index.to(INTEGERS[self.index])}
 
     def outputs(self) -> dict[str, torch.Tensor]:
         """Memory for what the graph writes, filled with a number that no result is."""
-        return {f"{name}_out": self._empty(heads, self.out) for name, heads in self.heads.items()}
+        made = {f"{name}_out": self._empty(heads, self.out) for name, heads in self.heads.items()}
+        if self.slots:  # every second row of a larger tensor
+            rows = torch.full((self.slots, 2, self.keys, self.columns), 99.0)
+            made["k_out"] = rows.to(TORCH[self.out])[:, 0]
+        return made
 
     def _empty(self, heads: int, dtype: data_type) -> torch.Tensor:
         shape, stride = (self.tokens, heads, self.columns), self._strides(heads)
@@ -113,6 +128,12 @@ class Rotary:
                 cos, sin = row.double().expand(heads, -1).chunk(2, -1)
                 rows.append(oracle.rotated(x[token], cos, -sin if self.inverse else sin, self.interleaved)[None])
             made[f"{name}_out"] = torch.cat(rows)
+        if self.slots:
+            cache = torch.full((self.slots, self.keys, self.columns), 99.0).double()
+            for token, slot in enumerate(pack["slot"].flatten().tolist()):
+                if 0 <= slot < self.slots:
+                    cache[slot] = made["k_out"][token]
+            made["k_out"] = cache
         return made
 
     def hold(self, pack) -> None:
