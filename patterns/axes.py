@@ -45,7 +45,7 @@ class Axes:
             return cls(graph, dim, columns, ends) if known else None
         if center.op_name == "block_scale_quantize":
             return cls(graph, dim, (center.attribute("axis"),), ends)
-        if center.op_name == "rotate_pairs":
+        if center.op_name in ("rotate_pairs", "scatter_rows"):
             return cls(graph, dim, (len(dim) - 1,), ends)
         return cls(graph, dim, EXPANSIONS[center.op_name].columns(shapes, dict(center.attributes)), ends)
 

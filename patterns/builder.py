@@ -204,8 +204,9 @@ class Builder(Emitter):
             self._rotate(node)
         elif node.op_name == "scatter_rows" or self.rows.cut(node) is not None:
             x, made = node.input("input"), node.output("output")
-            before = self.graph.nodes[self.graph.producer[x]]
-            x = before.input("input") if node.op_name != "slice" and self.rows.cut(before) is not None else x
+            before = self.places.made_by(x)
+            if node.op_name != "slice" and before is not None and self.rows.cut(before) is not None:
+                x = before.input("input")
             if made in self.subgraph.outputs:
                 self.cut.add(made)
                 self.stores.append((made, self._chain(x), None))

@@ -38,7 +38,7 @@ class Places:
         return tuple(self._joined(t, 0))
 
     def _joined(self, t: TensorId, first: int) -> Iterator[Place]:
-        node = self._made_by(t)
+        node = self.made_by(t)
         if node is None or node.op_name != "join":
             yield Place(self.rows.tensor(t))
             return
@@ -53,10 +53,10 @@ class Places:
 
     def of_output(self, t: TensorId) -> Place:
         """Of a tensor that is written."""
-        node, place = self._made_by(t), Place(self.rows.tensor(t))
+        node, place = self.made_by(t), Place(self.rows.tensor(t))
         if node is not None and node.op_name == "scatter_rows":
             place = _chosen(place, self.rows.graph.tensors[node.input("index")])
-            node = self._made_by(node.input("input"))
+            node = self.made_by(node.input("input"))
         cut = self.rows.cut(node) if node is not None else None
         if cut is None:
             return place
@@ -64,10 +64,10 @@ class Places:
 
     def of_angles(self, t: TensorId, pairs: Pairs, otherwise: float) -> Place:
         """Of cosines, or sines, of which there is one for each pair of columns."""
-        numbers, node = None, self._made_by(t)
+        numbers, node = None, self.made_by(t)
         if node is not None and node.op_name == "gather_rows":
             numbers, t = self.rows.graph.tensors[node.input("index")], node.input("input")
-            node = self._made_by(t)
+            node = self.made_by(t)
         offset = 0
         if node is not None:  # a slice
             t = node.input("input")
@@ -80,7 +80,7 @@ class Places:
         place = Place(found, offset=offset, of_pairs=OfPairs(pairs, otherwise))
         return place if numbers is None else _chosen(place, numbers)
 
-    def _made_by(self, t: TensorId) -> Node | None:
+    def made_by(self, t: TensorId) -> Node | None:
         """The node of the match that makes a tensor."""
         made_by = self.rows.graph.producer.get(t)
         return self.rows.graph.nodes[made_by] if made_by in self.subgraph.node_ids else None

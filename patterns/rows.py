@@ -2,7 +2,8 @@
 
 Norms, whether they are one node or many, softmax, cross entropy and its gradient, which reduces nothing, what is
 pointwise before and after, quantization in blocks, the largest magnitude of all. Any value on the way may be an output.
-Quantization in blocks and the rotation of pairs are also taken without a reduction, with what is pointwise before them.
+Quantization in blocks, the rotation of pairs and rows written by number are also taken without a reduction, with what
+is pointwise before them.
 Where rows lie may be said by nodes: rows that are gathered by number, several tensors that are joined, slices.
 """
 
@@ -41,8 +42,8 @@ class RowFacts:
 
 _QUANTIZE = "block_scale_quantize"
 
-_ROTATE = "rotate_pairs"
-_ALONE = (_QUANTIZE, _ROTATE)
+_ROTATE, _SCATTER = "rotate_pairs", "scatter_rows"
+_ALONE = (_QUANTIZE, _ROTATE, _SCATTER)
 """Ops that are taken without a reduction, too."""
 
 _WORK = frozenset({*EXPANSIONS, *ENDS, *PLACES, _ROTATE, "gen_index"})

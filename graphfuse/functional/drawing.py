@@ -1,5 +1,6 @@
 """The graph of one call while it is drawn: arguments by name become its tensors."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -80,6 +81,17 @@ class Drawing:
     def training_norm(self, x: Tensor, weight: Tensor | None) -> list[Tensor]:
         """The norm, and the inverse RMS of each row."""
         return self.graph.rmsnorm(x, weight, self.number("eps"), norm_forward_phase=norm_forward_phase.TRAINING)
+
+    def scatter(self, name: str, tensor: Tensor, numbers: Tensor) -> None:
+        """Write rows of `tensor` to the argument `name`, pages of them or rows, where `numbers` says."""
+        t = self.layouts[name]
+        *_, heads, columns = t.shape
+        rows, apart = math.prod(t.shape[:-2]), t.stride[-3]
+        between = (1,) * (self.rank - 3), (apart,) * (self.rank - 3)
+        made = self.graph.scatter_rows(tensor, numbers)
+        made.set_output().set_name(name).set_data_type(t.stored).set_byte_alignment(t.alignment)
+        made.set_dim((rows, *between[0], heads, columns)).set_stride((apart, *between[1], *t.stride[-2:]))
+        self.pack[name] = name
 
     def store(self, name: str, tensor: Tensor, swizzled: bool = False, of_rows: bool = False) -> None:
         """Write `tensor` to the argument `name`, which by then has been read if it ever is. of_rows: as above."""

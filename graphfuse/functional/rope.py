@@ -13,6 +13,7 @@ from graphfuse.functional.tensor_parameter import (
     FLOATS,
     FORMATS,
     INTEGERS,
+    Rule,
     Shape,
     TensorParameter,
     columns_or_heads,
@@ -61,26 +62,79 @@ def heads(d: Drawing, x: Tensor, first: int, end: int) -> Tensor:
     return d.graph.slice(x, [*(between,) * (d.rank - 2), slice(first, end), between])
 
 
-def _draw(d: Drawing, is_neox: bool) -> None:
+def _pages(name: str, of: str = "k") -> Rule:
+    """Slots of a token's heads, by pages or without; pages follow each other as their slots do."""
+
+    def rule(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+        found, heads = tuple(shapes[name]), tuple(shapes[of][-2:])
+        if len(found) in (3, 4) and found[-2:] == heads and 0 not in found:
+            return (found,)
+        raise VariantPackError(
+            f"{name} has shape {found}; accepted: (slots, *{heads}) or (pages, page_size, *{heads}), the heads and columns "
+            f"of {of}"
+        )
+
+    return rule
+
+
+def _joined_pages(d: Drawing, name: str) -> None:
+    t = d.layouts[name]
+    if len(t.shape) == 4 and t.shape[0] > 1 and t.stride[0] != t.shape[1] * t.stride[1]:
+        raise VariantPackError(
+            f"{name} has shape {t.shape} and stride {t.stride}; accepted: a stride of {t.shape[1] * t.stride[1]} between "
+            "pages, so that slots lie as far apart as those of a page"
+        )
+
+
+def _rotated(d: Drawing, is_neox: bool) -> tuple[Tensor, Tensor]:
+    """Queries and keys."""
     counts = [d.layouts[name].shape[-2] for name in ("q", "k")]
     axis = d.rank - 2
     x = d.graph.join(d["q"], d["k"], axis)
     weights = (d.for_heads(f"{name}_weight", count) for name, count in zip("qk", counts, strict=True))
     y = d.graph.mul(rms(d, x, None, None), d.graph.join(*weights, axis))
     y = d.graph.rotate_pairs(y, *angles(d), interleaved=not is_neox)
-    d.store("q_out", heads(d, y, 0, counts[0]))
-    d.store("k_out", heads(d, y, counts[0], sum(counts)))
+    return heads(d, y, 0, counts[0]), heads(d, y, counts[0], sum(counts))
 
 
-_ARGUMENTS = (
+def _draw(d: Drawing, is_neox: bool) -> None:
+    for name, y in zip(("q_out", "k_out"), _rotated(d, is_neox), strict=True):
+        d.store(name, y)
+
+
+def _draw_cached(d: Drawing, is_neox: bool) -> None:
+    for name in ("k_cache", "v_cache"):
+        _joined_pages(d, name)
+    q, k = _rotated(d, is_neox)
+    slots = d.of_tokens("slot_mapping")
+    d.store("q_out", q)
+    d.scatter("k_cache", k, slots)
+    d.scatter("v_cache", d["v"], slots)
+
+
+_GIVEN = (
     TensorParameter("q", FLOATS),
     TensorParameter("k", FLOATS, _keys, free=True),
     TensorParameter("q_weight", FLOATS, columns_or_heads("q")),
     TensorParameter("k_weight", FLOATS, columns_or_heads("k")),
     TensorParameter("cos_sin_cache", FLOATS, _cache, free=True, table=True),
     TensorParameter("positions", INTEGERS, _tokens),
-    TensorParameter("q_out", FORMATS, like("q"), written=True, new=type_of("q")),
+)
+_Q_OUT = TensorParameter("q_out", FORMATS, like("q"), written=True, new=type_of("q"))
+_ARGUMENTS = (
+    *_GIVEN,
+    _Q_OUT,
     TensorParameter("k_out", FORMATS, like("k"), written=True, new=type_of("k")),
+)
+
+
+_CACHED = (
+    *_GIVEN,
+    TensorParameter("v", FLOATS, like("k")),
+    TensorParameter("k_cache", FORMATS, _pages("k_cache"), free=True, table=True, written=True),
+    TensorParameter("v_cache", FORMATS, _pages("v_cache"), free=True, table=True, written=True),
+    TensorParameter("slot_mapping", INTEGERS, _tokens),
+    _Q_OUT,
 )
 
 
@@ -118,4 +172,38 @@ def qk_norm_rope(
 
     Returns (q_out, k_out). Kernels take a head_dim that is a multiple of 8, up to 512, and a rotary_dim that is a
     multiple of 16 (of 8 if not is_neox); the reference engine takes the rest.
+    """
+
+
+@function(
+    {(is_neox,): Variant(_CACHED, lambda d, is_neox=is_neox: _draw_cached(d, is_neox)) for is_neox in (True, False)},
+    "q_out",
+    chosen_by=("is_neox",),
+)
+def qk_norm_rope_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    eps: float = 1e-6,
+    is_neox: bool = True,
+    q_out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """As ``qk_norm_rope``, but keys, and values as they are, go to a cache by slots: one kernel for queries and keys, one
+    for values.
+
+    v: of k's shape. k_cache, v_cache: (pages, page_size, heads, head_dim), or (slots, heads, head_dim), of k's heads;
+    any strides in which slots of neighbouring pages lie as far apart as those of a page; types as q_out's, FP8
+    saturating, without a scale. slot_mapping: as positions, for each token the number of its slot, which is page *
+    page_size + place; that of a number below 0, or beyond the cache, is not written. All other slots stay as they are.
+    Of two tokens with one slot either is written. The others, and errors, are as of ``qk_norm_rope``.
+
+    Returns q_out.
     """

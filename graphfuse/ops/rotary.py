@@ -42,7 +42,9 @@ def _scattered(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapp
             f"input, index and output must have one rank, of 2 or more, got {list(x)}, {list(index)} and {list(made)}"
         )
     if index[0] != x[0] or index[-1] != 1 or any(i not in (1, e) for i, e in zip(index, x, strict=True)):
-        raise GraphValidationError(f"index must have input's extents or 1, and 1 along the last axis, got {list(index)}")
+        raise GraphValidationError(
+            f"index must have input's extents or 1, and 1 along the last axis, got {list(index)}"
+        )
     if any(e != i * m for e, i, m in zip(x[1:], index[1:], made[1:], strict=True)):
         raise GraphValidationError(
             f"output must have input's extents but along the first axis and where index varies, got {list(made)} of "
@@ -56,7 +58,9 @@ def _scatter_rows(t, x, a) -> dict[str, object]:
     found = x["output"].clone()  # what is in memory
     numbers = index.expand(*values.shape[:-1], 1)[..., 0]
     rows = [
-        t.arange(found.shape[axis], device=values.device).reshape([-1 if k == axis else 1 for k in range(numbers.dim())])
+        t.arange(found.shape[axis], device=values.device).reshape(
+            [-1 if k == axis else 1 for k in range(numbers.dim())]
+        )
         for axis in range(1, numbers.dim())
     ]
     inside = (numbers >= 0) & (numbers < found.shape[0])
@@ -131,10 +135,10 @@ TABLE = (
     Op(
         "rotate_pairs",
         "Rotary position embedding (Su et al. 2021): pairs of columns of input, rotated by angles of which cos and sin\n"
-        "are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and\n"
-        "n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns\n"
-        "from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all axes\n"
-        "but the last. cuDNN's rope is another op: it takes angles.",
+        "are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and n + i\n"
+        "are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns from 2 n on\n"
+        "are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all axes but the\n"
+        "last. cuDNN's rope is another op: it takes angles.",
         inputs=(Port("input"), Port("cos"), Port("sin")),
         outputs=(Port("output", label="OUT_0"),),
         infer=_rotated,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graphfuse import VariantPackError, VariantPackTypeError, functional
-from graphfuse.functional import qk_norm_rope
+from graphfuse.functional import qk_norm_rope, qk_norm_rope_cache
 from support import oracle
 
 EPS = 1e-5
@@ -201,3 +201,102 @@ def test_explain_tells_of_one_kernel(device):
     made = drawn()
     found = str(functional.explain(qk_norm_rope, **made))
     assert ("0: emulator: rows[" if device == "emulator" else "reference") in found
+
+
+CACHES = {
+    "slots": lambda dtype: torch.full((20, 2, 64), 7.0).to(dtype),
+    "pages": lambda dtype: torch.full((5, 4, 2, 64), 7.0).to(dtype),
+    "keys beside values": lambda dtype: torch.full((2, 5, 4, 2, 64), 7.0).to(dtype)[1],
+    "heads outermost": lambda dtype: torch.full((2, 20, 64), 7.0).to(dtype).transpose(0, 1),
+}
+
+
+def cached(form="pages", dtype=torch.bfloat16, **options):
+    made = drawn(**options)
+    made["v"] = torch.randn(made["k"].shape, generator=torch.Generator().manual_seed(9)).to(made["k"].dtype)
+    made["k_cache"], made["v_cache"] = CACHES[form](dtype), CACHES[form](dtype)
+    numbers = torch.randperm(20, generator=torch.Generator().manual_seed(3))
+    made["slot_mapping"] = numbers[: made["positions"].numel()].reshape(made["positions"].shape)
+    return made
+
+
+def hold_cached(made, **more):
+    """The cache is as it was but for the slots that are named."""
+    plain = {name: made[name] for name in drawn()}
+    before = {name: made[name].flatten(0, -3).clone() for name in ("k_cache", "v_cache")}
+    q, k = exact(**plain, **more)
+    got = qk_norm_rope_cache(**made, **more)
+    torch.testing.assert_close(got.double(), q, rtol=2**-7, atol=1e-5)
+    rows = {"k_cache": k.flatten(0, -3), "v_cache": made["v"].double().flatten(0, -3)}
+    for name, values in rows.items():
+        cache = made[name].flatten(0, -3)
+        slots = made["slot_mapping"].flatten().tolist()
+        named = {slot: values[n] for n, slot in enumerate(slots) if 0 <= slot < len(cache)}
+        tolerance = 2**-3 if cache.dtype is torch.float8_e4m3fn else 2**-7
+        for slot in range(len(cache)):
+            if slot in named:
+                torch.testing.assert_close(cache[slot].double(), named[slot], rtol=tolerance, atol=2**-9)
+            else:
+                assert torch.equal(cache[slot].float(), before[name][slot].float())
+
+
+@pytest.mark.parametrize("is_neox", [True, False], ids=["half-split", "interleaved"])
+@pytest.mark.parametrize("form", CACHES)
+def test_a_cache(form, is_neox):
+    for tokens in ((5,), (7,), (2, 3), (1,), (0,)):
+        hold_cached(cached(form, tokens=tokens), is_neox=is_neox)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("integers", [torch.int32, torch.int64], ids=str)
+def test_slots_of_no_number_are_skipped(dtype, integers):
+    made = cached(dtype=dtype)
+    made["slot_mapping"][1], made["slot_mapping"][3] = -1, 20
+    made["slot_mapping"] = made["slot_mapping"].to(integers)
+    hold_cached(made)
+
+
+CACHE = cached()
+REFUSED_CACHES = {
+    "other heads": (
+        dict(k_cache=torch.ones(5, 4, 3, 64)),
+        VariantPackError,
+        r"k_cache has shape \(5, 4, 3, 64\); accepted: \(slots, \*\(2, 64\)\) or \(pages, page_size",
+    ),
+    "pages that do not follow": (
+        dict(v_cache=torch.ones(5, 6, 2, 64)[:, :4]),
+        VariantPackError,
+        r"v_cache has shape \(5, 4, 2, 64\) and stride .*; accepted: a stride of 512 between pages",
+    ),
+    "slots of another shape": (
+        dict(slot_mapping=torch.ones(4).long()),
+        VariantPackError,
+        r"slot_mapping has shape \(4",
+    ),
+    "slots of another type": (
+        dict(slot_mapping=torch.ones(5)),
+        VariantPackTypeError,
+        "slot_mapping is of torch.float32",
+    ),
+    "values of another shape": (dict(v=torch.ones(5, 3, 64)), VariantPackError, r"v has shape \(5, 3, 64\)"),
+    "one cache for both": (dict(v_cache=CACHE["k_cache"]), VariantPackError, "overlaps"),
+}
+
+
+@pytest.mark.parametrize("change, error, said", REFUSED_CACHES.values(), ids=REFUSED_CACHES)
+def test_what_is_refused_of_a_cache(change, error, said):
+    with pytest.raises(error, match=said):
+        qk_norm_rope_cache(**CACHE | change)
+
+
+def test_a_cache_as_operators():
+    made, packet = cached(), torch.ops.graphfuse.qk_norm_rope_cache
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    for operator, more in ((packet.default, {}), (packet.out, {"q_out": torch.empty(5, 3, 64).bfloat16()})):
+        assert set(torch.library.opcheck(operator, (), made | more, test_utils=checks).values()) == {"SUCCESS"}
+
+
+def test_kernels_of_a_cache(device):
+    """One for queries and keys, one for values."""
+    found = str(functional.explain(qk_norm_rope_cache, **cached()))
+    assert device == "cpu" or found.split("0: emulator: ")[1].split(", 0 bytes")[0].count("rows[") == 2

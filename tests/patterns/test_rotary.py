@@ -69,7 +69,9 @@ def test_values_in_fp8():
         assert torch.equal(made.float(), wide.pack[name].clamp(-448, 448).to(made.dtype).float())
 
 
-@pytest.mark.parametrize("kind", [dict(), dict(interleaved=True, columns=80, rotary=32), dict(beyond=True)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [dict(), dict(interleaved=True, columns=80, rotary=32), dict(beyond=True), dict(slots=9)], ids=str
+)
 def test_the_reference_engine_has_these_values(kind):
     problem = Rotary(**kind)
     pack = problem.inputs() | problem.outputs()
@@ -91,7 +93,9 @@ def test_the_same_bits_for_every_knob(interleaved):
 
 
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
-@pytest.mark.parametrize("kind", [dict(beyond=True), dict(columns=80, rotary=32, interleaved=True)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [dict(beyond=True), dict(slots=9), dict(columns=80, rotary=32, interleaved=True)], ids=str
+)
 def test_under_sanitizers_in_all_schedules(kind, build):
     """Also of numbers that the table does not have: nothing is read there."""
     problem = Rotary(**kind)
@@ -172,7 +176,7 @@ def test_knobs_that_are_refused(knobs, message):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
-@pytest.mark.parametrize("kind", [dict(), dict(rotary=64), dict(interleaved=True), dict(table=BF16)], ids=str)
+@pytest.mark.parametrize("kind", [dict(), dict(rotary=64), dict(interleaved=True), dict(slots=9)], ids=str)
 def test_machine_code_has_no_local_memory(kind, arch):
     run, device = planned(Rotary(**{"columns": 128, "rotary": 128} | kind)), for_arch(arch)
     engine, facts = run.part.engine, run.part.facts
