@@ -716,11 +716,10 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. What no
-        number names stays as it is in memory, as does what a number below 0, or one that output does not have,
-        would
-        name. Of two slices with one number either is written. index is as that of gather_rows; output must be given
-        its dim, and be an output of the graph: a cache that is filled bit by bit."""
+        """Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. What
+        no number names stays as it is in memory. A number below 0, or one that output has not, is of no slice:
+        that one is not written. Of two slices with one number either is written. index is as that of gather_rows;
+        output must be given its dim, and be an output of the graph: a cache that is filled bit by bit."""
 
     def rotate_pairs(
         self,
@@ -733,13 +732,10 @@ class OpMethods:
         name: str = "",
     ) -> Tensor:
         """Rotary position embedding (Su et al. 2021): pairs of columns of input, rotated by angles of which cos and
-        sin
-        are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and n +
-        i
-        are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns from 2 n
-        on
-        are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all axes but the
-        last. cuDNN's rope is another op: it takes angles."""
+        sin are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and
+        n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns
+        from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all
+        axes but the last. cuDNN's rope is another op: it takes angles."""
 
     def join(
         self,

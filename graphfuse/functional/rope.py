@@ -70,8 +70,8 @@ def _pages(name: str, of: str = "k") -> Rule:
         if len(found) in (3, 4) and found[-2:] == heads and 0 not in found:
             return (found,)
         raise VariantPackError(
-            f"{name} has shape {found}; accepted: (slots, *{heads}) or (pages, page_size, *{heads}), the heads and columns "
-            f"of {of}"
+            f"{name} has shape {found}; accepted: (slots, *{heads}) or (pages, page_size, *{heads}), the heads and "
+            f"columns of {of}"
         )
 
     return rule
@@ -79,9 +79,10 @@ def _pages(name: str, of: str = "k") -> Rule:
 
 def _joined_pages(d: Drawing, name: str) -> None:
     t = d.layouts[name]
-    if len(t.shape) == 4 and t.shape[0] > 1 and t.stride[0] != t.shape[1] * t.stride[1]:
+    page = t.shape[1] * t.stride[1]
+    if len(t.shape) == 4 and t.shape[0] > 1 and t.stride[0] != page:
         raise VariantPackError(
-            f"{name} has shape {t.shape} and stride {t.stride}; accepted: a stride of {t.shape[1] * t.stride[1]} between "
+            f"{name} has shape {t.shape} and stride {t.stride}; accepted: a stride of {page} between "
             "pages, so that slots lie as far apart as those of a page"
         )
 
@@ -196,8 +197,8 @@ def qk_norm_rope_cache(
     q_out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """As ``qk_norm_rope``, but keys, and values as they are, go to a cache by slots: one kernel for queries and keys, one
-    for values.
+    """As ``qk_norm_rope``, but keys, and values as they are, go to a cache by slots: one kernel for queries and keys,
+    one for values.
 
     v: of k's shape. k_cache, v_cache: (pages, page_size, heads, head_dim), or (slots, heads, head_dim), of k's heads;
     any strides in which slots of neighbouring pages lie as far apart as those of a page; types as q_out's, FP8

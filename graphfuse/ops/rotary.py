@@ -123,10 +123,10 @@ TABLE = (
     ),
     Op(
         "scatter_rows",
-        "Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. What no\n"
-        "number names stays as it is in memory, as does what a number below 0, or one that output does not have, would\n"
-        "name. Of two slices with one number either is written. index is as that of gather_rows; output must be given\n"
-        "its dim, and be an output of the graph: a cache that is filled bit by bit.",
+        "Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. What\n"
+        "no number names stays as it is in memory. A number below 0, or one that output has not, is of no slice:\n"
+        "that one is not written. Of two slices with one number either is written. index is as that of gather_rows;\n"
+        "output must be given its dim, and be an output of the graph: a cache that is filled bit by bit.",
         inputs=(Port("input"), Port("index")),
         outputs=(Port("output", label="OUT_0", kept=True),),
         infer=_scattered,
@@ -134,11 +134,11 @@ TABLE = (
     ),
     Op(
         "rotate_pairs",
-        "Rotary position embedding (Su et al. 2021): pairs of columns of input, rotated by angles of which cos and sin\n"
-        "are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and n + i\n"
-        "are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns from 2 n on\n"
-        "are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all axes but the\n"
-        "last. cuDNN's rope is another op: it takes angles.",
+        "Rotary position embedding (Su et al. 2021): pairs of columns of input, rotated by angles of which cos and\n"
+        "sin are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and\n"
+        "n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns\n"
+        "from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all\n"
+        "axes but the last. cuDNN's rope is another op: it takes angles.",
         inputs=(Port("input"), Port("cos"), Port("sin")),
         outputs=(Port("output", label="OUT_0"),),
         infer=_rotated,

@@ -14,10 +14,12 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Rotary:
-    """Heads of `columns` elements, `rotary` of which are in pairs. norm: whether they are normalized and have weights.
-    keys: of how many heads; 0 for queries alone. positions: of the table, of which the first two tokens ask for a
-    number beyond either end, if `beyond`. stride: elements between tokens, None for those without gaps. slots: of a cache
-    that keys are written to by number instead, 0 for none; the numbers of the first two tokens are of none.
+    """Heads of `columns` elements, `rotary` of which are in pairs.
+
+    norm: whether they are normalized and have weights. keys: of how many heads; 0 for queries alone. positions: of the
+    table, of which the first two tokens ask for a number beyond either end, if `beyond`. stride: elements between
+    tokens, None for those without gaps. slots: of a cache that keys are written to by number instead, 0 for none; the
+    numbers of the first two tokens are of none.
     """
 
     tokens: int = 5
