@@ -1,4 +1,4 @@
-"""Queries and keys of a layer, normalized and rotated where they are, in one kernel; then keys and values to a paged cache.
+"""Queries and keys of a layer, normalized and rotated in one kernel; keys and values to a paged cache.
 
 On a GPU the sizes are those of a layer of Qwen3 8B with 2048 tokens.
 """
