@@ -44,6 +44,8 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                     if t not in values:
                         values[t] = _load(torch, facts.graph.tensors[t], device, buffers, compute)
                 inputs = {port: values[t].to(compute) for port, t in node.inputs}
+                for port in (p.name for p in node.op.outputs if p.kept):
+                    inputs[port] = _load(torch, facts.graph.tensors[node.output(port)], device, buffers, compute)
                 results = node.op.reference(torch, inputs, dict(node.attributes))
                 for port, t in node.outputs:
                     # Who reads an output reads what is stored, as where another engine made it.

@@ -80,6 +80,10 @@ def _infer(graph: Recorded, node: NodeRecord) -> None:
             t.inferred_stride = _stride(node, shape)
         accepted = stored.get(port, OUTPUT_TYPES)
         _infer_data_type(graph, t, accepted[0] if port in stored else defaults[port])
+        if t.get_is_virtual() and any(p.kept and p.name == port for p in node.op.outputs):
+            raise GraphValidationError(
+                f"{where}: {port} is virtual; accepted: an output, whose memory it keeps in part"
+            )
         if not t.get_is_virtual() and t.get_data_type() not in accepted:
             names = ", ".join(dtype.name for dtype in accepted)
             raise GraphValidationError(f"{where}: {port} is stored as {t.get_data_type().name}; accepted: {names}")

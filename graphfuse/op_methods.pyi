@@ -701,6 +701,56 @@ class OpMethods:
         """The elements of input that slices name, a Python slice with a step above 0 for each axis. The output's
         strides are input's times the steps, unless set: a view of the same layout."""
 
+    def gather_rows(
+        self,
+        input: Tensor | float,
+        index: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Slices of input along its first axis, by number: output[i, ...] = input[index[i, ...], ...]. index, of any
+        type, INT32 and INT64 among them, has extent 1 along the last axis, and along others where input has more;
+        it may vary along axes where input has extent 1. The slice of a number that input does not have is NaN;
+        nothing is read there."""
+
+    def scatter_rows(
+        self,
+        input: Tensor | float,
+        index: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. What
+        no number names stays as it is in memory. A number below 0, or one that output has not, is of no slice:
+        that one is not written. Of two slices with one number either is written. index is as that of gather_rows;
+        output must be given its dim, and be an output of the graph: a cache that is filled bit by bit."""
+
+    def rotate_pairs(
+        self,
+        input: Tensor | float,
+        cos: Tensor | float,
+        sin: Tensor | float,
+        interleaved: bool | None = False,
+        inverse: bool | None = False,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Rotary position embedding (Su et al. 2021): pairs of columns of input, rotated by angles of which cos and
+        sin are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and
+        n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns
+        from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all
+        axes but the last. cuDNN's rope is another op: it takes angles."""
+
+    def join(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        axis: int = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The elements of a, then those of b along axis. A negative axis counts from the last."""
+
     def bias(
         self,
         input: Tensor | float,

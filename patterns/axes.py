@@ -11,6 +11,8 @@ from graphfuse.ops import aligned
 from graphfuse.rows.expansions import EXPANSIONS, REDUCED
 
 ENDS = ("block_scale_quantize", "reduction")
+PLACES = frozenset({"gather_rows", "join", "scatter_rows", "slice"})
+"""Ops that say where rows lie: they are no steps."""
 MOST_NORMS = 4
 """That one kernel has one after another. Each is a phase more, in which rows that have no room in registers are read
 again, with all that was added to them on the way."""
@@ -43,6 +45,8 @@ class Axes:
             return cls(graph, dim, columns, ends) if known else None
         if center.op_name == "block_scale_quantize":
             return cls(graph, dim, (center.attribute("axis"),), ends)
+        if center.op_name in ("rotate_pairs", "scatter_rows"):
+            return cls(graph, dim, (len(dim) - 1,), ends)
         return cls(graph, dim, EXPANSIONS[center.op_name].columns(shapes, dict(center.attributes)), ends)
 
     def tensor(self, t: TensorId) -> Tensor:
@@ -65,6 +69,10 @@ class Axes:
     def takes(self, index: int, inside: frozenset[int]) -> bool:
         """Whether a node works on rows, so that it may join the nodes `inside`."""
         graph, node = self.graph, self.graph.nodes[index]
+        if node.op_name in PLACES:
+            return self._places(node, inside)
+        if node.op_name == "rotate_pairs":
+            return node.compute is data_type.FLOAT and self._rotates(node, inside)
         if node.compute is not data_type.FLOAT or not all(self._fits(t) for _, t in node.inputs):
             return False
         if any(graph.producer.get(t) in inside and self._is_end(t) for _, t in node.inputs):
@@ -84,6 +92,58 @@ class Axes:
         varies = any(output.dim[axis] != 1 for axis in self.axes) or math.prod(self.dim[a] for a in self.axes) == 1
         readers = set(graph.consumers.get(output.id, ()))
         return varies or (output.virtual and readers <= inside)
+
+    def _rotates(self, node: Node, inside: frozenset[int]) -> bool:
+        """Whether a node rotates pairs of rows' columns, by angles that no node inside makes."""
+        x, angles = node.input("input"), {node.input("cos"), node.input("sin")}
+        if self.columns != (len(self.dim) - 1,) or self.graph.tensors[x].dim != self.dim:
+            return False
+        made = [self.graph.nodes[p] for t in angles if (p := self.graph.producer.get(t)) in inside]
+        ended = self.graph.producer.get(x) in inside and self._is_end(x)
+        return not ended and all(n.op_name in ("gather_rows", "slice") for n in made)
+
+    def _places(self, node: Node, inside: frozenset[int]) -> bool:
+        """Whether a node says of what nodes inside read, or of rows that they make, where in memory it lies."""
+        graph, made = self.graph, node.output("output")
+        readers = [graph.nodes[i] for i in graph.consumers.get(made, ()) if i in inside]
+        if node.op_name == "slice" and graph.producer.get(node.input("input")) in inside:
+            stored = all(reader.op_name == "scatter_rows" for reader in readers)
+            return stored and self.cut(node) is not None and not self._is_end(node.input("input"))
+        if node.op_name == "scatter_rows":
+            return self._scatters(node, inside)
+        if not graph.tensors[made].virtual or not set(graph.consumers.get(made, ())) <= inside:
+            return False
+        if any(graph.producer.get(t) in inside for _, t in node.inputs):
+            return False
+        if node.op_name == "join":
+            only = all(r.op_name == "join" or r.op_name not in PLACES for r in readers)
+            return bool(readers) and only and self._fits(made) and node.attribute("axis") in self.axes
+        return bool(readers) and all(self._are_angles(made, reader, node.op_name) for reader in readers)
+
+    def _scatters(self, node: Node, inside: frozenset[int]) -> bool:
+        """Whether a node writes rows that are made inside, all of them or a slice, where numbers say."""
+        x, made_by = node.input("input"), self.graph.producer.get(node.input("input"))
+        if made_by not in inside or self.graph.producer.get(node.input("index")) in inside:
+            return False
+        whole = self.graph.tensors[x].dim == self.dim and not self._is_end(x)
+        return (whole or self.cut(self.graph.nodes[made_by]) is not None) and self.columns == (len(self.dim) - 1,)
+
+    def _are_angles(self, t: TensorId, reader: Node, made_by: str) -> bool:
+        """Whether a node reads a tensor as cosines or sines, or gathers these from it."""
+        if reader.op_name == "rotate_pairs":
+            return t in (reader.input("cos"), reader.input("sin")) and t != reader.input("input")
+        return reader.op_name == "gather_rows" and made_by == "slice" and t == reader.input("input")
+
+    def cut(self, node: Node) -> tuple[int, int, int] | None:
+        """Of a slice of rows along one axis that axis, the first and the end; None for other slices and nodes."""
+        if node.op_name != "slice":
+            return None
+        dim, slices = self.graph.tensors[node.input("input")].dim, node.attribute("slices")
+        axes = [axis for axis, s in enumerate(slices) if s != (0, dim[axis], 1)]
+        if dim != self.dim or len(axes) != 1 or axes[0] not in self.axes or slices[axes[0]][2] != 1:
+            return None
+        first, end, _ = slices[axes[0]]
+        return (axes[0], first, end) if first < end else None
 
     def _numbers_columns(self, node: Node) -> bool:
         """Whether a node makes of each element the number of its column."""
@@ -121,7 +181,7 @@ class Axes:
             return self.graph.tensors[t].dim != self.per_row
         if any(port.over_rows and node.output(port.name) == t for port in node.op.outputs):
             return True
-        return node.op_name in ENDS
+        return node.op_name in (*ENDS, "scatter_rows", "slice")
 
     @property
     def per_row(self) -> tuple[int, ...]:

@@ -10,13 +10,14 @@ from graphfuse.engine import No
 from graphfuse.ir import Node, TensorId
 from graphfuse.match import Match
 from graphfuse.ops import quantize_axis
-from graphfuse.patterns.axes import Axes
+from graphfuse.patterns.axes import PLACES, Axes
 from graphfuse.patterns.layout import RowLayout
+from graphfuse.patterns.places import Place, Places
 from graphfuse.rows.contraction import contracted
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.expansions import EXPANSIONS, REDUCED
-from graphfuse.rows.picking import picked
-from graphfuse.rows.program import ColumnSum, RowProgram, Store, View
+from graphfuse.rows.picking import Known, picked
+from graphfuse.rows.program import SWAP, ColumnSum, Pairs, RowProgram, Store, View
 from graphfuse.rows.pruning import pruned
 from graphfuse.rows.steps import AnyStep, Chain, Column, Load, Number, Operand, Scalar, Step
 
@@ -60,6 +61,10 @@ class Builder(Emitter):
         super().__init__(self.rows.width)
         self.values: dict[TensorId, Operand] = {}
         self.loaded: dict[TensorId, int] = {}
+        self.places = Places(self.rows, self.subgraph)
+        self.angles: dict[TensorId, Place] = {}
+        self.cut: set[TensorId] = set()
+        self.unlike: list[No] = []
         self.stores: list[tuple[TensorId, Chain, Node | None]] = []
         self.sums: list[tuple[TensorId, tuple[Operand, ...]]] = []
         expanded = [node for node in self.subgraph.nodes if node.op_name in EXPANSIONS]
@@ -87,7 +92,7 @@ class Builder(Emitter):
                 return No(f"{self.graph.tensors[t]} is a sum over the rows of each sample; accepted: one over all rows")
         self._shorten(pruned)
         program = self.row_program
-        self.steps = list(picked(self.steps, lambda o: program.extent(o).columns, self._is_zero))
+        self.steps = list(picked(self.steps, Known(lambda o: program.extent(o).columns, self._is_zero, self._is_plain)))
         for shorter in (pruned, contracted):
             self._shorten(shorter)
         loads = [self.graph.tensors[t] for t in self.loaded]
@@ -96,20 +101,34 @@ class Builder(Emitter):
             return No(
                 f"{by_value} is passed by value; accepted where it varies over rows or columns: a tensor in memory"
             )
+        if self.unlike:
+            return self.unlike[0]
         viewed = {t: self._varies(t) for t in (*self.loaded, *(t for t, _, _ in self.stores))}
         summed = [t for t, _ in self.sums]
         ends = [end.output("scale") for _, _, end in self.stores if end is not None and end.op_name != "reduction"]
         viewed |= dict.fromkeys(ends, (True, True)) | dict.fromkeys(summed, (False, True))
-        layout = RowLayout.of(self.rows, {t: rows for t, (rows, _) in viewed.items()})
-        views = {t: layout.view(self.rows.tensor(t), rows, columns) for t, (rows, columns) in viewed.items()}
-        for found in views.values():
-            if isinstance(found, No):
-                return found
+        places = {t: self._placed(t) for t in viewed}
+        numbers = tuple(dict.fromkeys(p.numbers for found in places.values() for p in found if p.numbers))
+        varying = [p.tensor for t, (rows, _) in viewed.items() if rows for p in places[t]]
+        alone = {p.within[0] for found in places.values() for p in found if p.within}
+        layout = RowLayout.of(self.rows, [*varying, *numbers], alone)
+        views: dict[TensorId, View] = {}
+        for t, varies in viewed.items():
+            parts = [layout.part(p, *varies, numbers.index(p.numbers) if p.numbers else None) for p in places[t]]
+            for part in parts:
+                if isinstance(part, No):
+                    return part
+            first, *more = parts
+            if any(part.dtype is not first.dtype for part in more):
+                return No(f"{more[0].name!r} is {more[0].dtype.name}, joined to {first.name!r}: {first.dtype.name}")
+            views[t] = replace(first, more=tuple(more))
+        indices = tuple(layout.view(number, True, False) for number in numbers)
         program = RowProgram(
             inputs=tuple(views[t] for t in self.loaded),
             steps=tuple(self.steps),
-            stores=tuple(self._store(views, *stored) for stored in self.stores),
+            stores=_together(tuple(self._store(views, *stored) for stored in self.stores), layout.extents),
             sums=tuple(ColumnSum(views[t], factors) for t, factors in self.sums),
+            indices=indices,
         )
         return Built(layout.extents, self.rows.width, program)
 
@@ -123,9 +142,16 @@ class Builder(Emitter):
             for _, t in self.graph.nodes[made_by].inputs:
                 yield from self._above(t)
 
+    def _placed(self, t: TensorId) -> tuple[Place, ...]:
+        if t in self.angles:
+            return (self.angles[t],)
+        return self.places.of_input(t) if t in self.loaded else (self.places.of_output(t),)
+
     def _varies(self, t: TensorId) -> tuple[bool, bool]:
         """Whether a tensor in memory varies over rows and over columns. One row is as good as many: only
         weight and bias are known to be the same for all of them."""
+        if t in self.angles or t in self.cut:
+            return True, True
         dim = self.rows.tensor(t).dim
         rows, all_rows = ([e[axis] for axis in self.rows.axes] for e in (dim, self.rows.dim))
         varies = any(e != 1 for e in rows) or (rows == all_rows and t not in self.of_columns)
@@ -151,6 +177,10 @@ class Builder(Emitter):
 
     def _is_zero(self, o: Operand) -> bool:
         return o == Number(0.0) or (isinstance(o, Scalar) and self.graph.tensors[o.tensor].value == 0.0)
+
+    def _is_plain(self, o: Load) -> bool:
+        places = self._placed(list(self.loaded)[o.index])
+        return [(p.within, p.numbers, p.of_pairs) for p in places] == [(None, None, None)]
 
     def _chain(self, t: TensorId) -> Chain:
         value = self.operand(t, in_memory=True)
@@ -179,6 +209,19 @@ class Builder(Emitter):
                 return
             value = REDUCED[node.attribute("mode")](self, self.operand(node.input("input"), in_memory=True))
             self._is(output, value)
+        elif node.op_name == "rotate_pairs":
+            self._rotate(node)
+        elif node.op_name == "scatter_rows" or self.rows.cut(node) is not None:
+            x, made = node.input("input"), node.output("output")
+            before = self.places.made_by(x)
+            if node.op_name != "slice" and before is not None and self.rows.cut(before) is not None:
+                x = before.input("input")
+            if made in self.subgraph.outputs:
+                self.cut.add(made)
+                self.stores.append((made, self._chain(x), None))
+            return
+        elif node.op_name in PLACES:
+            return
         elif node.op_name == "gen_index":
             output = node.output("output")
             self.values[output] = self.step(Step("identity", (("input", Column()),), (), self.rounded(output)))
@@ -199,6 +242,23 @@ class Builder(Emitter):
                 self.sums += [(t, value)] * (t in self.subgraph.outputs)
             else:
                 self._is(t, value)
+
+    def _rotate(self, node: Node) -> None:
+        pairs = Pairs(self.graph.tensors[node.input("cos")].dim[-1], node.attribute("interleaved"))
+        cos, sin = self._angles(node.input("cos"), pairs, 1.0), self._angles(node.input("sin"), pairs, 0.0)
+        x = self.operand(node.input("input"), in_memory=True)
+        other = self.step(Step(SWAP, (("input", x),), (("count", pairs.count), ("interleaved", pairs.interleaved))))
+        how = "fnma" if node.attribute("inverse") else "fma"
+        self._is(node.output("output"), self.op(how, a=other, b=sin, c=self.op("mul", a=x, b=cos)))
+
+    def _angles(self, t: TensorId, pairs: Pairs, otherwise: float) -> Load:
+        place = self.places.of_angles(t, pairs, otherwise)
+        if t in self.loaded and self.angles.get(t) != place:
+            self.unlike.append(
+                No(f"{self.graph.tensors[t]} is read in more ways than one; accepted: as cos, or as sin")
+            )
+        self.angles[t] = place
+        return Load(self.loaded.setdefault(t, len(self.loaded)))
 
     def _is(self, t: TensorId, value: Chain) -> None:
         """What is made of a value is rounded for those who read it; the steps that it is made with are not."""
@@ -228,3 +288,21 @@ class Builder(Emitter):
         if t == end.output("scale"):
             return Store(views[t], value, end.attribute("block_size"), scales_of=end.attribute("element_type"))
         return Store(views[t], value, end.attribute("block_size"), views[end.output("scale")])
+
+
+def _together(stores: tuple[Store, ...], extents: tuple[int, ...]) -> tuple[Store, ...]:
+    """One store for tensors that have all rows of a value between them, each some."""
+    found: list[Store] = []
+    for store in stores:
+        within, last = store.view.within, found[-1] if found else None
+        before = last.view.parts[-1].within if last is not None else None
+        follows = within is not None and before is not None and (within.axis, within.first) == (before.axis, before.end)
+        alike = follows and (last.value, last.view.dtype) == (store.value, store.view.dtype)
+        if alike and store.view.indexed is None and last.view.indexed is None:
+            found[-1] = replace(last, view=replace(last.view, more=(*last.view.more, store.view)))
+        else:
+            found.append(store)
+    parted = (store for store in found if store.view.more)
+    if all((s.view.within.first, s.view.parts[-1].within.end) == (0, extents[s.view.within.axis]) for s in parted):
+        return tuple(found)
+    return stores

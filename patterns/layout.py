@@ -1,14 +1,15 @@
 """Tensors seen as rows x columns."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from graphfuse.engine import No
 from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Tensor, TensorId
+from graphfuse.ir import Tensor
 from graphfuse.patterns.axes import Axes
-from graphfuse.rows.program import View
+from graphfuse.patterns.places import Place
+from graphfuse.rows.program import Indexed, View, Within
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,17 @@ class RowLayout:
     groups: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, rows: Axes, tensors: Mapping[TensorId, bool]) -> "RowLayout":
-        """Row axes joined wherever one stride serves both in every tensor. tensors: whether each varies over rows."""
+    def of(cls, rows: Axes, varying: Sequence[Tensor], alone: Collection[int] = ()) -> "RowLayout":
+        """Row axes joined wherever one stride serves both in every tensor. varying: those that vary over rows. alone:
+        axes that are joined with no other."""
         if any(rows.dim[axis] == 0 for axis in rows.columns):
             return cls(rows, (0,), ((),))
-        varying = [rows.tensor(t) for t, varies in tensors.items() if varies]
         groups: list[list[int]] = []
         for axis in rows.axes:
-            if rows.dim[axis] <= 1 and not all(_tells(t, axis, rows) for t in varying):
+            if rows.dim[axis] == 1 and axis not in alone and not all(_tells(t, axis, rows) for t in varying):
                 continue
             extent, last = max(rows.dim[axis], 1), groups[-1][-1] if groups else None
+            last = None if {axis, last} & {*alone} else last
             if last is not None and all(_stride(t, last, rows) == extent * _stride(t, axis, rows) for t in varying):
                 groups[-1].append(axis)
             else:
@@ -42,6 +44,28 @@ class RowLayout:
             return cls(rows, (math.prod(rows.dim[axis] for axis in rows.axes),), ((),))
         extents = tuple(math.prod(rows.dim[axis] for axis in group) for group in groups)
         return cls(rows, extents, tuple(map(tuple, groups)))
+
+    def part(self, place: Place, rows: bool, columns: bool, index: int | None) -> View | No:
+        """index: which of the program's are the numbers of the rows."""
+        if place.of_pairs is not None:
+            found = self._of_angles(place.tensor)
+        else:
+            found = self.view(place.tensor, rows, columns)
+        if isinstance(found, No):
+            return found
+        within = place.within
+        return replace(
+            found,
+            offset=place.offset,
+            of_pairs=place.of_pairs,
+            indexed=None if index is None else Indexed(index, place.apart, place.count),
+            within=within and Within(next(k for k, g in enumerate(self.groups) if within[0] in g), *within[1:]),
+        )
+
+    def _of_angles(self, tensor: Tensor) -> View:
+        strides = tuple(_stride(tensor, group[-1], self.rows) if group else 0 for group in self.groups)
+        step = tensor.stride[-1] if tensor.dim[-1] > 1 else 1
+        return View(tensor.id, tensor.name, tensor.dtype, strides, step, tensor.alignment)
 
     def view(self, tensor: Tensor, rows: bool, columns: bool) -> View | No:
         packed = merge((tensor.dim[a], tensor.stride[a]) for a in self.rows.columns)
@@ -75,8 +99,11 @@ def _stride(tensor: Tensor, axis: int, rows: Axes) -> int:
 
 
 def _tells(tensor: Tensor, axis: int, rows: Axes) -> bool:
-    """Whether the stride of an axis of extent 1 can be one between rows; shorter than a row, it is there for form."""
-    return tensor.stride[axis] > sum((tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns)
+    """Whether the stride of an axis of extent 1 can be one between rows, or 0; shorter than a row, it is there for
+    form."""
+    return not tensor.stride[axis] or tensor.stride[axis] > sum(
+        (tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns
+    )
 
 
 def merge(axes) -> tuple[tuple[int, int], ...]:

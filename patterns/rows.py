@@ -2,7 +2,8 @@
 
 These are norms, as one node or many; softmax; cross entropy and its gradient, which reduces nothing; pointwise nodes
 before and after; quantization in blocks; and the largest magnitude of a tensor. Any intermediate may be an output.
-Quantization in blocks also matches without a reduction, with the pointwise nodes before it.
+Quantization in blocks, the rotation of pairs and rows written by number also match without a reduction, with the
+pointwise nodes before them. Nodes may say where rows lie: rows gathered by number, several tensors joined, slices.
 """
 
 import math
@@ -13,7 +14,7 @@ from graphfuse.engine import No
 from graphfuse.ir import Graph
 from graphfuse.match import Match, Pattern, PatternGraph, convex
 from graphfuse.ops import OPS
-from graphfuse.patterns.axes import ENDS, Axes
+from graphfuse.patterns.axes import ENDS, PLACES, Axes
 from graphfuse.patterns.builder import Builder
 from graphfuse.rows.expansions import EXPANSIONS
 from graphfuse.rows.program import RowProgram
@@ -40,7 +41,11 @@ class RowFacts:
 
 _QUANTIZE = "block_scale_quantize"
 
-_WORK = frozenset({*EXPANSIONS, *ENDS, "gen_index"})
+_ROTATE, _SCATTER = "rotate_pairs", "scatter_rows"
+_ALONE = (_QUANTIZE, _ROTATE, _SCATTER)
+"""Ops that are taken without a reduction, too."""
+
+_WORK = frozenset({*EXPANSIONS, *ENDS, *PLACES, _ROTATE, "gen_index"})
 """Ops that may work on rows beside the pointwise ones."""
 
 
@@ -70,7 +75,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     if rows is None:
         return
     core, center = frozenset(match.subgraph.node_ids), match.anchor
-    if center.op_name == _QUANTIZE:
+    if center.op_name in _ALONE:
         yield convex(graph, core, lambda i, inside: not rows.reduces(i) and rows.takes(i, inside))
         yield core
         return
@@ -104,4 +109,4 @@ def facts(match: Match) -> RowFacts | No:
     return built if isinstance(built, No) else RowFacts(match.anchor.name, *built)
 
 
-PATTERN = Pattern("rows", (*map(_template, (*EXPANSIONS, _QUANTIZE)), _reduction), facts, grow)
+PATTERN = Pattern("rows", (*map(_template, (*EXPANSIONS, *_ALONE)), _reduction), facts, grow)

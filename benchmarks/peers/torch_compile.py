@@ -61,6 +61,10 @@ def _qk_norm(case, sets) -> Work:
     return returning(case, sets, ("q_out", "k_out"), lambda s: compiled(s.q, s.k, s.q_weight, s.k_weight, s.eps))
 
 
+def _qk_norm_rope(case, sets) -> Work:
+    return torch_eager.rotated(case, sets, _compiled(torch_eager.qk_norm_rope))
+
+
 def _rmsnorm_backward(case, sets) -> Work:
     compiled = _compiled(torch_eager.rmsnorm_backward)
 
@@ -148,6 +152,7 @@ RMSNORM_CHANNELS = _peer(_rmsnorm_channels)
 ADD_RMSNORM = _peer(_add_rmsnorm)
 ADD_RMSNORM_FP8 = _peer(_add_rmsnorm_fp8)
 QK_NORM = _peer(_qk_norm, where=", new tensors")
+QK_NORM_ROPE = _peer(_qk_norm_rope, where=", new tensors")
 RMSNORM_BACKWARD = _peer(_rmsnorm_backward)
 NORM_ADD_NORM = _peer(_norm_add_norm)
 LAYERNORM = _peer(_layernorm)

@@ -61,6 +61,34 @@ def qk_norm(q, k, q_weight, k_weight, eps):
     return rms_norm(q, q_weight.shape, q_weight, eps), rms_norm(k, k_weight.shape, k_weight, eps)
 
 
+def qk_norm_rope(q, k, q_weight, k_weight, table, positions, eps, interleaved):
+    """As models have it: the norms, then pairs of columns in float32."""
+    import torch
+
+    cos, sin = table[positions].float()[:, None].chunk(2, dim=-1)
+    made = []
+    for y in qk_norm(q, k, q_weight, k_weight, eps):
+        y = y.float()
+        one, two = (y[..., ::2], y[..., 1::2]) if interleaved else y.chunk(2, dim=-1)
+        pairs = one * cos - two * sin, two * cos + one * sin
+        y = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
+        made.append(y.to(q.dtype))
+    return made
+
+
+def rotated(case, sets, function) -> Work:
+    """function: ``qk_norm_rope``, or what is compiled of it."""
+
+    def call(s):
+        return function(s.q, s.k, s.q_weight, s.k_weight, s.table, s.positions, s.eps, case.interleaved)
+
+    return returning(case, sets, ("q_out", "k_out"), call)
+
+
+def _qk_norm_rope(case, sets) -> Work:
+    return rotated(case, sets, qk_norm_rope)
+
+
 def _add_rmsnorm(case, sets) -> Work:
     return returning(case, sets, ("out", "sum"), lambda s: add_rmsnorm(s.x, s.residual, s.weight, s.eps))
 
@@ -189,6 +217,7 @@ RMSNORM_CHANNELS = Peer("torch_eager", "torch eager, new tensors", _rmsnorm_chan
 ADD_RMSNORM = Peer("torch_eager", "torch eager", _add_rmsnorm, ("torch",))
 ADD_RMSNORM_FP8 = Peer("torch_eager", "torch eager", _add_rmsnorm_fp8, ("torch",))
 QK_NORM = Peer("torch_eager", "torch eager, new tensors", _qk_norm, ("torch",))
+QK_NORM_ROPE = Peer("torch_eager", "torch eager, new tensors", _qk_norm_rope, ("torch",))
 RMSNORM_BACKWARD = Peer("torch_eager", "torch eager", _rmsnorm_backward, ("torch",))
 NORM_ADD_NORM = Peer("torch_eager", "torch eager", _norm_add_norm, ("torch",))
 LAYERNORM = Peer("torch_eager", "torch eager", _layernorm, ("torch",))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from graphfuse.codegen import rowwise
-from graphfuse.codegen.phase_plan import PhasePlan, access
+from graphfuse.codegen.phase_plan import PhasePlan, access, alike
 from graphfuse.engine import ProblemClass
 from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCKS
@@ -42,7 +42,8 @@ def overwritable(facts: RowFacts) -> frozenset[tuple[int, int]]:
 
 def in_place(facts: RowFacts) -> tuple[tuple[TensorId, TensorId], ...]:
     inputs, stores = facts.program.inputs, facts.program.stores
-    return tuple((inputs[i].tensor, stores[number].view.tensor) for i, number in sorted(overwritable(facts)))
+    pairs = (alike(inputs[i], stores[number].view) for i, number in sorted(overwritable(facts)))
+    return tuple((x.tensor, y.tensor) for found in pairs for x, y in found)
 
 
 def problem(facts: RowFacts, chunk: int, within: float = 2.0) -> ProblemClass:
@@ -56,7 +57,14 @@ def problem(facts: RowFacts, chunk: int, within: float = 2.0) -> ProblemClass:
 
     def described(view: View) -> dict[str, object]:
         varies = "rows" * view.rows + "columns" * view.columns
-        return {"type": view.dtype.value, "varies": varies, "access": access(view, chunk)}
+        found: dict[str, object] = {"type": view.dtype.value, "varies": varies, "access": access(view, chunk)}
+        if view.indexed is not None:
+            found["indexed"] = program.indices[view.indexed.index].dtype.value
+        if view.of_pairs is not None:
+            found["pairs"] = [view.of_pairs.pairs.count, view.of_pairs.pairs.interleaved]
+        if view.within is not None:
+            found["parts"] = [access(part, chunk) for part in view.parts]
+        return found
 
     def stored(store: Store) -> dict[str, object]:
         made = described(store.view) | {"block": store.block_size, "value": numbers[store.value.index]}

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graphfuse.device import Device
 from graphfuse.launch_limits import MAX_CTAS, MAX_THREADS, largest_cluster  # noqa: F401 - schedules' limits, too
+from graphfuse.rows.program import Pairs
 
 WARP = 32
+MOST_PAIRED = 16
+"""Columns that a thread takes together where columns are in pairs: their others, cosines and sines take registers."""
 _MOST_STATIC = 48 << 10  # bytes of shared memory that a kernel may declare
 _RESERVED = 1 << 10  # those that the system takes beside each CTA's
 
@@ -51,6 +54,24 @@ def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iter
             yield (
                 f"threads_per_row is {threads_per_row}, each with {piece} elements together; accepted: pieces of up to "
                 f"a block of {size}, which the threads of a row must cover"
+            )
+
+
+def pair_faults(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int) -> Iterator[str]:
+    """Columns of a pair are a lane's, or those of two lanes of a warp. taken: pieces of each thread."""
+    for one in pairs:
+        if piece > MOST_PAIRED:
+            yield f"pieces have {piece} columns; accepted with pairs: up to {MOST_PAIRED}, as a thread has both of each"
+        if taken * piece > MOST_PAIRED and threads_per_row < WARP:
+            yield f"threads_per_row is {threads_per_row}; accepted with pairs: up to {MOST_PAIRED} columns a thread"
+        if one.interleaved and (one.columns % piece or piece % 2):
+            yield f"pieces have {piece} columns; accepted: an even divisor of the {one.columns} in pairs"
+        if not one.interleaved and one.count % piece:
+            yield f"pieces have {piece} columns; accepted: a divisor of the {one.count} pairs"
+        if not one.interleaved and (threads_per_row > WARP or taken > 1):
+            yield (
+                f"threads_per_row is {threads_per_row}, with {taken} pieces each; accepted for pairs of columns that "
+                f"lie apart: up to {WARP}, with one piece"
             )
 
 

@@ -5,9 +5,11 @@ may rely on the checks before it.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from graphfuse.device import Device
 from graphfuse.dtypes import data_type
+from graphfuse.engines.rows.limits import MOST_PAIRED, WARP
 from graphfuse.ops import BLOCKS
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import Store, View
@@ -42,13 +44,40 @@ def program_reasons(facts: RowFacts, device: Device) -> Iterator[str]:
             yield f"{what} of what is one a row; accepted: of what varies over columns"
 
 
+def place_reasons(facts: RowFacts) -> Iterator[str]:
+    """Why a schedule whose threads take row after row, or neighbouring rows, refuses a program."""
+    program = facts.program
+    if program.all_pairs:
+        yield f"{facts.node}: pairs of columns; accepted where CTAs take some rows and end"
+    for view in program.all_views:
+        if view.indexed is not None or view.within is not None:
+            what = "are chosen by number" if view.indexed is not None else "are some of all"
+            yield f"{view.name!r}: its rows {what}; accepted where CTAs take some rows and end"
+
+
+def pair_reasons(facts: RowFacts, chunk: int) -> Iterator[str]:
+    """Why pairs of columns are refused. chunk: elements of a row that are taken together."""
+    for pairs in facts.program.all_pairs:
+        least = chunk // 2 if pairs.interleaved else chunk
+        if pairs.count % least or chunk % 2:
+            yield f"{facts.node}: {pairs.count} pairs of {facts.columns} columns; accepted: a multiple of {least}"
+        if not pairs.interleaved and facts.columns > WARP * MOST_PAIRED:
+            yield (
+                f"{facts.node}: pairs of columns that lie apart, in rows of {facts.columns}; accepted: up to "
+                f"{WARP * MOST_PAIRED}, as a warp has a row"
+            )
+
+
 def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str]:
     """Why a program's tensors or row axes are refused. columns_apart: columns may have any stride."""
-    for view in facts.program.inputs:
+    for view in (part for whole in facts.program.inputs for part in whole.parts):
         accepted = FLOATS if view.columns or columns_apart else FLOATS + INTEGERS
         yield from _view_reasons(facts, "input", view, accepted, 0, columns_apart)
+    for numbers in facts.program.indices:
+        yield from _view_reasons(facts, "index", numbers, INTEGERS, 0)
     for store in facts.program.stores:
-        yield from _store_reasons(facts, store, columns_apart)
+        for part in store.view.parts:
+            yield from _store_reasons(facts, replace(store, view=part), columns_apart)
     for s in facts.program.sums:
         yield from _view_reasons(facts, "sum over rows", s.view, FLOATS, 0)
         yield from _alignment_reasons(f"sum over rows {s.view.name!r}", s.view)
@@ -58,7 +87,8 @@ def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str
     several = sum(extent > 1 for extent in facts.row_extents)
     if several > _MAX_AXES:
         yield f"{facts.node}: rows have {several} axes with strides of their own; accepted: {_MAX_AXES}"
-    if len(facts.row_extents) > 1 and facts.rows >= _MAX_DIVIDED:
+    divided = len(facts.row_extents) > 1 or any(view.within is not None for view in facts.program.all_views)
+    if divided and facts.rows >= _MAX_DIVIDED:
         yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {_MAX_DIVIDED}"
     if facts.program.numbers_columns and facts.columns > MOST_COLUMNS:
         yield (
@@ -112,7 +142,9 @@ def _view_reasons(
     if not view.columns:
         yield from _alignment_reasons(what, view)
     # Rows, from the closest ones on, must not reach into each other.
-    strides = [*zip(facts.row_extents, view.row_strides, strict=True)]
+    strides = [*zip(_extents(facts, view), view.row_strides, strict=True)]
+    if view.indexed is not None:  # the same row twice is the caller's matter
+        strides = [(e, s) for e, s in strides if s] + [(view.indexed.count, view.indexed.stride)]
     if columns_apart:
         strides.append((columns, view.column_stride))
     for extent, stride in sorted(((e, s) for e, s in strides if e > 1), key=lambda pair: pair[1]):
@@ -120,6 +152,14 @@ def _view_reasons(
             kind = "a stride of" if columns_apart else "row stride"
             yield f"{what} has {kind} {stride}; accepted: at least {least}"
         least = least and max(least, stride * extent)
+
+
+def _extents(facts: RowFacts, view: View) -> tuple[int, ...]:
+    """Of the rows that a tensor has."""
+    found = list(facts.row_extents)
+    if view.within is not None:
+        found[view.within.axis] = view.within.end - view.within.first
+    return tuple(found)
 
 
 def _element_reasons(what: str, tensor: View | Scalar, dtypes: Sequence[data_type]) -> Iterator[str]:

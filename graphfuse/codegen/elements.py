@@ -8,7 +8,7 @@ from graphfuse.codegen import pieces
 from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.rows.program import RowProgram
+from graphfuse.rows.program import SWAP, Pairs, RowProgram
 from graphfuse.rows.steps import Chain, Column, Load, Operand, Step
 
 
@@ -76,6 +76,9 @@ class Elements:
         arrays = [o for o in self._arrays() if o not in self.known]
         yield from (f"    float a{o.index}[PIECE];" for o in arrays)
         for loop in self._loops:
+            if self._swaps(loop):
+                yield from self._swapped(loop[0], kept)
+                continue
             lines = []
             for o in loop:
                 step = self.program.steps[o.index]
@@ -99,6 +102,8 @@ class Elements:
             yield f"    float {self.array(o)}[PIECE];"
             one = isinstance(o, Load) and self.plan.taken(self.program.inputs[o.index]) < self.plan.piece
             how = "spread" if one else "unpack"
+            if isinstance(o, Load) and (of := self.program.inputs[o.index].of_pairs) and of.pairs.interleaved:
+                how = "unpack_pairs"
             yield f"    gf::{how}<{dtype.facts.ctype}>({source}, {self.array(o)});"
 
     @cached_property
@@ -107,10 +112,27 @@ class Elements:
         loops: list[list[Chain]] = [[]]
         for o in self.plan.elements(self.phase):
             if isinstance(o, Chain) and o not in self.known:
-                loops[-1].append(o)
-                if o in self.plan.packed:
+                swaps = self.program.steps[o.index].op_name == SWAP
+                loops += [[]] * swaps
+                loops[-1] = [*loops[-1], o]
+                if swaps or o in self.plan.packed:
                     loops.append([])
         return tuple(tuple(loop) for loop in loops if loop)
+
+    def _swaps(self, loop: Sequence[Chain]) -> bool:
+        return self.program.steps[loop[0].index].op_name == SWAP
+
+    def _swapped(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
+        """The other elements of pairs, which may be other lanes'."""
+        step = self.program.steps[o.index]
+        pairs = Pairs(**dict(step.attributes))
+        how = "neighbours" if pairs.interleaved else "halves"
+        whole = str(pairs.columns == self.plan.columns).lower()
+        number = pairs.columns if pairs.interleaved else f"{pairs.count // self.plan.piece}, {whole}"
+        ((_, value),) = step.operands
+        yield f"    gf::swap_{how}<{number}>(gf::u32(row.thread + at), {self.array(value)}, a{o.index});"
+        if o in kept:
+            yield from pieces.each([f"held.v{o.index}[i] = a{o.index}[i];"])
 
     def _operands(self, o: Chain) -> tuple[tuple[str, Operand], ...]:
         return self.program.steps[o.index].operands
@@ -120,6 +142,7 @@ class Elements:
         wanted = [*self.program.wanted(self.phase)]
         wanted += [o for o in self.plan.elements(self.phase) if o in self.plan.packed]
         wanted += self._outlasting()
+        wanted += [loop[0] for loop in self._loops if self._swaps(loop)]
         return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
 
     def _outlasting(self) -> Iterator[Chain]:

@@ -2,7 +2,7 @@
 others."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphfuse.codegen.expressions import argument, parameter_type
 from graphfuse.codegen.phase_plan import PhasePlan
@@ -30,14 +30,16 @@ class Parameter:
 class Pointer:
     """A parameter that is the address of a tensor seen as rows.
 
-    name: i of an input, o of an output, b of an output's block scales, each with its number. store: None of an input.
-    across: as of the plan.
+    name: i of an input, o of an output, b of an output's block scales, n of numbers of rows, each with its number.
+    store: None of an input. across: as of the plan. part: one of those that follow the first of an input of several
+    tensors.
     """
 
     name: str
     view: View
     store: Store | None = None
     across: bool = False
+    part: bool = False
 
     @property
     def ctype(self) -> str:
@@ -47,7 +49,14 @@ class Pointer:
     def strides(self) -> tuple[str, ...]:
         """The parameters that say, for each row axis, how many bytes rows lie apart."""
         strided = self.view.rows and not self.view.swizzled
-        return tuple(f"{self.name}_stride{axis}" for axis, _ in enumerate(self.view.row_strides) if strided)
+        return tuple(f"{self.name}_stride{axis}" for axis in self.axes if strided)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The row axes that have one of `strides`: where rows are found in another way, too, those along which they lie
+        apart."""
+        found = self.view.indexed is not None or self.view.within is not None
+        return tuple(k for k, stride in enumerate(self.view.row_strides) if stride or not found)
 
     @property
     def of_blocks(self) -> bool:
@@ -65,23 +74,46 @@ class Pointer:
         """How many bytes block scales lie apart. of: what stands before the name of a parameter."""
         return f"{of}{self.spaced}" if self.spaced else str(self.view.dtype.nbytes(1))
 
+    @property
+    def after(self) -> tuple["Pointer", ...]:
+        """Those of the tensors with the rows that follow."""
+        more = self.view.more
+        parts = (replace(view, more=more[k + 1 :]) for k, view in enumerate(more))
+        return tuple(
+            Pointer(f"{self.name}_{k}", v, self.store, self.across, True) for k, v in enumerate(parts, start=1)
+        )
+
     def parameters(self) -> Iterator[Parameter]:
         yield Parameter(self.ctype, self.name, Address(self.view.tensor))
-        for name, stride in zip(self.strides, self.view.row_strides, strict=False):
+        indexed, within = self.view.indexed, self.view.within
+        if indexed is not None:
+            apart = self.view.dtype.nbytes(indexed.stride)
+            yield Parameter("gf::i64", f"{self.name}_row", Constant("int64", apart))
+            yield Parameter("gf::i64", f"{self.name}_count", Constant("int64", indexed.count))
+        if within is not None:
+            if within.first:
+                yield Parameter("gf::u32", f"{self.name}_first", Constant("int32", within.first))
+            if self.view.more or not self.part:  # the last of several has all that are left
+                yield Parameter("gf::u32", f"{self.name}_end", Constant("int32", within.end))
+        for name, axis in zip(self.strides, self.axes, strict=False):
+            stride = self.view.row_strides[axis]
             yield Parameter("gf::i64", name, Constant("int64", stride * self.view.dtype.bits // 8))
         if self.spaced:
             yield Parameter("gf::i64", self.spaced, Constant("int64", self.view.dtype.nbytes(self.view.column_stride)))
 
 
 def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
-    """Rows of phase 0, columns, other inputs, outputs."""
+    """Rows of phase 0, columns, other inputs, numbers of rows, outputs."""
     inputs, stores = plan.program.inputs, plan.program.stores
     early = plan.reads(0, True)
     wide = [i for i, view in enumerate(inputs) if view.columns and not view.rows]
     late = [i for i in range(len(inputs)) if i not in (*early, *wide)]
+    written = (Pointer(f"o{k}", store.view, store, plan.across) for k, store in enumerate(stores))
+    read = (Pointer(f"i{i}", inputs[i], None, plan.across) for i in (*early, *wide, *late))
     return (
-        *(Pointer(f"i{i}", inputs[i], None, plan.across) for i in (*early, *wide, *late)),
-        *(Pointer(f"o{k}", store.view, store, plan.across) for k, store in enumerate(stores)),
+        *(pointer for first in read for pointer in (first, *first.after)),
+        *(Pointer(f"n{k}", view) for k, view in enumerate(plan.program.indices)),
+        *(pointer for first in written for pointer in (first, *first.after)),
         *(Pointer(f"b{k}", store.block_scale, store) for k, store in enumerate(stores) if store.block_scale),
     )
 
@@ -141,4 +173,5 @@ def later(plan: PhasePlan) -> tuple[Pointer, ...]:
         end = -(-end // parameter.nbytes) * parameter.nbytes + parameter.nbytes
         if end > _FIRST_LINE:
             behind.add(parameter.name)
-    return tuple(p for p in pointers(plan) if p.store and behind & {p.name, *p.strides, p.spaced})
+    outputs = (p for p in pointers(plan) if p.store and not p.part)
+    return tuple(p for p in outputs if p.view.indexed or p.view.more or behind & {p.name, *p.strides, p.spaced})

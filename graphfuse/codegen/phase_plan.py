@@ -21,7 +21,8 @@ registers elsewhere."""
 def access(view: View, elements: int, across: bool = False) -> int:
     """Bytes of the widest access that every piece of `elements` elements is aligned for. across: as of PhasePlan."""
     apart = (*view.row_strides[:-1], view.column_stride) if across else view.row_strides
-    strides = (view.dtype.nbytes(abs(stride)) for stride in apart)
+    chosen = () if view.indexed is None else (view.indexed.stride,)
+    strides = (view.dtype.nbytes(abs(stride)) for stride in (*apart, *chosen, view.offset))
     return math.gcd(ACCESS, view.dtype.nbytes(elements), view.alignment, *strides)
 
 
@@ -49,6 +50,8 @@ class PhasePlan:
     def taken(self, view: View) -> int:
         """Elements of a tensor that belong to a piece: one of what is the same for all of it."""
         varies = view.row_strides[-1] != 0 if self.across else view.columns
+        if view.of_pairs is not None and view.of_pairs.pairs.interleaved:
+            return self.piece // 2
         return self.piece if varies else 1
 
     def nbytes_of(self, view: View) -> int:
@@ -57,7 +60,7 @@ class PhasePlan:
 
     def width(self, view: View) -> int:
         """Bytes of the accesses that read or write them."""
-        return access(view, self.taken(view), self.across)
+        return min(access(part, self.taken(view), self.across) for part in view.parts)
 
     @property
     def phases(self) -> range:
@@ -138,10 +141,8 @@ class PhasePlan:
         the next phase."""
         for i, x in enumerate(self.program.inputs):
             for number, store in enumerate(self.program.stores):
-                y = store.view
-                alike = (x.dtype, x.row_strides, x.column_stride) == (y.dtype, y.row_strides, y.column_stride)
                 whole = x.rows and x.columns and self.program.extents[store.value.index].columns
-                if alike and whole and not store.block_size and not store.amax:
+                if alike(x, store.view) and whole and not store.block_size and not store.amax:
                     read = max(self.read_in(i), default=0)
                     read = max((read, *(p + 1 for p in self.program.picked_in(i))))
                     if read <= self.program.store_phase(number):
@@ -182,6 +183,16 @@ class PhasePlan:
             if isinstance(o, Chain) and program.extents[o.index].columns
             if program.steps[o.index].rounded not in (None, data_type.FLOAT)
         )
+
+
+def alike(x: View, y: View) -> tuple[tuple[View, View], ...]:
+    """The parts of an input and an output that have the same rows, each element at one address if both begin there."""
+
+    def told(view: View) -> tuple[object, ...]:
+        return view.within, view.dtype, view.row_strides, view.column_stride
+
+    own = x.of_pairs is None and x.indexed is None and y.indexed is None
+    return tuple((a, b) for a in x.parts for b in y.parts if own and told(a) == told(b))
 
 
 def _varies(program: RowProgram, o: Chain) -> bool:

@@ -21,6 +21,10 @@ def headers(program: RowProgram) -> Iterator[str]:
         yield "integers.cuh"
     if any(isinstance(step, Pick) for step in program.steps):
         yield "element.cuh"
+    if program.indices:
+        yield "indices.cuh"
+    if program.swapped or any(view.of_pairs for view in program.inputs) or any(v.indexed for v in program.inputs):
+        yield "pairs.cuh"
 
 
 def source(plan: PhasePlan, kernel: str) -> str:

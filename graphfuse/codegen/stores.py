@@ -64,19 +64,24 @@ def _scales(pointer: Pointer) -> str:
     return f"gf::ScalesInRow{{row.{pointer.name}, {pointer.apart('row.')}}}"
 
 
+def _exists(number: int, store: Store) -> str:
+    """Whether a store writes the row."""
+    return "row.exists" + f" && row.o{number} != nullptr" * store.view.partial
+
+
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
     scales = _scales(Pointer(f"b{number}", store.block_scale, store)) if store.block_scale else ""
     plan, ctype, array = elements.plan, store.view.dtype.facts.ctype, elements.array(store.value)
-    width = plan.width(store.view)
+    width, exists = plan.width(store.view), _exists(number, store)
     if store.scales_of is not None:
         yield (
             f"    gf::store_scales<{_element(store)}, {store.block_size}, ROW_WRITES>("
-            f"{_scales(Pointer(f'o{number}', store.view, store))}, row.thread, at, {array}, inside && row.exists);"
+            f"{_scales(Pointer(f'o{number}', store.view, store))}, row.thread, at, {array}, inside && {exists});"
         )
     elif store.block_size:
         yield (
             f"    gf::store_blocks<{_element(store)}, {store.block_size}, {width}, ROW_WRITES>(row.o{number}, "
-            f"{scales}, row.thread, at, {array}, inside && row.exists);"
+            f"{scales}, row.thread, at, {array}, inside && {exists});"
         )
     else:
         packed = plan.dtype(store.value) is store.view.dtype
@@ -84,7 +89,7 @@ def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
         place = f"row.o{number}, at"
         if plan.across:
             place = f"gf::offset(row.o{number}, {pieces.step(plan, f'o{number}', 0)}), 0"
-        yield f"    gf::store_piece<{width}, ROW_WRITES>({place}, {piece}, inside && row.exists);"
+        yield f"    gf::store_piece<{width}, ROW_WRITES>({place}, {piece}, inside && {exists});"
 
 
 def raised(plan: PhasePlan) -> Iterator[str]:

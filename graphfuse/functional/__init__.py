@@ -28,6 +28,7 @@ from graphfuse.functional.norms import (
     rmsnorm,
     sandwich_rmsnorm,
 )
+from graphfuse.functional.rope import qk_norm_rope, qk_norm_rope_cache
 from graphfuse.functional.silu import fused_rmsnorm_silu, rmsnorm_silu_gate
 from graphfuse.functional.softmax import log_softmax, logsumexp, normalize, softmax
 
@@ -50,6 +51,8 @@ __all__ = [
     "logsumexp",
     "normalize",
     "gemma_sandwich_rmsnorm",
+    "qk_norm_rope",
+    "qk_norm_rope_cache",
     "qk_rmsnorm",
     "quantize_fp8",
     "rmsnorm",

@@ -1,5 +1,6 @@
 """The graph of a call while it is drawn. Arguments, by name, become its tensors."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -36,6 +37,28 @@ class Drawing:
         """The argument `name`, which has a value a row and no last dimension, as an input with one of extent 1."""
         return self._given(name, _with_columns(self.layouts[name]))
 
+    def of_tokens(self, name: str) -> Tensor:
+        """The argument `name`, which has a value for each token and no dimensions for heads and columns, as an input
+        with two of extent 1."""
+        return self._given(name, _with_columns(_with_columns(self.layouts[name])))
+
+    def table(self, name: str) -> Tensor:
+        """The argument `name`, rows that are chosen by number, as an input that has them along its first axis and their
+        columns along its last."""
+        t = self.layouts[name]
+        (rows, columns), (row, column) = t.shape, t.stride
+        between = self.rank - 2
+        shape, stride = (rows, *(1,) * between, columns), (row, *(row,) * between, column)
+        return self._given(name, replace(t, shape=shape, stride=stride))
+
+    def for_heads(self, name: str, heads: int) -> Tensor:
+        """The argument `name`, which has a value for each column, or for each head and column, as an input with all
+        heads."""
+        t = self.layouts[name]
+        if len(t.shape) == 1:
+            t = replace(t, shape=(heads, *t.shape), stride=(0, *t.stride))
+        return self._given(name, t)
+
     def _given(self, name: str, t: Layout) -> Tensor:
         if name not in self._read:
             self._read[name] = self.graph.tensor(
@@ -62,6 +85,17 @@ class Drawing:
     def training_norm(self, x: Tensor, weight: Tensor | None) -> list[Tensor]:
         """The norm, and the inverse RMS of each row."""
         return self.graph.rmsnorm(x, weight, self.number("eps"), norm_forward_phase=norm_forward_phase.TRAINING)
+
+    def scatter(self, name: str, tensor: Tensor, numbers: Tensor) -> None:
+        """Write rows of `tensor` to the argument `name`, pages of them or rows, where `numbers` says."""
+        t = self.layouts[name]
+        *_, heads, columns = t.shape
+        rows, apart = math.prod(t.shape[:-2]), t.stride[-3]
+        between = (1,) * (self.rank - 3), (apart,) * (self.rank - 3)
+        made = self.graph.scatter_rows(tensor, numbers)
+        made.set_output().set_name(name).set_data_type(t.stored).set_byte_alignment(t.alignment)
+        made.set_dim((rows, *between[0], heads, columns)).set_stride((apart, *between[1], *t.stride[-2:]))
+        self.pack[name] = name
 
     def store(self, name: str, tensor: Tensor, swizzled: bool = False, of_rows: bool = False) -> None:
         """Write `tensor` to the argument `name`, which by then has been read if it ever is. of_rows: as above."""

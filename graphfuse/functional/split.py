@@ -116,7 +116,7 @@ def _kinds(used: Sequence[TensorParameter], shapes: Mapping[str, Shape], leading
     few, many = (_sizes(used, shapes, candidate, n) for n in _NUMBERS)
     same = _sizes(used, shapes, candidate, candidate.count)
     kinds: dict[str, Kind] = {}
-    free = {a.name for a in used if a.free}
+    free = {a.name for a in used if a.free and not a.table}
     for name, shape in shapes.items():
         one, two = few[name], many[name]
         if one == two == shape and name not in free:
@@ -137,7 +137,7 @@ def _sizes(used: Sequence[TensorParameter], shapes: Mapping[str, Shape], split: 
     for a in used:
         shape = shapes[a.name]
         if a.free or a is used[0]:  # its rule, if it has one, may ask for its own shape
-            counted = shape[: split.leading] == leading
+            counted = not a.table and shape[: split.leading] == leading
             found[a.name] = (count, *shape[split.leading :]) if counted else shape
         else:
             alternative = [s == shape for s in a.shape(known)].index(True)

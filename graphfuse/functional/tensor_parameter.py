@@ -40,17 +40,19 @@ class TensorParameter:
     """One tensor of a function.
 
     shape: None for one that may have any, as the first has. free: whether shape or strides are so much the caller's
-    that they tell problems apart. written: whether the function writes it. new: the type it is allocated
-    with where the caller gives none, or what finds that in the arguments before it. optional: whether it may be
-    left out altogether. only: (name, type) of another argument without which this one is ignored. asked: the option
-    without which it is not made. over_rows: of one that is written and has no dimension for rows, how what is made of
-    some rows each becomes what is made of all: "sum" or "max"; None where it does not. note: said where it is refused.
+    that they tell problems apart. table: whether its extents have nothing to do with the first tensor's. written:
+    whether the function writes it. new: the type it is allocated with where the caller gives none, or what finds that
+    in the arguments before it. optional: whether it may be left out altogether. only: (name, type) of another argument
+    without which this one is ignored. asked: the option without which it is not made. over_rows: of one that is written
+    and has no dimension for rows, how what is made of some rows each becomes what is made of all: "sum" or "max"; None
+    where it does not. note: said where it is refused.
     """
 
     name: str
     types: Types
     shape: Rule | None = None
     free: bool = False
+    table: bool = False
     written: bool = False
     new: torch.dtype | NewType | None = None
     optional: bool = False

@@ -25,7 +25,8 @@ class Port:
 
     dtype: what an output gets when the user sets none; None for what the graph says of all tensors. label: what cuDNN
     calls it in the name that an output has until the user sets one, None where that is `name`. over_rows: an output
-    that is a sum over all rows, so that nothing of it is known before all of them are done.
+    that is a sum over all rows, so that nothing of it is known before all of them are done. kept: an output of which
+    some is written, and the rest stays as it is in memory; references get that by the port's name.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Port:
     dtype: data_type | None = None
     label: str | None = None
     over_rows: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import operator
 
 from graphfuse.dtypes import data_type
 from graphfuse.enums import norm_forward_phase, reduction_mode
-from graphfuse.ops import attention, channels, losses, moves, products, references, shapes
+from graphfuse.ops import attention, channels, losses, moves, products, references, rotary, shapes
 from graphfuse.ops.op import Attribute, Cost, Op, Port, Spelling
 
 
@@ -442,7 +442,16 @@ _SELECTIONS = (
     ),
 )
 
-_TABLES = (_TABLE, _SELECTIONS, losses.TABLE, products.TABLE, attention.TABLE, channels.TABLE, moves.TABLE)
+_TABLES = (
+    _TABLE,
+    _SELECTIONS,
+    losses.TABLE,
+    products.TABLE,
+    attention.TABLE,
+    channels.TABLE,
+    moves.TABLE,
+    rotary.TABLE,
+)
 
 OPS: dict[str, Op] = {op.name: op for table in _TABLES for op in table}
 

@@ -5,30 +5,40 @@ No other element is looked at for it, so that a row costs one read, whatever its
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Operand, Pick, Reduce
 
-Holds = Callable[[Operand], bool]
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of operands.
 
-def picked(steps: Sequence[AnyStep], wide: Holds, zero: Holds) -> tuple[AnyStep, ...]:
-    """The steps, each such sum in its place an element. What it was made from may have no readers left.
-
-    wide: whether a value varies over columns. zero: whether it is always 0.
+    wide: whether a value varies over columns. zero: whether it is always 0. plain: whether an input's row lies in one
+    place, without being chosen by number.
     """
-    return tuple(_element(steps, step, wide, zero) or step for step in steps)
+
+    wide: Callable[[Operand], bool]
+    zero: Callable[[Operand], bool]
+    plain: Callable[[Load], bool]
 
 
-def _element(steps: Sequence[AnyStep], total: AnyStep, wide: Holds, zero: Holds) -> Pick | None:
+def picked(steps: Sequence[AnyStep], known: Known) -> tuple[AnyStep, ...]:
+    """The steps, each such sum in its place an element. What it was made from may have no readers left."""
+    return tuple(_element(steps, step, known) or step for step in steps)
+
+
+def _element(steps: Sequence[AnyStep], total: AnyStep, known: Known) -> Pick | None:
     if not isinstance(total, Reduce) or total.join is not Join.SUM:
         return None
     chosen = _made(steps, total.input, "binary_select")
-    if not chosen or not zero(chosen["input1"]) or not isinstance(chosen["input0"], Load) or not wide(chosen["input0"]):
+    value = chosen.get("input0")
+    if not isinstance(value, Load) or not (known.wide(value) and known.plain(value) and known.zero(chosen["input1"])):
         return None
     compared = _made(steps, chosen["mask"], "cmp_eq")
     for number, other in (("input", "comparison"), ("comparison", "input")):
-        if compared and _numbers(steps, compared[number]) and not wide(compared[other]):
-            return Pick(chosen["input0"], compared[other], total.rounded)
+        if compared and _numbers(steps, compared[number]) and not known.wide(compared[other]):
+            return Pick(value, compared[other], total.rounded)
     return None
 
 

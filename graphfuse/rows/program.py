@@ -27,6 +27,8 @@ from graphfuse.rows.steps import (
     Step,
 )
 
+SWAP = "swap_pairs"
+
 
 @dataclass(frozen=True)
 class Fused:
@@ -40,8 +42,10 @@ FUSED = {
     "fma": Fused("gf::fma({a}, {b}, {c})"),
     "fnma": Fused("gf::fma(-{a}, {b}, {c})"),
     "exp2": Fused("gf::exp2_approx({input})", Cost.FUNCTION),
+    SWAP: Fused(""),
 }
-"""Beside the op table's: a * b + c and c - a * b, rounded once; 2^input."""
+"""Beside the op table's: a * b + c and c - a * b, rounded once; 2^input; and what no element makes by itself, the other
+column of its pair (see ``Pairs``), the first column's negated, 0 where there is no pair."""
 
 
 def cost_of(step: AnyStep) -> Cost:
@@ -52,13 +56,60 @@ def cost_of(step: AnyStep) -> Cost:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """Pairs of a row's columns: i and count + i, or, interleaved, 2 i and 2 i + 1. Columns behind them are in none."""
+
+    count: int
+    interleaved: bool
+
+    @property
+    def columns(self) -> int:
+        """That are in a pair."""
+        return 2 * self.count
+
+
+@dataclass(frozen=True)
+class OfPairs:
+    """How a tensor with a column for each pair has one for each column of a row. otherwise: what stands in columns that
+    are in no pair."""
+
+    pairs: Pairs
+    otherwise: float
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """A tensor whose rows are chosen by number.
+
+    index: which of the program's indices tells each row's. stride: elements between rows of neighbouring numbers.
+    count: how many there are. A row without one is read as NaN, and is not written.
+    """
+
+    index: int
+    stride: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Within:
+    """The rows that a tensor has: those whose number along row axis `axis` is from first to end - 1. Its own rows begin
+    with the first of them."""
+
+    axis: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
 class View:
     """A tensor read or written as rows x columns, strides in elements.
 
     rows, columns: whether it varies along them. row_strides: one for each row axis of the program,
     0 where it does not vary. column_stride: 1 for packed columns (also of tensors without columns).
     alignment: bytes that the address is a multiple of. swizzled: in tiles of 128 x 4 (F8_128x4),
-    where strides say nothing.
+    where strides say nothing. offset: elements from the tensor's first to that of the view. of_pairs: of a tensor with
+    a column for each pair. indexed: of one whose rows are chosen. within: of one that has some of the rows. more: of a
+    view of several tensors, which have all rows between them, those with the rows that follow.
     """
 
     tensor: TensorId
@@ -70,6 +121,21 @@ class View:
     rows: bool = True
     columns: bool = True
     swizzled: bool = False
+    offset: int = 0
+    of_pairs: OfPairs | None = None
+    indexed: Indexed | None = None
+    within: Within | None = None
+    more: tuple["View", ...] = ()
+
+    @property
+    def partial(self) -> bool:
+        """Whether it may have no place for a row."""
+        return self.indexed is not None or (self.within is not None and not self.more)
+
+    @property
+    def parts(self) -> tuple["View", ...]:
+        """All tensors of it."""
+        return (self, *self.more)
 
 
 @dataclass(frozen=True)
@@ -113,13 +179,32 @@ _ABSORBED = {Join.SUM: "mul", Join.MAX: "abs"}
 @dataclass(frozen=True)
 class RowProgram:
     """inputs: what Load operands number. steps: value k is the result of step k. stores: what is written of
-    each row. sums: of all rows together. late: numbers of stores that wait for the last phase."""
+    each row. sums: of all rows together. late: numbers of stores that wait for the last phase. indices: integers of
+    which there is one a row, the numbers of rows elsewhere."""
 
     inputs: tuple[View, ...]
     steps: tuple[AnyStep, ...]
     stores: tuple[Store, ...]
     sums: tuple[ColumnSum, ...] = ()
     late: frozenset[int] = frozenset()
+    indices: tuple[View, ...] = ()
+
+    @property
+    def swapped(self) -> tuple[Pairs, ...]:
+        """The pairs of columns that steps exchange."""
+        found = (step for step in self.steps if step.op_name == SWAP)
+        return tuple(dict.fromkeys(Pairs(**dict(step.attributes)) for step in found))
+
+    @property
+    def all_pairs(self) -> tuple[Pairs, ...]:
+        """Those of steps and of inputs."""
+        of_inputs = (view.of_pairs.pairs for view in self.inputs if view.of_pairs is not None)
+        return tuple(dict.fromkeys((*self.swapped, *of_inputs)))
+
+    @property
+    def all_views(self) -> tuple[View, ...]:
+        """Those read and written, every part."""
+        return tuple(part for view in (*self.inputs, *(s.view for s in self.stores)) for part in view.parts)
 
     @property
     def numbers_columns(self) -> bool:
@@ -200,7 +285,7 @@ class RowProgram:
     @property
     def read_whole(self) -> tuple[View, ...]:
         """Inputs with an element for each one of the rows."""
-        return tuple(view for view in self.inputs if view.rows and view.columns)
+        return tuple(view for view in self.inputs if view.rows and view.columns and view.of_pairs is None)
 
     @property
     def written_whole(self) -> tuple[View, ...]:

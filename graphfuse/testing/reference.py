@@ -55,6 +55,8 @@ def evaluated(torch, graph: Graph, given: Mapping[TensorId, object], wide: bool)
     for node in graph.nodes:
         compute = torch.float64 if wide else getattr(torch, node.compute.facts.torch)
         read = {port: values[t].to(compute) for port, t in node.inputs}
+        for port in (p.name for p in node.op.outputs if p.kept):  # nothing is known of what is there
+            read[port] = torch.full(graph.tensors[node.output(port)].dim, float("nan"), dtype=compute)
         results = node.op.reference(torch, read, dict(node.attributes))
         for port, t in node.outputs:
             tensor, value = graph.tensors[t], results[port].double()

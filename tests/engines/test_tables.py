@@ -38,6 +38,7 @@ UNTUNED = (
     "silu-mul-fp8",
     "add-rmsnorm-fp8-blocks",
     "rmsnorm-channels",
+    "qk-norm-rope",
 )
 """Benches some of whose problems the heuristic still decides."""
 

@@ -147,7 +147,8 @@ def call(name: str, shape=(5, 64), dtype=torch.bfloat16, weight=None, tensors=Te
 
 
 LOSSES = ["cross_entropy", "cross_entropy_backward"]  # whose tests are test_cross_entropy.py
-NAMES = [name for name in functional.__all__ if name not in (*LOSSES, "explain")]
+ROTATED = ["qk_norm_rope", "qk_norm_rope_cache"]  # whose tests are test_rope.py
+NAMES = [name for name in functional.__all__ if name not in (*LOSSES, *ROTATED, "explain")]
 WITH_EPS = [name for name in NAMES if "eps" in call(name).options]
 
 

@@ -31,6 +31,18 @@ def rmsnorm_gradients(grad, x, weight, eps, axes=(-1,)):
     return torch.autograd.grad(y, leaves, grad.double())
 
 
+def rotated(x, cos, sin, interleaved=False):
+    """Pairs of x's columns as complex numbers, each times that of its cosine and sine, in float64."""
+    pairs, x = cos.shape[-1], x.double()
+    turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+    turned = turned.unflatten(-1, (pairs, 2) if interleaved else (2, pairs))
+    turned = turned if interleaved else turned.transpose(-1, -2)
+    turned = torch.complex(turned[..., 0], turned[..., 1]) * torch.complex(cos.double(), sin.double())
+    turned = torch.stack((turned.real, turned.imag), -1)
+    turned = turned if interleaved else turned.transpose(-1, -2)
+    return torch.cat((turned.flatten(-2), rest), -1)
+
+
 def swish(x, beta=1.0):
     x = x.double()
     return functional.silu(x) if beta == 1 else x * torch.special.expit(beta * x)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from graphfuse.engines.rows.across.axes import accepts, side_by_side, varying
 from graphfuse.engines.rows.across.split import RowSplit
+from graphfuse.engines.rows.support import place_reasons
 from graphfuse.patterns.rows import RowFacts
 
 MOST_COLUMNS = 4096
@@ -13,6 +14,7 @@ MOST_COLUMNS = 4096
 def own_reasons(facts: RowFacts) -> Iterator[str]:
     """What other schedules take."""
     program = facts.program
+    yield from place_reasons(facts)
     if program.numbers_columns:
         yield f"{facts.node}: columns are numbered; accepted where columns are neighbours"
     if program.sums:

@@ -194,6 +194,7 @@ GF_DEVICE void problem::start(const Arguments& a) {
   Row row = row_of(a, index, thread);
   // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
   gf::wait_for_previous_kernel();
+  locate(row, a, index);
   GF_SHARED(RowSum::Shared, shared, gf::at_least_one(SUM_PLACES));
   if constexpr (SUM_TURNS > 0) {
     RowSum::begin(shared, SUM_PLACES);

@@ -61,6 +61,7 @@ def cost(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
     bits = min(written, default=32)
     start, each = next(figures for most, figures in _INSTRUCTIONS.items() if bits <= most)
     start += 6 * (len(facts.row_extents) - 1)  # to find the row along its axes
+    start += 3 * sum(view.indexed is not None or view.within is not None for view in program.all_views)
     instructions = each * threads * (start + elements) * (1 + 0.1 * max(0.0, math.log2(threads / WARP)))
     instructions *= 1 + 0.25 * more
     if piece < max((s.block_size for s in program.stores), default=0):  # lanes that share a block compute its scale

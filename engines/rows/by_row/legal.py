@@ -10,6 +10,7 @@ from graphfuse.engines.rows.limits import (
     MAX_THREADS,
     block_faults,
     cluster_faults,
+    pair_faults,
     power_faults,
     range_faults,
     static_faults,
@@ -29,6 +30,8 @@ def faults(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
         yield f"{facts.rows} rows, {knobs.threads_per_row} threads each, take more CTAs than a grid can have"
     if split.chunks % knobs.chunks:
         yield f"chunks is {knobs.chunks}; accepted: a divisor of the {split.chunks} chunks of a row"
+    piece = split.piece(knobs)
+    yield from pair_faults(facts.program.all_pairs, piece, knobs.threads_per_row, split.taken(knobs))
     yield from static_faults(split.static_bytes(knobs))
     if not split.resident(knobs):
         if (knobs.threads_per_row, knobs.chunks) != (MAX_THREADS, 1):
@@ -43,7 +46,6 @@ def faults(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
             f"threads_per_row {knobs.threads_per_row} needs {held} registers a thread to hold {facts.columns} "
             f"columns; at {knobs.threads} threads at most {held_registers(knobs.threads)} may"
         )
-    piece = split.piece(knobs)
     if knobs.threads == MAX_THREADS and piece > _MOST_TOGETHER:
         yield (
             f"chunks is {knobs.chunks}: of {knobs.threads} threads each has registers for {_MOST_TOGETHER} elements "

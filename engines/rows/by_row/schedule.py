@@ -13,7 +13,7 @@ from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.kernel import cpp, problem
 from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
 from graphfuse.engines.rows.schedule import PROPOSED, Schedule
-from graphfuse.engines.rows.support import tensor_reasons
+from graphfuse.engines.rows.support import pair_reasons, tensor_reasons
 from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
 
@@ -35,6 +35,7 @@ class ByRow(Schedule[ByRowKnobs]):
             yield f"{facts.node}: sums over rows; accepted: reductions of rows alone"
         yield from tensor_reasons(facts)
         split = RowSplit.of(facts)
+        yield from pair_reasons(facts, split.chunk)
         if not any(self.fits(split, knobs, device) for knobs in every_knob() if is_usual(knobs)):
             longest = ByRowKnobs(MAX_THREADS, MAX_THREADS)  # what rows of any length take
             for shared in static_faults(split.static_bytes(longest)):
@@ -59,7 +60,8 @@ class ByRow(Schedule[ByRowKnobs]):
     def _read_ahead(self, split: RowSplit, knobs: ByRowKnobs, device: Device) -> ByRowKnobs:
         """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are resident."""
         ahead = replace(knobs, ahead=1)
-        pays = split.steps(knobs) * split.piece(knobs) in READ_AHEAD
+        indexed = any(view.indexed is not None for view in split.facts.program.inputs)  # reads wait for a read
+        pays = indexed or split.steps(knobs) * split.piece(knobs) in READ_AHEAD
         return ahead if pays and self.fits(split, ahead, device) else knobs
 
     def constants(self, split: RowSplit, knobs: ByRowKnobs) -> Mapping[str, object]:

@@ -1,0 +1,64 @@
+// Pairs of a row's columns: their other elements, and tensors with a column for each pair. Piece number `piece` of a row
+// is in its lane number `piece`.
+#pragma once
+#include "graphfuse/convert.cuh"
+#include "graphfuse/platform.cuh"
+#include "graphfuse/simt.cuh"
+#include "graphfuse/types.cuh"
+
+namespace gf {
+
+/// Of columns i and PIECES * PIECE + i the other one's value, that of the first column negated. All lanes of a warp call it
+/// together. WHOLE: whether all columns of the row are in pairs; else those beyond become 0.
+template <int PIECES, bool WHOLE, int PIECE>
+GF_DEVICE void swap_halves(u32 piece, const float (&values)[PIECE], float (&swapped)[PIECE]) {
+  constexpr bool BITS = (PIECES & (PIECES - 1)) == 0;
+  const bool first = BITS && WHOLE ? (piece & PIECES) == 0 : piece < PIECES;
+  const bool second = WHOLE ? !first : !first && piece < 2 * PIECES;
+  const u32 partner = first ? lane() + PIECES : second ? lane() - PIECES : lane();
+#pragma unroll
+  for (int i = 0; i < PIECE; ++i) {
+    float other;
+    if constexpr (BITS && WHOLE) {
+      other = shuffle_xor(values[i], PIECES);
+    } else {
+      other = shuffle(values[i], partner);
+    }
+    swapped[i] = first ? -other : WHOLE || second ? other : 0.0f;
+  }
+}
+
+/// The same of columns 2 i and 2 i + 1, COLUMNS of which are in pairs.
+template <int COLUMNS, int PIECE>
+GF_DEVICE void swap_neighbours(u32 piece, const float (&values)[PIECE], float (&swapped)[PIECE]) {
+  const bool paired = piece < COLUMNS / PIECE;
+#pragma unroll
+  for (int i = 0; i < PIECE; i += 2) {
+    swapped[i] = paired ? -values[i + 1] : 0.0f;
+    swapped[i + 1] = paired ? values[i] : 0.0f;
+  }
+}
+
+/// A piece in which every element is `value`.
+template <class T, int COUNT>
+GF_DEVICE Bytes<COUNT * bits_of<T> / 8> filled(float value) {
+  float values[COUNT];
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    values[i] = value;
+  }
+  return pack<T>(values);
+}
+
+/// Values of neighbouring columns that are a pair, of which there is one for both.
+template <class T, int COUNT>
+GF_DEVICE void unpack_pairs(const Bytes<COUNT / 2 * bits_of<T> / 8>& chunk, float (&values)[COUNT]) {
+  float found[COUNT / 2];
+  unpack<T>(chunk, found);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    values[i] = found[i / 2];
+  }
+}
+
+}  // namespace gf

@@ -1,0 +1,210 @@
+"""Queries and keys normalized and rotated: RMSNorm of each head, then rotary position embedding, in one kernel."""
+
+from collections.abc import Mapping
+
+import torch
+
+from graphfuse.errors import VariantPackError
+from graphfuse.functional.declaration import Variant
+from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.function import function
+from graphfuse.functional.norms import rms
+from graphfuse.functional.tensor_parameter import (
+    FLOATS,
+    FORMATS,
+    INTEGERS,
+    Rule,
+    Shape,
+    TensorParameter,
+    columns_or_heads,
+    like,
+    type_of,
+)
+from graphfuse.tensor import Tensor
+
+
+def _tokens(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+    """One value for each token: for q's dimensions but heads and columns."""
+    return (shapes["q"][:-2],)
+
+
+def _keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+    """q's shape, with heads of their own."""
+    q, k = shapes["q"], shapes["k"]
+    if len(q) < 2:
+        raise VariantPackError(f"q has shape {tuple(q)}; accepted: (..., heads, head_dim)")
+    return ((*q[:-2], *k[-2:-1], q[-1]),)
+
+
+def _cache(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+    """Rows of cosines, then sines, for at most all pairs of a head's columns."""
+    found, width = tuple(shapes["cos_sin_cache"]), shapes["q"][-1]
+    if len(found) == 2 and found[1] % 2 == 0 and 2 <= found[1] <= width:
+        return (found,)
+    raise VariantPackError(
+        f"cos_sin_cache has shape {found}; accepted: (positions, rotary_dim), rotary_dim even and 2 to {width}, the "
+        "last dimension of q"
+    )
+
+
+def angles(d: Drawing, name: str = "cos_sin_cache") -> tuple[Tensor, Tensor]:
+    """The cosines and the sines of the tokens' positions."""
+    table, positions, pairs = d.table(name), d.of_tokens("positions"), d.layouts[name].shape[1] // 2
+    whole = (slice(None),) * (d.rank - 1)
+    halves = (d.graph.slice(table, [*whole, part]) for part in (slice(0, pairs), slice(pairs, 2 * pairs)))
+    cos, sin = (d.graph.gather_rows(half, positions) for half in halves)
+    return cos, sin
+
+
+def heads(d: Drawing, x: Tensor, first: int, end: int) -> Tensor:
+    """Those of a tensor with these numbers."""
+    between = slice(None)
+    return d.graph.slice(x, [*(between,) * (d.rank - 2), slice(first, end), between])
+
+
+def _pages(name: str, of: str = "k") -> Rule:
+    """Slots of a token's heads, by pages or without; pages follow each other as their slots do."""
+
+    def rule(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+        found, heads = tuple(shapes[name]), tuple(shapes[of][-2:])
+        if len(found) in (3, 4) and found[-2:] == heads and 0 not in found:
+            return (found,)
+        raise VariantPackError(
+            f"{name} has shape {found}; accepted: (slots, *{heads}) or (pages, page_size, *{heads}), the heads and "
+            f"columns of {of}"
+        )
+
+    return rule
+
+
+def _joined_pages(d: Drawing, name: str) -> None:
+    t = d.layouts[name]
+    page = t.shape[1] * t.stride[1]
+    if len(t.shape) == 4 and t.shape[0] > 1 and t.stride[0] != page:
+        raise VariantPackError(
+            f"{name} has shape {t.shape} and stride {t.stride}; accepted: a stride of {page} between "
+            "pages, so that slots lie as far apart as those of a page"
+        )
+
+
+def _rotated(d: Drawing, is_neox: bool) -> tuple[Tensor, Tensor]:
+    """Queries and keys."""
+    counts = [d.layouts[name].shape[-2] for name in ("q", "k")]
+    axis = d.rank - 2
+    x = d.graph.join(d["q"], d["k"], axis)
+    weights = (d.for_heads(f"{name}_weight", count) for name, count in zip("qk", counts, strict=True))
+    y = d.graph.mul(rms(d, x, None, None), d.graph.join(*weights, axis))
+    y = d.graph.rotate_pairs(y, *angles(d), interleaved=not is_neox)
+    return heads(d, y, 0, counts[0]), heads(d, y, counts[0], sum(counts))
+
+
+def _draw(d: Drawing, is_neox: bool) -> None:
+    for name, y in zip(("q_out", "k_out"), _rotated(d, is_neox), strict=True):
+        d.store(name, y)
+
+
+def _draw_cached(d: Drawing, is_neox: bool) -> None:
+    for name in ("k_cache", "v_cache"):
+        _joined_pages(d, name)
+    q, k = _rotated(d, is_neox)
+    slots = d.of_tokens("slot_mapping")
+    d.store("q_out", q)
+    d.scatter("k_cache", k, slots)
+    d.scatter("v_cache", d["v"], slots)
+
+
+_GIVEN = (
+    TensorParameter("q", FLOATS),
+    TensorParameter("k", FLOATS, _keys, free=True),
+    TensorParameter("q_weight", FLOATS, columns_or_heads("q")),
+    TensorParameter("k_weight", FLOATS, columns_or_heads("k")),
+    TensorParameter("cos_sin_cache", FLOATS, _cache, free=True, table=True),
+    TensorParameter("positions", INTEGERS, _tokens),
+)
+_Q_OUT = TensorParameter("q_out", FORMATS, like("q"), written=True, new=type_of("q"))
+_ARGUMENTS = (
+    *_GIVEN,
+    _Q_OUT,
+    TensorParameter("k_out", FORMATS, like("k"), written=True, new=type_of("k")),
+)
+
+
+_CACHED = (
+    *_GIVEN,
+    TensorParameter("v", FLOATS, like("k")),
+    TensorParameter("k_cache", FORMATS, _pages("k_cache"), free=True, table=True, written=True),
+    TensorParameter("v_cache", FORMATS, _pages("v_cache"), free=True, table=True, written=True),
+    TensorParameter("slot_mapping", INTEGERS, _tokens),
+    _Q_OUT,
+)
+
+
+@function(
+    {(is_neox,): Variant(_ARGUMENTS, lambda d, is_neox=is_neox: _draw(d, is_neox)) for is_neox in (True, False)},
+    "q_out",
+    "k_out",
+    chosen_by=("is_neox",),
+)
+def qk_norm_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    eps: float = 1e-6,
+    is_neox: bool = True,
+    q_out: torch.Tensor | None = None,
+    k_out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RMSNorm of each head of queries and keys, then rotary position embedding, in float32, rounded once; one kernel
+    for both.
+
+    q: (..., heads, head_dim), any strides: slices of a packed tensor are read where they are. k: as q, of its type,
+    with its own number of heads. q_weight, k_weight: as ``qk_rmsnorm``'s, of one type. cos_sin_cache: (max_position,
+    rotary_dim), bfloat16, float16 or float32: of each position the cosines of the rotary_dim / 2 pairs, then their
+    sines, as FlashInfer and vLLM have them. rotary_dim is even and at most head_dim; columns behind it are normalized
+    and not rotated. positions: (...), q's leading dimensions, int64 or int32: the row of the cache for each token. A
+    position that the cache does not have makes the token's rotated columns NaN; nothing is read there. is_neox: pairs
+    are columns i and i + rotary_dim / 2; if False, columns 2 i and 2 i + 1 (GPT-J). q_out, k_out: of q's and k's shape,
+    of one type, as ``rmsnorm``'s out; they may be q and k themselves. Types, eps, enable_pdl and errors as of
+    ``rmsnorm``.
+
+    Returns (q_out, k_out). Kernels take a head_dim that is a multiple of 8, up to 512, and a rotary_dim that is a
+    multiple of 16 (of 8 if not is_neox); the reference engine takes the rest.
+    """
+
+
+@function(
+    {(is_neox,): Variant(_CACHED, lambda d, is_neox=is_neox: _draw_cached(d, is_neox)) for is_neox in (True, False)},
+    "q_out",
+    chosen_by=("is_neox",),
+)
+def qk_norm_rope_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    eps: float = 1e-6,
+    is_neox: bool = True,
+    q_out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """As ``qk_norm_rope``, but keys, and values as they are, go to a cache by slots: one kernel for queries and keys,
+    one for values.
+
+    v: of k's shape. k_cache, v_cache: (pages, page_size, heads, head_dim), or (slots, heads, head_dim), of k's heads;
+    any strides in which slots of neighbouring pages lie as far apart as those of a page; types as q_out's, FP8
+    saturating, without a scale. slot_mapping: as positions, for each token the number of its slot, which is page *
+    page_size + place; that of a number below 0, or beyond the cache, is not written. All other slots stay as they are.
+    Of two tokens with one slot either is written. The others, and errors, are as of ``qk_norm_rope``.
+
+    Returns q_out.
+    """

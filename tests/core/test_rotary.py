@@ -1,0 +1,114 @@
+"""rotate_pairs, gather_rows and join: what they compute, as torch and numpy have it, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphfuse import GraphValidationError, data_type
+from support import graphs, oracle
+
+
+def run(g, out, pack):
+    out.set_output().set_name("out")
+    g.validate()
+    made = torch.empty_strided(out.get_dim(), out.get_stride()).fill_(-1.0)
+    graphs.run(g, pack | {"out": made})
+    return made
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@given(
+    heads=st.integers(1, 3),
+    pairs=st.integers(1, 4),
+    rest=st.integers(0, 3),
+    interleaved=st.booleans(),
+    inverse=st.booleans(),
+    wide=st.booleans(),
+)
+def test_rotate_pairs(heads, pairs, rest, interleaved, inverse, wide):
+    x, g = normal(4, heads, 2 * pairs + rest), graphs.new()
+    cos, sin = (normal(4, heads if wide else 1, pairs, seed=n) for n in (1, 2))
+    tensors = [g.tensor(list(t.shape), name=name) for name, t in (("x", x), ("cos", cos), ("sin", sin))]
+    out = g.rotate_pairs(*tensors, interleaved=interleaved, inverse=inverse)
+    got = run(g, out, {"x": x, "cos": cos, "sin": sin})
+    angles = (t.expand(4, heads, pairs) for t in (cos, -sin if inverse else sin))
+    torch.testing.assert_close(got.double(), oracle.rotated(x, *angles, interleaved), rtol=1e-5, atol=1e-6)
+    assert torch.equal(got[..., 2 * pairs :], x[..., 2 * pairs :])
+
+
+def test_the_oracle_is_the_rule_by_elements():
+    x, cos, sin = normal(2, 10), normal(2, 4, seed=1), normal(2, 4, seed=2)
+    for interleaved in (False, True):
+        want = x.double().numpy().copy()
+        for row, i in np.ndindex(2, 4):
+            one, two = (2 * i, 2 * i + 1) if interleaved else (i, i + 4)
+            a, b, c, s = (float(t) for t in (x[row, one], x[row, two], cos[row, i], sin[row, i]))
+            want[row, one], want[row, two] = a * c - b * s, b * c + a * s
+        torch.testing.assert_close(oracle.rotated(x, cos, sin, interleaved).numpy(), want)
+
+
+@pytest.mark.parametrize("dtype", [data_type.INT32, data_type.INT64])
+@pytest.mark.parametrize("shape", [(3, 1, 1), (4, 2, 1)], ids=str)
+def test_gather_rows(shape, dtype):
+    table, g = normal(5, 1, 6), graphs.new()
+    kind = torch.int32 if dtype is data_type.INT32 else torch.int64
+    index = torch.randint(5, shape, generator=torch.Generator().manual_seed(0)).to(kind)
+    index[0, 0], index[1, 0] = 5, -1
+    out = g.gather_rows(g.tensor([5, 1, 6], name="table"), g.tensor(list(shape), data_type=dtype, name="index"))
+    got = run(g, out, {"table": table, "index": index})
+    assert out.get_dim() == [*shape[:2], 6]
+    for at in np.ndindex(*shape[:2]):
+        number = int(index[at])
+        want = table[number, 0] if 0 <= number < 5 else torch.full((6,), torch.nan)
+        torch.testing.assert_close(got[at], want, equal_nan=True, rtol=0, atol=0)
+
+
+def test_gather_rows_of_several_heads():
+    table, index, g = normal(5, 3, 6), torch.tensor([4, 0]).view(2, 1, 1), graphs.new()
+    tensors = g.tensor([5, 3, 6], name="table"), g.tensor([2, 1, 1], data_type=data_type.INT64, name="index")
+    assert torch.equal(run(g, g.gather_rows(*tensors), {"table": table, "index": index}), table[[4, 0]])
+
+
+def test_join():
+    a, b, g = normal(2, 3, 4), normal(2, 1, 4, seed=1), graphs.new()
+    out = g.join(g.tensor([2, 3, 4], name="a"), g.tensor([2, 1, 4], name="b"), -2)
+    assert torch.equal(run(g, out, {"a": a, "b": b}), torch.cat((a, b), 1))
+
+
+REFUSED = {
+    "cos of another shape": (
+        lambda g, t: g.rotate_pairs(t(4, 3, 8), t(4, 1, 2), t(4, 1, 3)),
+        r"cos and sin must have one shape, got \[4, 1, 2\] and \[4, 1, 3\]",
+    ),
+    "too many pairs": (
+        lambda g, t: g.rotate_pairs(t(4, 3, 7), t(4, 1, 4), t(4, 1, 4)),
+        r"cos has 4 columns; accepted: one for each pair of columns, 1 to 3 of input \[4, 3, 7\]",
+    ),
+    "cos of other rows": (
+        lambda g, t: g.rotate_pairs(t(4, 3, 8), t(3, 1, 4), t(3, 1, 4)),
+        r"cos must have extents 1 or input's but along the last axis, got \[3, 1, 4\] of \[4, 3, 8\]",
+    ),
+    "index of columns": (
+        lambda g, t: g.gather_rows(t(4, 8), t(3, 8)),
+        r"index must have extent 1 along the last axis.*got \[3, 8\] and input \[4, 8\]",
+    ),
+    "ranks": (lambda g, t: g.gather_rows(t(4, 8), t(3, 1, 1)), "input and index must have one rank"),
+    "join of other columns": (
+        lambda g, t: g.join(t(4, 8), t(4, 7), 0),
+        r"a and b must have equal extents but along axis 0, got \[4, 8\] and \[4, 7\]",
+    ),
+    "join along no axis": (lambda g, t: g.join(t(4, 8), t(4, 8), 2), "axis 2 is outside the inputs' rank 2"),
+}
+
+
+@pytest.mark.parametrize("draw, message", REFUSED.values(), ids=REFUSED)
+def test_refused(draw, message):
+    g = graphs.new()
+    draw(g, lambda *shape: g.tensor(list(shape))).set_output()
+    with pytest.raises(GraphValidationError, match=message):
+        g.validate()
