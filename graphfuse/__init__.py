@@ -46,6 +46,7 @@ from graphfuse.errors import (
 )
 
 if TYPE_CHECKING:  # what `_LAZY` loads when it is first used
+    from graphfuse import engines as engines  # type: ignore[attr-defined]
     from graphfuse import explain as explain
     from graphfuse import functional as functional
     from graphfuse import torch as torch

@@ -23,6 +23,7 @@ COMMAND = "python tests/support_tables.py"
 CHIP = "sm_90a"
 
 FLOAT, BF16, FP4 = data_type.FLOAT, data_type.BFLOAT16, data_type.FP4_E2M1
+INT64 = data_type.INT64
 TYPES = [dtype for dtype in data_type if dtype is not data_type.NOT_SET]
 ROWS, COLUMNS = 64, 256
 IMAGE, CHANNELS, ONE = (2, 8, 16, 16), (1, 8, 1, 1), (1, 1, 1, 1)
@@ -98,11 +99,17 @@ SAMPLES: dict[str, Draw] = {
     ),
     "reduction": lambda g: g.reduction(tensor(g), mode=reduction_mode.ADD).set_dim([ROWS, 1]),
     "block_scale_quantize": lambda g: _quantized(g, 16, FP4, data_type.FP8_E4M3),
-    "cross_entropy": lambda g: g.cross_entropy(tensor(g), tensor(g, (ROWS, 1), data_type.INT64)),
+    "cross_entropy": lambda g: g.cross_entropy(tensor(g), tensor(g, (ROWS, 1), INT64)),
     "cross_entropy_backward": lambda g: g.cross_entropy_backward(
-        statistic(g), tensor(g), tensor(g, (ROWS, 1), data_type.INT64), statistic(g)
+        statistic(g), tensor(g), tensor(g, (ROWS, 1), INT64), statistic(g)
     ),
     "gen_index": lambda g: g.mul(g.gen_index(tensor(g), axis=1), normed(g)),
+    "gather_rows": lambda g: g.add(normed(g), g.gather_rows(tensor(g, (64, COLUMNS)), tensor(g, (ROWS, 1), INT64))),
+    "scatter_rows": lambda g: g.scatter_rows(normed(g), tensor(g, (ROWS, 1), INT64)).set_dim([64, COLUMNS]),
+    "rotate_pairs": lambda g: g.rotate_pairs(normed(g), *(tensor(g, (ROWS, COLUMNS // 2)) for _ in range(2))),
+    "join": lambda g: g.rmsnorm(
+        g.join(tensor(g), tensor(g), axis=0), tensor(g, (1, COLUMNS)), 1e-6, norm_forward_phase=INFERENCE
+    )[0],
     "matmul": lambda g: g.matmul(tensor(g, (1, ROWS, COLUMNS)), tensor(g, (1, COLUMNS, ROWS))),
     "conv_fprop": lambda g: g.conv_fprop(tensor(g, IMAGE), tensor(g, (8, 8, 3, 3)), padding=[1, 1]),
     "sdpa": lambda g: g.sdpa(*(tensor(g, IMAGE) for _ in range(3)), is_inference=True)[0],

@@ -22,12 +22,16 @@ def axes(used: Sequence[TensorParameter], shapes: Mapping[str, Shape]) -> dict[s
     are allocated with.
 
     A tensor that is free (``TensorParameter.free``) may have extents of its own. They count as following the first
-    tensor's, as the heads of keys those of queries: what is done to one along them can be done to the other.
+    tensor's, as the heads of keys those of queries: what is done to one along them can be done to the other. Those of a
+    table (``TensorParameter.table``) follow none.
     """
     rank = len(shapes[used[0].name])
     marks = (*(_ROWS + i + 1 for i in range(rank - 1)), _COLUMNS)
     actual, marked = dict(shapes), {used[0].name: marks}
     for a in used[1:]:
+        if a.table:
+            marked[a.name] = (0,) * len(actual.get(a.name, ()))
+            continue
         if a.free:
             marked[a.name] = marks
         alternatives = [tuple(shape) for shape in a.shape(actual)]

@@ -41,7 +41,7 @@ def rules() -> tuple[OperatorRule, ...]:
 
 def _rule(f: Function) -> OperatorRule:
     used = [a for a in f.arguments if a.only is None]
-    found = axes(used, {a.name: _SHAPE for a in used if a is used[0] or a.free})
+    found = axes(used, {a.name: _SHAPE for a in used if a is used[0] or (a.free and not a.table)})
     rows = {*range(len(_SHAPE) - 1)}
     missing = {a: rows - {*found[a.name]} for a in used}
     added = tuple((a.name, a.over_rows) for a in used if a.over_rows is not None)
