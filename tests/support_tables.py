@@ -104,7 +104,9 @@ SAMPLES: dict[str, Draw] = {
         statistic(g), tensor(g), tensor(g, (ROWS, 1), INT64), statistic(g)
     ),
     "gen_index": lambda g: g.mul(g.gen_index(tensor(g), axis=1), normed(g)),
-    "gather_rows": lambda g: g.add(normed(g), g.gather_rows(tensor(g, (64, COLUMNS)), tensor(g, (ROWS, 1), INT64))),
+    "gather_rows": lambda g: g.rotate_pairs(
+        normed(g), *(g.gather_rows(tensor(g, (64, COLUMNS // 2)), tensor(g, (ROWS, 1), INT64)) for _ in range(2))
+    ),
     "scatter_rows": lambda g: g.scatter_rows(normed(g), tensor(g, (ROWS, 1), INT64)).set_dim([64, COLUMNS]),
     "rotate_pairs": lambda g: g.rotate_pairs(normed(g), *(tensor(g, (ROWS, COLUMNS // 2)) for _ in range(2))),
     "join": lambda g: g.rmsnorm(
