@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from graphfuse.benchmarks import host_record, in_a_model, llama, plot, profile, tables
+from graphfuse.benchmarks import host_record, in_a_model, llama, model_record, plot, profile, tables
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.results import Results
 
@@ -105,6 +105,12 @@ def _llama(record: dict) -> str:
     return _told(where, tables.judged(llama.TARGETS, record), llama.table(record))
 
 
+def _models(record: dict) -> str:
+    r, where = Results(record), _where(record["environment"], record["versions"])
+    told = _told(where, tables.judged(model_record.TARGETS, r), model_record.times(r), model_record.costs(r))
+    return f"{told}\n\n{_absences(r)}"
+
+
 def _told(where: str, verdicts: tables.Table, *more: tables.Table) -> str:
     """Where it was measured, what was to be reached, and tables with their titles."""
     titled = (f"{_sentence(table.title)}\n\n{tables.markdown(table)}" for table in more)
@@ -125,6 +131,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "host-cost": _host_cost,
     "in-a-model": _in_a_model,
     "llama": _llama,
+    "models": _models,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
 }
 

@@ -1,6 +1,6 @@
 """A record as a run on a GPU would leave it, with invented times."""
 
-from graphfuse.benchmarks import host_record, in_a_model, llama
+from graphfuse.benchmarks import host_record, in_a_model, llama, model_cases, model_ways
 from graphfuse.benchmarks.benches import BENCHES
 
 SPEED = {"graphfuse": 4.0, "cudnn_oss": 0.3, "cudnn_a": 2.0, "flashinfer": 0.31, "torch_compile": 3.5}
@@ -138,6 +138,39 @@ def llama_model() -> dict:
         for size in sizes
     ]
     return {"environment": environment(), "versions": {"transformers": "5.0"}, "cases": cases}
+
+
+def models() -> dict:
+    """A record of benchmarks.models."""
+    ways = (model_ways.EAGER, model_ways.COMPILED, model_ways.OURS, model_ways.OURS_COMPILED)
+    times = dict(zip(ways, (4.0, 3.0, 2.5, 2.4), strict=True))
+    ours = ways[2:]
+
+    def measured(way: str) -> dict:
+        ms = times[way]
+        entry = {
+            "ms": {"median": ms, "low": 0.9 * ms, "high": 1.1 * ms},
+            "ours_over": {one: round(times[one] / ms, 5) for one in ours},
+            "rounds": 30,
+            "distance": 0.003,
+            "operators": 9 * (way in ours),
+            "kernels": 50,
+            "peak_mb": 123.4,
+        }
+        return entry | ({"sites": [7, 9]} if way == model_ways.OURS else {})
+
+    return {
+        "environment": environment(),
+        "bench": "models",
+        "ours": model_ways.OURS,
+        "stream": model_ways.EAGER,
+        "versions": {"transformers": "5.0"},
+        "peers": {
+            way.name: {"title": way.title, "versions": {"torch": "2.11.0"}, "own": way.own, "way": ""}
+            for way in model_ways.WAYS
+        },
+        "cases": [{**vars(case), "peers": {way: measured(way) for way in ways}} for case in model_cases.CASES],
+    }
 
 
 def profile() -> dict:
