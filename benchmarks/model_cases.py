@@ -75,7 +75,11 @@ class Decoder:
             import transformers
         except ImportError as error:
             return f"transformers is not there ({error})"
-        return None if hasattr(transformers, self.config) else f"transformers {transformers.__version__} has no {self.config}"
+        return (
+            None
+            if hasattr(transformers, self.config)
+            else f"transformers {transformers.__version__} has no {self.config}"
+        )
 
     def make(self, work: Work, device: str) -> Made:
         import torch

@@ -29,7 +29,9 @@ class Full(DynamicLayer):
         self.keys, self.values, self.is_initialized = keys, values, True
         self.is_sliding, self.seen = window is not None, min(keys.shape[-2], window or keys.shape[-2])
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_, **__) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_, **__
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys[:, :, -1:] = key_states
         self.values[:, :, -1:] = value_states
         return self.keys[:, :, -self.seen :], self.values[:, :, -self.seen :]

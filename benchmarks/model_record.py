@@ -94,13 +94,13 @@ def costs(r: Results) -> Table:
     def replaced(case: dict, way: str) -> str:
         entry = case["peers"].get(way, {})
         said = ["{} of {}".format(*entry["sites"])] if "sites" in entry else []
-        said += [f"{entry['operators']} calls"] if "operators" in entry else []
+        said += [f"{entry['our_kernels']} kernels"] if "our_kernels" in entry else []
         return ", ".join(said) or "-"
 
     ours = [way for way, about in r.record["peers"].items() if about.get("own")]
     return Table(
-        "kernels and peak memory of a call; sites replaced, calls of our operators",
-        ("model", "work", *(r.title(way) for way in r.record["peers"]), *(f"replaced: {r.title(way)}" for way in ours)),
+        "kernels and peak memory of a call; sites replaced, and kernels that are ours",
+        ("model", "work", *(r.title(way) for way in r.record["peers"]), *(f"ours in: {r.title(way)}" for way in ours)),
         [
             (
                 *_named(case),

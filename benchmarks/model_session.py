@@ -107,9 +107,8 @@ def _ready(
     del found
     for _ in range(WARM):
         call()
-    entry |= model_counts.launched(call, cuda)
     if cuda:
-        entry["peak_mb"] = model_counts.peak_mb(call)
+        entry |= {**model_counts.launched(call), "peak_mb": model_counts.peak_mb(call)}
     if made.sites is not None:
         entry["sites"] = list(made.sites)
     return entry, _sampler(work, call, cuda)

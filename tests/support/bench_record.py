@@ -153,8 +153,8 @@ def models() -> dict:
             "ours_over": {one: round(times[one] / ms, 5) for one in ours},
             "rounds": 30,
             "distance": 0.003,
-            "operators": 9 * (way in ours),
             "kernels": 50,
+            "our_kernels": 9 * (way in ours),
             "peak_mb": 123.4,
         }
         return entry | ({"sites": [7, 9]} if way == model_ways.OURS else {})
