@@ -21,7 +21,7 @@ class Layers(nn.Module):
 class Full(DynamicLayer):
     """Keys and values of a layer whose cache is full: the new token is written over the last one.
 
-    So each call does the same work at the same addresses, as a CUDA graph asks for. `DynamicLayer` would copy all of it.
+    So each call does the same work at the same addresses, as a CUDA graph asks for. `DynamicLayer` would copy it all.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, window: int | None):

@@ -3,13 +3,15 @@
     python -m graphfuse.benchmarks.models [--record FOLDER] [--resume] [--only NAME ...] [--ways NAME ...]
                                           [--rounds 30] [--quick] [--list] [--json]
 
-A few layers of published models' sizes, random weights, bfloat16 (`model_cases`): prefill of 1 x 4096 tokens, a decoding
-step of 64 sequences as a CUDA graph, a training step with AdamW. Each runs as it is, compiled by torch.compile, and
-both with us (`model_ways`), all in turns. Every way is compared with float32 before it is timed: one that is farther
-from it than the unmodified model ends the case (`model_check`). `graphfuse bench models` is this program.
+A few layers of published models' sizes, random weights, bfloat16 (`model_cases`): prefill of 1 x 4096 tokens, a
+decoding step of 64 sequences as a CUDA graph, a training step with AdamW. Each runs as it is, compiled by
+torch.compile, and both with us (`model_ways`), all in turns. Every way is compared with float32 before it is timed: one
+that is farther from it than the unmodified model ends the case (`model_check`). `graphfuse bench models` is this
+program.
 
-The record is written after each case; until it has all of them it is models-part-DEVICE.json. --list says how long a
-run takes at most. In sessions that are shorter: one model at a time by --only, with --resume.
+The record is written after each case; until it has all of them it is models-part-DEVICE.json. Each stage of a case has
+a limit of seconds, torch.compile among them: --list adds them up. In sessions that are shorter: one model at a time by
+--only, with --resume.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from graphfuse.benchmarks import host_record, in_a_model, llama, model_record, plot, profile, tables
+from graphfuse.benchmarks import host_record, in_a_model, llama, plot, profile, tables
 from graphfuse.benchmarks.benches import BENCHES
+from graphfuse.benchmarks.model_record import TARGETS, costs, times
 from graphfuse.benchmarks.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,12 +106,6 @@ def _llama(record: dict) -> str:
     return _told(where, tables.judged(llama.TARGETS, record), llama.table(record))
 
 
-def _models(record: dict) -> str:
-    r, where = Results(record), _where(record["environment"], record["versions"])
-    told = _told(where, tables.judged(model_record.TARGETS, r), model_record.times(r), model_record.costs(r))
-    return f"{told}\n\n{_absences(r)}"
-
-
 def _told(where: str, verdicts: tables.Table, *more: tables.Table) -> str:
     """Where it was measured, what was to be reached, and tables with their titles."""
     titled = (f"{_sentence(table.title)}\n\n{tables.markdown(table)}" for table in more)
@@ -119,6 +114,11 @@ def _told(where: str, verdicts: tables.Table, *more: tables.Table) -> str:
 
 def _sentence(title: str) -> str:
     return f"{title[0].upper()}{title[1:]}:"
+
+
+def _models(record: dict) -> str:
+    r, where = Results(record), _where(record["environment"], record["versions"])
+    return f"{_told(where, tables.judged(TARGETS, r), times(r), costs(r))}\n\n{_absences(r)}"
 
 
 def _profile(record: dict) -> str:
@@ -131,8 +131,8 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "host-cost": _host_cost,
     "in-a-model": _in_a_model,
     "llama": _llama,
-    "models": _models,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
+    "models": _models,
 }
 
 

@@ -3,7 +3,10 @@
 import copy
 import dataclasses
 import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from typer.testing import CliRunner
 
 import graphfuse.torch as ours
 from graphfuse import cli, record
-from graphfuse.benchmarks import command, model_check, model_counts, model_record, model_session, models, tables
+from graphfuse.benchmarks import command, model_check, model_counts, model_record, model_session, models, render, tables
 from graphfuse.benchmarks.model_cases import CASES, DECODE, MODELS, PREFILL, STEP, WORKS, Block, cases
 from graphfuse.benchmarks.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS, Running, Way, compiled
 from graphfuse.benchmarks.results import Results
@@ -299,6 +302,18 @@ def test_tables_tell_what_is_missing():
     )
 
 
+def test_the_page_of_its_record(tmp_path):
+    text = (Path(render.__file__).parents[1] / "docs" / "performance" / "models.md").read_text()
+    content = bench_record.models()
+    content["cases"][1]["peers"][OURS] = {"error": "late"}
+    record.write(tmp_path, "models", content["environment"], content)
+    once = render.rendered(text, tmp_path)
+    assert once.startswith("# Models\n") and "commit 0123456789ab" in once and "transformers 5.0" in once
+    assert all(f"| {t.text} |" in once for t in model_record.TARGETS)
+    assert "| Gemma-2-9B | decode, 2 layers, 64x1 | 4.000 (3.600 to 4.400) |" in once
+    assert "- eager, fused: failed: late (1 of 21 cases)\n<!-- /bench -->" in once
+
+
 def test_one_model_at_a_time_becomes_one_record(tmp_path, monkeypatch, capsys):
     environment = bench_record.environment()
     monkeypatch.setattr(record, "environment", lambda root: dict(environment))
@@ -365,3 +380,5 @@ def test_the_list_as_json():
 def test_without_a_gpu_it_says_so():
     done = CliRunner().invoke(cli.app, ["bench", "models"])
     assert done.exit_code == 3 and done.output.startswith("models needs a GPU: ")
+    done = subprocess.run([sys.executable, "-m", "graphfuse.benchmarks.models"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("models needs a GPU: ")
