@@ -7,17 +7,29 @@ from torch import nn
 from torch.nn import functional
 
 
+class Attention(nn.Module):
+    """Of all tokens to all."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 class DiTBlock(nn.Module):
     """A block of a diffusion transformer (Peebles & Xie, 2023, adaLN): norms without weights, scaled, shifted and
     gated by what a conditioning vector says."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
-        self.heads = heads
         self.norm1 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.norm2 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
+        self.attention = Attention(width, heads)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
         self.modulation = nn.Linear(width, 6 * width)
@@ -25,13 +37,9 @@ class DiTBlock(nn.Module):
     def forward(self, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
         """x: [samples, tokens, width]. condition: [samples, width]."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(functional.silu(condition))[:, None].chunk(6, -1)
-        x = x + gate1 * self.attended(self.norm1(x) * (1 + scale1) + shift1)
+        x = x + gate1 * self.attention(self.norm1(x) * (1 + scale1) + shift1)
         y = self.norm2(x) * (1 + scale2) + shift2
         return x + gate2 * self.down(functional.gelu(self.up(y), approximate="tanh"))
-
-    def attended(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class WanNorm(nn.Module):

@@ -18,7 +18,7 @@ class OutOfTime(BaseException):
 
 @contextlib.contextmanager
 def limited(seconds: float, what: str) -> Iterator[None]:
-    """OutOfTime after so many seconds, in the main thread. Does not nest."""
+    """OutOfTime after so many seconds, in the main thread, as soon as Python runs there again. Does not nest."""
 
     def over(*_: object) -> None:
         raise OutOfTime(f"{what} took more than {seconds:g} s")

@@ -83,12 +83,14 @@ def _over(r: Results, ours: str, over: str) -> str:
 
 
 def costs(r: Results) -> Table:
-    """Every case: kernels of a call and the memory that it takes, each way; what was replaced."""
+    """Every case: kernels of a call, the memory that it takes and how long the first one takes, each way; what was
+    replaced."""
 
     def cell(case: dict, way: str) -> str:
         entry = case["peers"].get(way, {})
         said = [str(entry["kernels"])] if "kernels" in entry else []
         said += [f"{entry['peak_mb']:.0f} MB"] if "peak_mb" in entry else []
+        said += [f"{entry['first_s']:.1f} s"] if "first_s" in entry else []
         return ", ".join(said) or "-"
 
     def replaced(case: dict, way: str) -> str:
@@ -99,7 +101,7 @@ def costs(r: Results) -> Table:
 
     ours = [way for way, about in r.record["peers"].items() if about.get("own")]
     return Table(
-        "kernels and peak memory of a call; sites replaced, and kernels that are ours",
+        "kernels and peak memory of a call, seconds to the first result; sites replaced, and kernels that are ours",
         ("model", "work", *(r.title(way) for way in r.record["peers"]), *(f"ours in: {r.title(way)}" for way in ours)),
         [
             (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -98,11 +99,15 @@ def _ready(
     """What is counted of a way that is right, and what takes a sample of it, in milliseconds. WrongModel if it is not
     right."""
     work, cuda = WORKS[case.work], device.startswith("cuda")
+    start = time.perf_counter()
     made = way.make(case, module)
     found = model_check.values(made.call, module, inputs, work.gradients)
+    session.still_alive(device)
+    first = time.perf_counter() - start
     if reason := model_check.wrong(found, exact, own):
         raise WrongModel(f"the case ended, {way.title} is wrong: {reason}")
-    entry: dict = {"distance": float(f"{model_check.distances(found, exact)['output']:.3g}")}
+    output = model_check.distances(found, exact)["output"]
+    entry: dict = {"distance": float(f"{output:.3g}"), "first_s": round(first, 1)}
     call = _call(work, made.call, module, inputs, model_check.upstream(found.pop("output")))
     del found
     for _ in range(WARM):

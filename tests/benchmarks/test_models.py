@@ -292,7 +292,7 @@ def test_tables_tell_what_is_missing():
     first = "| Llama-3-8B | prefill, 2 layers, 1x4096 |"
     eager, compiled_, fused = (f"{ms:.3f} ({0.9 * ms:.3f} to {1.1 * ms:.3f})" for ms in (4.0, 3.0, 2.5))
     assert f"{first} {eager} | {compiled_} | {fused} | - | - | 1.600× |" in times
-    assert f"{first} 50, 123 MB | 50, 123 MB | 123 MB | - | 9 kernels | - |" in costs
+    assert f"{first} 50, 123 MB, 1.5 s | 50, 123 MB, 1.5 s | 123 MB, 1.5 s | - | 9 kernels | - |" in costs
     assert "| 7 of 9, 9 kernels | 9 kernels |" in costs
     assert "torch.compile, our backend: torch.compile has no backend 'graphfuse' (1 of 21 cases)" in tables.absences(r)
     del content["peers"][OURS_COMPILED]  # not asked for
