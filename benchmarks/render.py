@@ -16,6 +16,7 @@ from pathlib import Path
 
 from graphfuse.benchmarks import cudnn_calls, host_record, in_a_model, llama, plot, profile, tables, wan_block
 from graphfuse.benchmarks.benches import BENCHES
+from graphfuse.benchmarks.model_record import TARGETS, costs, times
 from graphfuse.benchmarks.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,6 +146,11 @@ def _sentence(title: str) -> str:
     return f"{title[0].upper()}{title[1:]}:"
 
 
+def _models(record: dict) -> str:
+    r, where = Results(record), _where(record["environment"], record["versions"])
+    return f"{_told(where, tables.judged(TARGETS, r), times(r), costs(r))}\n\n{_absences(r)}"
+
+
 def _profile(record: dict) -> str:
     about = record["environment"]
     where = f"{about['device']}, Nsight Compute {record['ncu']}, {about['date']}, commit {str(about['commit'])[:12]}."
@@ -158,6 +164,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "cudnn-calls": _cudnn_calls,
     "wan-block": _wan_block,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
+    "models": _models,
 }
 
 

@@ -63,7 +63,7 @@ def prepare(
             ready[peer.name] = capture(work.calls), work
         except Exception as error:  # a peer's failure is its result
             entries[peer.name] = {"error": first_line(error)}
-            _still_alive(device)
+            still_alive(device)
     return ready, entries
 
 
@@ -82,7 +82,7 @@ def release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _still_alive(device: str) -> None:
+def still_alive(device: str) -> None:
     """A fault on the device ends the run: nothing that follows would be true."""
     import torch
 

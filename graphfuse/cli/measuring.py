@@ -1,17 +1,34 @@
 """``graphfuse bench`` and ``graphfuse tune``, which need a GPU."""
 
+import importlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from graphfuse.cli import exits
 from graphfuse.cli.output import Json, print_json
 from graphfuse.cli.subject import find_bench
 
 
+class Bench(TyperCommand):
+    """The command whose first argument may be a program: what follows is the program's own command line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from graphfuse.benchmarks.programs import PROGRAMS
+
+        if args and args[0] in PROGRAMS:
+            program = importlib.import_module(PROGRAMS[args[0]])
+            program.main(args[1:], f"{ctx.command_path} {args[0]}", exits.NO_DEVICE)
+            raise typer.Exit
+        return super().parse_args(ctx, args)
+
+
 def bench(
-    name: Annotated[str, typer.Argument(help="which bench")] = "rmsnorm-silu",
+    name: Annotated[
+        str, typer.Argument(help="which bench, or `models`, which has options of its own: bench models --help")
+    ] = "rmsnorm-silu",
     output: Annotated[list[str], typer.Option(help="only this output type (repeatable)")] = (),
     rows: Annotated[list[int], typer.Option(help="only this number of rows (repeatable)")] = (),
     columns: Annotated[list[int], typer.Option(help="only this number of columns (repeatable)")] = (),
@@ -29,8 +46,11 @@ def bench(
 ) -> None:
     """Time the kernels beside their peers, in one process and run, on the GPU."""
     from graphfuse.benchmarks import command
+    from graphfuse.benchmarks.programs import PROGRAMS
 
-    found = find_bench(name)
+    if name in PROGRAMS:
+        raise typer.BadParameter(f"{name} has options of its own and comes first: graphfuse bench {name} ...")
+    found = find_bench(name, PROGRAMS)
     chosen = command.Choice(tuple(output), tuple(rows), tuple(columns), tuple(peers), quick)
     if wrong := chosen.unknown(found):
         raise typer.BadParameter(wrong)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
@@ -43,11 +43,12 @@ def graphs(subject: str, cases: Sequence[str], quick: bool) -> dict[str, pygraph
     return {f"{subject} {name}": known[name].graph() for name in cases or known}
 
 
-def find_bench(name: str) -> Bench:
+def find_bench(name: str, others: Iterable[str] = ()) -> Bench:
+    """others: names that are accepted beside those of benches."""
     from graphfuse.benchmarks.benches import BENCHES
 
     if name not in BENCHES:
-        raise typer.BadParameter(f"{name!r} is no bench; there are: {', '.join(BENCHES)}")
+        raise typer.BadParameter(f"{name!r} is no bench; there are: {', '.join((*BENCHES, *others))}")
     return BENCHES[name]
 
 

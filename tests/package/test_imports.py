@@ -51,6 +51,9 @@ LAYERS = (
 SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel"}
 """What engines have in common."""
 
+LATE = ("runtime.cuda_core", "benchmarks.model_blocks", "benchmarks.model_decoder")
+"""What imports heavy packages at once, and is imported late itself."""
+
 # Closer rules within packages whose modules see each other.
 NEVER = {
     "engines": {"engines", "plan", "planner", "plugins", "runtime", "emulator", "user_graph"},
@@ -155,8 +158,9 @@ def test_who_touches_the_outside(name):
     cuda = [i for i in names if i.split(".")[0] in ("cuda", "cupy", "pynvml")]
     assert not cuda or package(name) in ("runtime", "benchmarks")
     # Which others import late in their turn; functional and torch are for torch's tensors, whose operators they make.
-    if name != "runtime.cuda_core":
-        heavy = ("torch", "numpy", "cuda", "graphfuse.runtime.cuda_core")[package(name) in ("functional", "torch") :]
+    if name not in LATE:
+        late = (f"graphfuse.{m}" for m in LATE)
+        heavy = ("torch", "numpy", "cuda", *late)[package(name) in ("functional", "torch") :]
         assert not [i for i, when in imports(name) if when == "now" and any(f"{i}.".startswith(f"{h}.") for h in heavy)]
     text = ast.unparse(modules()[name])
     if name != "settings":

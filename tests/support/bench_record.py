@@ -2,6 +2,8 @@
 
 from graphfuse.benchmarks import cudnn_calls, host_record, in_a_model, llama, wan_block
 from graphfuse.benchmarks.benches import BENCHES
+from graphfuse.benchmarks.model_cases import CASES
+from graphfuse.benchmarks.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS
 
 SPEED = {"graphfuse": 4.0, "cudnn_oss": 0.3, "cudnn_a": 2.0, "flashinfer": 0.31, "torch_compile": 3.5}
 SPEED |= {"torch_eager": 1.2, "graphfuse_dependent": 4.1, "stream": 4.2, "quack": 3.6, "liger": 3.4}
@@ -190,3 +192,36 @@ def profile() -> dict:
         {**case, "output": "bf16", "replay": "range", **timeless, "metrics": {}},
     ]
     return {"environment": environment(), "ncu": "2025.3.0.0", "cases": cases}
+
+
+def models() -> dict:
+    """A record of benchmarks.models."""
+    ways = (EAGER, COMPILED, OURS, OURS_COMPILED)
+    times = dict(zip(ways, (4.0, 3.0, 2.5, 2.4), strict=True))
+    ours = ways[2:]
+
+    def measured(way: str) -> dict:
+        ms = times[way]
+        entry = {
+            "ms": {"median": ms, "low": 0.9 * ms, "high": 1.1 * ms},
+            "ours_over": {one: round(times[one] / ms, 5) for one in ours},
+            "rounds": 30,
+            "distance": 0.003,
+            "first_s": 1.5,
+            "kernels": 50,
+            "our_kernels": 9 * (way in ours),
+            "peak_mb": 123.4,
+        }
+        return entry | ({"sites": [7, 9]} if way == OURS else {})
+
+    return {
+        "environment": environment(),
+        "bench": "models",
+        "ours": OURS,
+        "stream": EAGER,
+        "versions": {"transformers": "5.0"},
+        "peers": {
+            way.name: {"title": way.title, "versions": {"torch": "2.11.0"}, "own": way.own, "way": ""} for way in WAYS
+        },
+        "cases": [{**vars(case), "peers": {way: measured(way) for way in ways}} for case in CASES],
+    }
