@@ -71,6 +71,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         "host-cost": bench_record.host_cost,
         "in-a-model": bench_record.chains,
         "llama": bench_record.llama_model,
+        "models": bench_record.models,
         "cudnn-calls": bench_record.cudnn_calls_model,
         "wan-block": bench_record.wan_block_model,
     }
