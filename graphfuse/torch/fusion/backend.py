@@ -48,8 +48,10 @@ def compile_graph(
     except RuntimeError as error:
         raise SettingError(f"inductor: {error}") from error
     what = "for training" if compiled.is_for_training(module) else "for inference"
-    compiled.replace_in(module, f", {what}", declines and then == "inductor")
-    return compiler(module, inputs)
+    entries = compiled.replace_in(module, declines and then == "inductor")
+    made = compiler(module, inputs)  # which may ask Dynamo to begin again
+    compiled.tell(f", {what}", entries)
+    return made
 
 
 def _reset() -> None:

@@ -18,6 +18,8 @@ from graphfuse.torch.fusion.meaning import exact, value
 from graphfuse.torch.fusion.report import Entry, Report
 from graphfuse.torch.fusion.rewrite import rewrite
 
+_TORCH = str(Path(torch.__file__).parent)
+
 KEPT = 64
 """How many graphs ``compile_report`` tells of."""
 
@@ -44,11 +46,11 @@ class CompileReport:
 
 
 def compile_report() -> CompileReport:
-    """What ``torch.compile(backend="graphfuse")`` and ``inductor_pass`` made of the last 64 graphs, since
-    ``torch.compiler.reset()``.
+    """What ``torch.compile(backend="graphfuse")`` and ``inductor_pass`` made of the last 64 graphs.
 
     torch compiles when a function is called, and again for other shapes: each time is a graph of the report, and so is
     each part between graph breaks. With ``inductor_pass``, forward and backward are a graph each.
+    ``torch.compiler.reset()`` forgets them with the functions that the backend has compiled.
     """
     return _reports.last()
 
@@ -74,17 +76,14 @@ class _Reports:
 
 
 _reports = _Reports()
-forget = _reports.clear
+tell, forget = _reports.add, _reports.clear
 
 
-def replace_in(module: GraphModule, title: str, declines: bool) -> None:
+def replace_in(module: GraphModule, declines: bool) -> list[Entry]:
     """Replaces the sites of a graph, and of the graphs that it calls (of checkpoints, branches, loops). declines:
     whether those are left that inductor is as good at."""
-    entries = []
-    for part in list(module.modules()):
-        if isinstance(part, GraphModule):
-            entries += _replace_in(part, declines)
-    _reports.add(title, entries)
+    parts = [part for part in module.modules() if isinstance(part, GraphModule)]
+    return [entry for part in parts for entry in _replace_in(part, declines)]
 
 
 def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
@@ -125,8 +124,7 @@ def _why_left(site: Site, passed_on: set[Node]) -> str:
 def _became(made: Site | None, why: str) -> tuple[str, str]:
     if made is None:
         return "", why
-    said = ["with the residual sum"] * (made.total is not None) + [f"{made.left} is as it was"] * bool(made.left)
-    return made.serving.name, ", ".join(said)
+    return made.serving.name, "with the residual sum" if made.total is not None else ""
 
 
 def _place(node: Node) -> tuple[str, str]:
@@ -137,7 +135,8 @@ def _place(node: Node) -> tuple[str, str]:
         name = re.sub(r"^L\['\w+'\]\.?", "", str(path))
         name = re.sub(r"_modules\['(\w+)'\]|\['?(\w+)'?\]", lambda m: f".{m[1] or m[2]}", name).replace("..", ".")
         return name.strip("."), getattr(cls, "__name__", str(cls).rpartition(".")[2])
-    lines = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', node.meta.get("stack_trace") or "")
+    lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
+    lines = [line for line in lines if not line[0].startswith(_TORCH)]
     if not lines:
         return node.name, "a graph"
     path, line, function = lines[-1]

@@ -53,7 +53,7 @@ def _class() -> type:
                 else:
                     one(graph)
             if self._replaces:
-                compiled.replace_in(graph.owning_module, ", in inductor", declines=True)
+                compiled.tell(", in inductor", compiled.replace_in(graph.owning_module, declines=True))
 
         def uuid(self) -> tuple[object, ...] | None:
             theirs = [one.uuid() if hasattr(one, "uuid") else None for one in self._first]

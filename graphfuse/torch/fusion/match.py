@@ -18,6 +18,7 @@ from graphfuse.torch.fusion.meaning import (
     exact,
     is_changed,
     is_op,
+    number,
     operands,
     same,
     unviewed,
@@ -31,14 +32,14 @@ class Site:
     """A norm in a graph.
 
     out: the node that has its result. tensors: what it is computed from, by the names of the operator's arguments.
-    eps: the epsilon. total: the node of a residual sum, which the operator makes as well. left: what stands around it
+    eps: the epsilon, which may be symbolic. total: the node of a residual sum, which the operator makes as well. left: what stands around it
     that the operator does not compute, in words.
     """
 
     form: Form
     out: Node
     tensors: dict[str, Node]
-    eps: float | None
+    eps: float | torch.SymFloat | None
     total: Node | None = None
     left: str = ""
 
@@ -128,19 +129,20 @@ def _rms_or_layer(node: Node, a: object, b: object, how: str) -> Site | None:
     found = is_op(inner, "add")
     if found is None or dtype(inner) is not kind:
         return None
-    for mean, eps in operands(found):
-        if not isinstance(eps, int | float):
+    for mean, epsilon in operands(found):
+        eps = number(epsilon)
+        if eps is None:
             continue
         x = _variance_of(mean, kind)  # first: layer norm is RMSNorm of what was centred
         if x is not None and _same_value(x, _centred_of(a, kind)):
-            return _site(Form("layer"), node, x, float(eps))
+            return _site(Form("layer"), node, x, eps)
         x = _mean_square_of(mean, kind)
         if x is not None and _same_value(x, a):
-            return _site(Form("rms"), node, a, float(eps))
+            return _site(Form("rms"), node, a, eps)
     return None
 
 
-def _site(form: Form, out: Node, x: object, eps: float | None) -> Site | None:
+def _site(form: Form, out: Node, x: object, eps: float | torch.SymFloat | None) -> Site | None:
     if not isinstance(x, Node) or value(x) is None or value(out) is None or value(x).dim() != value(out).dim():
         return None
     if not same(value(x).shape[-1], value(out).shape[-1]):
@@ -250,14 +252,14 @@ def _l2(node: Node, a: object, b: object) -> Site | None:
     clamped = is_op(unviewed(b), "clamp_min")
     if clamped is None or kind is not wide(dtype(a)) or clamped.get(2, "max") is not None:
         return None
-    length, eps = unviewed(clamped.get(0, "input")), clamped.get(1, "min")
+    length, eps = unviewed(clamped.get(0, "input")), number(clamped.get(1, "min"))
     found = is_op(length, "length")
-    if found is None or dtype(length) is not kind or not isinstance(eps, int | float):
+    if found is None or dtype(length) is not kind or eps is None:
         return None
     source = found.get(0, "input")
     if found.get(1, "ord", found.named.get("p", 2)) not in (2, 2.0) or not _is_last(found, source, 2):
         return None
-    return _site(Form("l2"), node, a, float(eps)) if _same_value(source, a) else None
+    return _site(Form("l2"), node, a, eps) if _same_value(source, a) else None
 
 
 def _called(node: Node, found: Op) -> Site | None:
@@ -270,7 +272,8 @@ def _called(node: Node, found: Op) -> Site | None:
             return None
         if dtype(x) is not torch.float32:  # torch rounds the length
             return None
-        return _site(Form("l2"), node, x, float(found.get(3, "eps", 1e-12)))
+        eps = number(found.get(3, "eps", 1e-12))
+        return None if eps is None else _site(Form("l2"), node, x, eps)
     if len(found.get(1, "normalized_shape")) != 1:
         return None
     out = node
@@ -281,7 +284,10 @@ def _called(node: Node, found: Op) -> Site | None:
         out = users[0]
     layer = found.meaning == "layer_norm"
     weight, bias = found.get(2, "weight"), found.get(3, "bias") if layer else None
-    eps = found.get(4, "eps", 1e-5) if layer else found.get(3, "eps")
+    given = found.get(4, "eps", 1e-5) if layer else found.get(3, "eps")
+    eps = number(given)
+    if eps is None and given is not None:
+        return None
     site = _site(Form("layer" if layer else "rms", "w" if weight is not None else "", bias is not None), out, x, eps)
     if site is None or dtype(out) is not dtype(x):
         return None

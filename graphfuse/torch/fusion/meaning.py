@@ -109,6 +109,13 @@ def value(node: object) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
+def number(node: object) -> int | float | torch.SymFloat | None:
+    """A number in a graph: a constant, or one that Dynamo has made an input (``dynamic=True``)."""
+    if isinstance(node, Node):
+        node = node.meta.get("val", node.meta.get("example_value"))
+    return node if isinstance(node, int | float | torch.SymFloat) else None
+
+
 def dtype(node: object) -> torch.dtype | None:
     found = value(node)
     return None if found is None else found.dtype

@@ -59,9 +59,8 @@ def computes_twice(site: Site) -> str:
     """What of a site's nodes would be computed beside the operator, as it is read elsewhere; "" for nothing."""
     inner = set(_inner(site))
     for node in inner - {site.total}:
-        if any(user is not site.out and user not in inner for user in node.users) and not is_op(
-            node, "cast", "same", "view", "expand"
-        ):
+        elsewhere = {user for user in node.users if user.users or user.op == "output"} - inner - {site.out}
+        if elsewhere and not is_op(node, "cast", "same", "view", "expand"):
             return node.name
     return ""
 
