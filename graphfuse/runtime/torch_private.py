@@ -217,6 +217,13 @@ def called_plainly() -> Callable[[object], bool]:
     return check
 
 
+def is_compiled(module: object) -> bool:
+    """Whether a module is what ``torch.compile`` returned, or its own ``compile`` was called. False where torch cannot
+    tell: what is fused then is compiled again when it is called."""
+    made = _find("_dynamo.OptimizedModule")
+    return made is not None and isinstance(module, made) or getattr(module, "_compiled_call_impl", None) is not None
+
+
 def compiler(name: str, mode: str | None, options: dict[str, object]) -> Callable[[object, object], object]:
     """Returns what torch.compile calls with a graph for this backend: of inductor with its mode and options, of others
     with neither. RuntimeError for those that inductor does not know.

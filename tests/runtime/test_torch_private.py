@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.tensor  # one of the names is in it
+import torch._inductor.cudagraph_trees
+import torch._inductor.custom_graph_pass  # of this and the next one name is in each
+import torch.distributed.tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -362,3 +364,53 @@ def test_implicit_replication(way):
     with implicit_replication():
         assert torch_private.replicates_implicitly() is told
     assert not torch_private.replicates_implicitly()
+
+
+# torch.compile
+
+
+@pytest.mark.parametrize("name", ["eager", "aot_eager"])
+def test_compilers(name, way):
+    way("_dynamo.lookup_backend", "_TorchCompileInductorWrapper", "_inductor.list_mode_options")
+    graph, x = torch.fx.symbolic_trace(lambda x: (x.sin() + 1,)), torch.randn(3)
+    (got,) = torch_private.compiler(name, None, {})(graph, [x])(x)
+    torch.testing.assert_close(got, x.sin() + 1)
+
+
+def test_inductor_with_mode_and_options(way, monkeypatch):
+    """What it is called with, in place of calling it."""
+    way("_dynamo.lookup_backend", "_TorchCompileInductorWrapper")
+    graph = torch.fx.symbolic_trace(lambda x: (x.sin(),))
+    made = torch_private.compiler("inductor", "max-autotune-no-cudagraphs", {"epilogue_fusion": False})
+    if hasattr(made, "config"):
+        found = made.config
+    else:
+        monkeypatch.setattr(torch, "compile", lambda graph, backend, options: (backend, options))
+        name, found = made(graph, [])
+        assert name == "inductor"
+    assert found == {"max_autotune": True, "coordinate_descent_tuning": True, "epilogue_fusion": False}
+
+
+def test_compiled_modules():
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    other.compile(backend="eager")
+    assert torch_private.is_compiled(torch.compile(one, backend="eager")) and torch_private.is_compiled(other)
+    assert not torch_private.is_compiled(one)
+
+
+def test_settings_of_inductor():
+    assert torch_private.inductor_setting("post_grad_custom_pre_pass") is None
+    assert torch_private.inductor_setting("epilogue_fusion") is True
+    assert torch_private.inductor_setting("no_such_setting") is None
+
+
+def test_passes_of_inductor(way):
+    names = "CustomGraphPass", "CustomInferenceAwareGraphPass"
+    way(*(f"_inductor.custom_graph_pass.{name}" for name in names))
+    base, aware = torch_private.graph_pass_classes()
+    assert isinstance(base, type) and not isinstance(lambda graph: None, aware)
+
+
+def test_resetting_cuda_graphs(way):
+    way("_inductor.cudagraph_trees.reset_cudagraph_trees")
+    torch_private.reset_cuda_graphs()

@@ -4,7 +4,8 @@ recompiles, options, and what inductor keeps on disk."""
 import importlib
 import json
 import math
-import tomllib
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -292,8 +293,8 @@ def test_options_that_are_not_accepted(kwargs, said):
 
 
 def test_the_entry_point():
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
-    module, _, name = told["graphfuse"].partition(":")
+    text = (ROOT / "pyproject.toml").read_text()
+    module, name = re.search(r'entry-points.torch_dynamo_backends\]\ngraphfuse = "([\w.]+):(\w+)"', text).groups()
     assert getattr(importlib.import_module(module), name) is torch._dynamo.lookup_backend("graphfuse")
     assert "graphfuse" in torch.compiler.list_backends()
 
@@ -345,9 +346,7 @@ def judged(graph, declines=True):
 def test_a_layer_norm_that_inductor_is_as_good_at_is_left(rows, columns, dtype, is_left):
     (entry,) = judged(on_cuda(layer_norm, (rows, columns), (columns,), dtype=dtype))
     assert entry.is_replaced is not is_left
-    assert not is_left or entry.why == (
-        "inductor is as good (6.11 against 6.83 µs for layer norm at 4096 x 1024)"
-    )
+    assert not is_left or entry.why == ("inductor is as good (6.11 against 6.83 µs for layer norm at 4096 x 1024)")
     (entry,) = judged(on_cuda(layer_norm, (rows, columns), (columns,), dtype=dtype), declines=False)
     assert entry.became == "layer_norm"
 
@@ -422,6 +421,7 @@ def normalized(x):
     return F.rms_norm(x.sin(), (HIDDEN,)).cos()
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor has no C++ compiler")
 def test_what_inductor_keeps_is_not_mixed_up(cache, monkeypatch):
     """Neither graphs with and without operators, nor those of two versions."""
     import graphfuse
@@ -430,14 +430,16 @@ def test_what_inductor_keeps_is_not_mixed_up(cache, monkeypatch):
     assert hits_and_misses(backend="graphfuse") == {"miss"}
     assert became() == ["rms_norm"]
     assert hits_and_misses(backend="graphfuse") == {"hit"}
-    assert hits_and_misses(backend="inductor") == {"hit"}
     assert hits_and_misses(backend="inductor", options={"post_grad_custom_pre_pass": inductor_pass()}) == {"miss"}
     assert became() == ["rms_norm"]
     monkeypatch.setattr(graphfuse, "__version__", "another")
+    counted = Counted()
     assert hits_and_misses(backend="graphfuse") == {"miss"}
+    assert hits_and_misses(backend="graphfuse", options={"post_grad_custom_pre_pass": counted}) <= {"bypass"}
+    assert counted.calls == 1
 
 
-def test_a_pass_that_is_set_runs_first(cache):
+def test_a_pass_that_is_set_runs_first():
     from torch._inductor import config
 
     counted = Counted()
@@ -450,8 +452,6 @@ def test_a_pass_that_is_set_runs_first(cache):
     graph = make_fx(lambda x: F.rms_norm(x, (HIDDEN,)))(rows(2))
     own(graph.graph)
     assert counted.calls == 1 and became() == ["rms_norm"]
-    assert hits_and_misses(backend="graphfuse", options={"post_grad_custom_pre_pass": counted}) <= {"bypass"}
-    assert counted.calls == 2
 
 
 def test_uuids():

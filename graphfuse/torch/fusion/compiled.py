@@ -1,5 +1,6 @@
 """Graphs that torch.compile compiles, with operators in place of their sites, and the reports of the last ones."""
 
+import inspect
 import itertools
 import re
 import threading
@@ -18,7 +19,7 @@ from graphfuse.torch.fusion.meaning import exact, value
 from graphfuse.torch.fusion.report import Entry, Report
 from graphfuse.torch.fusion.rewrite import rewrite
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = str(Path(inspect.getfile(torch)).parent)
 
 KEPT = 64
 """How many graphs ``compile_report`` tells of."""

@@ -97,9 +97,7 @@ def _nearest(what: str, rows: int | None, columns: int) -> list[Case]:
     if rows is None:
         width = min((case.columns for case in there), key=lambda n: _apart(n, columns))
         return [c for c in there if c.columns == width and _apart(width, columns) <= math.log2(REACH)]
-    within = [
-        c for c in there if max(_apart(c.rows, rows), _apart(c.columns, columns)) <= math.log2(REACH)
-    ]
+    within = [c for c in there if max(_apart(c.rows, rows), _apart(c.columns, columns)) <= math.log2(REACH)]
     return sorted(within, key=lambda c: _apart(c.rows, rows) + _apart(c.columns, columns))[:1]
 
 

@@ -53,7 +53,9 @@ def _class() -> type:
                 else:
                     one(graph)
             if self._replaces:
-                compiled.tell(", in inductor", compiled.replace_in(graph.owning_module, declines=True))
+                entries = compiled.replace_in(graph.owning_module, declines=True)
+                if entries:  # most graphs of backward have none
+                    compiled.tell(", in inductor", entries)
 
         def uuid(self) -> tuple[object, ...] | None:
             theirs = [one.uuid() if hasattr(one, "uuid") else None for one in self._first]

@@ -5,6 +5,7 @@ node in the type that is computed in (float32) rounds nothing; any other does. W
 not taken, or not all of it.
 """
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -32,8 +33,8 @@ class Site:
     """A norm in a graph.
 
     out: the node that has its result. tensors: what it is computed from, by the names of the operator's arguments.
-    eps: the epsilon, which may be symbolic. total: the node of a residual sum, which the operator makes as well. left: what stands around it
-    that the operator does not compute, in words.
+    eps: the epsilon, which may be symbolic. total: the node of a residual sum, which the operator makes as well. left:
+    what stands around it that the operator does not compute, in words.
     """
 
     form: Form
@@ -183,6 +184,8 @@ def _mean_of(node: object, kind: torch.dtype) -> object | None:
     node = unviewed(node)
     if dtype(node) is not kind:
         return None
+    if (found := _var_mean(node, 1)) is not None:
+        return found.get(0, "input")
     if found := is_op(node, "mean"):
         source = found.get(0, "input")
         return source if _is_last(found, source) else None
@@ -233,12 +236,24 @@ def _variance_of(node: object, kind: torch.dtype) -> object | None:
     if square is not None:
         return _centred_of(square, kind)
     node = unviewed(node)
-    found = is_op(node, "var")
-    if found is None or dtype(node) is not kind:
+    if dtype(node) is not kind:
         return None
+    found = _var_mean(node, 0) or is_op(node, "var")
+    return found.get(0, "input") if found is not None and _is_of_all(found) else None
+
+
+def _is_of_all(found: Op) -> bool:
+    """Whether a variance is that of all elements of a row."""
     biased = found.get(2, "correction", found.named.get("unbiased"))
-    source = found.get(0, "input")
-    return source if _is_last(found, source) and biased is not None and not biased else None
+    return _is_last(found, found.get(0, "input")) and biased is not None and not biased
+
+
+def _var_mean(node: object, place: int) -> Op | None:
+    """The operation over rows that a node is one result of: the variance (0) or the mean (1)."""
+    if not isinstance(node, Node) or node.target is not operator.getitem or node.args[1] != place:
+        return None
+    found = is_op(node.args[0], "var_mean")
+    return found if found is not None and _is_last(found, found.get(0, "input")) else None
 
 
 def _same_value(a: object, b: object) -> bool:

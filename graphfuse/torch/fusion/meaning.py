@@ -23,6 +23,7 @@ _MEANINGS = {
     "mean": "mean",
     "sum": "sum",
     "var": "var",
+    "var_mean": "var_mean",
     "length": "linalg_vector_norm vector_norm norm",
     "clamp_min": "clamp_min clip clamp",
     "silu": "silu",
