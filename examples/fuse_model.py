@@ -1,5 +1,5 @@
-"""A model that is fused in place, and compiled: a small decoder, written here in torch with a norm of its own, as models
-have it.
+"""A model that is fused in place, and compiled: a small decoder, written here in torch with a norm of its own, as
+models have it.
 
 `fuse` finds the norms by what they compute, and the residual sums before them, and prints what became of each. The
 fused model agrees with itself, and `unfuse` gives it back. `torch.compile(backend="graphfuse")` finds the sums between

@@ -15,10 +15,11 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from graphfuse.errors import SettingError
-from graphfuse.torch import compile_report, inductor_pass
+from graphfuse.torch import compile_report, fuse, inductor_pass
 from graphfuse.torch.fusion import compiled, cost
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,6 +209,43 @@ def test_what_torch_func_differentiates_is_left():
     x = rows(2)
     torch.testing.assert_close(compile_with(lambda x: function(x))(x), function(x))
     assert all("torch.func" in e.why for e in compile_report().left) and not compile_report().replaced
+
+
+def test_inner_values_with_hooks_or_changed_are_left():
+    def hooked(x):
+        inverse = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)
+        inverse.register_hook(lambda g: g * 2)
+        return x * inverse
+
+    def changed(x):
+        inverse = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)
+        inverse.mul_(3)
+        return x * inverse
+
+    x = rows(2).requires_grad_()
+    want, got = hooked(x), compile_with(hooked)(x)
+    grads = (torch.autograd.grad(y.square().sum(), x)[0] for y in (got, want))
+    torch.testing.assert_close(*grads)
+    with torch.no_grad():
+        torch.testing.assert_close(compile_with(changed)(x), changed(x))
+    assert [e.why.partition(" of it ")[2] for e in compile_report().left] == ["is changed, or has a hook"] * 2
+
+
+def test_tensors_of_other_classes_are_left():
+    x = TwoTensor(rows(2), rows(2, seed=2))
+    function = lambda x: F.rms_norm(x, (HIDDEN,))  # noqa: E731
+    got = compile_with(function)(x)
+    torch.testing.assert_close(got.b, function(x.b))
+    (entry,) = compile_report().left
+    assert entry.why == "it computes with a TwoTensor"
+
+
+def test_a_model_that_was_fused_before():
+    own, x = model(torch.bfloat16), rows(2, torch.bfloat16)
+    fuse(own)
+    with torch.no_grad():
+        torch.testing.assert_close(compile_with(own)(x), own(x), rtol=0.02, atol=0.02)
+    assert {e.became for e in compile_report().replaced} <= {"llama_add_rms_norm", "add_layer_norm_bias"}
 
 
 def test_checkpoints():

@@ -1,12 +1,13 @@
 """What stands around a site in a graph that is compiled, and forbids to replace it, or makes that dear."""
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
 from graphfuse.torch.fusion.match import Site
-from graphfuse.torch.fusion.meaning import is_op
+from graphfuse.torch.fusion.meaning import is_op, op, value
 
 # Calls by which Dynamo writes context managers into a graph: what follows is computed otherwise.
 _MODES = frozenset(
@@ -52,7 +53,18 @@ def forbids(site: Site, found: Regions) -> str:
         return "it is differentiated by torch.func, which operators are not for"
     if len({found.number[node] for node in nodes}) > 1:
         return "the mode of gradients, autocast or torch.func changes within it"
+    for node in nodes[1:]:
+        if node is not site.total and any(_acts(user) for user in node.users):
+            return f"{node.name} of it is changed, or has a hook"
+    for t in map(value, site.tensors.values()):
+        if hasattr(type(t), "__tensor_flatten__") and type(t).__name__ != "DTensor":
+            return f"it computes with a {type(t).__name__}"
     return ""
+
+
+def _acts(node: Node) -> bool:
+    """Whether a node does something to what it is given, as nobody reads what it makes."""
+    return not node.users and node.op != "output" and op(node) is None and node.target is not operator.getitem
 
 
 def computes_twice(site: Site) -> str:
