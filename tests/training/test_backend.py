@@ -223,7 +223,8 @@ def test_inner_values_with_hooks_or_changed_are_left():
         return x * inverse
 
     x = rows(2).requires_grad_()
-    want, got = hooked(x), compile_with(hooked)(x)
+    # Not in one graph: that of torch 2.10 ends at a hook.
+    want, got = hooked(x), torch.compile(hooked, backend="graphfuse", options={"then": "aot_eager"})(x)
     grads = (torch.autograd.grad(y.square().sum(), x)[0] for y in (got, want))
     torch.testing.assert_close(*grads)
     with torch.no_grad():
