@@ -51,7 +51,7 @@ class WorkspaceError(VariantPackError):
 
 
 class SettingError(GraphfuseError, ValueError):
-    """A device or an environment variable is none of what is accepted."""
+    """A device, an environment variable, or an option of the compiler's backend is none of what is accepted."""
 
 
 class HomeNotFoundError(GraphfuseError, OSError):

@@ -5,9 +5,10 @@ slowly, or an answer that costs only speed. Nothing here imports torch: a caller
 """
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 Check = Callable[..., bool]
 Extents = Sequence[int | None]
@@ -214,3 +215,48 @@ def called_plainly() -> Callable[[object], bool]:
             return False
 
     return check
+
+
+def is_compiled(module: object) -> bool:
+    """Whether a module is what ``torch.compile`` returned, or its own ``compile`` was called. False where torch cannot
+    tell: what is fused then is compiled again when it is called."""
+    made = _find("_dynamo.OptimizedModule")
+    return made is not None and isinstance(module, made) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def compiler(name: str, mode: str | None, options: dict[str, object]) -> Callable[[object, object], object]:
+    """Returns what torch.compile calls with a graph for this backend: of inductor with its mode and options, of others
+    with neither. RuntimeError for those that inductor does not know.
+
+    In its place ``torch.compile`` of the graph, which compiles it when it is first called, and guards again.
+    """
+    inductor, lookup = _find("_TorchCompileInductorWrapper"), _find("_dynamo.lookup_backend")
+    if name == "inductor" and inductor is not None:
+        return inductor(mode, options, None)
+    if name != "inductor" and lookup is not None:
+        return lookup(name)
+    modes = _find("_inductor.list_mode_options")
+    given = {**(modes(mode) if mode and modes else {}), **options} or None
+    return lambda graph, inputs: sys.modules["torch"].compile(graph, backend=name, options=given)
+
+
+def inductor_setting(name: str) -> object | None:
+    """A setting of inductor; None where torch lacks it."""
+    return _find(f"_inductor.config.{name}")
+
+
+def graph_pass_classes() -> tuple[type, type]:
+    """The base of inductor's passes over graphs, and that of passes which are told whether there is a backward. Without
+    the first, inductor keeps nothing on disk of what had a pass; without the second, no pass is told."""
+    with suppress(ImportError):
+        importlib.import_module("torch._inductor.custom_graph_pass")
+    base = _find("_inductor.custom_graph_pass.CustomGraphPass") or object
+    return base, _find("_inductor.custom_graph_pass.CustomInferenceAwareGraphPass") or type(None)
+
+
+def reset_cuda_graphs() -> None:
+    """Drop the CUDA graphs that inductor has recorded, if it has; without the name they stay until the process ends."""
+    if "torch._inductor.cudagraph_trees" in sys.modules:
+        reset = _find("_inductor.cudagraph_trees.reset_cudagraph_trees")
+        if reset is not None:
+            reset()

@@ -7,7 +7,7 @@ models (docs/models.md).
 """
 
 from graphfuse.torch import sharding
-from graphfuse.torch.fusion import fuse, kernel_mapping, unfuse
+from graphfuse.torch.fusion import compile_report, fuse, inductor_pass, kernel_mapping, unfuse
 from graphfuse.torch.losses import CrossEntropyLoss, cross_entropy
 from graphfuse.torch.modules import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
 from graphfuse.torch.operators import (
@@ -37,10 +37,12 @@ __all__ = [
     "ada_layer_norm",
     "add_layer_norm",
     "add_rms_norm",
+    "compile_report",
     "cross_entropy",
     "fuse",
     "gemma_add_rms_norm",
     "gemma_rms_norm",
+    "inductor_pass",
     "kernel_mapping",
     "layer_norm",
     "llama_add_rms_norm",

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.tensor  # one of the names is in it
+import torch._inductor.cudagraph_trees
+import torch._inductor.custom_graph_pass  # of this and the next one name is in each
+import torch.distributed.tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,6 +19,7 @@ from graphfuse.runtime import torch_private
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(set(re.findall(r'_find\("([\w.]+)"\)', Path(torch_private.__file__).read_text())))
+NEWER = {"_inductor.custom_graph_pass.CustomInferenceAwareGraphPass"}
 ON_CUDA = {"_C._dynamo.guards._empty_strided_cuda", "_C._cuda_getDevice", "_C._cuda_getCurrentRawStream"}
 
 
@@ -34,9 +37,9 @@ def way(request, monkeypatch):
 
 
 def test_this_torch_has_them():
-    """So that what is compared below is the two ways; a CPU build lacks those of CUDA."""
+    """So that what is compared below is the two ways; a CPU build lacks those of CUDA, and torch 2.10 newer ones."""
     missing = {name for name in NAMES if torch_private._find(name) is None}
-    assert missing <= ON_CUDA
+    assert missing <= ON_CUDA | NEWER
 
 
 def test_no_other_module_uses_private_names():
@@ -362,3 +365,53 @@ def test_implicit_replication(way):
     with implicit_replication():
         assert torch_private.replicates_implicitly() is told
     assert not torch_private.replicates_implicitly()
+
+
+# torch.compile
+
+
+@pytest.mark.parametrize("name", ["eager", "aot_eager"])
+def test_compilers(name, way):
+    way("_dynamo.lookup_backend", "_TorchCompileInductorWrapper", "_inductor.list_mode_options")
+    graph, x = torch.fx.symbolic_trace(lambda x: (x.sin() + 1,)), torch.randn(3)
+    (got,) = torch_private.compiler(name, None, {})(graph, [x])(x)
+    torch.testing.assert_close(got, x.sin() + 1)
+
+
+def test_inductor_with_mode_and_options(way, monkeypatch):
+    """What it is called with, in place of calling it."""
+    way("_dynamo.lookup_backend", "_TorchCompileInductorWrapper")
+    graph = torch.fx.symbolic_trace(lambda x: (x.sin(),))
+    made = torch_private.compiler("inductor", "max-autotune-no-cudagraphs", {"epilogue_fusion": False})
+    if hasattr(made, "config"):
+        found = made.config
+    else:
+        monkeypatch.setattr(torch, "compile", lambda graph, backend, options: (backend, options))
+        name, found = made(graph, [])
+        assert name == "inductor"
+    assert found == {"max_autotune": True, "coordinate_descent_tuning": True, "epilogue_fusion": False}
+
+
+def test_compiled_modules():
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    other.compile(backend="eager")
+    assert torch_private.is_compiled(torch.compile(one, backend="eager")) and torch_private.is_compiled(other)
+    assert not torch_private.is_compiled(one)
+
+
+def test_settings_of_inductor():
+    assert torch_private.inductor_setting("post_grad_custom_pre_pass") is None
+    assert torch_private.inductor_setting("epilogue_fusion") is True
+    assert torch_private.inductor_setting("no_such_setting") is None
+
+
+def test_passes_of_inductor(way):
+    names = "CustomGraphPass", "CustomInferenceAwareGraphPass"
+    way(*(f"_inductor.custom_graph_pass.{name}" for name in names))
+    base, aware = torch_private.graph_pass_classes()
+    assert isinstance(base, type) and not isinstance(lambda graph: None, aware)
+
+
+def test_resetting_cuda_graphs(way):
+    way("_inductor.cudagraph_trees.reset_cudagraph_trees")
+    torch_private.reset_cuda_graphs()

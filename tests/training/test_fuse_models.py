@@ -3,14 +3,17 @@ bounds, and unfused models are what they were."""
 
 import copy
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from graphfuse.torch import fuse, unfuse
+from graphfuse.torch import compile_report, fuse, unfuse
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 SMALL = {
     "hidden_size": 64,
@@ -86,8 +89,7 @@ def test_every_norm_is_found(name, device):
 
 
 def test_the_report_that_the_docs_show():
-    docs = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text()
-    assert f"```\n{fuse(made('llama', device='meta'))}\n```" in docs
+    assert f"```\n{fuse(made('llama', device='meta'))}\n```" in (DOCS / "models.md").read_text()
 
 
 def gradients(model):
@@ -139,3 +141,46 @@ def test_checkpointing():
     assert model.model.layers[0].gradient_checkpointing
     for n, g in gradients(model).items():
         torch.testing.assert_close(g, own[n], rtol=0.1, atol=0.02 * own[n].abs().max().item())
+
+
+# In the graphs that torch.compile makes, sums are found across layers, too.
+COMPILED = {
+    "llama": {"llama_rms_norm": 1, "llama_add_rms_norm": 4},
+    "qwen3": {"llama_rms_norm": 5, "llama_add_rms_norm": 4},
+    "olmo2": {"rms_norm": 8, "add_rms_norm": 1},
+    "gemma2": {"gemma_rms_norm": 5, "gemma_add_rms_norm": 4},
+    "gpt_oss": {"rms_norm": 1, "add_rms_norm": 4},
+}
+
+
+@pytest.fixture
+def compiler():
+    torch.compiler.reset()
+    yield lambda model, then: torch.compile(model, backend="graphfuse", options={"then": then})
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_values(name, compiler):
+    model = made(name)
+    with torch.no_grad():
+        want, got = model(TOKENS).logits, compiler(model, "eager")(TOKENS).logits
+    assert (got != want).float().mean() <= 0.05
+    torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+    report = compile_report()
+    assert Counter(e.became for e in report.replaced) == COMPILED[name] and not report.left
+    assert {e.name for e in report.replaced} == norms(model)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_compiled_gradients(name, compiler):
+    model = made(name)
+    wide = copy.deepcopy(model).float()
+    own, exact = gradients(model), gradients(wide)
+    fused = {n.removeprefix("_orig_mod."): g for n, g in gradients(compiler(model, "aot_eager")).items()}
+    assert sum(map(len, (g.replaced for g in compile_report().graphs))) == len(norms(model))
+    assert fused.keys() == exact.keys()
+    for n, g in exact.items():
+        assert (fused[n] - g).norm() <= 1.25 * (own[n] - g).norm() + 2**-8 * g.norm(), n
+    if name == "llama":
+        assert f"```\n{compile_report()}\n```" in (DOCS / "models.md").read_text()

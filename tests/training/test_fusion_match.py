@@ -61,6 +61,19 @@ def by_variance(x, w, b):
     return apart / (x.var(-1, keepdim=True, unbiased=False) + EPS).sqrt() * w + b
 
 
+def by_both(x, w, b):
+    """As inductor writes torch's layer norm."""
+    wide = x.float()
+    variance, mean = torch.var_mean(wide, [-1], correction=0, keepdim=True)
+    return ((wide - mean) * torch.rsqrt(variance + EPS) * w + b).to(x.dtype)
+
+
+def by_corrected(x, w, b):
+    """Of one less than all elements, as torch.var has it by itself."""
+    variance, mean = torch.var_mean(x, -1, keepdim=True)
+    return (x - mean) * torch.rsqrt(variance + EPS) * w + b
+
+
 def summed(norm):
     def function(x, r, w):
         total = r + x
@@ -130,6 +143,8 @@ FOUND = [
     (lambda x, w: F.layer_norm(x, (HIDDEN,), w), "xw", HALF, ["layer_norm"]),
     (centred, "xwb", HALF, ["layer_norm_bias"]),
     (by_variance, "xwb", FULL, ["layer_norm_bias"]),
+    (by_both, "xwb", HALF, ["layer_norm_bias"]),
+    (by_both, "xwb", FULL, ["layer_norm_bias"]),
     (lambda x, w, b: once(x, w) + b, "xwb", FULL, ["rms_norm_bias"]),
     (summed(llama), "xrw", HALF, ["llama_add_rms_norm"]),
     (summed(once), "xrw", HALF, ["add_rms_norm"]),
@@ -167,6 +182,7 @@ NOT_FOUND = [
     (lambda x: x / torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS), "x", FULL),
     (lambda x: torch.sqrt(x.pow(2).mean(-1, keepdim=True) + EPS) / x, "x", FULL),
     (lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + EPS).sqrt(), "x", FULL),
+    (by_corrected, "xwb", FULL),
     (lambda x: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS), "x", FULL),
     (lambda x: x * torch.rsqrt(torch.add(x.pow(2).mean(-1, keepdim=True), EPS, alpha=2)), "x", FULL),
     (lambda x: F.layer_norm(x, (3, HIDDEN)), "x", HALF),

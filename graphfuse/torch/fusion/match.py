@@ -5,6 +5,7 @@ node in the type that is computed in (float32) rounds nothing; any other does. W
 not taken, or not all of it.
 """
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from graphfuse.torch.fusion.meaning import (
     exact,
     is_changed,
     is_op,
+    number,
     operands,
     same,
     unviewed,
@@ -31,14 +33,14 @@ class Site:
     """A norm in a graph.
 
     out: the node that has its result. tensors: what it is computed from, by the names of the operator's arguments.
-    eps: the epsilon. total: the node of a residual sum, which the operator makes as well. left: what stands around it
-    that the operator does not compute, in words.
+    eps: the epsilon, which may be symbolic. total: the node of a residual sum, which the operator makes as well. left:
+    what stands around it that the operator does not compute, in words.
     """
 
     form: Form
     out: Node
     tensors: dict[str, Node]
-    eps: float | None
+    eps: float | torch.SymFloat | None
     total: Node | None = None
     left: str = ""
 
@@ -128,19 +130,20 @@ def _rms_or_layer(node: Node, a: object, b: object, how: str) -> Site | None:
     found = is_op(inner, "add")
     if found is None or dtype(inner) is not kind:
         return None
-    for mean, eps in operands(found):
-        if not isinstance(eps, int | float):
+    for mean, epsilon in operands(found):
+        eps = number(epsilon)
+        if eps is None:
             continue
         x = _variance_of(mean, kind)  # first: layer norm is RMSNorm of what was centred
         if x is not None and _same_value(x, _centred_of(a, kind)):
-            return _site(Form("layer"), node, x, float(eps))
+            return _site(Form("layer"), node, x, eps)
         x = _mean_square_of(mean, kind)
         if x is not None and _same_value(x, a):
-            return _site(Form("rms"), node, a, float(eps))
+            return _site(Form("rms"), node, a, eps)
     return None
 
 
-def _site(form: Form, out: Node, x: object, eps: float | None) -> Site | None:
+def _site(form: Form, out: Node, x: object, eps: float | torch.SymFloat | None) -> Site | None:
     if not isinstance(x, Node) or value(x) is None or value(out) is None or value(x).dim() != value(out).dim():
         return None
     if not same(value(x).shape[-1], value(out).shape[-1]):
@@ -181,6 +184,8 @@ def _mean_of(node: object, kind: torch.dtype) -> object | None:
     node = unviewed(node)
     if dtype(node) is not kind:
         return None
+    if (found := _var_mean(node, 1)) is not None:
+        return found.get(0, "input")
     if found := is_op(node, "mean"):
         source = found.get(0, "input")
         return source if _is_last(found, source) else None
@@ -231,12 +236,24 @@ def _variance_of(node: object, kind: torch.dtype) -> object | None:
     if square is not None:
         return _centred_of(square, kind)
     node = unviewed(node)
-    found = is_op(node, "var")
-    if found is None or dtype(node) is not kind:
+    if dtype(node) is not kind:
         return None
+    found = _var_mean(node, 0) or is_op(node, "var")
+    return found.get(0, "input") if found is not None and _is_of_all(found) else None
+
+
+def _is_of_all(found: Op) -> bool:
+    """Whether a variance is that of all elements of a row."""
     biased = found.get(2, "correction", found.named.get("unbiased"))
-    source = found.get(0, "input")
-    return source if _is_last(found, source) and biased is not None and not biased else None
+    return _is_last(found, found.get(0, "input")) and biased is not None and not biased
+
+
+def _var_mean(node: object, place: int) -> Op | None:
+    """The operation over rows that a node is one result of: the variance (0) or the mean (1)."""
+    if not isinstance(node, Node) or node.target is not operator.getitem or node.args[1] != place:
+        return None
+    found = is_op(node.args[0], "var_mean")
+    return found if found is not None and _is_last(found, found.get(0, "input")) else None
 
 
 def _same_value(a: object, b: object) -> bool:
@@ -250,14 +267,14 @@ def _l2(node: Node, a: object, b: object) -> Site | None:
     clamped = is_op(unviewed(b), "clamp_min")
     if clamped is None or kind is not wide(dtype(a)) or clamped.get(2, "max") is not None:
         return None
-    length, eps = unviewed(clamped.get(0, "input")), clamped.get(1, "min")
+    length, eps = unviewed(clamped.get(0, "input")), number(clamped.get(1, "min"))
     found = is_op(length, "length")
-    if found is None or dtype(length) is not kind or not isinstance(eps, int | float):
+    if found is None or dtype(length) is not kind or eps is None:
         return None
     source = found.get(0, "input")
     if found.get(1, "ord", found.named.get("p", 2)) not in (2, 2.0) or not _is_last(found, source, 2):
         return None
-    return _site(Form("l2"), node, a, float(eps)) if _same_value(source, a) else None
+    return _site(Form("l2"), node, a, eps) if _same_value(source, a) else None
 
 
 def _called(node: Node, found: Op) -> Site | None:
@@ -270,7 +287,8 @@ def _called(node: Node, found: Op) -> Site | None:
             return None
         if dtype(x) is not torch.float32:  # torch rounds the length
             return None
-        return _site(Form("l2"), node, x, float(found.get(3, "eps", 1e-12)))
+        eps = number(found.get(3, "eps", 1e-12))
+        return None if eps is None else _site(Form("l2"), node, x, eps)
     if len(found.get(1, "normalized_shape")) != 1:
         return None
     out = node
@@ -281,7 +299,10 @@ def _called(node: Node, found: Op) -> Site | None:
         out = users[0]
     layer = found.meaning == "layer_norm"
     weight, bias = found.get(2, "weight"), found.get(3, "bias") if layer else None
-    eps = found.get(4, "eps", 1e-5) if layer else found.get(3, "eps")
+    given = found.get(4, "eps", 1e-5) if layer else found.get(3, "eps")
+    eps = number(given)
+    if eps is None and given is not None:
+        return None
     site = _site(Form("layer" if layer else "rms", "w" if weight is not None else "", bias is not None), out, x, eps)
     if site is None or dtype(out) is not dtype(x):
         return None

@@ -23,6 +23,7 @@ _MEANINGS = {
     "mean": "mean",
     "sum": "sum",
     "var": "var",
+    "var_mean": "var_mean",
     "length": "linalg_vector_norm vector_norm norm",
     "clamp_min": "clamp_min clip clamp",
     "silu": "silu",
@@ -107,6 +108,13 @@ def value(node: object) -> torch.Tensor | None:
         return None
     found = node.meta.get("val", node.meta.get("example_value"))
     return found if isinstance(found, torch.Tensor) else None
+
+
+def number(node: object) -> int | float | torch.SymFloat | None:
+    """A number in a graph: a constant, or one that Dynamo has made an input (``dynamic=True``)."""
+    if isinstance(node, Node):
+        node = node.meta.get("val", node.meta.get("example_value"))
+    return node if isinstance(node, int | float | torch.SymFloat) else None
 
 
 def dtype(node: object) -> torch.dtype | None:

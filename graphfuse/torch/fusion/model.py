@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from graphfuse.errors import ModelError, ModelTypeError
+from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion import forward, layer, straight
 from graphfuse.torch.fusion.module import Norm, Refused, recognized
 from graphfuse.torch.fusion.report import Entry, Report
@@ -57,7 +58,7 @@ def _check(model: object) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError("fuse: the model is a ScriptModule; accepted: one that is not scripted")
     for name, module in model.named_modules():
-        if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
+        if torch_private.is_compiled(module):
             where = f"module {name}" if name else "the model"
             raise ModelError(f"fuse: {where} is compiled; accepted: a model before torch.compile")
     for name, t in model.named_parameters():

@@ -42,6 +42,8 @@ class Report:
 
     def __str__(self) -> str:
         """One line for all places that differ in numbers of layers alone."""
+        if not self.entries:
+            return self._title()
         rows = [("where", "", "what", "became"), *self._rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])).rstrip() for row in rows]

@@ -36,9 +36,11 @@ def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> Site:
         return _replace(graph, site.alone, new)
     serving = site.serving
     call: Callable[..., object] = getattr(torch.ops.graphfuse, serving.name).default
+    # A symbolic one becomes its value, which Dynamo guards, as for torch's own layer norm.
+    eps = epsilon(None if site.eps is None else float(site.eps), value(site.tensors["x"]))
     arguments = [tensors.get(name) for name in serving.operator.tensors]
     with graph.inserting_before(site.out if site.total is None else site.total):
-        made = graph.call_function(call, (*arguments, epsilon(site.eps, value(site.tensors["x"]))))
+        made = graph.call_function(call, (*arguments, eps))
         results = [made] if site.total is None else [graph.call_function(operator.getitem, (made, i)) for i in (0, 1)]
     for old, result in zip((site.out, site.total), results, strict=False):
         result.meta.update({k: v for k, v in old.meta.items() if k in ("val", "example_value", "stack_trace")})

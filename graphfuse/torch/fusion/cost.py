@@ -1,0 +1,105 @@
+"""Where inductor's own code is as fast as an operator, by what was measured.
+
+Only such cases count: a site that no case says something about is replaced. All were measured on one H200 in the
+inference phase, in bfloat16, which stands for all types of two bytes; in training phase the operators' backward is
+faster than inductor's by more than a forward may lose (docs/performance).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from graphfuse.torch.fusion.match import Site
+from graphfuse.torch.fusion.meaning import value
+
+REACH = 16
+"""A measured case stands for rows and columns up to this factor away, where no other case is nearer."""
+
+DEVICE = "cuda"
+BYTES = 2
+
+LAYER = "layer norm"
+FOLLOWED = "norm, then residual sum and norm"
+"""What was measured: a norm with elementwise operations behind it that no operator computes with it. Inductor makes one
+kernel of all, which does not write the norm's result."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """ours, inductors: microseconds of the medians. record: the file in docs/records."""
+
+    what: str
+    rows: int
+    columns: int
+    ours: float
+    inductors: float
+    record: str
+
+    @property
+    def is_left(self) -> bool:
+        return self.inductors <= self.ours
+
+    def __str__(self) -> str:
+        return f"{self.inductors:.2f} against {self.ours:.2f} µs for {self.what} at {self.rows} x {self.columns}"
+
+
+_LAYERNORM, _NORM_ADD_NORM = "layernorm-nvidia-h200.json", "norm-add-norm-nvidia-h200.json"
+
+CASES = (
+    Case(LAYER, 4096, 1024, 6.8277, 6.1079, _LAYERNORM),
+    Case(LAYER, 4096, 2048, 11.1117, 14.8563, _LAYERNORM),
+    Case(LAYER, 4096, 4096, 19.2053, 27.2965, _LAYERNORM),
+    Case(LAYER, 4096, 8192, 34.9667, 39.3382, _LAYERNORM),
+    Case(LAYER, 32768, 1024, 33.8132, 33.9855, _LAYERNORM),
+    Case(LAYER, 32768, 2048, 65.8411, 98.946, _LAYERNORM),
+    Case(LAYER, 32768, 4096, 128.1107, 183.344, _LAYERNORM),
+    Case(LAYER, 32768, 8192, 251.908, 288.06, _LAYERNORM),
+    Case(FOLLOWED, 16, 2560, 3.0453, 2.6158, _NORM_ADD_NORM),
+    Case(FOLLOWED, 4096, 2560, 32.703, 28.4011, _NORM_ADD_NORM),
+    Case(FOLLOWED, 16384, 2560, 122.2333, 99.279, _NORM_ADD_NORM),
+    Case(FOLLOWED, 16, 5376, 4.3686, 4.289, _NORM_ADD_NORM),
+    Case(FOLLOWED, 4096, 5376, 66.85, 56.0385, _NORM_ADD_NORM),
+    Case(FOLLOWED, 16384, 5376, 251.64, 201.86, _NORM_ADD_NORM),
+)
+
+
+def followed(site: Site) -> Case | None:
+    """The case by which inductor is left a norm with what stands behind it."""
+    return _of(site, FOLLOWED) if site.left else None
+
+
+def alone(site: Site) -> Case | None:
+    """The case by which inductor is left a norm for itself."""
+    return _of(site, LAYER) if site.form.kind == "layer" and not site.form.residual and not site.form.after else None
+
+
+def _of(site: Site, what: str) -> Case | None:
+    x, out = value(site.tensors["x"]), value(site.out)
+    if x is None or x.device.type != DEVICE or x.dtype.itemsize != BYTES or _is_training(out):
+        return None
+    *leading, columns = x.shape
+    if not isinstance(columns, int):
+        return None
+    rows = math.prod(leading) if all(isinstance(n, int) for n in leading) else None
+    found = _nearest(what, rows, columns)
+    return found[0] if found and all(case.is_left for case in found) else None
+
+
+def _is_training(out: torch.Tensor | None) -> bool:
+    return out is not None and out.requires_grad
+
+
+def _nearest(what: str, rows: int | None, columns: int) -> list[Case]:
+    """The nearest case within reach. For a number of rows that varies (None): those of all numbers, at the nearest
+    number of columns."""
+    there = [case for case in CASES if case.what == what]
+    if rows is None:
+        width = min((case.columns for case in there), key=lambda n: _apart(n, columns))
+        return [c for c in there if c.columns == width and _apart(width, columns) <= math.log2(REACH)]
+    within = [c for c in there if max(_apart(c.rows, rows), _apart(c.columns, columns)) <= math.log2(REACH)]
+    return sorted(within, key=lambda c: _apart(c.rows, rows) + _apart(c.columns, columns))[:1]
+
+
+def _apart(a: int, b: int) -> float:
+    return abs(math.log2(a / b)) if a > 0 and b > 0 else math.inf
