@@ -25,6 +25,7 @@ from graphfuse.device import EMULATOR
 from graphfuse.engine import HostEngine, No, NoKnobs
 from graphfuse.record import no_gpu
 from graphfuse.runtime import nvrtc, toolkit
+from graphfuse.served import Served
 from graphfuse.testing import Report
 from graphfuse.testing.machine_code import Resources, resources
 from graphfuse.testing.subject import subject_of
@@ -71,6 +72,17 @@ def test_a_planted_mistake_is_found(engine):
         checked((wrong.PATTERN, engine()), raises=True)
     assert isinstance(error.value, AssertionError) and isinstance(error.value.report, Report)
     assert stage in {finding.stage for finding in error.value.report.findings}
+
+
+def test_few_kernels_are_of_what_is_declared():
+    """A kernel that rounds is another one, and comes before those of other types alone."""
+
+    class Careless(wrong.RoundingIgnored):
+        serves = Served(rounding=True)
+
+    report = checked((wrong.PATTERN, Careless()), problems=12, programs=2)
+    assert any("rounded to BFLOAT16" in f.case for f in report.findings), str(report)
+    assert "declares in `serves`" not in str(report)
 
 
 @pytest.mark.compile
