@@ -385,7 +385,7 @@ class Planner:
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")
         if not self.device.runs_kernels:
-            lines.append(' kernels run without a GPU on the emulator: create_handle("emulator"), GRAPHFUSE_DEVICE=emulator')
+            lines.append(" without a GPU, the emulator runs kernels: GRAPHFUSE_DEVICE=emulator, or a handle of it")
         return "\n".join(lines)
 
 
