@@ -50,14 +50,6 @@ def graphs(subject: str, cases: Sequence[str], quick: bool) -> dict[str, pygraph
     return {f"{subject} {name}": known[name].graph() for name in cases or known}
 
 
-def _some(name: str, known: Collection[str], bench: str) -> str:
-    """Cases to take in the place of a name: all, or if they are many, those that are most like it."""
-    if len(known) <= _MOST_SHOWN:
-        return ", ".join(map(repr, known))
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0)
-    return f"{', '.join(map(repr, near))} and others; all of them: graphfuse bench {bench} --list"
-
-
 def find_bench(name: str) -> Bench:
     from graphfuse.benchmarks.benches import BENCHES
 
@@ -71,6 +63,14 @@ def plan_for(graph: pygraph, device: Device) -> None:
     from graphfuse.runtime.handle import Handle
 
     graph.handle = Handle(device)
+
+
+def _some(name: str, known: Collection[str], bench: str) -> str:
+    """Cases to take in the place of a name: all, or if they are many, those that are most like it."""
+    if len(known) <= _MOST_SHOWN:
+        return ", ".join(map(repr, known))
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0)
+    return f"{', '.join(map(repr, near))} and others; all of them: graphfuse bench {bench} --list"
 
 
 def _returned(subject: str) -> pygraph:
