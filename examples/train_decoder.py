@@ -2,6 +2,7 @@
 
     python examples/train_decoder.py [--steps N] [--device cuda] [--plot losses.svg]
 
+On a CPU it takes a minute or two; fewer steps are enough to see it run.
 Both models are the same but for their norms. torch's is trained with several seeds, which says how far runs are
 apart by chance; graphfuse's starts from the first seed and has to stay closer than that to torch's of that seed.
 """

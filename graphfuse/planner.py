@@ -384,6 +384,8 @@ class Planner:
         lines += [f" plan {p.name}: {self.barred(p)}" for p in self.plans]
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")
+        if not self.device.runs_kernels:
+            lines.append(" without a GPU, the emulator runs kernels: GRAPHFUSE_DEVICE=emulator, or a handle of it")
         return "\n".join(lines)
 
 

@@ -69,8 +69,8 @@ class Serialized:
         if (self.kind, self.arch) != (device.kind, device.arch):
             made, here = _words(self.kind, self.arch, self.device), _words(device.kind, device.arch, device.name)
             raise SerializedError(
-                f"the serialized graph was made for {made}, and is to run on {here}; accepted: a device of the first "
-                "kind, given as a handle, or a graph that is serialized there"
+                f"the serialized graph was made for {made}, and is to run on {here}; accepted: the handle of a device "
+                "like the first, or a graph that was serialized for the second"
             )
 
     def check_key(self, key: str) -> None:

@@ -113,7 +113,8 @@ def compile(
         output.print_json(report)
     else:
         typer.echo(
-            f"{report['graphs']} graphs, {report['kernels']} kernels ({output.size(size)}) for {device.arch}: "
+            f"{output.counted(len(found), 'graph')}, {output.counted(len(wanted), 'kernel')} ({output.size(size)}) "
+            f"for {device.arch}: "
             f"{report['compiled']} compiled in {report['seconds']:.1f} s, {report['kept_before']} were there: "
             f"{report['folder']}"
         )
@@ -153,10 +154,7 @@ def write(file: Path, graph: pygraph, plans: tuple[Plan, ...]) -> None:
     regions, _ = plan.matches(lower(graph.frozen), plugins.installed())
     codes = [code for p in plans for code in codes_of(p)]
     content = serialized.of(graph, graph.frozen, plans[0].device, [recipe.of(p, regions) for p in plans], 0, codes)
-    try:
-        file.write_bytes(content.to_bytes())
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint="--output") from None
+    output.write(file, content.to_bytes(), "--output")
 
 
 def kernels(plan: Plan) -> tuple[Kernel, ...]:

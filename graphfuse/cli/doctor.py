@@ -26,6 +26,6 @@ def doctor(as_json: Json = False) -> None:
             typer.echo(f"{level}  {finding.check}: {finding.what}")
             if finding.mend:
                 typer.echo(f"       to mend it: {finding.mend}")
-        typer.echo(f"{len(faults)} faults" if len(faults) != 1 else "1 fault")
+        typer.echo(output.counted(len(faults), "fault"))
     if faults:
         raise typer.Exit(exits.FAULT)

@@ -58,7 +58,7 @@ def explain(
             unsupported = True
         account = explaining.explained(planner)
         if html is not None:
-            html.write_text(explaining.html(account), encoding="utf-8")
+            output.write(html, explaining.html(account).encode(), "--html")
         if as_json:
             accounts.append({"subject": name, **json.loads(explaining.json(account))})
         elif html is not None:

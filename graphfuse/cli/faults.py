@@ -93,7 +93,8 @@ def driver() -> Iterator[Finding]:
         what = f"there is {_DRIVER_NODE}, but the CUDA driver reports no device"
         yield Finding("device", FAULT, what, "nvidia-smi")
     else:
-        yield Finding("device", NOTE, "no CUDA device: graphs run on the emulator or the reference engine")
+        what = "no CUDA device: graphs run on the reference engine, or with GRAPHFUSE_DEVICE=emulator on the emulator"
+        yield Finding("device", NOTE, what)
 
 
 def nvrtc() -> Iterator[Finding]:
@@ -105,7 +106,7 @@ def nvrtc() -> Iterator[Finding]:
         kit = toolkit.load()
     except ToolkitNotFoundError as error:
         level = FAULT if devices else NOTE
-        needed = "" if devices else ": needed for GPUs, and to compile for them ahead of time"
+        needed = "" if devices else "; it is needed for GPUs, and to compile for them ahead of time"
         yield Finding("NVRTC", level, str(error).splitlines()[0] + needed, toolkit.mend())
         return
     yield from nvrtc_serves(kit.version, toolkit.architectures(), device.driver_version() if devices else None, devices)

@@ -59,6 +59,7 @@ A plug-in of graphfuse: `relu(a + b)` as one kernel.
 | `engine.py` | what is taken (`why_not`, `serves`), and how the kernel is made and launched |
 | `@NAME@.cu` | the kernel |
 | `tests/` | graphs that are taken; `graphfuse.testing.check` looks for mistakes |
+| `pyproject.toml`, `__init__.py`, this file | what it is for |
 """
 
 _INIT = """\

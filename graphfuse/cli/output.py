@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,3 +29,16 @@ def size(count: int) -> str:
         if count >= unit:
             return f"{count / unit:.1f} {name}"
     return f"{count} bytes"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things, in words."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def write(file: Path, content: bytes, option: str) -> None:
+    """What `option` asks for. BadParameter if it cannot be written."""
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint=option) from None

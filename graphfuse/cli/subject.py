@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
@@ -29,17 +31,22 @@ Cases = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="of a bench, a few of the cases")]
 
 
+_MOST_SHOWN = 12  # cases in a message
+
+
 def graphs(subject: str, cases: Sequence[str], quick: bool) -> dict[str, pygraph]:
     """Graphs by name. BadParameter for what is not there; what the user's own code raises passes."""
     if ":" in subject:
         if cases or quick:
             raise typer.BadParameter(f"{subject} is no bench and has no cases", param_hint="--case, --quick")
         return {subject: _returned(subject)}
+    if subject.endswith(".py"):
+        raise typer.BadParameter(f"{subject} names a file and no function of it; accepted: {subject}:FUNCTION")
     bench = find_bench(subject)
     known = {str(case): case for case in (bench.quick if quick else bench.cases)}
     for name in cases:
         if name not in known:
-            raise typer.BadParameter(f"{name!r}: {subject} has {', '.join(map(repr, known))}", param_hint="--case")
+            raise typer.BadParameter(f"{name!r}: {subject} has {_some(name, known, subject)}", param_hint="--case")
     return {f"{subject} {name}": known[name].graph() for name in cases or known}
 
 
@@ -59,17 +66,40 @@ def plan_for(graph: pygraph, device: Device) -> None:
     graph.handle = Handle(device)
 
 
+def _some(name: str, known: Collection[str], bench: str) -> str:
+    """Cases to take in the place of a name: all, or if they are many, those that are most like it."""
+    if len(known) <= _MOST_SHOWN:
+        return ", ".join(map(repr, known))
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0)
+    return f"{', '.join(map(repr, near))} and others; all of them: graphfuse bench {bench} --list"
+
+
 def _returned(subject: str) -> pygraph:
     from graphfuse.user_graph import pygraph
 
     place, _, name = subject.rpartition(":")
-    function = getattr(_module(place), name, None)
+    module = _module(place)
+    function = getattr(module, name, None)
     if not callable(function):
-        raise typer.BadParameter(f"{place} has no function {name!r}")
+        own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        there = [n for n in own if inspect.isfunction(getattr(module, n))]
+        raise typer.BadParameter(f"{place} has no function {name!r}; there are: {', '.join(there) or 'none'}")
+    if needed := _needed(function):
+        raise typer.BadParameter(f"{subject} needs {', '.join(needed)}; accepted: a function without arguments")
     graph = function()
     if not isinstance(graph, pygraph):
         raise typer.BadParameter(f"{subject} returned {graph!r}; accepted: a graphfuse.pygraph")
     return graph
+
+
+def _needed(function: Callable[..., object]) -> list[str]:
+    """Arguments that a call must give."""
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of C, which says nothing
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind in named]
 
 
 def _module(place: str) -> ModuleType:

@@ -158,7 +158,7 @@ def _search(roots: tuple[Place, ...], wheels: tuple[Path, ...], broken: tuple[tu
 
 def _not_found(what: str, tried: list[str]) -> ToolkitNotFoundError:
     lines = "".join(f"\n  - {line}" for line in tried)
-    return ToolkitNotFoundError(f"{what}; tried in this order:{lines}\nTo mend it: {mend()}")
+    return ToolkitNotFoundError(f"{what}\nTried in this order:{lines}\nTo mend it: {mend()}")
 
 
 def _nvrtc_in(origin: str, root: Path, broken: dict[Path, str], tried: list[str]) -> Path | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
 from graphfuse.emulator.compiler import Build
+from graphfuse.engine import Engine
 from graphfuse.errors import KernelCompileError, PluginError, ToolkitNotFoundError
 from graphfuse.testing import calls, kernels, timing
 from graphfuse.testing.machine_code import resources
@@ -155,13 +156,7 @@ class _Run:
         """A mistake that nobody looked for is none that was not made."""
         seen = {aspect for one in chosen for aspect in one.case.aspects}
         for engine in subject.engines:
-            told = {
-                ROUNDING: engine.serves.rounding,
-                LAYOUT: engine.serves.layouts,
-                COMPUTE: len(engine.serves.compute) > 1,
-                SCALARS: engine.serves.by_value,
-            }
-            missed = [a for a, said in told.items() if said and a not in seen and any(a in c.aspects for c in every)]
+            missed = [a for a in _declared(engine) if a not in seen and any(a in c.aspects for c in every)]
             if missed and chosen:
                 note = f"{engine.name} declares in `serves` what no problem that is run has: {', '.join(missed)}"
                 self.lines.append(Line("coverage", 0, 0, note))
@@ -219,6 +214,17 @@ class _Run:
             self.lines.append(Line("benchmark", 1, 0, row))
 
 
+def _declared(engine: Engine) -> list[str]:
+    """What of ASPECTS an engine takes because it says so."""
+    told = {
+        ROUNDING: engine.serves.rounding,
+        LAYOUT: engine.serves.layouts,
+        COMPUTE: len(engine.serves.compute) > 1,
+        SCALARS: engine.serves.by_value,
+    }
+    return [aspect for aspect, said in told.items() if said]
+
+
 def _spread(found: Sequence[Taken]) -> list[Taken]:
     """What was taken, of each aspect, graph and device in turn."""
     groups: dict[object, list[Taken]] = {}
@@ -230,11 +236,19 @@ def _spread(found: Sequence[Taken]) -> list[Taken]:
 
 
 def _by_source(found: Sequence[Taken], programs: int, problems: int) -> tuple[dict[str, list[Taken]], int]:
-    """Problems by kernel, of the first kernels; and how many kernels were left out."""
+    """Problems by kernel, of the first kernels; and how many kernels were left out. A kernel that is the first to show
+    something that its engine declares comes before those that show nothing new: `programs` may be small."""
     groups: dict[str, list[Taken]] = {}
     for one in found:
         groups.setdefault(kernels.source(one), []).append(one)
-    chosen = dict(list(groups.items())[:programs])
+    early: list[str] = []
+    shown: set[tuple[str, str]] = set()
+    for text, group in groups.items():
+        new = {(one.engine.name, a) for one in group for a in _declared(one.engine) if a in one.case.aspects} - shown
+        if new or not early:
+            early.append(text)
+            shown |= new
+    chosen = {text: groups[text] for text in list(dict.fromkeys([*early, *groups]))[:programs]}
     in_turn = (one for several in itertools.zip_longest(*chosen.values()) for one in several if one is not None)
     kept = set(map(id, itertools.islice(in_turn, problems)))
     return {text: [o for o in group if id(o) in kept] for text, group in chosen.items()}, len(groups) - len(chosen)

@@ -91,7 +91,7 @@ def test_a_device_that_is_not_there(found, monkeypatch):
 @pytest.mark.parametrize("there, level", [(True, "fault"), (False, "note")])
 def test_no_nvrtc_is_a_fault_beside_a_gpu(found, monkeypatch, request, there, level):
     def load():
-        raise ToolkitNotFoundError("NVRTC was not found; tried in this order:\n  - CUDA_HOME: not set")
+        raise ToolkitNotFoundError("NVRTC was not found\nTried in this order:\n  - CUDA_HOME: not set")
 
     if there:
         request.getfixturevalue("gpu")

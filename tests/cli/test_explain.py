@@ -1,8 +1,11 @@
 """`graphfuse explain` and `graphfuse compile`: what is planned and compiled for chips that are not there."""
 
+import re
+
 import pytest
 
 from graphfuse import heur_mode
+from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.rmsnorm_silu import BENCH
 from graphfuse.cli import compile
 from graphfuse.device import for_arch
@@ -52,6 +55,39 @@ def test_a_graph_without_a_plan_is_a_fault_with_reasons(answer, mine):
     assert found["plans"] == []
     (found,) = answer("explain", mine, "--mode", "A", "--arch", "sm_90a")
     assert [plan["name"] for plan in found["plans"]] == ["reference"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mine.py", "accepted: {}/mine.py:FUNCTION"),
+        ("mine.py:grph", "no function 'grph'; there are: graph, sized"),
+        ("mine.py:sized", "needs rows, columns; accepted: a function without arguments"),
+    ],
+)
+def test_a_function_that_is_not_named_right(run, mine, tmp_path, name, said):
+    with (tmp_path / "mine.py").open("a") as file:
+        file.write("\ndef sized(rows, *, columns, more=1):\n    return graph()\n")
+    done = run("explain", f"{tmp_path}/{name}")
+    assert done.exit_code == 2 and squeezed(said.format(tmp_path)) in squeezed(done.output)
+
+
+def squeezed(text: str) -> str:
+    """Without the frame, and the line breaks, that errors are printed in."""
+    return re.sub(r"[\s│]", "", text)
+
+
+def test_of_many_cases_those_like_what_was_given_are_told(run):
+    done = run("explain", "rmsnorm-silu", "--case", "bf16 1560x65")
+    assert done.exit_code == 2 and "'bf16 1560x64'" in done.output and len(done.output) < 1000
+    assert "graphfuse bench rmsnorm-silu --list" in re.sub(r"[\s│]+", " ", done.output)
+    done = run("explain", "softmax", "--case", "bf16 1560x65")
+    assert all(squeezed(str(case)) in squeezed(done.output) for case in BENCHES["softmax"].cases)
+
+
+def test_a_page_that_cannot_be_written(run, mine, tmp_path):
+    done = run("explain", mine, "--html", tmp_path / "none" / "page.html")
+    assert done.exit_code == 2 and "No such file" in done.output
 
 
 @pytest.mark.compile

@@ -197,8 +197,9 @@ def test_no_plan_lists_every_engine_with_its_reason():
 
 def test_opensource_without_a_gpu_says_so():
     g = Norm().graph()
-    with pytest.raises(GraphNotSupportedError, match="rows: needs a CUDA device or the emulator; got cpu"):
+    with pytest.raises(GraphNotSupportedError, match="rows: needs a CUDA device or the emulator; got cpu") as caught:
         g.build([heur_mode.OPENSOURCE])
+    assert "GRAPHFUSE_DEVICE=emulator" in str(caught.value)
 
 
 def test_restricting_engines_and_patterns_by_name():

@@ -4,9 +4,12 @@ import collections
 import contextlib
 import ctypes
 import functools
+import importlib
 import itertools
+import re
 
 import pytest
+from typer.testing import CliRunner
 
 from graphfuse import (
     CheckFailedError,
@@ -15,6 +18,7 @@ from graphfuse import (
     GraphValidationError,
     SettingError,
     ToolkitNotFoundError,
+    cli,
     data_type,
     heur_mode,
     norm_forward_phase,
@@ -71,6 +75,22 @@ def test_a_planted_mistake_is_found(engine):
         checked((wrong.PATTERN, engine()), raises=True)
     assert isinstance(error.value, AssertionError) and isinstance(error.value.report, Report)
     assert stage in {finding.stage for finding in error.value.report.findings}
+
+
+@pytest.mark.parametrize(("right", "mistaken"), [("gf::rounded<Total>", ""), ("i < n", "i <= n")])
+def test_the_test_that_new_plugin_writes_finds_a_mistake(right, mistaken, tmp_path, monkeypatch):
+    """As many problems and kernels as there: kernels of what is declared come before those of other types."""
+    name = f"scaffold_{len(mistaken)}"
+    assert CliRunner().invoke(cli.app, ["new-plugin", name, "--folder", str(tmp_path / name)]).exit_code == 0
+    kernel = tmp_path / name / "src" / name / f"{name}.cu"
+    kernel.write_text(kernel.read_text().replace(right, mistaken))
+    monkeypatch.syspath_prepend(tmp_path / name / "src")
+    plugin = importlib.import_module(name)
+    (numbers,) = re.findall(r"check\(.*?, (.*)\)\)", (tmp_path / name / "tests" / f"test_{name}.py").read_text())
+    given = {argument: int(value) for argument, value in re.findall(r"(\w+)=(\d+)", numbers)}
+    report = testing.check((plugin.PATTERN, plugin.ENGINE), **given, architectures=(), raises=False)
+    assert {f.stage for f in report.findings} == {VALUES}, str(report)
+    assert "declares in `serves`" not in str(report)
 
 
 @pytest.mark.compile
