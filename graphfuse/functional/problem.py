@@ -97,4 +97,8 @@ def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Han
     )
     drawing = Drawing(graph, layouts)
     variant.draw(drawing)
+    if double:  # the result of a reduction would be rounded to FLOAT, its default
+        for t in (t for node in graph.nodes for t in node.outputs.values()):
+            if t.get_is_virtual() and t.get_data_type() is data_type.NOT_SET:
+                t.set_data_type(compute)
     return drawing

@@ -24,9 +24,9 @@ _TARGET = "float(i64(u64(words.word[1]) << 32 | words.word[0]))"
 _IN_ROW = "row.exists ? gf::scalar(static_cast<const long long*>"
 
 BUGS = {
-    "columns numbered in each step anew": (
+    "the logit beside the target's": (
         LOSS,
-        Bug(_INDEX, "float(row.thread * PIECE)", {ADDRESS: WRONG}, NOWHERE),
+        Bug("offset(first, int(column) *", "offset(first, (int(column) ^ 1) *", {ADDRESS: WRONG}, NOWHERE),
     ),
     "columns of a gradient numbered in each step anew": (
         GRADIENT,
@@ -83,9 +83,12 @@ def test_in_cross_entropy(name, build):
         report = str(fault)
     except Varies as varies:
         report = str(varies)
-    # Behind its first line, an include.
-    (generated,) = re.findall(r'#line 2 "generated.cuh"\n(.*?)#line', problem.source, re.DOTALL)
-    files = {"generated.cuh": "\n" + generated, "graphfuse/rows.cuh": template("graphfuse.codegen.headers", "rows.cuh")}
+    # Behind includes, of which each is a line.
+    *_, (line, generated) = re.findall(r'#line (\d+) "generated.cuh"\n(.*?)#line', problem.source, re.DOTALL)
+    files = {
+        "generated.cuh": "\n" * (int(line) - 1) + generated,
+        "graphfuse/rows.cuh": template("graphfuse.codegen.headers", "rows.cuh"),
+    }
     assert_caught(bug, report, build, files)
 
 
