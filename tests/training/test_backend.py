@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from graphfuse.errors import SettingError
 from graphfuse.torch import compile_report, fuse, inductor_pass
 from graphfuse.torch.fusion import compiled, cost
+from graphfuse.torch.fusion.compiled import forget
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN, EPS = 32, 1e-5
@@ -29,6 +30,7 @@ HIDDEN, EPS = 32, 1e-5
 @pytest.fixture(autouse=True)
 def fresh():
     torch.compiler.reset()
+    forget()
     counters.clear()
     yield
     torch.compiler.reset()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from graphfuse.torch import compile_report, fuse, unfuse
+from graphfuse.torch.fusion.compiled import forget
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
@@ -156,6 +157,7 @@ COMPILED = {
 @pytest.fixture
 def compiler():
     torch.compiler.reset()
+    forget()  # what backends report that torch does not know any more
     yield lambda model, then: torch.compile(model, backend="graphfuse", options={"then": then})
     torch.compiler.reset()
 
