@@ -77,13 +77,14 @@ def values(shape: tuple[int, ...], device: str) -> dict[str, torch.Tensor]:
     return pack
 
 
-def calls(shape: tuple[int, ...]) -> tuple[dict[str, Callable[[], torch.Tensor]], dict]:
-    """The block by everybody, and what the record tells of our plan. Each call returns its result."""
+def calls(
+    block: ModuleType, shape: tuple[int, ...], pack: dict[str, torch.Tensor]
+) -> tuple[dict[str, Callable[[], torch.Tensor]], dict]:
+    """The block by everybody on inputs by name, and what the record tells of our plan. Each call returns its result."""
     import torch
 
     from graphfuse.enums import heur_mode
 
-    block, pack = example(), values(shape, "cuda")
     graph = block.build(shape, ["rows", "cudnn", "reference"], [heur_mode.A])
     workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device="cuda")
     out = torch.empty_like(pack["x"])
@@ -119,9 +120,10 @@ def measure(shape: tuple[int, ...]) -> dict:
 
     from graphfuse.runtime import timing
 
-    made, plan = calls(shape)
+    block, pack = example(), values(shape, "cuda")
+    made, plan = calls(block, shape, pack)
     with torch.backends.cudnn.flags(allow_tf32=False):
-        exact = example().exact(values(shape, "cuda"), torch.float32)
+        exact = block.exact(pack, torch.float32)
     if far := differing(made, exact):
         raise SystemExit(f"results differ from float32, relative to its size: {far}")
     times = timing.compare([timing.capture([call], least_calls=2) for call in made.values()])

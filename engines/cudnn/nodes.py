@@ -68,7 +68,7 @@ def _norm(*needed: str) -> Callable[[Graph, Node], str | None]:
         absent = [port for port in needed if node.input(port) is None]
         if absent:
             return f"has no {absent[0]}, which cuDNN asks for"
-        why = _twice(graph, node)
+        why = _operands(graph, node)
         if why is not None:
             return why
         scale = graph.tensors[node.input("scale")].dim
@@ -84,7 +84,7 @@ def _wide(graph: Graph, node: Node) -> str | None:
     return f"reads {wide[0]} as float32, which cuDNN's products round: float32 would be read as TF32" if wide else None
 
 
-def _twice(graph: Graph, node: Node) -> str | None:
+def _operands(graph: Graph, node: Node) -> str | None:
     scale, bias = node.input("scale"), node.input("bias")
     if scale is not None and scale == bias:
         return "has one tensor as scale and bias, of which cuDNN binds one alone"
@@ -130,7 +130,7 @@ SAYINGS: Mapping[str, Saying] = {
     "layernorm_backward": Saying(_enums, _norm("scale")),
     "adalayernorm": Saying(_enums, _norm("scale", "bias")),
     "adalayernorm_backward": Saying(_enums, _norm("scale")),
-    "instancenorm": Saying(_enums, _twice, axes=True),
+    "instancenorm": Saying(_enums, _operands, axes=True),
     "instancenorm_backward": Saying(axes=True),
     "batchnorm": Saying(why_not=_running, axes=True),
     "batchnorm_inference": Saying(axes=True),
