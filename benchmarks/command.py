@@ -35,7 +35,7 @@ class Choice:
             case
             for case in (bench.quick if self.quick else bench.cases)
             if all(
-                not chosen or getattr(case, field) in chosen
+                not chosen or getattr(case, field, None) in chosen
                 for field, chosen in (("output", self.outputs), ("rows", self.rows), ("columns", self.columns))
             )
         )
@@ -51,12 +51,12 @@ class Choice:
             "peer": (self.peers, [peer.name for peer in bench.peers]),
             "output": (self.outputs, list(dict.fromkeys(case.output for case in bench.cases))),
             "rows": (self.rows, sorted({case.rows for case in bench.cases})),
-            "columns": (self.columns, sorted({case.columns for case in bench.cases})),
+            "columns": (self.columns, sorted({case.columns for case in bench.cases if hasattr(case, "columns")})),
         }
         for what, (asked, accepted) in have.items():
             for one in asked:
                 if one not in accepted:
-                    return f"{what} {one}: {bench.name} has {', '.join(map(str, accepted))}"
+                    return f"{what} {one}: {bench.name} has {', '.join(map(str, accepted)) or f'no {what}'}"
         return None if self.cases(bench) else "no case of the quick subset is left; accepted: fewer filters"
 
 
