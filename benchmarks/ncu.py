@@ -124,8 +124,8 @@ def version(program: Path) -> str | None:
     return found[1] if found else None
 
 
-def figures(metrics: Metrics, rows: int, columns: int) -> dict[str, object]:
-    """What the metrics of one launch on rows x columns bfloat16 mean; None for what they do not tell.
+def figures(metrics: Metrics, elements: int) -> dict[str, object]:
+    """What the metrics of one launch on so many elements of bfloat16 mean; None for what they do not tell.
 
     in_flight_kb_per_sm is an estimate, as no counter has it: the input bytes that the resident threads hold
     (each its share of the whole input), times the share of their life that they wait for memory. Of CTAs that stay,
@@ -133,7 +133,7 @@ def figures(metrics: Metrics, rows: int, columns: int) -> dict[str, object]:
     """
     of = {name: _first(metrics, names) for name, names in NAMES.items()}
     threads = _product(of["grid"], of["block"])
-    held = _product(of["warps"], 32, _over(2 * rows * columns, threads))
+    held = _product(of["warps"], 32, _over(2 * elements, threads))
     held = None if held is None or held > _REGISTER_FILE else held
     stalls = _shares({s: metrics.get(_STALL.format(s)) for s in STALLS}, of["life"])
     traffic = None if of["read"] is None or of["written"] is None else of["read"] + of["written"]
@@ -143,7 +143,7 @@ def figures(metrics: Metrics, rows: int, columns: int) -> dict[str, object]:
         "occupancy": of["occupancy"],
         "registers": of["registers"],
         "instructions_per_cycle": of["issued"],
-        "instructions_per_element": _product(of["instructions"], 32 / (rows * columns)),
+        "instructions_per_element": _product(of["instructions"], 32 / elements),
         **{f"{pipe}_percent": of[pipe] for pipe in ("alu", "fma", "xu", "lsu")},
         "dram_percent": of["dram"],
         "dram_tb_per_s": _product(_over(traffic, of["time"]), 1e-12),

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphfuse import record, settings
-from graphfuse.benchmarks import ncu, rmsnorm_backward, rmsnorm_silu, sizes
+from graphfuse.benchmarks import layernorm_backward, ncu, rmsnorm_backward, rmsnorm_channels, rmsnorm_silu, sizes
 from graphfuse.benchmarks.untuned import untuned
 from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError
@@ -38,6 +38,12 @@ CASES = {
         rmsnorm_backward.Case(32768, 32768, "fp32"),
     ),
     "add-rmsnorm-backward": tuple(rmsnorm_backward.ResidualCase(32768, c, "bf16") for c in (8192, 32768)),
+    "layernorm-backward": tuple(layernorm_backward.Case(4096, c) for c in (1024, 2048, 4096, 8192)),
+    "rmsnorm-channels": tuple(
+        rmsnorm_channels.Case(*video, layout)
+        for video in rmsnorm_channels.VIDEOS
+        for layout in rmsnorm_channels.LAYOUTS
+    ),
 }
 """Those of each bench of which it is asked."""
 _SYSTEM = Path("/")
@@ -110,7 +116,8 @@ def child(bench: str, places: Sequence[int]) -> None:
         with torch.cuda.profiler.profile():
             work.calls[0]()
             torch.cuda.synchronize()
-        ran.append({**vars(case), "bytes": case.moved, "note": work.note, "knobs_from": work.knobs_from})
+        made = {"bytes": case.moved, "elements": case.rows * case.columns}
+        ran.append({**vars(case), **made, "note": work.note, "knobs_from": work.knobs_from})
         del work
         session.release("cuda")
     print(json.dumps(ran))
@@ -163,7 +170,7 @@ def entries(runs: Iterable[Run]) -> list[dict]:
         if len(launches) != cases:
             raise ProfilerError(f"ncu profiled {len(launches)} launches of {cases} cases: which is which is not known")
         for place, case, metrics in zip(run.places, run.ran, launches, strict=True):
-            figures = ncu.figures(metrics, case["rows"], case["columns"])
+            figures = ncu.figures(metrics, case["elements"])
             found[place] = {**case, "replay": run.replay.name, **figures, "metrics": metrics}
     return [found[place] for place in sorted(found)]
 

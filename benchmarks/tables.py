@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -176,7 +177,7 @@ def profile(record: dict) -> Table:
         ),
         [
             (
-                name({field: case[field] for field in ("rows", "columns", "output")}),
+                name(dict(itertools.takewhile(lambda field: field[0] != "bytes", case.items()))),
                 _figure(case["us"], 1),
                 _figure(case["ghz"], 2),
                 _figure(case["occupancy"], 0, " %"),

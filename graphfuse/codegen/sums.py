@@ -29,11 +29,10 @@ def source(plan: PhasePlan) -> Iterator[str]:
     yield "GF_DEVICE Totals totals_of(const Arguments& a) {"
     yield "  return {" + ", ".join([partials, *(f"a.t{k}" for k in range(len(sums)))]) + "};"
     yield "}"
-    yield "template <int SUM>"
-    yield "GF_DEVICE void store_total(const Totals& totals, gf::i64 column, float value) {"
+    yield "GF_DEVICE void store_total(const Totals& totals, int sum, gf::i64 column, float value) {"
     for k, s in enumerate(sums):
         ctype, size = s.view.dtype.facts.ctype, s.view.dtype.nbytes(1)
-        yield f"  if constexpr (SUM == {k}) {{"
+        yield f"  if (sum == {k}) {{"
         to = f"gf::offset(totals.t{k}, column * {size})"
         yield f"    gf::store_pack<{size}>({to}, {{{{gf::encode<{ctype}>(value)}}}});"
         yield "  }"

@@ -41,7 +41,7 @@ IN_RANGES = """==PROF== Connected to process 618 (/usr/bin/python3.12)
 "0","618","python3.12","127.0.0.1","range","1","n/a","0","9.0",\
 "268,527,360","119,864,064","11.02","11.02","732,672","128","2","256","246","1,969,854,839.34","12.10","5.73","1.14","35,760,745"
 """
-ONE = {"rows": 399360, "columns": 1024, "output": "nvfp4"}
+ONE = {"rows": 399360, "columns": 1024, "output": "nvfp4", "elements": 399360 * 1024}
 
 
 def test_figures_are_those_of_what_ncu_prints():
@@ -62,7 +62,7 @@ def test_figures_are_those_of_what_ncu_prints():
 
 
 def test_a_range_tells_nothing_that_refers_to_time():
-    case = {"rows": 4096, "columns": 16384, "output": "bf16"}
+    case = {"rows": 4096, "columns": 16384, "output": "bf16", "elements": 4096 * 16384}
     (entry,) = profile.entries([profile.Run(ncu.RANGE, [0], [case], IN_RANGES)])
     assert entry["replay"] == "range"
     assert {entry[name] for name in ("us", "ghz", "dram_percent", "dram_tb_per_s")} == {None}
@@ -119,11 +119,11 @@ def test_sizes_with_prefixes():
 @pytest.mark.parametrize("unit", ["Ghz", "cycle/nsecond", "GHz"])
 def test_clocks_come_in_several_units(unit):
     rows = f'"Kernel Name","ID","sm__cycles_elapsed.avg.per_second"\n"","","{unit}"\n"a","0","1.755"\n'
-    assert ncu.figures(ncu.parse(rows)[0], 8, 8)["ghz"] == 1.755
+    assert ncu.figures(ncu.parse(rows)[0], 64)["ghz"] == 1.755
 
 
 def test_nothing_is_made_of_nothing():
-    figures = ncu.figures({}, 8, 8)
+    figures = ncu.figures({}, 64)
     assert figures.pop("stalls") == {} and set(figures.values()) == {None}
     assert ncu.parse("==ERROR== The application returned an error code (1).\n") == []
 

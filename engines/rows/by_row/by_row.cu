@@ -26,11 +26,25 @@ namespace {
 constexpr int CHUNKS = HALVED ? 1 : PIECE / CHUNK;  // of a piece
 constexpr gf::u32 LAST_CTAS = 1024;  // about what is resident
 
-// What the second phase reads is read before the first reduction if it takes few registers, as more would cost
-// occupancy, or if AHEAD says so.
-constexpr int SECOND = LAST_PHASE > 0;
-constexpr bool ROWS_FIRST = SECOND && PASSES == 1 && (AHEAD || STEPS * int(sizeof(Phase<SECOND>::Rows)) <= 4 * 16);
-constexpr bool COLUMNS_FIRST = SECOND && PASSES == 1 && (AHEAD || STEPS * int(sizeof(Phase<SECOND>::Columns)) <= 4 * 4);
+/// What the phases from FIRST on read of a piece, in bytes.
+struct Reads {
+  int rows, columns;
+};
+template <int FIRST>
+GF_DEVICE constexpr Reads reads_from() {
+  if constexpr (FIRST > LAST_PHASE) {
+    return {0, 0};
+  } else {
+    constexpr Reads later = reads_from<FIRST + 1>();
+    return {int(sizeof(typename Phase<FIRST>::Rows)) + later.rows,
+            int(sizeof(typename Phase<FIRST>::Columns)) + later.columns};
+  }
+}
+
+// What later phases read is read before the first reduction if it takes few registers, as more would cost occupancy, or
+// if AHEAD says so.
+constexpr bool ROWS_FIRST = PASSES == 1 && (AHEAD || STEPS * reads_from<1>().rows <= 4 * 16);
+constexpr bool COLUMNS_FIRST = PASSES == 1 && (AHEAD || STEPS * reads_from<1>().columns <= 4 * 4);
 
 /// Pieces past the row's end are zero; those of a row that does not exist are anything, for they are never stored.
 template <class Phase>
@@ -75,6 +89,31 @@ template <int PHASE>
 struct Parts {
   gf::Passes<gf::Add, PASSES> sums[gf::at_least_one(SUMS_OF_ROW[PHASE])][CHUNKS];
   float maxima[gf::at_least_one(MAXIMA[PHASE])];
+};
+
+/// What the phases from FIRST on read.
+template <int FIRST>
+struct Later : Later<FIRST + 1> {
+  typename Phase<FIRST>::Rows rows[STEPS];
+  typename Phase<FIRST>::Columns columns[STEPS];
+
+  GF_DEVICE void read_all_rows(const Row& row) {
+    read_rows<Phase<FIRST>>(row, 0, rows);
+    Later<FIRST + 1>::read_all_rows(row);
+  }
+
+  GF_DEVICE void read_all_columns(const Row& row) {
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      columns[step] = read_columns<Phase<FIRST>>(row, first_piece(step, 0));
+    }
+    Later<FIRST + 1>::read_all_columns(row);
+  }
+};
+template <>
+struct Later<LAST_PHASE + 1> {
+  GF_DEVICE void read_all_rows(const Row&) {}
+  GF_DEVICE void read_all_columns(const Row&) {}
 };
 
 /// All of a phase. rows, columns: what was read already.
@@ -156,27 +195,20 @@ GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, RowSum::Shared* shared) 
   return joined;
 }
 
-/// The phases from PHASE on; none from 0, of a program that reduces no rows. before: parts of the phase before. rows,
-/// columns: what was read already.
-template <int PHASE, bool ROWS_READ, bool COLUMNS_READ>
-GF_DEVICE void run_later(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
-                         typename Phase<PHASE>::Columns (&columns)[STEPS], Held (&held)[STEPS],
-                         const Operands& operands, PerRow& per_row, float (&largest)[AMAXES],
-                         const Parts<(PHASE > 0) ? PHASE - 1 : 0>& before, RowSum::Shared* shared, bool writes_rows) {
-  if constexpr (PHASE > 0) {
+/// The phases from PHASE on. later: what they read, as far as it was read already. before: parts of the phase before.
+template <int PHASE>
+GF_DEVICE void run_later(const Row& row, Later<PHASE>& later, Held (&held)[STEPS], const Operands& operands,
+                         PerRow& per_row, float (&largest)[AMAXES], const Parts<PHASE - 1>& before,
+                         RowSum::Shared* shared, bool writes_rows) {
+  if constexpr (PHASE <= LAST_PHASE) {
     const Joined<PHASE - 1> joined = join<PHASE - 1>(before, shared);
     per_row.begin(gf::Number<PHASE>(), row, operands, joined.sums, joined.maxima);
     if (writes_rows) {
       per_row.store(gf::Number<PHASE>(), row);
     }
     Parts<PHASE> parts;
-    run<PHASE, ROWS_READ, COLUMNS_READ>(row, rows, columns, held, operands, per_row, largest, parts);
-    if constexpr (PHASE < LAST_PHASE) {
-      typename Phase<PHASE + 1>::Rows next_rows[STEPS];
-      typename Phase<PHASE + 1>::Columns next_columns[STEPS];
-      run_later<PHASE + 1, false, false>(row, next_rows, next_columns, held, operands, per_row, largest, parts, shared,
-                                         writes_rows);
-    }
+    run<PHASE, ROWS_FIRST, COLUMNS_FIRST>(row, later.rows, later.columns, held, operands, per_row, largest, parts);
+    run_later<PHASE + 1>(row, later, held, operands, per_row, largest, parts, shared, writes_rows);
   }
 }
 
@@ -203,16 +235,12 @@ GF_DEVICE void problem::start(const Arguments& a) {
   if constexpr (PASSES == 1) {
     read_rows<Phase<0>>(row, 0, rows0);
   }
-  Phase<SECOND>::Rows rows1[STEPS];
+  Later<1> later;
   if constexpr (ROWS_FIRST) {
-    read_rows<Phase<SECOND>>(row, 0, rows1);
+    later.read_all_rows(row);
   }
-  Phase<SECOND>::Columns columns1[STEPS];
   if constexpr (COLUMNS_FIRST) {
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      columns1[step] = read_columns<Phase<SECOND>>(row, step * THREADS_PER_ROW);
-    }
+    later.read_all_columns(row);
   }
   // CTAs that say so start at half the rate. The last ones are enough: the next kernel may begin once the others ended.
   if (gf::u32(cta) + LAST_CTAS >= gf::grid_size()) {
@@ -234,7 +262,6 @@ GF_DEVICE void problem::start(const Arguments& a) {
   Phase<0>::Columns columns0[STEPS];
   Parts<0> parts;
   run<0, PASSES == 1, false>(row, rows0, columns0, held, operands, per_row, largest, parts);
-  run_later<SECOND, ROWS_FIRST, COLUMNS_FIRST>(row, rows1, columns1, held, operands, per_row, largest, parts, shared,
-                                               writes_rows);
+  run_later<1>(row, later, held, operands, per_row, largest, parts, shared, writes_rows);
   raise_amaxes(row, largest);
 }

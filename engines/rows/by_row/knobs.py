@@ -12,8 +12,8 @@ class ByRowKnobs:
     cluster of CTAs. chunks: how many neighbouring chunks of a row, of 8 elements, a thread takes together,
     a power of two; 1 is half a chunk where one is too wide for an access and rows have several threads.
     eviction: what the L2 gives up; 0 as usual, 1 rows that were read last of all, 2 rows that were read or
-    written first. ahead: 1 to read all before the sum, so that nothing is awaited after it; 0 if it takes
-    few registers.
+    written first. ahead: 1 to read all before the first reduction, so that nothing is awaited after it; 0 if it
+    takes few registers.
     """
 
     threads_per_row: int

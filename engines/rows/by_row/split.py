@@ -24,7 +24,7 @@ ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 class RowSplit(Split[ByRowKnobs]):
     """chunks: a row's. halved: whether a chunk is too wide for one access
     of what is read and written whole. registers: 32-bit registers that a thread needs for one chunk, to read it or to
-    keep of it what later phases need. later: for what the phase after the sum reads of one chunk. fits: one CTA can
+    keep of it what later phases need. later: for what these read of one chunk. fits: one CTA can
     keep a row; otherwise a cluster may, or the row is read and worked out again in each phase. sums, maxima: over a
     row.
     """
@@ -46,7 +46,8 @@ class RowSplit(Split[ByRowKnobs]):
         plan = _resident_plan(facts, chunk)
         # What is read is worked on at once, when little else takes registers.
         registers = max(1, -(-chunk * max(plan.held_bytes, plan.read_bytes(0, True) // 2) // 4))
-        later = -(-chunk * (plan.read_bytes(1, True) + plan.read_bytes(1, False)) // 4) if facts.program.last else 0
+        read_later = sum(plan.read_bytes(p, whole) for p in plan.phases[1:] for whole in (True, False))
+        later = -(-chunk * read_later // 4)
         whole = (*facts.program.read_whole, *facts.program.written_whole)
         halved = chunk == CHUNK and max((v.dtype.nbytes(chunk) for v in whole), default=0) > ACCESS
         fits = -(-chunks // 512) * 512 * registers <= ROW_REGISTERS

@@ -149,19 +149,23 @@ GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, co
   }
 }
 
-/// Adds up the partial sums number SUM of all CTAs, SLAB columns a CTA. count: how many sums of a column there are, at
-/// most PARTIALS. shared: SLAB floats for each row of them that is left when warps have added up theirs.
-template <int SUM>
-GF_DEVICE void add_up(const Totals& totals, const float* partials, i64 count, float* shared) {
+/// Adds up the partial sums of all CTAs, SLAB columns of one sum at a time. count: how many there are of a column, at
+/// most PARTIALS. apart: of one sum from the next. shared: SLAB floats for each row of them that is left when warps have
+/// added up theirs.
+GF_DEVICE void add_up(const Totals& totals, i64 apart, i64 count, float* shared) {
   constexpr int VECTOR = PARTIAL_WIDTH / 4;
   constexpr int ACROSS = SLAB / VECTOR;   // threads side by side
   constexpr int DOWN = THREADS / ACROSS;  // partial sums of a column that are read at a time, by a thread each,
   constexpr int EACH = (PARTIALS + DOWN - 1) / DOWN < 8 ? (PARTIALS + DOWN - 1) / DOWN : 8;  // that reads so many ahead
   constexpr int PARTS = DOWN < THREADS / gf::WARP ? DOWN : THREADS / gf::WARP;
+  constexpr i64 SLABS = (COLUMNS + SLAB - 1) / SLAB;  // of a sum
   const int thread = gf::thread_index();
   const int first = thread % ACROSS * VECTOR;
-  for (i64 slab = gf::block_index(); slab * SLAB < COLUMNS; slab += gf::grid_size()) {
-    const i64 column = slab * SLAB + first;
+  for (i64 slab = gf::block_index(); slab < SUMS * SLABS; slab += gf::grid_size()) {
+    const int which = SUMS == 1 ? 0 : int(slab / SLABS);
+    const i64 begin = (SUMS == 1 ? slab : slab % SLABS) * SLAB;
+    const i64 column = begin + first;
+    const float* const partials = totals.partials + which * apart + column;
     float sum[VECTOR] = {};
     if (column < COLUMNS) {
       for (i64 i = thread / ACROSS; i < count; i += EACH * DOWN) {
@@ -169,7 +173,7 @@ GF_DEVICE void add_up(const Totals& totals, const float* partials, i64 count, fl
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
           if (i + k * DOWN < count) {
-            reads[k] = gf::load<PARTIAL_WIDTH, PARTIAL_WIDTH>(partials + (i + k * DOWN) * COLUMNS + column);
+            reads[k] = gf::load<PARTIAL_WIDTH, PARTIAL_WIDTH>(partials + (i + k * DOWN) * COLUMNS);
           }
         }
 #pragma unroll
@@ -196,22 +200,14 @@ GF_DEVICE void add_up(const Totals& totals, const float* partials, i64 count, fl
       gf::store<PARTIAL_WIDTH, PARTIAL_WIDTH>(to, gf::pack<float>(sum));
     }
     gf::barrier();
-    for (int i = thread; i < SLAB && slab * SLAB + i < COLUMNS; i += THREADS) {
+    for (int i = thread; i < SLAB && begin + i < COLUMNS; i += THREADS) {
       float total = shared[i];
 #pragma unroll
       for (int part = 1; part < PARTS; ++part) {
         total += shared[part * SLAB + i];
       }
-      store_total<SUM>(totals, slab * SLAB + i, total);
+      store_total(totals, which, begin + i, total);
     }
-  }
-}
-
-template <int SUM = 0>
-GF_DEVICE void add_up_all(const Totals& totals, i64 apart, i64 count, float* shared) {
-  if constexpr (SUM < SUMS) {
-    add_up<SUM>(totals, totals.partials + SUM * apart, count, shared);
-    add_up_all<SUM + 1>(totals, apart, count, shared);
   }
 }
 
@@ -479,7 +475,7 @@ GF_DEVICE void problem::start(const Arguments& a) {
     }
     gf::grid_barrier();
     const i64 used = (rows + ROWS_PER_CTA - 1) / ROWS_PER_CTA;
-    add_up_all(totals, partials.apart, used < ctas ? used : ctas, reinterpret_cast<float*>(shared));
+    add_up(totals, partials.apart, used < ctas ? used : ctas, reinterpret_cast<float*>(shared));
   }
   raise_amaxes(row_at(0, shared), taken.largest);
 }

@@ -136,7 +136,7 @@ class RowSplit(Split[PersistentKnobs]):
     def slab(self, knobs: PersistentKnobs) -> int:
         """Columns of which a CTA adds up the partial sums at a time: no less than a sector has, so many that all CTAs
         take part, and no more than threads can read at once."""
-        share = -(-self.facts.columns // knobs.ctas)
+        share = -(-self.facts.columns * len(self.facts.program.sums) // knobs.ctas)
         return min(max(_SECTOR // 4, 1 << (share - 1).bit_length()), knobs.threads * self.partial_vector)
 
     def by_rows(self, knobs: PersistentKnobs) -> ByRows:
