@@ -31,7 +31,6 @@ constexpr Index CHUNKS = COLUMNS / CHUNK;
 constexpr int HALF = CHUNK == 8 ? 4 : CHUNK;  // columns that are summed one after another
 constexpr bool TAILLESS = Index(STEPS) * PASSES * GROUPS == CHUNKS;
 constexpr gf::u32 LAST_CTAS = 1024;  // about what is resident
-constexpr bool COLUMNS_FIRST = PASSES * STEPS == 1;  // whether few registers hold what a thread reads of columns
 
 using gf::at_least_one;
 
@@ -54,29 +53,6 @@ GF_DEVICE void read_rows(const Row& row, Index chunk, typename Phase::Rows (&rea
   }
 }
 
-template <class Phase>
-GF_DEVICE void read_columns(const Row& row, Index chunk, typename Phase::Columns (&columns)[CHUNK]) {
-#pragma unroll
-  for (int k = 0; k < CHUNK; ++k) {
-    columns[k] = Phase::read_columns(row, chunk * CHUNK + k);
-  }
-}
-
-/// What the phases from FIRST on read that is the same for all rows, of the thread's only chunk.
-template <int FIRST>
-struct ColumnsFrom : ColumnsFrom<FIRST + 1> {
-  typename Phase<FIRST>::Columns reads[CHUNK];
-
-  GF_DEVICE void read(const Row& row, Index chunk) {
-    read_columns<Phase<FIRST>>(row, chunk, reads);
-    ColumnsFrom<FIRST + 1>::read(row, chunk);
-  }
-};
-template <>
-struct ColumnsFrom<LAST_PHASE + 1> {
-  GF_DEVICE void read(const Row&, Index) {}
-};
-
 /// What a phase knows of rows that is to be joined.
 template <int PHASE>
 struct Parts {
@@ -94,9 +70,14 @@ struct Joined {
 /// One chunk of a phase. sums: over it, of each row.
 template <int PHASE, int SUMS>
 GF_DEVICE void run_chunk(const Row& row, Index chunk, const typename Phase<PHASE>::Rows (&rows)[CHUNK],
-                         const typename Phase<PHASE>::Columns (&columns)[CHUNK], Held (&held)[CHUNK],
-                         const Operands& operands, const PerRow& per_row, float (&largest)[AMAXES],
-                         float (&maxima)[at_least_one(MAXIMA[PHASE])][PIECE], float (&sums)[SUMS][PIECE]) {
+                         Held (&held)[CHUNK], const Operands& operands, const PerRow& per_row,
+                         float (&largest)[AMAXES], float (&maxima)[at_least_one(MAXIMA[PHASE])][PIECE],
+                         float (&sums)[SUMS][PIECE]) {
+  typename Phase<PHASE>::Columns columns[CHUNK];
+#pragma unroll
+  for (int k = 0; k < CHUNK; ++k) {
+    columns[k] = Phase<PHASE>::read_columns(row, chunk * CHUNK + k);
+  }
   float halves[SUMS][PIECE] = {};
 #pragma unroll
   for (int k = 0; k < CHUNK; ++k) {
@@ -121,11 +102,10 @@ GF_DEVICE void run_chunk(const Row& row, Index chunk, const typename Phase<PHASE
   }
 }
 
-/// All of a phase. rows: what was read already, if READ; columns, if COLUMNS_FIRST.
+/// All of a phase. rows: what was read already, if READ.
 template <int PHASE, bool READ>
-GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS][CHUNK], ColumnsFrom<PHASE>& columns,
-                   Held (&held)[STEPS][CHUNK], const Operands& operands, const PerRow& per_row,
-                   float (&largest)[AMAXES], Parts<PHASE>& parts) {
+GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS][CHUNK], Held (&held)[STEPS][CHUNK],
+                   const Operands& operands, const PerRow& per_row, float (&largest)[AMAXES], Parts<PHASE>& parts) {
   constexpr int SUMS = at_least_one(SUMS_OF_ROW[PHASE]);
   Phase<PHASE>::start(parts.maxima);
 #pragma unroll 1
@@ -140,11 +120,7 @@ GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS][CH
       }
       float sums[SUMS][PIECE] = {};  // those of a chunk past the row's end
       if (is_there(row, chunk)) {
-        if constexpr (!COLUMNS_FIRST) {
-          read_columns<Phase<PHASE>>(row, chunk, columns.reads);
-        }
-        run_chunk<PHASE, SUMS>(row, chunk, rows[step], columns.reads, held[step], operands, per_row, largest,
-                               parts.maxima, sums);
+        run_chunk<PHASE, SUMS>(row, chunk, rows[step], held[step], operands, per_row, largest, parts.maxima, sums);
       }
 #pragma unroll
       for (int sum = 0; sum < SUMS; ++sum) {
@@ -199,9 +175,8 @@ GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, Shared& shared) {
 
 /// The phases from PHASE on. before: what the phase before knows.
 template <int PHASE>
-GF_DEVICE void run_later(const Row& row, ColumnsFrom<PHASE>& columns, Held (&held)[STEPS][CHUNK],
-                         const Operands& operands, PerRow& per_row, float (&largest)[AMAXES],
-                         const Parts<PHASE - 1>& before, Shared& shared, bool writes_rows) {
+GF_DEVICE void run_later(const Row& row, Held (&held)[STEPS][CHUNK], const Operands& operands, PerRow& per_row,
+                         float (&largest)[AMAXES], const Parts<PHASE - 1>& before, Shared& shared, bool writes_rows) {
   const Joined<PHASE - 1> joined = join<PHASE - 1>(before, shared);
   per_row.begin(gf::Number<PHASE>(), row, operands, joined.sums, joined.maxima);
   if (writes_rows) {
@@ -209,9 +184,9 @@ GF_DEVICE void run_later(const Row& row, ColumnsFrom<PHASE>& columns, Held (&hel
   }
   typename Phase<PHASE>::Rows rows[STEPS][CHUNK];
   Parts<PHASE> parts;
-  run<PHASE, false>(row, rows, columns, held, operands, per_row, largest, parts);
+  run<PHASE, false>(row, rows, held, operands, per_row, largest, parts);
   if constexpr (PHASE < LAST_PHASE) {
-    run_later<PHASE + 1>(row, columns, held, operands, per_row, largest, parts, shared, writes_rows);
+    run_later<PHASE + 1>(row, held, operands, per_row, largest, parts, shared, writes_rows);
   }
 }
 
@@ -233,13 +208,6 @@ GF_DEVICE void problem::start(const Arguments& a) {
       read_rows<Phase<0>>(row, chunk_of(row, step, 0), reads[step]);
     }
   }
-  ColumnsFrom<0> columns;
-  if constexpr (COLUMNS_FIRST) {
-    const Index chunk = chunk_of(row, 0, 0);
-    if (is_there(row, chunk)) {
-      columns.read(row, chunk);
-    }
-  }
   // CTAs that say so start at half the rate. The last ones are enough: the next kernel may begin once the others ended.
   if (gf::block_index() + LAST_CTAS >= gf::grid_size()) {
     gf::let_next_kernel_begin();
@@ -258,9 +226,9 @@ GF_DEVICE void problem::start(const Arguments& a) {
   Held held[STEPS][CHUNK];
   float largest[AMAXES] = {};
   Parts<0> parts;
-  run<0, PASSES == 1>(row, reads, columns, held, operands, per_row, largest, parts);
+  run<0, PASSES == 1>(row, reads, held, operands, per_row, largest, parts);
   if constexpr (LAST_PHASE > 0) {
-    run_later<1>(row, columns, held, operands, per_row, largest, parts, shared[0], writes_rows);
+    run_later<1>(row, held, operands, per_row, largest, parts, shared[0], writes_rows);
   }
   raise_amaxes(row, largest);
 }
