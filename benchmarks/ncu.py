@@ -63,7 +63,7 @@ class Replay:
     metrics: tuple[str, ...]
 
 
-_OUR_LAUNCHES = ("--profile-from-start", "off", "--kernel-name", "regex:rmsnorm")
+_OUR_LAUNCHES = ("--profile-from-start", "off", "--kernel-name", "regex:row_program")
 KERNEL = Replay("kernel", ("--replay-mode", "kernel", *_OUR_LAUNCHES), METRICS)
 RANGE = Replay("range", ("--replay-mode", "app-range"), tuple(m for m in METRICS if m not in _OF_TIME))
 """The program is run again for each pass. Time goes from start to stop, the host's before and behind the launch too."""

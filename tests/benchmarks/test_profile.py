@@ -1,11 +1,12 @@
 """What is read from Nsight Compute, how it is started, and what becomes of what it lacks."""
 
 import json
+import re
 import sys
 
 import pytest
 
-from graphfuse.benchmarks import ncu, profile
+from graphfuse.benchmarks import ncu, profile, sizes
 from graphfuse.device import for_arch
 from graphfuse.engine import Launch
 from graphfuse.runtime.handle import Handle
@@ -100,6 +101,13 @@ def test_every_case_is_replayed_in_one_way(bench):
     wide = {i for i, case in cases if bench.endswith("backward") and case.output == "fp32" and case.columns == 32768}
     narrow = {i for i, case in cases if not bench.endswith("backward") or case.columns <= 2048}
     assert wide <= {*places.get(ncu.RANGE, [])} and narrow <= {*places.get(ncu.KERNEL, [])}
+
+
+def test_ncu_is_asked_for_the_kernels_that_are_launched():
+    handle = Handle(for_arch("sm_90a"))
+    (part,) = sizes.planner(profile.CASES["rmsnorm-silu"][0].graph(handle), handle).plans[0].parts
+    asked = ncu.KERNEL.options[-1].removeprefix("regex:")
+    assert re.search(rf"GF_KERNEL\(\w+\) {asked}\(", part.engine.source(part.facts, part.knobs))
 
 
 @pytest.mark.parametrize("unit, text, value", [("us", "300.2", 300.2e-6), ("nsecond", "3", 3e-9), ("ms", "1", 1e-3)])
