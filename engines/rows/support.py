@@ -44,13 +44,15 @@ def program_reasons(facts: RowFacts, device: Device) -> Iterator[str]:
             yield f"{what} of what is one a row; accepted: of what varies over columns"
 
 
-def place_reasons(facts: RowFacts) -> Iterator[str]:
-    """Why a schedule whose threads take row after row, or neighbouring rows, refuses a program."""
+def place_reasons(facts: RowFacts, rotates: bool = False) -> Iterator[str]:
+    """Why a schedule whose threads take row after row, or neighbouring rows, refuses a program. rotates: whether it
+    takes pairs of columns, with cosines and sines in rows that are chosen by number."""
     program = facts.program
-    if program.all_pairs:
-        yield f"{facts.node}: pairs of columns; accepted where CTAs take some rows and end"
+    if program.all_pairs and not rotates:
+        yield f"{facts.node}: pairs of columns; accepted where a thread takes neighbouring columns of a row"
     for view in program.all_views:
-        if view.indexed is not None or view.within is not None:
+        chosen = view.indexed is not None and not (rotates and view.of_pairs is not None)
+        if chosen or view.within is not None:
             what = "are chosen by number" if view.indexed is not None else "are some of all"
             yield f"{view.name!r}: its rows {what}; accepted where CTAs take some rows and end"
 
