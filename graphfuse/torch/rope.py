@@ -215,6 +215,4 @@ class QKNormRope(torch.nn.Module):
         return qk_norm_rope(q, k, self.q_weight, self.k_weight, cos_sin_cache, positions, self.eps, self.is_neox)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.head_dim}, eps={self.eps}, is_neox={self.is_neox}, elementwise_affine={self.elementwise_affine}"
-        )
+        return f"{self.head_dim}, eps={self.eps}, is_neox={self.is_neox}, elementwise_affine={self.elementwise_affine}"
