@@ -57,16 +57,17 @@ def place_reasons(facts: RowFacts, rotates: bool = False) -> Iterator[str]:
             yield f"{view.name!r}: its rows {what}; accepted where CTAs take some rows and end"
 
 
-def pair_reasons(facts: RowFacts, chunk: int) -> Iterator[str]:
-    """Why pairs of columns are refused. chunk: elements of a row that are taken together."""
+def pair_reasons(facts: RowFacts, chunk: int, most: int = MOST_PAIRED) -> Iterator[str]:
+    """Why pairs of columns are refused. chunk: elements of a row that are taken together. most: of a row, that a thread
+    may have."""
     for pairs in facts.program.all_pairs:
         least = chunk // 2 if pairs.interleaved else chunk
         if pairs.count % least or chunk % 2:
             yield f"{facts.node}: {pairs.count} pairs of {facts.columns} columns; accepted: a multiple of {least}"
-        if not pairs.interleaved and facts.columns > WARP * MOST_PAIRED:
+        if not pairs.interleaved and facts.columns > WARP * most:
             yield (
                 f"{facts.node}: pairs of columns that lie apart, in rows of {facts.columns}; accepted: up to "
-                f"{WARP * MOST_PAIRED}, as a warp has a row"
+                f"{WARP * most}, as a warp has a row"
             )
 
 

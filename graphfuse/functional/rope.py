@@ -198,14 +198,14 @@ def qk_norm_rope(
     for both.
 
     q: (..., heads, head_dim), any strides: slices of a packed tensor are read where they are. k: as q, of its type,
-    with its own number of heads. q_weight, k_weight: as ``qk_rmsnorm``'s, of one type, or both None for 1. cos_sin_cache:
-    (max_position, rotary_dim), bfloat16, float16 or float32: of each position the cosines of the rotary_dim / 2 pairs,
-    then their sines, as FlashInfer and vLLM have them. rotary_dim is even and at most head_dim; columns behind it are
-    normalized and not rotated. positions: (...), q's leading dimensions, int64 or int32: the row of the cache for each
-    token. A position that the cache does not have makes the token's rotated columns NaN; nothing is read there.
-    is_neox: pairs are columns i and i + rotary_dim / 2; if False, columns 2 i and 2 i + 1 (GPT-J). q_out, k_out: of q's
-    and k's shape, of one type, as ``rmsnorm``'s out; they may be q and k themselves. Types, eps, enable_pdl and errors
-    as of ``rmsnorm``. ``graphfuse.torch.qk_norm_rope`` has gradients.
+    with its own number of heads. q_weight, k_weight: as ``qk_rmsnorm``'s, of one type, or both None for 1.
+    cos_sin_cache: (max_position, rotary_dim), bfloat16, float16 or float32: of each position the cosines of the
+    rotary_dim / 2 pairs, then their sines, as FlashInfer and vLLM have them. rotary_dim is even and at most head_dim;
+    columns behind it are normalized and not rotated. positions: (...), q's leading dimensions, int64 or int32: the row
+    of the cache for each token. A position that the cache does not have makes the token's rotated columns NaN; nothing
+    is read there. is_neox: pairs are columns i and i + rotary_dim / 2; if False, columns 2 i and 2 i + 1 (GPT-J).
+    q_out, k_out: of q's and k's shape, of one type, as ``rmsnorm``'s out; they may be q and k themselves. Types, eps,
+    enable_pdl and errors as of ``rmsnorm``. ``graphfuse.torch.qk_norm_rope`` has gradients.
 
     Returns (q_out, k_out). Kernels take a head_dim that is a multiple of 8, up to 512, and a rotary_dim that is a
     multiple of 16 (of 8 if not is_neox); the reference engine takes the rest.

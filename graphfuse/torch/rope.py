@@ -1,8 +1,8 @@
 """Queries and keys normalized and rotated, with gradients: both in one kernel forward, a kernel for each backward.
 
 ``graphfuse::differentiable_qk_norm_rope`` is what users call. With gradients, autograd sees ``..._training`` run
-instead, and ``..._backward`` once for queries and once for keys. Queries, keys, weights, positions, the cache of cosines
-and sines and one number a head are kept. Backward rotates back, then it is the backward of RMSNorm.
+instead, and ``..._backward`` once for queries and once for keys. All that is given, and one number a head, are kept.
+Backward rotates back, then it is the backward of RMSNorm.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Queries and keys normalized and rotated, with gradients: values, which gradients are made, kernels, torch's machinery."""
+"""Queries and keys normalized and rotated, with gradients: values, what is made of them, kernels, torch's machinery."""
 
 import contextlib
 

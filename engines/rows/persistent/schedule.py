@@ -35,7 +35,8 @@ class Persistent(Schedule[PersistentKnobs]):
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
         yield from place_reasons(facts, rotates=True)
         yield from tensor_reasons(facts)
-        yield from pair_reasons(facts, RowSplit.of(facts).piece)
+        piece = RowSplit.of(facts).piece
+        yield from pair_reasons(facts, piece, most=piece)
         misfit = self.misfit(facts)
         if misfit:
             yield f"{facts.node}: {misfit}"
