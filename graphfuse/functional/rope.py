@@ -106,10 +106,10 @@ def both(d: Drawing) -> Tensor:
     return d.graph.join(d["q"], d["k"], d.rank - 2)
 
 
-def apart(d: Drawing, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries, and keys."""
+def heads_of(d: Drawing, x: Tensor, name: str) -> Tensor:
+    """Of `both` what is the argument `name`'s, q or k."""
     queries, keys = (d.layouts[name].shape[-2] for name in "qk")
-    return heads(d, x, 0, queries), heads(d, x, queries, queries + keys)
+    return heads(d, x, 0, queries) if name == "q" else heads(d, x, queries, queries + keys)
 
 
 def turned(d: Drawing, normal: Tensor, is_neox: bool) -> Tensor:
@@ -129,8 +129,9 @@ def _rotated(d: Drawing, is_neox: bool) -> Tensor:
 
 
 def _draw(d: Drawing, is_neox: bool) -> None:
-    for name, y in zip(("q_out", "k_out"), apart(d, _rotated(d, is_neox)), strict=True):
-        d.store(name, y)
+    y = _rotated(d, is_neox)
+    for name in "qk":
+        d.store(f"{name}_out", heads_of(d, y, name))
 
 
 def _draw_cached(d: Drawing, is_neox: bool) -> None:
@@ -138,9 +139,9 @@ def _draw_cached(d: Drawing, is_neox: bool) -> None:
         _joined_pages(d, name)
     y = _rotated(d, is_neox)
     slots = d.of_tokens("slot_mapping")
-    d.store("q_out", apart(d, y)[0])
+    d.store("q_out", heads_of(d, y, "q"))
     # All heads are divided, and those of keys are stored: so it is one kernel.
-    d.scatter("k_cache", apart(d, _divided(d, y, "k_scale"))[1], slots)
+    d.scatter("k_cache", heads_of(d, _divided(d, y, "k_scale"), "k"), slots)
     d.scatter("v_cache", _divided(d, d["v"], "v_scale"), slots)
 
 

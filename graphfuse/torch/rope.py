@@ -17,7 +17,7 @@ from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.norms import rms
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
-from graphfuse.functional.rope import angle_parameters, angles, apart, both, of_keys, turned
+from graphfuse.functional.rope import angle_parameters, angles, both, heads_of, of_keys, turned
 from graphfuse.functional.tensor_parameter import TensorParameter, columns_or_heads, like, rows, type_of
 from graphfuse.runtime import torch_private
 from graphfuse.tensor import Tensor
@@ -29,9 +29,8 @@ NAME = "differentiable_qk_norm_rope"
 _observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
 
 
-def _inverse_rms(of: str) -> TensorParameter:
-    name = f"{of}_inverse_rms"
-    return TensorParameter(name, STATISTICS, rows(of), written=True, new=type_computed_in)
+def _inverse_rms(x: str) -> TensorParameter:
+    return TensorParameter(f"{x}_inverse_rms", STATISTICS, rows(x), written=True, new=type_computed_in)
 
 
 _GIVEN = (
@@ -56,8 +55,8 @@ def _train(d: Drawing, is_neox: bool) -> None:
 
 
 def _store(d: Drawing, t: Tensor, name: str) -> None:
-    for of, part in zip("qk", apart(d, t), strict=True):
-        d.store(f"{of}_{name}", part)
+    for x in "qk":
+        d.store(f"{x}_{name}", heads_of(d, t, x))
 
 
 def _differentiate(d: Drawing, is_neox: bool) -> None:
