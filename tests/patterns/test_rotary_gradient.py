@@ -160,7 +160,9 @@ def test_statistics_of_heads_that_are_joined():
             pack[f"{name}_{of}"] = memory[:, :n]
         first += n
     run = Planned(g, pack)
+    checked = run.check(Build.ADDRESS)
     run.run()
+    assert checked == run.contents()
     for name in counts:
         want, exact = oracle.rmsnorm(pack[name], None, 1e-5)
         torch.testing.assert_close(run.pack[f"{name}_inverse"].double(), exact, rtol=1e-6, atol=0)
