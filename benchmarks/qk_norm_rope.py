@@ -14,6 +14,7 @@ from graphfuse.benchmarks.peers import graphfuse, stream, torch_compile, torch_e
 from graphfuse.benchmarks.qk_norm import HEAD, HEADS
 from graphfuse.dtypes import data_type
 from graphfuse.enums import norm_forward_phase
+from graphfuse.tensor import Tensor
 from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class Operands:
         return weights | tensors | {"table": self.table[:, None], "positions": self.positions[:, None, None]}
 
 
+def joined(graph: pygraph, given: dict[str, Tensor], suffix: str) -> Tensor:
+    return graph.join(given[f"q{suffix}"], given[f"k{suffix}"], 1)
+
+
 @dataclass(frozen=True)
 class Case:
     """rows tokens. q_heads, k_heads: heads of Q, and of K, of which V has as many. interleaved: pairs of neighbouring
@@ -67,34 +72,57 @@ class Case:
     @property
     def moved(self) -> int:
         """Bytes: Q and K read and written, positions, the rows of the table that are asked for, the weights."""
-        heads = 2 * 2 * self.rows * (self.q_heads + self.k_heads) * HEAD
-        return heads + self.rows * 8 + 2 * min(self.rows, POSITIONS) * HEAD + 2 * 2 * HEAD
+        return 2 * self.head_bytes + self.angle_bytes + 2 * 2 * HEAD
+
+    @property
+    def head_bytes(self) -> int:
+        """Of Q and K."""
+        return 2 * self.rows * (self.q_heads + self.k_heads) * HEAD
+
+    @property
+    def angle_bytes(self) -> int:
+        """Of positions, and of the rows of the table that they ask for."""
+        return self.rows * 8 + 2 * min(self.rows, POSITIONS) * HEAD
+
+    @property
+    def heads(self) -> dict[str, int]:
+        return {"q": self.q_heads, "k": self.k_heads}
 
     def graph(self, handle=None) -> pygraph:
         graph = pygraph(intermediate_data_type=data_type.FLOAT, handle=handle)
-        wide, counts = (self.q_heads + 2 * self.k_heads) * HEAD, {"q": self.q_heads, "k": self.k_heads}
-        x, weight = (
-            [
-                graph.tensor([rows, n, HEAD], stride, data_type.BFLOAT16, name=name + suffix)
-                for name, n in counts.items()
-            ]
-            for rows, stride, suffix in ((self.rows, [wide, HEAD, 1], ""), (1, [0, 0, 1], "_weight"))
-        )
-        y, _ = graph.rmsnorm(graph.join(*x, 1), None, EPS, norm_forward_phase=norm_forward_phase.INFERENCE)
-        y = graph.mul(y, graph.join(*weight, 1))
-        table = graph.tensor([POSITIONS, 1, HEAD], data_type=data_type.BFLOAT16, name="table")
-        positions = graph.tensor([self.rows, 1, 1], data_type=data_type.INT64, name="positions")
-        whole, half = slice(None), HEAD // 2
-        halves = (graph.slice(table, [whole, whole, part]) for part in (slice(half), slice(half, None)))
-        cos, sin = (graph.gather_rows(part, positions) for part in halves)
-        y = graph.rotate_pairs(y, cos, sin, interleaved=self.interleaved)
-        first = 0
-        for name, n in counts.items():
-            out = graph.slice(y, [whole, slice(first, first + n), whole])
-            out.set_output().set_name(f"{name}_out").set_data_type(data_type.BFLOAT16)
-            out.set_stride([n * HEAD, HEAD, 1])
-            first += n
+        given = self.given(graph)
+        y, _ = graph.rmsnorm(joined(graph, given, ""), None, EPS, norm_forward_phase=norm_forward_phase.INFERENCE)
+        y = self.rotated(graph, graph.mul(y, joined(graph, given, "_weight")), given)
+        for name in self.heads:
+            self.store(graph, y, name)
         return graph
+
+    def given(self, graph: pygraph) -> dict[str, Tensor]:
+        """By name: Q and K of the packed tensor, their weights, the table and positions."""
+        wide = (self.q_heads + 2 * self.k_heads) * HEAD
+        given = {}
+        for name, n in self.heads.items():
+            given[name] = graph.tensor([self.rows, n, HEAD], [wide, HEAD, 1], data_type.BFLOAT16, name=name)
+            weight = f"{name}_weight"
+            given[weight] = graph.tensor([1, n, HEAD], [0, 0, 1], data_type.BFLOAT16, name=weight)
+        given["table"] = graph.tensor([POSITIONS, 1, HEAD], data_type=data_type.BFLOAT16, name="table")
+        given["positions"] = graph.tensor([self.rows, 1, 1], data_type=data_type.INT64, name="positions")
+        return given
+
+    def rotated(self, graph: pygraph, y: Tensor, given: dict[str, Tensor], inverse: bool = False) -> Tensor:
+        whole, half = slice(None), HEAD // 2
+        halves = (graph.slice(given["table"], [whole, whole, part]) for part in (slice(half), slice(half, None)))
+        cos, sin = (graph.gather_rows(part, given["positions"]) for part in halves)
+        return graph.rotate_pairs(y, cos, sin, interleaved=self.interleaved, inverse=inverse)
+
+    def part(self, graph: pygraph, t: Tensor, name: str) -> Tensor:
+        """The heads of Q, or those of K."""
+        first, end = (0, self.q_heads) if name == "q" else (self.q_heads, self.q_heads + self.k_heads)
+        return graph.slice(t, [slice(None), slice(first, end), slice(None)])
+
+    def store(self, graph: pygraph, y: Tensor, name: str) -> None:
+        out = self.part(graph, y, name).set_output().set_name(f"{name}_out").set_data_type(data_type.BFLOAT16)
+        out.set_stride([self.heads[name] * HEAD, HEAD, 1])
 
     def sets(self, count: int, device: str) -> list[Operands]:
         """Sets of random numbers of their own, with the same weights and table."""
@@ -122,22 +150,29 @@ class Case:
         operands.k_out.fill_(99.0)
 
     def wrong(self, operands: Operands, tight: bool) -> str | None:
-        import torch
-
         rows = judge.checked_rows(self.rows, operands.x.device)
-        cos, sin = operands.table[operands.positions[rows]].double()[:, None].chunk(2, dim=-1)
         for name in "qk":
-            x, weight = getattr(operands, name)[rows].double(), getattr(operands, f"{name}_weight").double()
-            y = x * (x.square().mean(2, keepdim=True) + operands.eps).rsqrt() * weight
-            one, two = (y[..., ::2], y[..., 1::2]) if self.interleaved else y.chunk(2, dim=-1)
-            pairs = one * cos - two * sin, two * cos + one * sin
-            exact = torch.stack(pairs, -1).flatten(-2) if self.interleaved else torch.cat(pairs, -1)
-            exact, found = exact.flatten(1), getattr(operands, f"{name}_out")[rows].double().flatten(1)
+            y = normalized(getattr(operands, name)[rows].double(), getattr(operands, f"{name}_weight"), operands.eps)
+            exact = self.turned(operands, y, rows).flatten(1)
+            found = getattr(operands, f"{name}_out")[rows].double().flatten(1)
             # What a pair's other column cancels is a place of either.
             apart = ACCURACY.of(tight).around(y.abs().amax(2, keepdim=True).expand_as(y).flatten(1))
             if complaint := judge.wrong(found, exact, apart, rows, name.upper()):
                 return complaint
         return None
+
+    def turned(self, operands: Operands, y: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Heads of some rows, rotated."""
+        import torch
+
+        cos, sin = operands.table[operands.positions[rows]].to(y.dtype)[:, None].chunk(2, dim=-1)
+        one, two = (y[..., ::2], y[..., 1::2]) if self.interleaved else y.chunk(2, dim=-1)
+        pairs = one * cos - two * sin, two * cos + one * sin
+        return torch.stack(pairs, -1).flatten(-2) if self.interleaved else torch.cat(pairs, -1)
+
+
+def normalized(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * (x.square().mean(2, keepdim=True) + eps).rsqrt() * weight.to(x.dtype)
 
 
 BENCH = Bench(

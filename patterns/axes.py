@@ -135,12 +135,13 @@ class Axes:
         return reader.op_name == "gather_rows" and made_by == "slice" and t == reader.input("input")
 
     def cut(self, node: Node) -> tuple[int, int, int] | None:
-        """Of a slice of rows along one axis that axis, the first and the end; None for other slices and nodes."""
+        """Of a slice along one axis of rows, or of what is one a row, that axis, the first and the end; None for other
+        slices and nodes."""
         if node.op_name != "slice":
             return None
         dim, slices = self.graph.tensors[node.input("input")].dim, node.attribute("slices")
         axes = [axis for axis, s in enumerate(slices) if s != (0, dim[axis], 1)]
-        if dim != self.dim or len(axes) != 1 or axes[0] not in self.axes or slices[axes[0]][2] != 1:
+        if dim not in (self.dim, self.per_row) or len(axes) != 1 or axes[0] not in self.axes or slices[axes[0]][2] != 1:
             return None
         first, end, _ = slices[axes[0]]
         return (axes[0], first, end) if first < end else None

@@ -150,14 +150,14 @@ class Builder(Emitter):
     def _varies(self, t: TensorId) -> tuple[bool, bool]:
         """Whether a tensor in memory varies over rows and over columns. One row is as good as many: only
         weight and bias are known to be the same for all of them."""
-        if t in self.angles or t in self.cut:
-            return True, True
         dim = self.rows.tensor(t).dim
+        wide = all(dim[axis] == self.rows.dim[axis] for axis in self.rows.columns)
+        if t in self.angles or t in self.cut:
+            return True, wide or t in self.angles
         rows, all_rows = ([e[axis] for axis in self.rows.axes] for e in (dim, self.rows.dim))
         varies = any(e != 1 for e in rows) or (rows == all_rows and t not in self.of_columns)
         if t in self.values and isinstance(self.values[t], Chain):
             return varies, self.row_program.extents[self.values[t].index].columns
-        wide = all(dim[axis] == self.rows.dim[axis] for axis in self.rows.columns)
         return varies, wide and t not in self.of_rows
 
     @property

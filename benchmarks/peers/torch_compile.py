@@ -65,6 +65,14 @@ def _qk_norm_rope(case, sets) -> Work:
     return torch_eager.rotated(case, sets, _compiled(torch_eager.qk_norm_rope))
 
 
+def _qk_norm_rope_training(case, sets) -> Work:
+    return torch_eager.rotated_and_back(case, sets, _compiled(torch_eager.qk_norm_rope))
+
+
+def _qk_norm_rope_cache(case, sets) -> Work:
+    return torch_eager.stored(case, sets, _compiled(torch_eager.qk_norm_rope_cache))
+
+
 def _rmsnorm_backward(case, sets) -> Work:
     compiled = _compiled(torch_eager.rmsnorm_backward)
 
@@ -153,6 +161,8 @@ ADD_RMSNORM = _peer(_add_rmsnorm)
 ADD_RMSNORM_FP8 = _peer(_add_rmsnorm_fp8)
 QK_NORM = _peer(_qk_norm, where=", new tensors")
 QK_NORM_ROPE = _peer(_qk_norm_rope, where=", new tensors")
+QK_NORM_ROPE_TRAINING = _peer(_qk_norm_rope_training, where=", new tensors")
+QK_NORM_ROPE_CACHE = _peer(_qk_norm_rope_cache, where=", new queries")
 RMSNORM_BACKWARD = _peer(_rmsnorm_backward)
 NORM_ADD_NORM = _peer(_norm_add_norm)
 LAYERNORM = _peer(_layernorm)

@@ -1,6 +1,7 @@
 """torch as users write it: one kernel an operation."""
 
 import functools
+from dataclasses import replace
 
 from graphfuse.benchmarks.peer import Peer, Work, returning, through
 
@@ -87,6 +88,53 @@ def rotated(case, sets, function) -> Work:
 
 def _qk_norm_rope(case, sets) -> Work:
     return rotated(case, sets, qk_norm_rope)
+
+
+def rotated_and_back(case, sets, function) -> Work:
+    """With the gradients, by autograd. function: as of `rotated`."""
+    import torch
+
+    leaves = ("q", "k", "q_weight", "k_weight")
+    made = [replace(s, **{name: getattr(s, name).detach().requires_grad_() for name in leaves}) for s in sets]
+
+    def call(s):
+        given = [getattr(s, name) for name in leaves]
+        with torch.enable_grad():
+            results = function(*given, s.table, s.positions, s.eps, case.interleaved)
+        return *(y.detach() for y in results), *torch.autograd.grad(results, given, (s.dq_out, s.dk_out))
+
+    return returning(case, made, ("q_out", "k_out", *(f"d{name}" for name in leaves)), call)
+
+
+def _qk_norm_rope_training(case, sets) -> Work:
+    return rotated_and_back(case, sets, qk_norm_rope)
+
+
+def qk_norm_rope_cache(q, k, v, q_weight, k_weight, table, positions, k_cache, v_cache, slots, scales, eps):
+    """Q as a new tensor; K and V to their slots. scales: of K and V in FP8; None for caches of their type."""
+    import torch
+
+    made, k = qk_norm_rope(q, k, q_weight, k_weight, table, positions, eps, False)
+    if scales is None:
+        k_cache[slots], v_cache[slots] = k, v
+    else:  # not every torch indexes FP8
+        for cache, values, scale in zip((k_cache, v_cache), (k, v), scales, strict=True):
+            cache.view(torch.uint8)[slots] = quantized(values, scale).view(torch.uint8)
+    return made
+
+
+def stored(case, sets, function) -> Work:
+    """function: ``qk_norm_rope_cache``, or what is compiled of it."""
+
+    def call(s):
+        given = s.q, s.k, s.v, s.q_weight, s.k_weight, s.table, s.positions, s.k_cache, s.v_cache, s.slots
+        return (function(*given, s.scales, s.eps),)
+
+    return returning(case, sets, ("q_out",), call)
+
+
+def _qk_norm_rope_cache(case, sets) -> Work:
+    return stored(case, sets, qk_norm_rope_cache)
 
 
 def _add_rmsnorm(case, sets) -> Work:
@@ -218,6 +266,8 @@ ADD_RMSNORM = Peer("torch_eager", "torch eager", _add_rmsnorm, ("torch",))
 ADD_RMSNORM_FP8 = Peer("torch_eager", "torch eager", _add_rmsnorm_fp8, ("torch",))
 QK_NORM = Peer("torch_eager", "torch eager, new tensors", _qk_norm, ("torch",))
 QK_NORM_ROPE = Peer("torch_eager", "torch eager, new tensors", _qk_norm_rope, ("torch",))
+QK_NORM_ROPE_TRAINING = Peer("torch_eager", "torch eager, new tensors", _qk_norm_rope_training, ("torch",))
+QK_NORM_ROPE_CACHE = Peer("torch_eager", "torch eager, new queries", _qk_norm_rope_cache, ("torch",))
 RMSNORM_BACKWARD = Peer("torch_eager", "torch eager", _rmsnorm_backward, ("torch",))
 NORM_ADD_NORM = Peer("torch_eager", "torch eager", _norm_add_norm, ("torch",))
 LAYERNORM = Peer("torch_eager", "torch eager", _layernorm, ("torch",))

@@ -44,27 +44,30 @@ def program_reasons(facts: RowFacts, device: Device) -> Iterator[str]:
             yield f"{what} of what is one a row; accepted: of what varies over columns"
 
 
-def place_reasons(facts: RowFacts) -> Iterator[str]:
-    """Why a schedule whose threads take row after row, or neighbouring rows, refuses a program."""
+def place_reasons(facts: RowFacts, rotates: bool = False) -> Iterator[str]:
+    """Why a schedule whose threads take row after row, or neighbouring rows, refuses a program. rotates: whether it
+    takes pairs of columns, with cosines and sines in rows that are chosen by number."""
     program = facts.program
-    if program.all_pairs:
-        yield f"{facts.node}: pairs of columns; accepted where CTAs take some rows and end"
+    if program.all_pairs and not rotates:
+        yield f"{facts.node}: pairs of columns; accepted where a thread takes neighbouring columns of a row"
     for view in program.all_views:
-        if view.indexed is not None or view.within is not None:
+        chosen = view.indexed is not None and not (rotates and view.of_pairs is not None)
+        if chosen or view.within is not None:
             what = "are chosen by number" if view.indexed is not None else "are some of all"
             yield f"{view.name!r}: its rows {what}; accepted where CTAs take some rows and end"
 
 
-def pair_reasons(facts: RowFacts, chunk: int) -> Iterator[str]:
-    """Why pairs of columns are refused. chunk: elements of a row that are taken together."""
+def pair_reasons(facts: RowFacts, chunk: int, most: int = MOST_PAIRED) -> Iterator[str]:
+    """Why pairs of columns are refused. chunk: elements of a row that are taken together. most: of a row, that a thread
+    may have."""
     for pairs in facts.program.all_pairs:
         least = chunk // 2 if pairs.interleaved else chunk
         if pairs.count % least or chunk % 2:
             yield f"{facts.node}: {pairs.count} pairs of {facts.columns} columns; accepted: a multiple of {least}"
-        if not pairs.interleaved and facts.columns > WARP * MOST_PAIRED:
+        if not pairs.interleaved and facts.columns > WARP * most:
             yield (
                 f"{facts.node}: pairs of columns that lie apart, in rows of {facts.columns}; accepted: up to "
-                f"{WARP * MOST_PAIRED}, as a warp has a row"
+                f"{WARP * most}, as a warp has a row"
             )
 
 

@@ -87,6 +87,7 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield "GF_DEVICE void complete(Row& row, const Arguments& a, gf::i64 index) {"
     yield "  const Index thread = row.thread;"
     yield "  (void)thread;"
+    yield from ["  locate(row, a, index);"] * bool(plan.stages and plan.program.indices)
     yield from axes(plan) if assigned else ()
     yield from (f"  {line}" for line in assigned)
     yield from (f"  {_chosen(pointer)}" for pointer in behind if pointer.view.indexed is not None)

@@ -126,7 +126,7 @@ def _key(f: Function) -> str:
             parts += [f"{a.name}.dtype", f"{a.name}.get_device()"]
         elif a.name not in f.parameters:
             continue
-        elif a.name in f.defaults:
+        elif a.optional or a.name in f.defaults:
             parts.append(f"None if {a.name} is None else {a.name}.dtype")
         else:
             parts.append(f"{a.name}.dtype")

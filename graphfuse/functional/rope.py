@@ -10,25 +10,28 @@ from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import rms
 from graphfuse.functional.tensor_parameter import (
+    FLOAT,
     FLOATS,
     FORMATS,
     INTEGERS,
     Rule,
     Shape,
     TensorParameter,
+    Types,
     columns_or_heads,
     like,
+    one,
     type_of,
 )
 from graphfuse.tensor import Tensor
 
 
-def _tokens(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
-    """One value for each token: for q's dimensions but heads and columns."""
-    return (shapes["q"][:-2],)
+def of_tokens(name: str) -> Rule:
+    """One value for each token: for the dimensions of another argument but heads and columns."""
+    return lambda shapes: (shapes[name][:-2],)
 
 
-def _keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+def of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
     """q's shape, with heads of their own."""
     q, k = shapes["q"], shapes["k"]
     if len(q) < 2:
@@ -36,19 +39,30 @@ def _keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
     return ((*q[:-2], *k[-2:-1], q[-1]),)
 
 
-def _cache(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+def _angles(of: str) -> Rule:
     """Rows of cosines, then sines, for at most all pairs of a head's columns."""
-    found, width = tuple(shapes["cos_sin_cache"]), shapes["q"][-1]
-    if len(found) == 2 and found[1] % 2 == 0 and 2 <= found[1] <= width:
-        return (found,)
-    raise VariantPackError(
-        f"cos_sin_cache has shape {found}; accepted: (positions, rotary_dim), rotary_dim even and 2 to {width}, the "
-        "last dimension of q"
-    )
+
+    def rule(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+        found, width = tuple(shapes["cos_sin_cache"]), shapes[of][-1]
+        if len(found) == 2 and found[1] % 2 == 0 and 2 <= found[1] <= width:
+            return (found,)
+        raise VariantPackError(
+            f"cos_sin_cache has shape {found}; accepted: (positions, rotary_dim), rotary_dim even and 2 to {width}, "
+            f"the last dimension of {of}"
+        )
+
+    return rule
 
 
-def angles(d: Drawing, name: str = "cos_sin_cache") -> tuple[Tensor, Tensor]:
+def angle_parameters(of: str, types: Types = FLOATS) -> tuple[TensorParameter, TensorParameter]:
+    """Cosines and sines by position, and the position of each token of another argument."""
+    table = TensorParameter("cos_sin_cache", types, _angles(of), free=True, table=True)
+    return table, TensorParameter("positions", INTEGERS, of_tokens(of))
+
+
+def angles(d: Drawing) -> tuple[Tensor, Tensor]:
     """The cosines and the sines of the tokens' positions."""
+    name = "cos_sin_cache"
     table, positions, pairs = d.table(name), d.of_tokens("positions"), d.layouts[name].shape[1] // 2
     whole = (slice(None),) * (d.rank - 1)
     halves = (d.graph.slice(table, [*whole, part]) for part in (slice(0, pairs), slice(pairs, 2 * pairs)))
@@ -87,39 +101,60 @@ def _joined_pages(d: Drawing, name: str) -> None:
         )
 
 
-def _rotated(d: Drawing, is_neox: bool) -> tuple[Tensor, Tensor]:
-    """Queries and keys."""
-    counts = [d.layouts[name].shape[-2] for name in ("q", "k")]
-    axis = d.rank - 2
-    x = d.graph.join(d["q"], d["k"], axis)
-    weights = (d.for_heads(f"{name}_weight", count) for name, count in zip("qk", counts, strict=True))
-    y = d.graph.mul(rms(d, x, None, None), d.graph.join(*weights, axis))
-    y = d.graph.rotate_pairs(y, *angles(d), interleaved=not is_neox)
-    return heads(d, y, 0, counts[0]), heads(d, y, counts[0], sum(counts))
+def both(d: Drawing) -> Tensor:
+    """The heads of queries, then those of keys."""
+    return d.graph.join(d["q"], d["k"], d.rank - 2)
+
+
+def heads_of(d: Drawing, x: Tensor, name: str) -> Tensor:
+    """Of `both` what is the argument `name`'s, q or k."""
+    queries, keys = (d.layouts[name].shape[-2] for name in "qk")
+    return heads(d, x, 0, queries) if name == "q" else heads(d, x, queries, queries + keys)
+
+
+def turned(d: Drawing, normal: Tensor, is_neox: bool) -> Tensor:
+    """Normalized heads of both, times their weights where these are given, and rotated."""
+    given = [name in d for name in ("q_weight", "k_weight")]
+    if given[0] != given[1]:
+        missing, there = sorted(("q_weight", "k_weight"), key=lambda name: name in d)
+        raise VariantPackError(f"{missing} is None and {there} is a tensor; accepted: tensors for both, or for none")
+    if all(given):
+        weights = (d.for_heads(f"{name}_weight", d.layouts[name].shape[-2]) for name in "qk")
+        normal = d.graph.mul(normal, d.graph.join(*weights, d.rank - 2))
+    return d.graph.rotate_pairs(normal, *angles(d), interleaved=not is_neox)
+
+
+def _rotated(d: Drawing, is_neox: bool) -> Tensor:
+    return turned(d, rms(d, both(d), None, None), is_neox)
 
 
 def _draw(d: Drawing, is_neox: bool) -> None:
-    for name, y in zip(("q_out", "k_out"), _rotated(d, is_neox), strict=True):
-        d.store(name, y)
+    y = _rotated(d, is_neox)
+    for name in "qk":
+        d.store(f"{name}_out", heads_of(d, y, name))
 
 
 def _draw_cached(d: Drawing, is_neox: bool) -> None:
     for name in ("k_cache", "v_cache"):
         _joined_pages(d, name)
-    q, k = _rotated(d, is_neox)
+    y = _rotated(d, is_neox)
     slots = d.of_tokens("slot_mapping")
-    d.store("q_out", q)
-    d.scatter("k_cache", k, slots)
-    d.scatter("v_cache", d["v"], slots)
+    d.store("q_out", heads_of(d, y, "q"))
+    # All heads are divided, and those of keys are stored: so it is one kernel.
+    d.scatter("k_cache", heads_of(d, _divided(d, y, "k_scale"), "k"), slots)
+    d.scatter("v_cache", _divided(d, d["v"], "v_scale"), slots)
+
+
+def _divided(d: Drawing, x: Tensor, scale: str) -> Tensor:
+    return d.graph.mul(x, d.graph.reciprocal(d[scale])) if scale in d else x
 
 
 _GIVEN = (
     TensorParameter("q", FLOATS),
-    TensorParameter("k", FLOATS, _keys, free=True),
-    TensorParameter("q_weight", FLOATS, columns_or_heads("q")),
-    TensorParameter("k_weight", FLOATS, columns_or_heads("k")),
-    TensorParameter("cos_sin_cache", FLOATS, _cache, free=True, table=True),
-    TensorParameter("positions", INTEGERS, _tokens),
+    TensorParameter("k", FLOATS, of_keys, free=True),
+    TensorParameter("q_weight", FLOATS, columns_or_heads("q"), optional=True),
+    TensorParameter("k_weight", FLOATS, columns_or_heads("k"), optional=True),
+    *angle_parameters("q"),
 )
 _Q_OUT = TensorParameter("q_out", FORMATS, like("q"), written=True, new=type_of("q"))
 _ARGUMENTS = (
@@ -134,8 +169,10 @@ _CACHED = (
     TensorParameter("v", FLOATS, like("k")),
     TensorParameter("k_cache", FORMATS, _pages("k_cache"), free=True, table=True, written=True),
     TensorParameter("v_cache", FORMATS, _pages("v_cache"), free=True, table=True, written=True),
-    TensorParameter("slot_mapping", INTEGERS, _tokens),
+    TensorParameter("slot_mapping", INTEGERS, of_tokens("q")),
     _Q_OUT,
+    TensorParameter("k_scale", FLOAT, one, optional=True),
+    TensorParameter("v_scale", FLOAT, one, optional=True),
 )
 
 
@@ -148,8 +185,8 @@ _CACHED = (
 def qk_norm_rope(
     q: torch.Tensor,
     k: torch.Tensor,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
     cos_sin_cache: torch.Tensor,
     positions: torch.Tensor,
     eps: float = 1e-6,
@@ -162,14 +199,14 @@ def qk_norm_rope(
     for both.
 
     q: (..., heads, head_dim), any strides: slices of a packed tensor are read where they are. k: as q, of its type,
-    with its own number of heads. q_weight, k_weight: as ``qk_rmsnorm``'s, of one type. cos_sin_cache: (max_position,
-    rotary_dim), bfloat16, float16 or float32: of each position the cosines of the rotary_dim / 2 pairs, then their
-    sines, as FlashInfer and vLLM have them. rotary_dim is even and at most head_dim; columns behind it are normalized
-    and not rotated. positions: (...), q's leading dimensions, int64 or int32: the row of the cache for each token. A
-    position that the cache does not have makes the token's rotated columns NaN; nothing is read there. is_neox: pairs
-    are columns i and i + rotary_dim / 2; if False, columns 2 i and 2 i + 1 (GPT-J). q_out, k_out: of q's and k's shape,
-    of one type, as ``rmsnorm``'s out; they may be q and k themselves. Types, eps, enable_pdl and errors as of
-    ``rmsnorm``.
+    with its own number of heads. q_weight, k_weight: as ``qk_rmsnorm``'s, of one type, or both None for 1.
+    cos_sin_cache: (max_position, rotary_dim), bfloat16, float16 or float32: of each position the cosines of the
+    rotary_dim / 2 pairs, then their sines, as FlashInfer and vLLM have them. rotary_dim is even and at most head_dim;
+    columns behind it are normalized and not rotated. positions: (...), q's leading dimensions, int64 or int32: the row
+    of the cache for each token. A position that the cache does not have makes the token's rotated columns NaN; nothing
+    is read there. is_neox: pairs are columns i and i + rotary_dim / 2; if False, columns 2 i and 2 i + 1 (GPT-J).
+    q_out, k_out: of q's and k's shape, of one type, as ``rmsnorm``'s out; they may be q and k themselves. Types, eps,
+    enable_pdl and errors as of ``rmsnorm``. ``graphfuse.torch.qk_norm_rope`` has gradients.
 
     Returns (q_out, k_out). Kernels take a head_dim that is a multiple of 8, up to 512, and a rotary_dim that is a
     multiple of 16 (of 8 if not is_neox); the reference engine takes the rest.
@@ -185,8 +222,8 @@ def qk_norm_rope_cache(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
     cos_sin_cache: torch.Tensor,
     positions: torch.Tensor,
     k_cache: torch.Tensor,
@@ -196,15 +233,19 @@ def qk_norm_rope_cache(
     is_neox: bool = True,
     q_out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As ``qk_norm_rope``, but keys, and values as they are, go to a cache by slots: one kernel for queries and keys,
     one for values.
 
     v: of k's shape. k_cache, v_cache: (pages, page_size, heads, head_dim), or (slots, heads, head_dim), of k's heads;
     any strides in which slots of neighbouring pages lie as far apart as those of a page; types as q_out's, FP8
-    saturating, without a scale. slot_mapping: as positions, for each token the number of its slot, which is page *
-    page_size + place; that of a number below 0, or beyond the cache, is not written. All other slots stay as they are.
-    Of two tokens with one slot either is written. The others, and errors, are as of ``qk_norm_rope``.
+    saturating. k_scale, v_scale: float32, (1,) or (), on q's device, or None for 1; as of ``rmsnorm_quant``, the cache
+    gets keys * (1 / k_scale) and v * (1 / v_scale), rounded once, and whoever reads it multiplies. slot_mapping: as
+    positions, for each token the number of its slot, which is page * page_size + place; that of a number below 0, or
+    beyond the cache, is not written. All other slots stay as they are. Of two tokens with one slot either is written.
+    The others, and errors, are as of ``qk_norm_rope``.
 
     Returns q_out.
     """

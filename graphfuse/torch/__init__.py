@@ -1,4 +1,4 @@
-"""Norms, softmax and cross entropy for training: operators with gradients, and modules that replace torch's.
+"""Norms, rotation, softmax and cross entropy for training: operators with gradients, and modules that replace torch's.
 
 Each operator is ``graphfuse::NAME``. It computes in float32, or in float64 if a tensor is float64. It runs one graph
 forward and one backward. For backward it keeps what that graph reads: the normalized tensor, the weight, the gate and
@@ -27,11 +27,13 @@ from graphfuse.torch.operators import (
     softmax,
 )
 from graphfuse.torch.override import override
+from graphfuse.torch.rope import QKNormRope, qk_norm_rope
 
 __all__ = [
     "AddRMSNorm",
     "CrossEntropyLoss",
     "LayerNorm",
+    "QKNormRope",
     "RMSNorm",
     "RMSNormSiLU",
     "ada_layer_norm",
@@ -50,6 +52,7 @@ __all__ = [
     "log_softmax",
     "normalize",
     "override",
+    "qk_norm_rope",
     "rms_norm",
     "rms_norm_silu",
     "rms_norm_silu_gate",

@@ -11,6 +11,7 @@ from graphfuse.benchmarks import (
     layernorm_backward,
     norm_add_norm,
     qk_norm,
+    qk_norm_rope_training,
     rmsnorm_backward,
     rmsnorm_channels,
     rmsnorm_training,
@@ -22,6 +23,8 @@ from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle, create_handle
 
 BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH, layernorm_backward.BENCH)
+BACKWARD += (qk_norm_rope_training.BENCH,)
+KERNELS = {"qk-norm": 2, "qk-norm-rope-cache": 2, "qk-norm-rope-training": 3}
 SMALL = [add_rmsnorm.Case(5, 96, output) for output in add_rmsnorm.TYPES]
 SMALL += [qk_norm.Case(5, 4, 2), rmsnorm_backward.ResidualCase(1100, 24, "bf16")]
 SMALL += [rmsnorm_backward.Case(37, 96, output) for output in rmsnorm_backward.TYPES]
@@ -35,10 +38,10 @@ SMALL += [add_rmsnorm_blocks.Case(5, 256, output) for output in add_rmsnorm_bloc
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
 def test_every_case_is_one_kernel(bench):
     """Of QK-norm one for Q and one for K, or one for both; of training one in each phase; of two norms one for both, or
-    one each."""
+    one each; of rotated heads one for both and, of values that are stored and of each gradient, one more."""
     assert len(set(bench.cases)) == len(bench.cases) and set(bench.quick) <= set(bench.cases)
     for case in bench.cases:
-        graphs = {case.graph: 2 if bench.name == "qk-norm" else 1}
+        graphs = {case.graph: KERNELS.get(bench.name, 1)}
         others = ("joint_graph", "inference_graph", "first_graph", "second_graph")
         graphs |= {graph: 1 for name in others if (graph := getattr(case, name, None))}
         for graph, kernels in graphs.items():

@@ -6,6 +6,9 @@ from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import graphfuse, torch_eager
 from graphfuse.benchmarks.qk_norm_rope import Case
+from graphfuse.benchmarks.qk_norm_rope_cache import TYPES
+from graphfuse.benchmarks.qk_norm_rope_cache import Case as CacheCase
+from graphfuse.benchmarks.qk_norm_rope_training import Case as TrainingCase
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
@@ -45,3 +48,58 @@ def test_a_wrong_head_is_seen(case):
 
 def _given(s):
     return s.q, s.k, s.q_weight, s.k_weight, s.table, s.positions, s.eps
+
+
+CACHED = [CacheCase(5, 4, 2, output=output) for output in TYPES]
+TRAINED = [TrainingCase(5, 4, 2), TrainingCase(5, 4, 2, interleaved=True)]
+
+
+@pytest.mark.parametrize("case", [*CACHED, *TRAINED], ids=lambda c: f"{type(c).__module__} {c}")
+def test_eager_torch_stores_heads_and_their_gradients(case):
+    training = isinstance(case, TrainingCase)
+    peer = torch_eager.QK_NORM_ROPE_TRAINING if training else torch_eager.QK_NORM_ROPE_CACHE
+    sets, work = made(peer, case)
+    assert session.checked(case, sets[0], work, False) is None
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("case, kernels", [(CACHED[1], 2), (TRAINED[0], 3)], ids=["cache", "training"])
+def test_our_kernels_store_heads_and_their_gradients(case, kernels):
+    sets = case.sets(1, "cpu")
+    work = graphfuse.work(case.graph(create_handle("emulator")), [s.pack() for s in sets])
+    assert work.note.count("rows[") == kernels
+    assert session.checked(case, sets[0], work, tight=True) is None
+
+
+def test_a_wrong_slot_or_gradient_is_seen():
+    """One value of each."""
+    for case, fields in ((CACHED[0], ("k_cache", "v_cache")), (TRAINED[0], ("dq", "dk", "dq_weight", "dk_weight"))):
+        sets = case.sets(1, "cpu")
+        work = graphfuse.work(case.graph(create_handle("cpu")), [s.pack() for s in sets])
+        assert session.checked(case, sets[0], work, tight=True) is None
+        for name in fields:
+            field = getattr(sets[0], name)
+            place = (sets[0].slots[3], 1, 7) if name.endswith("cache") else (*(1,) * (field.dim() - 1), 7)
+            before = field[place].clone()
+            field[place] += 1
+            assert "wrong" in case.wrong(sets[0], tight=False), name
+            field[place] = before
+        assert case.wrong(sets[0], tight=True) is None
+
+
+@pytest.mark.parametrize("case", [CACHED[1], TRAINED[0]], ids=["cache", "training"])
+def test_bytes_are_those_that_are_moved(case):
+    """Each tensor as often as it is read or written; of the caches and the table the rows that are named."""
+    (s,) = case.sets(1, "cpu")
+    sizes = {name: t.numel() * t.itemsize for name, t in vars(s).items() if hasattr(t, "numel")}
+    table = case.rows * s.table.shape[1] * s.table.itemsize
+    count = dict.fromkeys(("q", "k", "q_out", "q_weight", "k_weight", "positions"), 1)
+    if case is CACHED[1]:
+        count |= dict.fromkeys(("v", "slots"), 1)
+        stored, tables = 2 * case.rows * case.k_heads * 128, 1
+    else:
+        count |= dict.fromkeys(("dq_out", "dk_out", "dq", "dk", "dq_weight", "dk_weight", "k_out"), 1)
+        count |= dict.fromkeys(("q", "k", "q_weight", "k_weight", "q_inverse_rms", "k_inverse_rms"), 2)
+        count["positions"] = tables = 3
+        stored = 0
+    assert case.moved == sum(n * sizes[name] for name, n in count.items()) + tables * table + stored

@@ -8,11 +8,13 @@ from graphfuse.errors import KernelFaultError
 from support.bugs import ADDRESS, WRONG, Bug, plant
 from support.emulation import Planned, Varies
 from support.rotary import Rotary
+from support.rotary_gradient import RotaryGradient
 
 pytestmark = pytest.mark.emulate
 
 NOWHERE = ("", "")
 HALVES, PART = Rotary(slots=9), Rotary(columns=80, rotary=32, interleaved=True, beyond=True)
+BACK = RotaryGradient(tokens=9)
 OUTSIDE = "AddressSanitizer|SUMMARY|load of|store of"
 BUGS = {
     "the sign of the wrong half": (HALVES, Bug("first ? -other :", "!first ? -other :", {ADDRESS: WRONG}, NOWHERE)),
@@ -28,6 +30,11 @@ BUGS = {
     "a number beyond the cache": (
         HALVES,
         Bug("gf::u64(row.n1) < gf::u64(a.o1_count)", "row.n1 >= 0", {ADDRESS: OUTSIDE}, NOWHERE),
+    ),
+    "rows whose number is not read": (BACK, Bug("  locate(row, a, index);\n", "", {ADDRESS: WRONG}, NOWHERE)),
+    "sums of rows that are not there": (
+        BACK,
+        Bug("if (row.exists && in_row(row.thread + at)) {", "if (true) {", {ADDRESS: f"{OUTSIDE}|{WRONG}"}, NOWHERE),
     ),
     "keys of the first head": (
         HALVES,

@@ -39,6 +39,8 @@ UNTUNED = (
     "add-rmsnorm-fp8-blocks",
     "rmsnorm-channels",
     "qk-norm-rope",
+    "qk-norm-rope-cache",
+    "qk-norm-rope-training",
 )
 """Benches some of whose problems the heuristic still decides."""
 

@@ -33,6 +33,10 @@ def drawn(tokens=(5,), queries=3, keys=2, columns=64, rotary=64, dtype=torch.bfl
     }
 
 
+def without_weights(arguments):
+    return arguments | {"q_weight": None, "k_weight": None}
+
+
 def exact(q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox=True):
     cos, sin = cos_sin_cache.double()[positions.long()].unsqueeze(-2).chunk(2, -1)
     made = []
@@ -84,6 +88,15 @@ def test_weights_of_each_head():
     made = drawn()
     hold(made | {"q_weight": torch.randn(3, 64).bfloat16(), "k_weight": torch.randn(2, 64).bfloat16()})
     hold(made | {"k_weight": torch.randn(2, 64).bfloat16()})
+
+
+def test_without_weights(device):
+    for tokens in (5, 9, 5):
+        hold(without_weights(drawn((tokens,))))
+        hold(drawn((tokens,)))
+    hold(without_weights(drawn()), is_neox=False)
+    found = str(functional.explain(qk_norm_rope, **without_weights(drawn())))
+    assert device == "cpu" or found.split("0: emulator: ")[1].split(", 0 bytes")[0].count("rows[") == 1
 
 
 def test_in_place():
@@ -159,6 +172,11 @@ REFUSED = {
         VariantPackError,
         r"k_weight has shape \(3, 64\); accepted: \(64,\)",
     ),
+    "one weight": (
+        dict(q_weight=None),
+        VariantPackError,
+        "q_weight is None and k_weight is a tensor; accepted: tensors for both, or for none",
+    ),
     "is_neox": (dict(is_neox=None), VariantPackTypeError, "is_neox is NoneType; accepted: True, False"),
     "an output of another type": (
         dict(q_out=torch.empty(5, 3, 64, dtype=torch.float64)),
@@ -185,7 +203,9 @@ def test_as_operators():
     made, packet = drawn(), torch.ops.graphfuse.qk_norm_rope
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     outs = {"q_out": torch.empty(5, 3, 64).bfloat16(), "k_out": torch.empty(5, 2, 64).bfloat16()}
-    for operator, more in ((packet.default, {}), (packet.default, {"is_neox": False}), (packet.out, outs)):
+    bare = {"q_weight": None, "k_weight": None}
+    calls = (packet.default, {}), (packet.default, {"is_neox": False}), (packet.default, bare), (packet.out, outs)
+    for operator, more in calls:
         found = torch.library.opcheck(operator, (), made | more, test_utils=checks)
         assert set(found.values()) == {"SUCCESS"}
 
@@ -256,6 +276,38 @@ def test_slots_of_no_number_are_skipped(dtype, integers):
     hold_cached(made)
 
 
+SCALES = {"k_scale": torch.tensor([0.02]), "v_scale": torch.tensor(0.05)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_neox", [True, False], ids=["half-split", "interleaved"])
+def test_scales_of_a_cache(dtype, is_neox):
+    """Beyond the largest number there is they saturate. Queries have no scale."""
+    largest = torch.finfo(dtype).max
+    for scales in (SCALES, {"v_scale": SCALES["v_scale"]}, {"k_scale": SCALES["k_scale"]}, {}):
+        for tokens in (5, 3):
+            made = cached(dtype=dtype, tokens=(tokens,))
+            made["v"] = made["v"] * 20
+            q, k = exact(**{name: made[name] for name in drawn()}, is_neox=is_neox)
+            got = qk_norm_rope_cache(**made, **scales, is_neox=is_neox)
+            torch.testing.assert_close(got.double(), q, rtol=2**-7, atol=1e-5)
+            for name, values in (("k", k), ("v", made["v"].double())):
+                want = (values / scales.get(f"{name}_scale", torch.ones(1)).double()).clamp(-largest, largest)
+                found = made[f"{name}_cache"].double().flatten(0, -3)[made["slot_mapping"]]
+                unit = torch.finfo(dtype).eps
+                torch.testing.assert_close(found, want, rtol=0.51 * unit + 1e-5, atol=0.51 * unit * 2**-6)
+
+
+def test_another_scale_at_each_call():
+    """It is read from memory, and not kept from call to call."""
+    made = cached(dtype=torch.float8_e4m3fn)
+    for scale in (0.5, 0.01, 2.0):
+        scales = dict.fromkeys(SCALES, torch.tensor([scale]))
+        qk_norm_rope_cache(**made, **scales)
+        found = made["v_cache"].double().flatten(0, -3)[made["slot_mapping"]]
+        torch.testing.assert_close(found, (made["v"].double() / scale).clamp(-448, 448), rtol=2**-4 + 1e-5, atol=1e-3)
+
+
 CACHE = cached()
 REFUSED_CACHES = {
     "other heads": (
@@ -279,6 +331,18 @@ REFUSED_CACHES = {
         "slot_mapping is of torch.float32",
     ),
     "values of another shape": (dict(v=torch.ones(5, 3, 64)), VariantPackError, r"v has shape \(5, 3, 64\)"),
+    "a scale for each head": (
+        dict(k_scale=torch.ones(2)),
+        VariantPackError,
+        r"k_scale has shape \(2,\); accepted: \(1,\) or \(\)",
+    ),
+    "a scale that is a number": (dict(v_scale=0.5), VariantPackTypeError, "v_scale must be a torch tensor, got float"),
+    "a scale of another type": (
+        dict(v_scale=torch.ones(1).bfloat16()),
+        VariantPackTypeError,
+        "v_scale is of torch.bfloat16; accepted: float32",
+    ),
+    "one weight": (dict(k_weight=None), VariantPackError, "k_weight is None and q_weight is a tensor"),
     "one cache for both": (dict(v_cache=CACHE["k_cache"]), VariantPackError, "overlaps"),
 }
 
@@ -292,11 +356,16 @@ def test_what_is_refused_of_a_cache(change, error, said):
 def test_a_cache_as_operators():
     made, packet = cached(), torch.ops.graphfuse.qk_norm_rope_cache
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    for operator, more in ((packet.default, {}), (packet.out, {"q_out": torch.empty(5, 3, 64).bfloat16()})):
+    for operator, more in (
+        (packet.default, {}),
+        (packet.default, SCALES),
+        (packet.out, {"q_out": torch.empty(5, 3, 64).bfloat16()}),
+    ):
         assert set(torch.library.opcheck(operator, (), made | more, test_utils=checks).values()) == {"SUCCESS"}
 
 
 def test_kernels_of_a_cache(device):
     """One for queries and keys, one for values."""
-    found = str(functional.explain(qk_norm_rope_cache, **cached()))
-    assert device == "cpu" or found.split("0: emulator: ")[1].split(", 0 bytes")[0].count("rows[") == 2
+    for scales in ({}, SCALES):
+        found = str(functional.explain(qk_norm_rope_cache, **cached(dtype=torch.float8_e4m3fn), **scales))
+        assert device == "cpu" or found.split("0: emulator: ")[1].split(", 0 bytes")[0].count("rows[") == 2

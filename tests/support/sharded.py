@@ -337,6 +337,28 @@ def heads_of_queries_and_keys(mesh):
         _same(got, want)
 
 
+def rotated_queries_and_keys(mesh):
+    """With gradients, split by tokens or by heads: positions follow tokens, and sums over rows are of each rank's."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    q, k = (torch.randn(6, heads, 32, device=mesh.device_type) for heads in (4, 2))
+    weights = [torch.randn(32, device=mesh.device_type) for _ in "qk"]
+    table, positions = torch.randn(9, 32, device=mesh.device_type), torch.arange(6, device=mesh.device_type)
+    for dim in (0, 1):
+        whole = [t.clone().requires_grad_() for t in (q, k, *weights)]
+        placed = [_dtensor(mesh, t, Shard(dim) if t.dim() == 3 else Replicate()) for t in whole]
+        angles = _dtensor(mesh, table), _dtensor(mesh, positions, Replicate() if dim else Shard(0))
+        made = training.qk_norm_rope(*placed, *angles, EPS)
+        want = training.qk_norm_rope(*whole, table, positions, EPS)
+        outer = [torch.randn_like(y) for y in want]
+        gradients = torch.autograd.grad(made, placed, [_dtensor(mesh, t, Shard(dim)) for t in outer])
+        exact = torch.autograd.grad(want, whole, outer)
+        for got, right in zip((*made, *gradients), (*want, *exact), strict=True):
+            sums = right.dim() == 1
+            assert got.placements == ((Partial("sum") if sums else Shard(dim)),), dim
+            (_near if sums else _same)(got.detach(), right.detach())
+
+
 def in_place(mesh):
     """Each rank writes what it has. What would have to be moved first is refused on all ranks, and nothing written."""
     from torch.distributed.tensor import Partial, Shard

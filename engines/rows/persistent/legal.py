@@ -7,6 +7,7 @@ from graphfuse.engines.rows.limits import (
     MAX_CTAS,
     block_faults,
     cluster_faults,
+    pair_faults,
     power_faults,
     range_faults,
     resident_faults,
@@ -38,6 +39,8 @@ def faults(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[
     yield from block_faults(split.facts.program.block_sizes, split.piece, knobs.threads_per_row)
     if knobs.stages > 1 and not split.stage_bytes(knobs):
         yield f"stages is {knobs.stages}; accepted: 1, as no input of the rows is aligned to 4 bytes"
+    pairs = split.facts.program.all_pairs
+    yield from pair_faults(pairs, split.piece, knobs.threads_per_row, split.taken(knobs))
     yield from range_faults(knobs, {"delay": (0, 1)})
     if knobs.delay and not split.can_delay(knobs):
         yield (

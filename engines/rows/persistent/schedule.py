@@ -13,7 +13,7 @@ from graphfuse.engines.rows.persistent.knobs import PersistentKnobs, every_knob
 from graphfuse.engines.rows.persistent.legal import faults
 from graphfuse.engines.rows.persistent.split import RowSplit
 from graphfuse.engines.rows.schedule import Schedule, best_first
-from graphfuse.engines.rows.support import place_reasons, tensor_reasons
+from graphfuse.engines.rows.support import pair_reasons, place_reasons, tensor_reasons
 from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
@@ -33,8 +33,10 @@ class Persistent(Schedule[PersistentKnobs]):
         return bool(program.sums) or any(len(set(program.joined(k))) > 1 for k in program.reductions(Join.SUM))
 
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
-        yield from place_reasons(facts)
+        yield from place_reasons(facts, rotates=True)
         yield from tensor_reasons(facts)
+        piece = RowSplit.of(facts).piece
+        yield from pair_reasons(facts, piece, most=piece)
         misfit = self.misfit(facts)
         if misfit:
             yield f"{facts.node}: {misfit}"

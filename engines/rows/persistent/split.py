@@ -68,7 +68,7 @@ class RowSplit(Split[PersistentKnobs]):
             len(facts.program.sums) + kept / 4,
             sum(c.nbytes for c in copied if c.pieces),
             sum(c.nbytes for c in copied if not c.pieces),
-            sum(c.pieces for c in copied) == len(facts.program.read_whole),
+            sum(c.pieces for c in copied) == len(facts.program.read_whole) and not facts.program.all_pairs,
             plan.held_bytes > 0,
             *(max(len(facts.program.reduced_after(phase, join)) for phase in plan.phases) for join in Join),
         )
