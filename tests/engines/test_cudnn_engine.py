@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import struct
 import subprocess
 import sys
 import threading
@@ -287,10 +288,9 @@ class Library:
 @pytest.fixture
 def library(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda ordinal: (0, 0))
-    devices.current_ordinal.cache_clear()
-    yield Library()
-    devices.current_ordinal.cache_clear()
+    return Library()
 
 
 def in_threads(count: int, work) -> None:
@@ -320,12 +320,13 @@ def test_each_thread_has_a_handle_and_ended_ones_leave_theirs(library):
     seen = {}
 
     def work(number):
-        for stream in (0, 7, 7, 9):
-            seen.setdefault(number, set()).add(id(found.on(stream)))
+        for stream in (0, 7, 9):
+            seen.setdefault(number, set()).add(id(found.mine()))
+            found.direct(found.mine(), stream)
+            assert found.threads.lease.handle is found.mine() and found.mine().stream == stream
 
     in_threads(5, work)
     assert len(library.made) == 5 and len(set.union(*seen.values())) == 5 and all(len(s) == 1 for s in seen.values())
-    assert len(library.streams) == 10  # a stream that the handle has is not set again
     in_threads(3, work)
     assert len(library.made) == 5
     assert found.mine() is found.mine() and len(library.made) == 5 and not library.destroyed
@@ -404,7 +405,33 @@ def test_a_call_gives_addresses_by_uid_and_numbers_by_value(library, kind, works
     want |= {uid[name]: number for name, number in numbers.items()}
     assert [c[0] for c in graph.calls] == [want] * 3
     assert {c[1] for c in graph.calls} == {1 << 20 if workspace else 0} and {c[2] for c in graph.calls} == {3}
-    assert library.streams == [(1, 5), (1, 6)]
+    assert library.streams == [(1, 5), (1, 6)]  # a stream that the handle has is not set again
+
+
+@pytest.mark.parametrize("kind", [Plan, Fast])
+def test_other_addresses_and_numbers_take_the_place_of_the_last_ones(library, kind):
+    """What was written for the last call is kept where it is the same, also after a call that cannot be written."""
+    call, graph, low, uid = frozen(library, kind)
+    number = low.tensors[next(t.id for t in low.tensors if t.name == "factor")].uid
+    given = [1.0 if isinstance(a, HostScalar) else getattr(a, "value", 4096) for a in call.arguments]
+
+    def called(**changed) -> dict:
+        values = list(given)
+        for place, a in enumerate(call.arguments):
+            if isinstance(a, Address | HostScalar) and low.tensors[a.tensor].name in changed:
+                values[place] = changed[low.tensors[a.tensor].name]
+        call.run(5, *values)
+        return graph.calls[-1][0]
+
+    first = called()
+    assert first[uid["out"]] == 4096 and first[number] == 1.0
+    assert called() == first
+    assert called(out=8192) == {**first, uid["out"]: 8192}
+    assert called(factor=0.25) == {**first, number: 0.25}
+    with pytest.raises(struct.error):
+        called(out=None, factor=8.0)
+    assert called(factor=0.25) == {**first, number: 0.25}
+    assert called() == first
 
 
 @given(data=st.data())
@@ -412,8 +439,8 @@ def test_threads_that_call_at_once_each_give_their_own(data):
     library, count = Library(), data.draw(st.integers(2, 4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "mem_get_info", lambda ordinal: (0, 0))
-        devices.current_ordinal.cache_clear()
         call, graph, low, uid = frozen(library, Fast)
 
         def work(number):
@@ -424,7 +451,6 @@ def test_threads_that_call_at_once_each_give_their_own(data):
                 call.run(number, *values)
 
         in_threads(count, work)
-        devices.current_ordinal.cache_clear()
     assert len(graph.calls) == 20 * count
     for pack, *_ in graph.calls:
         assert len({float(v) for v in pack.values()}) == 1  # all of one call's
@@ -443,7 +469,7 @@ def test_what_cudnn_reports_is_a_device_error(library):
 def test_another_current_device_is_put_back(library, monkeypatch):
     current = [1]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
-    devices.current_ordinal.cache_clear()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
     class Guard:
         def __init__(self, ordinal):
