@@ -1,5 +1,6 @@
 """cuDNN's engine where there is no cuDNN: which nodes it is asked for, when, what it says, and how plans are called."""
 
+import contextlib
 import ctypes
 import gc
 import struct
@@ -260,6 +261,68 @@ def test_float32_products_are_not_rounded():
         y = g.matmul(g.tensor([8, 16], data_type=dtype), g.tensor([16, 4], data_type=dtype))
         g.bias(y, g.tensor([1, 4], data_type=FLOAT)).set_output()
         assert plans.rounds_inputs(Subgraph(lowered(g), (0, 1))) is rounds
+
+
+# Preparing
+
+
+class Planned:
+    """A graph of the package with three plans, the first of which cannot be built."""
+
+    def __init__(self, uids):
+        self.plans = [types.SimpleNamespace(cpp_index=n, engine_id=n, knobs={}) for n in range(3)]
+        self.built, self._lowered_graph = [], self
+        self._get_variant_pack_uids_sorted = lambda: sorted(uids)
+        self._execute_with_raw_ptrs = None
+
+    def backend_plan_entries(self):
+        return [types.SimpleNamespace(cpp_index=n, mode=heur_mode.A) for n in range(3)]
+
+    def get_behavior_notes_for_plan_at_index(self, index):
+        return []
+
+    def build_plan_at_index(self, index):
+        self.built.append(index)
+        if not index:
+            raise RuntimeError("no")
+
+    def get_workspace_size_plan_at_index(self, index):
+        return 4096 * index
+
+
+def test_the_plan_that_planning_built_is_the_one_that_is_prepared(library, monkeypatch):
+    made = []
+
+    def planned(cudnn, nodes, handle, exact):
+        tensors = [nodes.graph.tensors[t] for t in (*nodes.inputs, *nodes.outputs)]
+        made.append(Planned([t.uid for t in tensors]))
+        return Translation(made[-1], {t.id: t.uid for t in tensors}, {}, {})
+
+    monkeypatch.setattr(plans, "_planned", planned)
+    monkeypatch.setattr(engine.package, "load", lambda: library)
+    monkeypatch.setattr(devices, "why_not", lambda device: None)
+    monkeypatch.setattr(devices, "current", contextlib.nullcontext)
+    library.backend_version = lambda: 1
+
+    def facts(name):
+        g = graphs.new(name)
+        product(g).set_output()
+        return epilogues.EpilogueFacts("product", Subgraph(lowered(g), (0,)))
+
+    own, one, alike = CudnnEngine(), facts("one"), facts("alike")
+    assert own.why_not(one, H200) is None and own.why_not(alike, H200) is None
+    first, second = own.propose(one, H200, heur_mode.A)
+    assert (first.engine, second.engine) == (1, 2) and [g.built for g in made] == [[0, 1]]
+    assert own.prepare(one, first, H200, None).workspace_bytes == 4096
+    assert [g.built for g in made] == [[0, 1]]
+    for facts_, knobs, built in ((one, first, 1), (one, second, 2), (alike, first, 1)):
+        assert own.prepare(facts_, knobs, H200, None).workspace_bytes == 4096 * built
+        assert made[-1].built == [built]
+    assert len(made) == 4
+    with pytest.raises(GraphNotSupportedError, match="cuDNN 1 proposes no plan .*engine=7.* here; it proposes: "):
+        own.prepare(one, plans.CudnnKnobs(7), H200, None)
+    with pytest.raises(GraphNotSupportedError, match="cuDNN cannot build .*engine=0.* for product: no"):
+        own.prepare(one, plans.CudnnKnobs(0), H200, None)
 
 
 # Calls
