@@ -51,12 +51,12 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         return answer if isinstance(answer, No) else None
 
     def propose(self, facts: EpilogueFacts, device: Device, mode: heur_mode) -> Sequence[CudnnKnobs]:
-        """In mode A what cuDNN's has, the best few. In B what both have. In FALLBACK what is left, if anything is."""
+        """In mode A the best of what cuDNN's has. In B all, last those of its FALLBACK, which in FALLBACK are all."""
         found = self._proposed(facts, device)
         best = [one.knobs for one in found if one.mode is heur_mode.A]
-        wide = [one.knobs for one in found if one.mode is not heur_mode.FALLBACK]
         last = [one.knobs for one in found if one.mode is heur_mode.FALLBACK]
-        by_mode = {heur_mode.A: best[:MOST], heur_mode.B: wide, heur_mode.FALLBACK: last}
+        wide = [one.knobs for one in found if one.mode is not heur_mode.FALLBACK]
+        by_mode = {heur_mode.A: best[:MOST], heur_mode.B: wide + last, heur_mode.FALLBACK: last}
         # The first can be built: it stands in where a mode has none of its own.
         return by_mode[mode] or [found[0].knobs]
 

@@ -64,8 +64,8 @@ class Built:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """All plans that cuDNN proposes, best first, from the first one that can be built on. first: that one, for the nodes
-    that were asked for."""
+    """All plans that cuDNN proposes, best first, from the first one that can be built on. first: that one, built for
+    the nodes that were asked for."""
 
     proposed: tuple[Proposed, ...]
     first: Built

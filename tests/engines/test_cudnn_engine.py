@@ -248,7 +248,7 @@ def test_modes_and_knobs():
     own._answers[engine._key(facts.subgraph), H200] = (*listed, last)
     numbers = {mode: [k.engine for k in own.propose(facts, H200, mode)] for mode in plans.MODES}
     assert numbers[heur_mode.A] == list(range(engine.MOST)) and numbers[heur_mode.FALLBACK] == [30]
-    assert numbers[heur_mode.B] == [*range(21), 1]
+    assert numbers[heur_mode.B] == [*range(21), 1, 30]
     assert own.illegal(facts, plans.CudnnKnobs(1, "A=1"), H200) is None
     assert "cuDNN proposes no such plan" in str(own.illegal(facts, plans.CudnnKnobs(1, "A=2"), H200))
     own._answers[engine._key(facts.subgraph), H200] = (last,)
