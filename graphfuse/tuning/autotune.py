@@ -108,7 +108,7 @@ class _Tuned:
         return entry_of(self.part.engine, self.problem, self.trials, made)
 
     def applied(self, part: Part, made: Source, allowed: Callable[[object, int], bool]) -> tuple[Part, int]:
-        """`part` with the fastest knobs that are `allowed` at its place, as it is if none are; and its own workspace."""
+        """`part` with the fastest knobs that are `allowed` at its place, as it is if none are; and its workspace."""
         for rank, trial in enumerate(t for t in self.trials if t.time):
             knobs = knobs_from_dict(part.engine, dict(trial.knobs))
             if allowed(knobs, trial.scratch):
@@ -131,8 +131,8 @@ def _allowed(
     scratch: int | None = None,
 ) -> bool:
     """Whether the part at `place` may have these knobs, the others being as they are by now. What fits into
-    `limit` bytes at one place, beside the tensors that live there, need not fit at another. needs: bytes of workspace of
-    each part's own. scratch: of this one with these knobs; None for what is known before it is prepared."""
+    `limit` bytes at one place, beside the tensors that live there, need not fit at another. needs: bytes of workspace
+    of each part's own. scratch: of this one with these knobs; None for what is known before it is prepared."""
     changed = Part(parts[place].region, parts[place].engine, knobs)
     own = changed.outline.workspace_bytes if scratch is None else scratch
     p = plan.assemble(
