@@ -4,8 +4,9 @@
 
 The graph of `examples/wan_vae_block.py`: twice norm, SiLU and a causal 3-D convolution with bias, plus the input. Peers
 are the same block by torch's functions, on tensors in either layout, and compiled by torch.compile with max-autotune.
-Ours is autotuned, too; it prints what each candidate took. Beside it is ours with the plans that cuDNN puts first. GPU time of a call in a captured graph, all in turns. A tensor is larger than the L2, so each
-call finds it cold.
+Ours is autotuned, too; it prints what each candidate took. Beside it is ours with the plans that cuDNN puts first.
+
+GPU time of a call in a captured graph, all in turns. A tensor is larger than the L2, so each call finds it cold.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def values(shape: tuple[int, ...], device: str) -> dict[str, torch.Tensor]:
 def calls(
     block: ModuleType, shape: tuple[int, ...], pack: dict[str, torch.Tensor]
 ) -> tuple[dict[str, Callable[[], torch.Tensor]], dict]:
-    """The block by everybody on inputs by name, and what the record tells of our plans. Each call returns its result."""
+    """The block by everybody on inputs by name, and what the record tells of ours. Each call returns its result."""
     import torch
 
     from graphfuse.enums import heur_mode

@@ -1,5 +1,7 @@
 """Which engine comes first: by the table, by family and device; registration order only breaks ties."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 
 from graphfuse import engines, heur_mode, plan, plugins
@@ -83,6 +85,32 @@ def test_a_library_may_be_measured_ahead_of_a_patterns_engine():
     table = [Rank("relu", ("library", "a", OTHERS), HERE, {"library": 1.0, "a": 2.0})]
     assert orders(table, (A, library), H200) == ["library", "a"]
     assert orders(table, (A, library), for_arch("sm_80")) == ["a", "library"]
+
+
+@dataclass(frozen=True)
+class Other:
+    """Another pattern's facts of the same nodes."""
+
+    subgraph: Subgraph
+
+
+class OfOther(toys.HostSolo):
+    facts = Other
+
+
+def test_engines_of_two_patterns_of_the_same_nodes_are_ranked_together():
+    (first,) = toys.solo("relu")
+    second = replace(first, name="other_relu", facts=lambda match: Other(match.subgraph))
+    other = OfOther("other", (1, 2))
+    for patterns, registered, want in (
+        ((first, second), (A, other), ["a", "other", "other"]),
+        ((first, second), (other, A), ["a", "other", "other"]),
+        ((second, first), (A, other), ["other", "other", "a"]),
+    ):
+        assert order(relu(), registered, (), patterns=patterns) == want
+    table = [Rank("relu", ("other", "a", OTHERS), HERE, {"other": 1.0, "a": 2.0})]
+    assert order(relu(), (A, other), table, H200, (first, second)) == ["other", "other", "a"]
+    assert order(relu(), (toys.HostSolo("a", reason="no"), other), (), patterns=(first, second)) == ["other", "other"]
 
 
 def test_the_reference_engine_comes_after_all_others():
