@@ -122,7 +122,7 @@ UNSAID = {
     ),
     "float32 products": (
         lambda g: g.matmul(g.tensor([4, 8]), g.tensor([8, 4])).set_output(),
-        "'matmul.0'.* reads A as float32, .*float32 would be read as TF32",
+        "'matmul.0'.* reads A as FLOAT, .*would be read as TF32; accepted: types of 16 bits or less. The reference engine",
     ),
     "empty": (lambda g: g.relu(g.tensor([0, 8], name="x")).set_output(), "tensor 'x'.* has no elements"),
     "alignment": (
