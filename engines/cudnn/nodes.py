@@ -121,6 +121,10 @@ def _slices(cudnn, node: Node) -> Arguments:
     return {"slices": [slice(*s) for s in node.attribute("slices")]}
 
 
+def _reshape(cudnn, node: Node) -> Arguments:
+    return {"reshape_mode": cudnn.reshape_mode.LOGICAL}  # the shape is in the output's extents
+
+
 _UNSAID = {"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "binary_select"}
 """Pointwise ops of masks: cuDNN's are BOOLEAN, those here are numbers."""
 
@@ -143,5 +147,6 @@ SAYINGS: Mapping[str, Saying] = {
     "batchnorm_backward": Saying(axes=True),
     "transpose": Saying(_permutation, axes=True),
     "slice": Saying(_slices, axes=True),
+    "reshape": Saying(_reshape),
 }
 """By op; ops that cuDNN does not have, or has with other results, are missing."""
