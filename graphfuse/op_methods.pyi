@@ -710,8 +710,7 @@ class OpMethods:
     ) -> Tensor:
         """The elements of input in row-major order of their indices, in another shape of as many elements. That is
         the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY).
-        It is the
-        same for tensors in row-major order without gaps."""
+        It is the same for tensors in row-major order without gaps."""
 
     def gather_rows(
         self,

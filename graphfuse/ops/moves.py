@@ -108,8 +108,8 @@ TABLE = (
     Op(
         "reshape",
         "The elements of input in row-major order of their indices, in another shape of as many elements. That is\n"
-        "the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY). It is the\n"
-        "same for tensors in row-major order without gaps.",
+        "the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY).\n"
+        "It is the same for tensors in row-major order without gaps.",
         inputs=(Port("input"),),
         outputs=(Port("output", label="OUT_0"),),
         infer=_reshaped,
