@@ -18,7 +18,7 @@ from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
 from graphfuse.match import Declined, Pattern, Region
 from graphfuse.plugins import Origin, Registry
-from graphfuse.tables.ranking import RANKING, Rank, rank
+from graphfuse.tables.ranking import ANY, RANKING, Rank, rank
 from graphfuse.tables.tunings import HEURISTIC, Choice, Tunings
 
 ALIGNMENT = workspace.ALIGNMENT
@@ -168,7 +168,8 @@ def propose(
     these leaves it out.
 
     Matched regions go to the engines of their facts, those that together save most bytes (``cover``); several patterns
-    may have a region of the same nodes, each with engines of its own. What is left goes to engines that run any
+    may have a region of the same nodes, each with engines of its own, which are all asked in mode B and where `ranking`
+    has an entry of the family. What is left goes to engines that run any
     subgraph. Where these do not take it, regions are chosen anew, by the number of nodes that they have before bytes.
     Which engine of a region comes first `ranking` says, else the order of `engines`. Of an
     engine's knobs, tuned ones come first. Alternatives differ from the best plan in one region.
@@ -186,8 +187,13 @@ def propose(
         """What runs nodes of a region as one, best first; nothing where no engine of its facts does. Several patterns
         may have a region of these nodes, each with engines of its own."""
         found = [r for r in regions if r.subgraph == nodes]
-        options = [part for region in found for part in ask(region, special)]
+        # Asking takes time: a library compiles to know whether it can. Those of the first pattern do, unless the table
+        # says otherwise of the family, or many plans are wanted.
+        all_of_them = mode is heur_mode.B or rank(found[0], device, ranking).family != ANY
+        options: list[Part] = []
         for region in found:
+            if all_of_them or not options:
+                options += ask(region, special)
             if not any(isinstance(region.facts, e.facts) for e in engines if e.facts is not Subgraph):
                 kind = type(region.facts).__name__
                 verdicts.append(Verdict(region, "planning", No(f"it matched, and no engine serves its facts, {kind}")))
