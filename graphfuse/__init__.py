@@ -18,6 +18,7 @@ from graphfuse.enums import (
     norm_forward_phase,
     numerical_note,
     reduction_mode,
+    reshape_mode,
     tensor_reordering,
 )
 from graphfuse.errors import (
@@ -143,6 +144,7 @@ __all__ = [
     "numerical_note",
     "pygraph",
     "reduction_mode",
+    "reshape_mode",
     "set_stream",
     "tensor_reordering",
 ]

@@ -28,7 +28,6 @@ _RECURRENCES = tuple(
 _NORM = "write it with reduction, sub, mul and rsqrt: reductions along one set of axes become one kernel"
 _MATMUL = "torch.matmul, and the operations around it as a graph of their own"
 _CONVOLUTION = "torch.nn.functional.conv2d or conv3d, and the operations around it as a graph of their own"
-_VIEW = "declare tensors with the dims and strides of the view"
 _ENUM = "no operation here takes it"
 
 MODULE: Mapping[str, str] = {
@@ -53,7 +52,6 @@ MODULE: Mapping[str, str] = {
     "knob_type": _KNOBS,
     "moe_grouped_matmul_mode": _ENUM,
     "nodes": _INSPECT,
-    "reshape_mode": _ENUM,
     "scalar_type": "tensor_scalar makes a constant, tensor(is_pass_by_value=True) what execute is given",
     "sdpa_capabilities": "graph.explain() says which engine runs a node of sdpa, and why others declined",
 }
@@ -93,8 +91,6 @@ PYGRAPH: Mapping[str, str] = {
     "scaled_dot_product_flash_attention": "sdpa, with the same keywords",
     "scaled_dot_product_flash_attention_backward": _ATTENTION,
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
-    "reshape": _VIEW,
-    "concatenate": "join joins two tensors along an axis; outputs may be slices of one tensor",
     "rope": "rotate_pairs, which takes cosines and sines; graphfuse.functional.qk_norm_rope norms, too",
     "rope_backward": "rotate_pairs(inverse=True)",
     "block_scale_dequantize": "mul by the scales, in torch",

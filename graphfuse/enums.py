@@ -66,6 +66,13 @@ class tensor_reordering(_Named):  # noqa: N801
     F8_128x4 = "f8_128x4"  # of block scales, see graphfuse/reordering.py
 
 
+class reshape_mode(_Named):  # noqa: N801
+    """Which element goes where in ``reshape``."""
+
+    LOGICAL = "logical"  # in row-major order of indices, whatever strides are
+    VIEW_ONLY = "view_only"  # in the order in which they lie in memory
+
+
 class reduction_mode(_Named):  # noqa: N801
     """How ``reduction`` makes one number of several."""
 

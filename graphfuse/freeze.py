@@ -122,14 +122,13 @@ def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
 def _infer_data_type(graph: Recorded, t: Tensor, default: data_type | None) -> None:
     if t.get_data_type() is not data_type.NOT_SET:
         return
-    if default is not None:
-        t.inferred_data_type = default
-    else:
-        t.inferred_data_type = graph.intermediate_data_type if t.get_is_virtual() else graph.io_data_type
+    # As cuDNN's frontend has it: a graph's type for intermediates is that of inputs and outputs, or FLOAT.
+    between = (graph.intermediate_data_type, graph.io_data_type, data_type.FLOAT)
+    known = between if t.get_is_virtual() else (graph.io_data_type,)
+    t.inferred_data_type = default or next((d for d in known if d is not data_type.NOT_SET), data_type.NOT_SET)
     if t.get_data_type() is data_type.NOT_SET:
-        which = "intermediate_data_type" if t.get_is_virtual() else "io_data_type"
         raise GraphValidationError(
-            f"tensor {t.get_name()!r} has no data type: call set_data_type, or give the graph an {which}"
+            f"tensor {t.get_name()!r} has no data type: call set_data_type, or give the graph an io_data_type"
         )
 
 

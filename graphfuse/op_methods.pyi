@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphfuse.dtypes import data_type
-from graphfuse.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode
+from graphfuse.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode, reshape_mode
 from graphfuse.tensor import Tensor
 
 class OpMethods:
@@ -700,6 +700,17 @@ class OpMethods:
     ) -> Tensor:
         """The elements of input that slices name, a Python slice with a step above 0 for each axis. The output's
         strides are input's times the steps, unless set: a view of the same layout."""
+
+    def reshape(
+        self,
+        input: Tensor | float,
+        reshape_mode: reshape_mode | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The elements of input in row-major order of their indices, in another shape of as many elements. That is
+        the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY).
+        It is the same for tensors in row-major order without gaps."""
 
     def gather_rows(
         self,

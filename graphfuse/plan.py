@@ -18,7 +18,7 @@ from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
 from graphfuse.match import Declined, Pattern, Region
 from graphfuse.plugins import Origin, Registry
-from graphfuse.tables.ranking import RANKING, Rank, rank
+from graphfuse.tables.ranking import ANY, RANKING, Rank, rank
 from graphfuse.tables.tunings import HEURISTIC, Choice, Tunings
 
 ALIGNMENT = workspace.ALIGNMENT
@@ -167,9 +167,11 @@ def propose(
     """Plans of one mode, best first. origins: of engines that the caller did not pass, by id: what goes wrong in one of
     these leaves it out.
 
-    Matched regions go to the engines of their facts, those that together save most bytes (``cover``); what is left goes
-    to engines that run any subgraph. Where these do not take it, regions are chosen anew, by the number of nodes that
-    they have before bytes. Which engine of a region comes first `ranking` says, else the order of `engines`. Of an
+    Matched regions go to the engines of their facts, those that together save most bytes (``cover``); several patterns
+    may have a region of the same nodes, each with engines of its own, which are all asked in mode B and where `ranking`
+    has an entry of the family. What is left goes to engines that run any
+    subgraph. Where these do not take it, regions are chosen anew, by the number of nodes that they have before bytes.
+    Which engine of a region comes first `ranking` says, else the order of `engines`. Of an
     engine's knobs, tuned ones come first. Alternatives differ from the best plan in one region.
     """
 
@@ -181,23 +183,31 @@ def propose(
         return sorted(options, key=lambda part: order.place(part.engine.name))
 
     @cache
-    def fused(number: int) -> list[Part]:
-        """What runs a region as one, best first; nothing where no engine of its facts does."""
-        region = regions[number]
-        options = ask(region, special)
-        if not any(isinstance(region.facts, e.facts) for e in engines if e.facts is not Subgraph):
-            kind = type(region.facts).__name__
-            verdicts.append(Verdict(region, "planning", No(f"it matched, and no engine serves its facts, {kind}")))
-        return ranked(region, options + ask(region, general)) if options else []
+    def fused(nodes: Subgraph) -> list[Part]:
+        """What runs nodes of a region as one, best first; nothing where no engine of its facts does. Several patterns
+        may have a region of these nodes, each with engines of its own."""
+        found = [r for r in regions if r.subgraph == nodes]
+        # Asking takes time: a library compiles to know whether it can. Those of the first pattern do, unless the table
+        # says otherwise of the family, or many plans are wanted.
+        all_of_them = mode is heur_mode.B or rank(found[0], device, ranking).family != ANY
+        options: list[Part] = []
+        for region in found:
+            if all_of_them or not options:
+                options += ask(region, special)
+            if not any(isinstance(region.facts, e.facts) for e in engines if e.facts is not Subgraph):
+                kind = type(region.facts).__name__
+                verdicts.append(Verdict(region, "planning", No(f"it matched, and no engine serves its facts, {kind}")))
+        return ranked(found[0], options + ask(found[0], general)) if options else []
 
     asked = [e for e in engines if mode in e.modes]
     verdicts: list[Verdict] = []
     special = [e for e in asked if e.facts is not Subgraph]
     general = [e for e in asked if e.facts is Subgraph]
     for most_nodes in (False, True):
-        chosen = cover.choose(graph, [r.subgraph for r in regions], lambda n: bool(fused(n)), most_nodes)
+        sets = [r.subgraph for r in regions]
+        chosen = cover.choose(graph, sets, lambda n: bool(fused(sets[n])), most_nodes)
         verdicts += [Verdict(regions[n], "planning", _CIRCLE) for n in chosen.waiting]
-        taken = {regions[n].subgraph: fused(n) for n in chosen.chosen}
+        taken = {sets[n]: fused(sets[n]) for n in chosen.chosen}
         table: list[list[Part]] = []
         uncovered: list[str] = []
         for subgraph in blocks(graph, [*taken]):

@@ -47,6 +47,7 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
         "key": "a text, which node order and names do not change; after `validate`",
         "nodes": "a list of records",
         "populate_cuda_graph": "of a plan of kernels; the graph has no nodes before",
+        "reshape": "`LOGICAL` is the default, which `VIEW_ONLY` is for row-major tensors without gaps",
         "serialize": "all built plans; bytes unless `as_bytes=False`; with kernels unless `include_kernels=False`",
         "update_cuda_graph": "of a plan of kernels",
         "tensors": "a list",

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphfuse.dtypes import data_type
-from graphfuse.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode
+from graphfuse.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode, reshape_mode
 from graphfuse.tensor import Tensor
 
 class OpMethods:

@@ -127,6 +127,7 @@ SAMPLES: dict[str, Draw] = {
         tensor(g, IMAGE), tensor(g, IMAGE), *(channel(g) for _ in range(3))
     ),
     "transpose": lambda g: g.transpose(tensor(g, IMAGE), permutation=[0, 1, 3, 2]),
+    "reshape": lambda g: g.reshape(tensor(g)).set_dim([ROWS * 2, COLUMNS // 2]),
     "slice": lambda g: g.slice(tensor(g), slices=[slice(0, 8), slice(0, COLUMNS)]),
 }
 """By op, one use of it. An op that is missing here is used as `plain` does."""

@@ -23,7 +23,7 @@ def frozen(cudnn: ModuleType, graph: Graph, built: Built, handles: Handles) -> F
     made = built.translation
     tensor = {graph.tensors[t].uid: t for t in (*made.bound, *made.by_value)}
     tensor |= {uid: next(t.id for t in graph.tensors if t.uid == uid) for uid in made.constants}
-    uids, start = _starter(cudnn, built, sorted(tensor))
+    uids, execute = _execution(built, sorted(tensor), handles)
     if set(uids) != set(tensor):
         raise GraphNotSupportedError(f"cuDNN asks for tensors {list(uids)}; it was told of {sorted(tensor)}")
     scalars = [tensor[uid] for uid in uids if graph.tensors[tensor[uid]].by_value]
@@ -36,16 +36,16 @@ def frozen(cudnn: ModuleType, graph: Graph, built: Built, handles: Handles) -> F
     packs = [
         (struct.Struct(BY_VALUE[graph.tensors[t].dtype]).pack_into, _SCALAR_BYTES * n) for n, t in enumerate(scalars)
     ]
-    run = _run(cudnn, start, len(uids), packs, numbers, handles)
+    run = _run(cudnn, execute, built.cpp_index, len(uids), packs, numbers, handles)
     return FrozenCall((own, *addresses, *map(HostScalar, scalars)), run)
 
 
-Start = Callable[[ctypes.Array, int, object], None]
-"""start(addresses in the order of the uids, the workspace's address, handle)"""
+Execute = Callable[[int, int, int, int, int], None]
+"""execute(where addresses lie, how many, the workspace's address, the handle's, the plan's place in cuDNN's list)"""
 
 
-def _starter(cudnn: ModuleType, built: Built, known: Sequence[int]) -> tuple[Sequence[int], Start]:
-    """The uids in the order in which addresses are given, and what starts the plan.
+def _execution(built: Built, known: Sequence[int], handles: Handles) -> tuple[Sequence[int], Execute]:
+    """The uids in the order in which addresses are given, and what runs a plan.
 
     The package's own way to pass addresses alone has a private name. Where it is gone, they are passed by uid, which
     takes several times as long.
@@ -53,23 +53,21 @@ def _starter(cudnn: ModuleType, built: Built, known: Sequence[int]) -> tuple[Seq
     graph, index = built.translation.graph, built.index
     lowered = getattr(graph, "_lowered_graph", None)
     execute = getattr(lowered, "_execute_with_raw_ptrs", None)
-    if execute is None or not hasattr(lowered, "_get_variant_pack_uids_sorted"):
-        return known, lambda addresses, workspace, handle: graph.execute_plan_at_index(
-            dict(zip(known, addresses, strict=True)), workspace, index, handle
-        )
-    lowered._prepare_variant_pack_template()
-    uids, cpp_index = tuple(lowered._get_variant_pack_uids_sorted()), built.cpp_index
-    count = len(uids)
+    if execute is not None and hasattr(lowered, "_get_variant_pack_uids_sorted"):
+        lowered._prepare_variant_pack_template()
+        return tuple(lowered._get_variant_pack_uids_sorted()), execute
 
-    def start(addresses: ctypes.Array, workspace: int, handle) -> None:
-        execute(addressof(addresses), count, workspace, handle.backend_handle, cpp_index)
+    def by_uid(at: int, count: int, workspace: int, handle: int, place: int) -> None:
+        addresses = (ctypes.c_uint64 * count).from_address(at)
+        graph.execute_plan_at_index(dict(zip(known, addresses, strict=True)), workspace, index, handles.mine())
 
-    return uids, start
+    return known, by_uid
 
 
 def _run(
     cudnn: ModuleType,
-    start: Start,
+    execute: Execute,
+    index: int,
     count: int,
     packs: Sequence[tuple[Callable[..., None], int]],
     numbers: ctypes.Array,
@@ -77,25 +75,36 @@ def _run(
 ) -> Callable[..., None]:
     """packs: what writes each number into its place in `numbers`."""
     addresses = (ctypes.c_uint64 * count)()
-    fill = struct.Struct(f"{count}Q").pack_into
-    on, ordinal, current = handles.on, handles.ordinal, devices.current_ordinal()
+    fill, at = struct.Struct(f"{count}Q").pack_into, addressof(addresses)
+    ordinal, another = handles.ordinal, devices.another(handles.ordinal)
+    threads, mine, direct = handles.threads, handles.mine, handles.direct
     refused = errors(cudnn)
     # The memory that cuDNN reads addresses and numbers from is the plan's; it has read them when a call returns.
     lock = threading.Lock()
+    last: tuple[float, ...] | None = None  # the addresses that are there
 
     def run(stream: int, workspace: int, *values: float) -> None:
-        if current() != ordinal:
+        nonlocal last
+        if another is not None and another():
             with devices.current(ordinal):
                 return run(stream, workspace, *values)
         try:
-            handle = on(stream)
+            try:
+                handle = threads.lease.handle
+            except AttributeError:
+                handle = mine()
+            if handle.stream != stream:
+                direct(handle, stream)
             with lock:
                 if packs:
                     for (pack, place), value in zip(packs, values[count:], strict=True):
                         pack(numbers, place, value)
                     values = values[:count]
-                fill(addresses, 0, *values)
-                start(addresses, workspace, handle)
+                if values != last:
+                    last = None
+                    fill(addresses, 0, *values)
+                    last = values
+                execute(at, count, workspace, handle.backend_handle, index)
         except refused as error:
             raise DeviceError(f"cuDNN: {words(error)}") from error
         return None

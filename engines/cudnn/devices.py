@@ -1,6 +1,6 @@
 """The device that cuDNN works on: the current one of the thread, as the CUDA runtime sees it."""
 
-import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from graphfuse.device import Device
@@ -33,9 +33,9 @@ def current(ordinal: int) -> AbstractContextManager:
     return torch.cuda.device(ordinal)
 
 
-@functools.cache
-def current_ordinal():
-    """The function that tells which device is current on a thread."""
+def another(ordinal: int) -> Callable[[], bool] | None:
+    """Tells whether another device than this one is current on a thread; None where the process sees no other."""
     import torch
 
-    return torch.cuda.current_device
+    current, count = torch.cuda.current_device, torch.cuda.device_count()
+    return None if count == 1 else lambda: current() != ordinal

@@ -4,7 +4,7 @@ A plan is built once, and run with raw addresses on the caller's stream. The eng
 """
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from graphfuse.dtypes import data_type
 from graphfuse.engine import Engine, No, Prepared, ProblemClass, Site
 from graphfuse.engines.cudnn import calls, devices, package, plans, support
 from graphfuse.engines.cudnn.handles import Handles
-from graphfuse.engines.cudnn.plans import CudnnKnobs, Proposed
+from graphfuse.engines.cudnn.plans import Built, CudnnKnobs, Proposed
 from graphfuse.enums import behavior_note, heur_mode, numerical_note
 from graphfuse.errors import GraphNotSupportedError
 from graphfuse.ir import Graph, Subgraph
@@ -24,6 +24,7 @@ MOST = 8
 """Plans that are proposed in mode A, of cuDNN's own; in mode B all are."""
 
 _KEPT = 256  # answers of cuDNN's
+_READY = 16  # plans that were built to know of them, and wait for being used
 
 
 class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
@@ -40,6 +41,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         self._lock = threading.RLock()
         self._handles: dict[int, Handles] = {}
         self._answers: OrderedDict[tuple[str, Device], tuple[Proposed, ...] | No] = OrderedDict()
+        self._ready: deque[tuple[Subgraph, Device, CudnnKnobs, Built]] = deque(maxlen=_READY)
 
     def why_not(self, facts: EpilogueFacts, device: Device) -> No | None:
         found = support.why_not(facts.subgraph, device) or devices.why_not(device)
@@ -49,12 +51,12 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         return answer if isinstance(answer, No) else None
 
     def propose(self, facts: EpilogueFacts, device: Device, mode: heur_mode) -> Sequence[CudnnKnobs]:
-        """In mode A what cuDNN's has, the best few. In B what both have. In FALLBACK what is left, if anything is."""
+        """In mode A the best of what cuDNN's has. In B all, last those of its FALLBACK, which in FALLBACK are all."""
         found = self._proposed(facts, device)
         best = [one.knobs for one in found if one.mode is heur_mode.A]
-        wide = [one.knobs for one in found if one.mode is not heur_mode.FALLBACK]
         last = [one.knobs for one in found if one.mode is heur_mode.FALLBACK]
-        by_mode = {heur_mode.A: best[:MOST], heur_mode.B: wide, heur_mode.FALLBACK: last}
+        wide = [one.knobs for one in found if one.mode is not heur_mode.FALLBACK]
+        by_mode = {heur_mode.A: best[:MOST], heur_mode.B: wide + last, heur_mode.FALLBACK: last}
         # The first can be built: it stands in where a mode has none of its own.
         return by_mode[mode] or [found[0].knobs]
 
@@ -97,9 +99,10 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         if isinstance(cudnn, No):
             raise GraphNotSupportedError(str(cudnn))
         handles, nodes = self._of(cudnn, device), facts.subgraph
+        built = self._taken(nodes, device, knobs)
         try:
             with devices.current(device.ordinal):
-                built = plans.build(cudnn, nodes, knobs, handles.mine(), plans.rounds_inputs(nodes))
+                built = built or plans.build(cudnn, nodes, knobs, handles.mine(), plans.rounds_inputs(nodes))
                 call = calls.frozen(cudnn, nodes.graph, built, handles)
         except GraphNotSupportedError:
             raise
@@ -131,12 +134,25 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
                 handle = self._of(cudnn, device).mine()
             except RuntimeError as error:
                 return No(f"cuDNN makes no handle for {device}: {plans.words(error)}")
-            answer = plans.proposed(cudnn, nodes, handle, plans.rounds_inputs(nodes))
+            found = plans.asked(cudnn, nodes, handle, plans.rounds_inputs(nodes))
+        answer = found if isinstance(found, No) else found.proposed
         with self._lock:
             self._answers[key] = answer
+            if not isinstance(found, No):
+                self._ready.append((nodes, device, found.proposed[0].knobs, found.first))
             while len(self._answers) > _KEPT:
                 self._answers.popitem(last=False)
         return answer
+
+    def _taken(self, nodes: Subgraph, device: Device, knobs: CudnnKnobs) -> Built | None:
+        """The plan that was built when cuDNN was asked for these nodes, if it is this one; it is used once."""
+        with self._lock:
+            for place, (of, on, known, built) in enumerate(self._ready):
+                # Tensors of nodes that are alike in another graph have other uids.
+                if of.graph is nodes.graph and of == nodes and on == device and known == knobs:
+                    del self._ready[place]
+                    return built
+        return None
 
     def _of(self, cudnn, device: Device) -> Handles:
         with self._lock:

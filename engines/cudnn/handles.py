@@ -8,12 +8,15 @@ from types import ModuleType
 
 class Handles:
     """Handles are made when a thread first asks. Those of threads that have ended are given to new ones; all are
-    destroyed when the process ends, because destroying one waits for the device and breaks a capture of any stream."""
+    destroyed when the process ends, because destroying one waits for the device and breaks a capture of any stream.
+
+    threads: has this thread's ``lease.handle``, once it asked. A call reads it there; a method would take as long as
+    all the rest of a call's Python."""
 
     def __init__(self, cudnn: ModuleType, ordinal: int):
         self.ordinal = ordinal
         self._cudnn = cudnn
-        self._threads = threading.local()
+        self.threads = threading.local()
         self._lock = threading.Lock()
         self._all: list[object] = []
         self._free: list[object] = []
@@ -22,20 +25,14 @@ class Handles:
     def mine(self) -> object:
         """This thread's handle. The device is the thread's current one. RuntimeError where cuDNN makes none."""
         try:
-            return self._threads.lease.handle
+            return self.threads.lease.handle
         except AttributeError:
-            self._threads.lease = lease = _Lease(self._another(), self._free)
+            self.threads.lease = lease = _Lease(self._another(), self._free)
             return lease.handle
 
-    def on(self, stream: int) -> object:
-        """As `mine`; its work goes to `stream`, an address."""
-        try:
-            handle = self._threads.lease.handle
-        except AttributeError:
-            handle = self.mine()
-        if handle.stream != stream:
-            self._cudnn.set_stream(handle=handle, stream=stream)
-        return handle
+    def direct(self, handle: object, stream: int) -> None:
+        """Has the handle's work go to `stream`, an address."""
+        self._cudnn.set_stream(handle=handle, stream=stream)
 
     def _another(self) -> object:
         with self._lock:

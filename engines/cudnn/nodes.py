@@ -80,8 +80,14 @@ def _norm(*needed: str) -> Callable[[Graph, Node], str | None]:
 
 def _wide(graph: Graph, node: Node) -> str | None:
     # Plans that cuDNN does not note as using tensor cores were seen to multiply with the precision of TF32.
-    wide = [port for port, t in node.inputs if graph.tensors[t].dtype.bits >= 32]
-    return f"reads {wide[0]} as float32, which cuDNN's products round: float32 would be read as TF32" if wide else None
+    wide = [(port, graph.tensors[t].dtype.name) for port, t in node.inputs if graph.tensors[t].dtype.bits >= 32]
+    if not wide:
+        return None
+    port, dtype = wide[0]
+    return (
+        f"reads {port} as {dtype}, which cuDNN's products round: float32 would be read as TF32; accepted: types of 16 "
+        f"bits or less. The reference engine multiplies in the node's type"
+    )
 
 
 def _operands(graph: Graph, node: Node) -> str | None:
@@ -115,6 +121,10 @@ def _slices(cudnn, node: Node) -> Arguments:
     return {"slices": [slice(*s) for s in node.attribute("slices")]}
 
 
+def _reshape(cudnn, node: Node) -> Arguments:
+    return {"reshape_mode": cudnn.reshape_mode.LOGICAL}  # the shape is in the output's extents
+
+
 _UNSAID = {"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "binary_select"}
 """Pointwise ops of masks: cuDNN's are BOOLEAN, those here are numbers."""
 
@@ -137,5 +147,6 @@ SAYINGS: Mapping[str, Saying] = {
     "batchnorm_backward": Saying(axes=True),
     "transpose": Saying(_permutation, axes=True),
     "slice": Saying(_slices, axes=True),
+    "reshape": Saying(_reshape),
 }
 """By op; ops that cuDNN does not have, or has with other results, are missing."""

@@ -62,25 +62,34 @@ class Built:
     workspace_bytes: int
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """All plans that cuDNN proposes, best first, from the first one that can be built on. first: that one, built for
+    the nodes that were asked for."""
+
+    proposed: tuple[Proposed, ...]
+    first: Built
+
+
 def errors(cudnn: ModuleType) -> tuple[type[Exception], ...]:
     """What the package raises for a graph that cuDNN does not take, and for errors of the device."""
     return (cudnn.cudnnGraphNotSupportedError, RuntimeError, NotImplementedError, ValueError, ImportError)
 
 
-def proposed(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) -> tuple[Proposed, ...] | No:
-    """All plans that cuDNN proposes, best first, from the first one that can be built on; No with cuDNN's words where
-    there is none. exact: leave out plans on tensor cores (``rounds_inputs``)."""
+def asked(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) -> Answer | No:
+    """What cuDNN proposes; No with its words where none of it can be built. exact: leave out plans on tensor cores
+    (``rounds_inputs``)."""
     failed: Exception | None = None
     try:
         made = _planned(cudnn, facts, handle, exact)
         listed = tuple(_listed(made.graph))
         for first, (_, entry) in enumerate(listed):
             try:
-                made.graph.build_plan_at_index(entry)
+                found = _built(made, entry)
             except errors(cudnn) as error:
                 failed = failed or error
                 continue
-            return tuple(one for one, _ in listed[first:])
+            return Answer(tuple(one for one, _ in listed[first:]), found)
     except errors(cudnn) as error:
         failed = error
     if failed is None:
@@ -93,7 +102,7 @@ def proposed(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) ->
 
 
 def build(cudnn: ModuleType, facts: Subgraph, knobs: CudnnKnobs, handle: object, exact: bool) -> Built:
-    """One of the plans that are `proposed`. GraphNotSupportedError where cuDNN does not propose it, `errors` where it
+    """One of the plans that are proposed. GraphNotSupportedError where cuDNN does not propose it, `errors` where it
     does not build it."""
     made = _planned(cudnn, facts, handle, exact)
     listed = {one.knobs: index for one, index in _listed(made.graph)}
@@ -102,7 +111,10 @@ def build(cudnn: ModuleType, facts: Subgraph, knobs: CudnnKnobs, handle: object,
             f"cuDNN {cudnn.backend_version()} proposes no plan {knobs} here; it proposes: "
             f"{', '.join(map(str, listed)) or 'none'}"
         )
-    index = listed[knobs]
+    return _built(made, listed[knobs])
+
+
+def _built(made: Translation, index: int) -> Built:
     made.graph.build_plan_at_index(index)
     size = made.graph.get_workspace_size_plan_at_index(index)
     return Built(made, index, made.graph.plans[index].cpp_index, size)

@@ -7,6 +7,7 @@ from types import ModuleType
 from graphfuse.dtypes import data_type
 from graphfuse.engines.cudnn.nodes import SAYINGS
 from graphfuse.engines.cudnn.ranks import Layout, layouts
+from graphfuse.engines.cudnn.terms import ordered
 from graphfuse.ir import Node, Subgraph, Tensor, TensorId
 
 
@@ -40,7 +41,7 @@ def translate(cudnn: ModuleType, facts: Subgraph, handle: object = None) -> Tran
     for number in _read(facts):
         said[number] = _given(cudnn, graph, tensors[number], lying[number])
     outputs = frozenset(facts.outputs)
-    for node in facts.nodes:
+    for node in ordered(facts):
         for number, made in zip((t for _, t in node.outputs), _made(cudnn, graph, facts, node, said), strict=True):
             said[number] = made
             _set_up(cudnn, made, tensors[number], lying[number], number in outputs)

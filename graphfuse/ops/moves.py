@@ -1,9 +1,11 @@
-"""Ops that move elements and compute nothing: transposed axes and slices."""
+"""Ops that move elements and compute nothing: transposed axes, slices and other shapes."""
 
+import math
 from collections.abc import Mapping
 
+from graphfuse.enums import reshape_mode
 from graphfuse.errors import GraphValidationError
-from graphfuse.ops.layouts import packed_stride
+from graphfuse.ops.layouts import packed_stride, row_major
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape, Stride
 
 
@@ -50,6 +52,29 @@ def _sliced_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs)
     return {"slices": tuple((r.start, r.stop, r.step) for r in _ranges(inputs["input"], attributes))}
 
 
+def _reshaped(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
+    x, made, mode = shapes["input"], wanted.get("output"), attributes["reshape_mode"]
+    if mode is not reshape_mode.LOGICAL:
+        raise GraphValidationError(
+            f"reshape_mode is {mode}; accepted: {reshape_mode.LOGICAL}, which is the same for tensors that lie in "
+            "row-major order without gaps"
+        )
+    if made is None:
+        raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
+    if math.prod(made) != math.prod(x):
+        raise GraphValidationError(
+            f"output must have as many elements as input, {math.prod(x)}, got {list(made)} with {math.prod(made)} "
+            f"(input {list(x)})"
+        )
+    return {"output": made}
+
+
+def _reshaped_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    """With the shape that is made, which the output has."""
+    dim, _ = outputs["output"]
+    return {**attributes, "dim": tuple(dim)}
+
+
 def _apart(dim: Shape, strides: Stride) -> Stride:
     """`strides`, or, where they say that elements share an address, as of a broadcast input, those without gaps."""
     shared = any(extent > 1 and not stride for extent, stride in zip(dim, strides, strict=True))
@@ -79,5 +104,18 @@ TABLE = (
         frozen=_sliced_frozen,
         reference=lambda t, x, a: {"output": x["input"][tuple(slice(*s) for s in a["slices"])]},
         attributes=(Attribute("slices", (slice,), required=True, several=True),),
+    ),
+    Op(
+        "reshape",
+        "The elements of input in row-major order of their indices, in another shape of as many elements. That is\n"
+        "the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY).\n"
+        "It is the same for tensors in row-major order without gaps.",
+        inputs=(Port("input"),),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=_reshaped,
+        strides=row_major,
+        frozen=_reshaped_frozen,
+        reference=lambda t, x, a: {"output": x["input"].reshape(a["dim"])},
+        attributes=(Attribute("reshape_mode", (reshape_mode,), reshape_mode.LOGICAL),),
     ),
 )

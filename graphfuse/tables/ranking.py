@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from graphfuse.device import Device
 from graphfuse.match import Region
+from graphfuse.tables import measured
 from graphfuse.tables.entry import Source
 from graphfuse.tables.tunings import arch
 
@@ -26,7 +27,8 @@ class Rank:
 
     family: the name of a pattern, or of an op that the region contains, or ANY. engines: names, and OTHERS once.
     source: where it was measured; None for a default, which applies to all devices. us: of what was measured, the
-    median microseconds of each engine that `engines` names. ValueError where these do not agree.
+    microseconds of each engine that `engines` names: the geometric mean over the family's problems. ValueError where
+    these do not agree.
     """
 
     family: str
@@ -60,7 +62,21 @@ class Rank:
         return self.engines.index(engine if engine in self.engines else OTHERS)
 
 
-RANKING = (Rank(ANY, (OTHERS, "reference")),)
+LAST = "reference"
+"""Comes after engines that were not measured."""
+
+
+def entry(family: str, us: Mapping[str, float], source: Source) -> Rank:
+    """What times say."""
+    names = sorted(us, key=us.__getitem__)
+    unknown = len(names) - 1 if names[-1] == LAST else len(names)
+    return Rank(family, (*names[:unknown], OTHERS, *names[unknown:]), source, us)
+
+
+RANKING = (
+    *(entry(family, us, Source.parse(measured.SOURCES[place])) for place, family, us in measured.TIMES),
+    Rank(ANY, (OTHERS, LAST)),
+)
 """First-party. It ends with a default for every family."""
 
 

@@ -47,6 +47,7 @@ def autotune(
 
     made = source(device, origin)
     parts, tuned = list(base.parts), []
+    needs = [part.outline.workspace_bytes for part in parts]
     places = [place for place, part in enumerate(parts) if tunable(part)]
     with torch.cuda.device(device.ordinal):
         torch.cuda.synchronize()
@@ -54,18 +55,20 @@ def autotune(
         for left, place in zip(range(len(places), 0, -1), places, strict=True):
             part = parts[place]
             found = next((t for t in tuned if t.fits(part)), None)
-            allowed = functools.partial(_allowed, planner, tuple(parts), place, limit)
+            allowed = functools.partial(_allowed, planner, tuple(parts), tuple(needs), place, limit)
             if found is None:
                 knobs = [k for k in candidates(part.engine, part.facts, device, part.knobs) if allowed(k)]
                 now = time.monotonic()
                 deadline = now + (began + time_budget - now) / left
-                found = _Tuned(part, search(Workbench(part, device, memory, bound.scalars), knobs, deadline))
+                found = _Tuned(
+                    part, search(Workbench(part, device, memory, bound.scalars), knobs, deadline, most=limit)
+                )
                 tuned.append(found)
-            parts[place] = found.applied(part, made, allowed)
+            parts[place], needs[place] = found.applied(part, made, allowed)
     entries = [t.entry(made) for t in tuned if t.sure]
     file = file or store.user_file(device)
     kept = bool(entries) and store.add(file, entries)
-    planner.adopt(plan.assemble(planner.graph, parts, device))
+    planner.adopt(plan.assemble(planner.graph, parts, device, needs))
     return Report(device.name, tuple(t.report for t in tuned), time.monotonic() - began, file if kept else None)
 
 
@@ -104,13 +107,13 @@ class _Tuned:
     def entry(self, made: Source) -> Entry:
         return entry_of(self.part.engine, self.problem, self.trials, made)
 
-    def applied(self, part: Part, made: Source, allowed: Callable[[object], bool]) -> Part:
-        """`part` with the fastest knobs that are `allowed` at its place; as it is if none are."""
+    def applied(self, part: Part, made: Source, allowed: Callable[[object, int], bool]) -> tuple[Part, int]:
+        """`part` with the fastest knobs that are `allowed` at its place, as it is if none are; and its workspace."""
         for rank, trial in enumerate(t for t in self.trials if t.time):
             knobs = knobs_from_dict(part.engine, dict(trial.knobs))
-            if allowed(knobs):
-                return Part(part.region, part.engine, knobs, self._why(rank, made))
-        return part
+            if allowed(knobs, trial.scratch):
+                return Part(part.region, part.engine, knobs, self._why(rank, made)), trial.scratch
+        return part, part.outline.workspace_bytes
 
     def _why(self, rank: int, made: Source) -> str:
         if rank:
@@ -118,11 +121,26 @@ class _Tuned:
         return said(self.entry(made)) if self.sure else "the fastest of those timed, which were not all"
 
 
-def _allowed(planner: Planner, parts: tuple[Part, ...], place: int, limit: int, knobs: object) -> bool:
+def _allowed(
+    planner: Planner,
+    parts: tuple[Part, ...],
+    needs: tuple[int, ...],
+    place: int,
+    limit: int,
+    knobs: object,
+    scratch: int | None = None,
+) -> bool:
     """Whether the part at `place` may have these knobs, the others being as they are by now. What fits into
-    `limit` bytes at one place, beside the tensors that live there, need not fit at another."""
+    `limit` bytes at one place, beside the tensors that live there, need not fit at another. needs: bytes of workspace
+    of each part's own. scratch: of this one with these knobs; None for what is known before it is prepared."""
     changed = Part(parts[place].region, parts[place].engine, knobs)
-    p = plan.assemble(planner.graph, [*parts[:place], changed, *parts[place + 1 :]], planner.device)
+    own = changed.outline.workspace_bytes if scratch is None else scratch
+    p = plan.assemble(
+        planner.graph,
+        [*parts[:place], changed, *parts[place + 1 :]],
+        planner.device,
+        [*needs[:place], own, *needs[place + 1 :]],
+    )
     return p.workspace_bytes <= limit and planner.barred(p) is None
 
 

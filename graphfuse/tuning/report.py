@@ -12,13 +12,15 @@ NOT_TRIED, BROKEN, WRONG, TIMED, BEST = "not tried", "does not run", "wrong", "t
 @dataclass(frozen=True)
 class Trial:
     """One candidate. status: one of the above. time: microseconds of a launch, by as long a
-    measurement as it came to, `rounds` of them; None if it was not timed. why: of what went wrong."""
+    measurement as it came to, `rounds` of them; None if it was not timed. why: of what went wrong. scratch: bytes of
+    workspace of its own, None where it was not prepared."""
 
     knobs: Mapping[str, object]
     status: str = NOT_TRIED
     time: Time | None = None
     rounds: int = 0
     why: str = ""
+    scratch: int | None = None
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,13 @@ def search(
     deadline: float,
     rounds: Sequence[Round] = HALVING,
     measure: Callable[[Sequence[Callable[[], None]], int, float], timing.Time] = timing.measure,
+    most: int | None = None,
 ) -> tuple[Trial, ...]:
     """A trial for each of `candidates` (knobs of the part's engine), fastest first, then those not timed.
 
     The first is "best" if it came through all rounds. deadline: when to stop, as of
-    time.monotonic. measure: how calls are timed. One that is wrong or does not run is left out
+    time.monotonic. measure: how calls are timed. most: bytes of workspace; what needs more of its own is not tried,
+    None for no limit. One that is wrong or does not run is left out
     with a warning that names it.
     """
     trials = {knobs: Trial(knobs_to_dict(knobs)) for knobs in candidates}
@@ -54,7 +56,12 @@ def search(
         if time.monotonic() >= deadline:
             break
         try:
-            loaded = bench.calls(made.result())
+            prepared = made.result()
+            trial = trials[knobs] = replace(trial, scratch=prepared.workspace_bytes)
+            if most is not None and trial.scratch > most:
+                trials[knobs] = replace(trial, why=f"needs {trial.scratch} bytes of workspace, more than {most}")
+                continue
+            loaded = bench.calls(prepared)
             wrong = bench.check(loaded)
         except (*UNPREPARED, DeviceError) as error:
             trials[knobs] = _dropped(bench, trial, BROKEN, str(error).splitlines()[0])

@@ -129,6 +129,29 @@ class Drawn(Recorded, OpMethods):
         t.value = value
         return t
 
+    def concatenate(
+        self,
+        axis: int,
+        in_place_index: None = None,
+        *,
+        inputs: Sequence[Tensor],
+        name: str = "",
+        compute_data_type: data_type | Any = data_type.NOT_SET,
+    ) -> Tensor:
+        """The elements of each of `inputs` in turn along axis: ``join`` of two, its result joined with the next.
+
+        in_place_index: which input lies where the output has it; only None is offered.
+        """
+        where = f"concatenate {name!r}" if name else "concatenate"
+        if in_place_index is not None:
+            raise GraphNotSupportedError(f"{where}: in_place_index is not offered; leave it out")
+        if not isinstance(inputs, Sequence) or len(inputs) < 2:
+            raise GraphTypeError(f"{where}: inputs must be a list of two tensors or more, got {inputs!r}")
+        first, *between, last = inputs
+        for t in between:
+            first = self.join(first, t, axis, compute_data_type)
+        return self.join(first, last, axis, compute_data_type, name)
+
     def _new_tensor(self, name: str) -> Tensor:
         name = checked_name("tensor", name) or f"tensor_{len(self.tensors)}"
         t = Tensor(self._uids.free(), name, self._forget, self._uids.claim)

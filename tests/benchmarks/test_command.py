@@ -68,6 +68,7 @@ def test_without_a_gpu_it_says_so():
         "in_a_model",
         "llama",
         "profile",
+        "ranking",
         "wan_block",
     ],
 )

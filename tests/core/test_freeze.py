@@ -284,16 +284,29 @@ def test_refused(case):
         g.validate()
 
 
-@pytest.mark.parametrize("which", ["io_data_type", "intermediate_data_type"])
-def test_a_missing_data_type_names_the_tensor_and_the_remedy(which):
-    g = graphs.new(**{which: data_type.NOT_SET})
+def test_a_missing_data_type_names_the_tensor_and_the_remedy():
+    g = graphs.new(io_data_type=data_type.NOT_SET)
     x = g.tensor([2], name="x", data_type=FLOAT)
-    if which == "io_data_type":
-        g.relu(x).set_output().set_name("bare")
-    else:
-        g.relu(g.relu(x).set_name("bare")).set_output()
-    with pytest.raises(GraphValidationError, match=f"'bare'.*set_data_type.*{which}"):
+    g.relu(x).set_output().set_name("bare")
+    with pytest.raises(GraphValidationError, match="'bare'.*set_data_type.*io_data_type"):
         g.validate()
+
+
+@pytest.mark.parametrize(
+    ("types", "want"),
+    [
+        ({}, FLOAT),
+        ({"io_data_type": data_type.HALF}, data_type.HALF),
+        ({"io_data_type": data_type.HALF, "intermediate_data_type": data_type.BFLOAT16}, data_type.BFLOAT16),
+    ],
+)
+def test_intermediates_without_a_type_have_that_of_inputs_and_outputs_else_float(types, want):
+    """As with cuDNN's frontend, whose samples leave it out."""
+    g = graphfuse.pygraph(**types)
+    between = g.relu(g.tensor([2], data_type=data_type.BFLOAT16))
+    g.relu(between).set_output().set_data_type(data_type.BFLOAT16)
+    g.validate()
+    assert between.get_data_type() is want
 
 
 def test_a_virtual_result_may_declare_any_type():

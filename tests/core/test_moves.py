@@ -1,4 +1,4 @@
-"""transpose and slice: each element where it belongs, strides as views have them, and errors."""
+"""transpose, slice, reshape, concatenate: each element where it belongs, strides, and errors."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphfuse import GraphTypeError, GraphValidationError, reduction_mode
+from graphfuse import (
+    GraphNotSupportedError,
+    GraphTypeError,
+    GraphValidationError,
+    heur_mode,
+    reduction_mode,
+    reshape_mode,
+)
 from support import graphs
 
 
@@ -49,6 +56,75 @@ def test_slice(shape, data):
     assert np.array_equal(got.numpy(), want)
 
 
+@given(data=st.data())
+def test_reshape(data):
+    """Element by element in row-major order, however input and output lie."""
+    factors = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    cut = sorted(data.draw(st.sets(st.integers(1, len(factors)))) | {len(factors)})
+    made = [int(np.prod(factors[a:b])) for a, b in zip([0, *cut], cut, strict=False)]
+    shape = data.draw(st.permutations(factors))
+    order = data.draw(st.permutations(range(len(shape))))
+    x = torch.arange(float(np.prod(shape))).reshape([shape[a] for a in order]).permute(*np.argsort(order).tolist())
+    g = graphs.new()
+    out = g.reshape(g.tensor(x.shape, x.stride(), name="x"), reshape_mode.LOGICAL).set_dim(made)
+    got = run(g, x, out)
+    assert out.get_stride() == list(torch.empty(made).stride())
+    assert [got[at] for at in np.ndindex(*made)] == [x[at] for at in np.ndindex(*shape)]
+
+
+def test_reshape_of_rows_keeps_their_type_and_follows_other_shapes():
+    g = graphs.new(is_override_shape_enabled=True)
+    x = g.tensor([4, 6], name="x")
+    out = g.reshape(g.mul(x, 2.0)).set_dim([4, 2, 3]).set_output().set_name("out")
+    g.build([heur_mode.FALLBACK])
+    for rows in (4, 2):
+        data, made = torch.randn(rows, 6, generator=graphs.generator("cpu", rows)), torch.empty(rows, 2, 3)
+        shapes = {} if rows == 4 else {"override_uids": [x.get_uid(), out.get_uid()]}
+        if shapes:
+            shapes |= {"override_shapes": [[rows, 6], [rows, 2, 3]], "override_strides": [None, None]}
+        size = g.get_workspace_size(**shapes)
+        g.execute({"x": data, "out": made}, torch.empty(size, dtype=torch.uint8) if size else None, **shapes)
+        assert torch.equal(made, (2 * data).view(rows, 2, 3))
+
+
+@given(data=st.data())
+def test_concatenate(data):
+    shape, axis = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4)), 0
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    extents = data.draw(st.lists(st.integers(1, 3), min_size=2, max_size=4))
+    g, parts, names = graphs.new(), [], []
+    for n, extent in enumerate(extents):
+        own = [*shape]
+        own[axis] = extent
+        parts.append(torch.randn(own, generator=graphs.generator("cpu", n)))
+        names.append(g.tensor(own, name=f"part{n}"))
+    out = g.concatenate(axis, inputs=names, name="all").set_output().set_name("out")
+    g.validate()
+    made = torch.empty(out.get_dim())
+    graphs.run(g, {"out": made, **{f"part{n}": t for n, t in enumerate(parts)}})
+    assert np.array_equal(made.numpy(), np.concatenate([t.numpy() for t in parts], axis))
+    assert g.nodes[-1].name == "all" and len(g.nodes) == len(extents) - 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda g, x: g.concatenate(0, inputs=[x]), GraphTypeError, "inputs must be a list of two tensors or more"),
+        (lambda g, x: g.concatenate(0, inputs=x), GraphTypeError, "inputs must be a list of two tensors or more"),
+        (lambda g, x: g.concatenate(0, inputs=[x, "y"]), GraphTypeError, "b must be a tensor of this graph"),
+        (
+            lambda g, x: g.concatenate(0, 1, inputs=[x, x], name="all"),
+            GraphNotSupportedError,
+            "concatenate 'all': in_place_index is not offered; leave it out",
+        ),
+    ],
+)
+def test_what_concatenate_does_not_take(call, error, message):
+    g = graphs.new()
+    with pytest.raises(error, match=message):
+        call(g, g.tensor([3, 4]))
+
+
 def test_of_a_broadcast_input():
     """Its strides would put several elements at one address; what is written is packed."""
     g = graphs.new()
@@ -76,6 +152,13 @@ def test_among_other_nodes():
         (lambda g, x: g.slice(x, [slice(1)]), r"slices must be one for each axis of input \[3, 4\], got 1"),
         (lambda g, x: g.slice(x, [slice(None, None, -1), slice(1)]), "of axis 0 has step -1; accepted: 1 and above"),
         (lambda g, x: g.slice(x, [slice(1), slice(None, None, 0)]), "of axis 1: .*step cannot be zero"),
+        (lambda g, x: g.reshape(x), "output has no dim, which nothing else says: call set_dim on it"),
+        (lambda g, x: g.reshape(x).set_dim([5, 2]), r"as many elements as input, 12, got \[5, 2\] with 10"),
+        (
+            lambda g, x: g.reshape(x, reshape_mode.VIEW_ONLY).set_dim([12]),
+            "reshape_mode is reshape_mode.VIEW_ONLY; accepted: reshape_mode.LOGICAL, which is the same for tensors",
+        ),
+        (lambda g, x: g.concatenate(2, inputs=[x, x]), "axis 2 is outside the inputs' rank 2"),
         (lambda g, x: g.slice(x, [slice(1), slice("a")]), "of axis 1: slice indices must be integers"),
     ],
 )
@@ -96,7 +179,7 @@ def test_slices_are_slices(wrong):
 def test_it_prints_as_python():
     g, scope = graphs.new(), {}
     y = g.slice(g.tensor([3, 4], name="x"), [slice(0, 2), slice(1, None, 2)])
-    g.transpose(y, (1, 0)).set_output()
+    g.reshape(g.transpose(y, (1, 0))).set_dim([4]).set_output()
     exec(str(g), scope)  # noqa: S102 - the point of the test
     g.validate(), scope["graph"].validate()
     assert scope["graph"].key() == g.key() and hash(g._ir.nodes[0]) == hash(scope["graph"]._ir.nodes[0])

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphfuse
 from graphfuse import GraphNotSupportedError, GraphTypeError, GraphValidationError, convolution_mode, data_type
 from graphfuse.ops.layouts import packed_stride
 from support import dense, graphs, oracle
@@ -244,3 +245,31 @@ def test_one_key_for_each_spelling_of_a_window():
     assert len(same) == 1
     others = {key(pre_padding=[2, 1], post_padding=[0, 1]), key(padding=[1, 1], dilation=[1, 2]), key()}
     assert len(same | others) == 4
+
+
+def test_a_gated_pair_of_products_without_a_type_for_intermediates():
+    """As cuDNN's samples draw it: products of transposed weights, SiLU written as nodes, every plan run by index."""
+    x, gate, up = (
+        torch.randn(1, rows, 16, generator=graphs.generator("cpu", rows + n)).bfloat16()
+        for n, rows in enumerate((6, 10, 10))
+    )
+    handle = graphfuse.create_handle("cpu")
+    g = graphfuse.pygraph(handle=handle, compute_data_type=FLOAT)
+    tensors = [g.tensor(dim=list(t.shape), stride=list(t.stride()), data_type=BF16) for t in (x, gate.mT, up.mT)]
+    X, G, U = tensors
+    gated = g.matmul(name="gate", A=X, B=G, compute_data_type=FLOAT)
+    gated = g.mul(a=gated, b=g.sigmoid(input=gated))
+    out = g.mul(a=gated, b=g.matmul(name="up", A=X, B=U, compute_data_type=FLOAT))
+    out.set_output(True).set_data_type(BF16)
+    g.validate()
+    g.build_operation_graph()
+    g.create_execution_plans([graphfuse.heur_mode.A, graphfuse.heur_mode.FALLBACK])
+    g.check_support()
+    g.build_plans(graphfuse.build_plan_policy.ALL)
+    exact = torch.nn.functional.silu(x.double() @ gate.double().mT) * (x.double() @ up.double().mT)
+    for index in range(g.get_execution_plan_count()):
+        made = torch.full(exact.shape, float("nan")).bfloat16()
+        size = g.get_workspace_size_plan_at_index(index)
+        space = torch.empty(size, dtype=torch.uint8) if size else None
+        g.execute_plan_at_index({X: x, G: gate.mT, U: up.mT, out: made}, space, index=index, handle=handle)
+        torch.testing.assert_close(made.double(), exact, rtol=2.0**-8, atol=1e-4)

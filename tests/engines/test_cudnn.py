@@ -122,7 +122,7 @@ UNSAID = {
     ),
     "float32 products": (
         lambda g: g.matmul(g.tensor([4, 8]), g.tensor([8, 4])).set_output(),
-        "'matmul.0'.* reads A as float32, .*float32 would be read as TF32",
+        "'matmul.0'.* reads A as FLOAT, .*read as TF32; accepted: types of 16 bits or less. The reference",
     ),
     "empty": (lambda g: g.relu(g.tensor([0, 8], name="x")).set_output(), "tensor 'x'.* has no elements"),
     "alignment": (
@@ -263,7 +263,7 @@ def read_back(cudnn, translation, g) -> None:
         known = {a.name: a for a in op.attributes}
         params = {k: v for k, v in node.params.items() if k in known or k in {p.name for p in op.inputs}}
         for k, v in params.items():
-            if type(v).__name__ in ("norm_forward_phase", "reduction_mode", "diagonal_alignment"):
+            if type(v).__name__ in ("norm_forward_phase", "reduction_mode", "reshape_mode", "diagonal_alignment"):
                 params[k] = next(m for m in known[k].types[0] if m.name == v.name)
         compute = data_type[node.compute_data_type.name]
         made = getattr(g, name)(**inputs, **params, compute_data_type=compute, name=node.name)
@@ -348,9 +348,14 @@ def _moves(g):
     g.relu(g.transpose(y, [0, 2, 3, 1])).set_output()
 
 
+def _reshape(g):
+    g.relu(g.reshape(g.tensor([2, 8, 3, 4])).set_dim([4, 4, 3, 4])).set_output()
+
+
 GRAPHS = {
     "channels": _channels,
     "moves": _moves,
+    "reshape": _reshape,
     "attributes": _attributes,
     "training": _training,
     "dense": _dense,

@@ -1,7 +1,9 @@
 """cuDNN's engine where there is no cuDNN: which nodes it is asked for, when, what it says, and how plans are called."""
 
+import contextlib
 import ctypes
 import gc
+import struct
 import subprocess
 import sys
 import threading
@@ -246,7 +248,7 @@ def test_modes_and_knobs():
     own._answers[engine._key(facts.subgraph), H200] = (*listed, last)
     numbers = {mode: [k.engine for k in own.propose(facts, H200, mode)] for mode in plans.MODES}
     assert numbers[heur_mode.A] == list(range(engine.MOST)) and numbers[heur_mode.FALLBACK] == [30]
-    assert numbers[heur_mode.B] == [*range(21), 1]
+    assert numbers[heur_mode.B] == [*range(21), 1, 30]
     assert own.illegal(facts, plans.CudnnKnobs(1, "A=1"), H200) is None
     assert "cuDNN proposes no such plan" in str(own.illegal(facts, plans.CudnnKnobs(1, "A=2"), H200))
     own._answers[engine._key(facts.subgraph), H200] = (last,)
@@ -259,6 +261,68 @@ def test_float32_products_are_not_rounded():
         y = g.matmul(g.tensor([8, 16], data_type=dtype), g.tensor([16, 4], data_type=dtype))
         g.bias(y, g.tensor([1, 4], data_type=FLOAT)).set_output()
         assert plans.rounds_inputs(Subgraph(lowered(g), (0, 1))) is rounds
+
+
+# Preparing
+
+
+class Planned:
+    """A graph of the package with three plans, the first of which cannot be built."""
+
+    def __init__(self, uids):
+        self.plans = [types.SimpleNamespace(cpp_index=n, engine_id=n, knobs={}) for n in range(3)]
+        self.built, self._lowered_graph = [], self
+        self._get_variant_pack_uids_sorted = lambda: sorted(uids)
+        self._execute_with_raw_ptrs = None
+
+    def backend_plan_entries(self):
+        return [types.SimpleNamespace(cpp_index=n, mode=heur_mode.A) for n in range(3)]
+
+    def get_behavior_notes_for_plan_at_index(self, index):
+        return []
+
+    def build_plan_at_index(self, index):
+        self.built.append(index)
+        if not index:
+            raise RuntimeError("no")
+
+    def get_workspace_size_plan_at_index(self, index):
+        return 4096 * index
+
+
+def test_the_plan_that_planning_built_is_the_one_that_is_prepared(library, monkeypatch):
+    made = []
+
+    def planned(cudnn, nodes, handle, exact):
+        tensors = [nodes.graph.tensors[t] for t in (*nodes.inputs, *nodes.outputs)]
+        made.append(Planned([t.uid for t in tensors]))
+        return Translation(made[-1], {t.id: t.uid for t in tensors}, {}, {})
+
+    monkeypatch.setattr(plans, "_planned", planned)
+    monkeypatch.setattr(engine.package, "load", lambda: library)
+    monkeypatch.setattr(devices, "why_not", lambda device: None)
+    monkeypatch.setattr(devices, "current", contextlib.nullcontext)
+    library.backend_version = lambda: 1
+
+    def facts(name):
+        g = graphs.new(name)
+        product(g).set_output()
+        return epilogues.EpilogueFacts("product", Subgraph(lowered(g), (0,)))
+
+    own, one, alike = CudnnEngine(), facts("one"), facts("alike")
+    assert own.why_not(one, H200) is None and own.why_not(alike, H200) is None
+    first, second = own.propose(one, H200, heur_mode.A)
+    assert (first.engine, second.engine) == (1, 2) and [g.built for g in made] == [[0, 1]]
+    assert own.prepare(one, first, H200, None).workspace_bytes == 4096
+    assert [g.built for g in made] == [[0, 1]]
+    for facts_, knobs, built in ((one, first, 1), (one, second, 2), (alike, first, 1)):
+        assert own.prepare(facts_, knobs, H200, None).workspace_bytes == 4096 * built
+        assert made[-1].built == [built]
+    assert len(made) == 4
+    with pytest.raises(GraphNotSupportedError, match="cuDNN 1 proposes no plan .*engine=7.* here; it proposes: "):
+        own.prepare(one, plans.CudnnKnobs(7), H200, None)
+    with pytest.raises(GraphNotSupportedError, match="cuDNN cannot build .*engine=0.* for product: no"):
+        own.prepare(one, plans.CudnnKnobs(0), H200, None)
 
 
 # Calls
@@ -287,10 +351,9 @@ class Library:
 @pytest.fixture
 def library(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda ordinal: (0, 0))
-    devices.current_ordinal.cache_clear()
-    yield Library()
-    devices.current_ordinal.cache_clear()
+    return Library()
 
 
 def in_threads(count: int, work) -> None:
@@ -320,12 +383,13 @@ def test_each_thread_has_a_handle_and_ended_ones_leave_theirs(library):
     seen = {}
 
     def work(number):
-        for stream in (0, 7, 7, 9):
-            seen.setdefault(number, set()).add(id(found.on(stream)))
+        for stream in (0, 7, 9):
+            seen.setdefault(number, set()).add(id(found.mine()))
+            found.direct(found.mine(), stream)
+            assert found.threads.lease.handle is found.mine() and found.mine().stream == stream
 
     in_threads(5, work)
     assert len(library.made) == 5 and len(set.union(*seen.values())) == 5 and all(len(s) == 1 for s in seen.values())
-    assert len(library.streams) == 10  # a stream that the handle has is not set again
     in_threads(3, work)
     assert len(library.made) == 5
     assert found.mine() is found.mine() and len(library.made) == 5 and not library.destroyed
@@ -404,7 +468,33 @@ def test_a_call_gives_addresses_by_uid_and_numbers_by_value(library, kind, works
     want |= {uid[name]: number for name, number in numbers.items()}
     assert [c[0] for c in graph.calls] == [want] * 3
     assert {c[1] for c in graph.calls} == {1 << 20 if workspace else 0} and {c[2] for c in graph.calls} == {3}
-    assert library.streams == [(1, 5), (1, 6)]
+    assert library.streams == [(1, 5), (1, 6)]  # a stream that the handle has is not set again
+
+
+@pytest.mark.parametrize("kind", [Plan, Fast])
+def test_other_addresses_and_numbers_take_the_place_of_the_last_ones(library, kind):
+    """What was written for the last call is kept where it is the same, also after a call that cannot be written."""
+    call, graph, low, uid = frozen(library, kind)
+    number = low.tensors[next(t.id for t in low.tensors if t.name == "factor")].uid
+    given = [1.0 if isinstance(a, HostScalar) else getattr(a, "value", 4096) for a in call.arguments]
+
+    def called(**changed) -> dict:
+        values = list(given)
+        for place, a in enumerate(call.arguments):
+            if isinstance(a, Address | HostScalar) and low.tensors[a.tensor].name in changed:
+                values[place] = changed[low.tensors[a.tensor].name]
+        call.run(5, *values)
+        return graph.calls[-1][0]
+
+    first = called()
+    assert first[uid["out"]] == 4096 and first[number] == 1.0
+    assert called() == first
+    assert called(out=8192) == {**first, uid["out"]: 8192}
+    assert called(factor=0.25) == {**first, number: 0.25}
+    with pytest.raises(struct.error):
+        called(out=None, factor=8.0)
+    assert called(factor=0.25) == {**first, number: 0.25}
+    assert called() == first
 
 
 @given(data=st.data())
@@ -412,8 +502,8 @@ def test_threads_that_call_at_once_each_give_their_own(data):
     library, count = Library(), data.draw(st.integers(2, 4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "mem_get_info", lambda ordinal: (0, 0))
-        devices.current_ordinal.cache_clear()
         call, graph, low, uid = frozen(library, Fast)
 
         def work(number):
@@ -424,7 +514,6 @@ def test_threads_that_call_at_once_each_give_their_own(data):
                 call.run(number, *values)
 
         in_threads(count, work)
-        devices.current_ordinal.cache_clear()
     assert len(graph.calls) == 20 * count
     for pack, *_ in graph.calls:
         assert len({float(v) for v in pack.values()}) == 1  # all of one call's
@@ -443,7 +532,7 @@ def test_what_cudnn_reports_is_a_device_error(library):
 def test_another_current_device_is_put_back(library, monkeypatch):
     current = [1]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
-    devices.current_ordinal.cache_clear()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
     class Guard:
         def __init__(self, ordinal):

@@ -69,6 +69,25 @@ def test_convolution_with_its_epilogue(axes, names):
     assert takes(case.g)["conv_fprop.0"] == "cudnn", case.g.explain()
 
 
+@pytest.mark.parametrize("axes", [2, 3])
+def test_terms_of_a_convolutions_sum_are_told_in_one_order(axes):
+    """cuDNN has ready-made kernels for one order alone; in any other it would compile some."""
+    plans = {}
+    for names in (["bias", "residual"], ["residual", "bias"]):
+        case = new()
+        x = values([2, 64, 6, 8, 8][: axes + 2], last=True)
+        w = values([64, 64, *[3] * axes], seed=1, last=True) * 0.0625
+        y = case.g.conv_fprop(case.tensor(x, "x"), case.tensor(w, "w"), padding=[1] * axes)
+        exact = (F.conv2d if axes == 2 else F.conv3d)(x.double(), w.double(), padding=1)
+        y, read = epilogue(case, y, names, list(exact.shape), channels=True)
+        want = case.output(y, exact + read["bias"] + read["residual"], like=x)
+        run(case)
+        hold(case, want)
+        all_by_cudnn(case)
+        plans[names[0]] = case.g.get_engine_and_knobs_at_index(case.g._planner.selected())
+    assert plans["bias"] == plans["residual"]
+
+
 def test_a_float32_convolution_is_not_rounded():
     case = new()
     x, w = values([2, 16, 8, 8], FLOAT, last=True), values([32, 16, 3, 3], FLOAT, 1, last=True)

@@ -1,5 +1,7 @@
 """Which engine comes first: by the table, by family and device; registration order only breaks ties."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 
 from graphfuse import engines, heur_mode, plan, plugins
@@ -33,12 +35,12 @@ class Library(HostEngine):
         raise AssertionError
 
 
-def order(g, registered, ranking=RANKING, device=CPU, patterns=()) -> list[str]:
+def order(g, registered, ranking=RANKING, device=CPU, patterns=(), mode=heur_mode.A) -> list[str]:
     """Names of the plans of a graph that is one region."""
     g.validate()
     graph = lower(freeze(g))
     regions, _ = plan.matches(graph, plugins.Registry(tuple(patterns), tuple(registered)))
-    plans = plan.propose(graph, regions, registered, device, heur_mode.A, ranking=ranking).plans
+    plans = plan.propose(graph, regions, registered, device, mode, ranking=ranking).plans
     return [p.parts[0].engine.name for p in plans]
 
 
@@ -85,6 +87,38 @@ def test_a_library_may_be_measured_ahead_of_a_patterns_engine():
     assert orders(table, (A, library), for_arch("sm_80")) == ["a", "library"]
 
 
+@dataclass(frozen=True)
+class Other:
+    """Another pattern's facts of the same nodes."""
+
+    subgraph: Subgraph
+
+
+class InB(toys.HostSolo):
+    modes = frozenset({heur_mode.A, heur_mode.B})
+
+
+class OfOther(InB):
+    facts = Other
+
+
+def test_engines_of_two_patterns_of_the_same_nodes_are_ranked_together():
+    (first,) = toys.solo("relu")
+    second = replace(first, name="other_relu", facts=lambda match: Other(match.subgraph))
+    A, other = InB("a"), OfOther("other", (1, 2))  # noqa: N806
+    for patterns, registered, want in (
+        ((first, second), (A, other), ["a", "other", "other"]),
+        ((first, second), (other, A), ["a", "other", "other"]),
+        ((second, first), (A, other), ["other", "other", "a"]),
+    ):
+        assert order(relu(), registered, (), patterns=patterns, mode=heur_mode.B) == want
+        # In mode A those of the first pattern will do.
+        assert order(relu(), registered, (), patterns=patterns) == [name for name in want if name == want[0]]
+    table = [Rank("relu", ("other", "a", OTHERS), HERE, {"other": 1.0, "a": 2.0})]
+    assert order(relu(), (A, other), table, H200, (first, second)) == ["other", "other", "a"]
+    assert order(relu(), (toys.HostSolo("a", reason="no"), other), (), patterns=(first, second)) == ["other", "other"]
+
+
 def test_the_reference_engine_comes_after_all_others():
     reference = engines.ALL[-1]
     assert order(relu(), [reference, Library()]) == ["library", "reference"]
@@ -103,7 +137,7 @@ def test_alternatives_keep_the_knobs_of_an_engine_together():
 
 def test_the_table_names_what_exists():
     families = {ANY, *OPS, *(p.name for p in plugins.installed().patterns)}
-    known = {e.name for e in engines.ALL} | {OTHERS}
+    known = {e.name for e in (*engines.ALL, *engines.ON_REQUEST)} | {OTHERS}
     assert all(entry.family in families and set(entry.engines) <= known for entry in RANKING)
     assert RANKING[-1].family == ANY and RANKING[-1].source is None
     assert all(e.source is None or (e.source.origin, bool(e.source.date)) == ("measured", True) for e in RANKING)

@@ -99,15 +99,15 @@ def test_what_fits_into_the_workspace_at_one_place_is_not_used_where_it_does_not
     limit = base.workspace_bytes + plan.ALIGNMENT
 
     def trial(size: int, us: float, status: str) -> Trial:
-        return Trial({"size": size}, status, Time(us, us, us), 3)
+        return Trial({"size": size}, status, Time(us, us, us), 3, scratch=size * plan.ALIGNMENT)
 
     trials = (trial(60, 1.0, BEST), trial(2, 2.0, TIMED), trial(3, 3.0, TIMED), Trial({"size": 4}))
-    made, parts = Source("user", "this", "sm_90"), list(base.parts)
+    made, parts, needs = Source("user", "this", "sm_90"), list(base.parts), [plan.ALIGNMENT] * 3
     found = autotune._Tuned(parts[0], trials)
     assert all(found.fits(part) for part in parts)
     for place, part in enumerate(parts):
-        allowed = functools.partial(autotune._allowed, planner, tuple(parts), place, limit)
-        parts[place] = found.applied(part, made, allowed)
+        allowed = functools.partial(autotune._allowed, planner, tuple(parts), tuple(needs), place, limit)
+        parts[place], needs[place] = found.applied(part, made, allowed)
         assert plan.assemble(planner.graph, parts, planner.device).workspace_bytes <= limit
     # Beside one tensor there is room for the fastest, beside two there is not.
     assert [part.knobs.size for part in parts] == [60, 2, 60]
@@ -117,4 +117,21 @@ def test_what_fits_into_the_workspace_at_one_place_is_not_used_where_it_does_not
         "tuned on this this, None",
     ]
     # With no room for any, a part is as it was.
-    assert found.applied(base.parts[1], made, lambda knobs: False) is base.parts[1]
+    assert found.applied(base.parts[1], made, lambda knobs, scratch: False) == (base.parts[1], plan.ALIGNMENT)
+
+
+def test_what_a_part_turns_out_to_need_counts_not_what_was_known_before():
+    """As with a library's plans, whose workspace is known once they are built."""
+    g = graphs.new()
+    g.relu(g.tensor([64, 64])).set_output()
+    planner = Planner(freeze(g), None, toys.solo("relu"), [Scratched(0)])
+    planner.create([heur_mode.A])
+    (part,) = planner.plans[0].parts
+
+    def trial(size: int, us: float, scratch: int) -> Trial:
+        return Trial({"size": size}, TIMED, Time(us, us, us), 3, scratch=scratch)
+
+    found = autotune._Tuned(part, (trial(1, 1.0, 1 << 20), trial(2, 2.0, 512)))
+    allowed = functools.partial(autotune._allowed, planner, (part,), (0,), 0, 1024)
+    chosen, scratch = found.applied(part, Source("user", "this", "sm_90"), allowed)
+    assert (chosen.knobs.size, scratch) == (2, 512)

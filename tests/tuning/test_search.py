@@ -62,6 +62,13 @@ def seconds(calls, repeats, least_us) -> Time:
 SHORT = (Round(1, 0, within=100, most=2), Round(3, 0))
 
 
+def test_what_needs_more_workspace_than_there_is_is_not_tried():
+    made, _ = bench(Norm(4, 64))
+    (trial,) = search(made, knobs_of(made.part, 32), time.monotonic() + 60, SHORT, seconds, most=-1)
+    assert trial.status == NOT_TRIED and trial.why == "needs 0 bytes of workspace, more than -1"
+    assert search(made, knobs_of(made.part, 32), time.monotonic() + 60, SHORT, seconds, most=0)[0].status == BEST
+
+
 @pytest.mark.parametrize(
     "problem", [Norm(5, 64), Norm(3, 64, output=FP4, blocks=True), Norm(3, 64, output=FP4), Norm(4, 64, training=True)]
 )
@@ -71,6 +78,7 @@ def test_what_is_right_is_timed_and_the_tensors_are_left_alone(problem):
     trials = search(made, knobs_of(made.part, 32, 128, 512), time.monotonic() + 60, SHORT, seconds)
     assert [t.status for t in trials] == [BEST, TIMED, TIMED] and [t.rounds for t in trials] == [2, 2, 1]
     assert trials[0].time.median <= trials[1].time.median
+    assert {t.scratch for t in trials} == {made.part.outline.workspace_bytes}
     assert all(torch.equal(before[n].view(torch.uint8), pack[n].view(torch.uint8)) for n in pack)
 
 
