@@ -158,7 +158,7 @@ if "sm__pipe_xu_cycles_active.avg.pct_of_peak_sustained_active" in metrics:
 ours = option("--profile-from-start"), option("--kernel-name")
 if option("--replay-mode") == "kernel":
     raw, runs = {raw!r}, 1
-    assert ours == ("off", "regex:rmsnorm") and "gpu__time_duration.sum" in metrics
+    assert ours == ("off", "regex:row_program") and "gpu__time_duration.sum" in metrics
 else:
     raw, runs = {ranges!r}, 8
     assert option("--replay-mode") == "app-range"
@@ -167,7 +167,7 @@ pathlib.Path(option("--log-file")).write_text(raw)
 print("something else")
 assert words[-2] == "-c"
 places = [int(n) for n in words[-1].partition("[")[2].strip("])").split(",")]
-cases = ", ".join('{{"rows": %d, "columns": 1, "output": "bf16"}}' % (100 + n) for n in places)
+cases = ", ".join('{{"rows": %d, "elements": 1, "output": "bf16"}}' % (100 + n) for n in places)
 print(f"[{{cases}}]\\n" * runs)
 """
 
