@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from graphfuse import record
@@ -69,6 +69,20 @@ def listing(bench: Bench, choice: Choice) -> str:
         lines.append(f"  peer {peer.name}: {peer.title}{absent}")
     lines += [f"  case {case}, {case.moved / 1e6:.1f} MB" for case in choice.cases(bench)]
     return "\n".join(lines)
+
+
+def benches_listed(benches: Iterable[Bench], programs: Iterable[str]) -> str:
+    """Benches and programs, one a line."""
+    about = {bench.name: f"{bench.title}; {len(bench.cases)} cases" for bench in benches}
+    about |= {name: f"options of its own: graphfuse bench {name} --help" for name in programs}
+    width = max(map(len, about))
+    lines = [f"{name:{width}}  {what}" for name, what in about.items()]
+    return "\n".join([*lines, "", "Peers and cases of one: graphfuse bench BENCH --list"])
+
+
+def described_benches(benches: Iterable[Bench]) -> dict:
+    """What `benches_listed` says of benches, as JSON values."""
+    return {bench.name: {"title": bench.title, "cases": len(bench.cases)} for bench in benches}
 
 
 class ResumeError(GraphfuseError):
