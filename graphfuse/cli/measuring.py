@@ -135,6 +135,8 @@ def tune(
         wanted = choice.cases(found)
     if not time_budget > 0:
         raise typer.BadParameter(f"{time_budget}; accepted: seconds above 0", param_hint="--time-budget")
+    if table is not None and (table.is_dir() or not table.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{table}; accepted: a file in a folder that exists", param_hint="--table")
     exits.need_gpu("graphfuse tune")
     left = tuning.run(wanted, table, time_budget, again, progress_on_stderr=as_json)
     if as_json:
