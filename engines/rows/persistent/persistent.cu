@@ -354,8 +354,9 @@ GF_DEVICE void take_in_turn(const Arrived& arrived, i64 rows, i64 first, i64 tog
   }
 }
 
-/// While the parts of one row's sums come together, threads are in the first of two phases of the next.
-template <class Arrived>
+/// While the parts of one row's sums come together, threads are in the first of two phases of the next. LAST: the
+/// second, as a parameter, since a program of one phase has none and must compile all the same.
+template <int LAST, class Arrived>
 GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 together, Taken& taken,
                             RowSum::Shared* places) {
   const float none[1] = {};
@@ -381,8 +382,8 @@ GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 tog
       reduction.give(parts.sums, turn);
     }
     if (next != first) {
-      Parts<1> nothing;
-      run<1>(before, per_before, held, taken, false, joined.sums, none, nothing);
+      Parts<LAST> nothing;
+      run<LAST>(before, per_before, held, taken, false, joined.sums, none, nothing);
     }
     if (next >= rows) {
       break;
@@ -468,7 +469,7 @@ GF_DEVICE void problem::start(const Arguments& a) {
     RowMax::begun();
   }
   if constexpr (DELAYED) {
-    take_delayed(arrived, rows, first, together, taken, sum_places);
+    take_delayed<LAST_PHASE>(arrived, rows, first, together, taken, sum_places);
   } else {
     take_in_turn(arrived, rows, first, together, taken, {sum_places, max_places, 0, 0});
   }
