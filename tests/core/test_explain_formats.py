@@ -118,6 +118,9 @@ def test_reasons():
     assert explain.fallback(fused) is None
     alone = planned(Norm().graph("cpu")).explanation()
     assert explain.fallback(alone) == ("rmsnorm.0, swish.0 (rows: needs a CUDA device or the emulator; got cpu)")
+    barred = planned(Norm().graph("emulator")).deselect_engines(["rows"]).explanation()
+    said = "rmsnorm.0, swish.0 (plans were passed over: engine 'rows' is deselected)"
+    assert len(barred.plans) > 2 and explain.fallback(barred) == said
 
 
 def test_it_is_frozen_and_its_own():
