@@ -179,8 +179,10 @@ def _folder(kind: Kind, folder: Path) -> Iterator[Finding]:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     quoted = shlex.quote(str(there))
     if not there.is_dir():
+        from graphfuse import settings as read
+
         # A file that the user's own setting names may be of use.
-        mend = f"unset {_variable(kind)}" if os.environ.get(_variable(kind)) else f"rm {quoted}"
+        mend = f"unset {_variable(kind)}" if _variable(kind) in read.given() else f"rm {quoted}"
         yield Finding(kind.name, FAULT, f"{there} is no folder: {kind.holds} are not kept", mend)
         return
     why = foreign(there.stat()) if there == folder else None
