@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from graphfuse import cli
+from graphfuse import cli, record
 from graphfuse.benchmarks import command
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
@@ -56,6 +56,22 @@ def test_without_a_bench_all_are_listed():
     assert all(f"{b.title}; {len(b.cases)} cases" in line for b, line in zip(BENCHES.values(), lines, strict=False))
     told = json.loads(invoke("--list", "--json").stdout)
     assert list(told["benches"]) == list(BENCHES) and told["programs"] == ["models"]
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"{half", "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[1]", "no record of a bench"),
+        (b'{"environment": {}, "peers": {}}', "no record of a bench"),
+    ],
+)
+def test_a_file_that_is_no_record_is_not_gone_on_with(tmp_path, content, said):
+    about = {"device": "NVIDIA H200", "commit": "abc"}
+    record.path(tmp_path, BENCH.name, about).write_bytes(content)
+    with pytest.raises(command.ResumeError, match=f"rmsnorm-silu-.*{said}.*no --resume"):
+        command.kept(tmp_path, BENCH, about, ())
 
 
 def test_what_is_chosen_of_no_bench_is_refused():
