@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from graphfuse import record
@@ -69,6 +70,20 @@ def listing(bench: Bench, choice: Choice) -> str:
         lines.append(f"  peer {peer.name}: {peer.title}{absent}")
     lines += [f"  case {case}, {case.moved / 1e6:.1f} MB" for case in choice.cases(bench)]
     return "\n".join(lines)
+
+
+def benches_listed(benches: Iterable[Bench], programs: Iterable[str]) -> str:
+    """Benches and programs, one a line."""
+    about = {bench.name: f"{bench.title}; {len(bench.cases)} cases" for bench in benches}
+    about |= {name: f"options of its own: graphfuse bench {name} --help" for name in programs}
+    width = max(map(len, about))
+    lines = [f"{name:{width}}  {what}" for name, what in about.items()]
+    return "\n".join([*lines, "", "Peers and cases of one: graphfuse bench BENCH --list"])
+
+
+def described_benches(benches: Iterable[Bench]) -> dict:
+    """What `benches_listed` says of benches, as JSON values."""
+    return {bench.name: {"title": bench.title, "cases": len(bench.cases)} for bench in benches}
 
 
 class ResumeError(GraphfuseError):
@@ -149,11 +164,23 @@ def kept(folder: Path, bench: Bench, about: dict, peers: Sequence[Peer]) -> list
     file = next((f for f in files if f.exists()), None)
     if file is None:
         return []
-    found = Results.read(file).record
+    found = _read(file)
     differ = _differences(found, about, [peer.name for peer in peers])
     if differ:
         raise ResumeError(f"{file} is not gone on with: {differ}; accepted: another folder, or no --resume")
     return found["cases"]
+
+
+def _read(file: Path) -> dict:
+    """A record to go on with; ResumeError for a file that is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # bytes that are no text, text that is no JSON
+        raise ResumeError(f"{file} cannot be read ({error}); accepted: another folder, or no --resume") from error
+    kinds = {"environment": dict, "peers": dict, "cases": list}
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in kinds.items()):
+        raise ResumeError(f"{file} is no record of a bench; accepted: another folder, or no --resume")
+    return found
 
 
 def _differences(found: dict, about: dict, peers: list[str]) -> str:

@@ -16,6 +16,7 @@ _CAPTURE = "capture execute in a CUDA graph, with torch.cuda.graph or the driver
 _KNOBS = "knobs are a dict by name, see get_engine_and_knobs_at_index"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
 _RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
+_VALUES = "no kernel here needs a promise about a tensor's values: leave it out; set_byte_alignment is of addresses"
 _TORCH = "torch, before or after the graph"
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention; graphfuse.functional.qk_rmsnorm norms queries and keys"
 _FP8 = "sdpa, of bfloat16 or float16"
@@ -110,7 +111,7 @@ PYGRAPH: Mapping[str, str] = {
 TENSOR: Mapping[str, str] = {
     "get_alignment": "get_byte_alignment",
     "set_alignment": "set_byte_alignment",
-    "set_alignment_value": "set_byte_alignment",
+    "set_alignment_value": _VALUES,
     "get_has_compile_time_constant": "tensor.value is None for what is no constant",
     "get_ragged_offset_multiplier": _RAGGED,
     "set_ragged_offset": _RAGGED,
@@ -137,14 +138,19 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
 }
 """Members of enumerations, by the enumeration's name."""
 
-KEYWORDS: Mapping[str, str] = {
-    "sm_count": "kernels are planned for the whole device: leave it out",
-    "sm_version": _DEVICELESS,
-    "kernel_cache": _CACHED,
-    "device_property": _DEVICELESS,
-    "cuda_graph_retention": _CAPTURE,
+KEYWORDS: Mapping[str, tuple[object, str]] = {
+    "sm_count": (None, "kernels are planned for the whole device: leave it out"),
+    "sm_version": (None, _DEVICELESS),
+    "kernel_cache": (None, _CACHED),
+    "device_property": (None, _DEVICELESS),
+    "cuda_graph_retention": (None, _CAPTURE),
+    "ctx": (None, "give the handle, whose device and stream count, to the graph's constructor or to execute"),
+    "ragged_offset": (None, _RAGGED),
+    "ragged_offset_multiplier": (1, _RAGGED),
+    "alignment_value": (1, _VALUES),
 }
-"""Arguments of pygraph's constructor that are accepted where they ask for nothing."""
+"""Arguments of pygraph's methods that are accepted where they ask for nothing: the value that does, and what takes the
+place of any other."""
 
 
 class Members(enum.EnumMeta):

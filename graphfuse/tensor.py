@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from graphfuse import cudnn_names, dtypes
+from graphfuse.cudnn_keywords import also
 from graphfuse.dtypes import data_type
 from graphfuse.enums import tensor_reordering
 from graphfuse.errors import GraphTypeError, GraphValidationError
@@ -49,21 +50,25 @@ class Tensor:
         self._stride = _integers(self, "stride", stride)
         return self._done()
 
+    @also(dtype="data_type")
     def set_data_type(self, data_type: object) -> Tensor:  # noqa: A002 - cuDNN's spelling
         """A ``data_type``, or a torch or numpy dtype."""
         self._data_type = checked_type(f"tensor {self._name!r}", data_type)
         return self._done()
 
+    @also(value="is_output")
     def set_output(self, is_output: bool = True) -> Tensor:
         """Whether callers give a buffer that this tensor is written to."""
         self._virtual = not is_output
         return self._done()
 
+    @also(value="is_virtual")
     def set_is_virtual(self, is_virtual: bool) -> Tensor:
         """Whether the tensor lives only between nodes."""
         self._virtual = bool(is_virtual)
         return self._done()
 
+    @also(value="is_pass_by_value")
     def set_is_pass_by_value(self, is_pass_by_value: bool) -> Tensor:
         """Whether execute gets a host number instead of a device buffer."""
         self._by_value = bool(is_pass_by_value)

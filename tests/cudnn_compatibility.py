@@ -64,6 +64,9 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
 }
 """What a signature does not show, by section and name."""
 
+ALSO: Mapping[str, str] = {"tensor_dict": "variant_pack"}
+"""cuDNN's keywords for parameters of other names, beside those that methods say themselves."""
+
 SECTIONS: Mapping[str, tuple[str, Callable[[], object], Mapping[str, str]]] = {
     "module": ("The module", lambda: graphfuse, cudnn_names.MODULE),
     "pygraph": ("`pygraph`", graphfuse.pygraph, cudnn_names.PYGRAPH),
@@ -108,6 +111,8 @@ def compared(theirs: list[str], ours: Callable[..., object]) -> str:
     found = [p for p in inspect.signature(ours).parameters.values() if p.name != "self"]
     any_name = any(p.kind is p.VAR_KEYWORD for p in found)
     names = [p.name for p in found if p.kind is not p.VAR_KEYWORD]
+    also = ALSO | getattr(ours, "also", {})
+    theirs = [also.get(name, name) for name in theirs]
     in_order = theirs[: theirs.index("*")] if "*" in theirs else theirs
     missing = [f"`{name}`" for name in theirs if name not in (*names, "*") and not any_name]
     if not missing and (any_name or names[: len(in_order)] == in_order):
@@ -132,6 +137,10 @@ def render() -> str:
         f"The tables have every public name of the graph API of cuDNN's frontend {NAMES['version']}. They say how",
         "graphfuse offers it under `import graphfuse as cudnn`. cuDNN's ready-made kernels for single models are not",
         "part of that API, and are left out. `examples/cudnn_samples` has scripts and notebooks in its names.",
+        "",
+        "Arguments may be given under cuDNN's names: `set_output(value=True)` means `set_output(is_output=True)`. One",
+        "that asks for what is not here, such as `ctx=` or `alignment_value=`, raises `GraphNotSupportedError`, which",
+        "says what to use instead.",
         "",
         "| | means |",
         "|---|---|",

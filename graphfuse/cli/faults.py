@@ -163,20 +163,27 @@ def caches() -> Iterator[Finding]:
         except SettingError:  # told by `settings`
             continue
         except OSError as error:
-            variable = "GRAPHFUSE_TUNING_DIR" if kind.lasting else "GRAPHFUSE_CACHE_DIR"
-            yield Finding(
-                kind.name, FAULT, f"{kind.holds} are not kept: {error}", f"export {variable}=/var/tmp/graphfuse"
-            )
+            mend = f"export {_variable(kind)}=/var/tmp/graphfuse"
+            yield Finding(kind.name, FAULT, f"{kind.holds} are not kept: {error}", mend)
             continue
         found = list(_folder(kind, folder)) or list(_content(kind))
         yield from found or [Finding(kind.name, OK, f"{folder}, {len(kind.files())} files")]
+
+
+def _variable(kind: Kind) -> str:
+    """The setting that says where files of a kind are kept."""
+    return "GRAPHFUSE_TUNING_DIR" if kind.lasting else "GRAPHFUSE_CACHE_DIR"
 
 
 def _folder(kind: Kind, folder: Path) -> Iterator[Finding]:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     quoted = shlex.quote(str(there))
     if not there.is_dir():
-        yield Finding(kind.name, FAULT, f"{there} is no folder: {kind.holds} are not kept", f"rm {quoted}")
+        from graphfuse import settings as read
+
+        # A file that the user's own setting names may be of use.
+        mend = f"unset {_variable(kind)}" if _variable(kind) in read.given() else f"rm {quoted}"
+        yield Finding(kind.name, FAULT, f"{there} is no folder: {kind.holds} are not kept", mend)
         return
     why = foreign(there.stat()) if there == folder else None
     if why is not None:

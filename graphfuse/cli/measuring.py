@@ -11,6 +11,9 @@ from graphfuse.cli import exits
 from graphfuse.cli.output import Json, print_json
 from graphfuse.cli.subject import find_bench
 
+DEFAULT = "rmsnorm-silu"
+"""The bench that is measured or tuned where none is named."""
+
 
 class Bench(TyperCommand):
     """The command whose first argument may be a program: what follows is the program's own command line."""
@@ -27,8 +30,12 @@ class Bench(TyperCommand):
 
 def bench(
     name: Annotated[
-        str, typer.Argument(help="which bench, or `models`, which has options of its own: bench models --help")
-    ] = "rmsnorm-silu",
+        str | None,
+        typer.Argument(
+            help="which bench, or `models`, which has options of its own: bench models --help",
+            show_default=DEFAULT,
+        ),
+    ] = None,
     output: Annotated[list[str], typer.Option(help="only this output type (repeatable)")] = (),
     rows: Annotated[list[int], typer.Option(help="only this number of rows (repeatable)")] = (),
     columns: Annotated[list[int], typer.Option(help="only this number of columns (repeatable)")] = (),
@@ -41,13 +48,20 @@ def bench(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="keep what the record there already has")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="print peers and cases, measure nothing")] = False,
+    listing: Annotated[
+        bool,
+        typer.Option("--list", help="print the bench's peers and cases, or without one all benches; measure nothing"),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Time the kernels beside their peers, in one process and run, on the GPU."""
     from graphfuse.benchmarks import command
     from graphfuse.benchmarks.programs import PROGRAMS
 
+    if name is None and listing:
+        _list_benches(bool(output or rows or columns or peers or quick or record or resume), as_json)
+        return
+    name = name or DEFAULT
     if name in PROGRAMS:
         raise typer.BadParameter(f"{name} has options of its own and comes first: graphfuse bench {name} ...")
     found = find_bench(name, PROGRAMS)
@@ -74,8 +88,25 @@ def bench(
         print_json(results.record)
 
 
+def _list_benches(more: bool, as_json: bool) -> None:
+    """All benches, one a line. more: whether options choose something of one."""
+    from graphfuse.benchmarks import command
+    from graphfuse.benchmarks.benches import BENCHES
+    from graphfuse.benchmarks.programs import PROGRAMS
+
+    if more:
+        raise typer.BadParameter(
+            "alone it lists the benches; to list some cases of one, name it: graphfuse bench BENCH --list ...",
+            param_hint="--list",
+        )
+    if as_json:
+        print_json({"benches": command.described_benches(BENCHES.values()), "programs": list(PROGRAMS)})
+    else:
+        typer.echo(command.benches_listed(BENCHES.values(), PROGRAMS))
+
+
 def tune(
-    name: Annotated[str, typer.Argument(help="the bench whose problems are tuned for")] = "rmsnorm-silu",
+    name: Annotated[str, typer.Argument(help="the bench whose problems are tuned for")] = DEFAULT,
     rows: Annotated[list[int], typer.Option(help="only this number of rows (repeatable)")] = (),
     columns: Annotated[list[int], typer.Option(help="only this number of columns (repeatable)")] = (),
     output: Annotated[list[str], typer.Option(help="only this output type (repeatable)")] = (),
@@ -104,6 +135,8 @@ def tune(
         wanted = choice.cases(found)
     if not time_budget > 0:
         raise typer.BadParameter(f"{time_budget}; accepted: seconds above 0", param_hint="--time-budget")
+    if table is not None and (table.is_dir() or not table.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{table}; accepted: a file in a folder that exists", param_hint="--table")
     exits.need_gpu("graphfuse tune")
     left = tuning.run(wanted, table, time_budget, again, progress_on_stderr=as_json)
     if as_json:

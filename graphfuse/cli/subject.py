@@ -7,12 +7,17 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from graphfuse.cli import exits
+from graphfuse.errors import GraphfuseError
 
 if TYPE_CHECKING:
     from graphfuse.benchmarks.bench import Bench
@@ -32,10 +37,12 @@ Quick = Annotated[bool, typer.Option("--quick", help="of a bench, a few of the c
 
 
 _MOST_SHOWN = 12  # cases in a message
+_MACHINERY = ("<frozen importlib", importlib.__file__)  # between a call of import and the file's first line
 
 
 def graphs(subject: str, cases: Sequence[str], quick: bool) -> dict[str, pygraph]:
-    """Graphs by name. BadParameter for what is not there; what the user's own code raises passes."""
+    """Graphs by name. BadParameter for what is not there. What the user's own code raises is shown from there on, and
+    ends the command with FAULT."""
     if ":" in subject:
         if cases or quick:
             raise typer.BadParameter(f"{subject} is no bench and has no cases", param_hint="--case, --quick")
@@ -78,7 +85,10 @@ def _returned(subject: str) -> pygraph:
     from graphfuse.user_graph import pygraph
 
     place, _, name = subject.rpartition(":")
-    module = _module(place)
+    if not place or not name:
+        raise typer.BadParameter(f"{subject!r} names no function; accepted: MODULE:FUNCTION or FILE.py:FUNCTION")
+    with _users_own():
+        module = _module(place)
     function = getattr(module, name, None)
     if not callable(function):
         own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
@@ -86,10 +96,26 @@ def _returned(subject: str) -> pygraph:
         raise typer.BadParameter(f"{place} has no function {name!r}; there are: {', '.join(there) or 'none'}")
     if needed := _needed(function):
         raise typer.BadParameter(f"{subject} needs {', '.join(needed)}; accepted: a function without arguments")
-    graph = function()
+    with _users_own():
+        graph = function()
     if not isinstance(graph, pygraph):
         raise typer.BadParameter(f"{subject} returned {graph!r}; accepted: a graphfuse.pygraph")
     return graph
+
+
+@contextmanager
+def _users_own() -> Iterator[None]:
+    """Exceptions of the user's code are told without what lies above it; those of graphfuse pass."""
+    try:
+        yield
+    except (GraphfuseError, typer.BadParameter):
+        raise
+    except Exception as error:
+        above = error.__traceback__
+        while above is not None and above.tb_frame.f_code.co_filename.startswith((__file__, *_MACHINERY)):
+            above = above.tb_next
+        typer.echo("".join(traceback.format_exception(error.with_traceback(above))).rstrip(), err=True)
+        raise typer.Exit(exits.FAULT) from error
 
 
 def _needed(function: Callable[..., object]) -> list[str]:

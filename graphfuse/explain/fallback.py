@@ -4,7 +4,8 @@ from graphfuse.explain.account import Account
 
 
 def fallback(account: Account) -> str | None:
-    """The nodes that the plan shown runs one by one, and the reasons; None if it runs none so."""
+    """The nodes that the plan shown runs one by one, and the reasons, those of plans that were passed over too; None if
+    it runs none so."""
     alone = {i for region in account.regions if not region.fused for i in region.nodes}
     if not alone:
         return None
@@ -16,5 +17,7 @@ def fallback(account: Account) -> str | None:
         if v.why is not None and alone.intersection(v.nodes)
     ]
     reasons += [f"no pattern matches {account.names((i,))}" for i in account.unmatched if i in alone]
+    passed_over = (plan for plan in account.plans if plan.index < (account.shown or 0) and plan.reason)
+    reasons += [f"plans were passed over: {plan.reason.splitlines()[0]}" for plan in passed_over]
     why = "; ".join(dict.fromkeys(reasons)) or "no engine that fuses them was asked"
     return f"{account.names(tuple(sorted(alone)))} ({why})"

@@ -65,8 +65,9 @@ def drawn(t: TensorEntry) -> bool:
     return t.role != "virtual" and t.value is None
 
 
-def arrange(account: Account, sizes: Mapping[Vertex, tuple[float, float]]) -> Layout:
-    """Places for the nodes and for the tensors that are ``drawn``. sizes: width and height of each."""
+def arrange(account: Account, sizes: Mapping[Vertex, tuple[float, float]], least: float = 0.0) -> Layout:
+    """Places for the nodes and for the tensors that are ``drawn``. sizes: width and height of each. least: the width
+    of a region's ground, at least."""
     layers, bands = _layers(account)
     edges = _edges(account)
     layer_of = {v: n for n, layer in enumerate(layers) for v in layer}
@@ -87,8 +88,12 @@ def arrange(account: Account, sizes: Mapping[Vertex, tuple[float, float]]) -> La
             above[b].append(a)
             below[a].append(b)
     middles = _ordered(layers, above, below, widths)
-    shift = PADDING * 2 - min((middles[v] - widths[v] / 2 for v in middles), default=0)
-    return _placed(layers, bands, chains, sizes, {v: m + shift for v, m in middles.items()}, widths)
+    left = min((middles[v] - widths[v] / 2 for v in middles), default=0.0)
+    right = max((middles[v] + widths[v] / 2 for v in middles), default=0.0)
+    spare = max(least - (right - left + 2 * PADDING), 0.0)
+    shift = PADDING * 2 + spare / 2 - left
+    width = right - left + spare + 4 * PADDING
+    return _placed(layers, bands, chains, sizes, {v: m + shift for v, m in middles.items()}, width)
 
 
 def _edges(account: Account) -> list[tuple[Vertex, Vertex]]:
@@ -195,11 +200,10 @@ def _placed(
     chains: Sequence[Sequence[Vertex]],
     sizes: Mapping[Vertex, tuple[float, float]],
     middles: Mapping[Vertex, float],
-    widths: Mapping[Vertex, float],
+    width: float,
 ) -> Layout:
     first = {inside[0]: n for n, (_, inside) in enumerate(bands) if inside}
     last = {inside[-1] for _, inside in bands if inside}
-    width = max((middles[v] + widths[v] / 2 for layer in layers for v in layer), default=0.0) + 2 * PADDING
     spans: list[tuple[float, float]] = []
     tops: dict[int, float] = {}
     y = 0.0

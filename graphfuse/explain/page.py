@@ -16,8 +16,8 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .7rem; border-bottom: 1px solid #dddddd;
-  overflow-wrap: break-word; }
-th { white-space: nowrap; }
+  overflow-wrap: anywhere; }
+th { white-space: nowrap; } td + td { min-width: 5em; }
 tr.selected { font-weight: bold; } tr.barred { color: #777777; }
 """
 

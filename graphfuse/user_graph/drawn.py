@@ -10,7 +10,6 @@ from graphfuse.dtypes import data_type
 from graphfuse.enums import tensor_reordering
 from graphfuse.errors import (
     GraphfuseError,
-    GraphNotSupportedError,
     GraphStateError,
     GraphTypeError,
     GraphValidationError,
@@ -22,6 +21,7 @@ from graphfuse.ops import Op
 from graphfuse.recorded import NodeRecord, Recorded
 from graphfuse.tensor import Tensor, checked_name, checked_number, checked_type
 from graphfuse.user_graph import node_arguments
+from graphfuse.user_graph.checks import check_unasked
 from graphfuse.user_graph.uids import Uids
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Drawn(Recorded, OpMethods):
         name: str = "",
         uid: int | None = None,
         ragged_offset_multiplier: int = 1,
+        alignment_value: int = 1,
         *,
         byte_alignment: int = 16,
     ) -> Tensor:
@@ -63,12 +64,12 @@ class Drawn(Recorded, OpMethods):
         uid: None, or cuDNN's -1, for one of the graph's choice. byte_alignment: what every address bound to it is
         a multiple of.
         """
-        if ragged_offset is not None:
-            raise GraphNotSupportedError(f"tensor {name!r}: ragged_offset is not supported; leave it None")
-        if ragged_offset_multiplier != 1:
-            raise GraphNotSupportedError(
-                f"tensor {name!r}: ragged_offset_multiplier is {ragged_offset_multiplier!r}; leave it 1"
-            )
+        unasked = {
+            "ragged_offset": ragged_offset,
+            "ragged_offset_multiplier": ragged_offset_multiplier,
+            "alignment_value": alignment_value,
+        }
+        check_unasked(f"tensor {name!r}", unasked)
         t = self._new_tensor(name)
         try:
             t.set_dim(dim).set_stride(packed_stride(t.get_dim()) if stride is None else stride)

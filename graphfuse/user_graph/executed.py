@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from graphfuse import overrides
 from graphfuse.errors import GraphNotSupportedError, GraphStateError, GraphTypeError, VariantPackError
 from graphfuse.tensor import Tensor
+from graphfuse.user_graph import variant_packs
 from graphfuse.user_graph.checks import check_flag
 from graphfuse.user_graph.planned import Planned
 
@@ -60,13 +61,15 @@ class Executed(Planned):
 
     def execute(
         self,
-        variant_pack: Mapping[Any, object],
+        variant_pack: Mapping[Any, object] | Sequence[object] | None = None,
         workspace: object = None,
         handle: Handle | None = None,
         override_uids: Sequence[int] | None = None,
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int] | None] | None = None,
+        tensor_uids: Sequence[int] | None = None,
         *,
+        tensor_dict: Mapping[Any, object] | Sequence[object] | None = None,
         programmatic_dependent_launch: bool = False,
     ) -> None:
         """Run the selected plan, asynchronously on the handle's stream (or torch's current one).
@@ -74,7 +77,8 @@ class Executed(Planned):
         variant_pack: {tensor, uid or name: torch tensor, array or address} for every
         non-virtual tensor; what stands under None is skipped. workspace: a buffer of ``get_workspace_size()`` bytes.
         A dict of torch tensors, addresses and numbers like one executed before, the memory of
-        its tensors aside, costs a few comparisons; any other pack is looked at in full.
+        its tensors aside, costs a few comparisons; any other pack is looked at in full. tensor_uids: of a
+        variant_pack that is a list of buffers, the uid of each. tensor_dict: cuDNN's name of variant_pack.
 
         override_uids, override_shapes, override_strides: other shapes, in elements, of inputs and outputs, for this
         call, of a graph with is_override_shape_enabled or is_dynamic_shape_enabled. Extents of leading axes may differ
@@ -93,34 +97,42 @@ class Executed(Planned):
         say that they wait.
         """
         planner = self._planner or self._need(None, "build")
+        pack: Any = variant_pack
+        if tensor_dict is not None or tensor_uids is not None:
+            pack = variant_packs.pack("execute", variant_pack, tensor_dict, tensor_uids)
         if programmatic_dependent_launch is not False:
             check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
         if override_uids is not None or override_shapes is not None or override_strides is not None:
             found = self._overridden(planner.selected(), override_uids, override_shapes, override_strides)
-            planner.run(found, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
+            planner.run(found, pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
             return
         stream = planner.stream() if handle is None else planner.stream_of(handle)
-        if planner.running.like_last(variant_pack, workspace, stream, programmatic_dependent_launch):
+        if planner.running.like_last(pack, workspace, stream, programmatic_dependent_launch):
             return
-        planner.execute(None, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
+        planner.execute(None, pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
 
     def execute_plan_at_index(
         self,
-        variant_pack: Mapping[Any, object],
+        variant_pack: Mapping[Any, object] | Sequence[object] | None = None,
         workspace: object = None,
         index: int = 0,
         handle: Handle | None = None,
         override_uids: Sequence[int] | None = None,
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int] | None] | None = None,
+        tensor_uids: Sequence[int] | None = None,
         *,
+        tensor_dict: Mapping[Any, object] | Sequence[object] | None = None,
         programmatic_dependent_launch: bool = False,
     ) -> None:
-        """Run one built plan without selecting it. Overrides: as of ``execute``."""
+        """Run one built plan without selecting it. Overrides, tensor_uids and tensor_dict: as of ``execute``."""
         planner = self._need(self._planner, "build_plans")
+        pack: Any = variant_pack
+        if tensor_dict is not None or tensor_uids is not None:
+            pack = variant_packs.pack("execute_plan_at_index", variant_pack, tensor_dict, tensor_uids)
         check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
         found = self._executable(index, override_uids, override_shapes, override_strides)
-        planner.run(found, variant_pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
+        planner.run(found, pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
 
     def bind(
         self,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from graphfuse import cudnn_names, graph_json, json_values
 from graphfuse.dtypes import data_type
-from graphfuse.errors import GraphNotSupportedError, GraphStateError, GraphTypeError
+from graphfuse.errors import GraphStateError, GraphTypeError
 from graphfuse.printing import to_python
 from graphfuse.tensor import checked_name, checked_type
-from graphfuse.user_graph.checks import check_flag, several
+from graphfuse.user_graph.checks import check_flag, check_unasked, several
 from graphfuse.user_graph.executed import Executed
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
             "device_property": device_property,
             "cuda_graph_retention": cuda_graph_retention,
         }
-        for argument, value in unasked.items():
-            if value is not None:
-                raise GraphNotSupportedError(
-                    f"graph {name!r}: {argument} is {value!r}; instead: {cudnn_names.KEYWORDS[argument]}"
-                )
+        check_unasked(f"graph {name!r}", unasked)
         check_flag(f"graph {name!r}: is_dynamic_shape_enabled", is_dynamic_shape_enabled)
         check_flag(f"graph {name!r}: is_override_shape_enabled", is_override_shape_enabled)
         check_flag(f"graph {name!r}: is_cuda_graph_replay_expected", is_cuda_graph_replay_expected)

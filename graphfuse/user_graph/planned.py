@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from graphfuse.cudnn_keywords import also
 from graphfuse.enums import behavior_note, build_plan_policy, heur_mode, numerical_note
 from graphfuse.errors import GraphTypeError
-from graphfuse.user_graph.checks import several
+from graphfuse.user_graph.checks import check_unasked, several
 from graphfuse.user_graph.drawn import Drawn
 
 if TYPE_CHECKING:
@@ -48,12 +49,13 @@ class Planned(Drawn):
         """GraphNotSupportedError if no plan is left after deselection."""
         self._need(self._planner, "build_operation_graph").check_support()
 
-    def build_plans(self, policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE) -> None:
+    def build_plans(self, policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE, *, ctx: None = None) -> None:
         """Prepare the first plan that can be (HEURISTICS_CHOICE), or all that can (ALL), and select the first.
 
         A plan that turns out not to work here is passed over, with a warning if its kernel does not compile.
         GraphNotSupportedError where none is left, KernelCompileError where the only one does not compile.
         """
+        check_unasked("build_plans", {"ctx": ctx})
         _check_policy("build_plans", policy)
         self._need(self._planner, "build_operation_graph").build(policy)
 
@@ -64,8 +66,10 @@ class Planned(Drawn):
         *,
         patterns: Sequence[object] = (),
         engines: Sequence[object] = (),
+        ctx: None = None,
     ) -> None:
         """All steps from validate to build_plans."""
+        check_unasked("build", {"ctx": ctx})
         _check_policy("build", policy)
         self.validate()
         self.build_operation_graph(patterns=patterns, engines=engines)
@@ -115,6 +119,7 @@ class Planned(Drawn):
         """Where it is planned to run."""
         return self._need(self._planner, "build_operation_graph").device
 
+    @also(engine_id="engine")
     def create_execution_plan(self, engine: object, knobs: object = None) -> int:
         """Append the plan that `engine` (a name) and `knobs` (a dict) name; its index is returned."""
         return self._need(self._planner, "build_operation_graph").append(engine, knobs)

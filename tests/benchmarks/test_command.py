@@ -1,5 +1,6 @@
 """`graphfuse bench`: what is refused, what is listed, how a run goes."""
 
+import json
 import subprocess
 import sys
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from graphfuse import cli
+from graphfuse import cli, record
 from graphfuse.benchmarks import command
+from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
@@ -41,9 +43,40 @@ def test_what_is_not_there_is_refused_with_what_is(arguments, said):
 
 
 def test_listing_needs_no_gpu():
-    done = invoke("--list", "--quick", "--output", "nvfp4", "--peers", "flashinfer")
+    done = invoke("rmsnorm-silu", "--list", "--quick", "--output", "nvfp4", "--peers", "flashinfer")
     assert done.exit_code == 0
     assert done.output.count("  case nvfp4 ") == 4 and done.output.count("  peer ") == 3
+
+
+def test_without_a_bench_all_are_listed():
+    done = invoke("--list")
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    assert [line.split()[0] for line in lines[: len(BENCHES) + 1]] == [*BENCHES, "models"]
+    assert all(f"{b.title}; {len(b.cases)} cases" in line for b, line in zip(BENCHES.values(), lines, strict=False))
+    told = json.loads(invoke("--list", "--json").stdout)
+    assert list(told["benches"]) == list(BENCHES) and told["programs"] == ["models"]
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"{half", "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[1]", "no record of a bench"),
+        (b'{"environment": {}, "peers": {}}', "no record of a bench"),
+    ],
+)
+def test_a_file_that_is_no_record_is_not_gone_on_with(tmp_path, content, said):
+    about = {"device": "NVIDIA H200", "commit": "abc"}
+    record.path(tmp_path, BENCH.name, about).write_bytes(content)
+    with pytest.raises(command.ResumeError, match=f"rmsnorm-silu-.*{said}.*no --resume"):
+        command.kept(tmp_path, BENCH, about, ())
+
+
+def test_what_is_chosen_of_no_bench_is_refused():
+    done = invoke("--list", "--rows", "1560")
+    assert done.exit_code == 2 and "name it: graphfuse bench BENCH --list" in " ".join(done.output.split())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

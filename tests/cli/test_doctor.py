@@ -158,6 +158,11 @@ def test_a_file_in_the_place_of_the_cache(found, monkeypatch, tmp_path):
     monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path / "file" / "cache"))
     for kind in ("cubins", "emulator"):
         ((level, what, mend),) = found(kind)
+        assert level == "fault" and "is no folder" in what and mend == "unset GRAPHFUSE_CACHE_DIR"
+    monkeypatch.delenv("GRAPHFUSE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for kind in ("cubins", "emulator"):
+        ((level, what, mend),) = found(kind)
         assert level == "fault" and "is no folder" in what and mend == f"rm {tmp_path}/file"
 
 

@@ -1,5 +1,6 @@
 """What the command line answers as a whole: help, version, exit codes."""
 
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -62,6 +63,9 @@ def test_the_package_runs_as_a_module():
         (("explain", "no/such/file.py:graph"), "no/such/file.py"),
         (("compile", "rmsnorm-silu"), "--arch"),
         (("cache", "ls", "wheels"), "cubins"),
+        (("explain", ":graph"), "MODULE:FUNCTION"),
+        (("explain", "os:"), "MODULE:FUNCTION"),
+        (("tune", "softmax", "--table", "/no/such/folder/table.json"), "--table"),
     ],
 )
 def test_wrong_arguments_are_2_and_told_with_what_is_accepted(run, arguments, said):
@@ -105,3 +109,18 @@ def test_what_the_users_own_code_raises_keeps_its_traceback(tmp_path):
         [sys.executable, "-m", "graphfuse", "explain", "broken:graph"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 1 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text, raised",
+    [
+        ("def graph():\n    return 1 / 0\n", "ZeroDivisionError"),
+        ("import no_such_module_at_all\n", "ModuleNotFoundError"),
+        ("def graph(:\n", "SyntaxError"),
+    ],
+)
+def test_the_traceback_begins_in_the_users_file(run, tmp_path, text, raised):
+    (tmp_path / "mine.py").write_text(text)
+    done = run("explain", f"{tmp_path}/mine.py:graph")
+    files = re.findall(r'File "([^"]*)"', done.output)
+    assert done.exit_code == 1 and raised in done.output and files == [f"{tmp_path}/mine.py"]

@@ -2,10 +2,11 @@
 installed and passes its own tests is in tests/package/test_plugin_packages.py."""
 
 import ast
+from pathlib import Path
 
 import pytest
 
-from graphfuse.cli.new_plugin import FILES
+from graphfuse.cli.new_plugin import FILES, TEMPLATE
 
 
 def test_what_is_written(answer, tmp_path):
@@ -16,11 +17,23 @@ def test_what_is_written(answer, tmp_path):
     for path in (tmp_path / "here").rglob("*"):
         if path.is_file():
             text = path.read_text()
-            assert "@NAME@" not in text and "@DISTRIBUTION@" not in text, path
+            assert "bias_gelu" not in text and "bias-gelu" not in text, path
             assert all(len(line) <= 120 for line in text.splitlines()), path
             if path.suffix == ".py":
                 ast.parse(text)
     assert 'name = "my-norm"' in (tmp_path / "here" / "deep" / "pyproject.toml").read_text()
+
+
+def test_under_its_own_name_it_is_the_example(answer, tmp_path):
+    """And the example has no other file that git knows."""
+    answer("new-plugin", "bias-gelu", "--folder", tmp_path / "here")
+    assert all((tmp_path / "here" / path).read_bytes() == (TEMPLATE / path).read_bytes() for path in FILES)
+    example = Path(__file__).parents[2] / "examples" / "plugin_bias_gelu"
+    assert TEMPLATE.resolve() == example
+    left = {"__pycache__", "build", ".pytest_cache"}
+    there = [p.relative_to(example) for p in example.rglob("*") if p.is_file()]
+    there = [p for p in there if not left & set(p.parts) and not any(part.endswith(".egg-info") for part in p.parts)]
+    assert sorted(map(str, there)) == sorted(FILES)
 
 
 def test_text_says_what_comes_next(run, tmp_path, monkeypatch):

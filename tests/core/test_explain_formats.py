@@ -118,6 +118,9 @@ def test_reasons():
     assert explain.fallback(fused) is None
     alone = planned(Norm().graph("cpu")).explanation()
     assert explain.fallback(alone) == ("rmsnorm.0, swish.0 (rows: needs a CUDA device or the emulator; got cpu)")
+    barred = planned(Norm().graph("emulator")).deselect_engines(["rows"]).explanation()
+    said = "rmsnorm.0, swish.0 (plans were passed over: engine 'rows' is deselected)"
+    assert len(barred.plans) > 2 and explain.fallback(barred) == said
 
 
 def test_it_is_frozen_and_its_own():
@@ -180,6 +183,30 @@ def test_a_picture_is_well_formed_and_has_every_node(make):
         assert any(t.startswith(f"{explain.account.printable(node.name)} ({node.op}, computes in") for t in titles)
     given = [t for t in found.tensors if t.role != "virtual" and t.value is None]
     assert sum(t.startswith(("input ", "output ", "scalar ")) for t in titles) == len(given)
+
+
+def test_long_names_are_wrapped():
+    """Whole, in letters that lie in the picture; so is the title of a region with short names."""
+    names = [
+        "model.layers.31." + "attention_output_projection." * 4 + "x",
+        "W" * 150,
+        "a name of " + "words " * 20 + ".",
+    ]
+    g = graphs.new("g" * 200, "emulator")
+    g.relu(g.tensor([4, 8], name=names[0]), name=names[1]).set_output().set_name(names[2])
+    small = graphs.new("s", "emulator")
+    small.relu(small.tensor([4, 8], name="x"), name="r").set_output().set_name("y")
+    for graph, whole in ((g, [*names, g.name]), (small, ["reference, node by node: 128 B read, 128 B written"])):
+        root = ElementTree.fromstring(explain.svg(planned(graph).explanation()))
+        texts = list(root.iter(SVG + "text"))
+        joined = "".join(t.text for t in texts).replace(" ", "")
+        assert [name for name in whole if name.replace(" ", "") not in joined] == [] and "\u2026" not in joined
+        shift = float(re.search(r"translate\(([\d.]+),", root.find(SVG + "g").get("transform"))[1])
+        inside = {id(t) for t in root.find(SVG + "g").iter()}
+        for t in texts:
+            width = len(t.text) * 7.2 * int(t.get("font-size", 12)) / 12
+            left = float(t.get("x")) - (width / 2 if t.get("text-anchor") else 0) + shift * (id(t) in inside)
+            assert 0 <= left and left + width <= float(root.get("width")), t.text
 
 
 @pictured

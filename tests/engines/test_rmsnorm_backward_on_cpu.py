@@ -246,3 +246,27 @@ def test_values_on_the_way_are_rounded_where_the_graph_says_so():
     torch.testing.assert_close(results["declared"]["dx"].double(), dx, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(results["declared"]["dscale"].double(), dscale, rtol=1e-3, atol=1e-3)
     assert not torch.equal(results["declared"]["dx"], results["float32"]["dx"])
+
+
+def test_gradients_of_the_scale_alone():
+    """DX is not asked for: no row is reduced, the program has one phase."""
+    rows, columns = 37, 96
+    g = graphs.new(device="emulator")
+    dy, x = g.tensor([rows, columns], data_type=FLOAT, name="dy"), g.tensor([rows, columns], data_type=FLOAT, name="x")
+    scale, inverse = g.tensor([1, columns], data_type=FLOAT), g.tensor([rows, 1], data_type=FLOAT, name="inverse")
+    _, dscale, dbias = g.rmsnorm_backward(dy, x, scale.set_name("scale"), inverse, has_dbias=True)
+    dscale.set_name("dscale").set_output().set_data_type(FLOAT)
+    dbias.set_name("dbias").set_output().set_data_type(FLOAT)
+    g.build([heur_mode.OPENSOURCE])
+    assert "rows" in g.get_plan_name_at_index(0)
+    pack = {n: torch.rand(t, dtype=torch.float32) for n, t in (("dy", (rows, columns)), ("x", (rows, columns)))}
+    pack |= {"scale": torch.rand(1, columns), "inverse": torch.rand(rows, 1)}
+    made = {n: torch.full((1, columns), torch.nan) for n in ("dscale", "dbias")}
+    g.execute(pack | made, torch.empty(g.get_workspace_size(), dtype=torch.uint8))
+    wide = {n: t.double() for n, t in pack.items()}
+    exact = {
+        "dscale": (wide["dy"] * wide["x"] * wide["inverse"]).sum(0, keepdim=True),
+        "dbias": wide["dy"].sum(0)[None],
+    }
+    for name, value in exact.items():
+        torch.testing.assert_close(made[name].double(), value, rtol=1e-5, atol=1e-5)

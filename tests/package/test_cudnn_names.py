@@ -143,7 +143,8 @@ def test_arguments_of_the_constructor():
     given = ("g", kind.HALF, kind.FLOAT, kind.FLOAT, handle, None, None, None, None, True, True, None)
     g = graphfuse.pygraph(*given, is_cuda_graph_replay_expected=True)
     assert (g.name, g.io_data_type, g.handle) == ("g", kind.HALF, handle)
-    for argument, hint in cudnn_names.KEYWORDS.items():
+    for argument in ("sm_count", "sm_version", "kernel_cache", "device_property", "cuda_graph_retention"):
+        hint = cudnn_names.KEYWORDS[argument][1]
         with pytest.raises(GraphNotSupportedError) as error:
             graphfuse.pygraph(**{argument: True})
         assert f"{argument} is True; instead: {hint}" in str(error.value)
@@ -155,8 +156,93 @@ def test_arguments_of_tensor():
     g = graphfuse.pygraph()
     x = g.tensor([4], [1], graphfuse.data_type.HALF, False, False, None, graphfuse.tensor_reordering.NONE, "x", -1, 1)
     assert x.get_name() == "x"
-    with pytest.raises(GraphNotSupportedError, match="ragged_offset_multiplier is 2; leave it 1"):
-        g.tensor([4], ragged_offset_multiplier=2)
+    assert g.tensor([4], None, graphfuse.data_type.HALF, alignment_value=1) in g.tensors
+    for argument, value in (("ragged_offset", x), ("ragged_offset_multiplier", 2), ("alignment_value", 8)):
+        with pytest.raises(GraphNotSupportedError, match=f"tensor 'y': {argument} is .*; instead: \\w"):
+            g.tensor([4], name="y", **{argument: value})
+    assert len(g.tensors) == 2
+
+
+@pytest.mark.parametrize(
+    "method, keyword, value, shown",
+    [
+        ("set_data_type", "dtype", graphfuse.data_type.HALF, lambda t: t.get_data_type() is graphfuse.data_type.HALF),
+        ("set_output", "value", True, lambda t: not t.get_is_virtual()),
+        ("set_is_virtual", "value", False, lambda t: not t.get_is_virtual()),
+        ("set_is_pass_by_value", "value", True, lambda t: t.get_is_pass_by_value()),
+    ],
+)
+def test_keywords_of_setters(method, keyword, value, shown):
+    g = graphfuse.pygraph()
+    t = g.relu(g.tensor([4]))
+    assert not shown(t) and getattr(t, method)(**{keyword: value}) is t and shown(t)
+    with pytest.raises(GraphTypeError, match=f"{method}: {keyword} is cuDNN's name of .*; give one of them"):
+        getattr(t, method)(value, **{keyword: value})
+
+
+def _halved():
+    """A graph of 0.5 x on the CPU, built; its tensors, and buffers for them."""
+    g = graphs.new(device="cpu")
+    x = g.tensor_like(X.float(), "x").set_uid(7)
+    y = g.mul(x, 0.5).set_output().set_uid(11)
+    g.build([graphfuse.heur_mode.FALLBACK], ctx=None)
+    return g, (x, y), (X.float(), torch.full(X.shape, torch.nan))
+
+
+@pytest.mark.parametrize("index", [(), (0,)])
+def test_packs_in_cudnns_spellings(index):
+    for given in (
+        lambda tensors, buffers: {"tensor_dict": dict(zip(tensors, buffers, strict=True))},
+        lambda tensors, buffers: {"tensor_dict": buffers, "tensor_uids": (7, 11)},
+        lambda tensors, buffers: {"variant_pack": list(buffers)[::-1], "tensor_uids": [11, 7]},
+    ):
+        g, tensors, buffers = _halved()
+        call = g.execute_plan_at_index if index else g.execute
+        call(**given(tensors, buffers), **({"index": 0} if index else {}))
+        assert torch.equal(buffers[1], X.float() / 2)
+
+
+def test_packs_by_position():
+    g, _, buffers = _halved()
+    g.execute(buffers, None, None, None, None, None, (7, 11))
+    assert torch.equal(buffers[1], X.float() / 2)
+
+
+@pytest.mark.parametrize(
+    "given, error, says",
+    [
+        ({"variant_pack": {}, "tensor_dict": {}}, GraphTypeError, "tensor_dict is cuDNN's name of variant_pack"),
+        ({"tensor_dict": {7: X}, "tensor_uids": [7]}, GraphTypeError, "variant_pack must be a list or tuple, got dict"),
+        ({"tensor_dict": [X], "tensor_uids": 7}, GraphTypeError, "tensor_uids must be a list or tuple, got int"),
+        ({"tensor_dict": [X], "tensor_uids": ["x"]}, GraphTypeError, r"tensor_uids\[0\] must be an int, got 'x'"),
+        ({"tensor_dict": [X], "tensor_uids": [7, 11]}, graphfuse.VariantPackError, "1 buffers and 2 tensor_uids"),
+        ({"tensor_dict": [X, X], "tensor_uids": [7, 7]}, graphfuse.VariantPackError, "has 7 twice"),
+        ({"tensor_dict": [X.float()], "tensor_uids": [7]}, graphfuse.VariantPackError, "11"),
+        ({}, graphfuse.VariantPackTypeError, "NoneType"),
+    ],
+)
+def test_packs_that_are_refused(given, error, says):
+    g, _, (_, out) = _halved()
+    for call, what in ((g.execute, "execute"), (g.execute_plan_at_index, "execute_plan_at_index")):
+        with pytest.raises(error, match=says) as raised:
+            call(**given)
+        assert what in str(raised.value) or "variant pack" in str(raised.value)
+    assert out.isnan().all()
+
+
+def test_an_engine_under_cudnns_keyword():
+    g, _, _ = _halved()
+    engine, knobs = g.get_engine_and_knobs_at_index(0)
+    assert g.create_execution_plan(engine_id=engine, knobs=knobs) == 1
+    with pytest.raises(GraphTypeError, match="engine_id is cuDNN's name of engine"):
+        g.create_execution_plan(engine, engine_id=engine)
+
+
+@pytest.mark.parametrize("method", ["build", "build_plans"])
+def test_a_context_is_refused(method):
+    g, _, _ = _halved()
+    with pytest.raises(GraphNotSupportedError, match=f"{method}: ctx is 3; instead: give the handle"):
+        getattr(g, method)(ctx=3)
 
 
 def test_groups_of_rows():

@@ -21,7 +21,7 @@ OUTSIDE = ("engines", "patterns", "benchmarks")
 # for its whole package). Names in one row do not know each other.
 LAYERS = (
     ("errors",),
-    ("cudnn_names",),
+    ("cudnn_keywords", "cudnn_names"),
     ("dtypes", "enums"),
     ("device", "json_values", "kept_file", "reordering", "rounding", "sealed", "settings"),
     ("memory", "workspace"),

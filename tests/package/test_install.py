@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from graphfuse.cli import new_plugin
+
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (".py", ".pyi", ".typed", ".cu", ".cuh", ".json", ".cpp", ".hpp")
 FOLDERS = {"graphfuse": "graphfuse"} | {f: f"graphfuse/{f}" for f in ("engines", "patterns", "benchmarks")}
+TEMPLATE = {f"graphfuse/cli/plugin_template/{path}" for path in new_plugin.FILES}
 
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("install")]
 
@@ -34,12 +37,13 @@ def environment(**variables: str) -> dict[str, str]:
 
 def shipped() -> set[str]:
     """What must be in a wheel, by the name it has there."""
-    return {
+    found = {
         f"{target}/{path.relative_to(ROOT / folder)}"
         for folder, target in FOLDERS.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in SHIPPED and "__pycache__" not in path.parts
+        if path.suffix in SHIPPED and not {"__pycache__", "plugin_template"}.intersection(path.parts)
     }
+    return found | TEMPLATE
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ SECONDS = 60
 def run(module: str, names: Sequence[str], backend: str = "gloo", ranks: int = 2) -> Mapping[str, Sequence[str]]:
     """What went wrong, by name: the traceback of each rank that failed.
 
-    module: has the functions of these names, which take the mesh of all ranks. backend: gloo on the CPU, or nccl on as
-    many GPUs as there are ranks.
+    module: its CASES has the functions of these names, which take the mesh of all ranks. backend: gloo on the CPU, or
+    nccl on as many GPUs as there are ranks.
     """
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(_rank, (module, tuple(names), backend, ranks, folder), nprocs=ranks)
@@ -31,7 +31,7 @@ def _rank(rank: int, module: str, names: Sequence[str], backend: str, ranks: int
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
 
-    functions = importlib.import_module(module)  # which imports graphfuse before torch has DTensors
+    functions = importlib.import_module(module).CASES  # which imports graphfuse before torch has DTensors
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
@@ -44,7 +44,7 @@ def _rank(rank: int, module: str, names: Sequence[str], backend: str, ranks: int
     for name in names:
         try:
             torch.manual_seed(0)
-            getattr(functions, name)(mesh)
+            functions[name](mesh)
             made[name] = ""
         except Exception:
             made[name] = f"rank {rank}: {traceback.format_exc()}"

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 
 @pytest.fixture(scope="module")
 def on_cpus():
-    return ranks.run("support.sharded", sharded.CASES)
+    return ranks.run("support.sharded", [*sharded.CASES])
 
 
 @pytest.mark.parametrize("case", sharded.CASES)
@@ -22,7 +22,7 @@ def test_two_ranks(on_cpus, case):
 def on_gpus():
     if torch.cuda.device_count() < 2:
         pytest.skip("there are no two GPUs")
-    return ranks.run("support.sharded", sharded.CASES, "nccl")
+    return ranks.run("support.sharded", [*sharded.CASES], "nccl")
 
 
 @pytest.mark.gpu

@@ -1,12 +1,12 @@
-// A row program for tensors whose neighbouring elements are of neighbouring rows: columns lie apart.
+// A row program for tensors in which neighbouring elements belong to neighbouring rows, such as channels-first images.
 //
-// A piece is one column's elements of PIECE neighbouring rows, as many as an access has. A CTA takes ACROSS pieces of
-// neighbouring rows, and the columns of these by chunks of CHUNK: chunk j belongs to group j % PLACES of its GROUPS of
-// ACROSS threads. All arithmetic is float32. Sums over a row are the tree of reduce.cuh, whatever the groups: over a
-// thread's chunks first, then over groups. A pass is as much of the rows as threads hold in registers: with one pass
-// what is needed again stays there, longer rows are read and worked out again in each phase.
+// A piece is one column's elements of PIECE neighbouring rows, read in one access. A CTA takes ACROSS pieces of
+// neighbouring rows, and all columns of these rows in chunks of CHUNK. Its threads are GROUPS groups of ACROSS; group j
+// % PLACES has chunk j. All arithmetic is float32. Sums over a row are the tree of reduce.cuh, for any number of
+// groups: over a thread's chunks first, then over groups. A pass is the part of its rows that threads hold in
+// registers. A row of one pass is read once. Longer rows are multi-pass: each phase reads and computes them again.
 //
-// Phase 0 is what comes before any reduction of a row, phase P + 1 what needs one of what phase P knows.
+// Phase 0 precedes all reductions of a row. Phase P + 1 needs the results of those behind phase P.
 #include "graphfuse/across.cuh"
 #include "graphfuse/convert.cuh"
 #include "graphfuse/dependent_launch.cuh"
@@ -34,7 +34,8 @@ constexpr gf::u32 LAST_CTAS = 1024;  // about what is resident
 
 using gf::at_least_one;
 
-/// The thread's chunk of a step. The steps of a pass lie far apart, as the sum joins them before the passes.
+/// The thread's chunk of a step. The steps of a pass are far apart in a row, because the sum's tree joins steps before
+/// passes.
 GF_DEVICE Index chunk_of(const Row& row, int step, Index pass) { return (step * PASSES + pass) * PLACES + row.thread; }
 
 GF_DEVICE bool is_there(const Row& row, Index chunk) { return row.exists && (TAILLESS || chunk < CHUNKS); }
@@ -53,21 +54,21 @@ GF_DEVICE void read_rows(const Row& row, Index chunk, typename Phase::Rows (&rea
   }
 }
 
-/// What a phase knows of rows that is to be joined.
+/// A thread's partial sums and maxima of its rows, behind a phase.
 template <int PHASE>
 struct Parts {
   gf::Passes<gf::Add, PASSES> sums[at_least_one(SUMS_OF_ROW[PHASE])][PIECE];
   float maxima[at_least_one(MAXIMA[PHASE])][PIECE];
 };
 
-/// What rows came to behind a phase.
+/// Results of the reductions behind a phase.
 template <int PHASE>
 struct Joined {
   float sums[at_least_one(SUMS_OF_ROW[PHASE])][PIECE];
   float maxima[at_least_one(MAXIMA[PHASE])][PIECE];
 };
 
-/// One chunk of a phase. sums: over it, of each row.
+/// One chunk of a phase. sums: of each row, over the chunk.
 template <int PHASE, int SUMS>
 GF_DEVICE void run_chunk(const Row& row, Index chunk, const typename Phase<PHASE>::Rows (&rows)[CHUNK],
                          Held (&held)[CHUNK], const Operands& operands, const PerRow& per_row,
@@ -102,7 +103,7 @@ GF_DEVICE void run_chunk(const Row& row, Index chunk, const typename Phase<PHASE
   }
 }
 
-/// All of a phase. rows: what was read already, if READ.
+/// One phase. rows: inputs, which are loaded already if READ.
 template <int PHASE, bool READ>
 GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS][CHUNK], Held (&held)[STEPS][CHUNK],
                    const Operands& operands, const PerRow& per_row, float (&largest)[AMAXES], Parts<PHASE>& parts) {
@@ -146,7 +147,7 @@ template <class Join>
 using Reduction = gf::GroupReduction<Join, ACROSS, GROUPS, PIECE>;
 using Shared = gf::GroupParts<GROUPS, ACROSS * PIECE>;
 
-/// Joins what the groups know behind a phase.
+/// Combines the partial results of the groups, behind a phase.
 template <int PHASE>
 GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, Shared& shared) {
   Joined<PHASE> joined;
@@ -173,7 +174,7 @@ GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, Shared& shared) {
   return joined;
 }
 
-/// The phases from PHASE on. before: what the phase before knows.
+/// Phase PHASE and those after it. before: partial results of the phase before.
 template <int PHASE>
 GF_DEVICE void run_later(const Row& row, Held (&held)[STEPS][CHUNK], const Operands& operands, PerRow& per_row,
                          float (&largest)[AMAXES], const Parts<PHASE - 1>& before, Shared& shared, bool writes_rows) {
@@ -192,13 +193,13 @@ GF_DEVICE void run_later(const Row& row, Held (&held)[STEPS][CHUNK], const Opera
 
 }  // namespace
 
-/// Strides are bytes from one row, or column, to the next. CTA i takes the rows from i * ACROSS * PIECE on. By their
-/// numbers these may be of several runs of neighbours; a piece is all of one run.
+/// Strides are in bytes from one row, or column, to the next. CTA i takes the rows from i * ACROSS * PIECE on. These
+/// rows may lie in several runs of neighbours; a piece lies in one run.
 GF_DEVICE void problem::start(const Arguments& a) {
   const Index thread = gf::thread_index() / ACROSS;  // of those of its rows: the group
   const i64 index = (i64(gf::block_index()) * ACROSS + gf::thread_index() % ACROSS) * PIECE;
   Row row = row_of(a, index, thread);
-  // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
+  // Before the first memory access: the kernel before may write epsilon and weight, too.
   gf::wait_for_previous_kernel();
   GF_SHARED(Shared, shared, 1);
   Phase<0>::Rows reads[STEPS][CHUNK];
@@ -208,11 +209,13 @@ GF_DEVICE void problem::start(const Arguments& a) {
       read_rows<Phase<0>>(row, chunk_of(row, step, 0), reads[step]);
     }
   }
-  // CTAs that say so start at half the rate. The last ones are enough: the next kernel may begin once the others ended.
+  // CTAs that trigger a dependent launch start at half the rate. It is enough that the last ones do: the next kernel
+  // may begin once every CTA has triggered or ended.
   if (gf::block_index() + LAST_CTAS >= gf::grid_size()) {
     gf::let_next_kernel_begin();
   }
-  // Outputs whose parameters are not in the first line of the constant cache: the reads above wait for no other.
+  // Addresses of outputs, whose parameters are in later lines of the constant cache. The loads above did not wait for
+  // them.
   complete(row, a, index);
   const Operands operands = operands_of(a);
   PerRow per_row;

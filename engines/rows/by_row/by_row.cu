@@ -1,12 +1,12 @@
 // A row program for rows of any length: each CTA takes some rows, or a part of one.
 //
-// A row is cut into pieces of PIECE elements. Piece j belongs to thread j % THREADS_PER_ROW of the
-// row's threads, which may be a part of a warp or several CTAs of a cluster. Sums over a row are made by chunks of
-// CHUNK elements, one or several to a piece, or half of one, whose other half a neighbour has. All arithmetic is
-// float32. A pass is as much of the row as its threads hold in registers: with one pass what is needed again stays
-// there, longer rows are read and worked out again in each phase.
+// A row is cut into pieces of PIECE elements. Thread j % THREADS_PER_ROW of the row's threads has piece j. These
+// threads are a part of a warp, a CTA, or the CTAs of a cluster. The leaves of a sum's tree are chunks of CHUNK
+// elements. A piece has one chunk, several, or half of one; then a neighbouring thread has the other half. All
+// arithmetic is float32. A pass is the part of a row that its threads hold in registers. A row of one pass is read
+// once. Longer rows are multi-pass: each phase reads and computes them again.
 //
-// Phase 0 is what comes before any reduction of a row, phase P + 1 what needs one of what phase P knows.
+// Phase 0 precedes all reductions of a row. Phase P + 1 needs the results of those behind phase P.
 #include "graphfuse/convert.cuh"
 #include "graphfuse/dependent_launch.cuh"
 #include "graphfuse/divide.cuh"
@@ -26,7 +26,7 @@ namespace {
 constexpr int CHUNKS = HALVED ? 1 : PIECE / CHUNK;  // of a piece
 constexpr gf::u32 LAST_CTAS = 1024;  // about what is resident
 
-/// What the phases from FIRST on read of a piece, in bytes.
+/// Bytes that phase FIRST and the phases after it load of a piece.
 struct Reads {
   int rows, columns;
 };
@@ -41,12 +41,12 @@ GF_DEVICE constexpr Reads reads_from() {
   }
 }
 
-// What later phases read is read before the first reduction if it takes few registers, as more would cost occupancy, or
-// if AHEAD says so.
+// The inputs of later phases are loaded before the first reduction if they take few registers, or if AHEAD is set. More
+// registers would cost occupancy.
 constexpr bool ROWS_FIRST = PASSES == 1 && (AHEAD || STEPS * reads_from<1>().rows <= 4 * 16);
 constexpr bool COLUMNS_FIRST = PASSES == 1 && (AHEAD || STEPS * reads_from<1>().columns <= 4 * 4);
 
-/// Pieces past the row's end are zero; those of a row that does not exist are anything, for they are never stored.
+/// Pieces past the row's end are zero. Those of a row that does not exist are unspecified: they are never stored.
 template <class Phase>
 GF_DEVICE void read_rows(const Row& row, Index pass, typename Phase::Rows (&reads)[STEPS]) {
 #pragma unroll
@@ -65,7 +65,7 @@ GF_DEVICE void read_rows(const Row& row, Index pass, typename Phase::Rows (&read
   }
 }
 
-/// The sum of products for each chunk of the piece; of a chunk that two threads have, both get it.
+/// The sum of products of each chunk of the piece. If two threads share a chunk, both get its sum.
 GF_DEVICE void sum_products(const float (&x)[PIECE], const float (&y)[PIECE], float (&sums)[CHUNKS]) {
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -84,14 +84,14 @@ constexpr int SUM_PLACES = SUM_TURNS < 2 ? SUM_TURNS : 2;  // in shared memory, 
 using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, CHUNKS, HALVED ? 2 : 1,
                                 gf::at_least_one(MOST_SUMS)>;
 
-/// What a phase knows of a row that is to be joined.
+/// A thread's partial sums and maxima of a row, behind a phase.
 template <int PHASE>
 struct Parts {
   gf::Passes<gf::Add, PASSES> sums[gf::at_least_one(SUMS_OF_ROW[PHASE])][CHUNKS];
   float maxima[gf::at_least_one(MAXIMA[PHASE])];
 };
 
-/// What the phases from FIRST on read.
+/// Inputs of phase FIRST and the phases after it.
 template <int FIRST>
 struct Later : Later<FIRST + 1> {
   typename Phase<FIRST>::Rows rows[STEPS];
@@ -116,7 +116,7 @@ struct Later<LAST_PHASE + 1> {
   GF_DEVICE void read_all_columns(const Row&) {}
 };
 
-/// All of a phase. rows, columns: what was read already.
+/// One phase of a row. rows, columns: inputs that are loaded already.
 template <int PHASE, bool ROWS_READ, bool COLUMNS_READ>
 GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
                    typename Phase<PHASE>::Columns (&columns)[STEPS], Held (&held)[STEPS], const Operands& operands,
@@ -167,7 +167,7 @@ GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
   }
 }
 
-/// Joins what the threads of a row know behind a phase.
+/// Combines the partial results of a row's threads, behind a phase.
 template <int PHASE>
 GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, RowSum::Shared* shared) {
   Joined<PHASE> joined;
@@ -195,7 +195,8 @@ GF_DEVICE Joined<PHASE> join(const Parts<PHASE>& parts, RowSum::Shared* shared) 
   return joined;
 }
 
-/// The phases from PHASE on. later: what they read, as far as it was read already. before: parts of the phase before.
+/// Phase PHASE and those after it. later: their inputs, as far as these are loaded already. before: partial results of
+/// the phase before.
 template <int PHASE>
 GF_DEVICE void run_later(const Row& row, Later<PHASE>& later, Held (&held)[STEPS], const Operands& operands,
                          PerRow& per_row, float (&largest)[AMAXES], const Parts<PHASE - 1>& before,
@@ -214,17 +215,18 @@ GF_DEVICE void run_later(const Row& row, Later<PHASE>& later, Held (&held)[STEPS
 
 }  // namespace
 
-/// Strides are bytes from one row to the next. CTA i takes the rows from i * THREADS / THREADS_PER_ROW on. What a
-/// CTA needs first comes first: the first six parameters are one line of the constant cache, others are awaited later.
+/// Strides are in bytes from one row to the next. CTA i takes the rows from i * THREADS / THREADS_PER_ROW on. The
+/// parameters that are needed first come first: six of them are one line of the constant cache, and loads do not wait
+/// for the lines behind it.
 GF_DEVICE void problem::start(const Arguments& a) {
   const i64 cta = gf::block_index();
   const Index thread = CTAS_PER_ROW == 1 ? gf::thread_index() % THREADS_PER_ROW
                                          : cta % CTAS_PER_ROW * THREADS + gf::thread_index();
-  // The last CTA may have fewer rows than threads for them, which all meet at the shuffles and barriers.
+  // The last CTA may have threads without a row. They take part in shuffles and barriers all the same.
   const i64 index = CTAS_PER_ROW == 1 ? cta * (THREADS / THREADS_PER_ROW) + gf::thread_index() / THREADS_PER_ROW
                                       : cta / CTAS_PER_ROW;
   Row row = row_of(a, index, thread);
-  // Before anything in memory is touched: epsilon and weight too may be what the kernel before writes.
+  // Before the first memory access: the kernel before may write epsilon and weight, too.
   gf::wait_for_previous_kernel();
   locate(row, a, index);
   GF_SHARED(RowSum::Shared, shared, gf::at_least_one(SUM_PLACES));
@@ -242,11 +244,13 @@ GF_DEVICE void problem::start(const Arguments& a) {
   if constexpr (COLUMNS_FIRST) {
     later.read_all_columns(row);
   }
-  // CTAs that say so start at half the rate. The last ones are enough: the next kernel may begin once the others ended.
+  // CTAs that trigger a dependent launch start at half the rate. It is enough that the last ones do: the next kernel
+  // may begin once every CTA has triggered or ended.
   if (gf::u32(cta) + LAST_CTAS >= gf::grid_size()) {
     gf::let_next_kernel_begin();
   }
-  // Outputs whose parameters are not in the first line of the constant cache: the reads above wait for no other.
+  // Addresses of outputs, whose parameters are in later lines of the constant cache. The loads above did not wait for
+  // them.
   complete(row, a, index);
   const Operands operands = operands_of(a);
   PerRow per_row;

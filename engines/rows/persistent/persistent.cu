@@ -1,16 +1,17 @@
-// A row program for many rows, and sums over all of them.
+// A row program for many rows, with column reductions (sums over all rows).
 //
-// The CTAs stay: each takes row after row. A row is cut into pieces of PIECE elements, of which piece j belongs to thread
-// j % THREADS_PER_ROW of the row's threads: a part of a CTA, a CTA, or the CTAs of a cluster. Each thread copies its own
-// pieces of the rows to come into shared memory, STAGES - 1 ahead, and reads none but these back, so that it waits for
-// no other thread to have them. All arithmetic is float32. Products are summed by chunks of CHUNK elements: a piece, or
-// two of neighbouring threads.
+// CTAs are persistent: each takes row after row. A row is cut into pieces of PIECE elements. Thread j % THREADS_PER_ROW
+// of the row's threads has piece j. These threads are a part of a CTA, a CTA, or the CTAs of a cluster. Each thread
+// prefetches its own pieces of the next rows into shared memory, STAGES - 1 rows ahead. It reads only these back, so it
+// waits for no other thread. All arithmetic is float32. The leaves of a sum's tree are chunks of CHUNK elements: a
+// piece, or the pieces of two neighbouring threads.
 //
-// Sums over rows stay in registers. In the end each CTA (or cluster) leaves its own in memory, all CTAs meet, and share
-// the columns to add up what is there, in an order that depends on nothing that happens: the same bits in every run.
+// Column sums stay in registers. At the end each CTA (or cluster) writes its partial sums to memory. Behind a grid
+// barrier the CTAs divide the columns among them, and add the partial sums in a fixed order. So every run has the same
+// bits.
 //
-// A pass is as much of a row as its threads have registers for. Of longer rows everything is read, and worked out, in
-// each phase anew, and the sums over rows are those in memory from the first row on.
+// A pass is the part of a row that its threads hold in registers. Longer rows are multi-pass: each phase reads and
+// computes them again, and column sums are accumulated in memory from the first row on.
 #include "graphfuse/async_copy.cuh"
 #include "graphfuse/convert.cuh"
 #include "graphfuse/divide.cuh"
@@ -48,7 +49,7 @@ GF_DEVICE typename Phase::Rows read_rows(const Row& row, Index at) {
   return reads;
 }
 
-/// Over a piece.
+/// The sum of products over a piece.
 GF_DEVICE float sum_of_products(const float (&x)[PIECE], const float (&y)[PIECE]) {
   float sum = gf::sum_products<HALF>(x, y, 0);
   if constexpr (HALF < PIECE) {
@@ -57,7 +58,7 @@ GF_DEVICE float sum_of_products(const float (&x)[PIECE], const float (&y)[PIECE]
   return sum;
 }
 
-/// The tree over what the steps of a pass came to, halves of a chunk before all else: the same bits for every PIECE.
+/// The tree over the steps of a pass. Halves of a chunk are joined first, so every PIECE gives the same bits.
 template <int COUNT>
 GF_DEVICE float sum_steps(float (&parts)[COUNT]) {
   if constexpr (HALVED && !SPLIT) {
@@ -79,7 +80,7 @@ GF_DEVICE float sum_steps(float (&parts)[COUNT]) {
   }
 }
 
-/// Adds what lies at an address, in one access.
+/// Adds COUNT floats at an address to `sum`, in one access.
 template <int COUNT>
 GF_DEVICE void add_piece(const float* address, float (&sum)[COUNT]) {
   float read[COUNT];
@@ -90,7 +91,7 @@ GF_DEVICE void add_piece(const float* address, float (&sum)[COUNT]) {
   }
 }
 
-/// A CTA's, or cluster's, own sums over rows in memory, one row of COLUMNS for each sum.
+/// The partial column sums of a CTA (or cluster) in memory, a row of COLUMNS for each sum.
 struct Partials {
   float* first;
   i64 apart;  // of one sum from the next, in elements
@@ -112,7 +113,7 @@ struct Partials {
   }
 };
 
-/// Stores what the rows of the CTA come to together. shared: ROWS_PER_CTA * COLUMNS.
+/// Adds the column sums of the rows that the CTA takes at a time, and stores them. shared: ROWS_PER_CTA * COLUMNS.
 template <int COUNT>
 GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, const Partials& partials, float* shared) {
   constexpr int VECTOR = PARTIAL_WIDTH / 4;
@@ -149,9 +150,9 @@ GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, co
   }
 }
 
-/// Adds up the partial sums of all CTAs, SLAB columns of one sum at a time. count: how many there are of a column, at
-/// most PARTIALS. apart: of one sum from the next. shared: SLAB floats for each row of them that is left when warps have
-/// added up theirs.
+/// Adds the partial sums of all CTAs, SLAB columns of one sum per CTA at a time. count: partial sums of a column, at most
+/// PARTIALS. apart: elements from one sum's partial sums to the next one's. shared: SLAB floats for each row of partial
+/// sums that is left after every warp has added its own.
 GF_DEVICE void add_up(const Totals& totals, i64 apart, i64 count, float* shared) {
   constexpr int VECTOR = PARTIAL_WIDTH / 4;
   constexpr int ACROSS = SLAB / VECTOR;   // threads side by side
@@ -211,7 +212,7 @@ GF_DEVICE void add_up(const Totals& totals, i64 apart, i64 count, float* shared)
   }
 }
 
-/// What is the same for all rows: of the phases from FIRST on.
+/// Inputs that all rows share, such as weights: those of phase FIRST and the phases after it.
 template <int FIRST>
 struct ColumnsFrom : ColumnsFrom<FIRST + 1> {
   typename Phase<FIRST>::Columns reads[STEPS];
@@ -229,7 +230,7 @@ struct ColumnsFrom<LAST_PHASE + 1> {
   GF_DEVICE void read(const Row&) {}
 };
 
-/// What a thread has while it takes row after row.
+/// The state of a thread that it keeps from row to row.
 struct Taken {
   const Operands& operands;
   const Partials& partials;
@@ -239,14 +240,14 @@ struct Taken {
   float largest[AMAXES];
 };
 
-/// What a phase knows of a row that is to be joined.
+/// A thread's partial sums and maxima of a row, behind a phase.
 template <int PHASE>
 struct Parts {
   float sums[gf::at_least_one(SUMS_OF_ROW[PHASE])][1];
   float maxima[gf::at_least_one(MAXIMA[PHASE])];
 };
 
-/// All of a phase. joined: of the phase before.
+/// One phase of a row. sums, maxima: results of the reductions behind the phase before.
 template <int PHASE, int SUMS_BEFORE, int MAXIMA_BEFORE>
 GF_DEVICE void run(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& taken, bool first_row,
                    const float (&sums)[SUMS_BEFORE], const float (&maxima)[MAXIMA_BEFORE], Parts<PHASE>& parts) {
@@ -299,8 +300,8 @@ GF_DEVICE void run(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& 
   }
 }
 
-/// Where the threads of a row meet: two places each, for who is still reading what a row came to finds it there while
-/// others begin the next.
+/// Shared memory for the reductions of rows, double-buffered: threads may begin the next reduction while others read
+/// the results of this one.
 struct Meeting {
   RowSum::Shared* sums;
   RowMax::Shared* maxima;
@@ -322,7 +323,7 @@ struct Meeting {
   }
 };
 
-/// The phases from PHASE on. parts: of the phase before.
+/// Phase PHASE and those after it. before: partial results of the phase before.
 template <int PHASE>
 GF_DEVICE void run_later(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& taken, bool first_row,
                          Parts<PHASE - 1>& before, Meeting& meeting) {
@@ -334,7 +335,7 @@ GF_DEVICE void run_later(const Row& row, PerRow& per_row, Held (&held)[STEPS], T
   }
 }
 
-/// Row after row, each behind the one before. arrived: gives the next one.
+/// Rows one after another. arrived: waits for a prefetched row, and returns it.
 template <class Arrived>
 GF_DEVICE void take_in_turn(const Arrived& arrived, i64 rows, i64 first, i64 together, Taken& taken, Meeting meeting) {
   const float none[1] = {};
@@ -350,8 +351,9 @@ GF_DEVICE void take_in_turn(const Arrived& arrived, i64 rows, i64 first, i64 tog
   }
 }
 
-/// While the parts of one row's sums come together, threads are in the first of two phases of the next.
-template <class Arrived>
+/// The reduction of one row overlaps with the first of two phases of the next. LAST: the second phase, as a parameter,
+/// since a program of one phase has none and must compile all the same.
+template <int LAST, class Arrived>
 GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 together, Taken& taken,
                             RowSum::Shared* places) {
   const float none[1] = {};
@@ -377,8 +379,8 @@ GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 tog
       reduction.give(parts.sums, turn);
     }
     if (next != first) {
-      Parts<1> nothing;
-      run<1>(before, per_before, held, taken, false, joined.sums, none, nothing);
+      Parts<LAST> nothing;
+      run<LAST>(before, per_before, held, taken, false, joined.sums, none, nothing);
     }
     if (next >= rows) {
       break;
@@ -391,7 +393,7 @@ GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 tog
 
 }  // namespace
 
-/// Strides are bytes from one row to the next. The launch is cooperative if there are sums over rows.
+/// Strides are in bytes from one row to the next. The launch is cooperative if there are column sums.
 GF_DEVICE void problem::start(const Arguments& a) {
   const i64 rows = a.rows;
   const i64 cta = gf::block_index() / CTAS_PER_ROW;  // or cluster
@@ -444,11 +446,11 @@ GF_DEVICE void problem::start(const Arguments& a) {
   }
   int stage = 0;
 
-  // The next row is there; copies of one that is to come begin.
+  // Waits for the next row's copies, and starts those of a later row.
   const auto arrived = [&](i64 next) -> Row {
     if constexpr (STAGES > 1) {
       gf::async_wait<AHEAD_OF_ROW - 1>();
-      // Into the stage that this thread read for the last time in the round before.
+      // Into the stage that this thread finished reading in the previous round.
       copy_ahead(next + group + AHEAD_OF_ROW * together, (stage + AHEAD_OF_ROW) % STAGES);
     }
     const Row row = row_at(next + group, shared + stage * STAGE_BYTES);
@@ -464,7 +466,7 @@ GF_DEVICE void problem::start(const Arguments& a) {
     RowMax::begun();
   }
   if constexpr (DELAYED) {
-    take_delayed(arrived, rows, first, together, taken, sum_places);
+    take_delayed<LAST_PHASE>(arrived, rows, first, together, taken, sum_places);
   } else {
     take_in_turn(arrived, rows, first, together, taken, {sum_places, max_places, 0, 0});
   }

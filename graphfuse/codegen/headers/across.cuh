@@ -8,7 +8,7 @@
 
 namespace gf {
 
-/// The one element that `bits` holds, as each of COUNT.
+/// The one element in `bits`, COUNT times.
 template <class T, int BYTES, int COUNT>
 GF_DEVICE void spread(const Bytes<BYTES>& bits, float (&values)[COUNT]) {
   const float value = decode<T>(bits.word[0]);
@@ -18,7 +18,7 @@ GF_DEVICE void spread(const Bytes<BYTES>& bits, float (&values)[COUNT]) {
   }
 }
 
-/// Shared memory of a CTA in which GROUPS of threads join what they know of ROWS.
+/// Shared memory of a CTA, for partial results of ROWS rows from GROUPS groups of threads.
 template <int GROUPS, int ROWS>
 struct alignas(16) GroupParts {
   float parts[GROUPS][ROWS];
@@ -27,8 +27,9 @@ struct alignas(16) GroupParts {
 template <int ROWS>
 struct GroupParts<1, ROWS> {};
 
-/// The tree of reduce.cuh over GROUPS of threads that have parts of the same rows: thread t is of group t / ACROSS and
-/// has PIECE neighbouring rows. The group's number is the lowest bits of a part's. All threads of a CTA call it.
+/// The tree of reduce.cuh over GROUPS groups of threads that have parts of the same rows. Thread t is of group t /
+/// ACROSS, and has PIECE neighbouring rows. The group's number is the lowest bits of a part's number. All threads of a
+/// CTA call it.
 ///
 /// Each row is joined by one thread. Rows lie so that the accesses of neighbouring threads do side by side.
 template <class Join, int ACROSS, int GROUPS, int PIECE>
@@ -36,13 +37,13 @@ struct GroupReduction {
   static constexpr int ROWS = ACROSS * PIECE;
   static constexpr int VECTOR = PIECE < 4 ? PIECE : 4;  // rows that lie together
 
-  /// For one use after another. Who writes parts again has passed the second barrier, behind the last read of them; who
-  /// writes totals again the first, behind that of totals.
+  /// Can be reused at once. A thread writes parts again only behind the second barrier, which follows their last read,
+  /// and totals only behind the first, which follows theirs.
   GroupParts<GROUPS, ROWS>& shared;
 
   GF_DEVICE static int place(int first) { return (first / VECTOR * ACROSS + int(thread_index()) % ACROSS) * VECTOR; }
 
-  /// The parts of row `place` from group FIRST on, every STRIDE-th.
+  /// The tree over the parts of row `place` from group FIRST on, every STRIDE-th.
   template <int FIRST, int STRIDE>
   GF_DEVICE float over(int place) const {
     if constexpr (FIRST + STRIDE < GROUPS) {
@@ -52,7 +53,7 @@ struct GroupReduction {
     }
   }
 
-  /// parts: of each row of the thread; then what all of the row's came to.
+  /// parts: of each row of the thread; replaced by the rows' results.
   GF_DEVICE void operator()(float (&parts)[PIECE]) const {
     if constexpr (GROUPS > 1) {
       const int thread = thread_index();

@@ -1,6 +1,6 @@
-// Copies from global to shared memory that each thread starts for itself and waits for by itself.
+// Asynchronous copies from global to shared memory (cp.async). Each thread starts its own and waits for them.
 //
-// What a thread copied it may read after async_wait; other threads only after a barrier behind that.
+// A thread may read what it copied after async_wait. Other threads may only behind a barrier after that.
 #pragma once
 #include "graphfuse/platform.cuh"
 #include "graphfuse/simt.cuh"
@@ -24,7 +24,7 @@ GF_DEVICE void copy_async(void* shared, const void* global GF_SITE) {
 #endif
 }
 
-/// Starts copies of COUNT bytes in accesses of WIDTH, to places that lie APART bytes from each other.
+/// Starts copies of COUNT bytes in accesses of WIDTH, to places that are APART bytes from each other.
 template <int COUNT, int WIDTH, int APART>
 GF_DEVICE void copy_apart(void* shared, const void* global GF_SITE) {
   static_assert(COUNT % WIDTH == 0, "accesses must fill the chunk");
@@ -34,7 +34,7 @@ GF_DEVICE void copy_apart(void* shared, const void* global GF_SITE) {
   }
 }
 
-/// What copy_apart copied.
+/// Reads what copy_apart copied.
 template <int COUNT, int WIDTH, int APART>
 GF_DEVICE Bytes<COUNT> load_apart(const void* shared GF_SITE) {
   Bytes<COUNT> chunk;
@@ -49,12 +49,12 @@ GF_DEVICE Bytes<COUNT> load_apart(const void* shared GF_SITE) {
   return chunk;
 }
 
-/// Closes the group of all copies that the thread started since the last one; it may be empty.
+/// Closes the group of copies that the thread started since the last group. It may be empty.
 GF_DEVICE void async_commit(GF_SITE_ONLY) {
   GF_GPU_OR_CPU(asm volatile("cp.async.commit_group;" ::: "memory"), host::commit_copies(site));
 }
 
-/// Until all groups of the thread but the last PENDING have arrived.
+/// Waits until all groups of the thread but the last PENDING have arrived.
 template <int PENDING>
 GF_DEVICE void async_wait(GF_SITE_ONLY) {
   GF_GPU_OR_CPU(asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"), host::wait_copies(PENDING, site));

@@ -1,11 +1,11 @@
-// Operations on one word of global or shared memory that other threads of the device also work on.
+// Atomic operations on one word of global or shared memory.
 #pragma once
 #include "graphfuse/platform.cuh"
 
 namespace gf {
 
-// These order no other accesses and return what was there before. Additions of floats come in any
-// order, so that their sum differs from run to run: not for results.
+// These are relaxed, and return the previous value. Additions of floats come in any order, so their sum differs from
+// run to run. They are not for results.
 
 template <class T>
 GF_DEVICE T atomic_add(T* address, T value GF_SITE) {
@@ -41,7 +41,7 @@ GF_DEVICE u32 atomic_max(u32* address, u32 value GF_SITE) {
 #endif
 }
 
-/// What the word is at some moment.
+/// A relaxed load: the word's value at some moment.
 GF_DEVICE u32 load_relaxed(const u32* address GF_SITE) {
 #ifdef __CUDACC__
   u32 value;
@@ -62,7 +62,7 @@ GF_DEVICE u32 atomic_exchange(u32* address, u32 value GF_SITE) {
 #endif
 }
 
-/// As atomic_add; what the thread knows to be written before is seen by whoever acquires the sum.
+/// atomic_add with release: a thread that acquires the sum sees what this thread wrote, or had seen, before.
 GF_DEVICE u32 atomic_add_release(u32* address, u32 value GF_SITE) {
 #ifdef __CUDACC__
   u32 before;
@@ -74,7 +74,7 @@ GF_DEVICE u32 atomic_add_release(u32* address, u32 value GF_SITE) {
 #endif
 }
 
-/// What was written before a release of the value read is seen after.
+/// A load with acquire: what was written before the release of the value is visible after it.
 GF_DEVICE u32 load_acquire(const u32* address GF_SITE) {
 #ifdef __CUDACC__
   u32 value;
@@ -86,7 +86,7 @@ GF_DEVICE u32 load_acquire(const u32* address GF_SITE) {
 #endif
 }
 
-/// In each round of a loop that waits for another thread's write.
+/// To be called in each round of a loop that waits for another thread's write.
 GF_DEVICE void spin(GF_SITE_ONLY) {
 #ifndef __CUDACC__
   host::spin(site);

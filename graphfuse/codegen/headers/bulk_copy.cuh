@@ -1,12 +1,12 @@
-// Copies of many bytes from global to shared memory that one thread starts for all. Compute capability 9.0.
+// Bulk copies from global to shared memory (cp.async.bulk). One thread starts each. Compute capability 9.0.
 #pragma once
 #include "graphfuse/mbarrier.cuh"
 #include "graphfuse/platform.cuh"
 
 namespace gf {
 
-/// Starts a copy into this CTA's memory; its bytes count towards the mbarrier's phase, whose end makes
-/// them visible to those who wait for it. Addresses and `bytes` are multiples of 16.
+/// Starts a copy into this CTA's memory. Its bytes count towards the mbarrier's phase, and are visible to threads that
+/// waited for the end of the phase. Addresses and `bytes` are multiples of 16.
 GF_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, Mbarrier& mbarrier GF_SITE) {
 #ifdef __CUDACC__
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -1,7 +1,8 @@
-// CTAs that run at the same time and read and write each other's shared memory. Compute capability 9.0.
+// Thread block clusters: CTAs that run at the same time, and read and write each other's shared memory. Compute
+// capability 9.0.
 //
-// A CTA's shared memory may be touched between two cluster barriers: behind the first, its CTA
-// surely runs; until the second, it has not ended.
+// Another CTA's shared memory may be accessed only between two cluster barriers: behind the first one it runs for sure,
+// and before the second it has not ended.
 #pragma once
 #include "graphfuse/platform.cuh"
 
@@ -32,7 +33,7 @@ GF_DEVICE void cluster_arrive(GF_SITE_ONLY) {
   GF_GPU_OR_CPU(asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"), host::arrive_cluster(site));
 }
 
-/// Orders nothing that the thread did before but mbarriers that it made, behind mbarrier_fence_init.
+/// Orders no earlier accesses of the thread, except to mbarriers that it initialized before mbarrier_fence_init.
 GF_DEVICE void cluster_arrive_relaxed(GF_SITE_ONLY) {
   GF_GPU_OR_CPU(asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"), host::arrive_cluster(site));
 }
@@ -41,13 +42,13 @@ GF_DEVICE void cluster_wait(GF_SITE_ONLY) {
   GF_GPU_OR_CPU(asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"), host::wait_cluster(site));
 }
 
-/// All threads of the cluster arrive before any goes on; memory written before is seen by them after.
+/// A barrier of all threads of the cluster. Memory written before it is visible after it.
 GF_DEVICE void cluster_barrier(GF_SITE_ONLY) {
   cluster_arrive(GF_FROM_ONLY);
   cluster_wait(GF_FROM_ONLY);
 }
 
-/// Where the CTA of this rank has what this CTA has at `shared`; for plain reads and writes.
+/// The address in the CTA of this rank that corresponds to `shared` in this CTA, for plain reads and writes.
 template <class T>
 GF_DEVICE T* map_shared(T* shared, u32 rank GF_SITE) {
 #ifdef __CUDACC__

@@ -1,4 +1,4 @@
-// One element of a row, found by the number of its column.
+// One element of a row, by the number of its column.
 #pragma once
 #include "graphfuse/convert.cuh"
 #include "graphfuse/platform.cuh"
@@ -7,8 +7,8 @@
 
 namespace gf {
 
-/// The element in column `column`; 0 if no column has that number. first: the address of the first column's, behind
-/// which the others are. columns: up to 2^24.
+/// The element in column `column`, or 0 if there is no such column. first: the address of the first column. columns: up
+/// to 2^24.
 template <class T>
 GF_DEVICE float element(const void* first, float column, i64 columns, bool exists) {
   const bool found = exists && column >= 0.0f && column < float(columns) && float(int(column)) == column;

@@ -1,10 +1,10 @@
-// A barrier among all CTAs of a grid, for launches that are cooperative: all CTAs run at the same time.
+// A barrier among all CTAs of a grid, for cooperative launches, whose CTAs all run at the same time.
 #pragma once
 #include "graphfuse/atomics.cuh"
 #include "graphfuse/platform.cuh"
 #include "graphfuse/simt.cuh"
 
-/// A kernel of which an SM can hold `ctas` CTAs at the same time.
+/// A kernel of which `ctas` CTAs can be resident on an SM.
 #ifdef __CUDACC__
 #define GF_RESIDENT_KERNEL(threads, ctas) __global__ void __launch_bounds__(threads, ctas)
 #else
@@ -13,8 +13,8 @@
 
 namespace gf {
 
-/// The word that the driver has ready for the barrier of a cooperative launch: its bits but the highest are zero between
-/// two barriers. So nothing is left over between launches, whether they end, run side by side or are aborted.
+/// The driver's word for the barrier of a cooperative launch. All its bits but the highest are zero between two
+/// barriers. So launches leave nothing behind, whether they end, run side by side or are aborted.
 GF_DEVICE u32* grid_word(GF_SITE_ONLY) {
 #ifdef __CUDACC__
   // The address of the launch's workspace, whose second word it is, as in CUDA's own cooperative groups.
@@ -27,13 +27,13 @@ GF_DEVICE u32* grid_word(GF_SITE_ONLY) {
 #endif
 }
 
-/// All threads of the grid arrive before any goes on; memory written before is seen by them after.
+/// A barrier of all threads of the grid. Memory written before it is visible after it.
 GF_DEVICE void grid_barrier(GF_SITE_ONLY) {
   constexpr u32 TOP = 0x80000000u;
   barrier(GF_FROM_ONLY);
   if (thread_index() == 0) {
     u32* const word = grid_word(GF_FROM_ONLY);
-    // What all add makes TOP, so that the last to come changes the highest bit.
+    // The additions of all CTAs make TOP, so the last CTA to arrive flips the highest bit.
     const u32 before = atomic_add_release(word, block_index() == 0 ? TOP - (grid_size() - 1) : 1u GF_FROM);
     while (((load_acquire(word GF_FROM) ^ before) & TOP) == 0) {
       spin(GF_FROM_ONLY);

@@ -1,4 +1,4 @@
-// Rows that are chosen by number.
+// Rows that are chosen by an index.
 #pragma once
 #include "graphfuse/platform.cuh"
 #include "graphfuse/simt.cuh"
@@ -15,11 +15,11 @@ GF_DEVICE i64 integer(const i64* address GF_SITE) {
   return i64(u64(words.word[1]) << 32 | words.word[0]);
 }
 
-/// The condition, which the compiler takes to hold nearly always.
+/// `condition`, which the compiler is told to expect to be true.
 GF_DEVICE bool likely(bool condition) { return __builtin_expect(condition, true); }
 
-/// Rows that are chosen: where the first of `count` lies, how many bytes they lie apart, and the number of the one that is.
-/// A number that none of them has is of no row.
+/// A row that is chosen from `count` rows by its index: the address of the first row, the stride in bytes, and the
+/// index. An index out of range means no row.
 template <class Address>
 struct Chosen {
   Address first;

@@ -1,7 +1,7 @@
-// Barriers in shared memory that count arrivals of threads and bytes of bulk copies. Compute capability 9.0.
+// Mbarriers: barriers in shared memory that count arrivals of threads and bytes of copies. Compute capability 9.0.
 //
-// A phase is over when the arrivals it was made for, and the bytes they announced, have come; the next
-// begins by itself. The first phase has parity 0, and parities alternate.
+// A phase ends when the arrivals that the mbarrier was initialized for, and the bytes they announced, have come. Then
+// the next begins by itself. The first phase has parity 0, and parities alternate.
 #pragma once
 #include "graphfuse/platform.cuh"
 
@@ -10,7 +10,7 @@ namespace gf {
 struct Mbarrier {
   u64 state;
 
-  /// By one thread. Others use it after a barrier behind mbarrier_fence_init.
+  /// Called by one thread. Others may use the mbarrier behind a barrier that follows mbarrier_fence_init.
   GF_DEVICE void init(u32 arrivals GF_SITE) {
     GF_GPU_OR_CPU(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory"),
                   host::mbarrier_init(&state, arrivals, site));
@@ -21,14 +21,14 @@ struct Mbarrier {
                   host::mbarrier_arrive(&state, 0, site));
   }
 
-  /// Arrives, and lets the phase wait for `bytes` more.
+  /// Arrives, and makes the phase wait for `bytes` more.
   GF_DEVICE void arrive_expect(u32 bytes GF_SITE) {
     GF_GPU_OR_CPU(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes)
                                : "memory"),
                   host::mbarrier_arrive(&state, bytes, site));
   }
 
-  /// Until the phase of this parity is over; the one before the first counts as over.
+  /// Waits until the phase of this parity has ended. The phase before the first counts as ended.
   GF_DEVICE void wait(u32 parity GF_SITE) {
 #ifdef __CUDACC__
     u32 over;
@@ -51,7 +51,7 @@ struct Mbarrier {
 #endif
 };
 
-/// Lets bulk copies, and the whole cluster, see the mbarriers that this thread made.
+/// Makes the mbarriers that this thread initialized visible to bulk copies and to the whole cluster.
 GF_DEVICE void mbarrier_fence_init(GF_SITE_ONLY) {
   GF_GPU_OR_CPU(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"), host::mbarrier_fence_init(site));
 }

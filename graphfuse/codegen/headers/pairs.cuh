@@ -1,5 +1,5 @@
-// Pairs of a row's columns: their other elements, and tensors with a column for each pair. Piece number `piece` of a row
-// is in its lane number `piece`.
+// Pairs of a row's columns: swapping their elements, and tensors with one column per pair. Lane number `piece` of a row
+// has piece number `piece`.
 #pragma once
 #include "graphfuse/convert.cuh"
 #include "graphfuse/platform.cuh"
@@ -8,8 +8,9 @@
 
 namespace gf {
 
-/// Of columns i and PIECES * PIECE + i the other one's value, that of the first column negated. All lanes of a warp call it
-/// together. WHOLE: whether all columns of the row are in pairs; else those beyond become 0.
+/// Columns i and PIECES * PIECE + i are a pair. Each gets the other's value; the first of a pair gets it negated. All
+/// lanes of a warp call it together. WHOLE: whether all columns of the row are in pairs. If not, the columns beyond
+/// become 0.
 template <int PIECES, bool WHOLE, int PIECE>
 GF_DEVICE void swap_halves(u32 piece, const float (&values)[PIECE], float (&swapped)[PIECE]) {
   constexpr bool BITS = (PIECES & (PIECES - 1)) == 0;
@@ -28,7 +29,7 @@ GF_DEVICE void swap_halves(u32 piece, const float (&values)[PIECE], float (&swap
   }
 }
 
-/// The same of columns 2 i and 2 i + 1, COLUMNS of which are in pairs.
+/// The same for pairs of columns 2 i and 2 i + 1. COLUMNS columns are in pairs.
 template <int COLUMNS, int PIECE>
 GF_DEVICE void swap_neighbours(u32 piece, const float (&values)[PIECE], float (&swapped)[PIECE]) {
   const bool paired = piece < COLUMNS / PIECE;
@@ -50,7 +51,7 @@ GF_DEVICE Bytes<COUNT * bits_of<T> / 8> filled(float value) {
   return pack<T>(values);
 }
 
-/// Values of neighbouring columns that are a pair, of which there is one for both.
+/// Values per pair of neighbouring columns, given to both.
 template <class T, int COUNT>
 GF_DEVICE void unpack_pairs(const Bytes<COUNT / 2 * bits_of<T> / 8>& chunk, float (&values)[COUNT]) {
   float found[COUNT / 2];

@@ -1,10 +1,9 @@
-// Sums and maxima over a row in an order that does not depend on how the row is spread over threads.
+// Sums and maxima over a row, in an order that does not depend on how the row is spread over threads.
 //
-// Part j of a row belongs to thread j / COUNT % THREADS_PER_ROW, which takes COUNT neighbouring ones a
-// step. The sum is the binary tree over j, padded with zeros to a power of two, that joins the highest
-// bit of j first: steps, passes, then CTAs, warps and lanes, then the COUNT. Another THREADS_PER_ROW or
-// COUNT only moves the boundaries between them, and adding a padding zero changes no sum of squares, so the
-// bits stay.
+// Thread j / COUNT % THREADS_PER_ROW has part j of a row, and takes COUNT neighbouring parts a step. The sum is the
+// binary tree over j, padded with zeros to a power of two, that joins the highest bit of j first: steps, passes, then
+// CTAs, warps and lanes, then the COUNT. Another THREADS_PER_ROW or COUNT only moves the boundaries between these
+// levels. Adding a padding zero changes no sum of squares. So the bits stay the same.
 #pragma once
 #include "graphfuse/math.cuh"
 #include "graphfuse/platform.cuh"
@@ -22,7 +21,7 @@ struct Max {
 
 GF_DEVICE constexpr int at_least_one(int count) { return count > 0 ? count : 1; }
 
-/// Of the phases before number `end` those that have any. counts: of something, by phase.
+/// How many phases before number `end` have any. counts: by phase.
 template <int PHASES>
 GF_DEVICE constexpr int phases_with(const int (&counts)[PHASES], int end = PHASES) {
   int found = 0;
@@ -32,7 +31,7 @@ GF_DEVICE constexpr int phases_with(const int (&counts)[PHASES], int end = PHASE
   return found;
 }
 
-/// The sum of COUNT products from number `first` on, one after another.
+/// The sum of COUNT products from number `first` on, accumulated in order.
 template <int COUNT, int PIECE>
 GF_DEVICE float sum_products(const float (&x)[PIECE], const float (&y)[PIECE], int first) {
   float sum = 0.0f;
@@ -54,11 +53,11 @@ GF_DEVICE float tree(const float (&parts)[COUNT]) {
   }
 }
 
-/// Of the tree over so many parts, a power of two.
+/// Levels of the tree over `count` parts, a power of two.
 GF_DEVICE constexpr int levels(int count) { return count == 1 ? 0 : 1 + levels(count / 2); }
 
-/// The same tree over parts that come one by one, for a row that is read in PASSES, a power of two: number i is to be
-/// that of pass `place(i)`.
+/// The same tree over parts that come one by one, of a row that is read in PASSES passes, a power of two. Part number i
+/// must be that of pass `place(i)`.
 template <class Join, int PASSES>
 struct Passes {
   static constexpr int LEVELS = levels(PASSES);
@@ -87,9 +86,9 @@ struct Passes {
   GF_DEVICE float total() const { return joined[LEVELS]; }
 };
 
-/// What the CTAs of a row send each other: of each CTA, by its rank, FLOATS. A CTA ends no earlier than all has come, and
-/// who sends for the second next row has heard of the next one from all who read this one's. So nobody waits for
-/// anything but values.
+/// The partial results that CTAs of a row exchange through distributed shared memory: FLOATS of each CTA, by its rank.
+/// No CTA ends before all have arrived. A slot is reused two rows later. By then every reader has sent its part of the
+/// row between, so values are all that a thread waits for, and no barrier is needed.
 template <int CTAS, int FLOATS>
 struct Exchange {
   Mbarrier arrived;
@@ -98,9 +97,9 @@ struct Exchange {
 template <int FLOATS>
 struct Exchange<1, FLOATS> {};
 
-/// The tree over the threads of each row, whose total all of them get. THREADS: a CTA's. Rows of more threads
-/// than that are spread over the CTAs of a cluster. All threads of the CTA, or cluster, call it. ALIKE: how many
-/// neighbouring threads have the same parts, which count once. MOST: values of a row that are joined at a time.
+/// The tree over the threads of each row. All of them get the result. THREADS: of a CTA. A row of more threads is
+/// spread over the CTAs of a cluster. All threads of the CTA, or cluster, call it. ALIKE: how many neighbouring threads
+/// have the same parts, which count once. MOST: how many values of a row are reduced at a time.
 template <class Join, int THREADS_PER_ROW, int THREADS, int COUNT = 1, int ALIKE = 1, int MOST = 1>
 struct RowReduction {
   static constexpr int CTAS = THREADS_PER_ROW <= THREADS ? 1 : THREADS_PER_ROW / THREADS;  // of one row
@@ -114,14 +113,15 @@ struct RowReduction {
   static constexpr int PARTS = MOST * EACH;
   static constexpr int TOTALS = WARPS <= 1 ? 1 : ONE_BARRIER ? PARTS : PARTS + MOST * THREADS / ROW_THREADS;
 
-  /// Of the CTA. Who uses it for one row after another has two, for every other row.
+  /// Of a CTA. A reduction of row after row alternates between two.
   struct Shared : Exchange<CTAS, PARTS> {
     float totals[TOTALS];
   };
 
   Shared& shared;
 
-  /// Makes `count` of them, by all threads of the CTA or cluster; `begun` comes before their first use, as late as may be.
+  /// Initializes `count` of them, called by all threads of the CTA or cluster. `begun` is called before their first
+  /// use, as late as possible.
   GF_DEVICE static void begin(Shared* shared, int count) {
     if constexpr (CTAS > 1) {
       if (thread_index() == 0) {
@@ -165,7 +165,7 @@ struct RowReduction {
     return over_lanes(results);
   }
 
-  /// phase: of the mbarrier.
+  /// phase: parity of the mbarrier.
   template <int VALUES>
   GF_DEVICE void over_ctas(float (&parts)[VALUES][COUNT], u32 phase) {
     const u32 thread = thread_index();
@@ -239,7 +239,7 @@ struct RowReduction {
     }
   }
 
-  /// Of threads that have one part of each value.
+  /// For threads with one part of each value.
   template <int VALUES>
   GF_DEVICE void operator()(const float (&parts)[VALUES], float (&results)[VALUES], u32 turn = 0) {
     float each[VALUES][1];
@@ -251,16 +251,16 @@ struct RowReduction {
   }
 };
 
-/// The same tree for values of many rows, one after the other, each of which are asked for when the parts of the next
-/// are known, so that no thread waits for another as long as that takes. For rows of several warps. All threads
-/// of the CTA, or cluster, take turns: give, then for each row that follows wait, totals and give, then wait and totals.
+/// The same tree for values of many rows, delayed: the results of a row are asked for after the parts of the next row
+/// are known, which hides the latency of the exchange. For rows of several warps. All threads of the CTA, or cluster,
+/// call in this order: give; for each further row wait, totals, give; then wait and totals.
 template <class Join, int THREADS_PER_ROW, int THREADS, int ALIKE = 1, int VALUES = 1>
 struct DelayedReduction {
   using Row = RowReduction<Join, THREADS_PER_ROW, THREADS, 1, ALIKE, VALUES>;
 
   typename Row::Shared* shared;  // two, made by Row::begin, for every other row
 
-  /// row: numbers them from 0 on.
+  /// row: its number, from 0 on.
   GF_DEVICE void give(const float (&parts)[VALUES][1], u32 row) const {
     auto& mine = shared[row % 2];
     const u32 thread = thread_index();

@@ -1,4 +1,4 @@
-// Pieces of a row on their way to memory: as they are, or quantized in blocks; and the largest magnitude of all.
+// Stores of pieces of a row, plain or quantized in blocks, and the largest magnitude of a tensor.
 #pragma once
 #include "graphfuse/atomics.cuh"
 #include "graphfuse/math.cuh"
@@ -9,7 +9,7 @@
 
 namespace gf {
 
-/// Stores a piece in accesses of WIDTH bytes. address: of the thread's first piece, `at` pieces before.
+/// Stores a piece in accesses of WIDTH bytes. address: of the thread's first piece. at: pieces from that one to this.
 template <int WIDTH, Access ACCESS, int BYTES>
 GF_DEVICE void store_piece(void* address, i64 at, const Bytes<BYTES>& piece, bool stored) {
   if (stored) {
@@ -17,29 +17,29 @@ GF_DEVICE void store_piece(void* address, i64 at, const Bytes<BYTES>& piece, boo
   }
 }
 
-/// Where a row's block scales lie, `apart` bytes from one to the next. first: that of the thread's first piece.
+/// A row's block scales, which are `apart` bytes from each other. first: that of the thread's first piece.
 struct ScalesInRow {
   void* first;
   i64 apart;
   GF_DEVICE void* of(i64, i64 blocks) const { return offset(first, blocks * apart); }
 };
 
-/// The same, one byte each, in tiles of 128 rows x 4 blocks, in each of which the four of a row are neighbours and row r + 32
-/// follows row r: what block-scaled matrix products of Blackwell read (F8_128x4).
-/// first: the row's.
+/// Block scales of one byte in tiles of 128 rows x 4 blocks. The four scales of a row are neighbours, and row r + 32
+/// follows row r. This is what block-scaled matrix products of Blackwell read (F8_128x4). first: the row's first scale.
 struct ScalesInTiles {
   void* first;
   GF_DEVICE void* of(i64 first_block, i64 blocks) const {
     const i64 block = first_block + blocks;
     return offset(first, block / 4 * 512 + block % 4);
   }
-  /// The offset of a row's first scale. blocks: a row's.
+  /// The offset of a row's first scale. blocks: of a row.
   GF_DEVICE static i64 row(i64 index, u32 blocks) {
     return index / 128 * ((blocks + 3) / 4 * 512) + index % 32 * 16 + index % 128 / 32 * 4;
   }
 };
 
-/// The largest magnitude of the block of BLOCK elements, in neighbouring lanes, of which the thread has these.
+/// The largest magnitude of a block of BLOCK elements, of which this thread has `values` and neighbouring lanes the
+/// rest.
 template <int BLOCK, int PIECE>
 GF_DEVICE float block_amax(const float (&values)[PIECE]) {
   constexpr int LANES = BLOCK / PIECE;
@@ -52,8 +52,9 @@ GF_DEVICE float block_amax(const float (&values)[PIECE]) {
   return amax;
 }
 
-/// Stores a piece quantized to T with a scale per BLOCK elements, which lie in neighbouring lanes; all lanes of a
-/// warp call it together. thread: the number in its row of the thread's first piece, `at` pieces before this one.
+/// Stores a piece quantized to T, with a scale per BLOCK elements. The elements of a block are in neighbouring lanes,
+/// and all lanes of a warp call it together. thread: the number in its row of the thread's first piece. at: pieces from
+/// that one to this.
 template <class T, int BLOCK, int WIDTH, Access ACCESS, class Scales, int PIECE>
 GF_DEVICE void store_blocks(void* address, Scales scales, i64 thread, i64 at, const float (&values)[PIECE],
                             bool stored) {
@@ -69,7 +70,7 @@ GF_DEVICE void store_blocks(void* address, Scales scales, i64 thread, i64 at, co
   }
 }
 
-/// Stores the scales without the elements: once more in another order, or of values that nobody keeps quantized.
+/// Stores the scales without the elements: a second copy in another order, or scales of values that are not stored.
 template <class T, int BLOCK, Access ACCESS, class Scales, int PIECE>
 GF_DEVICE void store_scales(Scales scales, i64 thread, i64 at, const float (&values)[PIECE], bool stored) {
   constexpr int LANES = BLOCK / PIECE;
@@ -79,15 +80,16 @@ GF_DEVICE void store_scales(Scales scales, i64 thread, i64 at, const float (&val
   }
 }
 
-/// Raises a float in memory that is not negative to `value`, a maximum over the warp's lanes. NaN is the largest.
-/// All lanes of a warp call it together.
+/// Atomic maximum of a float in memory, which is not negative, and `value` of all lanes of the warp. NaN is the
+/// largest. All lanes of a warp call it together.
 GF_DEVICE void raise(void* address, float value) {
 #pragma unroll
   for (int mask = WARP / 2; mask > 0; mask /= 2) {
     value = max(value, shuffle_xor(value, mask));
   }
   if (lane() == 0) {
-    // Most find that it is as large already, which a read tells sooner. As integers, such floats have their order.
+    // Most warps find a value that is at least as large, and a read tells that sooner than an atomic operation. Floats
+    // that are not negative are ordered like integers.
     u32* const bits = static_cast<u32*>(address);
     if (as_bits(value) > load_relaxed(bits)) {
       atomic_max(bits, as_bits(value));

@@ -1,4 +1,4 @@
-// Values that threads leave in the shared memory of other CTAs of their cluster. Compute capability 9.0.
+// Stores to the shared memory of other CTAs of a cluster (st.async). Compute capability 9.0.
 #pragma once
 #include "graphfuse/cluster.cuh"
 #include "graphfuse/mbarrier.cuh"
@@ -6,9 +6,9 @@
 
 namespace gf {
 
-/// Writes `value` to where the CTA of this rank has what this CTA has at `shared`. Its four bytes count towards the
-/// phase of that CTA's `mbarrier`, whose end makes them visible there. Unlike a cluster barrier it awaits nothing that
-/// the thread wrote before.
+/// Writes `value` to the address in the CTA of this rank that corresponds to `shared` in this CTA. Its four bytes count
+/// towards the phase of that CTA's `mbarrier`, and are visible there when the phase has ended. Unlike a cluster
+/// barrier, it does not wait for earlier writes of the thread.
 GF_DEVICE void send(float value, float* shared, Mbarrier& mbarrier, u32 rank GF_SITE) {
 #ifdef __CUDACC__
   u32 to, at;

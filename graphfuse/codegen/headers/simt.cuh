@@ -1,4 +1,4 @@
-// What a kernel may ask of the machine: who it is, exchange with other threads, memory accesses.
+// What a kernel may ask of the machine: indices, exchange between threads, barriers, memory accesses.
 //
 // On a GPU these are instructions. In plain C++ they are the functions of gf::host.
 #pragma once
@@ -19,7 +19,7 @@ constexpr int WARP = 32;
   type* const name = static_cast<type*>(gf::host::shared_memory(&name##_declaration, sizeof(type) * (count)))
 #endif
 
-/// The shared memory whose size the launch gives, 128-byte aligned. One piece, however often it is named.
+/// Dynamic shared memory, whose size the launch gives; 128-byte aligned. All uses name the same memory.
 #ifdef __CUDACC__
 #define GF_DYNAMIC_SHARED(type, name) \
   extern __shared__ __align__(128) unsigned char gf_dynamic_shared[]; \
@@ -34,8 +34,8 @@ GF_DEVICE u32 block_index() { return GF_GPU_OR_CPU(blockIdx.x, host::block_index
 
 GF_DEVICE u32 grid_size() { return GF_GPU_OR_CPU(gridDim.x, host::grid_size()); }
 
-/// Makes the compiler take the bytes as new, so that it unpacks them again instead of keeping
-/// registers with what it unpacked before.
+/// Makes the compiler treat the bytes as new. So it unpacks them again, and keeps no registers for values that it
+/// unpacked before.
 template <int COUNT>
 GF_DEVICE void forget_unpacked(Bytes<COUNT>& chunk) {
 #ifdef __CUDACC__
@@ -50,7 +50,7 @@ GF_DEVICE void forget_unpacked(Bytes<COUNT>& chunk) {
 #endif
 }
 
-/// Bytes of no particular value, at no cost. To read a variable that was given none is undefined.
+/// Unspecified bytes, at no cost. Reading an uninitialized variable would be undefined.
 template <int COUNT>
 GF_DEVICE Bytes<COUNT> any_bytes() {
   Bytes<COUNT> chunk = {};
@@ -66,7 +66,7 @@ GF_DEVICE Bytes<COUNT> any_bytes() {
 GF_DEVICE u32 lane() { return thread_index() % WARP; }
 
 #ifndef __CUDACC__
-/// What `source` gives for its value; T has at most 8 bytes.
+/// `source` applied to the bits of a value. T has at most 8 bytes.
 template <class T>
 GF_DEVICE T shuffle_bits(T value, u32 source, Site site) {
   static_assert(sizeof(T) <= 8, "no shuffle of this width");
@@ -78,16 +78,16 @@ GF_DEVICE T shuffle_bits(T value, u32 source, Site site) {
 }
 #endif
 
-// All lanes of the warp call these together. They order no memory accesses; warp_barrier does.
+// Warp shuffles and votes: all lanes of the warp call them together. They order no memory accesses; warp_barrier does.
 // T: float, double or an integer of 4 or 8 bytes.
 
-/// The value of the lane whose number differs in the bits of `lane_mask`.
+/// The value of the lane whose number is this one's xor `lane_mask`.
 template <class T>
 GF_DEVICE T shuffle_xor(T value, u32 lane_mask GF_SITE) {
   return GF_GPU_OR_CPU(__shfl_xor_sync(0xffffffffu, value, lane_mask), shuffle_bits(value, lane() ^ lane_mask, site));
 }
 
-/// The value of the lane `distance` further up; the last lanes keep their own.
+/// The value of the lane `distance` above. The last lanes keep their own.
 template <class T>
 GF_DEVICE T shuffle_down(T value, u32 distance GF_SITE) {
   return GF_GPU_OR_CPU(__shfl_down_sync(0xffffffffu, value, distance),
@@ -113,19 +113,19 @@ GF_DEVICE bool all_lanes(bool yes GF_SITE) {
   return GF_GPU_OR_CPU(__all_sync(0xffffffffu, yes), ballot(!yes, site) == 0);
 }
 
-/// As barrier, among the lanes of the warp.
+/// Like barrier, for the lanes of the warp.
 GF_DEVICE void warp_barrier(GF_SITE_ONLY) {
   GF_GPU_OR_CPU(__syncwarp(), host::meet_warp(host::WarpOperation::BARRIER, 0, 0, site));
 }
 
-/// All threads of the CTA arrive before any goes on; memory written before is seen by them after.
+/// A barrier of all threads of the CTA. Memory written before it is visible after it.
 GF_DEVICE void barrier(GF_SITE_ONLY) { GF_GPU_OR_CPU(__syncthreads(), host::meet_cta(site)); }
 
 GF_DEVICE const void* offset(const void* address, i64 bytes) { return static_cast<const char*>(address) + bytes; }
 GF_DEVICE void* offset(void* address, i64 bytes) { return static_cast<char*>(address) + bytes; }
 
-/// Has the compiler work an address in global memory out here, once, instead of wherever it is used.
-/// Left to it for SM120, whose code would spill the address.
+/// Makes the compiler compute an address in global memory here, once, instead of wherever it is used. For SM120 it is
+/// left to the compiler, which would spill the address otherwise.
 template <class T>
 GF_DEVICE T* settled(T* address) {
 #if defined(__CUDACC__) && __CUDA_ARCH__ < 1200
@@ -137,7 +137,7 @@ GF_DEVICE T* settled(T* address) {
 #endif
 }
 
-/// What one access moves: WIDTH bytes of 1, 2, 4, 8 or 16, from an address that is a multiple of it.
+/// The type of one access of WIDTH bytes: 1, 2, 4, 8 or 16. The address is a multiple of WIDTH.
 template <int WIDTH>
 using Pack = Bytes<WIDTH>;
 

@@ -1,11 +1,12 @@
-// gelu(x + bias), THREADS threads a CTA, STEPS elements a thread. The prelude has the types and the numbers.
+// gelu(x + bias): CTAs of THREADS threads, STEPS elements a thread. The prelude, generated.cuh, has these numbers and
+// the types X, Bias, Output and Total.
 #include "graphfuse/convert.cuh"
 #include "graphfuse/math.cuh"
 #include "graphfuse/simt.cuh"
 #include "generated.cuh"
 
-extern "C" GF_KERNEL(THREADS) bias_gelu(const X* x, const Bias* bias, Output* output, gf::i64 n,
-                                                gf::i64 columns) {
+extern "C" GF_KERNEL(THREADS)
+    bias_gelu(const X* x, const Bias* bias, Output* output, gf::i64 n, gf::i64 columns) {
   const gf::i64 first = gf::i64(gf::block_index()) * (THREADS * STEPS) + gf::thread_index();
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {

@@ -1,4 +1,4 @@
-"""What the engine sees of a match."""
+"""What the engine sees of a match: a frozen dataclass, without names and positions."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from graphfuse.ir import Tensor
 
 
 @dataclass(frozen=True)
-class BiasGeluFacts:
+class Facts:
     """total: the type that x + bias is rounded to before the GELU; FLOAT where it is not."""
 
     x: Tensor
