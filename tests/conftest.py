@@ -1,5 +1,6 @@
 """Lanes, the hypothesis profile, and the record that a run on a GPU leaves."""
 
+import gc
 import os
 import sys
 import time
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(config, items):
         reason = record.no_gpu()
         for item in marked if reason else ():
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish(session):
+    # Thousands of tests and all modules stay until the end: no search for garbage goes through them again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionstart(session):
