@@ -15,6 +15,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 TORCH ?= newest
+# Kernels that tests run on the emulator, of all variants and kinds of sanitizers: else the first go before the last come.
+export GRAPHFUSE_CACHE_LIMIT ?= 2G
 
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 MADE := .venv/made
@@ -44,10 +46,12 @@ check: $(INSTALLED)
 stub: $(INSTALLED)
 	.venv/bin/python tests/op_stub.py
 
-# Of torch, patterns, kernels, their knobs and tables know nothing, and neither do records, commands or what is packed; of
-# engines that is the reference engine. Its build says which CUDA version NVRTC is of: what finds and calls NVRTC is
-# tested, too.
-FREE_OF_TORCH := patterns codegen tables tuning emulator lanes benchmarks cli package
+# Of torch, patterns, kernels, their knobs and tables know nothing, and neither do records, commands or what is packed,
+# nor what plans, prints and keeps graphs; of engines the reference engine does. A build of torch says which CUDA version
+# NVRTC is of: what finds and calls NVRTC is tested, too.
+GRAPHS := cover device engine explain explain_formats freeze graph_json ir launch_limits lower match notes ops \
+  overrides_refused plan planner printing sealed serialized workspace
+FREE_OF_TORCH := patterns codegen tables tuning emulator lanes benchmarks cli package $(GRAPHS:%=core/test_%.py)
 test-torch: $(OTHER_TORCH)/installed
 	$(OTHER_TORCH)/bin/python -c 'import torch; print("torch", torch.__version__)'
 	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup $(FREE_OF_TORCH:%=--ignore=tests/%) \
