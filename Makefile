@@ -51,7 +51,8 @@ stub: $(INSTALLED)
 # NVRTC is of: what finds and calls NVRTC is tested, too.
 GRAPHS := cover device engine explain explain_formats freeze graph_json ir launch_limits lower match notes ops \
   overrides_refused plan planner printing sealed serialized workspace
-FREE_OF_TORCH := patterns codegen tables tuning emulator lanes benchmarks cli package $(GRAPHS:%=core/test_%.py)
+FREE_OF_TORCH := patterns codegen tables tuning emulator lanes benchmarks cli package $(GRAPHS:%=core/test_%.py) \
+  functional/test_planned.py functional/test_explain.py training/test_planned.py
 test-torch: $(OTHER_TORCH)/installed
 	$(OTHER_TORCH)/bin/python -c 'import torch; print("torch", torch.__version__)'
 	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup $(FREE_OF_TORCH:%=--ignore=tests/%) \
