@@ -11,10 +11,12 @@
 # make docs       the site, in build/site; fails where a link or an anchor leads nowhere
 # make kernel-table  registers, instructions and access widths of every kernel, for docs/records (no GPU)
 #
-# PYTHON: the interpreter that .venv is made with. PIP_ARGS: more arguments for pip.
+# PYTHON: the interpreter that .venv is made with. PIP_ARGS: more arguments for pip, and for uv's.
 PYTHON ?= python3
 PIP_ARGS ?=
 TORCH ?= newest
+# Kernels that tests run on the emulator, of all variants and kinds of sanitizers: else the first go before the last come.
+export GRAPHFUSE_CACHE_LIMIT ?= 2G
 
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 MADE := .venv/made
@@ -44,10 +46,13 @@ check: $(INSTALLED)
 stub: $(INSTALLED)
 	.venv/bin/python tests/op_stub.py
 
-# Of torch, patterns, kernels, their knobs and tables know nothing, and neither do records, commands or what is packed; of
-# engines that is the reference engine. Its build says which CUDA version NVRTC is of: what finds and calls NVRTC is
-# tested, too.
-FREE_OF_TORCH := patterns codegen tables tuning emulator lanes benchmarks cli package
+# Of torch, patterns, kernels, their knobs and tables know nothing, and neither do records, commands or what is packed,
+# nor what plans, prints and keeps graphs; of engines the reference engine does. A build of torch says which CUDA version
+# NVRTC is of: what finds and calls NVRTC is tested, too.
+GRAPHS := cover device engine explain explain_formats freeze graph_json ir launch_limits lower match notes ops \
+  overrides_refused plan planner printing sealed serialized workspace
+FREE_OF_TORCH := patterns codegen tables tuning emulator lanes benchmarks cli package $(GRAPHS:%=core/test_%.py) \
+  functional/test_planned.py functional/test_explain.py training/test_planned.py
 test-torch: $(OTHER_TORCH)/installed
 	$(OTHER_TORCH)/bin/python -c 'import torch; print("torch", torch.__version__)'
 	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup $(FREE_OF_TORCH:%=--ignore=tests/%) \
@@ -102,11 +107,13 @@ $(RUNNABLE) $(INSTALLED) $(DOCUMENTED): $(MADE) pyproject.toml constraints.txt
 
 OLDEST := $(or $(shell sed -n 's/^ *"torch>=\(.*\)",$$/\1/p' pyproject.toml),$(error no "torch>=..." in pyproject.toml))
 VERSION := $(patsubst oldest,$(OLDEST),$(filter-out newest,$(TORCH)))
-# Of the builds on the public index, that of the oldest is for CUDA 12.
+# Of the builds on the public index, that of the oldest is for CUDA 12. uv unpacks their 6 GB in a quarter of pip's time.
 CUDA := $(if $(filter $(OLDEST) $(OLDEST).%,$(VERSION)),cu12,cu13)
 $(OTHER_TORCH)/installed: pyproject.toml
 	$(PYTHON) -m venv $(OTHER_TORCH)
-	$(OTHER_TORCH)/bin/python -m pip install $(PIP_ARGS) --quiet 'torch$(VERSION:%===%)' --editable '.[test,$(CUDA)]'
+	$(OTHER_TORCH)/bin/python -m pip install $(PIP_ARGS) --quiet uv
+	VIRTUAL_ENV=$(OTHER_TORCH) $(OTHER_TORCH)/bin/uv pip install $(PIP_ARGS) --quiet --no-cache \
+	  'torch$(VERSION:%===%)' --editable '.[test,$(CUDA)]'
 	touch $@
 
 $(KERNEL_TABLE)/installed: $(INSTALLED) kernel-table.txt

@@ -32,6 +32,7 @@ class Table:
     rows: dict[tuple[str, str], tuple[int, ...]]
 
 
+@functools.cache
 def compiler() -> str:
     """The version of NVRTC in use, as precisely as it can be told."""
     kit = toolkit.find()
@@ -91,6 +92,7 @@ def row(variant: Variant, arch: str, code: cubin.Code) -> tuple[int, ...]:
     return (threads, *used, max(code.loads, default=0), max(code.read_only, default=0), max(code.stores))
 
 
+@functools.cache
 def read() -> Table:
     """The table as checked in."""
     head, _, *lines = PATH.read_text().splitlines()

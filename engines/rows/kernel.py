@@ -1,6 +1,7 @@
 """What kernels of all schedules share: prelude, problem class, and tensors that may be updated in place."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from graphfuse.codegen import rowwise
 from graphfuse.codegen.phase_plan import PhasePlan, access, alike
@@ -32,6 +33,7 @@ def cpp(value: bool) -> str:
     return str(value).lower()
 
 
+@lru_cache(maxsize=256)
 def overwritable(facts: RowFacts) -> frozenset[tuple[int, int]]:
     """Numbers of an input and a store that may be one memory, whatever the schedule and knobs: what can be where rows
     are kept, or where there are sums over rows, copied ahead. Other kernels write later what they would else lose."""

@@ -119,13 +119,21 @@ class PhasePlan:
 
     def elements(self, phase: int) -> tuple[Chain | Load, ...]:
         """What a phase needs of an element, each after its operands."""
-        return self.program.elements(phase, self.kept[phase])
+        return self._elements[phase]
+
+    @cached_property
+    def _elements(self) -> tuple[tuple[Chain | Load, ...], ...]:
+        return tuple(self.program.elements(phase, self.kept[phase]) for phase in self.phases)
 
     def reads(self, phase: int, rows: bool) -> tuple[int, ...]:
         """Inputs that a phase reads: those that vary over rows, or those that do not."""
-        inputs, kept = self.program.inputs, self.kept[phase]
-        found = (o.index for o in self.elements(phase) if isinstance(o, Load) and o not in kept)
-        return tuple(sorted(i for i in found if inputs[i].rows == rows))
+        return tuple(i for i in self._reads[phase] if self.program.inputs[i].rows == rows)
+
+    @cached_property
+    def _reads(self) -> tuple[tuple[int, ...], ...]:
+        """By phase, in order."""
+        needed = (set(self.elements(phase)).difference(self.kept[phase]) for phase in self.phases)
+        return tuple(tuple(sorted(o.index for o in found if isinstance(o, Load))) for found in needed)
 
     def read_bytes(self, phase: int, rows: bool) -> int:
         """Of each element, what a phase reads."""
@@ -154,7 +162,7 @@ class PhasePlan:
         late = frozenset(number for _, number in self.overwritable())
         return replace(self, program=replace(self.program, late=late), resident=False)
 
-    @property
+    @cached_property
     def held_bytes(self) -> int:
         """Of each element, what is kept between phases."""
         return max(sum(map(self.nbytes, kept)) for kept in self.kept)

@@ -36,6 +36,9 @@ def render(text: str, generated: str, name: str = "kernel.cu") -> str:
     def put(text: str, name: str) -> None:
         lines.append(f'#line 1 "{name}"')
         for number, line in enumerate(text.splitlines(), start=1):
+            if "#" not in line:
+                lines.append(line)
+                continue
             if _ONCE.match(line):
                 lines.append("")  # keeps the line numbers; a main file must not say it
                 continue

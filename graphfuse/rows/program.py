@@ -282,23 +282,23 @@ class RowProgram:
         of = ((k, step) for k, step in enumerate(self.steps) if isinstance(step, Pick))
         return tuple(self.known[k] for k, step in of if step.input.index == number)
 
-    @property
+    @cached_property
     def read_whole(self) -> tuple[View, ...]:
         """Inputs with an element for each one of the rows."""
         return tuple(view for view in self.inputs if view.rows and view.columns and view.of_pairs is None)
 
-    @property
+    @cached_property
     def written_whole(self) -> tuple[View, ...]:
         """Outputs with an element for each one of the rows; scales of blocks are beside them."""
         whole = (s for s in self.stores if not s.amax and s.scales_of is None)
         return tuple(s.view for s in whole if self.extents[s.value.index].columns)
 
-    @property
+    @cached_property
     def block_sizes(self) -> tuple[int, ...]:
         """Elements that share a scale, by each store that has some."""
         return tuple(dict.fromkeys(store.block_size for store in self.stores if store.block_size))
 
-    @property
+    @cached_property
     def last(self) -> int:
         """The number of the last phase."""
         return max(self.earliest, default=0)
@@ -319,7 +319,11 @@ class RowProgram:
 
     def reductions(self, join: Join) -> list[int]:
         """All steps that join elements of a row in this way."""
-        return [k for k, step in enumerate(self.steps) if isinstance(step, Reduce) and step.join is join]
+        return [k for k in self._reductions if self.steps[k].join is join]
+
+    @cached_property
+    def _reductions(self) -> tuple[int, ...]:
+        return tuple(k for k, step in enumerate(self.steps) if isinstance(step, Reduce))
 
     def joined(self, k: int) -> tuple[Operand, ...]:
         """What reduction number k goes through: of the sum of a product that is not rounded the two factors, which are
@@ -348,11 +352,11 @@ class RowProgram:
         yield from (o for join in Join for k in self.reduced_after(phase, join) for o in self.joined(k))
         yield from (o for _, s in self.summed_in(phase) for o in s.factors)
 
-    @property
-    def elementwise(self) -> list[AnyStep]:
+    @cached_property
+    def elementwise(self) -> tuple[AnyStep, ...]:
         """The steps of which there is a value for each element, without those that reductions absorb."""
         needed = {o.index for phase in range(self.last + 1) for o in self.elements(phase) if isinstance(o, Chain)}
-        return [self.steps[k] for k in sorted(needed)]
+        return tuple(self.steps[k] for k in sorted(needed))
 
     def held(self, again: frozenset[Chain | Load] = frozenset()) -> tuple[tuple[Chain | Load, ...], ...]:
         """For each phase but the first: what one element a thread keeps for it from the phases before.

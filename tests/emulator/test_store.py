@@ -22,6 +22,7 @@ def unwarned(monkeypatch):
 def kept(monkeypatch, tmp_path):
     """The store in a cache directory of the test's own."""
     monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("GRAPHFUSE_CACHE_LIMIT", raising=False)
     return store.cache()
 
 

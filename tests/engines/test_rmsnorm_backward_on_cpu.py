@@ -84,8 +84,16 @@ DELAYED = {
     "64 of 128": knobs(64, 128, 5, 1, delay=1),
     "256 of 256": knobs(256, 256, 4, 3, delay=1),
     "a cluster of 2": knobs(128, 64, 3, 4, delay=1),
+    "a cluster of 4": knobs(128, 32, 3, 4, delay=1),
     "a cluster of 8": knobs(256, 32, 3, 8, delay=1),
 }
+# ThreadSanitizer makes a thread for each message between CTAs, of which a cluster of 8 sends most.
+DELAYED_BUILDS = [
+    (name, build)
+    for name in DELAYED
+    for build in (None, Build.ADDRESS, Build.RACE)
+    if (name, build) != ("a cluster of 8", Build.RACE)
+]
 
 
 @functools.cache
@@ -115,11 +123,10 @@ def test_every_way_of_spreading_rows(chosen, build):
         assert again.check(build) == left
 
 
-@pytest.mark.parametrize("build", [None, Build.ADDRESS, Build.RACE], ids=["plain", "address", "race"])
-@pytest.mark.parametrize("chosen", DELAYED.values(), ids=DELAYED)
-def test_every_way_of_delaying_the_second_phase(chosen, build):
+@pytest.mark.parametrize(("name", "build"), DELAYED_BUILDS)
+def test_every_way_of_delaying_the_second_phase(name, build):
     """The same bits as without, and in every schedule."""
-    case = Gradient(7, 184, residual=True, dbias=True)
+    case, chosen = Gradient(7, 184, residual=True, dbias=True), DELAYED[name]
     problem, wanted = planned(case, chosen), first_choice(case)
     at_once = planned(case, dataclasses.replace(chosen, delay=0))
     at_once.run()

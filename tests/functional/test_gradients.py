@@ -36,12 +36,13 @@ def operator(name: str, written: str):
     """The operator that writes what is given; by name, as it takes it."""
     packet = getattr(torch.ops.graphfuse, name)
     chosen = packet.out if written in OUTS.get(name, ()) else packet.default
-    absent = {"block_scale": None} if name == "fused_rmsnorm_silu" else {}
-    return lambda **arguments: chosen(**arguments, **absent, **call(name).options)
+    options = call(name).options | ({"block_scale": None} if name == "fused_rmsnorm_silu" else {})
+    return lambda **arguments: chosen(**arguments, **options)
 
 
 def function(name: str, written: str):
-    return lambda **arguments: getattr(functional, name)(**arguments, **call(name).options)
+    options = call(name).options  # made here, for torch.compile would trace that, too
+    return lambda **arguments: getattr(functional, name)(**arguments, **options)
 
 
 def compiled(name: str, written: str):

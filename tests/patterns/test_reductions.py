@@ -199,7 +199,8 @@ def test_schedules_that_read_rows_again_agree(family):
 @pytest.mark.parametrize("knobs", ["part of a warp", "warps", "two CTAs", "warps stay", "a cluster stays"])
 @pytest.mark.parametrize("family", ["softmax", "two_in_a_phase", "four_phases"])
 def test_under_sanitizers_in_all_schedules(family, knobs, build):
-    graph, pack = drawn(family, 5, 208)
+    # ThreadSanitizer makes a thread for each message between CTAs. Each row has CTAs of its own, if they do not stay.
+    graph, pack = drawn(family, 2 if knobs == "two CTAs" else 5, 208)
     planned = Planned(graph, pack, KNOBS[knobs])
     found = planned.check(build)
     planned.run()

@@ -16,7 +16,8 @@ from support.training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, operator_chec
 
 ROWS = (5, 7, 3, 129, 2)  # the first one unlike other extents, which torch would take for the same
 # Inductor tries the C++ compiler out and compiles a header before its first kernel: in one process.
-INDUCTOR = pytest.param("inductor", False, marks=pytest.mark.xdist_group("inductor"))
+# Inductor is given the same graph, and takes seconds: one operator of each kind.
+IN_INDUCTOR = ("rms_norm", "add_layer_norm_bias", "rms_norm_silu_gate")
 
 
 @pytest.mark.parametrize("weight", [None, False], ids=["weight", "no weight"])
@@ -39,8 +40,13 @@ def leaves(name, shape, seed=0):
     return tensors(name, shape, torch.float32, seed=seed)
 
 
-@pytest.mark.parametrize(("backend", "marked"), [("aot_eager", False), ("aot_eager", True), INDUCTOR])
-@pytest.mark.parametrize("name", OPERATORS)
+def with_backends(name):
+    kept = pytest.mark.xdist_group("inductor") if name in IN_INDUCTOR else pytest.mark.thorough
+    yield from ((name, "aot_eager", False), (name, "aot_eager", True))
+    yield pytest.param(name, "inductor", False, marks=kept)
+
+
+@pytest.mark.parametrize(("name", "backend", "marked"), [case for name in OPERATORS for case in with_backends(name)])
 def test_one_graph_for_all_row_counts(name, backend, marked):
     """torch makes a graph of its own of 0 and 1, unless rows are marked as unknown."""
     torch._dynamo.reset()

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan, access
 from graphfuse.engine import ByRows
@@ -57,7 +57,7 @@ class RowSplit(Split[AcrossKnobs]):
 
     def registers(self, steps: int, passes: int) -> int:
         """Of a thread, about."""
-        plan = self._resident_plan if passes == 1 else self._resident_plan.read_again()
+        plan = self._resident_plan if passes == 1 else self._passing_plan
         program = plan.program
         kept = plan.held_bytes if passes == 1 else 0
         taken = steps * max(kept, plan.read_bytes(0, True))
@@ -75,10 +75,14 @@ class RowSplit(Split[AcrossKnobs]):
     def resident_plan(self, knobs: AcrossKnobs) -> PhasePlan:
         return self._resident_plan
 
-    @property
+    @cached_property
     def _resident_plan(self) -> PhasePlan:
         facts = self.facts
         return PhasePlan(facts.program, facts.row_extents, facts.columns, self.piece, True, across=True)
+
+    @cached_property
+    def _passing_plan(self) -> PhasePlan:
+        return self._resident_plan.read_again()
 
     def static_bytes(self, knobs: AcrossKnobs) -> int:
         rows = knobs.threads_across * self.piece

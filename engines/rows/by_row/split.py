@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.engine import ByRows
@@ -40,6 +41,7 @@ class RowSplit(Split[ByRowKnobs]):
     maxima: int
 
     @classmethod
+    @lru_cache(maxsize=256)
     def of(cls, facts: RowFacts) -> "RowSplit":
         chunk = math.gcd(facts.columns, CHUNK)
         chunks = facts.columns // chunk
@@ -91,6 +93,7 @@ class RowSplit(Split[ByRowKnobs]):
         return _resident_plan(self.facts, piece, unpack_again=self.resident(knobs) and self.steps(knobs) * piece > 40)
 
 
+@lru_cache(maxsize=256)
 def _resident_plan(facts: RowFacts, piece: int, unpack_again: bool = False) -> PhasePlan:
     return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
@@ -50,6 +51,7 @@ class RowSplit(Split[PersistentKnobs]):
     maxima: int
 
     @classmethod
+    @lru_cache(maxsize=256)
     def of(cls, facts: RowFacts) -> "RowSplit":
         read = [view.dtype.bits // 8 for view in facts.program.read_whole] or [4]
         written = [view.dtype.bits // 8 for view in facts.program.written_whole]
@@ -154,6 +156,7 @@ class RowSplit(Split[PersistentKnobs]):
         return self.facts.columns * 4 * len(self.facts.program.sums)
 
 
+@lru_cache(maxsize=256)
 def _resident_plan(facts: RowFacts, piece: int, stages: int) -> PhasePlan:
     """Inputs are read again where other schedules keep values: what may be written
     over them is written when that is done."""
