@@ -14,10 +14,11 @@ from rich.console import Group
 from torch.fx import GraphModule, Node
 
 from graphfuse.torch.fusion import cost, surroundings
-from graphfuse.torch.fusion.match import Site, find
+from graphfuse.torch.fusion.match import find
 from graphfuse.torch.fusion.meaning import exact, value
 from graphfuse.torch.fusion.report import Entry, Report
 from graphfuse.torch.fusion.rewrite import rewrite
+from graphfuse.torch.fusion.site import Site
 
 _TORCH = str(Path(inspect.getfile(torch)).parent)
 

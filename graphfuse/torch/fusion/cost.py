@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graphfuse.torch.fusion.match import Site
+from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.fusion.meaning import value
 
 REACH = 16

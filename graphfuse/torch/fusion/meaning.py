@@ -64,7 +64,8 @@ def _name(node: Node) -> str:
         space, _, name = target._schema.name.partition("::")
         return name if space in ("aten", "prims") else ""
     name = getattr(target, "__name__", "")
-    return name if any(getattr(owner, name, None) is target for owner in _OWNERS) else ""
+    names = (name, name.removeprefix("linalg_"))  # what torch.linalg has without it
+    return name if any(getattr(owner, n, None) is target for owner in _OWNERS for n in names) else ""
 
 
 def _writes(node: Node) -> bool:

@@ -8,7 +8,8 @@ import torch
 from graphfuse.torch.fusion import traced
 from graphfuse.torch.fusion.form import OPERATORS, Form, Serving
 from graphfuse.torch.fusion.known import known
-from graphfuse.torch.fusion.match import Site, find, rounds_otherwise
+from graphfuse.torch.fusion.match import find, rounds_otherwise
+from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.modules import LayerNorm, RMSNorm
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from graphfuse.torch.fusion.match import Site
+from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.fusion.meaning import is_op, op, value
 
 # Calls by which Dynamo writes context managers into a graph: what follows is computed otherwise.
