@@ -49,6 +49,8 @@ def remove_from(module: torch.nn.Module) -> None:
 
 def forward_of(norm: Norm, cls: type) -> FunctionType:
     """What takes the place of a class's forward for modules that are this norm."""
+    if norm.gate or norm.form.kind == "unit":
+        return _shaped_forward_of(norm, cls)
     own, run, parts = cls.forward, norm.serving.operator.run, _parts(norm)
     first = list(inspect.signature(own).parameters)[1]
 
@@ -62,6 +64,57 @@ def forward_of(norm: Norm, cls: type) -> FunctionType:
 
     forward.__wrapped__ = own  # whose arguments inspect.signature tells
     return forward
+
+
+def _shaped_forward_of(norm: Norm, cls: type) -> FunctionType:
+    """Of a norm with a gate, of groups or along channels."""
+    own, serving, arguments = cls.forward, norm.serving, _arguments(norm)
+    run, names, groups = serving.operator.run, list(inspect.signature(own).parameters)[1:], norm.groups
+    accepted = {names[0], *([norm.gate] if norm.gate else ())}
+
+    def forward(self, *given, **named):
+        tensors = dict(zip(names, given, strict=False)) | named
+        if len(given) + len(named) == len(accepted) and tensors.keys() == accepted:
+            found = arguments(self, tensors[names[0]], tensors.get(norm.gate))
+            if found is not None:
+                y = run(*found)
+                return y if groups == 1 else y.flatten(-2)
+        return own(self, *given, **named)
+
+    forward.__wrapped__ = own
+    return forward
+
+
+def _arguments(norm: Norm) -> Callable[..., tuple | None]:
+    """Returns what gives an operator's arguments for a module, x and a gate, all of them views; None where the operator
+    would not compute what the class does."""
+    serving, groups, parts = norm.serving, norm.groups, _parts(norm)
+    more = (norm.factor, norm.dim) if norm.form.kind == "unit" else ()
+
+    def arguments(module, x, gate):
+        full = (x, gate) if norm.gate else (x,)
+        if not all(isinstance(t, torch.Tensor) and t.shape == x.shape and t.dtype in _TYPES for t in full):
+            return None
+        if any(getattr(module, name, None) != value for name, value in norm.constants):
+            return None
+        if norm.rank not in (None, x.dim()):
+            return None
+        found = parts(module, x)
+        if found is None:
+            return None
+        *scales, eps = found
+        if not serving.has_gradients and _needs_gradient(*full, *scales):
+            return None
+        if groups > 1:
+            full = tuple(t.unflatten(-1, (groups, -1)) for t in full)
+        scales = (None if t is None else t.flatten() if groups == 1 else t.view(groups, -1) for t in scales)
+        return (*full, *scales, eps, *more)
+
+    return arguments
+
+
+def _needs_gradient(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def add_norm_of(norm: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
@@ -95,7 +148,7 @@ def _parts(norm: Norm) -> Callable[[torch.nn.Module, torch.Tensor], tuple | None
     """Returns what gives the operator's arguments behind full tensors: scales and epsilon. None where the operator
     would not compute what the class does."""
     parameters, named, constant = dict(norm.parameters), norm.epsilon, norm.eps
-    scales = tuple(parameters.get(n) for n in norm.serving.operator.tensors[1:])
+    scales = tuple(parameters.get(n) for n in norm.serving.operator.tensors if n not in ("x", "gate"))
     same_type, autocasts = norm.same_type, norm.autocasts
 
     def parts(module, x):
