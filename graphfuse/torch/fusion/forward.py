@@ -139,6 +139,58 @@ def add_norm_of(norm: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     return add_norm
 
 
+def norm_add_norm_of(first: Norm, second: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """What computes (the second norm module of a sum, the sum) of a residual and the first norm module of x: by one
+    operator in inference, where that is the same."""
+    run, ends = of_sandwich(first, second).operator.run, (_parts(first), _parts(second))
+    add_norm = add_norm_of(second)
+
+    def norm_add_norm(module, following, residual, x):
+        if (
+            _called_plainly(module)
+            and _called_plainly(following)
+            and is_set_on(module)
+            and is_set_on(following)
+            and isinstance(x, torch.Tensor)
+            and isinstance(residual, torch.Tensor)
+            and x.dtype is residual.dtype
+            and x.shape == residual.shape
+        ):
+            found = ends[0](module, x), ends[1](following, x)
+            if None not in found:
+                (weight, eps), (next_weight, next_eps) = found
+                if not _needs_gradient(x, residual, weight, next_weight):
+                    return run(x, residual, weight, next_weight, eps, next_eps)
+        return add_norm(following, residual, module(x))
+
+    return norm_add_norm
+
+
+def silu_of(norm: Norm) -> Callable[..., torch.Tensor]:
+    """What computes SiLU of a norm module: by one operator where that is the same."""
+    run, arguments = of_silu(norm).operator.run, _arguments(norm)
+
+    def norm_silu(module, activation, x):
+        if _called_plainly(module) and is_set_on(module) and (activation is None or _called_plainly(activation)):
+            found = arguments(module, x, None)
+            if found is not None:
+                return run(*found)
+        y = module(x)
+        return torch.nn.functional.silu(y) if activation is None else activation(y)
+
+    return norm_silu
+
+
+def of_sandwich(first: Norm, second: Norm) -> Serving | None:
+    """What computes the norm of a residual sum, of which a term is a norm, and the sum."""
+    return OPERATORS.get(replace(second.form, residual=True, inner=True)) if first.form == second.form else None
+
+
+def of_silu(norm: Norm) -> Serving | None:
+    """What computes SiLU of a norm that is rounded before. Of others the module rounds, and the operator does not."""
+    return OPERATORS.get(replace(norm.form, after="SiLU")) if norm.form.kind == "unit" and not norm.form.after else None
+
+
 def of_sum(norm: Norm) -> Serving | None:
     """What computes the norm of a residual sum, and the sum."""
     return OPERATORS.get(replace(norm.form, residual=True))

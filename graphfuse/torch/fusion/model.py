@@ -99,7 +99,7 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Iterato
         return
     if found.function is not None:
         forward.set_on(module, found.function)
-    for norm in found.norms:
-        yield Entry(name, kind, f"{forward.of_sum(norms[norm]).name}", f"with {norm}")
+    for unit in found.units:
+        yield Entry(name, kind, unit.operator, unit.note)
     for why in found.kept:
         yield Entry(name, kind, why=why)
