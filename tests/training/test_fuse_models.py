@@ -38,7 +38,7 @@ LINEAR = {
     "shared_expert_intermediate_size": 32,
     "layer_types": ["linear_attention", "full_attention"],
 }
-LEFT = "no operator computes RMSNorm, rounded * (w), * gate"
+GATED = {"model.layers.0.linear_attn.norm": "llama_rms_norm_times_silu"}  # of Qwen3-Next
 
 # Of each: its configuration, the operator of its norms, that of the sums before them, and how many of those it has.
 MODELS = {
@@ -48,8 +48,8 @@ MODELS = {
     "qwen3": ({}, "llama_rms_norm", "llama_add_rms_norm", 2),
     "gpt_oss": ({"num_local_experts": 4, "num_experts_per_tok": 2}, "rms_norm", "add_rms_norm", 2),
     "olmo2": ({}, "rms_norm", "", 0),
-    "gemma2": ({}, "gemma_rms_norm", "gemma_add_rms_norm", 2),
-    "gemma3_text": ({}, "gemma_rms_norm", "gemma_add_rms_norm", 2),
+    "gemma2": ({}, "gemma_rms_norm", "gemma_rms_norm_add_norm", 2),
+    "gemma3_text": ({}, "gemma_rms_norm", "gemma_rms_norm_add_norm", 2),
     "qwen3_next": (EXPERTS | LINEAR, "gemma_rms_norm", "", 0),
 }
 TOKENS = torch.tensor([[5, 9, 33, 7, 101, 64, 3], [17, 4, 88, 2, 19, 55, 120]])
@@ -82,10 +82,7 @@ def test_every_norm_is_found(name, device):
     found = {e.name: e for e in report.entries if re.search(r"norm$", e.name)}
     assert found.keys() == norms(model)
     assert len(found) >= 5
-    assert {e.became for e in found.values() if e.why != LEFT} == {operator}
-    assert [n for n, e in found.items() if e.why == LEFT] == ["model.layers.0.linear_attn.norm"] * (
-        name == "qwen3_next"
-    )
+    assert {n: e.became for n, e in found.items() if e.became != operator} == (GATED if name == "qwen3_next" else {})
     assert [e.became for e in report.replaced if e.name not in found] == [sum_operator] * sums
 
 
@@ -144,12 +141,13 @@ def test_checkpointing():
         torch.testing.assert_close(g, own[n], rtol=0.1, atol=0.02 * own[n].abs().max().item())
 
 
-# In the graphs that torch.compile makes, sums are found across layers, too.
+# In the graphs that torch.compile makes, sums are found across layers, too, and rotations of queries and keys.
 COMPILED = {
     "llama": {"llama_rms_norm": 1, "llama_add_rms_norm": 4},
-    "qwen3": {"llama_rms_norm": 5, "llama_add_rms_norm": 4},
-    "olmo2": {"rms_norm": 8, "add_rms_norm": 1},
-    "gemma2": {"gemma_rms_norm": 5, "gemma_add_rms_norm": 4},
+    "qwen3": {"llama_rms_norm": 1, "llama_add_rms_norm": 4, "qk_norm_rope": 4},
+    "olmo2": {"rms_norm": 7, "rms_norm_add_norm": 2},
+    "gemma2": {"gemma_rms_norm": 1, "gemma_rms_norm_add_norm": 8},
+    "gemma3_text": {"gemma_rms_norm": 1, "gemma_rms_norm_add_norm": 8, "qk_norm_rope": 4},
     "gpt_oss": {"rms_norm": 1, "add_rms_norm": 4},
 }
 
@@ -167,8 +165,13 @@ def test_compiled_values(name, compiler):
     model = made(name)
     with torch.no_grad():
         want, got = model(TOKENS).logits, compiler(model, "eager")(TOKENS).logits
-    assert (got != want).float().mean() <= 0.05
     torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+    if "qk_norm_rope" in COMPILED[name]:  # rotations are rounded once, and the model's own are rounded more often
+        with torch.no_grad():
+            exact = model.float()(TOKENS).logits
+        assert (got - exact).norm() <= 1.1 * (want - exact).norm()
+    else:
+        assert (got != want).float().mean() <= 0.05
     report = compile_report()
     assert not report.left
     became = Counter(e.became for e in report.replaced)

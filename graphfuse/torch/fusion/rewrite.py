@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from graphfuse.torch.fusion import rotated
 from graphfuse.torch.fusion.meaning import op, value
+from graphfuse.torch.fusion.rotation import Pair
 from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.operators import epsilon
 
@@ -14,11 +16,12 @@ _view = torch.ops.aten.view.default
 _VECTORS = ("weight", "bias")
 
 
-def rewrite(module: GraphModule, sites: Sequence[Site]) -> list[Site]:
-    """Replaces sites, which are of this graph, by ``graphfuse::NAME``, which autograd and AOT know; nodes that nobody
+def rewrite(module: GraphModule, sites: Sequence[Site], pairs: Sequence[Pair] = ()) -> list[Site]:
+    """Replaces sites and pairs of rotations, which are of this graph, by ``graphfuse::NAME``, which autograd and AOT know; nodes that nobody
     reads any more are removed. Returns the sites as they were replaced: one whose weight is not made yet where its sum
     is needed is replaced without the sum, and so are the parts of one whose second weight is not."""
     graph, new = module.graph, dict[Node, Node]()
+    rotated.put(graph, pairs)
     replaced = [made for site in sites for made in _replace(graph, site, new)]
     graph.eliminate_dead_code(_has_effects)
     graph.lint()
