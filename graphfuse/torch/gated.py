@@ -67,12 +67,16 @@ class GatedNorm:
     def _backward(self, d: Drawing) -> None:
         """What is not asked for is not drawn."""
         graph, dy = d.graph, d["dy"]
-        normalized = graph.mul(d["x"], self._activated(d)) if self.gate_first else d["x"]
+        opened = graph.sigmoid(d["gate"])
+        activated = opened if self.sigmoid else graph.mul(d["gate"], opened)
+        normalized = graph.mul(d["x"], activated) if self.gate_first else d["x"]
         if not self.gate_first:
             if "dgate" in d:
-                normal = graph.mul(normalized, d["inverse_rms"])
-                d.store("dgate", self._through_activation(d, graph.mul(dy, self._weighted(d, normal))))
-            dy = graph.mul(dy, self._activated(d))
+                y = self._weighted(d, graph.mul(normalized, d["inverse_rms"]))
+                d.store("dgate", graph.mul(graph.mul(self._slope(d, opened, activated), y), dy))
+            if not {"dx", "dweight"} & d.layouts.keys():
+                return
+            dy = graph.mul(dy, activated)
         goes_on = "dx" in d or self.gate_first and "dgate" in d
         apart = _of_heads(d)
         if "dweight" in d and (apart or not goes_on):
@@ -87,9 +91,14 @@ class GatedNorm:
         if "dweight" in d and not apart:
             d.store("dweight", found[0])
         if self.gate_first and "dgate" in d:
-            d.store("dgate", self._through_activation(d, graph.mul(dnormalized, d["x"])))
+            d.store("dgate", graph.mul(graph.mul(dnormalized, d["x"]), self._slope(d, opened, activated)))
         if "dx" in d:
-            d.store("dx", graph.mul(dnormalized, self._activated(d)) if self.gate_first else dnormalized)
+            d.store("dx", graph.mul(dnormalized, activated) if self.gate_first else dnormalized)
+
+    def _slope(self, d: Drawing, opened: Tensor, activated: Tensor) -> Tensor:
+        """The derivative of the activation, of what backward makes anyway: kernels fuse what hangs together."""
+        closed = d.graph.mul(d.graph.sub(1.0, opened), activated)
+        return closed if self.sigmoid else d.graph.add(closed, opened)
 
     def _scale(self, d: Drawing) -> Tensor | None:
         if "weight" not in d:
@@ -102,9 +111,6 @@ class GatedNorm:
 
     def _activated(self, d: Drawing) -> Tensor:
         return d.graph.sigmoid(d["gate"]) if self.sigmoid else d.graph.swish(d["gate"])
-
-    def _through_activation(self, d: Drawing, grad: Tensor) -> Tensor:
-        return (d.graph.sigmoid_backward if self.sigmoid else d.graph.swish_backward)(grad, d["gate"])
 
 
 def _of_heads(d: Drawing) -> bool:

@@ -74,7 +74,9 @@ def _table(graph: Graph, cos: Node, sin: Node, behind: Node) -> tuple[Node, Node
     *tokens, columns = value(cos).shape
     with graph.inserting_before(behind.next):
         halves = [_made(graph, aten.slice.Tensor, t, len(tokens), 0, columns // 2) for t in (cos, sin)]
-        table = _made(graph, aten.view.default, _made(graph, aten.cat.default, halves, -1), [-1, columns])
+        joined = graph.call_function(aten.cat.default, (halves, -1))
+        joined.meta |= {key: cos.meta[key].new_empty(cos.meta[key].shape) for key in _KEYS if key in cos.meta}
+        table = _made(graph, aten.view.default, joined, [-1, columns])
         extents = [_extent(graph, cos, d) for d in range(len(tokens))]
         count = extents[0]
         for extent in extents[1:]:
@@ -115,9 +117,9 @@ def _permuted(graph: Graph, node: Node, dims: list[int]) -> Node:
 def _made(graph: Graph, target: Callable[..., object], *given: object) -> Node:
     """A node of one of aten's operations, with what it would make."""
     node = graph.call_function(target, given)
+    found = list[Node]()
+    map_arg(given, found.append)
     for key in _KEYS:
-        found = list[Node]()
-        map_arg(given, found.append)
         if all(key in n.meta for n in found):
             with torch.no_grad():
                 node.meta[key] = target(*map_arg(given, lambda n, key=key: n.meta[key]))

@@ -86,7 +86,7 @@ def _rotation(node: Node, norms: Mapping[Node, Site]) -> Rotation | tuple[Node, 
     if norm.form not in _FORMS:
         return norm.out, f"no operator rotates {norm.form}"
     columns = value(y).shape[-1]
-    if columns % MULTIPLE or columns > WIDEST:
+    if not isinstance(columns, int) or columns % MULTIPLE or columns > WIDEST:
         return norm.out, f"heads have {columns} columns; accepted: a multiple of {MULTIPLE}, at most {WIDEST}"
     if set(y.users) != readers or order[-1] != rank - 1 or not _is_chain(norm.out, y):
         return norm.out, "it is read by more than the rotation"
@@ -238,7 +238,7 @@ def _has_pairs(node: object) -> bool:
 def _fit(q: Rotation, k: Rotation, graph: GraphModule) -> bool:
     """Whether an operator takes both, and all that they read is there before either is."""
     a, b = value(q.out), value(k.out)
-    alike = (q.norm.form, q.norm.eps, a.dtype, a.dim()) == (k.norm.form, k.norm.eps, b.dtype, b.dim())
+    alike = (q.norm.form, a.dtype, a.dim()) == (k.norm.form, b.dtype, b.dim()) and same(q.norm.eps, k.norm.eps)
     if not alike or dtype(q.norm.tensors["weight"]) is not dtype(k.norm.tensors["weight"]):
         return False
     if not all(same(m, n) for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != q.axis):
