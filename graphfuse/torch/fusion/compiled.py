@@ -40,6 +40,9 @@ class CompileReport:
     def left(self) -> tuple[Entry, ...]:
         return tuple(e for graph in self.graphs for e in graph.left)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.graphs)) or "no graph was compiled"
 

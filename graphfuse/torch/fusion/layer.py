@@ -162,7 +162,9 @@ def _activated(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, Norm]) 
         if node.op != "call_module" or node.target not in norms or len(node.args) != 1 or node.kwargs:
             continue
         serving, user = forward.of_silu(norms[node.target]), next(iter(node.users), None)
-        if serving is None or len(node.users) != 1 or user.args != (node,) or user.kwargs or user.prev is not node:
+        if serving is None or len(node.users) != 1 or user.args != (node,) or user.prev is not node:
+            continue
+        if user.kwargs not in ({}, {"inplace": False}):
             continue
         is_module = user.op == "call_module" and type(layer.get_submodule(str(user.target))) is torch.nn.SiLU
         if not is_module and (user.op != "call_function" or user.target is not torch.nn.functional.silu):
