@@ -50,7 +50,9 @@ LLAMA_RMS_NORM_TIMES_SILU = differentiable("llama_rms_norm_times_silu", GatedNor
 GEMMA_RMS_NORM_TIMES_SILU = differentiable("gemma_rms_norm_times_silu", GatedNorm(zero_centred=True))
 RMS_NORM_TIMES_SIGMOID = differentiable("rms_norm_times_sigmoid", GatedNorm(sigmoid=True))
 LLAMA_RMS_NORM_TIMES_SIGMOID = differentiable("llama_rms_norm_times_sigmoid", GatedNorm(sigmoid=True, rounded=True))
-GEMMA_RMS_NORM_TIMES_SIGMOID = differentiable("gemma_rms_norm_times_sigmoid", GatedNorm(sigmoid=True, zero_centred=True))
+GEMMA_RMS_NORM_TIMES_SIGMOID = differentiable(
+    "gemma_rms_norm_times_sigmoid", GatedNorm(sigmoid=True, zero_centred=True)
+)
 RMS_NORM_OF_GATED = differentiable("rms_norm_of_gated", GatedNorm(gate_first=True))
 LLAMA_RMS_NORM_OF_GATED = differentiable("llama_rms_norm_of_gated", GatedNorm(gate_first=True, rounded=True))
 GEMMA_RMS_NORM_OF_GATED = differentiable("gemma_rms_norm_of_gated", GatedNorm(gate_first=True, zero_centred=True))

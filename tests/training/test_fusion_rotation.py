@@ -168,7 +168,8 @@ def test_gradients():
     tensors = [t.requires_grad_(t.dim() == 4) for t in given(FULL)]
     run = torch.compile(norm_first, backend="graphfuse", options={"then": "aot_eager"}, fullgraph=True)
     got, want = run(*tensors), norm_first(*tensors)
-    for a, b in zip(*(torch.autograd.grad(sum(y.square().sum() for y in made), tensors[:2]) for made in (got, want))):
+    grads = [torch.autograd.grad(sum(y.square().sum() for y in made), tensors[:2]) for made in (got, want)]
+    for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert [(e.became, e.why) for e in compile_report().graphs[-1].entries] == [
         ("rms_norm", "the rotation of it is left: qk_norm_rope is without gradients")

@@ -66,7 +66,8 @@ def test_kernels_on_the_emulator(name, weight, kernels):
     outer = torch.randn(5, 2, 72).to(HALF)
     made, want = OPERATORS[name].run(*given, EPS), exact(name, *wide)
     torch.testing.assert_close(made.double(), want, rtol=0.02, atol=0.02)
-    for a, b in zip(*(torch.autograd.grad(y, t, outer.to(y.dtype)) for y, t in ((made, given), (want, wide))), strict=True):
+    grads = [torch.autograd.grad(y, t, outer.to(y.dtype)) for y, t in ((made, given), (want, wide))]
+    for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=0.05, atol=0.05)
     assert kernels[f"{name}_training"] == [True]
     assert kernels[f"{name}_backward"] == [True] * len(weight)

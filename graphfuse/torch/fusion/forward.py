@@ -97,7 +97,7 @@ def _arguments(norm: Norm) -> Callable[..., tuple | None]:
             return None
         if any(getattr(module, name, None) != value for name, value in norm.constants):
             return None
-        if norm.rank not in (None, x.dim()):
+        if norm.rank not in (None, x.dim()) or norm.form.kind == "unit" and type(x) is not torch.Tensor:
             return None
         found = parts(module, x)
         if found is None:

@@ -19,9 +19,10 @@ def fuse(model: torch.nn.Module) -> Report:
     layer's forward shows them. Returns what became of each.
 
     A norm is a module whose own forward computes what an operator does, with the same rounding; classes are recognized
-    by what they compute. So are norms with a gate, of groups of a row, or along channels. Only ``forward`` is set, on the modules themselves: parameters, state dict, hooks, classes,
-    types and devices stay. Calls that an operator would compute otherwise (other types, autocast) run the module's own
-    forward, and norms with hooks are called as before. Fusing again finds the same. ``unfuse`` puts everything back.
+    by what they compute. So are norms with a gate, of groups of a row, or along channels. Only ``forward`` is set, on
+    the modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
+    compute otherwise (other types, autocast) run the module's own forward, and norms with hooks are called as before.
+    Fusing again finds the same. ``unfuse`` puts everything back.
 
     Outputs are what they were but for the order of sums over a row; gradients are computed in float32 and rounded once.
     Raises ModelTypeError for what is no module, and ModelError for one that is compiled, scripted, or on another device

@@ -17,9 +17,9 @@ _VECTORS = ("weight", "bias")
 
 
 def rewrite(module: GraphModule, sites: Sequence[Site], pairs: Sequence[Pair] = ()) -> list[Site]:
-    """Replaces sites and pairs of rotations, which are of this graph, by ``graphfuse::NAME``, which autograd and AOT know; nodes that nobody
-    reads any more are removed. Returns the sites as they were replaced: one whose weight is not made yet where its sum
-    is needed is replaced without the sum, and so are the parts of one whose second weight is not."""
+    """Replaces sites and pairs of rotations, which are of this graph, by ``graphfuse::NAME``, which autograd and AOT
+    know; nodes that nobody reads any more are removed. Returns the sites as they were replaced: one whose weight is not
+    made yet where its sum is needed is replaced without the sum, and as its parts if the sum is of a norm."""
     graph, new = module.graph, dict[Node, Node]()
     rotated.put(graph, pairs)
     replaced = [made for site in sites for made in _replace(graph, site, new)]

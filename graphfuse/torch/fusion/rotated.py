@@ -1,7 +1,7 @@
 """Puts the operator in place of queries and keys that are normalized and rotated.
 
-It reads a table of cosines and sines by positions. Here the table is made of those of the tokens, and a token's position
-is its row of it. Both are made once for all layers.
+It reads a table of cosines and sines by positions. Here the table is made of those of the tokens, and a token's
+position is its row of it. Both are made once for all layers.
 """
 
 import operator

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
+from graphfuse.torch.fusion.meaning import is_op, op, value
 from graphfuse.torch.fusion.rotation import Pair
 from graphfuse.torch.fusion.site import Site
-from graphfuse.torch.fusion.meaning import is_op, op, value
 
 # Calls by which Dynamo writes context managers into a graph: what follows is computed otherwise.
 _MODES = frozenset(
@@ -58,8 +58,9 @@ def forbids(site: Site | Pair, found: Regions) -> str:
     for node in nodes:
         if node not in made and any(_acts(user) for user in node.users):
             return f"{node.name} of it is changed, or has a hook"
+    may_be_sharded = isinstance(site, Site) and site.form.kind != "unit" and site.groups == 1
     for t in map(value, ends):
-        if hasattr(type(t), "__tensor_flatten__") and type(t).__name__ != "DTensor":
+        if hasattr(type(t), "__tensor_flatten__") and not (may_be_sharded and type(t).__name__ == "DTensor"):
             return f"it computes with a {type(t).__name__}"
     return ""
 
