@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch import fuse, unfuse
+from graphfuse.torch import fuse, kernel_mapping, unfuse
 from support.dispatched import operators
 
 HIDDEN, EPS = 32, 1e-5
@@ -165,6 +165,16 @@ def test_attributes_that_forward_reads_are_compared_at_each_call():
         got = norm(x, gate)
         unfuse(norm)
         assert torch.equal(got, norm(x, gate))
+
+
+def test_the_layer_for_kernels():
+    layer = kernel_mapping("cpu")["RMSNormGated"]["cpu"].load()
+    norm, x, gate = made(GatedGroups), drawn(*ROWS), drawn(*ROWS, seed=1)
+    with torch.no_grad():
+        want, without = norm(x, gate), norm(x)
+        assert operators(lambda: layer.forward(norm, x, gate)) == ["llama_rms_norm_of_gated"]
+        assert torch.equal(layer.forward(norm, x, gate=gate), want)
+        assert torch.equal(layer.forward(norm, x), without)
 
 
 def test_a_gate_with_a_rounding_that_no_operator_has():

@@ -86,6 +86,31 @@ def test_every_norm_is_found(name, device):
     assert [e.became for e in report.replaced if e.name not in found] == [sum_operator] * sums
 
 
+GATED_CLASSES = [
+    ("qwen3_next", "Qwen3NextRMSNormGated", {}, "llama_rms_norm_times_silu"),
+    ("mamba2", "MambaRMSNormGated", {"group_size": 16}, "llama_rms_norm_of_gated"),
+    ("bamba", "BambaRMSNormGated", {"group_size": 64}, "llama_rms_norm_of_gated"),
+    ("zamba2", "Zamba2RMSNormGated", {"group_size": 32}, "llama_rms_norm_of_gated"),
+    ("falcon_h1", "FalconH1RMSNormGated", {"n_groups": 4}, "rms_norm_times_silu"),
+    ("falcon_h1", "FalconH1RMSNormGated", {"n_groups": 2, "norm_before_gate": False}, "rms_norm_of_gated"),
+    ("kimi_linear", "KimiLinearRMSNormGated", {}, "rms_norm_times_sigmoid"),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "options", "operator"), GATED_CLASSES)
+def test_gated_norms_of_models(model, name, options, operator):
+    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    norm = getattr(module, name)(64, **options).to(torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    x, gate = (torch.randn(2, 5, 64, generator=generator).to(torch.bfloat16) for _ in range(2))
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(64, generator=generator))
+        want = norm(x, gate)
+        assert [e.became for e in fuse(norm).entries] == [operator]
+        assert (norm(x, gate) != want).float().mean() < 0.01
+        torch.testing.assert_close(norm(x, gate), want, rtol=0.01, atol=0.01)
+
+
 def test_the_report_that_the_docs_show():
     assert f"```\n{fuse(made('llama', device='meta'))}\n```" in (DOCS / "models.md").read_text()
 
