@@ -206,6 +206,18 @@ def test_channels(module, shape, dtype):
     assert operators(lambda: norm(x)) == []  # with gradients
 
 
+def test_derivatives_of_every_kind_go_through_the_own_forward():
+    norm, x = made(ChannelNorm).float(), drawn(*VIDEO, dtype=torch.float32)
+    own = copy.deepcopy(norm).requires_grad_(False)
+    fuse(norm.requires_grad_(False))
+    total = lambda m: lambda x: m(x).square().sum()  # noqa: E731
+    assert torch.equal(torch.func.grad(total(norm))(x), torch.func.grad(total(own))(x))
+    got, want = (torch.func.jvp(m, (x,), (torch.ones_like(x),))[1] for m in (norm, own))
+    assert torch.equal(got, want) and want.abs().sum() > 0
+    with torch.no_grad():
+        assert operators(lambda: norm(x)) == ["rounded_unit_norm"]
+
+
 def test_the_silu_of_a_norm_along_channels():
     block, x = made(Block), drawn(*VIDEO)
     with torch.no_grad():

@@ -251,8 +251,18 @@ def changed_between(x, r, w):
     return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(total.dtype), total
 
 
+def changed_by_a_transpose(x, w):
+    y = x.clone()
+    z = llama(y, w)
+    y.transpose(0, 1).mul_(2)
+    return z + y
+
+
+CHANGED = [(changed_copy, "xw"), (changed_later, "xw"), (changed_between, "xrw"), (changed_by_a_transpose, "xw")]
+
+
 @pytest.mark.parametrize("how", ["aten", "dynamo"])
-@pytest.mark.parametrize(("function", "names"), [(changed_copy, "xw"), (changed_later, "xw"), (changed_between, "xrw")])
+@pytest.mark.parametrize(("function", "names"), CHANGED)
 def test_what_is_changed_in_place_is_read_before(function, names, how):
     tensors = given(names, HALF)
     graph, arguments = recorded(function, tensors, how)

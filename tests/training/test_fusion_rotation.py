@@ -129,6 +129,13 @@ def backward(q, k, v, w, angles):
     return tuple(x * cos + torch.cat((x[..., D // 2 :], -x[..., : D // 2]), -1) * sin for x in (q, k))
 
 
+def changed_in_place(q, k, v, w, angles):
+    cos, sin = tables(angles, q.dtype)
+    made = rotate(llama(q, v), llama(k, w), cos, sin, axis=2)
+    cos.add_(1)
+    return (*made, cos)
+
+
 def of_different_norms(q, k, v, w, angles):
     return rotate(llama(q, v), gemma(k, w), *tables(angles, q.dtype), axis=2)
 
@@ -138,6 +145,7 @@ LEFT = [
     (read_elsewhere, "it is read by more than the rotation"),
     (over_all_heads, "what it normalizes is no row of those that are rotated"),
     (of_different_norms, "no keys or queries are rotated with it"),
+    (changed_in_place, "its cosines or sines are changed in place"),
     (backward, None),
 ]
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import FunctionType, MethodType
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.form import OPERATORS, Serving
@@ -21,7 +22,7 @@ _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 _RUN_ON = frozenset({"cuda", "cpu"})
 _MARK = "_graphfuse_fused"
 
-_called_plainly = torch_private.called_plainly()
+_called_plainly, _differentiates_forward = torch_private.called_plainly(), torch_private.differentiates_forward()
 
 
 def set_on(module: torch.nn.Module, function: FunctionType) -> None:
@@ -114,7 +115,10 @@ def _arguments(norm: Norm) -> Callable[..., tuple | None]:
 
 
 def _needs_gradient(*tensors: torch.Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    """Whether autograd, a forward derivative or torch.func would go through an operator of these."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return True
+    return not is_dynamo_compiling() and (_differentiates_forward() or torch_private.is_differentiated_by_func())
 
 
 def add_norm_of(norm: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:

@@ -43,6 +43,9 @@ _MEANINGS = {
     "normalize": "normalize",
 }
 _MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
+_VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
+"""What may share memory with its first argument."""
+
 _WRITING = frozenset({"iadd", "isub", "imul", "itruediv"})
 _OWNERS = (torch, torch.nn.functional, operator, torch.linalg)
 
@@ -101,7 +104,7 @@ def op(node: object) -> Op | None:
 def _is_new(node: Node) -> bool:
     """Whether a node makes a tensor of its own, which nothing else sees."""
     found = op(node)
-    return found is not None and found.meaning not in ("view", "expand", "same", "cast")
+    return found is not None and found.meaning not in _VIEWS
 
 
 def is_op(node: object, *meanings: str) -> Op | None:
@@ -182,4 +185,4 @@ def is_changed(node: object) -> bool:
 
 
 def _may_be_a_view(node: Node) -> bool:
-    return is_op(node, "view", "expand", "same", "cast") is not None and _name(node) != "clone"
+    return is_op(node, *_VIEWS) is not None and _name(node) != "clone"

@@ -96,6 +96,8 @@ def _rotation(node: Node, norms: Mapping[Node, Site]) -> Rotation | tuple[Node, 
     if value(node).requires_grad and not HAS_GRADIENTS:
         return norm.out, f"{OPERATOR} is without gradients"
     (cos, axis), (sin, _) = tables
+    if any(map(is_changed, (cos, sin))):
+        return norm.out, "its cosines or sines are changed in place"
     out = node
     if dtype(out) is not dtype(norm.out):  # by cosines of a wider type
         (out,) = node.users if len(node.users) == 1 else (node,)
