@@ -10,7 +10,7 @@ from graphfuse.errors import VariantPackError
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.tensor_parameter import TensorParameter
 
-NUMBERS = frozenset({"eps", "share"})
+NUMBERS = frozenset({"eps", "share", "next_eps", "factor"})
 """Parameters that are numbers, passed by value: calls that differ in them share a problem."""
 
 

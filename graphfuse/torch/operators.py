@@ -2,12 +2,16 @@
 
 import torch
 
+from graphfuse.torch import sandwich
 from graphfuse.torch.adaptive import AdaLayerNorm
 from graphfuse.torch.formula import Operator, differentiable
+from graphfuse.torch.forward_only import ForwardOnly, forward_only
+from graphfuse.torch.gated import GatedNorm
 from graphfuse.torch.norm import Norm
 from graphfuse.torch.norm_by_columns import NormByColumns
 from graphfuse.torch.normalize import Normalize
 from graphfuse.torch.softmax import Softmax
+from graphfuse.torch.unit_norm import unit_norm
 
 Norms = tuple[torch.Tensor, torch.Tensor]
 
@@ -40,6 +44,31 @@ LAYER_NORM = _norm("layer_norm", centred=True)
 LAYER_NORM_BIAS = _norm("layer_norm_bias", centred=True, bias=True)
 ADD_LAYER_NORM = _norm("add_layer_norm", residual=True, centred=True)
 ADD_LAYER_NORM_BIAS = _norm("add_layer_norm_bias", residual=True, centred=True, bias=True)
+# What models have that are fused, without a function of its own here.
+RMS_NORM_TIMES_SILU = differentiable("rms_norm_times_silu", GatedNorm())
+LLAMA_RMS_NORM_TIMES_SILU = differentiable("llama_rms_norm_times_silu", GatedNorm(rounded=True))
+GEMMA_RMS_NORM_TIMES_SILU = differentiable("gemma_rms_norm_times_silu", GatedNorm(zero_centred=True))
+RMS_NORM_TIMES_SIGMOID = differentiable("rms_norm_times_sigmoid", GatedNorm(sigmoid=True))
+LLAMA_RMS_NORM_TIMES_SIGMOID = differentiable("llama_rms_norm_times_sigmoid", GatedNorm(sigmoid=True, rounded=True))
+GEMMA_RMS_NORM_TIMES_SIGMOID = differentiable(
+    "gemma_rms_norm_times_sigmoid", GatedNorm(sigmoid=True, zero_centred=True)
+)
+RMS_NORM_OF_GATED = differentiable("rms_norm_of_gated", GatedNorm(gate_first=True))
+LLAMA_RMS_NORM_OF_GATED = differentiable("llama_rms_norm_of_gated", GatedNorm(gate_first=True, rounded=True))
+GEMMA_RMS_NORM_OF_GATED = differentiable("gemma_rms_norm_of_gated", GatedNorm(gate_first=True, zero_centred=True))
+
+
+def _sandwich(name: str, **kind: bool) -> ForwardOnly:
+    return forward_only(name, sandwich.sandwich(**kind), sandwich.NUMBERS)
+
+
+RMS_NORM_ADD_NORM = _sandwich("rms_norm_add_norm")
+LLAMA_RMS_NORM_ADD_NORM = _sandwich("llama_rms_norm_add_norm", rounded=True)
+GEMMA_RMS_NORM_ADD_NORM = _sandwich("gemma_rms_norm_add_norm", zero_centred=True)
+UNIT_NORM = unit_norm("unit_norm")
+UNIT_NORM_SILU = unit_norm("unit_norm_silu", silu=True)
+ROUNDED_UNIT_NORM = unit_norm("rounded_unit_norm", rounded=True)
+ROUNDED_UNIT_NORM_SILU = unit_norm("rounded_unit_norm_silu", rounded=True, silu=True)
 ADA_LAYER_NORM = differentiable("ada_layer_norm", AdaLayerNorm())
 # The functions without gradients have the shorter names.
 NORMALIZE = differentiable("differentiable_normalize", Normalize())

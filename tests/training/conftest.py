@@ -1,9 +1,22 @@
 """What the tests of operators share."""
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
 from graphfuse.engine import KernelEngine
 from graphfuse.functional import problem
+from graphfuse.torch.fusion.compiled import forget
+
+
+@pytest.fixture
+def nothing_compiled():
+    """Nor is anything reported."""
+    torch.compiler.reset()
+    forget()
+    counters.clear()
+    yield
+    torch.compiler.reset()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import graphfuse
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.fusion.form import Form
 from graphfuse.torch.fusion.module import Norm, Refused, recognized
+from support.dispatched import operators
 
 HIDDEN = 64
 HALF = torch.bfloat16
@@ -99,20 +100,6 @@ def inputs(dtype=HALF, seed=1):
 
 def named(report):
     return {(e.name, e.became) for e in report.replaced}
-
-
-def operators(function):
-    """The operators of graphfuse that a call runs."""
-    found = []
-
-    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-            found.append(str(operator))
-            return operator(*args, **(kwargs or {}))
-
-    with Seen():
-        function()
-    return [name.split(".")[1] for name in found if name.startswith("graphfuse.")]
 
 
 LAYER = ["llama_rms_norm", "llama_add_rms_norm"]
@@ -384,6 +371,13 @@ def test_meta():
     assert made(inputs().to("meta")).shape == inputs().shape  # by the modules' own forwards
 
 
+def test_a_model_without_norms_and_what_an_interpreter_shows():
+    report = fuse(torch.nn.Linear(2, 2))
+    assert repr(report) == str(report) == "Linear: nothing was found that looks like a norm"
+    assert unfuse(torch.nn.Linear(2, 2)) == ()
+    assert repr(fuse(model())).startswith("Sequential: 7 of 9 sites replaced\nwhere")
+
+
 def test_a_weight_that_is_a_buffer():
     norm = LlamaNorm()
     del norm.weight
@@ -399,6 +393,9 @@ def test_wrong_models():
         fuse([])
     with pytest.raises(graphfuse.ModelTypeError, match="unfuse: model is a NoneType"):
         unfuse(None)
+    for call in (fuse, unfuse):
+        with pytest.raises(graphfuse.ModelTypeError, match=f"^{call.__name__}: model is the class Layer; accepted: "):
+            call(Layer)
     with pytest.raises(graphfuse.ModelError, match="the model is compiled; accepted: a model before torch.compile"):
         fuse(torch.compile(model(), backend="eager"))
     made = model()

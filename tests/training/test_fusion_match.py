@@ -6,13 +6,13 @@ the function itself, run by torch.
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from graphfuse.torch.fusion import find, rewrite
+from support.traces import FULL, HIDDEN, as_tuple, full, given, recorded
 
-HIDDEN, EPS = 64, 1e-5
-HALF, FULL = torch.bfloat16, torch.float32
+EPS = 1e-5
+HALF = torch.bfloat16
 
 
 def llama(x, w):
@@ -101,32 +101,6 @@ def heads(x, w):
     return llama(x.view(2, 3, 4, 16), w[:16]).transpose(1, 2)
 
 
-def full(dtype, seed=0):
-    return torch.randn(2, 3, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def vector(dtype, seed=5):
-    return torch.randn(HIDDEN, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def samples(seed):
-    return torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(seed))
-
-
-def given(names, dtype):
-    """x, r: full tensors. w, b: vectors of the same type; W: one of float32. s, t: of samples, float32."""
-    make = {
-        "x": lambda: full(dtype),
-        "r": lambda: full(dtype, 1),
-        "w": lambda: vector(dtype),
-        "b": lambda: vector(dtype, 6),
-        "W": lambda: vector(FULL),
-        "s": lambda: samples(2),
-        "t": lambda: samples(3),
-    }
-    return [make[n]() for n in names]
-
-
 FOUND = [
     (llama, "xw", HALF, ["llama_rms_norm"]),
     (llama, "xw", FULL, ["rms_norm"]),
@@ -150,7 +124,7 @@ FOUND = [
     (summed(once), "xrw", HALF, ["add_rms_norm"]),
     (summed(gemma), "xrw", HALF, ["gemma_add_rms_norm"]),
     (summed(lambda t, w: F.layer_norm(t, (HIDDEN,), w)), "xrw", HALF, ["add_layer_norm"]),
-    (sandwich, "xrw", HALF, ["gemma_rms_norm", "gemma_add_rms_norm"]),
+    (sandwich, "xrw", HALF, ["gemma_rms_norm_add_norm"]),
     (two_of_one_sum, "xrw", HALF, ["add_rms_norm", "llama_rms_norm"]),
     (lambda x, w: F.silu(once(x, w)), "xw", FULL, ["rms_norm_silu"]),
     (lambda x, w, r: (lambda y: y * torch.sigmoid(y) * r)(once(x, w)), "xwr", FULL, ["rms_norm_silu_gate"]),
@@ -188,26 +162,6 @@ NOT_FOUND = [
     (lambda x: F.layer_norm(x, (3, HIDDEN)), "x", HALF),
     (lambda x: torch.softmax(x, -1), "x", HALF),
 ]
-
-
-def recorded(function, tensors, how="aten"):
-    """The graph of a function, and what it is called with: Dynamo takes arguments in the order of their use."""
-    if how == "aten":
-        with torch.no_grad():
-            return make_fx(function)(*tensors), tensors
-    found = []
-
-    def backend(graph, given):
-        found.append((graph, given))
-        return graph
-
-    torch._dynamo.reset()
-    torch.compile(function, backend=backend, fullgraph=True)(*tensors)
-    return found[0]
-
-
-def as_tuple(made):
-    return made if isinstance(made, tuple | list) else (made,)
 
 
 @pytest.mark.parametrize("how", ["aten", "dynamo"])
@@ -251,7 +205,7 @@ def test_what_is_left_is_said():
     for name, function, names in (
         ("silu", lambda x, w: F.silu(llama(x, w)), "xw"),
         ("sum", lambda x, r, w: llama(x, w) + r, "xrw"),
-        ("sandwich", sandwich, "xrw"),
+        ("sandwich", lambda x, r, w: gemma(llama(x, w) + r, w), "xrw"),
         ("fp8", lambda x, w: llama(x, w).to(torch.float8_e4m3fn), "xw"),
     ):
         said[name] = find(recorded(function, given(names, HALF))[0])[0].left
@@ -297,8 +251,18 @@ def changed_between(x, r, w):
     return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(total.dtype), total
 
 
+def changed_by_a_transpose(x, w):
+    y = x.clone()
+    z = llama(y, w)
+    y.transpose(0, 1).mul_(2)
+    return z + y
+
+
+CHANGED = [(changed_copy, "xw"), (changed_later, "xw"), (changed_between, "xrw"), (changed_by_a_transpose, "xw")]
+
+
 @pytest.mark.parametrize("how", ["aten", "dynamo"])
-@pytest.mark.parametrize(("function", "names"), [(changed_copy, "xw"), (changed_later, "xw"), (changed_between, "xrw")])
+@pytest.mark.parametrize(("function", "names"), CHANGED)
 def test_what_is_changed_in_place_is_read_before(function, names, how):
     tensors = given(names, HALF)
     graph, arguments = recorded(function, tensors, how)

@@ -8,10 +8,11 @@ What a norm computes is a `form`, and a table there says which operator computes
 from graphfuse.torch.fusion.compiled import CompileReport, compile_report
 from graphfuse.torch.fusion.graph_pass import inductor_pass
 from graphfuse.torch.fusion.hub import kernel_mapping
-from graphfuse.torch.fusion.match import Site, find
+from graphfuse.torch.fusion.match import find
 from graphfuse.torch.fusion.model import fuse, unfuse
 from graphfuse.torch.fusion.report import Entry, Report
 from graphfuse.torch.fusion.rewrite import rewrite
+from graphfuse.torch.fusion.site import Site
 
 __all__ = [
     "CompileReport",

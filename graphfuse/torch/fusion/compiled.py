@@ -5,7 +5,7 @@ import itertools
 import re
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,12 @@ import torch
 from rich.console import Group
 from torch.fx import GraphModule, Node
 
-from graphfuse.torch.fusion import cost, surroundings
-from graphfuse.torch.fusion.match import Site, find
+from graphfuse.torch.fusion import cost, rotation, surroundings
+from graphfuse.torch.fusion.match import find
 from graphfuse.torch.fusion.meaning import exact, value
 from graphfuse.torch.fusion.report import Entry, Report
 from graphfuse.torch.fusion.rewrite import rewrite
+from graphfuse.torch.fusion.site import Site
 
 _TORCH = str(Path(inspect.getfile(torch)).parent)
 
@@ -38,6 +39,9 @@ class CompileReport:
     @property
     def left(self) -> tuple[Entry, ...]:
         return tuple(e for graph in self.graphs for e in graph.left)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.graphs)) or "no graph was compiled"
@@ -88,17 +92,48 @@ def replace_in(module: GraphModule, declines: bool) -> list[Entry]:
 
 
 def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
-    judged = _judged(find(module), surroundings.regions(module.graph), declines)
-    taken = [site for site, why in judged if not why]
-    places = {id(site): _place(site.out) for site, _ in judged}  # before nodes are gone
-    made = dict(zip(map(id, taken), rewrite(module, taken) if taken else (), strict=True))
-    return [Entry(*places[id(site)], *_became(made.get(id(site)), why)) for site, why in judged]
+    regions, sites = surroundings.regions(module.graph), find(module)
+    rotated, beside = rotation.pairs(module, sites)
+    rotated = [pair for pair in rotated if not surroundings.forbids(pair, regions)]
+    taken = {r.norm.out: pair for pair in rotated for r in (pair.q, pair.k)}
+    judged = _judged([site for site in sites if site.out not in taken], regions, declines)
+    places = {node: _place(node) for site in sites for part in site.parts for node in (part.out,)}  # before they go
+    made = {site.out: site for site in rewrite(module, [site for site, why in judged if not why], rotated)}
+    entries = {site.out: list(_entries(site, why, made, beside, places)) for site, why in judged}
+    for pair in rotated:
+        for one, other in ((pair.q, pair.k), (pair.k, pair.q)):
+            note = f"rotated, with {_own(places[other.norm.out])}"
+            entries[one.norm.out] = [Entry(*places[one.norm.out], rotation.OPERATOR, note)]
+    return [entry for site in sites for part in site.parts for entry in entries.get(part.out, ())]
+
+
+def _entries(
+    site: Site, why: str, made: Mapping[Node, Site], beside: Mapping[Node, str], places: Mapping[Node, tuple[str, str]]
+) -> Iterator[Entry]:
+    """Of a site that was judged, and was replaced as it is in `made`. beside: why rotations of norms are left."""
+    if why:
+        yield Entry(*places[site.out], why=why)
+        return
+    for part in site.parts:
+        whole = made.get(part.out, made[site.out])
+        note = "with the residual sum" if whole.total is not None else ""
+        if whole.inner is not None:
+            first, second = _own(places[whole.inner.out]), _own(places[whole.out])
+            note = f"with {second}" if part.out is whole.inner.out else f"with the residual sum and {first}"
+        if part.out in beside:
+            note = f"the rotation of it is left: {beside[part.out]}"
+        yield Entry(*places[part.out], whole.serving.name, note)
+
+
+def _own(place: tuple[str, str]) -> str:
+    """A module's own name, which is the same in all layers."""
+    return place[0].rpartition(".")[2]
 
 
 def _judged(sites: Sequence[Site], regions: surroundings.Regions, declines: bool) -> list[tuple[Site, str]]:
     """Sites, and why they are left; "" for those that are replaced."""
     found, passed_on = [], set[Node]()
-    for site in sites:
+    for site in _allowed(sites, regions):
         why = surroundings.forbids(site, regions)
         if why and site.total is not None:
             site, why = site.alone, surroundings.forbids(site.alone, regions)
@@ -106,6 +141,12 @@ def _judged(sites: Sequence[Site], regions: surroundings.Regions, declines: bool
             why = _why_left(site, passed_on)
         found.append((site, why))
     return found
+
+
+def _allowed(sites: Sequence[Site], regions: surroundings.Regions) -> Iterator[Site]:
+    """Sites, those on both sides of a sum in parts where they cannot be one."""
+    for site in sites:
+        yield from (site.parts if surroundings.forbids(site, regions) else (site,))
 
 
 def _why_left(site: Site, passed_on: set[Node]) -> str:
@@ -120,12 +161,6 @@ def _why_left(site: Site, passed_on: set[Node]) -> str:
         return "inductor is as good with the norm before it, which is left"
     case = cost.alone(site)
     return "" if case is None else f"inductor is as good ({case})"
-
-
-def _became(made: Site | None, why: str) -> tuple[str, str]:
-    if made is None:
-        return "", why
-    return made.serving.name, "with the residual sum" if made.total is not None else ""
 
 
 def _place(node: Node) -> tuple[str, str]:

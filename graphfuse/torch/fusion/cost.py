@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from graphfuse.torch.fusion.match import Site
 from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.fusion.site import Site
 
 REACH = 16
 """A measured case stands for rows and columns up to this factor away, where no other case is nearer."""

@@ -3,19 +3,24 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphfuse.torch import operators
+from graphfuse.torch import operators, sandwich, unit_norm
 from graphfuse.torch.formula import Operator
+from graphfuse.torch.forward_only import ForwardOnly
+
+_NAMES = {"rms": "RMSNorm", "layer": "layer norm", "l2": "L2 normalization", "unit": "L2 normalization * number"}
 
 
 @dataclass(frozen=True)
 class Form:
-    """A norm over the last dimension, computed in float32 (of float64 in that) and rounded to the type of what is
-    normalized.
+    """A norm of rows, computed in float32 (of float64 in that) and rounded to the type of what is normalized.
 
-    kind: "rms", "layer", or "l2", which is x / max(length, eps). weight: "", "w", or "1 + w", added in float32. bias:
-    added before anything is rounded. rounded: whether the norm is rounded before it is multiplied by the weight, and
-    again after. after: "" or "SiLU", "SiLU * gate", "(1 + scale) + shift", before anything is rounded. residual:
-    whether what is normalized is a sum, which is rounded and used elsewhere, too.
+    kind: "rms", "layer", "l2", which is x / max(length, eps), or "unit", which is that times a number, each step
+    rounded. weight: "", "w", or "1 + w", added in float32. bias: added before anything is rounded. rounded: whether the
+    norm is rounded before it is multiplied by the weight, and again after; of a "unit" norm, whether the length is
+    rounded. before: "" or "* SiLU(gate)", what x is multiplied by, which is not rounded. after: "" or "SiLU",
+    "SiLU * gate", "(1 + scale) + shift", "* SiLU(gate)", "* sigmoid(gate)"; before anything is rounded, unless
+    `rounded` or the kind says otherwise. residual: whether what is normalized is a sum, which is rounded and used
+    elsewhere, too. inner: whether a term of that sum is a norm of the same weight and rounding.
     """
 
     kind: str
@@ -24,21 +29,31 @@ class Form:
     rounded: bool = False
     after: str = ""
     residual: bool = False
+    before: str = ""
+    inner: bool = False
 
     def __str__(self) -> str:
-        norm = {"rms": "RMSNorm", "layer": "layer norm", "l2": "L2 normalization"}[self.kind]
+        norm = _NAMES[self.kind]
         parts = ["residual sum" * self.residual, norm + ", rounded" * self.rounded, f"* ({self.weight})"]
+        parts[0] = f"{norm} -> residual sum ->" if self.inner else parts[0]
         parts[2] *= bool(self.weight)
-        return " ".join(p for p in (*parts, "+ bias" * self.bias, f"-> {self.after}" * bool(self.after)) if p)
+        after = self.after if self.after.startswith("*") else f"-> {self.after}" * bool(self.after)
+        before = f"(x {self.before}) ->" * bool(self.before)
+        return " ".join(p for p in (before, *parts, "+ bias" * self.bias, after) if p)
 
 
 @dataclass(frozen=True)
 class Serving:
     """An operator of ``graphfuse.torch`` that computes a form. name: ``graphfuse::NAME``. It takes what
-    ``operator.tensors`` names, None for a weight that a form has not, and then the epsilon."""
+    ``operator.tensors`` names, None for a weight that a form has not, and then `numbers`."""
 
     name: str
-    operator: Operator
+    operator: Operator | ForwardOnly
+    numbers: tuple[str, ...] = ("eps",)
+
+    @property
+    def has_gradients(self) -> bool:
+        return isinstance(self.operator, Operator)
 
 
 def _table() -> Iterator[tuple[Form, Serving]]:
@@ -60,6 +75,36 @@ def _table() -> Iterator[tuple[Form, Serving]]:
     yield Form("rms", "1 + w", residual=True), Serving("gemma_add_rms_norm", of.GEMMA_ADD_RMS_NORM)
     yield Form("layer", after="(1 + scale) + shift"), Serving("ada_layer_norm", of.ADA_LAYER_NORM)
     yield Form("l2"), Serving("differentiable_normalize", of.NORMALIZE)
+    yield from _gated()
+    yield from _sandwiches()
+    for after, silu in (("", ""), ("SiLU", "_silu")):
+        for weight, bias in (("", False), ("w", False), ("w", True)):
+            for rounded in ("", "rounded_"):
+                name = f"{rounded}unit_norm{silu}"
+                form = Form("unit", weight, bias, rounded=bool(rounded), after=after)
+                yield form, Serving(name, getattr(of, name.upper()), unit_norm.NUMBERS)
+
+
+_KINDS = (("", {"weight": "w"}), ("llama_", {"weight": "w", "rounded": True}), ("gemma_", {"weight": "1 + w"}))
+
+
+def _gated() -> Iterator[tuple[Form, Serving]]:
+    served = {
+        "times_silu": {"after": "* SiLU(gate)"},
+        "times_sigmoid": {"after": "* sigmoid(gate)"},
+        "of_gated": {"before": "* SiLU(gate)"},
+    }
+    for prefix, kind in (*_KINDS, ("", {})):
+        for suffix, gate in served.items():
+            name = f"{prefix}rms_norm_{suffix}"
+            yield Form("rms", **kind, **gate), Serving(name, getattr(operators, name.upper()))
+
+
+def _sandwiches() -> Iterator[tuple[Form, Serving]]:
+    for prefix, kind in (*_KINDS, ("", {})):
+        name = f"{prefix}rms_norm_add_norm"
+        served = Serving(name, getattr(operators, name.upper()), sandwich.NUMBERS)
+        yield Form("rms", **kind, residual=True, inner=True), served
 
 
 OPERATORS: dict[Form, Serving] = dict(_table())

@@ -15,7 +15,6 @@ from graphfuse.errors import ModelError
 from graphfuse.torch.fusion.forward import forward_of
 from graphfuse.torch.fusion.module import Norm, recognized
 
-_NAMES = ("RMSNorm", "RMSNormZeroCentered")
 _DEVICES = ("cuda", "cpu")
 
 _functions: "weakref.WeakKeyDictionary[torch.nn.Module, FunctionType]" = weakref.WeakKeyDictionary()
@@ -31,15 +30,17 @@ def kernel_mapping(*devices: str) -> dict[str, dict[str, "Repository"]]:
     for device in devices:
         if device not in _DEVICES:
             raise ModelError(f"kernel_mapping: device {device!r}; accepted: {', '.join(map(repr, _DEVICES))}")
-    return {name: {device: Repository() for device in devices or ("cuda",)} for name in _NAMES}
+    return {name: dict.fromkeys(devices or ("cuda",), Repository(layer)) for name, layer in _LAYERS.items()}
 
 
 @dataclass(frozen=True)
 class Repository:
     """Where ``kernels`` takes a layer from: here it is this package."""
 
+    layer: type[torch.nn.Module]
+
     def load(self) -> type[torch.nn.Module]:
-        return FusedNorm
+        return self.layer
 
 
 class FusedNorm(torch.nn.Module):
@@ -49,9 +50,26 @@ class FusedNorm(torch.nn.Module):
     has_backward = True
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        function = _functions.get(self)
-        if function is None:
-            found, cls = recognized(self), type(self)
-            function = forward_of(found, cls) if isinstance(found, Norm) else cls.forward
-            _functions[self] = function
-        return function(self, hidden_states)
+        return _function_of(self)(self, hidden_states)
+
+
+class FusedGatedNorm(torch.nn.Module):
+    """As ``FusedNorm``, with a gate."""
+
+    can_torch_compile = False
+    has_backward = True
+
+    def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        return _function_of(self)(self, hidden_states, gate)
+
+
+def _function_of(module: torch.nn.Module) -> FunctionType:
+    """What runs in place of a module's forward: an operator, or its class's own."""
+    function = _functions.get(module)
+    if function is None:
+        found, cls = recognized(module), type(module)
+        function = _functions[module] = forward_of(found, cls) if isinstance(found, Norm) else cls.forward
+    return function
+
+
+_LAYERS = {"RMSNorm": FusedNorm, "RMSNormZeroCentered": FusedNorm, "RMSNormGated": FusedGatedNorm}

@@ -13,6 +13,8 @@ from graphfuse.torch.fusion.form import Form
 ROUNDED = Form("rms", "w", rounded=True)
 WEIGHTED = Form("rms", "w")
 ZERO_CENTRED = Form("rms", "1 + w")
+THEN_GATED = Form("rms", "w", rounded=True, after="* SiLU(gate)")
+OF_GATED = Form("rms", "w", rounded=True, before="* SiLU(gate)")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ KNOWN = (
     Known("transformers.models.gemma2.*", "Gemma2RMSNorm", ZERO_CENTRED, "eps"),
     Known("transformers.models.gemma3.*", "Gemma3RMSNorm", ZERO_CENTRED, "eps"),
     Known("transformers.models.qwen3_next.*", "Qwen3NextRMSNorm", ZERO_CENTRED, "eps"),
+    Known("transformers.models.qwen3_next.*", "Qwen3NextRMSNormGated", THEN_GATED, "variance_epsilon"),
+    Known("transformers.models.mamba2.*", "MambaRMSNormGated", OF_GATED, "variance_epsilon"),
+    Known("transformers.models.zamba2.*", "Zamba2RMSNormGated", OF_GATED, "variance_epsilon"),
+    Known("transformers.models.bamba.*", "BambaRMSNormGated", OF_GATED, "variance_epsilon"),
     Known("torch.nn.modules.normalization", "RMSNorm", WEIGHTED, "eps"),
 )
 

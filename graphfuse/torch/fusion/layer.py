@@ -1,5 +1,5 @@
-"""The forward of a layer in which residual sums and the norms of them are one operator each, across the border of the
-norm's module.
+"""The forward of a layer in which residual sums, the norms of them, and norms or activations beside these are one
+operator each, across the borders of modules.
 
 The layer's own forward is traced with its modules as they are called, and written again as Python. Only a straight
 forward is (`straight`): what it does depends on nothing but what the trace shows. What it reads of the layer is
@@ -24,12 +24,19 @@ _CHECKPOINTING = "transformers.modeling_layers"
 
 
 @dataclass(frozen=True)
+class Unit:
+    """Modules that an operator takes together. note: what is said of them beside the operator's name."""
+
+    operator: str
+    note: str
+
+
+@dataclass(frozen=True)
 class Fused:
-    """A layer's new forward. norms: names of the modules that are one with the sum before them. kept: sums that are
-    not, and why."""
+    """A layer's new forward. units: what is one now, in order. kept: sums that are not, and why."""
 
     function: FunctionType | None
-    norms: tuple[str, ...]
+    units: tuple[Unit, ...]
     kept: tuple[str, ...]
 
 
@@ -66,8 +73,8 @@ def fused(layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Fused:
         elif norm.prev is not node:
             kept.append(f"something comes between a residual sum and {norm.target}")
         else:
-            _make_one(graph, node, norm, norms[norm.target])
-            taken.append(str(norm.target))
+            taken.append(_make_one(graph, node, norm, norms))
+    taken += _activated(graph, layer, norms)
     if not taken:
         return Fused(None, (), tuple(dict.fromkeys(kept)))
     graph.lint()
@@ -117,15 +124,59 @@ def _norm_of(total: Node, norms: Mapping[str, Norm]) -> Node | None:
     return None
 
 
-def _make_one(graph: Graph, total: Node, norm: Node, kind: Norm) -> None:
+def _make_one(graph: Graph, total: Node, norm: Node, norms: Mapping[str, Norm]) -> Unit:
+    """The norm and the sum, and the norm that is a term of the sum, if it is."""
+    following, inner = norms[norm.target], _inner_of(total, norms)
+    names, first = ((norm.target,), None) if inner is None else ((inner.target, norm.target), norms[inner.target])
+    together = forward.of_sandwich(first, following) if first is not None else None
+    if together is None:
+        function, given, gone = forward.add_norm_of(following), total.args, (norm, total)
+        names, unit = names[-1:], Unit(forward.of_sum(following).name, f"with {norm.target}")
+    else:
+        residual = total.args[0] if total.args[1] is inner else total.args[1]
+        function, given = forward.norm_add_norm_of(first, following), (residual, *inner.args)
+        gone, note = (norm, total, inner), f"with {' and '.join(names)} in inference, else {{}}"
+        unit = Unit(together.name, note.format(forward.of_sum(following).name))
     with graph.inserting_before(total):
-        module = graph.create_node("get_attr", norm.target)
-        made = graph.call_function(forward.add_norm_of(kind), (module, *total.args))
+        modules = (graph.create_node("get_attr", name) for name in names)
+        made = graph.call_function(function, (*modules, *given))
         y, summed = (graph.call_function(operator.getitem, (made, i)) for i in (0, 1))
     total.replace_all_uses_with(summed)
     norm.replace_all_uses_with(y)
-    for node in (norm, total):
+    for node in gone:
         graph.erase_node(node)
+    return unit
+
+
+def _inner_of(total: Node, norms: Mapping[str, Norm]) -> Node | None:
+    """The call of a norm's module right before a sum, of which its result is a term and nothing else."""
+    node = total.prev
+    if node.op != "call_module" or node.target not in norms or len(node.args) != 1 or node.kwargs:
+        return None
+    return node if list(node.users) == [total] and total.args.count(node) == 1 else None
+
+
+def _activated(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Iterator[Unit]:
+    """Makes norms and the SiLU of them one, where the norm is rounded before."""
+    for node in list(graph.nodes):
+        if node.op != "call_module" or node.target not in norms or len(node.args) != 1 or node.kwargs:
+            continue
+        serving, user = forward.of_silu(norms[node.target]), next(iter(node.users), None)
+        if serving is None or len(node.users) != 1 or user.args != (node,) or user.prev is not node:
+            continue
+        if user.kwargs not in ({}, {"inplace": False}):
+            continue
+        is_module = user.op == "call_module" and type(layer.get_submodule(str(user.target))) is torch.nn.SiLU
+        if not is_module and (user.op != "call_function" or user.target is not torch.nn.functional.silu):
+            continue
+        with graph.inserting_before(node):
+            module = graph.create_node("get_attr", node.target)
+            activation = graph.create_node("get_attr", user.target) if is_module else None
+            made = graph.call_function(forward.silu_of(norms[node.target]), (module, activation, *node.args))
+        user.replace_all_uses_with(made)
+        graph.erase_node(user)
+        graph.erase_node(node)
+        yield Unit(serving.name, f"with {node.target}")
 
 
 def _written(graph: Graph) -> FunctionType:

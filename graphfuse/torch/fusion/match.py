@@ -5,56 +5,27 @@ node in the type that is computed in (float32) rounds nothing; any other does. W
 not taken, or not all of it.
 """
 
-import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch.fx import GraphModule, Node
 
-from graphfuse.torch.fusion.form import OPERATORS, Form, Serving
+from graphfuse.torch.fusion.core import core, inverse, unit
+from graphfuse.torch.fusion.form import OPERATORS, Form
 from graphfuse.torch.fusion.meaning import (
     Op,
     dtype,
     exact,
     is_changed,
     is_op,
-    number,
     operands,
     same,
     unviewed,
     value,
     wide,
 )
-
-
-@dataclass(frozen=True)
-class Site:
-    """A norm in a graph.
-
-    out: the node that has its result. tensors: what it is computed from, by the names of the operator's arguments.
-    eps: the epsilon, which may be symbolic. total: the node of a residual sum, which the operator makes as well. left:
-    what stands around it that the operator does not compute, in words.
-    """
-
-    form: Form
-    out: Node
-    tensors: dict[str, Node]
-    eps: float | torch.SymFloat | None
-    total: Node | None = None
-    left: str = ""
-
-    @property
-    def serving(self) -> Serving:
-        return OPERATORS[self.form]
-
-    @property
-    def alone(self) -> "Site":
-        """Without the residual sum."""
-        if self.total is None:
-            return self
-        tensors = {n: t for n, t in self.tensors.items() if n != "residual"} | {"x": self.total}
-        return replace(self, form=replace(self.form, residual=False), tensors=tensors, total=None)
+from graphfuse.torch.fusion.site import Site
 
 
 def find(graph: GraphModule) -> list[Site]:
@@ -66,6 +37,7 @@ def find(graph: GraphModule) -> list[Site]:
             summed = _with_sum(site)
             is_taken = any(summed.total is other.total for other in found)  # of two norms of a sum one makes it
             found.append(site if is_taken else summed)
+    found = _with_inner(found)
     totals = {site.total or site.tensors["x"]: site for site in found}
     return [replace(site, left=_left(site, totals)) for site in found]
 
@@ -75,7 +47,7 @@ def rounds_otherwise(graph: GraphModule) -> str:
     nodes = list(graph.graph.nodes)
     for node in nodes:
         cast = is_op(node, "cast")
-        if _inverse(cast.args[0] if cast else node) is not None and dtype(node) in (torch.bfloat16, torch.float16):
+        if inverse(cast.args[0] if cast else node) is not None and dtype(node) in (torch.bfloat16, torch.float16):
             return "it rounds the inverse root; no operator rounds there"
     if any(is_op(node, "rsqrt", "sqrt", "var", "layer_norm", "rms_norm", "length") for node in nodes):
         return "it normalizes in a way that no operator computes"
@@ -83,231 +55,78 @@ def rounds_otherwise(graph: GraphModule) -> str:
 
 
 def _grown(node: Node) -> Site | None:
-    core = _core(node)
-    if core is None:
-        return None
-    # What is normalized is read before a cast to a wider type, if the result is rounded to what it was.
-    for x in dict.fromkeys((exact(core.tensors["x"]), core.tensors["x"])):
-        fitting = [site for site in _following(replace(core, tensors=core.tensors | {"x": x})) if _is_served(site)]
+    """The largest site that an operator computes of those that begin with a norm."""
+    for begun in _begun(node):
+        fitting = [site for site in _following(begun) if _is_served(site)]
         if fitting:
             return fitting[-1]
     return None
 
 
+def _begun(node: Node) -> Iterator[Site]:
+    """What a site may begin with, what takes most first."""
+    plain = unit(node)
+    if plain is not None:
+        for x in _read(plain):
+            yield replace(plain, tensors=plain.tensors | {"x": x})
+    plain = core(node)
+    if plain is None:
+        return
+    yield from _of_groups(plain)
+    product = _product(plain)
+    if product is not None:
+        yield product
+    for x in _read(plain):
+        yield replace(plain, tensors=plain.tensors | {"x": x})
+
+
+def _read(site: Site) -> Iterator[Node]:
+    """What is normalized, read before a cast to a wider type if the result is rounded to what it was."""
+    return iter(dict.fromkeys((exact(site.tensors["x"]), site.tensors["x"])))
+
+
+def _product(site: Site) -> Site | None:
+    """The norm of x times the SiLU of a gate, if what is normalized is that, unrounded."""
+    found = is_op(site.tensors["x"], "mul")
+    for x, gate in operands(found) if found else ():
+        activated = _activated(gate)
+        if activated is None or activated[0] != "SiLU" or site.form != Form("rms"):
+            continue
+        x, gate = exact(x), exact(activated[1])
+        if isinstance(x, Node) and dtype(site.out) is wide(dtype(x)) and _is_like(x, gate):
+            return replace(site, form=replace(site.form, before="* SiLU(gate)"), tensors={"x": x, "gate": gate})
+    return None
+
+
+def _of_groups(site: Site) -> Iterator[Site]:
+    """The norm of groups of a row, if what is normalized is a view of a row as groups: of a product, or of x."""
+    found = is_op(site.tensors["x"], "view")
+    source = found.args[0] if found else None
+    if value(source) is None or site.form != Form("rms"):
+        return
+    old, new = value(source).shape, value(site.tensors["x"]).shape
+    if len(new) != len(old) + 1 or not all(map(same, old[:-1], new)):
+        return
+    if not all(isinstance(n, int) for n in (old[-1], *new[-2:])) or new[-2] * new[-1] != old[-1]:
+        return
+    whole = replace(site, tensors={"x": source}, groups=new[-2])
+    product = _product(whole)
+    if product is not None:
+        yield product
+    for x in _read(whole):
+        yield replace(whole, tensors={"x": x})
+
+
 def _is_served(site: Site) -> bool:
     if site.form not in OPERATORS or dtype(site.out) is not dtype(site.tensors["x"]):
         return False
+    if site.form.kind == "unit" and site.factor is None or not _is_like(site.out, site.tensors["x"]):
+        return False
+    if site.groups > 1 and sum(not isinstance(n, int) for n in value(site.out).shape) > 1:
+        return False  # a view has one extent that is not known
+    if not site.serving.has_gradients and value(site.out).requires_grad:
+        return False
     return not any(is_changed(t) for t in site.tensors.values())
-
-
-# The norm itself.
-
-
-def _core(node: Node) -> Site | None:
-    """The norm that a node ends, before any weight."""
-    called = is_op(node, "layer_norm", "rms_norm", "normalize")
-    if called:
-        return _called(node, called)
-    found = is_op(node, "mul", "div")
-    if found is None:
-        return None
-    for a, b in operands(found):
-        site = _rms_or_layer(node, a, b, found.meaning) or (_l2(node, a, b) if found.meaning == "div" else None)
-        if site is not None:
-            return site
-        if found.meaning == "div":
-            return None
-    return None
-
-
-def _rms_or_layer(node: Node, a: object, b: object, how: str) -> Site | None:
-    """a times an inverse root, or a over a root."""
-    kind = dtype(node)
-    b = unviewed(b)
-    inner = _inverse(b) if how == "mul" else _root(b)
-    if inner is None or value(a) is None or kind is not wide(dtype(a)) or dtype(b) is not kind:
-        return None
-    found = is_op(inner, "add")
-    if found is None or dtype(inner) is not kind:
-        return None
-    for mean, epsilon in operands(found):
-        eps = number(epsilon)
-        if eps is None:
-            continue
-        x = _variance_of(mean, kind)  # first: layer norm is RMSNorm of what was centred
-        if x is not None and _same_value(x, _centred_of(a, kind)):
-            return _site(Form("layer"), node, x, eps)
-        x = _mean_square_of(mean, kind)
-        if x is not None and _same_value(x, a):
-            return _site(Form("rms"), node, a, eps)
-    return None
-
-
-def _site(form: Form, out: Node, x: object, eps: float | torch.SymFloat | None) -> Site | None:
-    if not isinstance(x, Node) or value(x) is None or value(out) is None or value(x).dim() != value(out).dim():
-        return None
-    if not same(value(x).shape[-1], value(out).shape[-1]):
-        return None
-    return Site(form, out, {"x": x}, eps)
-
-
-def _inverse(node: object) -> object | None:
-    """What a node is one over the root of."""
-    if found := is_op(node, "rsqrt"):
-        return found.get(0, "input")
-    if (found := is_op(node, "pow")) and found.get(1, "exponent") == -0.5:
-        return found.get(0, "input")
-    if found := is_op(node, "reciprocal"):
-        return _root(unviewed(found.get(0, "input")))
-    if (found := is_op(node, "div")) and found.get(0, "input") in (1, 1.0):
-        return _root(unviewed(found.get(1, "other")))
-    return None
-
-
-def _root(node: object) -> object | None:
-    if found := is_op(node, "sqrt"):
-        return found.get(0, "input")
-    if (found := is_op(node, "pow")) and found.get(1, "exponent") == 0.5:
-        return found.get(0, "input")
-    return None
-
-
-def _is_last(found: Op, source: object, place: int = 1) -> bool:
-    """Whether an operation goes over the last dimension alone."""
-    dims = found.get(place, "dim", found.named.get("axis"))
-    dims = [dims] if isinstance(dims, int) else dims
-    return value(source) is not None and list(dims or ()) in ([-1], [value(source).dim() - 1])
-
-
-def _mean_of(node: object, kind: torch.dtype) -> object | None:
-    """What a node is the mean of over the last dimension, computed in `kind`."""
-    node = unviewed(node)
-    if dtype(node) is not kind:
-        return None
-    if (found := _var_mean(node, 1)) is not None:
-        return found.get(0, "input")
-    if found := is_op(node, "mean"):
-        source = found.get(0, "input")
-        return source if _is_last(found, source) else None
-    found = is_op(node, "div", "mul")
-    for total, count in operands(found) if found else ():
-        summed = is_op(unviewed(total), "sum")
-        if summed is None or not isinstance(count, int | float) or dtype(unviewed(total)) is not kind:
-            continue
-        source = summed.get(0, "input")
-        if _is_last(summed, source) and isinstance(value(source).shape[-1], int):
-            length = value(source).shape[-1]
-            if count == (length if found.meaning == "div" else 1 / length):
-                return source
-    return None
-
-
-def _square_of(node: object, kind: torch.dtype) -> object | None:
-    node = exact(node)  # where a mean takes its sum in a wider type, the square is rounded
-    if dtype(node) is not kind:
-        return None
-    if found := is_op(node, "square"):
-        return found.get(0, "input")
-    if (found := is_op(node, "pow")) and found.get(1, "exponent") in (2, 2.0):
-        return found.get(0, "input")
-    if (found := is_op(node, "mul")) and _same_value(found.get(0, "input"), found.get(1, "other")):
-        return found.get(0, "input")
-    return None
-
-
-def _mean_square_of(node: object, kind: torch.dtype) -> object | None:
-    mean = _mean_of(node, kind)
-    return None if mean is None else _square_of(mean, kind)
-
-
-def _centred_of(node: object, kind: torch.dtype) -> object | None:
-    """The x of a node that is x minus its mean."""
-    found = is_op(exact(node), "sub")
-    if found is None or dtype(node) is not kind:
-        return None
-    x, mean = found.get(0, "input"), found.get(1, "other")
-    of = _mean_of(mean, kind)
-    return x if of is not None and _same_value(of, x) else None
-
-
-def _variance_of(node: object, kind: torch.dtype) -> object | None:
-    """The x of a node that is its variance, of all elements."""
-    square = _mean_square_of(node, kind)
-    if square is not None:
-        return _centred_of(square, kind)
-    node = unviewed(node)
-    if dtype(node) is not kind:
-        return None
-    found = _var_mean(node, 0) or is_op(node, "var")
-    return found.get(0, "input") if found is not None and _is_of_all(found) else None
-
-
-def _is_of_all(found: Op) -> bool:
-    """Whether a variance is that of all elements of a row."""
-    biased = found.get(2, "correction", found.named.get("unbiased"))
-    return _is_last(found, found.get(0, "input")) and biased is not None and not biased
-
-
-def _var_mean(node: object, place: int) -> Op | None:
-    """The operation over rows that a node is one result of: the variance (0) or the mean (1)."""
-    if not isinstance(node, Node) or node.target is not operator.getitem or node.args[1] != place:
-        return None
-    found = is_op(node.args[0], "var_mean")
-    return found if found is not None and _is_last(found, found.get(0, "input")) else None
-
-
-def _same_value(a: object, b: object) -> bool:
-    return a is not None and b is not None and exact(a) is exact(b)
-
-
-def _l2(node: Node, a: object, b: object) -> Site | None:
-    kind = dtype(node)
-    while found := is_op(b, "expand"):
-        b = found.get(0, "input")
-    clamped = is_op(unviewed(b), "clamp_min")
-    if clamped is None or kind is not wide(dtype(a)) or clamped.get(2, "max") is not None:
-        return None
-    length, eps = unviewed(clamped.get(0, "input")), number(clamped.get(1, "min"))
-    found = is_op(length, "length")
-    if found is None or dtype(length) is not kind or eps is None:
-        return None
-    source = found.get(0, "input")
-    if found.get(1, "ord", found.named.get("p", 2)) not in (2, 2.0) or not _is_last(found, source, 2):
-        return None
-    return _site(Form("l2"), node, a, eps) if _same_value(source, a) else None
-
-
-def _called(node: Node, found: Op) -> Site | None:
-    """torch's own norm, by a function that rounds once."""
-    x = found.get(0, "input")
-    if value(x) is None or dtype(x) is torch.float64:
-        return None
-    if found.meaning == "normalize":
-        if found.get(1, "p", 2.0) not in (2, 2.0) or found.get(2, "dim", 1) not in (-1, value(x).dim() - 1):
-            return None
-        if dtype(x) is not torch.float32:  # torch rounds the length
-            return None
-        eps = number(found.get(3, "eps", 1e-12))
-        return None if eps is None else _site(Form("l2"), node, x, eps)
-    if len(found.get(1, "normalized_shape")) != 1:
-        return None
-    out = node
-    if isinstance(node.meta.get("val", node.meta.get("example_value")), list | tuple):  # with statistics
-        users = {u.args[1]: u for u in node.users}
-        if 0 not in users or any(users[i].users for i in users if i != 0):
-            return None
-        out = users[0]
-    layer = found.meaning == "layer_norm"
-    weight, bias = found.get(2, "weight"), found.get(3, "bias") if layer else None
-    given = found.get(4, "eps", 1e-5) if layer else found.get(3, "eps")
-    eps = number(given)
-    if eps is None and given is not None:
-        return None
-    site = _site(Form("layer" if layer else "rms", "w" if weight is not None else "", bias is not None), out, x, eps)
-    if site is None or dtype(out) is not dtype(x):
-        return None
-    scales = {"weight": weight, "bias": bias}
-    return replace(site, tensors=site.tensors | {n: t for n, t in scales.items() if t is not None})
 
 
 # What follows it, and what comes before.
@@ -323,6 +142,7 @@ def _following(site: Site | None) -> Iterator[Site]:
 def _next(site: Site) -> Site | None:
     out, x, form = site.out, site.tensors["x"], site.form
     kind, users = wide(dtype(x)), list(out.users)
+    rounds = form.kind == "unit" and dtype(out) is dtype(x)
     if len(users) == 2 and dtype(out) is kind and not form.after:
         user = _spelled_silu(out, *users)
         return None if user is None else replace(site, out=user, form=replace(form, after="SiLU"))
@@ -330,16 +150,22 @@ def _next(site: Site) -> Site | None:
         return None
     user = users[0]
     if not _is_like(user, out):
-        return None
+        is_back = is_op(user, "view") and not _is_like(out, x) and _is_like(user, x)
+        return replace(site, out=user) if is_back and dtype(user) is dtype(out) else None
     if is_op(user, "cast", "same"):
         return replace(site, out=user) if dtype(user) in (dtype(out), dtype(x)) else None
+    if form.rounded and form.kind == "rms" and dtype(user) is kind and not form.after:
+        return _times_activated(site, user)  # which is not rounded again before the product is
     if dtype(user) is not dtype(out):
         return None
+    if rounds:
+        return _scaled_unit(site, user)
     if dtype(out) is not kind:  # rounded
-        return _scaled(site, user, rounded=True) if form == Form(form.kind) else None
+        is_bare = form == Form(form.kind, before=form.before)
+        return _scaled(site, user, rounded=True) if is_bare else None
     if is_op(user, "silu") and not form.after:
         return replace(site, out=user, form=replace(form, after="SiLU"))
-    return _scaled(site, user) or _adapted(site, user) or _gated(site, user)
+    return _scaled(site, user) or _adapted(site, user) or _gated(site, user) or _times_activated(site, user)
 
 
 def _is_like(a: object, b: object) -> bool:
@@ -366,13 +192,85 @@ def _spelled_silu(y: Node, *users: Node) -> Node | None:
     return None
 
 
-def _row(node: object, x: Node) -> Node | None:
-    """The vector of one number for each column that a factor or term is, in exact values."""
-    leaf = exact(unviewed(exact(node)))
-    found = value(leaf)
-    if found is None or found.dim() != 1 or not same(found.shape[0], value(x).shape[-1]) or same(found.shape[0], 1):
+def _activated(node: object) -> tuple[str, object] | None:
+    """The activation that a node is, unrounded, and of what."""
+    node = exact(node)
+    if dtype(node) is not wide(dtype(node)):
         return None
-    return leaf if found.device == value(x).device and wide(found.dtype) is wide(dtype(x)) else None
+    for meaning, name in (("silu", "SiLU"), ("sigmoid", "sigmoid")):
+        if found := is_op(node, meaning):
+            return name, found.get(0, "input")
+    found = is_op(node, "mul")
+    for gate, factor in operands(found) if found else ():
+        inner = is_op(exact(factor), "sigmoid")
+        if inner and dtype(exact(factor)) is dtype(node) and exact(inner.get(0, "input")) is exact(gate):
+            return "SiLU", gate
+    return None
+
+
+def _times_activated(site: Site, user: Node) -> Site | None:
+    """Times an activation of a gate."""
+    found, form = is_op(user, "mul"), site.form
+    activated = _activated(_other(found, site.out)) if found else None
+    if activated is None or form.after or form.before or form.bias:
+        return None
+    gate = exact(activated[1])
+    if not isinstance(gate, Node) or not _is_like(gate, site.tensors["x"]) or not _is_like(user, gate):
+        return None
+    form = replace(form, after=f"* {activated[0]}(gate)")
+    return replace(site, out=user, form=form, tensors=site.tensors | {"gate": gate})
+
+
+def _scaled_unit(site: Site, user: Node) -> Site | None:
+    """Times the number, times a weight, plus a bias, and SiLU, each of which is rounded."""
+    form, added, scaled = site.form, is_op(user, "add"), is_op(user, "mul")
+    if form.after:
+        return None
+    if is_op(user, "silu"):
+        return replace(site, out=user, form=replace(form, after="SiLU"))
+    a, b = next(operands(added or scaled)) if added or scaled else (None, None)
+    other = b if a is site.out else a
+    if added and isinstance(other, int | float):
+        return replace(site, out=user) if other == 0 else None
+    if added and not form.bias:
+        name, form = "bias", replace(form, bias=True)
+    elif scaled and site.factor is None and not form.weight and isinstance(other, int | float):
+        return replace(site, out=user, factor=float(other))
+    elif scaled and not form.weight and not form.bias and site.factor is not None:
+        name, form = "weight", replace(form, weight="w")
+    else:
+        return None
+    vector = _along(other, site)
+    return vector and replace(site, out=user, form=form, tensors=site.tensors | {name: vector})
+
+
+def _along(node: object, site: Site) -> Node | None:
+    """The node that has one number for each place along a row, in exact values, and extents of 1 beside."""
+    leaf, x = exact(node), value(site.tensors["x"])
+    found = value(leaf)
+    if found is None or found.device != x.device or found.dtype is not x.dtype or found.dim() < -site.dim:
+        return None
+    if any(not same(n, 1) for i, n in enumerate(found.shape) if i - found.dim() != site.dim):
+        return None
+    return leaf if same(found.shape[site.dim], x.shape[site.dim]) and not same(found.shape[site.dim], 1) else None
+
+
+def _row(node: object, site: Site) -> Node | None:
+    """The vector of one number for each column that a factor or term is, in exact values."""
+    x, leaf = value(site.tensors["x"]), exact(unviewed(exact(node)))
+    if site.groups > 1 and not _is_like(site.out, site.tensors["x"]):  # a view of it as groups
+        found = is_op(leaf, "view")
+        leaf = exact(found.args[0]) if found and _ends(leaf, value(site.out)) else None
+    found = value(leaf)
+    if found is None or found.dim() != 1 or not same(found.shape[0], x.shape[-1]) or same(found.shape[0], 1):
+        return None
+    return leaf if found.device == x.device and wide(found.dtype) is wide(x.dtype) else None
+
+
+def _ends(node: object, of: torch.Tensor) -> bool:
+    """Whether a node has the last two extents of a tensor, and else extents of 1."""
+    *leading, groups, columns = value(node).shape if value(node).dim() > 1 else (0, 0)
+    return all(same(n, 1) for n in leading) and same(groups, of.shape[-2]) and same(columns, of.shape[-1])
 
 
 def _plus_one(node: object, kind: torch.dtype) -> object | None:
@@ -386,19 +284,19 @@ def _plus_one(node: object, kind: torch.dtype) -> object | None:
 
 def _scaled(site: Site, user: Node, rounded: bool = False) -> Site | None:
     """Times a weight, or plus a bias."""
-    form, x = site.form, site.tensors["x"]
+    form = site.form
     if form.bias or form.after:
         return None
     if (found := is_op(user, "add")) and not rounded:
-        bias = _row(_other(found, site.out), x)
+        bias = _row(_other(found, site.out), site)
         return bias and replace(site, out=user, form=replace(form, bias=True), tensors=site.tensors | {"bias": bias})
     found = is_op(user, "mul")
     if found is None or form.weight:
         return None
     factor = _other(found, site.out)
-    plus_one = _plus_one(factor, dtype(user))
-    weight = _row(factor if plus_one is None else plus_one, x)
-    if weight is None or rounded and plus_one is not None:
+    plus_one = None if rounded else _plus_one(factor, dtype(user))
+    weight = _row(factor if plus_one is None else plus_one, site)
+    if weight is None:
         return None
     form = replace(form, weight="w" if plus_one is None else "1 + w", rounded=rounded)
     return replace(site, out=user, form=form, tensors=site.tensors | {"weight": weight})
@@ -450,6 +348,28 @@ def _with_sum(site: Site) -> Site:
     if not all(fits):
         return site
     return replace(site, form=form, total=total, tensors=site.tensors | {"x": x, "residual": residual})
+
+
+def _with_inner(sites: list[Site]) -> list[Site]:
+    """Norms of residual sums with the norm that is a term of the sum, where one operator computes all."""
+    plain = {site.out: site for site in sites if site.total is None}
+    found = {id(site): site for site in sites}
+    for site in sites:
+        x, residual = (site.tensors.get(name) for name in ("x", "residual"))
+        form = replace(site.form, inner=True)
+        for term, other in ((x, residual), (residual, x)):
+            inner = plain.get(term)
+            if inner is None or form not in OPERATORS or replace(form, inner=False, residual=False) != inner.form:
+                continue
+            if set(term.users) != {site.total} or value(site.out).requires_grad or id(inner) not in found:
+                continue
+            tensors = {"x": inner.tensors["x"], "residual": other}
+            weights = {"weight": inner, "next_weight": site}
+            tensors |= {n: s.tensors["weight"] for n, s in weights.items() if "weight" in s.tensors}
+            found[id(site)] = replace(site, form=form, tensors=tensors, inner=inner)
+            del found[id(inner)]
+            break
+    return list(found.values())
 
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)

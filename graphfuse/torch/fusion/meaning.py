@@ -31,12 +31,21 @@ _MEANINGS = {
     "cast": "to float half bfloat16 double type type_as _to_copy convert_element_type",
     "same": "contiguous clone alias",
     "view": "view reshape _unsafe_view view_as reshape_as unsqueeze squeeze flatten unflatten getitem",
+    "cat": "cat concat concatenate",
+    "neg": "neg negative",
+    "slice": "slice",
+    "permute": "permute transpose swapaxes swapdims",
+    "cos": "cos",
+    "sin": "sin",
     "expand": "expand expand_as broadcast_to",
     "layer_norm": "layer_norm native_layer_norm",
     "rms_norm": "rms_norm _fused_rms_norm",
     "normalize": "normalize",
 }
 _MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
+_VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
+"""What may share memory with its first argument."""
+
 _WRITING = frozenset({"iadd", "isub", "imul", "itruediv"})
 _OWNERS = (torch, torch.nn.functional, operator, torch.linalg)
 
@@ -64,7 +73,8 @@ def _name(node: Node) -> str:
         space, _, name = target._schema.name.partition("::")
         return name if space in ("aten", "prims") else ""
     name = getattr(target, "__name__", "")
-    return name if any(getattr(owner, name, None) is target for owner in _OWNERS) else ""
+    names = (name, name.removeprefix("linalg_"))  # what torch.linalg has without it
+    return name if any(getattr(owner, n, None) is target for owner in _OWNERS for n in names) else ""
 
 
 def _writes(node: Node) -> bool:
@@ -94,7 +104,7 @@ def op(node: object) -> Op | None:
 def _is_new(node: Node) -> bool:
     """Whether a node makes a tensor of its own, which nothing else sees."""
     found = op(node)
-    return found is not None and found.meaning not in ("view", "expand", "same", "cast")
+    return found is not None and found.meaning not in _VIEWS
 
 
 def is_op(node: object, *meanings: str) -> Op | None:
@@ -175,4 +185,4 @@ def is_changed(node: object) -> bool:
 
 
 def _may_be_a_view(node: Node) -> bool:
-    return is_op(node, "view", "expand", "same", "cast") is not None and _name(node) != "clone"
+    return is_op(node, *_VIEWS) is not None and _name(node) != "clone"

@@ -19,9 +19,10 @@ def fuse(model: torch.nn.Module) -> Report:
     layer's forward shows them. Returns what became of each.
 
     A norm is a module whose own forward computes what an operator does, with the same rounding; classes are recognized
-    by what they compute. Only ``forward`` is set, on the modules themselves: parameters, state dict, hooks, classes,
-    types and devices stay. Calls that an operator would compute otherwise (other types, autocast) run the module's own
-    forward, and norms with hooks are called as before. Fusing again finds the same. ``unfuse`` puts everything back.
+    by what they compute. So are norms with a gate, of groups of a row, or along channels. Only ``forward`` is set, on
+    the modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
+    compute otherwise (other types, autocast) run the module's own forward, and norms with hooks are called as before.
+    Fusing again finds the same. ``unfuse`` puts everything back.
 
     Outputs are what they were but for the order of sums over a row; gradients are computed in float32 and rounded once.
     Raises ModelTypeError for what is no module, and ModelError for one that is compiled, scripted, or on another device
@@ -47,14 +48,19 @@ def unfuse(model: torch.nn.Module) -> tuple[str, ...]:
 
     ModelTypeError for what is no module.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise ModelTypeError(f"unfuse: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+    _check_module("unfuse", model)
     return _remove(model)
 
 
-def _check(model: object) -> None:
+def _check_module(name: str, model: object) -> None:
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
+        raise ModelTypeError(f"{name}: model is the class {model.__name__}; accepted: a torch.nn.Module made of it")
     if not isinstance(model, torch.nn.Module):
-        raise ModelTypeError(f"fuse: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+        raise ModelTypeError(f"{name}: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+
+
+def _check(model: object) -> None:
+    _check_module("fuse", model)
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError("fuse: the model is a ScriptModule; accepted: one that is not scripted")
     for name, module in model.named_modules():
@@ -99,7 +105,7 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Iterato
         return
     if found.function is not None:
         forward.set_on(module, found.function)
-    for norm in found.norms:
-        yield Entry(name, kind, f"{forward.of_sum(norms[norm]).name}", f"with {norm}")
+    for unit in found.units:
+        yield Entry(name, kind, unit.operator, unit.note)
     for why in found.kept:
         yield Entry(name, kind, why=why)

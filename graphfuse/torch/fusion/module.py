@@ -1,14 +1,15 @@
 """Whether a module is a norm that an operator computes, from the graph of its own forward."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from graphfuse.torch.fusion import traced
 from graphfuse.torch.fusion.form import OPERATORS, Form, Serving
 from graphfuse.torch.fusion.known import known
-from graphfuse.torch.fusion.match import Site, find, rounds_otherwise
+from graphfuse.torch.fusion.match import find, rounds_otherwise
+from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.modules import LayerNorm, RMSNorm
 
 
@@ -18,7 +19,8 @@ class Norm:
 
     parameters: their names, by those of the operator's arguments. epsilon: the attribute that has it; "" where it is a
     constant of forward. eps: its value. same_type: whether a weight of another type than x would change the type of the
-    result. autocasts: whether autocast would.
+    result. autocasts: whether autocast would. gate: the argument of forward that is one. groups, dim, factor: as of
+    ``Site``. rank: of x, where dim is not the last; else None. constants: other attributes, which forward may read.
     """
 
     form: Form
@@ -27,6 +29,12 @@ class Norm:
     eps: float
     same_type: bool
     autocasts: bool
+    gate: str = ""
+    groups: int = 1
+    dim: int = -1
+    rank: int | None = None
+    factor: float | None = None
+    constants: tuple[tuple[str, object], ...] = ()
 
     @property
     def serving(self) -> Serving:
@@ -50,13 +58,13 @@ def recognized(module: torch.nn.Module) -> Norm | Refused | None:
         return Refused("it is graphfuse's")
     if next(module.children(), None) is not None or not _may_be(type(module)):
         return None
-    extent = traced.columns(module)
+    probe = traced.probe(module)
     is_called_norm = "norm" in type(module).__name__.lower()
-    if extent is None:
+    if probe is None:
         return Refused("its parameters are not vectors of one length") if is_called_norm else None
-    if extent < 2 or any(not t.is_floating_point() for t in module.parameters()):
+    if probe.columns < 2 or any(not t.is_floating_point() for t in module.parameters()):
         return Refused("its parameters are no floating-point vectors") if is_called_norm else None
-    found = _judged(module, extent)
+    found = _judged(module, probe.shape)
     return found if is_called_norm or not isinstance(found, Refused) else None
 
 
@@ -65,9 +73,9 @@ def _may_be(cls: type) -> bool:
     return not cls.__module__.startswith("torch.") or cls in (torch.nn.RMSNorm, torch.nn.LayerNorm)
 
 
-def _judged(module: torch.nn.Module, extent: int) -> Norm | Refused:
+def _judged(module: torch.nn.Module, shape: tuple[int, ...]) -> Norm | Refused:
     try:
-        trace = traced.traced(module, extent)
+        trace = traced.traced(module, shape)
     except Exception as error:  # forward is a stranger's code, which was written for other inputs
         return Refused(f"its forward cannot be traced: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
     graph = trace.graph
@@ -77,9 +85,32 @@ def _judged(module: torch.nn.Module, extent: int) -> Norm | Refused:
         return Refused(_why(sites, rounds_otherwise(graph)))
     parts = {name: trace.names.get(t.name) for name, t in site.tensors.items()}
     inputs = traced.required(module)
-    if parts.pop("x") not in inputs or len(inputs) > 1 or None in parts.values():
+    given = [parts.pop("x"), *([parts.pop("gate")] if "gate" in parts else ())]
+    if given != inputs or None in parts.values() or set(parts.values()) & set(inputs):
         return Refused("it normalizes or scales by something else than its input and its parameters")
-    return _named(module, site, tuple(sorted(parts.items())), trace.autocasts)
+    found = _named(module, site, tuple(sorted(parts.items())), trace.autocasts)
+    return _more(module, site, found, given[1:], len(shape)) if isinstance(found, Norm) else found
+
+
+def _more(module: torch.nn.Module, site: Site, norm: Norm, gate: list[str], rank: int) -> Norm:
+    """With what plain norms have not."""
+    if not gate and site.form.kind != "unit":
+        return norm
+    constants = tuple(
+        (n, v)
+        for n, v in vars(module).items()
+        if type(v) in (int, float, bool, str) and n not in ("training", norm.epsilon)
+    )
+    return replace(
+        norm,
+        gate="".join(gate),
+        groups=site.groups,
+        dim=site.dim,
+        rank=None if site.dim == -1 else rank,
+        factor=site.factor,
+        constants=constants,
+        same_type=norm.same_type or site.form.kind == "unit",
+    )
 
 
 def _why(sites: list[Site], otherwise: str) -> str:

@@ -40,6 +40,10 @@ class Report:
     def left(self) -> tuple[Entry, ...]:
         return tuple(e for e in self.entries if not e.is_replaced)
 
+    def __repr__(self) -> str:
+        """As it is printed: what an interpreter shows of ``fuse(model)``. `entries` are the data."""
+        return str(self)
+
     def __str__(self) -> str:
         """One line for all places that differ in numbers of layers alone."""
         if not self.entries:
@@ -56,6 +60,8 @@ class Report:
         return table
 
     def _title(self) -> str:
+        if not self.entries:
+            return f"{self.model}: nothing was found that looks like a norm"
         return f"{self.model}: {len(self.replaced)} of {len(self.entries)} sites replaced"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:

@@ -6,17 +6,23 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from graphfuse.torch.fusion.match import Site
+from graphfuse.torch.fusion import rotated
 from graphfuse.torch.fusion.meaning import op, value
+from graphfuse.torch.fusion.rotation import Pair
+from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.operators import epsilon
 
+_view = torch.ops.aten.view.default
+_VECTORS = ("weight", "bias")
 
-def rewrite(module: GraphModule, sites: Sequence[Site]) -> list[Site]:
-    """Replaces sites, which are of this graph, by ``graphfuse::NAME``, which autograd and AOT know; nodes that nobody
-    reads any more are removed. Returns the sites as they were replaced: one whose weight is not made yet where its sum
-    is needed is replaced without the sum."""
+
+def rewrite(module: GraphModule, sites: Sequence[Site], pairs: Sequence[Pair] = ()) -> list[Site]:
+    """Replaces sites and pairs of rotations, which are of this graph, by ``graphfuse::NAME``, which autograd and AOT
+    know; nodes that nobody reads any more are removed. Returns the sites as they were replaced: one whose weight is not
+    made yet where its sum is needed is replaced without the sum, and as its parts if the sum is of a norm."""
     graph, new = module.graph, dict[Node, Node]()
-    replaced = [_replace(graph, site, new) for site in sites]
+    rotated.put(graph, pairs)
+    replaced = [made for site in sites for made in _replace(graph, site, new)]
     graph.eliminate_dead_code(_has_effects)
     graph.lint()
     module.recompile()
@@ -28,22 +34,53 @@ def _has_effects(node: Node) -> bool:
     return node.op != "get_attr" and op(node) is None
 
 
-def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> Site:
+def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> list[Site]:
     """new: what took the place of a node, by that node, which sites still name."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     tensors = {name: new.get(t, t) for name, t in site.tensors.items()}
     if site.total is not None and any(order[t] > order[site.total] for t in tensors.values()):
-        return _replace(graph, site.alone, new)
-    serving = site.serving
+        parts = site.parts if site.inner is not None else (site.alone,)
+        return [made for part in parts for made in _replace(graph, part, new)]
+    serving, like = site.serving, value(site.tensors["x"])
     call: Callable[..., object] = getattr(torch.ops.graphfuse, serving.name).default
-    # A symbolic one becomes its value, which Dynamo guards, as for torch's own layer norm.
-    eps = epsilon(None if site.eps is None else float(site.eps), value(site.tensors["x"]))
-    arguments = [tensors.get(name) for name in serving.operator.tensors]
     with graph.inserting_before(site.out if site.total is None else site.total):
-        made = graph.call_function(call, (*arguments, eps))
+        rows = {name: _as_rows(graph, site, name, t) for name, t in tensors.items()}
+        numbers = (_number(name, site.numbers[name], like) for name in serving.numbers)
+        made = graph.call_function(call, (*map(rows.get, serving.operator.tensors), *numbers))
+        if site.groups > 1:
+            made.meta.update(rows["x"].meta)
+            made = _viewed(graph, made, (*value(site.out).shape,))
         results = [made] if site.total is None else [graph.call_function(operator.getitem, (made, i)) for i in (0, 1)]
     for old, result in zip((site.out, site.total), results, strict=False):
         result.meta.update({k: v for k, v in old.meta.items() if k in ("val", "example_value", "stack_trace")})
         old.replace_all_uses_with(result)
         new[old] = result
-    return site
+    return [site]
+
+
+def _number(name: str, number: object, x: torch.Tensor) -> float | int:
+    """A symbolic one becomes its value, which Dynamo guards, as for torch's own layer norm."""
+    if name == "dim":
+        return number
+    return epsilon(None if number is None else float(number), x)
+
+
+def _as_rows(graph: Graph, site: Site, name: str, node: Node) -> Node:
+    """A tensor as the operator takes it, by the name that it has there."""
+    extents = (*value(node).shape,)
+    if name in _VECTORS:
+        extents = (site.groups, -1) if site.groups > 1 else (-1,)
+        return node if len(extents) == value(node).dim() else _viewed(graph, node, extents)
+    if site.groups > 1:
+        return _viewed(graph, node, (*extents[:-1], site.groups, extents[-1] // site.groups))
+    return node
+
+
+def _viewed(graph: Graph, node: Node, extents: tuple[int | torch.SymInt, ...]) -> Node:
+    """A view, with one extent at most that is not known."""
+    known = [n if isinstance(n, int) else -1 for n in extents]
+    made = graph.call_function(_view, (node, known))
+    for key in ("val", "example_value"):
+        if key in node.meta:
+            made.meta[key] = node.meta[key].view(known)
+    return made

@@ -1,13 +1,14 @@
 """What stands around a site in a graph that is compiled, and forbids to replace it, or makes that dear."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from graphfuse.torch.fusion.match import Site
 from graphfuse.torch.fusion.meaning import is_op, op, value
+from graphfuse.torch.fusion.rotation import Pair
+from graphfuse.torch.fusion.site import Site
 
 # Calls by which Dynamo writes context managers into a graph: what follows is computed otherwise.
 _MODES = frozenset(
@@ -46,18 +47,20 @@ def regions(graph: Graph) -> Regions:
     return Regions(numbers, frozenset(inside))
 
 
-def forbids(site: Site, found: Regions) -> str:
+def forbids(site: Site | Pair, found: Regions) -> str:
     """Why an operator would not do what a site's nodes do; "" where it would."""
-    nodes = [site.out, *_inner(site)]
+    outs, ends = _bounds(site)
+    nodes, made = [*outs, *_between(outs, ends)], {*outs, *([site.total] if isinstance(site, Site) else ())}
     if any(node in found.transformed for node in nodes):
         return "it is differentiated by torch.func, which operators are not for"
     if len({found.number[node] for node in nodes}) > 1:
         return "the mode of gradients, autocast or torch.func changes within it"
-    for node in nodes[1:]:
-        if node is not site.total and any(_acts(user) for user in node.users):
+    for node in nodes:
+        if node not in made and any(_acts(user) for user in node.users):
             return f"{node.name} of it is changed, or has a hook"
-    for t in map(value, site.tensors.values()):
-        if hasattr(type(t), "__tensor_flatten__") and type(t).__name__ != "DTensor":
+    may_be_sharded = isinstance(site, Site) and site.form.kind != "unit" and site.groups == 1
+    for t in map(value, ends):
+        if hasattr(type(t), "__tensor_flatten__") and not (may_be_sharded and type(t).__name__ == "DTensor"):
             return f"it computes with a {type(t).__name__}"
     return ""
 
@@ -69,7 +72,7 @@ def _acts(node: Node) -> bool:
 
 def computes_twice(site: Site) -> str:
     """What of a site's nodes would be computed beside the operator, as it is read elsewhere; "" for nothing."""
-    inner = set(_inner(site))
+    inner = set(_between(*_bounds(site)))
     for node in inner - {site.total}:
         elsewhere = {user for user in node.users if user.users or user.op == "output"} - inner - {site.out}
         if elsewhere and not is_op(node, "cast", "same", "view", "expand"):
@@ -77,10 +80,19 @@ def computes_twice(site: Site) -> str:
     return ""
 
 
-def _inner(site: Site) -> Iterator[Node]:
-    """The nodes between a site's tensors and its result."""
-    seen = {*site.tensors.values(), site.out}
-    waiting = list(site.out.all_input_nodes)
+def _bounds(site: Site | Pair) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """The results of a site, and what it is computed from."""
+    if isinstance(site, Site):
+        return (site.out,), tuple(site.tensors.values())
+    both = (site.q, site.k)
+    read = tuple(t for r in both for t in (*r.norm.tensors.values(), r.cos, r.sin))
+    return tuple(r.out for r in both), read
+
+
+def _between(outs: Iterable[Node], ends: Iterable[Node]) -> Iterator[Node]:
+    """The nodes between what a site is computed from and its results."""
+    seen = {*ends, *outs}
+    waiting = [t for out in outs for t in out.all_input_nodes]
     while waiting:
         node = waiting.pop()
         if node not in seen and node.op not in ("placeholder", "get_attr"):

@@ -16,16 +16,31 @@ from torch.overrides import TorchFunctionMode
 
 TYPE = torch.bfloat16
 _ANY_COLUMNS = 64
+_BESIDE = (3, 4, 5, 6)
+"""Extents behind channels, for a module whose parameters have extents of 1 there."""
 
 
-def columns(module: torch.nn.Module) -> int | None:
-    """The extent that a module without children would normalize: that of its parameters and buffers, which are vectors.
-    None where they are something else; any where there are none."""
+@dataclass(frozen=True)
+class Probe:
+    """What a module's forward is called with. shape: of full tensors. columns: the extent that would be normalized."""
+
+    shape: tuple[int, ...]
+    columns: int
+
+
+def probe(module: torch.nn.Module) -> Probe | None:
+    """By the parameters and buffers of a module without children: vectors, along the last dimension, or with extents of
+    1 behind them, along channels. None where they are something else; of any extent where there are none."""
     own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
     shapes = {tuple(t.shape) for t in own if t.is_floating_point()}
-    if any(len(shape) != 1 for shape in shapes) or len(shapes) > 1:
+    if not shapes:
+        return Probe((2, 3, _ANY_COLUMNS), _ANY_COLUMNS)
+    if len(shapes) > 1 or shapes == {()}:
         return None
-    return next(iter(shapes))[0] if shapes else _ANY_COLUMNS
+    ((columns, *behind),) = shapes
+    if any(n != 1 for n in behind) or len(behind) > len(_BESIDE):
+        return None
+    return Probe((2, columns, *_BESIDE[: len(behind)]) if behind else (2, 3, columns), columns)
 
 
 def required(module: torch.nn.Module) -> list[str]:
@@ -45,7 +60,16 @@ class Traced:
     autocasts: bool
 
 
-_AUTOCAST = (torch.nn.functional.layer_norm, torch.nn.functional.rms_norm, torch.layer_norm, torch.rms_norm)
+_AUTOCAST = (
+    torch.nn.functional.layer_norm,
+    torch.nn.functional.rms_norm,
+    torch.nn.functional.normalize,
+    torch.layer_norm,
+    torch.rms_norm,
+    torch.linalg.vector_norm,
+    torch.Tensor.norm,
+    torch.norm,
+)
 
 
 class _Calls(TorchFunctionMode):
@@ -60,8 +84,8 @@ class _Calls(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def traced(module: torch.nn.Module, extent: int) -> Traced:
-    """The graph of forward for full tensors (2, 3, extent). Raises whatever forward raises."""
+def traced(module: torch.nn.Module, shape: tuple[int, ...]) -> Traced:
+    """The graph of forward for full tensors of this shape. Raises whatever forward raises."""
     inputs, cls = required(module), type(module)
     own = {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_floating_point()}
 
@@ -78,7 +102,7 @@ def traced(module: torch.nn.Module, extent: int) -> Traced:
 
     calls = _Calls()
     with torch.no_grad(), calls:
-        full = [torch.ones(2, 3, extent, dtype=TYPE) for _ in inputs]
+        full = [torch.ones(shape, dtype=TYPE) for _ in inputs]
         values = [torch.ones(t.shape, dtype=TYPE) for t in own.values()]
         graph = make_fx(forward)(full, values)
     names = [*inputs, *own]

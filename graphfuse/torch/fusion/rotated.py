@@ -1,0 +1,126 @@
+"""Puts the operator in place of queries and keys that are normalized and rotated.
+
+It reads a table of cosines and sines by positions. Here the table is made of those of the tokens, and a token's
+position is its row of it. Both are made once for all layers.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from graphfuse.torch.fusion.meaning import dtype, same, value
+from graphfuse.torch.fusion.rotation import OPERATOR, Pair, Rotation
+from graphfuse.torch.operators import epsilon
+
+aten, prims = torch.ops.aten, torch.ops.prims
+_KEYS = ("val", "example_value")
+
+Tables = dict[tuple[Node, Node], tuple[Node, Node]]
+
+
+def put(graph: Graph, pairs: Sequence[Pair]) -> None:
+    """Replaces pairs of this graph."""
+    tables: Tables = {}
+    for pair in pairs:
+        order = {node: place for place, node in enumerate(graph.nodes)}
+        key = pair.q.cos, pair.q.sin
+        if key not in tables:
+            tables[key] = _table(graph, *key, max(key, key=order.__getitem__))
+        with graph.inserting_before(min((pair.q.out, pair.k.out), key=order.__getitem__)):
+            _put(graph, pair, *tables[key])
+
+
+def _put(graph: Graph, pair: Pair, table: Node, positions: Node) -> None:
+    both = (pair.q, pair.k)
+    tensors = [_heads_last(graph, r) for r in both]
+    weights = [_weight(graph, r) for r in both]
+    eps = pair.q.norm.eps
+    eps = epsilon(None if eps is None else float(eps), value(pair.q.norm.tensors["x"]))
+    call: Callable[..., object] = getattr(torch.ops.graphfuse, OPERATOR).default
+    made = graph.call_function(call, (*tensors, *weights, table, _for_all(graph, positions, tensors[0]), eps, True))
+    for i, (rotation, given) in enumerate(zip(both, tensors, strict=True)):
+        result = graph.call_function(operator.getitem, (made, i))
+        result.meta |= {key: given.meta[key].new_empty(given.meta[key].shape) for key in _KEYS if key in given.meta}
+        result = _permuted(graph, result, [_places(rotation).index(d) for d in range(len(rotation.order))])
+        if "stack_trace" in rotation.out.meta:
+            result.meta["stack_trace"] = rotation.out.meta["stack_trace"]
+        rotation.out.replace_all_uses_with(result)
+
+
+def _places(rotation: Rotation) -> list[int]:
+    """The dimensions of what is rotated in the operator's order: heads before columns."""
+    last = len(rotation.order) - 1
+    return [*(d for d in range(last) if d != rotation.axis), rotation.axis, last]
+
+
+def _heads_last(graph: Graph, rotation: Rotation) -> Node:
+    return _permuted(graph, rotation.norm.tensors["x"], [rotation.order[d] for d in _places(rotation)])
+
+
+def _weight(graph: Graph, rotation: Rotation) -> Node:
+    weight = rotation.norm.tensors["weight"]
+    if rotation.norm.form.weight == "w":
+        return weight
+    if dtype(weight) is not torch.float32:
+        weight = _made(graph, prims.convert_element_type.default, weight, torch.float32)
+    return _made(graph, aten.add.Tensor, weight, 1.0)
+
+
+def _table(graph: Graph, cos: Node, sin: Node, behind: Node) -> tuple[Node, Node]:
+    """Cosines and sines of half a row of each token, and the numbers of the tokens' rows."""
+    *tokens, columns = value(cos).shape
+    with graph.inserting_before(behind.next):
+        halves = [_made(graph, aten.slice.Tensor, t, len(tokens), 0, columns // 2) for t in (cos, sin)]
+        joined = graph.call_function(aten.cat.default, (halves, -1))
+        joined.meta |= {key: cos.meta[key].new_empty(cos.meta[key].shape) for key in _KEYS if key in cos.meta}
+        table = _made(graph, aten.view.default, joined, [-1, columns])
+        extents = [_extent(graph, cos, d) for d in range(len(tokens))]
+        count = extents[0]
+        for extent in extents[1:]:
+            count = _product(graph, count, extent)
+        numbers = graph.call_function(
+            aten.arange.default, (count,), {"dtype": torch.int64, "device": value(cos).device, "pin_memory": False}
+        )
+        numbers.meta |= {
+            key: cos.meta[key].new_empty(cos.meta[key].shape[:-1], dtype=torch.int64).view(-1)
+            for key in _KEYS
+            if key in cos.meta
+        }
+        return table, _made(graph, aten.view.default, numbers, extents)
+
+
+def _for_all(graph: Graph, positions: Node, q: Node) -> Node:
+    """Positions of every sample, where all samples have the same."""
+    wanted = value(q).shape[:-2]
+    if all(map(same, value(positions).shape, wanted)):
+        return positions
+    extents = [_extent(graph, q, d) for d in range(len(wanted))]
+    return _made(graph, aten.clone.default, _made(graph, aten.expand.default, positions, extents))
+
+
+def _extent(graph: Graph, node: Node, dim: int) -> int | Node:
+    found = value(node).shape[dim]
+    return found if isinstance(found, int) else _made(graph, aten.sym_size.int, node, dim)
+
+
+def _product(graph: Graph, a: int | Node, b: int | Node) -> int | Node:
+    return a * b if isinstance(a, int) and isinstance(b, int) else _made(graph, operator.mul, a, b)
+
+
+def _permuted(graph: Graph, node: Node, dims: list[int]) -> Node:
+    return node if dims == sorted(dims) else _made(graph, aten.permute.default, node, dims)
+
+
+def _made(graph: Graph, target: Callable[..., object], *given: object) -> Node:
+    """A node of one of aten's operations, with what it would make."""
+    node = graph.call_function(target, given)
+    found = list[Node]()
+    map_arg(given, found.append)
+    for key in _KEYS:
+        if all(key in n.meta for n in found):
+            with torch.no_grad():
+                node.meta[key] = target(*map_arg(given, lambda n, key=key: n.meta[key]))
+    return node

@@ -1,0 +1,255 @@
+"""Queries and keys that are normalized and rotated, in an FX graph: two norms of heads, and what stands behind each.
+
+What is recognized is x * cos + (-second half, first half) * sin, as models of transformers write it. The operator reads
+cosines and sines of half a head's columns from a table of positions. So it must be in the graph that both halves have
+the same ones: that they are made of ``cat((angles, angles))``. The rotation is rounded once, with the norm, as inductor
+computes it, where torch rounds both products and the sum; in ``fuse``, which rounds as the model does, it has no place.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from graphfuse.torch.fusion.form import Form
+from graphfuse.torch.fusion.meaning import dtype, exact, is_changed, is_op, operands, same, value
+from graphfuse.torch.fusion.site import Site
+
+OPERATOR = "qk_norm_rope"
+HAS_GRADIENTS = False
+"""Whether autograd knows the operator. Where it does not, rotations that need a gradient are left."""
+
+WIDEST, MULTIPLE = 512, 16
+"""Columns of a head that kernels take: at most, and a multiple of which."""
+
+_FORMS = (Form("rms", "w"), Form("rms", "w", rounded=True), Form("rms", "1 + w"))
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A norm of heads and its rotation.
+
+    out: the node that has the result. order: of the dimensions of the norm's result, those of what is rotated. axis: of
+    heads, in `out`. cos, sin: of each token, without a dimension for heads.
+    """
+
+    norm: Site
+    out: Node
+    order: tuple[int, ...]
+    axis: int
+    cos: Node
+    sin: Node
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Rotations of queries and keys that one operator computes."""
+
+    q: Rotation
+    k: Rotation
+
+
+def pairs(graph: GraphModule, sites: Sequence[Site]) -> tuple[list[Pair], dict[Node, str]]:
+    """What is queries and keys, and of other norms that are rotated, by their results, why they are not."""
+    norms = {site.out: site for site in sites}
+    found: list[Pair] = []
+    left, waiting = dict[Node, str](), dict[tuple[Node, Node, int], Rotation]()
+    for node in graph.graph.nodes:
+        rotation = _rotation(node, norms)
+        if isinstance(rotation, tuple):
+            left[rotation[0]] = rotation[1]
+        if not isinstance(rotation, Rotation):
+            continue
+        key = rotation.cos, rotation.sin, rotation.axis
+        first = waiting.pop(key, None)
+        if first is not None and _fit(first, rotation, graph):
+            found.append(Pair(first, rotation))
+        else:
+            waiting[key] = rotation
+    return found, left | {r.norm.out: "no keys or queries are rotated with it" for r in waiting.values()}
+
+
+def _rotation(node: Node, norms: Mapping[Node, Site]) -> Rotation | tuple[Node, str] | None:
+    """The rotation that a node ends; or the norm, and why its rotation is none that the operator computes."""
+    parts = _parts(node)
+    if parts is None:
+        return None
+    y, cos, sin, readers = parts
+    rank = value(y).dim()
+    source, order = _permuted(y, rank)
+    norm = norms.get(source)
+    if norm is None:
+        inner = is_op(source, "view")
+        inside = norms.get(inner.args[0]) if inner else None
+        return None if inside is None else (inside.out, "what it normalizes is no row of those that are rotated")
+    if norm.form not in _FORMS:
+        return norm.out, f"no operator rotates {norm.form}"
+    columns = value(y).shape[-1]
+    if not isinstance(columns, int) or columns % MULTIPLE or columns > WIDEST:
+        return norm.out, f"heads have {columns} columns; accepted: a multiple of {MULTIPLE}, at most {WIDEST}"
+    if set(y.users) != readers or order[-1] != rank - 1 or not _is_chain(norm.out, y):
+        return norm.out, "it is read by more than the rotation"
+    tables = [_table(t, y) for t in (cos, sin)]
+    if None in tables or tables[0][1] != tables[1][1] or dtype(tables[0][0]) is not dtype(tables[1][0]):
+        return norm.out, "it is not in the graph that both halves of a row have the same cosines and sines"
+    if value(node).requires_grad and not HAS_GRADIENTS:
+        return norm.out, f"{OPERATOR} is without gradients"
+    (cos, axis), (sin, _) = tables
+    if any(map(is_changed, (cos, sin))):
+        return norm.out, "its cosines or sines are changed in place"
+    out = node
+    if dtype(out) is not dtype(norm.out):  # by cosines of a wider type
+        (out,) = node.users if len(node.users) == 1 else (node,)
+        if not is_op(out, "cast") or dtype(out) is not dtype(norm.out):
+            return norm.out, "the rotation is not rounded to the type of the norm"
+    return Rotation(norm, out, order, axis, cos, sin)
+
+
+def _parts(node: Node) -> tuple[Node, object, object, set[Node]] | None:
+    """y, cos, sin of y * cos + (-second half, first half) * sin, and the nodes that read y for it."""
+    found = is_op(node, "add")
+    for straight, crossed in operands(found) if found else ():
+        one, other = is_op(straight, "mul"), is_op(crossed, "mul")
+        if one is None or other is None:
+            continue
+        for half, sin in operands(other):
+            turned = _turned(half)
+            for y, cos in operands(one) if turned else ():
+                if y is turned[0] and value(cos) is not None and value(sin) is not None:
+                    return y, cos, sin, {straight, *turned[1]}
+    return None
+
+
+def _turned(node: object) -> tuple[Node, set[Node]] | None:
+    """The y of (-second half, first half), and the nodes that read it."""
+    found = is_op(node, "cat")
+    if found is None or value(node) is None:
+        return None
+    parts, dim = found.get(0, "tensors"), found.get(1, "dim", found.named.get("axis", 0))
+    if len(parts) != 2 or dim not in (-1, value(node).dim() - 1):
+        return None
+    negated = is_op(parts[0], "neg")
+    ends = [negated and _half(negated.get(0, "input")), _half(parts[1])]
+    if None in ends or ends[0][0] is not ends[1][0] or (ends[0][1], ends[1][1]) != (1, 0):
+        return None
+    return ends[0][0], {negated.get(0, "input"), parts[1]}
+
+
+def _half(node: object) -> tuple[Node, int] | None:
+    """What a node is a half of, along the last dimension, and which."""
+    found = is_op(node, "slice", "view")
+    source = found.args[0] if found and found.args else None
+    if value(source) is None or value(node) is None or not isinstance(value(source).shape[-1], int):
+        return None
+    columns, last = value(source).shape[-1], value(source).dim() - 1
+    if columns % 2 or value(node).dim() != last + 1 or value(node).shape[-1] != columns // 2:
+        return None
+    if found.meaning == "slice":  # aten's
+        dim, start, step = found.get(1, "dim", 0), found.get(2, "start") or 0, found.get(4, "step", 1)
+    else:
+        index = found.args[1] if len(found.args) == 2 else None
+        if not isinstance(index, tuple) or len(index) != 2 or index[0] is not Ellipsis:
+            return None
+        if not isinstance(index[1], slice):
+            return None
+        dim, start, step = -1, index[1].start or 0, index[1].step or 1
+    if dim not in (-1, last) or step != 1 or start not in (0, columns // 2):
+        return None
+    return source, int(start > 0)
+
+
+def _permuted(node: Node, rank: int) -> tuple[Node, tuple[int, ...]]:
+    """The node whose dimensions this one has in another order, and of which each of its own is."""
+    order = tuple(range(rank))
+    while found := is_op(node, "permute"):
+        dims = found.args[1:] or tuple(found.named.values())
+        dims = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
+        if not all(isinstance(d, int) for d in dims) or value(found.args[0]) is None:
+            break
+        dims = tuple(d % rank for d in dims)
+        if len(dims) == 2 and rank != 2:
+            swapped = list(range(rank))
+            swapped[dims[0]], swapped[dims[1]] = dims[1], dims[0]
+            dims = tuple(swapped)
+        if sorted(dims) != list(range(rank)):
+            break
+        order, node = tuple(dims[d] for d in order), found.args[0]
+    return node, order
+
+
+def _is_chain(out: Node, y: Node) -> bool:
+    """Whether a norm's result is read as y alone."""
+    while y is not out:
+        source = y.args[0]
+        if list(source.users) != [y]:
+            return False
+        y = source
+    return not is_changed(out)
+
+
+def _table(node: object, y: Node) -> tuple[Node, int] | None:
+    """The cosines or sines of each token, which a node has with a dimension for heads, and that dimension."""
+    node = exact(node)
+    found, rank = is_op(node, "view"), value(y).dim()
+    source = found.args[0] if found and found.args else None
+    if value(source) is None or value(node).dim() != rank or value(source).dim() != rank - 1:
+        return None
+    axis = _inserted(value(source).shape, value(node).shape, found.args[1:] or tuple(found.named.values()))
+    if axis is None or not 0 < axis < rank - 1 or not _has_pairs(source):
+        return None
+    *tokens, columns = value(source).shape
+    *wanted, width = (n for i, n in enumerate(value(y).shape) if i != axis)
+    fits = all(same(a, b) or same(a, 1) and i == 0 for i, (a, b) in enumerate(zip(tokens, wanted, strict=True)))
+    return (source, axis) if fits and same(columns, width) else None
+
+
+def _inserted(old: torch.Size, new: torch.Size, given: tuple[object, ...]) -> int | None:
+    """Where ``unsqueeze`` put a dimension, or an index with None among full slices."""
+    if len(given) != 1:
+        return None
+    if isinstance(given[0], int):
+        return given[0] % len(new)
+    index = given[0] if isinstance(given[0], tuple) else ()
+    places = [i for i, part in enumerate(index) if part is None]
+    is_plain = all(part is None or part == slice(None) for part in index)
+    return places[0] if is_plain and len(places) == 1 else None
+
+
+def _has_pairs(node: object) -> bool:
+    """Whether the two halves of a row of cosines or sines are the same, for what the graph shows."""
+    while True:
+        node = exact(node)
+        found = is_op(node, "cast", "same", "cos", "sin", "mul")
+        if found is None:
+            break
+        if found.meaning == "mul":
+            numbers = [isinstance(t, int | float) for t in next(operands(found))]
+            if sum(numbers) != 1:
+                return False
+            node = next(operands(found))[numbers.index(False)]
+        else:
+            node = found.args[0]
+    found = is_op(node, "cat")
+    if found is None:
+        return False
+    parts, dim = found.get(0, "tensors"), found.get(1, "dim", found.named.get("axis", 0))
+    return len(parts) == 2 and parts[0] is parts[1] and dim in (-1, value(node).dim() - 1)
+
+
+def _fit(q: Rotation, k: Rotation, graph: GraphModule) -> bool:
+    """Whether an operator takes both, and all that they read is there before either is."""
+    a, b = value(q.out), value(k.out)
+    alike = (q.norm.form, a.dtype, a.dim()) == (k.norm.form, b.dtype, b.dim()) and same(q.norm.eps, k.norm.eps)
+    if not alike or dtype(q.norm.tensors["weight"]) is not dtype(k.norm.tensors["weight"]):
+        return False
+    if not all(same(m, n) for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != q.axis):
+        return False
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    first = min(order[q.out], order[k.out])
+    return all(order[t] < first for t in _read((q, k)))
+
+
+def _read(rotations: Sequence[Rotation]) -> Iterator[Node]:
+    for r in rotations:
+        yield from (*r.norm.tensors.values(), r.cos, r.sin)

@@ -1,0 +1,64 @@
+"""A norm in a graph, with what an operator computes with it."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import Node
+
+from graphfuse.torch.fusion.form import OPERATORS, Form, Serving
+
+Number = int | float | torch.SymFloat | None
+
+
+@dataclass(frozen=True)
+class Site:
+    """A norm in a graph.
+
+    out: the node that has its result. tensors: what it is computed from, by the names of the operator's arguments.
+    eps: the epsilon, which may be symbolic. total: the node of a residual sum, which the operator makes as well. left:
+    what stands around it that the operator does not compute, in words. dim: the dimension of x that rows lie along,
+    counted from the last. groups: of how many equal parts of a row each is normalized by itself. factor: of a "unit"
+    norm, the number. inner: the norm that is a term of the residual sum, where the operator computes that, too.
+    """
+
+    form: Form
+    out: Node
+    tensors: dict[str, Node]
+    eps: Number
+    total: Node | None = None
+    left: str = ""
+    dim: int = -1
+    groups: int = 1
+    factor: float | None = None
+    inner: "Site | None" = None
+
+    @property
+    def serving(self) -> Serving:
+        return OPERATORS[self.form]
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """What operators take, by name."""
+        if self.inner is not None:
+            return {"eps": self.inner.eps, "next_eps": self.eps}
+        return {"eps": self.eps, "factor": self.factor, "dim": self.dim}
+
+    @property
+    def alone(self) -> "Site":
+        """Without the residual sum."""
+        if self.total is None:
+            return self
+        if self.inner is not None:
+            return self.parts[1].alone
+        tensors = {n: t for n, t in self.tensors.items() if n != "residual"} | {"x": self.total}
+        return replace(self, form=replace(self.form, residual=False), tensors=tensors, total=None)
+
+    @property
+    def parts(self) -> tuple["Site", ...]:
+        """The sites that it is made of: one before a residual sum and that with the sum, or itself."""
+        if self.inner is None:
+            return (self,)
+        given = {"x": self.inner.out, "residual": self.tensors["residual"]}
+        weight = {"weight": self.tensors["next_weight"]} if "next_weight" in self.tensors else {}
+        form = replace(self.form, inner=False)
+        return self.inner, replace(self, form=form, tensors=given | weight, inner=None)

@@ -1,0 +1,266 @@
+"""Norms with gates, along channels, and on both sides of a residual sum, fused in place."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from graphfuse.torch import fuse, kernel_mapping, unfuse
+from support.dispatched import operators
+
+HIDDEN, EPS = 32, 1e-5
+HALF = torch.bfloat16
+
+
+class Norm(torch.nn.Module):
+    def __init__(self, columns=HIDDEN, eps=EPS):
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.randn(columns) * 0.3), eps
+
+    def normal(self, wide):
+        return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x):
+        return (self.normal(x.float()) * (1.0 + self.weight.float())).type_as(x)
+
+
+class NormThenGate(Norm):
+    """As Qwen3-Next's."""
+
+    def forward(self, hidden_states, gate):
+        y = self.weight * self.normal(hidden_states.float()).to(hidden_states.dtype)
+        return (y * F.silu(gate.to(torch.float32))).to(hidden_states.dtype)
+
+
+class SigmoidGate(Norm):
+    """As Kimi-Linear's."""
+
+    def forward(self, x, gate=None):
+        y = self.weight.float() * self.normal(x.float()) * torch.sigmoid(gate.float())
+        return y.to(x.dtype)
+
+
+class GatedGroups(Norm):
+    """As Mamba-2's."""
+
+    def __init__(self, group_size=8):
+        super().__init__()
+        self.group_size = group_size
+
+    def forward(self, hidden_states, gate=None):
+        wide = hidden_states.float()
+        if gate is not None:
+            wide = wide * F.silu(gate.float())
+        *leading, last = wide.shape
+        y = self.normal(wide.view(*leading, last // self.group_size, self.group_size)).view(*leading, last)
+        return self.weight * y.to(hidden_states.dtype)
+
+
+class RoundedGateNorm(Norm):
+    """Whose activated gate is rounded, which no operator does."""
+
+    def forward(self, x, gate):
+        return super().forward(x) * F.silu(gate)
+
+
+class ChannelNorm(torch.nn.Module):
+    """As the VAE of WAN has it."""
+
+    def __init__(self, channels=16, first=True, images=False, bias=False):
+        super().__init__()
+        shape = (channels, *(1,) * (3 - images)) if first else (channels,)
+        self.channel_first, self.scale = first, channels**0.5
+        self.gamma = torch.nn.Parameter(torch.randn(shape))
+        self.bias = torch.nn.Parameter(torch.randn(shape)) if bias else 0.0
+
+    def forward(self, x):
+        return F.normalize(x, dim=(1 if self.channel_first else -1)) * self.scale * self.gamma + self.bias
+
+
+class Sandwich(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before, self.behind, self.between = Norm(), Norm(), Norm(eps=1e-3)
+        self.mixer, self.mlp = torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x):
+        residual = x
+        x = self.behind(self.mixer(self.before(x)))
+        x = residual + x
+        return x + self.mlp(self.between(x))
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = ChannelNorm(), ChannelNorm(bias=True)
+        self.activation = torch.nn.SiLU()
+
+    def forward(self, x):
+        return x + self.activation(self.two(F.silu(self.one(x)).sin()))
+
+
+def drawn(*shape, dtype=HALF, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def made(module, seed=3):
+    torch.manual_seed(seed)
+    return module().to(HALF)
+
+
+ROWS, VIDEO = (2, 5, HIDDEN), (2, 16, 3, 4, 5)
+GATED = [
+    (NormThenGate, "llama_rms_norm_times_silu"),
+    (SigmoidGate, "rms_norm_times_sigmoid"),
+    (GatedGroups, "llama_rms_norm_of_gated"),
+    (lambda: GatedGroups(HIDDEN), "llama_rms_norm_of_gated"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), GATED)
+def test_gates(module, name):
+    norm, x, gate = made(module), drawn(*ROWS).requires_grad_(), drawn(*ROWS, seed=1)
+    own = copy.deepcopy(norm)
+    (entry,) = fuse(norm).entries
+    assert entry.became == name
+    with torch.no_grad():
+        assert operators(lambda: norm(x, gate)) == operators(lambda: norm(x, gate=gate)) == [name]
+        assert torch.equal(norm(x, gate), own(x, gate))
+    grads = [torch.autograd.grad(m(x, gate).float().sum(), (x, m.weight)) for m in (norm, own)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+    assert unfuse(norm) == ("",)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda norm, x, gate: norm(x),
+        lambda norm, x, gate: norm(x, None),
+        lambda norm, x, gate: norm(x, gate[:, :1]),
+        lambda norm, x, gate: norm(x, gate.double()),
+        lambda norm, x, gate: norm.float()(x, gate),
+    ],
+)
+def test_calls_that_an_operator_would_compute_otherwise_run_the_own_forward(call):
+    norm, x, gate = made(GatedGroups), drawn(*ROWS), drawn(*ROWS, seed=1)
+    fuse(norm)
+    own = copy.deepcopy(norm)
+    unfuse(own)
+    with torch.no_grad():
+        assert operators(lambda: call(norm, x, gate)) == []
+        assert torch.equal(call(norm, x, gate), call(own, x, gate))
+
+
+def test_attributes_that_forward_reads_are_compared_at_each_call():
+    norm, x, gate = made(GatedGroups), drawn(*ROWS), drawn(*ROWS, seed=1)
+    fuse(norm)
+    norm.group_size = 16
+    with torch.no_grad():
+        assert operators(lambda: norm(x, gate)) == []
+        norm.group_size, norm.eps = 8, 1.0
+        assert operators(lambda: norm(x, gate)) == ["llama_rms_norm_of_gated"]
+        got = norm(x, gate)
+        unfuse(norm)
+        assert torch.equal(got, norm(x, gate))
+
+
+def test_the_layer_for_kernels():
+    layer = kernel_mapping("cpu")["RMSNormGated"]["cpu"].load()
+    norm, x, gate = made(GatedGroups), drawn(*ROWS), drawn(*ROWS, seed=1)
+    with torch.no_grad():
+        want, without = norm(x, gate), norm(x)
+        assert operators(lambda: layer.forward(norm, x, gate)) == ["llama_rms_norm_of_gated"]
+        assert torch.equal(layer.forward(norm, x, gate=gate), want)
+        assert torch.equal(layer.forward(norm, x), without)
+
+
+def test_a_gate_with_a_rounding_that_no_operator_has():
+    (entry,) = fuse(RoundedGateNorm()).entries
+    assert entry.why == "no operator computes RMSNorm * (1 + w), * gate"
+
+
+CHANNELS = [
+    (lambda: ChannelNorm(), VIDEO),
+    (lambda: ChannelNorm(bias=True), VIDEO),
+    (lambda: ChannelNorm(images=True), VIDEO[:4]),
+    (lambda: ChannelNorm(first=False, bias=True), (2, 3, 4, 16)),
+]
+
+
+@pytest.mark.parametrize(("module", "shape"), CHANNELS)
+@pytest.mark.parametrize("dtype", [HALF, torch.float32], ids=str)
+def test_channels(module, shape, dtype):
+    norm, x = made(module).to(dtype), drawn(*shape, dtype=dtype)
+    for layout in (x, x.transpose(1, -1).contiguous().transpose(1, -1)):
+        unfuse(norm)
+        with torch.no_grad():
+            want = norm(layout)
+            fuse(norm)
+            assert operators(lambda: norm(layout)) == ["rounded_unit_norm"]  # in float32 nothing is rounded
+            got = norm(layout)
+        torch.testing.assert_close(got, want, rtol=0.01 if dtype is HALF else 2e-6, atol=2e-6)
+        assert got.stride() == layout.stride()
+    assert operators(lambda: norm(x)) == []  # with gradients
+
+
+def test_derivatives_of_every_kind_go_through_the_own_forward():
+    norm, x = made(ChannelNorm).float(), drawn(*VIDEO, dtype=torch.float32)
+    own = copy.deepcopy(norm).requires_grad_(False)
+    fuse(norm.requires_grad_(False))
+    total = lambda m: lambda x: m(x).square().sum()  # noqa: E731
+    assert torch.equal(torch.func.grad(total(norm))(x), torch.func.grad(total(own))(x))
+    got, want = (torch.func.jvp(m, (x,), (torch.ones_like(x),))[1] for m in (norm, own))
+    assert torch.equal(got, want) and want.abs().sum() > 0
+    with torch.no_grad():
+        assert operators(lambda: norm(x)) == ["rounded_unit_norm"]
+
+
+def test_the_silu_of_a_norm_along_channels():
+    block, x = made(Block), drawn(*VIDEO)
+    with torch.no_grad():
+        want = block(x)
+        assert [(e.name, e.became, e.why) for e in fuse(block).replaced[2:]] == [
+            ("", "rounded_unit_norm_silu", "with one"),
+            ("", "rounded_unit_norm_silu", "with two"),
+        ]
+        assert operators(lambda: block(x)) == ["rounded_unit_norm_silu"] * 2
+        torch.testing.assert_close(block(x), want, rtol=0.01, atol=0.01)
+        block.activation.register_forward_hook(lambda module, given, y: y * 2)
+        assert operators(lambda: block(x)) == ["rounded_unit_norm_silu", "rounded_unit_norm"]
+
+
+def test_norms_on_both_sides_of_a_sum():
+    layer, x = made(Sandwich), drawn(*ROWS)
+    with torch.no_grad():
+        want = layer(x)
+        report = fuse(layer)
+        assert [(e.became, e.why) for e in report.replaced[3:]] == [
+            ("gemma_rms_norm_add_norm", "with behind and between in inference, else gemma_add_rms_norm")
+        ]
+        assert operators(lambda: layer(x)) == ["gemma_rms_norm", "gemma_rms_norm_add_norm"]
+        assert torch.equal(layer(x), want)
+    # The training phase, and hooks of each norm, which are called.
+    assert operators(lambda: layer(x)) == [
+        "gemma_rms_norm_training",
+        "gemma_rms_norm_training",
+        "gemma_add_rms_norm_training",
+    ]
+    for norm, names in (("behind", ["gemma_rms_norm", "gemma_add_rms_norm"]), ("between", ["gemma_rms_norm"] * 2)):
+        seen = []
+        handle = getattr(layer, norm).register_forward_hook(lambda module, given, y, seen=seen: seen.append(y.shape))
+        with torch.no_grad():
+            assert operators(lambda: layer(x)) == ["gemma_rms_norm", *names]
+            assert torch.equal(layer(x), want) and len(seen) == 2
+        handle.remove()
+
+
+def test_compiled():
+    torch._dynamo.reset()
+    for module, given in ((Sandwich, (drawn(*ROWS),)), (Block, (drawn(*VIDEO),)), (NormThenGate, (drawn(*ROWS),) * 2)):
+        layer = made(module)
+        fuse(layer)
+        with torch.no_grad():
+            assert torch.equal(torch.compile(layer, backend="aot_eager", fullgraph=True)(*given), layer(*given))
