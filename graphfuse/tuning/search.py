@@ -1,5 +1,6 @@
 """The search for the fastest knobs of one part: compile in parallel, check, time in rounds of growing length."""
 
+import math
 import threading
 import time
 import warnings
@@ -31,6 +32,9 @@ class Round:
 HALVING = (Round(1, 300, within=1.5, most=16), Round(3, 1000, within=1.1, most=3), Round(7, 4000))
 """Bad candidates cost a glance; the last three are timed by the whole protocol."""
 
+# What takes so many times as long as the fastest so far, and so many microseconds, is timed by one call: a library may
+# propose plans that take a second.
+_FAR, _FAR_US = 4.0, 1000.0
 _WARM_SECONDS = 0.1  # of work before the first measurement, for the clocks
 
 
@@ -39,7 +43,7 @@ def search(
     candidates: Sequence[object],
     deadline: float,
     rounds: Sequence[Round] = HALVING,
-    measure: Callable[[Sequence[Callable[[], None]], int, float], timing.Time] = timing.measure,
+    measure: Callable[[Sequence[Callable[[], None]], int, float, float], timing.Time] = timing.measure,
     most: int | None = None,
 ) -> tuple[Trial, ...]:
     """A trial for each of `candidates` (knobs of the part's engine), fastest first, then those not timed.
@@ -74,10 +78,12 @@ def search(
         _warm(next(iter(calls.values())))
     running, finished = list(calls), False
     for number, round in enumerate(rounds, 1):
+        fastest = math.inf
         for knobs in running:
             if time.monotonic() >= deadline:
                 break
-            took = measure(calls[knobs], round.repeats, round.least_us)
+            took = measure(calls[knobs], round.repeats, round.least_us, max(_FAR * fastest, _FAR_US))
+            fastest = min(fastest, took.median)
             trials[knobs] = replace(trials[knobs], status=TIMED, time=took, rounds=number)
         done = [k for k in running if trials[k].rounds == number]
         finished = number == len(rounds) and bool(done) and len(done) == len(running)

@@ -10,6 +10,7 @@ from graphfuse.dtypes import data_type
 from graphfuse.enums import tensor_reordering
 from graphfuse.errors import (
     GraphfuseError,
+    GraphNotSupportedError,
     GraphStateError,
     GraphTypeError,
     GraphValidationError,

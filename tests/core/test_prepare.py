@@ -370,7 +370,7 @@ def test_it_is_tuned_as_kernels_are():
     found = bind(planner, planner.plans[0], pack, None)
     bench = Workbench(part, planner.device, reference(planner.plans[0], planner.device, found), found.scalars)
 
-    def measured(calls, repeats, least_us):
+    def measured(calls, repeats, least_us, limit):
         calls[-1]()
         return Time(float(repeats), 0.0, 0.0)
 

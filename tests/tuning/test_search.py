@@ -49,7 +49,7 @@ def knobs_of(part, *threads: int):
     return [dataclasses.replace(first, threads=t) for t in threads]
 
 
-def seconds(calls, repeats, least_us) -> Time:
+def seconds(calls, repeats, least_us, limit) -> Time:
     """Wall time: there is no event to record on the CPU."""
     times = []
     for _ in range(repeats):
@@ -110,13 +110,25 @@ def test_after_the_deadline_nothing_is_tried_or_called_best():
     trials = search(made, knobs_of(made.part, 32, 128), time.monotonic(), SHORT, seconds)
     assert {t.status for t in trials} == {NOT_TRIED}
 
-    def slow(calls, repeats, least_us):
+    def slow(calls, repeats, least_us, limit):
         time.sleep(0.3)
-        return seconds(calls, repeats, least_us)
+        return seconds(calls, repeats, least_us, limit)
 
     search(made, knobs_of(made.part, 32, 128), time.monotonic() + 60, SHORT, seconds)  # compiled by now
     trials = search(made, knobs_of(made.part, 32, 128), time.monotonic() + 0.25, SHORT, slow)
     assert [t.status for t in trials] == [TIMED, NOT_TRIED]
+
+
+def test_what_is_far_slower_than_the_fastest_is_timed_by_one_call():
+    made, _ = bench(Norm(5, 64))
+    limits, times = [], iter([5000.0, 400.0, 100.0])
+
+    def measured(calls, repeats, least_us, limit):
+        limits.append(limit)
+        return Time(next(times), 0, 0)
+
+    search(made, knobs_of(made.part, 32, 128, 512), time.monotonic() + 60, (Round(1, 0),), measured)
+    assert limits[0] > 1e9 and limits[1:] == [20000.0, 1600.0]
 
 
 def test_rounds_let_only_the_fast_go_on():
@@ -124,7 +136,7 @@ def test_rounds_let_only_the_fast_go_on():
     asked = []
     us = dict(zip((32, 128, 512), (10.0, 11.0, 30.0), strict=True))
 
-    def measured(calls, repeats, least_us):
+    def measured(calls, repeats, least_us, limit):
         asked.append((repeats, made.part))
         return Time(next(times), 0, 0)
 

@@ -103,7 +103,7 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
     for pair in rotated:
         for one, other in ((pair.q, pair.k), (pair.k, pair.q)):
             note = f"rotated, with {_own(places[other.norm.out])}"
-            entries[one.norm.out] = [Entry(*places[one.norm.out], rotation.OPERATOR, note)]
+            entries[one.norm.out] = [Entry(*places[one.norm.out], rotation.NAME, note)]
     return [entry for site in sites for part in site.parts for entry in entries.get(part.out, ())]
 
 

@@ -16,9 +16,8 @@ from graphfuse.torch.fusion.form import Form
 from graphfuse.torch.fusion.meaning import dtype, exact, is_changed, is_op, operands, same, value
 from graphfuse.torch.fusion.site import Site
 
-OPERATOR = "qk_norm_rope"
-HAS_GRADIENTS = False
-"""Whether autograd knows the operator. Where it does not, rotations that need a gradient are left."""
+NAME = "qk_norm_rope"
+OPERATOR = f"differentiable_{NAME}"
 
 WIDEST, MULTIPLE = 512, 16
 """Columns of a head that kernels take: at most, and a multiple of which."""
@@ -93,8 +92,6 @@ def _rotation(node: Node, norms: Mapping[Node, Site]) -> Rotation | tuple[Node, 
     tables = [_table(t, y) for t in (cos, sin)]
     if None in tables or tables[0][1] != tables[1][1] or dtype(tables[0][0]) is not dtype(tables[1][0]):
         return norm.out, "it is not in the graph that both halves of a row have the same cosines and sines"
-    if value(node).requires_grad and not HAS_GRADIENTS:
-        return norm.out, f"{OPERATOR} is without gradients"
     (cos, axis), (sin, _) = tables
     if any(map(is_changed, (cos, sin))):
         return norm.out, "its cosines or sines are changed in place"
