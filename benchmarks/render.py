@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from graphfuse.benchmarks import cudnn_calls, host_record, in_a_model, llama, plot, profile, tables, wan_block
+from graphfuse.benchmarks import cudnn_calls, host_record, in_a_model, llama, plot, profile, ranking, tables, wan_block
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.model_record import TARGETS, costs, times
 from graphfuse.benchmarks.results import Results
@@ -136,6 +136,10 @@ def _wan_block(record: dict) -> str:
     return _told(where, tables.judged(wan_block.TARGETS, record), wan_block.table(record))
 
 
+def _ranking(record: dict) -> str:
+    return f"{_where(record['environment'], {})}\n\n{tables.markdown(ranking.table(record['us']))}"
+
+
 def _told(where: str, verdicts: tables.Table, *more: tables.Table) -> str:
     """Where it was measured, what was to be reached, and tables with their titles."""
     titled = (f"{_sentence(table.title)}\n\n{tables.markdown(table)}" for table in more)
@@ -163,6 +167,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "llama": _llama,
     "cudnn-calls": _cudnn_calls,
     "wan-block": _wan_block,
+    "ranking": _ranking,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
     "models": _models,
 }

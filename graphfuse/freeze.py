@@ -80,7 +80,7 @@ def _infer(graph: Recorded, node: NodeRecord) -> None:
             t.inferred_stride = _stride(node, shape)
         accepted = stored.get(port, OUTPUT_TYPES)
         _infer_data_type(graph, t, accepted[0] if port in stored else defaults[port])
-        if t.get_is_virtual() and any(p.kept and p.name == port for p in node.op.outputs):
+        if t.get_is_virtual() and node.op.keeps(port):
             raise GraphValidationError(
                 f"{where}: {port} is virtual; accepted: an output, whose memory it keeps in part"
             )

@@ -93,6 +93,10 @@ class Op:
     def pointwise(self) -> bool:
         return self.cuda is not None
 
+    def keeps(self, output: str) -> bool:
+        """Whether an output port keeps what the node does not write."""
+        return any(port.kept for port in self.outputs if port.name == output)
+
 
 @dataclass(frozen=True)
 class Spelling:

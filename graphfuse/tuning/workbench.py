@@ -13,6 +13,8 @@ from graphfuse.runtime.variant_pack import Bindings
 from graphfuse.tuning import compare
 
 _POISON = 0xA5
+_UNTOUCHED = 0
+"""Bytes of what is computed, before it is: what a node leaves as it is has these in the reference's result."""
 
 
 class Workbench:
@@ -26,6 +28,7 @@ class Workbench:
         self._tensors = subgraph.graph.tensors
         self._outputs = [t for t in subgraph.outputs if found[t].numel()]
         self._reference = {t: found[t] for t in self._outputs}
+        self._kept = {t for node in subgraph.nodes for port, t in node.outputs if node.op.keeps(port)}
         self._accepted: dict[TensorId, object] | None = None
         touched = [t for t in dict.fromkeys((*subgraph.inputs, *subgraph.outputs)) if t in found]
         self._scratch = torch.empty(0, dtype=torch.uint8, device=device.memory)
@@ -58,7 +61,7 @@ class Workbench:
 
         made = self._sets[0]
         for t in self._outputs:
-            made[t].fill_(_POISON)
+            made[t].fill_(_UNTOUCHED if t in self._kept else _POISON)
         calls[0]()
         if self._accepted and all(torch.equal(made[t], self._accepted[t]) for t in self._outputs):
             return None
@@ -94,7 +97,7 @@ def reference(plan: Plan, device: Device, bound: Bindings) -> dict[TensorId, obj
         if tensor.by_value:
             continue
         if t in graph.producer:
-            found[t] = torch.zeros(tensor.nbytes, dtype=torch.uint8, device=device.memory)
+            found[t] = torch.full((tensor.nbytes,), _UNTOUCHED, dtype=torch.uint8, device=device.memory)
         else:
             found[t] = memory.wrap(torch, bound.address(t), tensor.nbytes, device).clone()
     buffers = Bindings({t: values.data_ptr() for t, values in found.items()}, bound.scalars, 0)

@@ -19,6 +19,7 @@ from graphfuse.tuning.search import HALVING, Round, search
 from graphfuse.tuning.workbench import Workbench, reference, tunable
 from support import planted
 from support.graphs import FP4, Norm
+from support.rotary import Rotary
 
 pytestmark = pytest.mark.emulate
 
@@ -103,6 +104,12 @@ def test_if_all_are_wrong_there_is_no_best():
 def test_there_may_be_no_deadline():
     made, _ = bench(Norm(5, 64))
     assert search(made, knobs_of(made.part, 32), float("inf"), SHORT, seconds)[0].status == BEST
+
+
+def test_rows_that_are_not_written_are_as_the_reference_leaves_them():
+    made, _ = bench(Rotary(columns=32, rotary=32, slots=8))
+    (trial,) = search(made, knobs_of(made.part, 64), time.monotonic() + 60, SHORT, seconds)
+    assert trial.status == BEST
 
 
 def test_after_the_deadline_nothing_is_tried_or_called_best():
