@@ -332,6 +332,15 @@ def test_found_by_what_it_computes():
     assert recognized(Activation()) is None and recognized(torch.nn.BatchNorm1d(4)) is None
 
 
+@pytest.mark.parametrize("norm", [torch.nn.LayerNorm, torch.nn.RMSNorm])
+def test_a_norm_without_weights_of_any_width(norm):
+    model = torch.nn.Sequential(norm(48, elementwise_affine=False))
+    x = torch.randn(5, 48)
+    want = model(x)
+    assert len(fuse(model).replaced) == 1
+    torch.testing.assert_close(model(x), want)
+
+
 def test_a_class_that_has_only_the_name():
     """Of a known class, changed."""
     cls = type("LlamaRMSNorm", (LlamaNorm,), {"__module__": "transformers.models.llama.modeling_llama"})

@@ -30,11 +30,13 @@ class Probe:
 
 def probe(module: torch.nn.Module) -> Probe | None:
     """By the parameters and buffers of a module without children: vectors, along the last dimension, or with extents of
-    1 behind them, along channels. None where they are something else; of any extent where there are none."""
+    1 behind them, along channels. None where they are something else. Where there are none, the extent is what the
+    module says, as torch's norms do, or any."""
     own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
     shapes = {tuple(t.shape) for t in own if t.is_floating_point()}
     if not shapes:
-        return Probe((2, 3, _ANY_COLUMNS), _ANY_COLUMNS)
+        said = getattr(module, "normalized_shape", None)
+        shapes = {said if isinstance(said, tuple) else (said if isinstance(said, int) else _ANY_COLUMNS,)}
     if len(shapes) > 1 or shapes == {()}:
         return None
     ((columns, *behind),) = shapes
