@@ -18,7 +18,7 @@ from graphfuse.errors import GraphNotSupportedError, PluginError
 from graphfuse.ir import Graph, Subgraph, TensorId
 from graphfuse.match import Declined, Pattern, Region
 from graphfuse.plugins import Origin, Registry
-from graphfuse.tables.ranking import ANY, RANKING, Rank, rank
+from graphfuse.tables.ranking import RANKING, Rank, rank
 from graphfuse.tables.tunings import HEURISTIC, Choice, Tunings
 
 ALIGNMENT = workspace.ALIGNMENT
@@ -179,8 +179,8 @@ def propose(
         return [part for e in engines for part in _ask(region, e, device, mode, tunings, origins, verdicts)]
 
     def ranked(region: Region, options: list[Part]) -> list[Part]:
-        order = rank(region, device, ranking)
-        return sorted(options, key=lambda part: order.place(part.engine.name))
+        places = rank(region, device, ranking).places([part.engine.name for part in options])
+        return [options[n] for n in sorted(range(len(options)), key=places.__getitem__)]
 
     @cache
     def fused(nodes: Subgraph) -> list[Part]:
@@ -188,11 +188,10 @@ def propose(
         may have a region of these nodes, each with engines of its own."""
         found = [r for r in regions if r.subgraph == nodes]
         # Asking takes time: a library compiles to know whether it can. Those of the first pattern do, unless the table
-        # says otherwise of the family, or many plans are wanted.
-        all_of_them = mode is heur_mode.B or rank(found[0], device, ranking).family != ANY
-        options: list[Part] = []
+        # has another engine before them, or many plans are wanted.
+        order, options = rank(found[0], device, ranking), list[Part]()
         for region in found:
-            if all_of_them or not options:
+            if mode is heur_mode.B or not order.is_first_of({part.engine.name for part in options}):
                 options += ask(region, special)
             if not any(isinstance(region.facts, e.facts) for e in engines if e.facts is not Subgraph):
                 kind = type(region.facts).__name__

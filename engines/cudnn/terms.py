@@ -42,12 +42,14 @@ def _sum(facts: Subgraph, product: Node) -> Mapping[str, Node]:
 
 
 def _addition(facts: Subgraph, total: TensorId) -> tuple[Node, TensorId] | None:
-    """What adds a term from outside to `total`, which nothing else reads, and the term."""
+    """What adds a term from outside to `total`, which nothing else reads, and the term. The sum has the shape of
+    `total`: no term is larger."""
     readers = facts.graph.consumers.get(total, ())
     if total in facts.outputs or len(readers) != 1 or readers[0] not in facts.node_ids:
         return None
     node = facts.graph.nodes[readers[0]]
     if node.op_name != "add" or node.compute is not data_type.FLOAT:
         return None
-    (term,) = (t for _, t in node.inputs if t != total)
-    return (node, term) if term in facts.inputs else None
+    (term,), ((_, made),) = (t for _, t in node.inputs if t != total), node.outputs
+    fits = facts.graph.tensors[made].dim == facts.graph.tensors[total].dim
+    return (node, term) if term in facts.inputs and fits else None

@@ -1,4 +1,4 @@
-"""Ops that move elements and compute nothing: transposed axes, slices and other shapes."""
+"""Ops that move elements: transposed axes, slices and other shapes. As of any node, values have its compute type."""
 
 import math
 from collections.abc import Mapping

@@ -2,10 +2,10 @@
 
 The first entry that applies decides: for a family of the region, on the device that it was measured on. Engines that it
 does not distinguish keep their order: first those of a pattern's facts, then those that take any nodes, each in order
-of registration.
+of registration. What the caller passes is registered first, and so comes before engines that were measured.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphfuse.device import Device
@@ -57,9 +57,18 @@ class Rank:
         origin = f"measured on {self.source.device}, {self.source.date}" if self.source else "default"
         return f"{order} ({origin})"
 
-    def place(self, engine: str) -> int:
-        """Where an engine stands, 0 first."""
-        return self.engines.index(engine if engine in self.engines else OTHERS)
+    def places(self, engines: Sequence[str]) -> list[int]:
+        """Where engines stand that are registered in this order; less is before. A measurement says nothing of engines
+        that were not there: those that are registered before all that were, such as the caller's own, stay there."""
+        places: list[int] = []
+        for name in engines:
+            ahead = self.source is not None and name not in self.engines and all(place < 0 for place in places)
+            places.append(-1 if ahead else self.engines.index(name if name in self.engines else OTHERS))
+        return places
+
+    def is_first_of(self, engines: Collection[str]) -> bool:
+        """Whether the engine that comes first is one of these."""
+        return bool(engines) and self.engines[0] in (OTHERS, *engines)
 
 
 LAST = "reference"

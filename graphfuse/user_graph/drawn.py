@@ -149,6 +149,9 @@ class Drawn(Recorded, OpMethods):
             raise GraphNotSupportedError(f"{where}: in_place_index is not offered; leave it out")
         if not isinstance(inputs, Sequence) or len(inputs) < 2:
             raise GraphTypeError(f"{where}: inputs must be a list of two tensors or more, got {inputs!r}")
+        for n, t in enumerate(inputs):  # before anything is drawn
+            self._check_operand(where, f"inputs[{n}]", t)
+        self._check_free(where, name)
         first, *between, last = inputs
         for t in between:
             first = self.join(first, t, axis, compute_data_type)
@@ -167,8 +170,7 @@ class Drawn(Recorded, OpMethods):
     ) -> Tensor | None | list[Tensor | None]:
         name = checked_name(f"node of {op.name}", name) or self._free_name(op)
         where = f"node {name!r} ({op.name})"
-        if name in self._node_names:
-            raise GraphValidationError(f"{where}: another node has this name; node names must differ")
+        self._check_free(where, name)
         attributes = node_arguments.attributes(where, op, given)
         inputs = self._inputs(where, op, given, name)
         compute = checked_type(f"{where}: compute_data_type", compute_data_type)
@@ -191,15 +193,19 @@ class Drawn(Recorded, OpMethods):
                 continue
             if isinstance(value, int | float) and not isinstance(value, bool):
                 value = self.tensor_scalar(value, name=f"{name}::{port.name}")
-            if not isinstance(value, Tensor):
-                raise GraphTypeError(
-                    f"{where}: {port.name} must be a tensor of this graph or a number, got {value!r}"
-                    f"{node_arguments.order(op)}"
-                )
-            if not self._uids.has(value):
-                raise GraphValidationError(f"{where}: {port.name} ({value.get_name()!r}) belongs to another graph")
+            self._check_operand(where, port.name, value, node_arguments.order(op))
             inputs[port.name] = value
         return inputs
+
+    def _check_operand(self, where: str, port: str, value: object, order: str = "") -> None:
+        if not isinstance(value, Tensor):
+            raise GraphTypeError(f"{where}: {port} must be a tensor of this graph or a number, got {value!r}{order}")
+        if not self._uids.has(value):
+            raise GraphValidationError(f"{where}: {port} ({value.get_name()!r}) belongs to another graph")
+
+    def _check_free(self, where: str, name: str) -> None:
+        if name in self._node_names:
+            raise GraphValidationError(f"{where}: another node has this name; node names must differ")
 
     def _free_name(self, op: Op) -> str:
         number = self._nodes_of[op.name]

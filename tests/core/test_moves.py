@@ -111,11 +111,20 @@ def test_concatenate(data):
     [
         (lambda g, x: g.concatenate(0, inputs=[x]), GraphTypeError, "inputs must be a list of two tensors or more"),
         (lambda g, x: g.concatenate(0, inputs=x), GraphTypeError, "inputs must be a list of two tensors or more"),
-        (lambda g, x: g.concatenate(0, inputs=[x, "y"]), GraphTypeError, "b must be a tensor of this graph"),
+        (
+            lambda g, x: g.concatenate(0, inputs=[x, x, "y"]),
+            GraphTypeError,
+            r"inputs\[2\] must be a tensor of this graph",
+        ),
         (
             lambda g, x: g.concatenate(0, 1, inputs=[x, x], name="all"),
             GraphNotSupportedError,
             "concatenate 'all': in_place_index is not offered; leave it out",
+        ),
+        (
+            lambda g, x: g.concatenate(0, inputs=[x, x, graphs.new().tensor([3, 4], name="theirs")]),
+            GraphValidationError,
+            r"inputs\[2\] \('theirs'\) belongs to another graph",
         ),
     ],
 )
@@ -123,6 +132,7 @@ def test_what_concatenate_does_not_take(call, error, message):
     g = graphs.new()
     with pytest.raises(error, match=message):
         call(g, g.tensor([3, 4]))
+    assert not g.nodes
 
 
 def test_of_a_broadcast_input():

@@ -66,6 +66,16 @@ def test_terms_do_not_cross_what_is_stored_or_is_no_addition():
         assert ordered(facts) == facts.nodes
 
 
+def test_terms_that_are_larger_than_the_convolution_stay():
+    g = graphs.new()
+    y = g.conv_fprop(g.tensor([1, 4, 4, 4], name="x"), g.tensor([3, 4, 3, 3], name="w"), padding=[1, 1])
+    y = g.add(g.add(y, g.tensor([2, 3, 4, 4], name="samples")), g.tensor([1, 3, 4, 4], name="residual"))
+    y.set_output()
+    g.validate()
+    facts = Subgraph(g._ir, tuple(range(len(g._ir.nodes))))
+    assert ordered(facts) == facts.nodes
+
+
 def test_additions_in_another_type_and_after_other_products_stay():
     _, facts = convolution(["bias", "residual"], compute=data_type.DOUBLE)
     assert ordered(facts) == facts.nodes

@@ -7,6 +7,7 @@ import pytest
 from graphfuse import engines, heur_mode, plan, plugins
 from graphfuse.device import CPU, for_arch
 from graphfuse.engine import HostEngine
+from graphfuse.engines.rows import RowEngine
 from graphfuse.freeze import freeze
 from graphfuse.ir import Subgraph
 from graphfuse.lower import lower
@@ -77,6 +78,34 @@ def test_what_was_measured_counts_on_that_architecture():
     table = [Rank("relu", ("b", "a", OTHERS), HERE, {"b": 1.0, "a": 2.0})]
     assert orders(table, device=H200) == ["b", "a"]
     assert orders(table, device=for_arch("sm_100a")) == ["a", "b"]
+
+
+def test_what_was_measured_says_nothing_of_other_engines():
+    """Those that are registered before all that were measured, as the caller's are, stay first."""
+    table = [Rank("relu", ("b", "a", OTHERS), HERE, {"b": 1.0, "a": 2.0})]
+    mine = toys.HostSolo("mine")
+    assert orders(table, (mine, A, B), H200) == ["mine", "b", "a"]
+    assert orders(table, (A, mine, B), H200) == ["b", "a", "mine"]
+
+
+class Mine(RowEngine):
+    name = "mine"
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90a"])
+def test_the_callers_engine_comes_first_on_every_device(chip):
+    graph = lower(freeze(Norm(512, 4096).graph()))
+    known = plugins.registry((), (Mine(), "rows"))
+    regions, _ = plan.matches(graph, known)
+    made = plan.propose(graph, regions, known.engines, for_arch(chip), heur_mode.A)
+    assert made.plans[0].parts[0].engine.name == "mine"
+
+
+def test_nobody_else_is_asked_once_the_first_of_the_table_takes_the_nodes():
+    (first,) = toys.solo("relu")
+    second = replace(first, name="other_relu", facts=lambda match: Other(match.subgraph))
+    table = [Rank("relu", ("a", "other", OTHERS), HERE, {"a": 1.0, "other": 2.0})]
+    assert order(relu(), (InB("a"), OfOther("other", (1, 2))), table, H200, (first, second)) == ["a"]
 
 
 def test_a_library_may_be_measured_ahead_of_a_patterns_engine():
