@@ -75,8 +75,8 @@ def new_plugin(
     if as_json:
         output.print_json({"name": package, "folder": str(target), "files": written})
         return
-    for file in written:
-        typer.echo(file)
+    for line in written:
+        typer.echo(line)
     typer.echo(f'Next: cd {target} && pip install -e ".[test]" && python -m pytest')
 
 
