@@ -21,6 +21,9 @@ Shape = tuple[int, ...]
 Placed = tuple[Shape, Shape]
 """Extents and strides of a tensor, in elements."""
 
+_SHAPED = frozenset({"reshape"})
+"""Ops whose output has the shape that the user says, virtual or not: inputs leave it open."""
+
 
 @dataclass(frozen=True)
 class Overrides:
@@ -82,17 +85,20 @@ def _extents(what: str, uid: int, values: Any) -> Shape:
 def shapes(graph: ir.Graph, overrides: Overrides) -> dict[int, Placed]:
     """Extents and strides by uid, held one by one against the graph that was built; VariantPackError names the tensor.
 
-    Only tensors that execute gets memory for are overridden. A tensor keeps its rank, and the extent of its last axis.
+    Only tensors that execute gets memory for are overridden, and what a reshape makes. A tensor keeps its rank, and the
+    extent of its last axis.
     """
     by_uid = {t.uid: t for t in graph.tensors}
     bound = {t.uid for t in graph.bound if not t.by_value}
+    shaped = {graph.tensors[t].uid for node in graph.nodes if node.op_name in _SHAPED for _, t in node.outputs}
     found: dict[int, Placed] = {}
     for uid, dim, stride in zip(overrides.uids, overrides.dims, overrides.strides, strict=True):
         t = by_uid.get(uid)
-        if t is None or uid not in bound:
+        if t is None or uid not in bound | shaped:
             why = "is of no tensor of the graph" if t is None else f"is {t}, {_why_not(t)}"
-            names = ", ".join(f"{t.name!r} ({t.uid})" for t in graph.bound if t.uid in bound)
-            raise VariantPackError(f"override_uids: {uid} {why}; accepted: inputs and outputs in memory, {names}")
+            names = ", ".join(f"{t.name!r} ({t.uid})" for t in graph.tensors if t.uid in bound | shaped)
+            kinds = "inputs and outputs in memory" + (", what a reshape makes" if shaped - bound else "")
+            raise VariantPackError(f"override_uids: {uid} {why}; accepted: {kinds}, {names}")
         if len(dim) != len(t.dim):
             raise VariantPackError(f"{t}: override_shapes has {list(dim)}; accepted: {len(t.dim)} extents")
         if dim[-1] != t.dim[-1]:
@@ -180,7 +186,9 @@ def _inferred(recorded: Recorded, found: Mapping[int, Placed]) -> dict[int, Shap
         try:
             after = node.op.infer(before, node.attributes, wanted)
         except GraphValidationError as error:
-            raise VariantPackError(f"override_shapes: node {node.name!r} ({node.op.name}): {error}") from None
+            left = [t for t in written.values() if node.op.name in _SHAPED and t.current_uid not in found]
+            hint = "".join(f"; accepted: override {t.get_name()!r}, uid {t.current_uid}, too" for t in left)
+            raise VariantPackError(f"override_shapes: node {node.name!r} ({node.op.name}): {error}{hint}") from None
         for port, t in written.items():
             dims[id(t)] = shape = tuple(after[port])
             if t.current_uid in found and found[t.current_uid][0] != shape:

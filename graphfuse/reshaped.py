@@ -67,7 +67,8 @@ class Reshaped:
         roomy = frozenset(t.id for t in graph.bound if t.uid in uids)
         if frozen.tensors == self._built.tensors:
             return self._executable.on(self._binder(graph, self._plan, roomy))
-        counted = self._counted(frozen)
+        # A count of rows does not say what a virtual reshape makes.
+        counted = self._counted(frozen) if uids <= {t.uid for t in graph.bound} else None
         fixed = any(t.workspace is not None for t in graph.tensors)  # at an offset that may follow the count
         if counted is not None and not fixed and self._executable.serves_fewer:
             made, chosen = self._built_class(counted.largest)

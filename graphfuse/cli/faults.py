@@ -176,13 +176,14 @@ def _variable(kind: Kind) -> str:
 
 
 def _folder(kind: Kind, folder: Path) -> Iterator[Finding]:
+    from graphfuse import settings as read
+
     there = next(path for path in (folder, *folder.parents) if path.exists())
     quoted = shlex.quote(str(there))
+    # What the user's own setting names may be of use as it is.
+    unset = f"unset {_variable(kind)}" if _variable(kind) in read.given() else None
     if not there.is_dir():
-        from graphfuse import settings as read
-
-        # A file that the user's own setting names may be of use.
-        mend = f"unset {_variable(kind)}" if _variable(kind) in read.given() else f"rm {quoted}"
+        mend = unset or f"rm {quoted}"
         yield Finding(kind.name, FAULT, f"{there} is no folder: {kind.holds} are not kept", mend)
         return
     why = foreign(there.stat()) if there == folder else None
@@ -194,7 +195,7 @@ def _folder(kind: Kind, folder: Path) -> Iterator[Finding]:
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
         what = f"{there} cannot be read and written ({error.strerror}): {kind.holds} are not kept"
-        yield Finding(kind.name, FAULT, what, f"chmod u+rwx {quoted}")
+        yield Finding(kind.name, FAULT, what, unset or f"chmod u+rwx {quoted}")
         return
     if shutil.disk_usage(there).free < _LEAST_ROOM:
         yield Finding(kind.name, FAULT, f"the file system of {there} is full", "graphfuse cache clear")

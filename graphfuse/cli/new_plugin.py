@@ -6,8 +6,12 @@ template, then the facts, the kernel, and what the engine declares.
 
 import importlib.util
 import keyword
+import os
 import re
+import shutil
 import sys
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -32,12 +36,8 @@ FILES = (
 )
 """Its files. Named, as an installation in place leaves others beside them."""
 
-_CPP = frozenset(
-    "alignas and asm auto bool char const default delete double enum explicit export extern float friend goto inline "
-    "int long mutable namespace new operator or private protected public register short signed sizeof static struct "
-    "switch template this throw typedef typename union unsigned using virtual void volatile xor main gf".split()
-)
-"""Words that are no name of a kernel."""
+_LONGEST = 100
+"""Characters of a name. Names of files, of at most 255 bytes, are made of it, here and where it is installed."""
 
 
 def new_plugin(
@@ -54,24 +54,29 @@ def new_plugin(
     package = name.replace("-", "_")
     _refuse(name, package)
     target = Path(name) if folder is None else folder
+    texts = {
+        target / _renamed(path, package): _renamed((TEMPLATE / path).read_text(encoding="utf-8"), package)
+        for path in FILES
+    }
+    made = [path for path in (target, *target.parents) if not os.path.lexists(path)]
     try:
         target.mkdir(parents=True)
+        for file, text in texts.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
     except FileExistsError:
         raise typer.BadParameter(f"{target} exists; accepted: a folder that does not", param_hint="--folder") from None
     except OSError as error:
+        for path in made[-1:]:  # which has the others
+            shutil.rmtree(path, ignore_errors=True)
         typer.echo(f"{target} cannot be made: {error.strerror}", err=True)
         raise typer.Exit(exits.FAULT) from error
-    written = []
-    for path in FILES:
-        file = target / _renamed(path, package)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(_renamed((TEMPLATE / path).read_text(encoding="utf-8"), package), encoding="utf-8")
-        written.append(str(file))
+    written = [*map(str, texts)]
     if as_json:
         output.print_json({"name": package, "folder": str(target), "files": written})
         return
-    for file in written:
-        typer.echo(file)
+    for line in written:
+        typer.echo(line)
     typer.echo(f'Next: cd {target} && pip install -e ".[test]" && python -m pytest')
 
 
@@ -81,22 +86,39 @@ def _renamed(text: str, package: str) -> str:
 
 
 def _refuse(name: str, package: str) -> None:
-    """BadParameter for what cannot be a package, a distribution and a kernel at once, or is known by another's name."""
-    if not re.fullmatch(r"[a-z](?:[-_]?[a-z0-9])*", name):
+    """BadParameter for what cannot be a package and a distribution at once, or is known by another's name."""
+    if not re.fullmatch(r"[a-z](?:[-_]?[a-z0-9])*", name) or len(name) > _LONGEST:
         raise typer.BadParameter(
-            f"{name!r} is no name; accepted: lower-case letters and digits, joined by single - or _, a letter first",
+            f"{name!r} is no name; accepted: lower-case letters and digits, joined by single - or _, a letter first, "
+            f"at most {_LONGEST} characters",
             param_hint="NAME",
         )
-    if keyword.iskeyword(package) or package in _CPP or package in sys.stdlib_module_names:
-        raise typer.BadParameter(f"{name!r} means something else in Python or C++", param_hint="NAME")
-    there = importlib.util.find_spec(package)
-    if there is not None and there.origin is not None:
-        raise typer.BadParameter(f"{name!r} is installed: {there.origin}; names must differ", param_hint="NAME")
-    from graphfuse import plugins
+    if keyword.iskeyword(package) or package in sys.stdlib_module_names:
+        raise typer.BadParameter(f"{name!r} means something else in Python", param_hint="NAME")
+    if where := next(_installed(name, package), None):
+        raise typer.BadParameter(f"{name!r} is installed: {where}; names must differ", param_hint="NAME")
+    from graphfuse import engines, patterns, plugins
 
     known = plugins.installed()
-    taken = {item.name for item in (*known.patterns, *known.engines)} | {"graphfuse", "emulator"}
+    requested = (*engines.ON_REQUEST, *(pattern for some in patterns.ON_REQUEST.values() for pattern in some))
+    taken = {item.name for item in (*known.patterns, *known.engines, *requested)} | {"graphfuse", "emulator"}
     if package in taken:
         raise typer.BadParameter(
             f"{name!r} is taken: installed are {', '.join(sorted(taken))}; names must differ", param_hint="NAME"
         )
+
+
+def _installed(name: str, package: str) -> Iterator[str]:
+    """What a package of this name would stand beside: modules that are imported by it, a distribution called it."""
+    there = importlib.util.find_spec(package)
+    if there is not None and there.origin is not None:
+        yield there.origin
+    elif there is not None:  # folders without __init__.py, as any in the working directory is
+        for place in there.submodule_search_locations or ():
+            if Path(place).resolve().parent != Path.cwd():
+                yield place
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return
+    yield f"{found.metadata['Name']} {found.version}"

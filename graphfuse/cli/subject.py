@@ -9,7 +9,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
@@ -87,7 +87,7 @@ def _returned(subject: str) -> pygraph:
     place, _, name = subject.rpartition(":")
     if not place or not name:
         raise typer.BadParameter(f"{subject!r} names no function; accepted: MODULE:FUNCTION or FILE.py:FUNCTION")
-    with _users_own():
+    with _users_own(place):
         module = _module(place)
     function = getattr(module, name, None)
     if not callable(function):
@@ -96,7 +96,7 @@ def _returned(subject: str) -> pygraph:
         raise typer.BadParameter(f"{place} has no function {name!r}; there are: {', '.join(there) or 'none'}")
     if needed := _needed(function):
         raise typer.BadParameter(f"{subject} needs {', '.join(needed)}; accepted: a function without arguments")
-    with _users_own():
+    with _users_own(place):  # which may import what it needs only now
         graph = function()
     if not isinstance(graph, pygraph):
         raise typer.BadParameter(f"{subject} returned {graph!r}; accepted: a graphfuse.pygraph")
@@ -104,8 +104,11 @@ def _returned(subject: str) -> pygraph:
 
 
 @contextmanager
-def _users_own() -> Iterator[None]:
-    """Exceptions of the user's code are told without what lies above it; those of graphfuse pass."""
+def _users_own(place: str) -> Iterator[None]:
+    """The user's code finds modules beside its file, or in the working directory. Its exceptions are told without what
+    lies above it; those of graphfuse pass."""
+    folder = str(Path(place).resolve().parent) if place.endswith(".py") else ""  # as of python FILE, python -m MODULE
+    sys.path.insert(0, folder)
     try:
         yield
     except (GraphfuseError, typer.BadParameter):
@@ -116,6 +119,9 @@ def _users_own() -> Iterator[None]:
             above = above.tb_next
         typer.echo("".join(traceback.format_exception(error.with_traceback(above))).rstrip(), err=True)
         raise typer.Exit(exits.FAULT) from error
+    finally:
+        with suppress(ValueError):  # it may have been taken out
+            sys.path.remove(folder)
 
 
 def _needed(function: Callable[..., object]) -> list[str]:
@@ -138,12 +144,9 @@ def _module(place: str) -> ModuleType:
         sys.modules[path.stem] = module  # where its dataclasses and pickles look for it
         spec.loader.exec_module(module)
         return module
-    sys.path.insert(0, "")  # as python -m does: modules of the working directory
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise  # found, but something that it imports is not
         raise typer.BadParameter(f"there is no module {place!r}") from None
-    finally:
-        sys.path.remove("")

@@ -83,12 +83,13 @@ class Executed(Planned):
         override_uids, override_shapes, override_strides: other shapes, in elements, of inputs and outputs, for this
         call, of a graph with is_override_shape_enabled or is_dynamic_shape_enabled. Extents of leading axes may differ
         from those of the graph, all but the last axis and those that a norm works along. Each tensor whose shape
-        differs has to be in the lists; the shapes of virtual tensors follow. Strides that are None, or left out, follow
-        from those of the graph. What is given for a tensor may be larger: memory without gaps with room for it, or
-        a tensor with the same strides, whose first slices are used. The first call with a class of row counts
-        (of which the largest is at most an eighth above the smallest) plans it, and compiles what no other class
-        has compiled; a call with a known class plans and compiles nothing, unless the reference engine runs a part of
-        the graph, which is then planned once for each count. VariantPackError names the tensor.
+        differs has to be in the lists; the shapes of virtual tensors follow, but for what a reshape makes, which has to
+        be there, too. Strides that are None, or left out, follow from those of the graph. What is given for a tensor
+        may be larger: memory without gaps with room for it, or a tensor with the same strides, whose first slices are
+        used. The first call with a class of row counts (of which the largest is at most an eighth above the smallest)
+        plans it, and compiles what no other class has compiled; a call with a known class plans and compiles nothing,
+        unless the reference engine runs a part of the graph, which is then planned once for each count.
+        VariantPackError names the tensor.
 
         programmatic_dependent_launch: let the kernels begin while the kernel before them on
         the stream still runs; they wait for its end before they touch memory, so the result

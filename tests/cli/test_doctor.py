@@ -167,11 +167,28 @@ def test_a_file_in_the_place_of_the_cache(found, monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="permissions do not bind root")
-def test_a_cache_that_cannot_be_written(found, tmp_path):
-    (tmp_path / "cache" / "cubin").mkdir(parents=True)
-    (tmp_path / "cache" / "cubin").chmod(stat.S_IRUSR | stat.S_IXUSR)
+def test_a_cache_that_cannot_be_written(found, monkeypatch, tmp_path):
+    monkeypatch.delenv("GRAPHFUSE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "graphfuse" / "cubin"
+    folder.mkdir(parents=True)
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     ((level, what, mend),) = found("cubins")
-    assert level == "fault" and "cannot be read and written" in what and mend == f"chmod u+rwx {tmp_path}/cache/cubin"
+    assert level == "fault" and "cannot be read and written" in what and mend == f"chmod u+rwx {folder}"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no folder that nobody can write")
+def test_a_setting_that_names_what_cannot_be_written(found, monkeypatch):
+    """The folder stays as it is: it is the setting that is wrong."""
+    for variable, kinds in (("CACHE", ("cubins", "emulator")), ("TUNING", ("tuned",))):
+        monkeypatch.setenv(f"GRAPHFUSE_{variable}_DIR", "/proc/x")
+        for kind in kinds:
+            ((level, what, mend),) = found(kind)
+            assert level == "fault" and "/proc cannot be read and written" in what
+            assert mend == f"unset GRAPHFUSE_{variable}_DIR"
+    monkeypatch.delenv("GRAPHFUSE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc")
+    assert found("cubins")[0][2] == "chmod u+rwx /proc"
 
 
 def test_a_cache_that_others_can_write(found, tmp_path):

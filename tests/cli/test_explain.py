@@ -1,6 +1,7 @@
 """`graphfuse explain` and `graphfuse compile`: what is planned and compiled for chips that are not there."""
 
 import re
+import sys
 
 import pytest
 
@@ -22,11 +23,31 @@ def graph():
     return g
 """
 
+BESIDE = """
+import graphfuse
+from sizes_beside import SIZES
+def make():
+    from types_beside import TYPE
+    g = graphfuse.pygraph(io_data_type=TYPE)
+    g.relu(g.tensor(SIZES)).set_output()
+    return g
+"""
+
 
 @pytest.fixture(autouse=True)
 def forgotten():
     """What other tests compiled, into caches of theirs."""
     cache._kernels.clear()
+
+
+@pytest.fixture
+def unloaded():
+    """No module that a test loads stays."""
+    before = set(sys.modules)
+    yield
+    for name in ("sib", "folder", "folder.sib", "sizes_beside", "types_beside"):
+        assert name not in before
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -139,6 +160,22 @@ def test_no_file_of_a_graph_without_a_kernel(answer, mine, tmp_path):
     file = tmp_path / "mine.plan"
     report = answer("compile", mine, "--arch", "sm_90a", "--output", str(file), code=1)
     assert report["output"] is None and not file.exists()
+
+
+@pytest.mark.parametrize("subject", ["sib.py:make", "folder/sib.py:make", "sib:make", "folder.sib:make"])
+def test_a_file_that_imports_one_beside_it(answer, tmp_path, monkeypatch, unloaded, subject):
+    """When it is loaded, and when its function is called. Afterwards nothing more is found than before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    beside = tmp_path / "folder" if subject.startswith("folder/") else tmp_path
+    (tmp_path / "folder").mkdir()
+    (beside / "sizes_beside.py").write_text("SIZES = [8, 64]\n")
+    (beside / "types_beside.py").write_text("from graphfuse import data_type\nTYPE = data_type.HALF\n")
+    file = tmp_path / (subject if ".py" in subject else subject.replace(".", "/").replace(":", ".py:")).split(":")[0]
+    file.write_text(BESIDE)
+    before = list(sys.path)
+    (found,) = answer("explain", subject)
+    assert found["subject"] == subject and len(found["nodes"]) == 1 and sys.path == before
 
 
 def test_a_graph_without_a_kernel_fails_and_the_reason_is_told(answer, mine):

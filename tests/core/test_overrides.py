@@ -9,10 +9,10 @@ import threading
 import pytest
 import torch
 
-from graphfuse import GraphStateError, VariantPackError, data_type, reshaped
+from graphfuse import GraphStateError, VariantPackError, data_type, heur_mode, norm_forward_phase, reshaped
 from graphfuse.runtime.fastcall import row_class
-from support import graphs
-from support.overridden import COLUMNS, FALLBACK, OPEN, PLANS, check, norm, to, values
+from support import graphs, oracle
+from support.overridden import COLUMNS, FALLBACK, OPEN, PLANS, check, new, norm, to, values
 
 
 @pytest.mark.emulate
@@ -129,6 +129,27 @@ def test_what_is_deselected_stays_so():
     g.deselect_engines(["rows"])
     with pytest.raises(GraphStateError, match="no plan is built and allowed"):
         g.execute(values(5), None, None, *to(5))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])
+def test_what_a_virtual_reshape_makes_is_said(device):
+    """Nothing else does: rows that are kept apart for a norm, and swapped behind it."""
+    g = new(device)
+    x, w = g.tensor([4, 6, 64], name="x"), g.tensor([1, 64], name="w")
+    flat = g.reshape(x).set_dim([24, 64])
+    y, _ = g.rmsnorm(flat, w, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)
+    apart = g.reshape(y).set_dim([6, 4, 64])
+    out = g.reshape(g.transpose(apart, [1, 0, 2])).set_dim([24, 64]).set_output().set_name("out")
+    g.build([heur_mode.A])
+    for first, second in (((5, 6), (3, 10)), ((4, 6), (8, 3)), ((1, 7), (7, 1)), ((5, 6), (6, 5))):
+        rows = first[0] * first[1]
+        pack = {"x": torch.randn(*first, 64), "w": torch.randn(1, 64), "out": torch.full((rows, 64), float("nan"))}
+        given = {x: [*first, 64], flat: [rows, 64], apart: [*second, 64], out: [rows, 64]}
+        lists = [t.get_uid() for t in given], [*given.values()]
+        g.execute(pack, graphs.workspace(g.get_workspace_size(None, *lists)), None, *lists)
+        want = oracle.rmsnorm(pack["x"].reshape(rows, 64), pack["w"], 1e-5)[0]
+        want = want.reshape(*second, 64).transpose(0, 1).reshape(rows, 64)
+        torch.testing.assert_close(pack["out"].double(), want, rtol=1e-5, atol=1e-5)
 
 
 def test_no_more_is_kept_than_said(monkeypatch):

@@ -87,6 +87,28 @@ def test_rows_along_several_axes_keep_their_length():
         g.get_workspace_size(None, [1, 2, 3], [[6, 5, 8], [1, 5, 8], [6, 5, 8]])
 
 
+def test_a_virtual_reshape_that_is_not_said():
+    """Its uid is told; those of other virtual tensors are no more accepted than without it."""
+    g = new()
+    x = g.tensor([4, 6, 8], name="x", uid=1)
+    y = g.relu(g.reshape(x).set_dim([24, 8]).set_name("flat").set_uid(2)).set_name("y").set_uid(3)
+    g.relu(y).set_output().set_uid(4)
+    g.build(FALLBACK)
+    for uids, shapes, message in (
+        ([1, 4], [[5, 6, 8], [30, 8]], "'reshape.0'.*240, got .*; accepted: override 'flat', uid 2, too"),
+        ([1, 2, 4], [[5, 6, 8], [29, 8], [30, 8]], r"'reshape.0'.*240, got \[29, 8\].*\]\)$"),
+        ([1, 2, 4], [[5, 6, 8], [5, 6, 8], [30, 8]], "'flat'.*accepted: 2 extents"),
+        (
+            [1, 3],
+            [[5, 6, 8], [30, 8]],
+            "3 is tensor 'y'.*virtual; accepted: .* a reshape makes, 'x' .*, 'flat' \\(2\\)",
+        ),
+        ([2], [[12, 8]], "'reshape.0'.*192, got"),
+    ):
+        with pytest.raises(VariantPackError, match=message):
+            g.get_workspace_size(None, uids, shapes)
+
+
 def test_numbers_have_no_shape_to_override():
     g = new()
     x = g.tensor([6, 8], name="x", uid=1)

@@ -24,9 +24,9 @@ def python(*arguments: object, cwd: Path, **variables: str) -> subprocess.Comple
 
 
 def test_it_passes_its_own_tests(tmp_path):
-    """Beside this graphfuse; no network is asked."""
-    folder = tmp_path / "soft_gelu"
-    done = CliRunner().invoke(cli.app, ["new-plugin", "soft-gelu", "--folder", str(folder)])
+    """Beside this graphfuse; no network is asked. Its name is one that C++ has a type of."""
+    folder = tmp_path / "size_t"
+    done = CliRunner().invoke(cli.app, ["new-plugin", "size-t", "--folder", str(folder)])
     assert done.exit_code == 0, done.output
     offline = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
     done = python("-m", "pip", "install", *offline, "--target", tmp_path / "target", folder, cwd=tmp_path)

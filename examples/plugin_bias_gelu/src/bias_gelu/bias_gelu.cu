@@ -6,7 +6,7 @@
 #include "generated.cuh"
 
 extern "C" GF_KERNEL(THREADS)
-    bias_gelu(const X* x, const Bias* bias, Output* output, gf::i64 n, gf::i64 columns) {
+    bias_gelu_kernel(const X* x, const Bias* bias, Output* output, gf::i64 n, gf::i64 columns) {
   const gf::i64 first = gf::i64(gf::block_index()) * (THREADS * STEPS) + gf::thread_index();
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {

@@ -25,7 +25,7 @@ class Engine(KernelEngine[Facts, Knobs]):
     # Declare nothing that the kernel does not do: planning declines the rest. Tensors are row-major without gaps and in
     # memory, nodes compute in FLOAT.
     serves = Served(rounding=True)
-    entry = "bias_gelu"
+    entry = "bias_gelu_kernel"
 
     def why_not(self, facts: Facts, device: Device) -> No | None:
         if not device.runs_kernels:
