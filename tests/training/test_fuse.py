@@ -341,6 +341,75 @@ def test_a_norm_without_weights_of_any_width(norm):
     torch.testing.assert_close(model(x), want)
 
 
+class Groups(LlamaNorm):
+    def forward(self, x):
+        wide = x.float().unflatten(-1, (4, -1))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * wide.flatten(-2).to(x.dtype)
+
+
+class Switched(LlamaNorm):
+    def __init__(self):
+        super().__init__()
+        self.on = True
+
+    def forward(self, x):
+        return super().forward(x) if self.on else x
+
+
+class ByNumber(LlamaNorm):
+    def forward(self, x):
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(2, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+@pytest.mark.parametrize("norm", [Groups, Switched, ByNumber])
+@pytest.mark.parametrize("shape", [(2, 3, HIDDEN), (2, 3, HIDDEN, HIDDEN)])
+def test_norms_that_are_plain_in_some_calls_alone(norm, shape):
+    model, x = norm(), torch.randn(shape)
+    want = model(x)
+    assert fuse(model).replaced
+    torch.testing.assert_close(model(x), want)
+    if norm is Switched:
+        model.on = False
+        assert model(x) is x
+
+
+def test_a_sum_before_a_norm_of_groups_stays():
+    norm = Groups()
+
+    def total(x, r):
+        s = x + r
+        return norm(s), s
+
+    x, r = (torch.randn(2, 3, HIDDEN, dtype=HALF) for _ in range(2))
+    with torch.no_grad():
+        made = torch.compile(total, backend="graphfuse", options={"then": "eager"})(x, r)
+    for got, want in zip(made, total(x, r), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+class WritingNorm(LlamaNorm):
+    def forward(self, x):
+        y = super().forward(x)
+        y[..., 0] = 0
+        return y
+
+
+class DroppingNorm(LlamaNorm):
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.5, self.training)
+
+
+@pytest.mark.parametrize(
+    ("norm", "why"), [(WritingNorm, "changes a tensor in place"), (DroppingNorm, "asks whether it is training")]
+)
+def test_norms_that_do_more(norm, why):
+    model = norm().eval()
+    (entry,) = fuse(model).left
+    assert why in entry.why
+
+
 def test_a_class_that_has_only_the_name():
     """Of a known class, changed."""
     cls = type("LlamaRMSNorm", (LlamaNorm,), {"__module__": "transformers.models.llama.modeling_llama"})

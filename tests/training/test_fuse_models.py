@@ -209,7 +209,7 @@ def test_compiled_values(name, compiler):
     assert {e.name for e in report.replaced} == norms(model)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_text", "qwen3"])
 def test_compiled_gradients(name, compiler):
     model = made(name)
     wide = copy.deepcopy(model).float()
@@ -218,6 +218,7 @@ def test_compiled_gradients(name, compiler):
     assert sum(map(len, (g.replaced for g in compile_report().graphs))) == len(norms(model))
     assert fused.keys() == exact.keys()
     for n, g in exact.items():
-        assert (fused[n] - g).norm() <= 1.25 * (own[n] - g).norm() + 2**-8 * g.norm(), n
+        rounded = 2**-7 if "self_attn" in n else 2**-8  # rotations are rounded elsewhere
+        assert (fused[n] - g).norm() <= 1.25 * (own[n] - g).norm() + rounded * g.norm(), n
     if name == "llama":
         assert f"```\n{compile_report()}\n```" in (DOCS / "models.md").read_text()

@@ -258,7 +258,34 @@ def changed_by_a_transpose(x, w):
     return z + y
 
 
-CHANGED = [(changed_copy, "xw"), (changed_later, "xw"), (changed_between, "xrw"), (changed_by_a_transpose, "xw")]
+def changed_by_an_index(x, r, w):
+    total = x + r
+    total[:, 0] = 1
+    return llama(total, w), total
+
+
+def changed_through_a_part(x, r, w):
+    total = x + r
+    total.select(-1, 0).fill_(1)
+    total.chunk(2, -1)[1].mul_(3)
+    return llama(total, w), total
+
+
+def changed_by_a_function(x, w):
+    y = x.clone()
+    z = llama(y, w)
+    return z, torch.nn.functional.relu(y, inplace=True)
+
+
+CHANGED = [
+    (changed_copy, "xw"),
+    (changed_later, "xw"),
+    (changed_between, "xrw"),
+    (changed_by_a_transpose, "xw"),
+    (changed_by_an_index, "xrw"),
+    (changed_through_a_part, "xrw"),
+    (changed_by_a_function, "xw"),
+]
 
 
 @pytest.mark.parametrize("how", ["aten", "dynamo"])

@@ -136,6 +136,12 @@ def changed_in_place(q, k, v, w, angles):
     return (*made, cos)
 
 
+def angles_changed_in_place(q, k, v, w, angles):
+    both = torch.cat((angles, angles), dim=-1)
+    both[..., :4] = 1
+    return rotate(llama(q, v), llama(k, w), both.cos().to(q.dtype), both.sin().to(q.dtype), axis=2)
+
+
 def of_different_norms(q, k, v, w, angles):
     return rotate(llama(q, v), gemma(k, w), *tables(angles, q.dtype), axis=2)
 
@@ -146,6 +152,7 @@ LEFT = [
     (over_all_heads, "what it normalizes is no row of those that are rotated"),
     (of_different_norms, "no keys or queries are rotated with it"),
     (changed_in_place, "its cosines or sines are changed in place"),
+    (angles_changed_in_place, "its cosines or sines are changed in place"),
     (backward, None),
 ]
 
@@ -181,6 +188,15 @@ def test_gradients():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     entries = compile_report().graphs[-1].entries
     assert [(e.became, e.why.partition(" with ")[0]) for e in entries] == [("qk_norm_rope", "rotated,")] * 2
+
+
+def test_learned_angles_keep_their_gradient():
+    tensors = given(FULL)
+    angles = tensors[-1].requires_grad_()
+    run = torch.compile(norm_first, backend="graphfuse", options={"then": "aot_eager"}, fullgraph=True)
+    got, want = (torch.autograd.grad(sum(y.sum() for y in f(*tensors)), angles)[0] for f in (run, norm_first))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert all("have gradients" in e.why for e in compile_report().graphs[-1].entries)
 
 
 @pytest.mark.parametrize("samples", [1, B])

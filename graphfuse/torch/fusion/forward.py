@@ -50,7 +50,7 @@ def remove_from(module: torch.nn.Module) -> None:
 
 def forward_of(norm: Norm, cls: type) -> FunctionType:
     """What takes the place of a class's forward for modules that are this norm."""
-    if norm.gate or norm.form.kind == "unit":
+    if norm.gate or norm.groups > 1 or norm.form.kind == "unit":
         return _shaped_forward_of(norm, cls)
     own, run, parts = cls.forward, norm.serving.operator.run, _parts(norm)
     first = list(inspect.signature(own).parameters)[1]
@@ -96,9 +96,7 @@ def _arguments(norm: Norm) -> Callable[..., tuple | None]:
         full = (x, gate) if norm.gate else (x,)
         if not all(isinstance(t, torch.Tensor) and t.shape == x.shape and t.dtype in _TYPES for t in full):
             return None
-        if any(getattr(module, name, None) != value for name, value in norm.constants):
-            return None
-        if norm.rank not in (None, x.dim()) or norm.form.kind == "unit" and type(x) is not torch.Tensor:
+        if norm.form.kind == "unit" and type(x) is not torch.Tensor:
             return None
         found = parts(module, x)
         if found is None:
@@ -187,7 +185,8 @@ def silu_of(norm: Norm) -> Callable[..., torch.Tensor]:
 
 def of_sandwich(first: Norm, second: Norm) -> Serving | None:
     """What computes the norm of a residual sum, of which a term is a norm, and the sum."""
-    return OPERATORS.get(replace(second.form, residual=True, inner=True)) if first.form == second.form else None
+    joins = first.form == second.form and first.groups == second.groups == 1
+    return OPERATORS.get(replace(second.form, residual=True, inner=True)) if joins else None
 
 
 def of_silu(norm: Norm) -> Serving | None:
@@ -197,7 +196,7 @@ def of_silu(norm: Norm) -> Serving | None:
 
 def of_sum(norm: Norm) -> Serving | None:
     """What computes the norm of a residual sum, and the sum."""
-    return OPERATORS.get(replace(norm.form, residual=True))
+    return OPERATORS.get(replace(norm.form, residual=True)) if norm.groups == 1 else None
 
 
 def _parts(norm: Norm) -> Callable[[torch.nn.Module, torch.Tensor], tuple | None]:
@@ -205,10 +204,14 @@ def _parts(norm: Norm) -> Callable[[torch.nn.Module, torch.Tensor], tuple | None
     would not compute what the class does."""
     parameters, named, constant = dict(norm.parameters), norm.epsilon, norm.eps
     scales = tuple(parameters.get(n) for n in norm.serving.operator.tensors if n not in ("x", "gate"))
-    same_type, autocasts = norm.same_type, norm.autocasts
+    same_type, autocasts, constants, rank = norm.same_type, norm.autocasts, norm.constants, norm.rank
 
     def parts(module, x):
+        if constants and any(getattr(module, name, None) != value for name, value in constants):
+            return None
         device = x.device.type
+        if rank is not None and rank != x.dim():
+            return None
         if x.dtype not in _TYPES or device not in _RUN_ON or autocasts and torch.is_autocast_enabled(device):
             return None
         found = tuple(None if n is None else getattr(module, n) for n in scales)

@@ -341,7 +341,7 @@ def _with_sum(site: Site) -> Site:
     """With the residual sum that x is, if it is one of tensors of its type."""
     total, form = site.tensors["x"], replace(site.form, residual=True)
     found = is_op(total, "add")
-    if found is None or form not in OPERATORS:
+    if found is None or form not in OPERATORS or site.groups > 1:
         return site
     residual, x = found.get(0, "input"), found.get(1, "other")
     fits = (_is_like(t, total) and dtype(t) is dtype(total) and not is_changed(t) for t in (residual, x))

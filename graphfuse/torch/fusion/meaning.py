@@ -46,7 +46,11 @@ _MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in na
 _VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
 """What may share memory with its first argument."""
 
-_WRITING = frozenset({"iadd", "isub", "imul", "itruediv"})
+_PARTS = frozenset(
+    "select narrow detach chunk split tensor_split unbind diagonal t moveaxis movedim unfold as_strided".split()
+)
+"""Names of other operations that may, whose meaning nobody asks for."""
+_WRITING = frozenset({"iadd", "isub", "imul", "itruediv", "setitem"})
 _OWNERS = (torch, torch.nn.functional, operator, torch.linalg)
 
 
@@ -77,10 +81,12 @@ def _name(node: Node) -> str:
     return name if any(getattr(owner, n, None) is target for owner in _OWNERS for n in names) else ""
 
 
-def _writes(node: Node) -> bool:
-    """Whether a node changes its first argument in place, or might."""
+def writes(node: Node) -> bool:
+    """Whether a node changes its first argument in place, or might; or what it is given as `out`."""
     if isinstance(node.target, torch._ops.OpOverload):
         return bool(node.target._schema.is_mutable)
+    if node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None:
+        return True
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     return name in _WRITING or str(name).endswith("_") and not str(name).endswith("__")
 
@@ -91,7 +97,7 @@ def op(node: object) -> Op | None:
     if not isinstance(node, Node):
         return None
     name, args, named = _name(node), node.args, dict(node.kwargs)
-    if _writes(node):
+    if writes(node):
         if not args or not isinstance(args[0], Node) or len(args[0].users) != 1 or not _is_new(args[0]):
             return None
         name = name.removesuffix("_")
@@ -175,14 +181,27 @@ def operands(found: Op) -> Iterator[tuple[object, object]]:
 
 
 def is_changed(node: object) -> bool:
-    """Whether something changes a node's values in place, also through a view."""
-    if not isinstance(node, Node):
-        return False
+    """Whether something changes a node's values in place, also through what may share its memory."""
+    while isinstance(node, Node):
+        if _is_written(node):
+            return True
+        node = node.args[0] if _is_the_same_tensor(node) else None
+    return False
+
+
+def _is_written(node: Node) -> bool:
     return any(
-        (_writes(user) and user.args and user.args[0] is node) or (_may_be_a_view(user) and is_changed(user))
+        (writes(user) and node in (*user.args[:1], user.kwargs.get("out")))
+        or (_may_be_a_view(user) and _is_written(user))
         for user in node.users
     )
 
 
 def _may_be_a_view(node: Node) -> bool:
-    return is_op(node, *_VIEWS) is not None and _name(node) != "clone"
+    return is_op(node, *_VIEWS) is not None and _name(node) != "clone" or _name(node) in _PARTS
+
+
+def _is_the_same_tensor(node: Node) -> bool:
+    """Whether a node may return its argument: a cast to the type that it has."""
+    found = is_op(node, "cast", "same")
+    return found is not None and dtype(found.args[0]) is dtype(node) and _name(node) != "clone"

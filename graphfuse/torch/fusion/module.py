@@ -4,11 +4,13 @@ import functools
 from dataclasses import dataclass, replace
 
 import torch
+from torch.fx import Node
 
 from graphfuse.torch.fusion import traced
 from graphfuse.torch.fusion.form import OPERATORS, Form, Serving
 from graphfuse.torch.fusion.known import known
 from graphfuse.torch.fusion.match import find, rounds_otherwise
+from graphfuse.torch.fusion.meaning import is_op, op, writes
 from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.modules import LayerNorm, RMSNorm
 
@@ -20,7 +22,8 @@ class Norm:
     parameters: their names, by those of the operator's arguments. epsilon: the attribute that has it; "" where it is a
     constant of forward. eps: its value. same_type: whether a weight of another type than x would change the type of the
     result. autocasts: whether autocast would. gate: the argument of forward that is one. groups, dim, factor: as of
-    ``Site``. rank: of x, where dim is not the last; else None. constants: other attributes, which forward may read.
+    ``Site``. rank: of x, where forward counts dimensions from the first; else None. constants: other attributes, which
+    forward may read.
     """
 
     form: Form
@@ -79,6 +82,10 @@ def _judged(module: torch.nn.Module, shape: tuple[int, ...]) -> Norm | Refused:
     except Exception as error:  # forward is a stranger's code, which was written for other inputs
         return Refused(f"its forward cannot be traced: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
     graph = trace.graph
+    if "training" in type(module).forward.__code__.co_names:
+        return Refused("its forward asks whether it is training")
+    if any(writes(node) and op(node) is None for node in graph.graph.nodes):
+        return Refused("its forward changes a tensor in place")
     sites, result = find(graph), graph.graph.output_node().args[0]
     site = next((s for s in sites if s.out is result), None)
     if site is None:
@@ -89,13 +96,18 @@ def _judged(module: torch.nn.Module, shape: tuple[int, ...]) -> Norm | Refused:
     if given != inputs or None in parts.values() or set(parts.values()) & set(inputs):
         return Refused("it normalizes or scales by something else than its input and its parameters")
     found = _named(module, site, tuple(sorted(parts.items())), trace.autocasts)
-    return _more(module, site, found, given[1:], len(shape)) if isinstance(found, Norm) else found
+    counts = site.dim != -1 or any(_counts_from_the_first(node, len(shape)) for node in graph.graph.nodes)
+    return _more(module, site, found, given[1:], len(shape) if counts else None) if isinstance(found, Norm) else found
 
 
-def _more(module: torch.nn.Module, site: Site, norm: Norm, gate: list[str], rank: int) -> Norm:
-    """With what plain norms have not."""
-    if not gate and site.form.kind != "unit":
-        return norm
+def _counts_from_the_first(node: Node, rank: int) -> bool:
+    """Whether a reduction names the last dimension of `rank` by its number."""
+    found = is_op(node, "mean", "sum", "var", "var_mean", "length", "normalize")
+    return found is not None and rank - 1 in next((d for d in found.args[1:] if isinstance(d, list | tuple)), ())
+
+
+def _more(module: torch.nn.Module, site: Site, norm: Norm, gate: list[str], rank: int | None) -> Norm:
+    """With what its operator does not know of."""
     constants = tuple(
         (n, v)
         for n, v in vars(module).items()
@@ -106,7 +118,7 @@ def _more(module: torch.nn.Module, site: Site, norm: Norm, gate: list[str], rank
         gate="".join(gate),
         groups=site.groups,
         dim=site.dim,
-        rank=None if site.dim == -1 else rank,
+        rank=rank,
         factor=site.factor,
         constants=constants,
         same_type=norm.same_type or site.form.kind == "unit",

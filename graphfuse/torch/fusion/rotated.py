@@ -65,7 +65,7 @@ def _weight(graph: Graph, rotation: Rotation) -> Node:
     if rotation.norm.form.weight == "w":
         return weight
     if dtype(weight) is not torch.float32:
-        weight = _made(graph, prims.convert_element_type.default, weight, torch.float32)
+        weight = _made(graph, aten.to.dtype, weight, torch.float32)
     return _made(graph, aten.add.Tensor, weight, 1.0)
 
 

@@ -89,12 +89,14 @@ def _rotation(node: Node, norms: Mapping[Node, Site]) -> Rotation | tuple[Node, 
         return norm.out, f"heads have {columns} columns; accepted: a multiple of {MULTIPLE}, at most {WIDEST}"
     if set(y.users) != readers or order[-1] != rank - 1 or not _is_chain(norm.out, y):
         return norm.out, "it is read by more than the rotation"
+    if any(map(_is_changed_on_the_way, (cos, sin))):
+        return norm.out, "its cosines or sines are changed in place"
     tables = [_table(t, y) for t in (cos, sin)]
     if None in tables or tables[0][1] != tables[1][1] or dtype(tables[0][0]) is not dtype(tables[1][0]):
         return norm.out, "it is not in the graph that both halves of a row have the same cosines and sines"
     (cos, axis), (sin, _) = tables
-    if any(map(is_changed, (cos, sin))):
-        return norm.out, "its cosines or sines are changed in place"
+    if any(value(t).requires_grad for t in (cos, sin)):
+        return norm.out, "its cosines or sines have gradients"
     out = node
     if dtype(out) is not dtype(norm.out):  # by cosines of a wider type
         (out,) = node.users if len(node.users) == 1 else (node,)
@@ -211,6 +213,16 @@ def _inserted(old: torch.Size, new: torch.Size, given: tuple[object, ...]) -> in
     places = [i for i, part in enumerate(index) if part is None]
     is_plain = all(part is None or part == slice(None) for part in index)
     return places[0] if is_plain and len(places) == 1 else None
+
+
+def _is_changed_on_the_way(node: object) -> bool:
+    """Whether cosines or sines, or what they are made of up to the angles, are changed in place."""
+    while isinstance(node, Node):
+        if is_changed(node):
+            return True
+        first = node.args[0] if node.args else None
+        node = first[0] if isinstance(first, list | tuple) and first else first
+    return False
 
 
 def _has_pairs(node: object) -> bool:
