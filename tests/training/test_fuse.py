@@ -389,6 +389,17 @@ def test_a_sum_before_a_norm_of_groups_stays():
         torch.testing.assert_close(got, want)
 
 
+def test_another_fused_norm_in_the_place_of_one():
+    model, other = Layer(), Layer(lambda: torch.nn.LayerNorm(HIDDEN))
+    x = torch.randn(5, HIDDEN)
+    fuse(model), fuse(other)
+    model.after = other.after
+    with torch.no_grad():
+        made = model(x)
+        unfuse(model)
+        torch.testing.assert_close(made, model(x))
+
+
 class WritingNorm(LlamaNorm):
     def forward(self, x):
         y = super().forward(x)

@@ -25,9 +25,9 @@ _MARK = "_graphfuse_fused"
 _called_plainly, _differentiates_forward = torch_private.called_plainly(), torch_private.differentiates_forward()
 
 
-def set_on(module: torch.nn.Module, function: FunctionType) -> None:
-    """Makes `function`, whose first argument is the module, its forward."""
-    function.__dict__[_MARK] = True
+def set_on(module: torch.nn.Module, function: FunctionType, norm: Norm | None = None) -> None:
+    """Makes `function`, whose first argument is the module, its forward. norm: what it computes, of a norm."""
+    function.__dict__[_MARK] = norm
     module.forward = MethodType(function, module)
 
 
@@ -35,6 +35,13 @@ def is_set_on(module: torch.nn.Module) -> bool:
     """Whether its forward was set by `set_on`."""
     forward = vars(module).get("forward")
     return isinstance(forward, MethodType) and hasattr(forward.__func__, _MARK)
+
+
+def _is_still(module: torch.nn.Module, norm: Norm) -> bool:
+    """Whether its forward computes this norm: nobody put another module in its place."""
+    forward = vars(module).get("forward")
+    found = forward.__func__.__dict__.get(_MARK) if isinstance(forward, MethodType) else None
+    return found is norm or found == norm
 
 
 def is_free(module: torch.nn.Module) -> bool:
@@ -126,7 +133,7 @@ def add_norm_of(norm: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     def add_norm(module, residual, x):
         if (
             _called_plainly(module)
-            and is_set_on(module)
+            and _is_still(module, norm)
             and isinstance(x, torch.Tensor)
             and isinstance(residual, torch.Tensor)
             and x.dtype is residual.dtype
@@ -151,8 +158,8 @@ def norm_add_norm_of(first: Norm, second: Norm) -> Callable[..., tuple[torch.Ten
         if (
             _called_plainly(module)
             and _called_plainly(following)
-            and is_set_on(module)
-            and is_set_on(following)
+            and _is_still(module, first)
+            and _is_still(following, second)
             and isinstance(x, torch.Tensor)
             and isinstance(residual, torch.Tensor)
             and x.dtype is residual.dtype
@@ -173,7 +180,7 @@ def silu_of(norm: Norm) -> Callable[..., torch.Tensor]:
     run, arguments = of_silu(norm).operator.run, _arguments(norm)
 
     def norm_silu(module, activation, x):
-        if _called_plainly(module) and is_set_on(module) and (activation is None or _called_plainly(activation)):
+        if _called_plainly(module) and _is_still(module, norm) and (activation is None or _called_plainly(activation)):
             found = arguments(module, x, None)
             if found is not None:
                 return run(*found)

@@ -88,7 +88,7 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Entry |
     if isinstance(found, Refused):
         return Entry(name, cls.__name__, why=found.reason)
     norms[name] = found
-    forward.set_on(module, forward.forward_of(found, cls))
+    forward.set_on(module, forward.forward_of(found, cls), found)
     return Entry(name, cls.__name__, found.serving.name)
 
 
