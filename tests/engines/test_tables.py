@@ -34,7 +34,6 @@ WHOLE = ("rows",)
 """Engines whose tables have all that is benched; others' may leave some of it to the heuristic."""
 UNTUNED = (
     "norm-add-norm",
-    "layernorm",
     "silu-mul-fp8",
     "add-rmsnorm-fp8-blocks",
     "rmsnorm-channels",
