@@ -1,5 +1,5 @@
-"""The computation of adaptive layer norm: the graph forward and the graph backward, and the graph forward of a residual
-sum, gated for each sample, with the norm of it."""
+"""The computation of adaptive layer norm: the graphs forward and backward, and that of a residual sum, gated for each
+sample, with the norm of it, which is forward alone."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -38,7 +38,11 @@ class Form:
 
     def __str__(self) -> str:
         norm = _NAMES[self.kind]
-        parts = ["residual sum" * self.residual + ", unrounded" * self.unrounded, norm + ", rounded" * self.rounded, f"* ({self.weight})"]
+        parts = [
+            "residual sum" * self.residual + ", unrounded" * self.unrounded,
+            norm + ", rounded" * self.rounded,
+            f"* ({self.weight})",
+        ]
         parts[0] = f"{norm} -> residual sum ->" if self.inner else parts[0]
         parts[2] *= bool(self.weight)
         after = self.after if self.after.startswith("*") else f"-> {self.after}" * bool(self.after)

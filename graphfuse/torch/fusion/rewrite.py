@@ -7,7 +7,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.fusion import rotated, surroundings
-from graphfuse.torch.fusion.meaning import op, value
+from graphfuse.torch.fusion.meaning import changes, op, value
 from graphfuse.torch.fusion.rotation import Pair
 from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.operators import epsilon
@@ -61,10 +61,12 @@ def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> list[Site]:
 
 def _place(graph: Graph, site: Site, tensors: Collection[Node]) -> Node | None:
     """Before which node the operator fits: a residual sum, or, if what it reads is made later, the norm's result, where
-    nobody else reads the sum before that. None for nowhere."""
+    nobody else reads the sum before that. None for nowhere, as where something is changed in place between the two."""
     if site.total is None:
         return site.out
     order = {node: place for place, node in enumerate(graph.nodes)}
+    if any(changes(node) and order[site.total] < order[node] < order[site.out] for node in graph.nodes):
+        return None
     if all(order[t] < order[site.total] for t in tensors):
         return site.total
     own = {*surroundings.between((site.out,), (site.total, *tensors)), site.out}
