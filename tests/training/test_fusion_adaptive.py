@@ -189,6 +189,12 @@ def gate_changed_between(x, r, g, s, t):
     return norm(h) * (1 + s[:, None]) + t[:, None], h
 
 
+def gate_set_between(x, r, g, s, t):
+    h = r + g[:, None] * x
+    g[0] = 1
+    return norm(h) * (1 + s[:, None]) + t[:, None], h
+
+
 def shift_changed_between(x, r, g, s, t):
     gate, shift = g[:, None], t[:, None]
     h = r + gate * x
@@ -200,6 +206,11 @@ def shift_changed_between(x, r, g, s, t):
 def two_norms_of_a_sum(x, r, g, s, t):
     h = r + g[:, None] * x
     return norm(h) * (1 + s[:, None]) + t[:, None], norm(h) * (1 + t[:, None]) + s[:, None], h
+
+
+def of_integers(x, r, g, s, t):
+    h = r + g[:, None].round().int() * x
+    return norm(h) * (1 + s[:, None].round().int()) + t[:, None], h
 
 
 def without_a_shift(x, r, g, s, t):
@@ -225,8 +236,10 @@ SPELLINGS = [
     (scale_of_the_sum, [(ADA, "")]),
     (gate_changed_behind, [(ADDED, GATED)]),
     (gate_changed_between, [(ADA, "")]),
+    (gate_set_between, [(ADA, "")]),
     (shift_changed_between, [(ADA, "")]),
     (two_norms_of_a_sum, [(ADDED, GATED), (ADA, "")]),
+    (of_integers, [("add_layer_norm", SUMMED)]),
     (without_a_shift, [("layer_norm", "")]),
     (of_each_token, [("layer_norm", "")]),
     (norm_read_twice, [("layer_norm", "")]),

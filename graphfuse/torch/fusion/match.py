@@ -319,7 +319,7 @@ def _adapted(site: Site, user: Node, once: bool) -> Site | None:
         vector = exact(given)
     else:
         return None
-    if value(vector) is None or not _is_per_sample(value(given), x):
+    if value(vector) is None or wide(dtype(vector)) is not wide(x.dtype) or not _is_per_sample(value(given), x):
         return None
     # 1 is added before the dimensions between are: the operator's argument becomes a view.
     is_viewed = value(vector).dim() < x.dim() and isinstance(x.shape[-1], int)
@@ -330,6 +330,8 @@ def _adapted(site: Site, user: Node, once: bool) -> Site | None:
 
 def _is_per_sample(scale: torch.Tensor | None, x: torch.Tensor) -> bool:
     if scale is None or scale.dim() != x.dim() or scale.dim() < 2 or scale.device != x.device:
+        return False
+    if wide(scale.dtype) is not wide(x.dtype):
         return False
     ends = same(scale.shape[0], x.shape[0]) and same(scale.shape[-1], x.shape[-1])
     return ends and all(same(n, 1) for n in scale.shape[1:-1])

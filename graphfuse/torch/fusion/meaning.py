@@ -46,7 +46,7 @@ _MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in na
 _VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
 """What may share memory with its first argument."""
 
-_WRITING = frozenset({"iadd", "isub", "imul", "itruediv"})
+_WRITING = frozenset({"iadd", "isub", "imul", "itruediv", "setitem"})
 _OWNERS = (torch, torch.nn.functional, operator, torch.linalg)
 
 
