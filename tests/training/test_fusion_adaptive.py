@@ -3,6 +3,8 @@ gradients. Values are held against float64, from which they may differ as much a
 
 import pytest
 import torch
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from graphfuse.benchmarks.model_blocks import DiTBlock, Stack
@@ -97,6 +99,14 @@ def test_one_operator_is_in_the_graph_of_each_site_and_reads_chunks(how, dtype):
         if "graphfuse" in str(node.target):
             *_, scale, shift = (t for t in node.args[: 3 if ADDED not in str(node.target) else 4])
             assert all("chunk" in t.args[0].name or "split" in t.args[0].name for t in (scale, shift))
+
+
+def test_in_the_operations_that_inductor_passes_see():
+    with torch.no_grad():
+        graph = make_fx(model(HALF), decomposition_table=select_decomp_table())(*conditioned(HALF))
+        replace_in(graph, declines=True)
+    assert called(graph) == [ADA, ADDED, ADDED, ADDED]
+    assert not any("rsqrt" in str(n.target) for n in graph.graph.nodes)
 
 
 def test_autocast():
