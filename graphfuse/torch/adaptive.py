@@ -1,4 +1,5 @@
-"""The computation of adaptive layer norm: the graph forward and the graph backward."""
+"""The computation of adaptive layer norm: the graphs forward and backward, and that of a residual sum, gated for each
+sample, with the norm of it, which is forward alone."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,9 @@ from graphfuse.torch.norm import (
     INVERSE_STD,
     MEAN,
     NORMALIZED,
+    RESIDUAL,
     STATISTICS,
+    TOTAL,
     TYPES,
     X,
     Y,
@@ -27,6 +30,7 @@ SCALE, SHIFT = TensorParameter("scale", TYPES, samples("x")), TensorParameter("s
 DSCALE = TensorParameter(
     "dscale", TYPES, like("scale"), written=True, new=type_of("scale"), asked="needs_dscale", over_rows="sum"
 )
+GATE = TensorParameter("gate", TYPES, samples("x"), optional=True)
 # In the type that is computed in: shift is not kept, and autograd converts the sum to its type.
 DSHIFT = TensorParameter(
     "dshift", STATISTICS, like("scale"), written=True, new=type_computed_in, asked="needs_dshift", over_rows="sum"
@@ -65,7 +69,7 @@ class AdaLayerNorm:
         if training:
             for a, t in zip(self.statistics, statistics, strict=True):
                 d.store(a.name, t)
-        d.store("y", d.graph.add(d.graph.mul(y, d.graph.add(d["scale"], 1.0)), d["shift"]))
+        d.store("y", _adapted(d, y))
 
     def _backward(self, d: Drawing) -> None:
         graph, grad, extents = d.graph, d["dy"], _extents(d)
@@ -88,6 +92,24 @@ class AdaLayerNorm:
         ):
             if name in d and t is not None:
                 d.store(name, t)
+
+
+def added() -> Variant:
+    """total = x * gate + residual, and y = layer norm of total * (scale + 1) + shift, as
+    ``graphfuse.functional.add_adalayernorm``: the sum is normalized before it is rounded. gate: None for 1."""
+
+    def draw(d: Drawing) -> None:
+        x = d.graph.mul(d["x"], d["gate"]) if "gate" in d else d["x"]
+        total = d.graph.add(x, d["residual"])
+        d.store("total", d.graph.identity(total))  # an output that is read would be read as stored
+        y, *_ = d.graph.layernorm(total, None, None, d.number("eps"), norm_forward_phase=norm_forward_phase.INFERENCE)
+        d.store("y", _adapted(d, y))
+
+    return Variant((X, RESIDUAL, SCALE, SHIFT, GATE, Y, TOTAL), draw)
+
+
+def _adapted(d: Drawing, y: Tensor) -> Tensor:
+    return d.graph.add(d.graph.mul(y, d.graph.add(d["scale"], 1.0)), d["shift"])
 
 
 def _extents(d: Drawing) -> Shape:

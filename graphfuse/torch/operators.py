@@ -2,7 +2,7 @@
 
 import torch
 
-from graphfuse.torch import sandwich
+from graphfuse.torch import adaptive, sandwich
 from graphfuse.torch.adaptive import AdaLayerNorm
 from graphfuse.torch.formula import Operator, differentiable
 from graphfuse.torch.forward_only import ForwardOnly, forward_only
@@ -70,6 +70,7 @@ UNIT_NORM_SILU = unit_norm("unit_norm_silu", silu=True)
 ROUNDED_UNIT_NORM = unit_norm("rounded_unit_norm", rounded=True)
 ROUNDED_UNIT_NORM_SILU = unit_norm("rounded_unit_norm_silu", rounded=True, silu=True)
 ADA_LAYER_NORM = differentiable("ada_layer_norm", AdaLayerNorm())
+ADD_ADA_LAYER_NORM = forward_only("add_ada_layer_norm", adaptive.added(), ("eps",))
 # The functions without gradients have the shorter names.
 NORMALIZE = differentiable("differentiable_normalize", Normalize())
 SOFTMAX = differentiable("differentiable_softmax", Softmax())

@@ -92,12 +92,12 @@ def replace_in(module: GraphModule, declines: bool) -> list[Entry]:
 
 
 def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
-    regions, sites = surroundings.regions(module.graph), find(module)
+    regions, sites = surroundings.regions(module.graph), find(module, once=True)
     rotated, beside = rotation.pairs(module, sites)
     rotated = [pair for pair in rotated if not surroundings.forbids(pair, regions)]
     taken = {r.norm.out: pair for pair in rotated for r in (pair.q, pair.k)}
     judged = _judged([site for site in sites if site.out not in taken], regions, declines)
-    places = {node: _place(node) for site in sites for part in site.parts for node in (part.out,)}  # before they go
+    places = {part.out: _place(part.begun or part.out) for site in sites for part in site.parts}  # before they go
     made = {site.out: site for site in rewrite(module, [site for site, why in judged if not why], rotated)}
     entries = {site.out: list(_entries(site, why, made, beside, places)) for site, why in judged}
     for pair in rotated:
@@ -117,6 +117,8 @@ def _entries(
     for part in site.parts:
         whole = made.get(part.out, made[site.out])
         note = "with the residual sum" if whole.total is not None else ""
+        if whole.form.unrounded and "gate" in whole.tensors:
+            note = "with the gated residual sum"
         if whole.inner is not None:
             first, second = _own(places[whole.inner.out]), _own(places[whole.out])
             note = f"with {second}" if part.out is whole.inner.out else f"with the residual sum and {first}"

@@ -7,6 +7,8 @@ from graphfuse.torch import operators, sandwich, unit_norm
 from graphfuse.torch.formula import Operator
 from graphfuse.torch.forward_only import ForwardOnly
 
+ADAPTED = "(1 + scale) + shift"
+
 _NAMES = {"rms": "RMSNorm", "layer": "layer norm", "l2": "L2 normalization", "unit": "L2 normalization * number"}
 
 
@@ -20,7 +22,8 @@ class Form:
     rounded. before: "" or "* SiLU(gate)", what x is multiplied by, which is not rounded. after: "" or "SiLU",
     "SiLU * gate", "(1 + scale) + shift", "* SiLU(gate)", "* sigmoid(gate)"; before anything is rounded, unless
     `rounded` or the kind says otherwise. residual: whether what is normalized is a sum, which is rounded and used
-    elsewhere, too. inner: whether a term of that sum is a norm of the same weight and rounding.
+    elsewhere, too. inner: whether a term of that sum is a norm of the same weight and rounding. unrounded: whether that
+    sum is normalized before it is rounded, and its term x, times a gate of each sample or not, is not rounded either.
     """
 
     kind: str
@@ -31,10 +34,15 @@ class Form:
     residual: bool = False
     before: str = ""
     inner: bool = False
+    unrounded: bool = False
 
     def __str__(self) -> str:
         norm = _NAMES[self.kind]
-        parts = ["residual sum" * self.residual, norm + ", rounded" * self.rounded, f"* ({self.weight})"]
+        parts = [
+            "residual sum" * self.residual + ", unrounded" * self.unrounded,
+            norm + ", rounded" * self.rounded,
+            f"* ({self.weight})",
+        ]
         parts[0] = f"{norm} -> residual sum ->" if self.inner else parts[0]
         parts[2] *= bool(self.weight)
         after = self.after if self.after.startswith("*") else f"-> {self.after}" * bool(self.after)
@@ -73,7 +81,9 @@ def _table() -> Iterator[tuple[Form, Serving]]:
     yield Form("rms", "w", rounded=True, residual=True), Serving("llama_add_rms_norm", of.LLAMA_ADD_RMS_NORM)
     yield Form("rms", "1 + w"), Serving("gemma_rms_norm", of.GEMMA_RMS_NORM)
     yield Form("rms", "1 + w", residual=True), Serving("gemma_add_rms_norm", of.GEMMA_ADD_RMS_NORM)
-    yield Form("layer", after="(1 + scale) + shift"), Serving("ada_layer_norm", of.ADA_LAYER_NORM)
+    yield Form("layer", after=ADAPTED), Serving("ada_layer_norm", of.ADA_LAYER_NORM)
+    added = Form("layer", after=ADAPTED, residual=True, unrounded=True)
+    yield added, Serving("add_ada_layer_norm", of.ADD_ADA_LAYER_NORM)
     yield Form("l2"), Serving("differentiable_normalize", of.NORMALIZE)
     yield from _gated()
     yield from _sandwiches()

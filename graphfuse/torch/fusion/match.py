@@ -2,7 +2,8 @@
 
 A norm is found in any spelling: what is compared is the value that a node has and the type that it is rounded to. A
 node in the type that is computed in (float32) rounds nothing; any other does. What operators would round elsewhere is
-not taken, or not all of it.
+not taken, or not all of it. Adaptive layer norm is, where the caller asks for it: models write it in the type of x, and
+compilers, as our operators, round it once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphfuse.torch.fusion.core import core, inverse, unit
-from graphfuse.torch.fusion.form import OPERATORS, Form
+from graphfuse.torch.fusion.form import ADAPTED, OPERATORS, Form
 from graphfuse.torch.fusion.meaning import (
     Op,
     dtype,
@@ -28,13 +29,17 @@ from graphfuse.torch.fusion.meaning import (
 from graphfuse.torch.fusion.site import Site
 
 
-def find(graph: GraphModule) -> list[Site]:
-    """The norms of a graph that an operator computes, in order, each with as much around it as that operator takes."""
+def find(graph: GraphModule, once: bool = False) -> list[Site]:
+    """The norms of a graph that an operator computes, in order, each with as much around it as that operator takes.
+
+    once: whether adaptive layer norm, and a gated sum before it, are taken as rounded once where the graph rounds
+    between their steps.
+    """
     found: list[Site] = []
     for node in graph.graph.nodes:
-        site = _grown(node)
+        site = _grown(node, once)
         if site is not None:
-            summed = _with_sum(site)
+            summed = (_with_unrounded_sum(site) if once else None) or _with_sum(site)
             is_taken = any(summed.total is other.total for other in found)  # of two norms of a sum one makes it
             found.append(site if is_taken else summed)
     found = _with_inner(found)
@@ -54,12 +59,12 @@ def rounds_otherwise(graph: GraphModule) -> str:
     return ""
 
 
-def _grown(node: Node) -> Site | None:
+def _grown(node: Node, once: bool) -> Site | None:
     """The largest site that an operator computes of those that begin with a norm."""
     for begun in _begun(node):
-        fitting = [site for site in _following(begun) if _is_served(site)]
+        fitting = [site for site in _following(begun, once) if _is_served(site)]
         if fitting:
-            return fitting[-1]
+            return replace(fitting[-1], begun=begun.out)
     return None
 
 
@@ -132,14 +137,14 @@ def _is_served(site: Site) -> bool:
 # What follows it, and what comes before.
 
 
-def _following(site: Site | None) -> Iterator[Site]:
+def _following(site: Site | None, once: bool) -> Iterator[Site]:
     """A norm, and that norm with more and more of what follows. Some of these may be nobody's form."""
     while site is not None:
         yield site
-        site = _next(site)
+        site = _next(site, once)
 
 
-def _next(site: Site) -> Site | None:
+def _next(site: Site, once: bool) -> Site | None:
     out, x, form = site.out, site.tensors["x"], site.form
     kind, users = wide(dtype(x)), list(out.users)
     rounds = form.kind == "unit" and dtype(out) is dtype(x)
@@ -162,10 +167,11 @@ def _next(site: Site) -> Site | None:
         return _scaled_unit(site, user)
     if dtype(out) is not kind:  # rounded
         is_bare = form == Form(form.kind, before=form.before)
-        return _scaled(site, user, rounded=True) if is_bare else None
+        scaled = _scaled(site, user, rounded=True) if is_bare else None
+        return scaled or (_adapted(site, user, once) if once else None)
     if is_op(user, "silu") and not form.after:
         return replace(site, out=user, form=replace(form, after="SiLU"))
-    return _scaled(site, user) or _adapted(site, user) or _gated(site, user) or _times_activated(site, user)
+    return _scaled(site, user) or _adapted(site, user, once) or _gated(site, user) or _times_activated(site, user)
 
 
 def _is_like(a: object, b: object) -> bool:
@@ -273,11 +279,11 @@ def _ends(node: object, of: torch.Tensor) -> bool:
     return all(same(n, 1) for n in leading) and same(groups, of.shape[-2]) and same(columns, of.shape[-1])
 
 
-def _plus_one(node: object, kind: torch.dtype) -> object | None:
-    """The w of a node that is 1 + w, unrounded."""
+def _plus_one(node: object, kind: torch.dtype | None) -> object | None:
+    """The w of a node that is 1 + w, in this type, which rounds nothing; None for any type."""
     node = unviewed(exact(node))
     found = is_op(node, "add")
-    if found is None or dtype(node) is not kind:
+    if found is None or kind not in (None, dtype(node)):
         return None
     return next((w for w, one in operands(found) if not isinstance(one, Node) and one == 1), None)
 
@@ -302,28 +308,33 @@ def _scaled(site: Site, user: Node, rounded: bool = False) -> Site | None:
     return replace(site, out=user, form=form, tensors=site.tensors | {"weight": weight})
 
 
-def _adapted(site: Site, user: Node) -> Site | None:
-    """Times 1 + a scale of each sample, and then plus a shift."""
-    form, x = site.form, site.tensors["x"]
+def _adapted(site: Site, user: Node, once: bool) -> Site | None:
+    """Times 1 + a scale of each sample, and then plus a shift. once: whether 1 + the scale may be rounded."""
+    form, x = site.form, value(site.tensors["x"])
     if form == Form("layer") and (found := is_op(user, "mul")):
-        scale, after = _plus_one(_other(found, site.out), dtype(user)), "1 + scale"
+        given, name, after = _other(found, site.out), "scale", "1 + scale"
+        vector = exact(_plus_one(given, None if once else dtype(user)))
     elif form.after == "1 + scale" and (found := is_op(user, "add")):
-        scale, after = _other(found, site.out), "(1 + scale) + shift"
-        if value(scale) is None or not _is_like(exact(scale), site.tensors["scale"]):
-            return None
+        given, name, after = _other(found, site.out), "shift", ADAPTED
+        vector = exact(given)
     else:
         return None
-    scale = exact(scale)
-    if value(scale) is None or not _is_per_sample(value(scale), value(x)):
+    if value(vector) is None or wide(dtype(vector)) is not wide(x.dtype) or not _is_per_sample(value(given), x):
         return None
-    name = "scale" if after == "1 + scale" else "shift"
-    return replace(site, out=user, form=replace(form, after=after), tensors=site.tensors | {name: scale})
+    # 1 is added before the dimensions between are: the operator's argument becomes a view.
+    is_viewed = value(vector).dim() < x.dim() and isinstance(x.shape[-1], int)
+    if not is_viewed and not _is_per_sample(value(vector), x):
+        return None
+    return replace(site, out=user, form=replace(form, after=after), tensors=site.tensors | {name: vector})
 
 
-def _is_per_sample(scale: torch.Tensor, x: torch.Tensor) -> bool:
-    if scale.dim() != x.dim() or scale.dim() < 2 or not same(scale.shape[-1], x.shape[-1]):
+def _is_per_sample(scale: torch.Tensor | None, x: torch.Tensor) -> bool:
+    if scale is None or scale.dim() != x.dim() or scale.dim() < 2 or scale.device != x.device:
         return False
-    return same(scale.shape[0], x.shape[0]) and all(same(n, 1) for n in scale.shape[1:-1])
+    if wide(scale.dtype) is not wide(x.dtype):
+        return False
+    ends = same(scale.shape[0], x.shape[0]) and same(scale.shape[-1], x.shape[-1])
+    return ends and all(same(n, 1) for n in scale.shape[1:-1])
 
 
 def _gated(site: Site, user: Node) -> Site | None:
@@ -348,6 +359,46 @@ def _with_sum(site: Site) -> Site:
     if not all(fits):
         return site
     return replace(site, form=form, total=total, tensors=site.tensors | {"x": x, "residual": residual})
+
+
+def _with_unrounded_sum(site: Site) -> Site | None:
+    """With the residual sum that x is, and the gate of each sample that a term of it is multiplied by, where one
+    operator without gradients computes all."""
+    total, form = site.tensors["x"], replace(site.form, residual=True, unrounded=True)
+    if form not in OPERATORS or value(site.out).requires_grad:
+        return None
+    found = is_op(_before_rounding(total), "add")
+    terms = list(operands(found)) if found else []
+    gated = [(other, *product) for other, term in terms if (product := _times_gate(term, total))]
+    for residual, x, gate in (*gated, *((a, b, None) for a, b in terms[:1])):
+        tensors = {"x": exact(x), "residual": exact(residual)}
+        if not all(_is_like(t, total) and dtype(t) is dtype(total) for t in tensors.values()):
+            continue
+        tensors |= {"gate": gate} if gate is not None else {}
+        if not any(map(is_changed, tensors.values())):
+            return replace(site, form=form, total=total, tensors=site.tensors | tensors)
+    return None
+
+
+def _before_rounding(total: Node) -> Node:
+    """The sum in a wider type that a node rounds, if nobody else reads that; or the node."""
+    found = is_op(total, "cast")
+    wider = found.args[0] if found else None
+    is_alone = value(wider) is not None and set(wider.users) == {total} and dtype(wider) is wide(dtype(total))
+    return wider if is_alone else total
+
+
+def _times_gate(term: object, total: Node) -> tuple[Node, Node] | None:
+    """x and the gate of each sample that a term of a sum is the product of, if nobody else reads it."""
+    product = exact(term)
+    found = is_op(product, "mul")
+    if found is None or any(len(node.users) != 1 for node in (term, product)):
+        return None
+    for x, gate in operands(found):
+        x, gate = exact(x), exact(gate)
+        if _is_like(x, total) and _is_per_sample(value(gate), value(total)):
+            return x, gate
+    return None
 
 
 def _with_inner(sites: list[Site]) -> list[Site]:

@@ -107,6 +107,11 @@ def op(node: object) -> Op | None:
     return None if meaning is None else Op(meaning, args, named)
 
 
+def changes(node: Node) -> bool:
+    """Whether a node changes in place what others may read, under whatever name."""
+    return _writes(node) and op(node) is None
+
+
 def _is_new(node: Node) -> bool:
     """Whether a node makes a tensor of its own, which nothing else sees."""
     found = op(node)

@@ -1,19 +1,20 @@
 """Puts operators in place of the sites of a graph."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from graphfuse.torch.fusion import rotated
-from graphfuse.torch.fusion.meaning import op, value
+from graphfuse.torch.fusion import rotated, surroundings
+from graphfuse.torch.fusion.meaning import changes, op, value
 from graphfuse.torch.fusion.rotation import Pair
 from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.operators import epsilon
 
 _view = torch.ops.aten.view.default
 _VECTORS = ("weight", "bias")
+_PER_SAMPLE = ("scale", "shift")
 
 
 def rewrite(module: GraphModule, sites: Sequence[Site], pairs: Sequence[Pair] = ()) -> list[Site]:
@@ -36,14 +37,14 @@ def _has_effects(node: Node) -> bool:
 
 def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> list[Site]:
     """new: what took the place of a node, by that node, which sites still name."""
-    order = {node: place for place, node in enumerate(graph.nodes)}
     tensors = {name: new.get(t, t) for name, t in site.tensors.items()}
-    if site.total is not None and any(order[t] > order[site.total] for t in tensors.values()):
+    place = _place(graph, site, tensors.values())
+    if place is None:
         parts = site.parts if site.inner is not None else (site.alone,)
         return [made for part in parts for made in _replace(graph, part, new)]
     serving, like = site.serving, value(site.tensors["x"])
     call: Callable[..., object] = getattr(torch.ops.graphfuse, serving.name).default
-    with graph.inserting_before(site.out if site.total is None else site.total):
+    with graph.inserting_before(place):
         rows = {name: _as_rows(graph, site, name, t) for name, t in tensors.items()}
         numbers = (_number(name, site.numbers[name], like) for name in serving.numbers)
         made = graph.call_function(call, (*map(rows.get, serving.operator.tensors), *numbers))
@@ -53,9 +54,23 @@ def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> list[Site]:
         results = [made] if site.total is None else [graph.call_function(operator.getitem, (made, i)) for i in (0, 1)]
     for old, result in zip((site.out, site.total), results, strict=False):
         result.meta.update({k: v for k, v in old.meta.items() if k in ("val", "example_value", "stack_trace")})
-        old.replace_all_uses_with(result)
+        old.replace_all_uses_with(result, lambda user: made < user)  # those before are of the site, and go
         new[old] = result
     return [site]
+
+
+def _place(graph: Graph, site: Site, tensors: Collection[Node]) -> Node | None:
+    """Before which node the operator fits: a residual sum, or, if what it reads is made later, the norm's result, where
+    nobody else reads the sum before that. None for nowhere, as where something is changed in place between the two."""
+    if site.total is None:
+        return site.out
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    if any(changes(node) and order[site.total] < order[node] < order[site.out] for node in graph.nodes):
+        return None
+    if all(order[t] < order[site.total] for t in tensors):
+        return site.total
+    own = {*surroundings.between((site.out,), (site.total, *tensors)), site.out}
+    return site.out if all(order[user] > order[site.out] for user in site.total.users if user not in own) else None
 
 
 def _number(name: str, number: object, x: torch.Tensor) -> float | int:
@@ -71,6 +86,9 @@ def _as_rows(graph: Graph, site: Site, name: str, node: Node) -> Node:
     if name in _VECTORS:
         extents = (site.groups, -1) if site.groups > 1 else (-1,)
         return node if len(extents) == value(node).dim() else _viewed(graph, node, extents)
+    like = value(site.tensors["x"])
+    if name in _PER_SAMPLE and len(extents) < like.dim():
+        return _viewed(graph, node, (like.shape[0], *(1 for _ in like.shape[1:-1]), like.shape[-1]))
     if site.groups > 1:
         return _viewed(graph, node, (*extents[:-1], site.groups, extents[-1] // site.groups))
     return node

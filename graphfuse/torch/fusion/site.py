@@ -18,7 +18,8 @@ class Site:
     eps: the epsilon, which may be symbolic. total: the node of a residual sum, which the operator makes as well. left:
     what stands around it that the operator does not compute, in words. dim: the dimension of x that rows lie along,
     counted from the last. groups: of how many equal parts of a row each is normalized by itself. factor: of a "unit"
-    norm, the number. inner: the norm that is a term of the residual sum, where the operator computes that, too.
+    norm, the number. inner: the norm that is a term of the residual sum, where the operator computes that, too. begun:
+    the node that has the norm before what follows it, None for `out`; its place in the model is the site's.
     """
 
     form: Form
@@ -31,6 +32,7 @@ class Site:
     groups: int = 1
     factor: float | None = None
     inner: "Site | None" = None
+    begun: Node | None = None
 
     @property
     def serving(self) -> Serving:
@@ -50,8 +52,10 @@ class Site:
             return self
         if self.inner is not None:
             return self.parts[1].alone
-        tensors = {n: t for n, t in self.tensors.items() if n != "residual"} | {"x": self.total}
-        return replace(self, form=replace(self.form, residual=False), tensors=tensors, total=None)
+        of_sum = ("residual", "gate") if self.form.unrounded else ("residual",)
+        tensors = {n: t for n, t in self.tensors.items() if n not in of_sum} | {"x": self.total}
+        form = replace(self.form, residual=False, unrounded=False)
+        return replace(self, form=form, tensors=tensors, total=None)
 
     @property
     def parts(self) -> tuple["Site", ...]:

@@ -50,7 +50,7 @@ def regions(graph: Graph) -> Regions:
 def forbids(site: Site | Pair, found: Regions) -> str:
     """Why an operator would not do what a site's nodes do; "" where it would."""
     outs, ends = _bounds(site)
-    nodes, made = [*outs, *_between(outs, ends)], {*outs, *([site.total] if isinstance(site, Site) else ())}
+    nodes, made = [*outs, *between(outs, ends)], {*outs, *([site.total] if isinstance(site, Site) else ())}
     if any(node in found.transformed for node in nodes):
         return "it is differentiated by torch.func, which operators are not for"
     if len({found.number[node] for node in nodes}) > 1:
@@ -72,7 +72,7 @@ def _acts(node: Node) -> bool:
 
 def computes_twice(site: Site) -> str:
     """What of a site's nodes would be computed beside the operator, as it is read elsewhere; "" for nothing."""
-    inner = set(_between(*_bounds(site)))
+    inner = set(between(*_bounds(site)))
     for node in inner - {site.total}:
         elsewhere = {user for user in node.users if user.users or user.op == "output"} - inner - {site.out}
         if elsewhere and not is_op(node, "cast", "same", "view", "expand"):
@@ -89,7 +89,7 @@ def _bounds(site: Site | Pair) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     return tuple(r.out for r in both), read
 
 
-def _between(outs: Iterable[Node], ends: Iterable[Node]) -> Iterator[Node]:
+def between(outs: Iterable[Node], ends: Iterable[Node]) -> Iterator[Node]:
     """The nodes between what a site is computed from and its results."""
     seen = {*ends, *outs}
     waiting = [t for out in outs for t in out.all_input_nodes]
