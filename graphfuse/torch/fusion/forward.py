@@ -27,7 +27,7 @@ _called_plainly, _differentiates_forward = torch_private.called_plainly(), torch
 
 def set_on(module: torch.nn.Module, function: FunctionType, norm: Norm | None = None) -> None:
     """Makes `function`, whose first argument is the module, its forward. norm: what it computes, of a norm."""
-    function.__dict__[_MARK] = norm
+    function.__dict__[_MARK] = repr(norm)  # a text, as Dynamo compares it
     module.forward = MethodType(function, module)
 
 
@@ -37,11 +37,10 @@ def is_set_on(module: torch.nn.Module) -> bool:
     return isinstance(forward, MethodType) and hasattr(forward.__func__, _MARK)
 
 
-def _is_still(module: torch.nn.Module, norm: Norm) -> bool:
-    """Whether its forward computes this norm: nobody put another module in its place."""
+def _is_still(module: torch.nn.Module, norm: str) -> bool:
+    """Whether its forward computes a norm, given as text: nobody put another module in its place."""
     forward = vars(module).get("forward")
-    found = forward.__func__.__dict__.get(_MARK) if isinstance(forward, MethodType) else None
-    return found is norm or found == norm
+    return isinstance(forward, MethodType) and getattr(forward.__func__, _MARK, None) == norm
 
 
 def is_free(module: torch.nn.Module) -> bool:
@@ -128,12 +127,12 @@ def _needs_gradient(*tensors: torch.Tensor | None) -> bool:
 
 def add_norm_of(norm: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """What computes (the norm module of a sum, the sum), by one operator where that is the same."""
-    run, parts = of_sum(norm).operator.run, _parts(norm)
+    run, parts, same = of_sum(norm).operator.run, _parts(norm), repr(norm)
 
     def add_norm(module, residual, x):
         if (
             _called_plainly(module)
-            and _is_still(module, norm)
+            and _is_still(module, same)
             and isinstance(x, torch.Tensor)
             and isinstance(residual, torch.Tensor)
             and x.dtype is residual.dtype
@@ -151,15 +150,19 @@ def add_norm_of(norm: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
 def norm_add_norm_of(first: Norm, second: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """What computes (the second norm module of a sum, the sum) of a residual and the first norm module of x: by one
     operator in inference, where that is the same."""
-    run, ends = of_sandwich(first, second).operator.run, (_parts(first), _parts(second))
+    run, ends, same = (
+        of_sandwich(first, second).operator.run,
+        (_parts(first), _parts(second)),
+        (repr(first), repr(second)),
+    )
     add_norm = add_norm_of(second)
 
     def norm_add_norm(module, following, residual, x):
         if (
             _called_plainly(module)
             and _called_plainly(following)
-            and _is_still(module, first)
-            and _is_still(following, second)
+            and _is_still(module, same[0])
+            and _is_still(following, same[1])
             and isinstance(x, torch.Tensor)
             and isinstance(residual, torch.Tensor)
             and x.dtype is residual.dtype
@@ -177,10 +180,10 @@ def norm_add_norm_of(first: Norm, second: Norm) -> Callable[..., tuple[torch.Ten
 
 def silu_of(norm: Norm) -> Callable[..., torch.Tensor]:
     """What computes SiLU of a norm module: by one operator where that is the same."""
-    run, arguments = of_silu(norm).operator.run, _arguments(norm)
+    run, arguments, same = of_silu(norm).operator.run, _arguments(norm), repr(norm)
 
     def norm_silu(module, activation, x):
-        if _called_plainly(module) and _is_still(module, norm) and (activation is None or _called_plainly(activation)):
+        if _called_plainly(module) and _is_still(module, same) and (activation is None or _called_plainly(activation)):
             found = arguments(module, x, None)
             if found is not None:
                 return run(*found)

@@ -109,7 +109,7 @@ def op(node: object) -> Op | None:
 
 def changes(node: Node) -> bool:
     """Whether a node changes in place what others may read, under whatever name."""
-    return _writes(node) and op(node) is None
+    return writes(node) and op(node) is None
 
 
 def _is_new(node: Node) -> bool:
