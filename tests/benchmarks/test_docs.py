@@ -74,6 +74,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         "models": bench_record.models,
         "cudnn-calls": bench_record.cudnn_calls_model,
         "wan-block": bench_record.wan_block_model,
+        "ranking": bench_record.ranking,
     }
     for kind, make in programs.items():
         record.write(folder, kind, content["environment"], make())
@@ -122,6 +123,9 @@ def test_places_of_other_records_render(rendered):
     text = rendered["cudnn-calls.md"]
     assert "| host time of graph.execute, us | ≤ 8 | 9.000 | not met | - |" in text
     assert "| 512x4096x4096 | 27.0 (24.3 to 29.7) | 28.0 (25.2 to 30.8) |" in text
+    text = rendered["ranking.md"]
+    assert "| rmsnorm 512x4096 | 4.0 (1.00) | 5.0 (1.25) | - |" in text
+    assert "| matmul 512x64x64 | - | 20.0 (1.00) | - |" in text
     text = rendered["wan-block.md"]
     assert "| times as fast as torch, at worst | ≥ 1.25 | 1.500 | met | 1x192x4x240x416 |" in text
     assert "| times as fast as torch.compile (max-autotune), at worst | ≥ 1.05 | 1.020 | not met |" in text
