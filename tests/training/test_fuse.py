@@ -7,33 +7,11 @@ import warnings
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 import graphfuse
 from graphfuse.torch import fuse, unfuse
-from graphfuse.torch.fusion.form import Form
-from graphfuse.torch.fusion.module import Norm, Refused, recognized
 from support.dispatched import operators
-
-HIDDEN = 64
-HALF = torch.bfloat16
-
-
-class LlamaNorm(torch.nn.Module):
-    def __init__(self, columns=HIDDEN, eps=1e-6):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(columns))
-        self.variance_epsilon = eps
-
-    def forward(self, hidden_states):
-        wide = hidden_states.to(torch.float32)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * wide.to(hidden_states.dtype)
-
-
-class GatedNorm(LlamaNorm):
-    def forward(self, hidden_states, gate=None):
-        return super().forward(hidden_states) * F.silu(gate)
+from support.norm_modules import HALF, HIDDEN, LlamaNorm
 
 
 class Layer(torch.nn.Module):
@@ -278,117 +256,6 @@ def test_compiled():
     assert torch.equal(fast(x), want)
 
 
-class Counting(LlamaNorm):
-    def forward(self, hidden_states):
-        return (super().forward(hidden_states), 1)
-
-
-class Columns(LlamaNorm):
-    def forward(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + self.variance_epsilon)
-
-
-class RootNorm(LlamaNorm):
-    def forward(self, x):
-        return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.variance_epsilon).to(x.dtype)
-
-
-class TwiceNorm(LlamaNorm):
-    def forward(self, hidden_states):
-        return super().forward(hidden_states * 2)
-
-
-class Unnamed(LlamaNorm):
-    """A norm by what it computes."""
-
-
-class Activation(torch.nn.Module):
-    def forward(self, x):
-        return F.gelu(x)
-
-
-REFUSED = [
-    (lambda: GatedNorm(), "no operator computes RMSNorm, rounded * (w), * gate"),
-    (lambda: Counting(), None),
-    (lambda: RootNorm(), "it rounds the inverse root; no operator rounds there"),
-    (lambda: TwiceNorm(), "it normalizes or scales by something else than its input and its parameters"),
-    (lambda: torch.nn.LayerNorm((4, 16)), "its parameters are not vectors of one length"),
-    (lambda: graphfuse.torch.RMSNorm(HIDDEN), "it is graphfuse's"),
-]
-
-
-@pytest.mark.parametrize(("make", "why"), REFUSED)
-def test_refused(make, why):
-    found = recognized(make())
-    if why is None:  # not called a norm
-        assert found is None
-    else:
-        assert isinstance(found, Refused) and found.reason == why
-
-
-def test_found_by_what_it_computes():
-    found = recognized(Unnamed())
-    assert found == Norm(Form("rms", "w", rounded=True), (("weight", "weight"),), "variance_epsilon", 1e-6, True, False)
-    assert recognized(Activation()) is None and recognized(torch.nn.BatchNorm1d(4)) is None
-
-
-@pytest.mark.parametrize("norm", [torch.nn.LayerNorm, torch.nn.RMSNorm])
-def test_a_norm_without_weights_of_any_width(norm):
-    model = torch.nn.Sequential(norm(48, elementwise_affine=False))
-    x = torch.randn(5, 48)
-    want = model(x)
-    assert len(fuse(model).replaced) == 1
-    torch.testing.assert_close(model(x), want)
-
-
-class Groups(LlamaNorm):
-    def forward(self, x):
-        wide = x.float().unflatten(-1, (4, -1))
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * wide.flatten(-2).to(x.dtype)
-
-
-class Switched(LlamaNorm):
-    def __init__(self):
-        super().__init__()
-        self.on = True
-
-    def forward(self, x):
-        return super().forward(x) if self.on else x
-
-
-class ByNumber(LlamaNorm):
-    def forward(self, x):
-        wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(2, keepdim=True) + 1e-6)).to(x.dtype)
-
-
-@pytest.mark.parametrize("norm", [Groups, Switched, ByNumber])
-@pytest.mark.parametrize("shape", [(2, 3, HIDDEN), (2, 3, HIDDEN, HIDDEN)])
-def test_norms_that_are_plain_in_some_calls_alone(norm, shape):
-    model, x = norm(), torch.randn(shape)
-    want = model(x)
-    assert fuse(model).replaced
-    torch.testing.assert_close(model(x), want)
-    if norm is Switched:
-        model.on = False
-        assert model(x) is x
-
-
-def test_a_sum_before_a_norm_of_groups_stays():
-    norm = Groups()
-
-    def total(x, r):
-        s = x + r
-        return norm(s), s
-
-    x, r = (torch.randn(2, 3, HIDDEN, dtype=HALF) for _ in range(2))
-    with torch.no_grad():
-        made = torch.compile(total, backend="graphfuse", options={"then": "eager"})(x, r)
-    for got, want in zip(made, total(x, r), strict=True):
-        torch.testing.assert_close(got, want)
-
-
 def test_another_fused_norm_in_the_place_of_one():
     model, other = Layer(), Layer(lambda: torch.nn.LayerNorm(HIDDEN))
     x = torch.randn(5, HIDDEN)
@@ -398,45 +265,6 @@ def test_another_fused_norm_in_the_place_of_one():
         made = model(x)
         unfuse(model)
         torch.testing.assert_close(made, model(x))
-
-
-class WritingNorm(LlamaNorm):
-    def forward(self, x):
-        y = super().forward(x)
-        y[..., 0] = 0
-        return y
-
-
-class DroppingNorm(LlamaNorm):
-    def forward(self, x):
-        return F.dropout(super().forward(x), 0.5, self.training)
-
-
-@pytest.mark.parametrize(
-    ("norm", "why"), [(WritingNorm, "changes a tensor in place"), (DroppingNorm, "asks whether it is training")]
-)
-def test_norms_that_do_more(norm, why):
-    model = norm().eval()
-    (entry,) = fuse(model).left
-    assert why in entry.why
-
-
-def test_a_class_that_has_only_the_name():
-    """Of a known class, changed."""
-    cls = type("LlamaRMSNorm", (LlamaNorm,), {"__module__": "transformers.models.llama.modeling_llama"})
-    assert isinstance(recognized(cls()), Norm)
-
-    def forward(self, hidden_states):
-        wide = hidden_states.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return (wide * (1.0 + self.weight.float())).to(hidden_states.dtype)
-
-    cls.forward = forward
-    assert recognized(cls()).reason == (
-        "LlamaRMSNorm is known to compute RMSNorm, rounded * (w), and computes RMSNorm * (1 + w)"
-    )
-    cls.forward = lambda self, x: F.rms_norm(x, (HIDDEN,), self.weight, 3e-3)
-    assert "is known to compute" in recognized(cls()).reason
 
 
 def test_a_forward_that_something_else_set_is_left():

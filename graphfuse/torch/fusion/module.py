@@ -1,6 +1,7 @@
 """Whether a module is a norm that an operator computes, from the graph of its own forward."""
 
 import functools
+import inspect
 from dataclasses import dataclass, replace
 
 import torch
@@ -77,13 +78,14 @@ def _may_be(cls: type) -> bool:
 
 
 def _judged(module: torch.nn.Module, shape: tuple[int, ...]) -> Norm | Refused:
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is not None and "training" in code.co_names:
+        return Refused("its forward asks whether it is training")
     try:
         trace = traced.traced(module, shape)
     except Exception as error:  # forward is a stranger's code, which was written for other inputs
         return Refused(f"its forward cannot be traced: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
     graph = trace.graph
-    if "training" in type(module).forward.__code__.co_names:
-        return Refused("its forward asks whether it is training")
     if any(writes(node) and op(node) is None for node in graph.graph.nodes):
         return Refused("its forward changes a tensor in place")
     sites, result = find(graph), graph.graph.output_node().args[0]
