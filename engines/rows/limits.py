@@ -57,8 +57,18 @@ def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iter
             )
 
 
-def pair_faults(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int) -> Iterator[str]:
-    """Columns of a pair are a lane's, or those of two lanes of a warp. taken: pieces of each thread."""
+def has_own_pairs(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int) -> bool:
+    """Whether each thread's two pieces are each other's columns of all pairs that lie apart."""
+    apart = [one for one in pairs if not one.interleaved]
+    return bool(apart) and taken == 2 and all(one.count == threads_per_row * piece for one in apart)
+
+
+def pair_faults(
+    pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int, exchanges_own: bool = False
+) -> Iterator[str]:
+    """Columns of a pair are a lane's, or those of two lanes of a warp. taken: pieces of each thread. exchanges_own:
+    whether a thread may have both columns in different pieces."""
+    own = exchanges_own and has_own_pairs(pairs, piece, threads_per_row, taken)
     for one in pairs:
         if piece > MOST_PAIRED:
             yield f"pieces have {piece} columns; accepted with pairs: up to {MOST_PAIRED}, as a thread has both of each"
@@ -68,10 +78,10 @@ def pair_faults(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken:
             yield f"pieces have {piece} columns; accepted: an even divisor of the {one.columns} in pairs"
         if not one.interleaved and one.count % piece:
             yield f"pieces have {piece} columns; accepted: a divisor of the {one.count} pairs"
-        if not one.interleaved and (threads_per_row > WARP or taken > 1):
+        if not one.interleaved and not own and (threads_per_row > WARP or taken > 1):
             yield (
                 f"threads_per_row is {threads_per_row}, with {taken} pieces each; accepted for pairs of columns that "
-                f"lie apart: up to {WARP}, with one piece"
+                f"lie apart: up to {WARP}, with one piece" + ", or with two of the same pairs" * exchanges_own
             )
 
 

@@ -26,7 +26,14 @@ def held(plan: PhasePlan) -> Iterator[str]:
     for o in sorted({o for kept in plan.kept for o in kept}, key=str):
         packed = plan.dtype(o) is not None
         yield f"  {packed_type(plan, o)} {_name(o)};" if packed else f"  float {_name(o)}[PIECE];"
+    swaps = (o for phase in plan.phases for o in plan.exchanged(phase))
+    yield from (f"  float {_exchanged(o)}[PIECE];  // of the other piece" for o in swaps)
     yield "};"
+
+
+def _exchanged(o: Chain) -> str:
+    """The member that holds what the thread's other piece has of a swap."""
+    return f"s{o.index}"
 
 
 def _name(o: Chain | Load) -> str:
@@ -62,7 +69,34 @@ class Elements:
 
     def source(self) -> Iterator[str]:
         """Reads and works them out, and keeps what later phases need."""
-        kept = self.plan.kept[self.phase + 1] if self.phase < self.program.last else ()
+        return self._source(self._loops, self.plan.kept[self.phase + 1] if self.phase < self.program.last else ())
+
+    def exchange(self) -> Iterator[str]:
+        """The function that gives each of a thread's two pieces what the other one has for its swaps."""
+        arguments = "const Rows& rows, const Columns& columns, const Held& held, const Operands& s, const PerRow& p"
+        for swap in self.plan.exchanged(self.phase):
+            ((_, value),) = self._operands(swap)
+            before = self._loops[: self._loops.index((swap,))]
+            yield f"  GF_DEVICE static void other{swap.index}(const Row& row, Index at, {arguments},"
+            yield "                               float (&other)[PIECE]) {"
+            yield from self._source(before, ())
+            yield from pieces.each([f"other[i] = {self.array(value)}[i];"])
+            yield "  }"
+        yield "  GF_DEVICE static void exchange(const Row& row, Index second, Rows (&rows)[2],"
+        yield "                                 Columns (&columns)[2], Held (&held)[2], const Operands& s,"
+        yield "                                 const PerRow& p) {"
+        for kind, varies in (("rows", True), ("columns", False)):
+            same = (i for i in self.plan.reads(self.phase, varies) if self.plan.has_both(i))
+            yield from (f"    {kind}[1].r{i} = {kind}[0].r{i};" for i in same)
+        for swap in self.plan.exchanged(self.phase):
+            name = _exchanged(swap)
+            for k, at in enumerate(("0", "second")):
+                given = f"row, {at}, rows[{k}], columns[{k}], held[{k}], s, p"
+                yield f"    other{swap.index}({given}, held[{1 - k}].{name});"
+            yield from pieces.each([f"held[0].{name}[i] = -held[0].{name}[i];"])
+        yield "  }"
+
+    def _source(self, loops: Sequence[Sequence[Chain]], kept: Sequence[Chain | Load]) -> Iterator[str]:
         for o in self.plan.elements(self.phase):
             if o in self.known:
                 yield from self._unpack(o, f"held.{_name(o)}", again=self.plan.unpack_again)
@@ -71,11 +105,11 @@ class Elements:
                 yield from self._unpack(o, read)
                 if o in kept:
                     yield f"    held.l{o.index} = {read};"
-        if any(isinstance(o, Column) for loop in self._loops for k in loop for _, o in self._operands(k)):
+        if any(isinstance(o, Column) for loop in loops for k in loop for _, o in self._operands(k)):
             yield "    const float column = float((row.thread + at) * PIECE);"
-        arrays = [o for o in self._arrays() if o not in self.known]
+        arrays = [o for o in self._arrays() if o not in self.known and any(o in loop for loop in loops)]
         yield from (f"    float a{o.index}[PIECE];" for o in arrays)
-        for loop in self._loops:
+        for loop in loops:
             if self._swaps(loop):
                 yield from self._swapped(loop[0], kept)
                 continue
@@ -124,6 +158,10 @@ class Elements:
 
     def _swapped(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
         """The other elements of pairs, which may be other lanes'."""
+        if self.plan.own_pairs:
+            lines = [f"a{o.index}[i] = held.{_exchanged(o)}[i];"]
+            yield from pieces.each([*lines, *([f"held.v{o.index}[i] = a{o.index}[i];"] * (o in kept))])
+            return
         step = self.program.steps[o.index]
         pairs = Pairs(**dict(step.attributes))
         how = "neighbours" if pairs.interleaved else "halves"

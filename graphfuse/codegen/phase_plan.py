@@ -7,7 +7,7 @@ from functools import cached_property
 
 from graphfuse.dtypes import data_type
 from graphfuse.ops import Cost
-from graphfuse.rows.program import RowProgram, Store, View, cost_of
+from graphfuse.rows.program import SWAP, RowProgram, Store, View, cost_of
 from graphfuse.rows.steps import Chain, Load, Number, Operand, Scalar, Step
 
 ACCESS = 16
@@ -36,6 +36,7 @@ class PhasePlan:
     after row, how many rows have room in shared memory, into which they are copied before their turn: 1 for
     none; 0 of a kernel whose threads take one row each. across: a piece has one column's elements of neighbouring rows,
     along the last row axis, instead of one row's of neighbouring columns; then what is one a row is an array.
+    own_pairs: a thread has two pieces of a row, which are each other's columns of all pairs that lie apart.
     """
 
     program: RowProgram
@@ -46,6 +47,7 @@ class PhasePlan:
     unpack_again: bool = False
     stages: int = 0
     across: bool = False
+    own_pairs: bool = False
 
     def taken(self, view: View) -> int:
         """Elements of a tensor that belong to a piece: one of what is the same for all of it."""
@@ -61,6 +63,16 @@ class PhasePlan:
     def width(self, view: View) -> int:
         """Bytes of the accesses that read or write them."""
         return min(access(part, self.taken(view), self.across) for part in view.parts)
+
+    def has_both(self, index: int) -> bool:
+        """Whether an input has columns for pairs, of which a thread has both columns."""
+        of = self.program.inputs[index].of_pairs
+        return self.own_pairs and of is not None and not of.pairs.interleaved
+
+    def exchanged(self, phase: int) -> tuple[Chain, ...]:
+        """Steps of a phase that have what a thread works out of its other piece."""
+        made = (o for o in self.elements(phase) if isinstance(o, Chain) and o not in self.kept[phase])
+        return tuple(o for o in made if self.own_pairs and self.program.steps[o.index].op_name == SWAP)
 
     @property
     def phases(self) -> range:

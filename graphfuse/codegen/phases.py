@@ -25,6 +25,7 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
         yield f"struct Phase<{phase}> {{"
         yield from _reads(plan, copies, "Rows", plan.reads(phase, True))
         yield from _reads(plan, copies, "Columns", plan.reads(phase, False))
+        yield from Elements(plan, phase).exchange() if plan.own_pairs else ()
         yield from _run(Elements(plan, phase))
         yield "};"
 
@@ -49,7 +50,9 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
         if (indexed := plan.program.inputs[i].indexed) is not None:
             place += f".of(row.n{indexed.index})"
         load = f"gf::load<{size}, {width}, {how}>(gf::offset({place}, {pieces.step(plan, f'i{i}', size)}))"
-        loads.append(copied.piece_read if copied else _where_there_is_one(plan, i, load))
+        load = copied.piece_read if copied else _where_there_is_one(plan, i, load)
+        # The second piece of a thread has the same pairs as the first, whose reads it gets.
+        loads.append(f"at == 0 ? ({load}) : gf::any_bytes<{size}>()" if plan.has_both(i) else load)
     yield "    return {" + ",\n            ".join(loads) + "};"
     yield "  }"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from graphfuse.dtypes import data_type
 from graphfuse.enums import build_plan_policy, heur_mode
-from graphfuse.errors import GraphValidationError, ReferenceEngineWarning, VariantPackError
+from graphfuse.errors import GraphNotSupportedError, GraphValidationError, ReferenceEngineWarning, VariantPackError
 from graphfuse.explain import explained, fallback
 from graphfuse.freeze import freeze
 from graphfuse.functional.declaration import Variant
@@ -59,7 +59,10 @@ def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: 
         planner = Planner(freeze(drawing.graph), drawing.graph.handle, (), ())
     except GraphValidationError as error:  # strides: tensors of the graph have the names of the arguments
         raise VariantPackError(str(error)) from None
-    planner.create([heur_mode.OPENSOURCE, heur_mode.FALLBACK])
+    try:
+        planner.create([heur_mode.OPENSOURCE])
+    except GraphNotSupportedError:  # kernels for what they are for: a row has the bits that it has in other calls
+        planner.create([*([heur_mode.A] * planner.device.runs_kernels), heur_mode.FALLBACK])
     return drawing, planner
 
 

@@ -34,11 +34,13 @@ def buffer_sets(bytes_per_call: int, most: int = 64) -> int:
 
 @dataclass(frozen=True)
 class Captured:
-    """A CUDA graph of `calls` calls, and how often it is replayed for one sample."""
+    """A CUDA graph of `calls` calls, and how often it is replayed for one sample. held: keeps alive what the calls work
+    on, which the graph has by address alone."""
 
     graph: object
     calls: int
     replays: int
+    held: Sequence[Callable[[], object]]
 
     def sample(self) -> float:
         """Microseconds of one call, mean over the replays."""
@@ -67,7 +69,7 @@ def capture(
         for i in range(count):
             calls[i % len(calls)]()
     graph.instantiate()
-    return Captured(graph, count, max(1, min(200, int(least_us / max(_replay(graph, 1), 1e-3)))))
+    return Captured(graph, count, max(1, min(200, int(least_us / max(_replay(graph, 1), 1e-3)))), calls)
 
 
 def dependent_launch(captured: Captured) -> bool | None:

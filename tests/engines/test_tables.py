@@ -37,7 +37,6 @@ UNTUNED = (
     "silu-mul-fp8",
     "add-rmsnorm-fp8-blocks",
     "rmsnorm-channels",
-    "qk-norm-rope",
     "qk-norm-rope-cache",
     "qk-norm-rope-training",
 )

@@ -92,6 +92,37 @@ def test_the_same_bits_for_every_knob(interleaved):
             assert run.contents() == first.contents()
 
 
+OWN_PAIRS = {
+    "as they are": dict(columns=128, rotary=128),
+    "backward": dict(columns=128, rotary=128, inverse=True),
+    "rotated alone": dict(columns=128, rotary=128, norm=False),
+    "float32": dict(columns=128, rotary=128, dtype=FLOAT, out=FLOAT),
+    "keys to a cache": dict(columns=128, rotary=128, slots=9),
+    "numbers beyond": dict(columns=128, rotary=128, beyond=True),
+    "narrow": dict(columns=16, rotary=16),
+    "wide": dict(columns=512, rotary=512),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_PAIRS.values(), ids=OWN_PAIRS)
+def own_pairs(problem: Rotary, threads: int = 64, ahead: int = 0) -> ByRowKnobs:
+    """Knobs of threads that have two pieces of a row, 4 columns each of float32, else 8."""
+    return ByRowKnobs(problem.columns // 2 // (4 if problem.dtype is FLOAT else 8), threads, 1, 1, ahead)
+
+
+@pytest.mark.parametrize("kind", OWN_PAIRS.values(), ids=OWN_PAIRS)
+def test_threads_that_have_both_columns_of_a_pair_give_the_same_bits(kind):
+    problem = Rotary(tokens=5, **kind)
+    first = planned(problem)
+    first.run()
+    for ahead in (0, 1):
+        run = planned(problem, own_pairs(problem, ahead=ahead))
+        assert "GF_DEVICE static void other" in run.source and "gf::swap_halves<" not in run.source
+        run.run()
+        problem.hold(run.pack)
+        assert run.contents() == first.contents()
+
+
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize(
     "kind", [dict(beyond=True), dict(slots=9), dict(columns=80, rotary=32, interleaved=True)], ids=str
@@ -106,12 +137,14 @@ def test_under_sanitizers_in_all_schedules(kind, build):
 
 
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
-def test_in_place(build):
-    """Other lanes' columns are what they have in registers, so that a row may be written where it was read."""
+@pytest.mark.parametrize("own", [False, True], ids=["lanes", "own"])
+def test_in_place(build, own):
+    """Other lanes' columns, or those of the other piece, are what is in registers, so that a row may be written where
+    it was read."""
     problem = Rotary(stride=512, tokens=9)
     apart = planned(problem)
     apart.run()
-    run = planned(problem)
+    run = planned(problem, own_pairs(problem) if own else None)
     for name in problem.heads:
         run.pack[f"{name}_out"] = run.pack[name]
     made = run.check(build)
@@ -163,7 +196,6 @@ KNOBS = {
         ByRowKnobs(64, 128),
         "threads_per_row is 64, with 1 pieces each; accepted for pairs of columns",
     ),
-    "several pieces": (ByRowKnobs(8, 128), "threads_per_row is 8, with 2 pieces each; accepted for pairs of columns"),
     "large pieces": (ByRowKnobs(4, 128, 4), "pieces have 32 columns; accepted with pairs: up to 16"),
 }
 
@@ -172,6 +204,12 @@ KNOBS = {
 def test_knobs_that_are_refused(knobs, message):
     with pytest.raises(GraphNotSupportedError, match=message):
         planned(Rotary(columns=128, rotary=128), knobs)
+
+
+def test_two_pieces_of_different_pairs_are_refused():
+    message = "threads_per_row is 8, with 2 pieces each; accepted .* up to 32, with one piece, or with two of the same"
+    with pytest.raises(GraphNotSupportedError, match=message):
+        planned(Rotary(columns=128, rotary=64), ByRowKnobs(8, 128))
 
 
 @pytest.mark.compile

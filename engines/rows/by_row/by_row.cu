@@ -129,12 +129,19 @@ GF_DEVICE void run(const Row& row, typename Phase<PHASE>::Rows (&rows)[STEPS],
     if constexpr (!ROWS_READ) {
       read_rows<Phase<PHASE>>(row, pass, rows);
     }
+    if constexpr (OWN_PAIRS) {
+#pragma unroll
+      for (int step = 0; step < STEPS && !COLUMNS_READ; ++step) {
+        columns[step] = read_columns<Phase<PHASE>>(row, first_piece(step, pass));
+      }
+      Phase<PHASE>::exchange(row, first_piece(1, pass), rows, columns, held, operands, per_row);
+    }
     float chunks[gf::at_least_one(SUMS)][CHUNKS][STEPS];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
       const Index at = first_piece(step, pass);
       const bool inside = in_row(row.thread + at);
-      if constexpr (!COLUMNS_READ) {
+      if constexpr (!COLUMNS_READ && !OWN_PAIRS) {
         columns[step] = read_columns<Phase<PHASE>>(row, at);
       }
       float x[gf::at_least_one(SUMS)][PIECE], y[gf::at_least_one(SUMS)][PIECE];

@@ -31,7 +31,7 @@ def faults(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
     if split.chunks % knobs.chunks:
         yield f"chunks is {knobs.chunks}; accepted: a divisor of the {split.chunks} chunks of a row"
     piece = split.piece(knobs)
-    yield from pair_faults(facts.program.all_pairs, piece, knobs.threads_per_row, split.taken(knobs))
+    yield from pair_faults(facts.program.all_pairs, piece, knobs.threads_per_row, split.taken(knobs), True)
     yield from static_faults(split.static_bytes(knobs))
     if not split.resident(knobs):
         if (knobs.threads_per_row, knobs.chunks) != (MAX_THREADS, 1):

@@ -70,6 +70,7 @@ class ByRow(Schedule[ByRowKnobs]):
         ahead = knobs.threads <= 512 or split.steps(knobs) * split.piece(knobs) <= 16
         return {
             "bool AHEAD": cpp(knobs.ahead == 1),
+            "bool OWN_PAIRS": cpp(split.has_own_pairs(knobs)),
             "int THREADS_PER_ROW": knobs.threads_per_row,
             "gf::Access COLUMN_READS": "gf::Access::READ_ONLY" if ahead else "gf::Access::USUAL",
             **EVICTIONS[knobs.eviction],

@@ -7,7 +7,7 @@ from functools import lru_cache
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.engine import ByRows
 from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
-from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.limits import WARP, has_own_pairs
 from graphfuse.engines.rows.split import Split
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
@@ -90,12 +90,18 @@ class RowSplit(Split[ByRowKnobs]):
     def resident_plan(self, knobs: ByRowKnobs) -> PhasePlan:
         piece = self.piece(knobs)
         # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.
-        return _resident_plan(self.facts, piece, unpack_again=self.resident(knobs) and self.steps(knobs) * piece > 40)
+        unpack_again = self.resident(knobs) and self.steps(knobs) * piece > 40
+        return _resident_plan(self.facts, piece, unpack_again, self.has_own_pairs(knobs))
+
+    def has_own_pairs(self, knobs: ByRowKnobs) -> bool:
+        """Whether threads have both columns of each pair that lies apart, in two pieces."""
+        pairs = self.facts.program.all_pairs
+        return has_own_pairs(pairs, self.piece(knobs), knobs.threads_per_row, self.taken(knobs))
 
 
 @lru_cache(maxsize=256)
-def _resident_plan(facts: RowFacts, piece: int, unpack_again: bool = False) -> PhasePlan:
-    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again)
+def _resident_plan(facts: RowFacts, piece: int, unpack_again: bool = False, own_pairs: bool = False) -> PhasePlan:
+    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again, own_pairs=own_pairs)
 
 
 def held_registers(threads: int) -> int:
