@@ -254,6 +254,13 @@ def graph_pass_classes() -> tuple[type, type]:
     return base, _find("_inductor.custom_graph_pass.CustomInferenceAwareGraphPass") or type(None)
 
 
+def without_fake_tensors() -> AbstractContextManager[object]:
+    """A context in which operations make tensors with values, also while torch traces with tensors that have none.
+    Without the name they may make such tensors."""
+    found = _find("_subclasses.fake_tensor.unset_fake_temporarily")
+    return nullcontext() if found is None else found()
+
+
 def reset_cuda_graphs() -> None:
     """Drop the CUDA graphs that inductor has recorded, if it has; without the name they stay until the process ends."""
     if "torch._inductor.cudagraph_trees" in sys.modules:

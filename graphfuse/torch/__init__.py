@@ -1,9 +1,10 @@
-"""Norms, rotation, softmax and cross entropy for training: operators with gradients, and modules that replace torch's.
+"""Norms, rotation, softmax, attention and cross entropy for training: operators with gradients, and modules that
+replace torch's.
 
 Each operator is ``graphfuse::NAME``. It computes in float32, or in float64 if a tensor is float64. It runs one graph
 forward and one backward. For backward it keeps what that graph reads: the normalized tensor, the weight, the gate and
-the statistics of each row; for softmax the result. docs/training.md is for users. ``fuse`` puts the operators into
-models (docs/models.md).
+the statistics of each row; for softmax the result. Attention with sinks is torch's own, and no graph. docs/training.md
+is for users. ``fuse`` puts the operators into models (docs/models.md).
 """
 
 from graphfuse.torch import sharding
@@ -28,6 +29,7 @@ from graphfuse.torch.operators import (
 )
 from graphfuse.torch.override import override
 from graphfuse.torch.rope import QKNormRope, qk_norm_rope
+from graphfuse.torch.sinks import attention_with_sinks
 
 __all__ = [
     "AddRMSNorm",
@@ -39,6 +41,7 @@ __all__ = [
     "ada_layer_norm",
     "add_layer_norm",
     "add_rms_norm",
+    "attention_with_sinks",
     "compile_report",
     "cross_entropy",
     "fuse",

@@ -10,6 +10,7 @@ import torch
 import torch._inductor.cudagraph_trees
 import torch._inductor.custom_graph_pass  # of this and the next one name is in each
 import torch.distributed.tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -410,6 +411,15 @@ def test_passes_of_inductor(way):
     way(*(f"_inductor.custom_graph_pass.{name}" for name in names))
     base, aware = torch_private.graph_pass_classes()
     assert isinstance(base, type) and not isinstance(lambda graph: None, aware)
+
+
+def test_tensors_with_values_while_torch_traces(way):
+    had = torch_private.without_fake_tensors()
+    with FakeTensorMode(), had:
+        assert type(torch.ones(2)) is torch.Tensor and torch.ones(2).tolist() == [1, 1]
+    way("_subclasses.fake_tensor.unset_fake_temporarily")
+    with torch_private.without_fake_tensors():
+        assert torch.ones(2).tolist() == [1, 1]
 
 
 def test_resetting_cuda_graphs(way):

@@ -6,6 +6,7 @@ from torch._dynamo.utils import counters
 
 from graphfuse.engine import KernelEngine
 from graphfuse.functional import problem
+from graphfuse.torch.fusion import compiled
 from graphfuse.torch.fusion.compiled import forget
 
 
@@ -17,6 +18,23 @@ def nothing_compiled():
     counters.clear()
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def attention_calls(monkeypatch):
+    """The arguments of attention, by name, in all graphs that are handed on."""
+    found, replace = [], compiled.replace_in
+
+    def replaced(module, declines):
+        entries = replace(module, declines)
+        for node in module.graph.nodes:
+            if "scaled_dot_product_attention" in str(node.target):
+                names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+                found.append(dict(zip(names, node.args, strict=False)) | node.kwargs)
+        return entries
+
+    monkeypatch.setattr(compiled, "replace_in", replaced)
+    return found
 
 
 @pytest.fixture

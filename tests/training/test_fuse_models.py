@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from graphfuse.torch import compile_report, fuse, unfuse
+from graphfuse.torch.fusion import attention
 from graphfuse.torch.fusion.compiled import forget
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -38,6 +39,7 @@ LINEAR = {
     "shared_expert_intermediate_size": 32,
     "layer_types": ["linear_attention", "full_attention"],
 }
+ATTENTION = {"gpt_oss": {"attention_with_sinks": 2}}
 GATED = {"model.layers.0.linear_attn.norm": "llama_rms_norm_times_silu"}  # of Qwen3-Next
 
 # Of each: its configuration, the operator of its norms, that of the sums before them, and how many of those it has.
@@ -83,7 +85,8 @@ def test_every_norm_is_found(name, device):
     assert found.keys() == norms(model)
     assert len(found) >= 5
     assert {n: e.became for n, e in found.items() if e.became != operator} == (GATED if name == "qwen3_next" else {})
-    assert [e.became for e in report.replaced if e.name not in found] == [sum_operator] * sums
+    others = Counter(e.became for e in report.replaced if e.name not in found)
+    assert others == Counter({sum_operator: sums} if sums else {}) + Counter(ATTENTION.get(name))
 
 
 GATED_CLASSES = [
@@ -135,12 +138,17 @@ def test_values_and_gradients(name):
     fuse(model)
     with torch.no_grad():
         got = model(TOKENS).logits
-    assert (got != want).float().mean() <= 0.05
+        exact_logits = wide(TOKENS).logits
     torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+    if name in ATTENTION:  # it is rounded once, and the model's own is rounded more often
+        assert (got - exact_logits).norm() <= 1.1 * (want - exact_logits).norm()
+    else:
+        assert (got != want).float().mean() <= 0.05
     fused = gradients(model)
     assert fused.keys() == exact.keys()
     for n, g in exact.items():
-        assert (fused[n] - g).norm() <= 1.25 * (own[n] - g).norm() + 2**-8 * g.norm(), n
+        rounded = 2**-5 if name in ATTENTION and "router" in n else 2**-8  # sums of few, of what attention rounds
+        assert (fused[n] - g).norm() <= 1.25 * (own[n] - g).norm() + rounded * g.norm(), n
     unfuse(model)
     with torch.no_grad():
         assert torch.equal(model(TOKENS).logits, want)
@@ -173,7 +181,7 @@ COMPILED = {
     "olmo2": {"rms_norm": 7, "rms_norm_add_norm": 2},
     "gemma2": {"gemma_rms_norm": 1, "gemma_rms_norm_add_norm": 8},
     "gemma3_text": {"gemma_rms_norm": 1, "gemma_rms_norm_add_norm": 8, "qk_norm_rope": 4},
-    "gpt_oss": {"rms_norm": 1, "add_rms_norm": 4},
+    "gpt_oss": {"rms_norm": 1, "add_rms_norm": 4} | ATTENTION["gpt_oss"],
 }
 
 
@@ -191,7 +199,7 @@ def test_compiled_values(name, compiler):
     with torch.no_grad():
         want, got = model(TOKENS).logits, compiler(model, "eager")(TOKENS).logits
     torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
-    if "qk_norm_rope" in COMPILED[name]:  # rotations are rounded once, and the model's own are rounded more often
+    if {"qk_norm_rope", "attention_with_sinks"} & COMPILED[name].keys():  # rounded once, and the model's own more often
         with torch.no_grad():
             exact = model.float()(TOKENS).logits
         assert (got - exact).norm() <= 1.1 * (want - exact).norm()
@@ -199,14 +207,15 @@ def test_compiled_values(name, compiler):
         assert (got != want).float().mean() <= 0.05
     report = compile_report()
     assert not report.left
-    became = Counter(e.became for e in report.replaced)
+    replaced = [e for e in report.replaced if e.became != attention.NAME]  # masks are not in the graphs of all versions
+    became = Counter(e.became for e in replaced)
     if (
         torch.__version__.startswith("2.10.") and name == "gpt_oss"
     ):  # whose experts end graphs there: places are shorter
         assert became.total() == sum(COMPILED[name].values())
         return
     assert became == COMPILED[name]
-    assert {e.name for e in report.replaced} == norms(model)
+    assert {e.name for e in replaced if e.became not in ATTENTION.get(name, {})} == norms(model)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_text", "qwen3"])
@@ -215,10 +224,11 @@ def test_compiled_gradients(name, compiler):
     wide = copy.deepcopy(model).float()
     own, exact = gradients(model), gradients(wide)
     fused = {n.removeprefix("_orig_mod."): g for n, g in gradients(compiler(model, "aot_eager")).items()}
-    assert sum(map(len, (g.replaced for g in compile_report().graphs))) == len(norms(model))
+    replaced = [e for e in compile_report().replaced if e.became != attention.NAME]
+    assert len(replaced) == len(norms(model))
     assert fused.keys() == exact.keys()
     for n, g in exact.items():
         rounded = 2**-7 if "self_attn" in n else 2**-8  # rotations are rounded elsewhere
         assert (fused[n] - g).norm() <= 1.25 * (own[n] - g).norm() + rounded * g.norm(), n
-    if name == "llama":
+    if name == "llama" and len(replaced) == len(compile_report().replaced):
         assert f"```\n{compile_report()}\n```" in (DOCS / "models.md").read_text()

@@ -1,9 +1,12 @@
 """Which engines take the graphs: planned, and some run, on the emulator, which asks the engines as a GPU does."""
 
+import warnings
+
 import pytest
 import torch
 
-from graphfuse import create_handle, heur_mode
+import graphfuse.torch
+from graphfuse import ReferenceEngineWarning, create_handle, heur_mode
 from graphfuse.functional import problem
 from support.training_calls import OPERATORS, WITHOUT_WEIGHT, check, gradients, grads, tensors
 
@@ -60,3 +63,31 @@ def test_kernels_on_the_emulator(name, dtype, hidden, monkeypatch):
     monkeypatch.setattr(problem, "create_handle", lambda device: used.append(device) or create_handle("emulator"))
     check(name, tensors(name, (29, hidden), dtype))  # no other test has so many rows, and what is planned is kept
     assert used == ["cpu"] * 2
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("name", ["layer norm with bias", "rms norm with bias", "adaptive"])
+def test_a_sample_alone_has_the_bits_that_it_has_in_a_batch(name, plan_on):
+    """Its sums over samples are none, so that not all of its backward is a reduction's: what is, a kernel computes."""
+    plan_on("emulator")
+    torch.manual_seed(0)
+    x, dy, weight, bias = (torch.randn(shape) for shape in ((3, 4, 32), (3, 4, 32), (4, 32), (4, 32)))
+    function = {
+        "layer norm with bias": lambda x: graphfuse.torch.layer_norm(x, weight, bias, 1e-6),
+        "rms norm with bias": lambda x: graphfuse.torch.rms_norm(x, weight, 1e-6, bias),
+        "adaptive": lambda x: graphfuse.torch.ada_layer_norm(x, scale, shift),
+    }[name]
+    scale, shift = (t[:, None].clone().requires_grad_() for t in (weight, bias))  # of each sample
+    weight.requires_grad_(), bias.requires_grad_()
+    if name == "adaptive":
+        x, dy = x.transpose(0, 1), dy.transpose(0, 1)
+
+    def gradient(part):
+        leaf = x[part].clone().requires_grad_()
+        function(leaf).backward(dy[part].clone())
+        return leaf.grad
+
+    one = (slice(None), slice(2, 3)) if name == "adaptive" else slice(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReferenceEngineWarning)  # of what is no reduction's
+        assert torch.equal(gradient(one), gradient(slice(None))[one])

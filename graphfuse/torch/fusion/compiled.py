@@ -13,7 +13,7 @@ import torch
 from rich.console import Group
 from torch.fx import GraphModule, Node
 
-from graphfuse.torch.fusion import cost, rotation, surroundings
+from graphfuse.torch.fusion import attention, cost, rotation, sinks, surroundings
 from graphfuse.torch.fusion.match import find
 from graphfuse.torch.fusion.meaning import exact, value
 from graphfuse.torch.fusion.report import Entry, Report
@@ -92,7 +92,10 @@ def replace_in(module: GraphModule, declines: bool) -> list[Entry]:
 
 
 def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
-    regions, sites = surroundings.regions(module.graph), find(module, once=True)
+    attended = sinks.replace(module, _place)
+    regions = surroundings.regions(module.graph)
+    attended += [Entry(*_place(o.node), o.became, o.why) for o in attention.rewrite(module, regions)]
+    sites = find(module, once=True)
     rotated, beside = rotation.pairs(module, sites)
     rotated = [pair for pair in rotated if not surroundings.forbids(pair, regions)]
     taken = {r.norm.out: pair for pair in rotated for r in (pair.q, pair.k)}
@@ -104,7 +107,7 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
         for one, other in ((pair.q, pair.k), (pair.k, pair.q)):
             note = f"rotated, with {_own(places[other.norm.out])}"
             entries[one.norm.out] = [Entry(*places[one.norm.out], rotation.NAME, note)]
-    return [entry for site in sites for part in site.parts for entry in entries.get(part.out, ())]
+    return [*(entry for site in sites for part in site.parts for entry in entries.get(part.out, ())), *attended]
 
 
 def _entries(

@@ -55,7 +55,7 @@ class _Leaves(Tracer):
 def fused(layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Fused:
     """The layer's forward with what can be one. norms: those of its own modules that are norms, by name. Raises Crooked
     where its forward cannot be traced."""
-    own, checkpoints = _own(type(layer))
+    own, checkpoints = own_forward(type(layer))
     constants = straight.constants(layer, own)
     graph = _trace(layer, own)
     taken, kept = [], []
@@ -82,7 +82,7 @@ def fused(layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Fused:
     return Fused(function, tuple(taken), tuple(dict.fromkeys(kept)))
 
 
-def _own(cls: type) -> tuple[FunctionType, bool]:
+def own_forward(cls: type) -> tuple[FunctionType, bool]:
     """The class's forward as it was written, and whether it is wrapped for checkpointing."""
     found, checkpoints = cls.forward, False
     while hasattr(found, "__wrapped__"):

@@ -3,8 +3,10 @@
 Shapes and types are those of ``node.meta["val"]`` (make_fx, AOT) or ``["example_value"]`` (Dynamo).
 """
 
+import functools
+import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +43,13 @@ _MEANINGS = {
     "layer_norm": "layer_norm native_layer_norm",
     "rms_norm": "rms_norm _fused_rms_norm",
     "normalize": "normalize",
+    "attention": "scaled_dot_product_attention",
+    "matmul": "matmul",
+    "softmax": "softmax",
+    "max": "max amax",
+    "where": "where",
+    "masked_fill": "masked_fill",
+    "repeat": "repeat_interleave",
 }
 _MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
 _VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
@@ -50,7 +59,10 @@ _PARTS = frozenset(
     "select narrow detach chunk split tensor_split unbind diagonal t moveaxis movedim unfold as_strided".split()
 )
 """Names of other operations that may, whose meaning nobody asks for."""
-_WRITING = frozenset({"iadd", "isub", "imul", "itruediv", "setitem"})
+_IN_PLACE = "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
+_WRITING = frozenset((*_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)))
+_UNDERSCORED = frozenset({operator.and_, operator.or_, operator.not_, operator.is_})
+"""Names that end as those of operations in place do, of what changes nothing."""
 _OWNERS = (torch, torch.nn.functional, operator, torch.linalg)
 
 
@@ -66,7 +78,7 @@ class Op:
         return self.args[place] if place < len(self.args) else self.named.get(name, default)
 
 
-def _name(node: Node) -> str:
+def called(node: Node) -> str:
     """The name of what a node calls; "" for what is no operation of torch."""
     target = node.target
     if node.op == "call_method":
@@ -85,10 +97,31 @@ def writes(node: Node) -> bool:
     """Whether a node changes its first argument in place, or might; or what it is given as `out`."""
     if isinstance(node.target, torch._ops.OpOverload):
         return bool(node.target._schema.is_mutable)
-    if node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None:
+    place = _place_of_inplace(node.target) if node.op == "call_function" else None
+    inplace = node.args[place] if place is not None and place < len(node.args) else node.kwargs.get("inplace")
+    if inplace is not None and inplace is not False or node.kwargs.get("out") is not None:
         return True
+    if node.op == "call_function" and node.target in _UNDERSCORED:
+        return False
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     return name in _WRITING or str(name).endswith("_") and not str(name).endswith("__")
+
+
+@functools.cache
+def _place_of_inplace(function: Callable[..., object]) -> int | None:
+    """Where a function takes `inplace` by position."""
+    try:
+        names = [*inspect.signature(function).parameters]
+    except (TypeError, ValueError):  # of a builtin, whose names in place end with an underscore
+        return None
+    return names.index("inplace") if "inplace" in names else None
+
+
+def may_write(node: Node) -> bool:
+    """Whether a node changes what it is given, or is nothing of torch, so that this is not known."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    return writes(node) or not (isinstance(node.target, torch._ops.OpOverload) or called(node))
 
 
 def op(node: object) -> Op | None:
@@ -96,15 +129,31 @@ def op(node: object) -> Op | None:
     else reads what it changes."""
     if not isinstance(node, Node):
         return None
-    name, args, named = _name(node), node.args, dict(node.kwargs)
+    name, args, named = called(node), node.args, dict(node.kwargs)
     if writes(node):
         if not args or not isinstance(args[0], Node) or len(args[0].users) != 1 or not _is_new(args[0]):
             return None
         name = name.removesuffix("_")
+    if name == "getitem" and not _keeps_order(args[1]):
+        return None
     if "out" in named or name == "rsub" or named.pop("alpha", 1) != 1 or named.get("rounding_mode") is not None:
         return None
     meaning = _MEANING.get(name)
     return None if meaning is None else Op(meaning, args, named)
+
+
+def _keeps_order(index: object) -> bool:
+    """Whether what an index takes of a tensor is a view of it."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(
+        part is None
+        or part is Ellipsis
+        or isinstance(part, slice | torch.SymInt)
+        or type(part) is int
+        # A number that Dynamo has made an input.
+        or (isinstance(part, Node) and isinstance(_told(part), torch.SymInt))
+        for part in parts
+    )
 
 
 def changes(node: Node) -> bool:
@@ -123,18 +172,23 @@ def is_op(node: object, *meanings: str) -> Op | None:
     return found if found is not None and found.meaning in meanings else None
 
 
+def _told(node: Node) -> object:
+    """What whoever recorded the graph says of a node's result."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
 def value(node: object) -> torch.Tensor | None:
     """A tensor of the node's shape and type."""
     if not isinstance(node, Node):
         return None
-    found = node.meta.get("val", node.meta.get("example_value"))
+    found = _told(node)
     return found if isinstance(found, torch.Tensor) else None
 
 
 def number(node: object) -> int | float | torch.SymFloat | None:
     """A number in a graph: a constant, or one that Dynamo has made an input (``dynamic=True``)."""
     if isinstance(node, Node):
-        node = node.meta.get("val", node.meta.get("example_value"))
+        node = _told(node)
     return node if isinstance(node, int | float | torch.SymFloat) else None
 
 
@@ -165,7 +219,7 @@ def unviewed(node: object) -> object:
     while (found := is_op(node, "view", "expand")) and value(found.args[0]) is not None:
         source = found.args[0]
         old, new = ([n for n in value(t).shape if not same(n, 1)] for t in (source, node))
-        if len(old) != len(new) or not all(map(same, old, new)):
+        if dtype(source) is not dtype(node) or len(old) != len(new) or not all(map(same, old, new)):
             break
         node = source
     return node
@@ -176,6 +230,21 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     return str(a) == str(b)
+
+
+def permutation(found: Op, rank: int) -> tuple[int, ...] | None:
+    """Of the dimensions that a permutation or transposition makes, those of its argument; None where they are not
+    known. Of a matrix they are not: two numbers may be a permutation's or a transposition's."""
+    dims = found.args[1:] or tuple(n for name, n in found.named.items() if name not in ("input", "self"))
+    dims = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
+    if rank == 2 or not all(isinstance(d, int) for d in dims):
+        return None
+    dims = tuple(d % rank for d in dims)
+    if len(dims) == 2:
+        swapped = list(range(rank))
+        swapped[dims[0]], swapped[dims[1]] = dims[1], dims[0]
+        dims = tuple(swapped)
+    return dims if sorted(dims) == list(range(rank)) else None
 
 
 def operands(found: Op) -> Iterator[tuple[object, object]]:
@@ -203,10 +272,10 @@ def _is_written(node: Node) -> bool:
 
 
 def _may_be_a_view(node: Node) -> bool:
-    return is_op(node, *_VIEWS) is not None and _name(node) != "clone" or _name(node) in _PARTS
+    return is_op(node, *_VIEWS) is not None and called(node) != "clone" or called(node) in _PARTS
 
 
 def _is_the_same_tensor(node: Node) -> bool:
     """Whether a node may return its argument: a cast to the type that it has."""
     found = is_op(node, "cast", "same")
-    return found is not None and dtype(found.args[0]) is dtype(node) and _name(node) != "clone"
+    return found is not None and dtype(found.args[0]) is dtype(node) and called(node) != "clone"

@@ -1,4 +1,5 @@
-"""``fuse`` and ``unfuse``: norms of a model, and residual sums before them, replaced in place and put back."""
+"""``fuse`` and ``unfuse``: norms of a model, residual sums before them, and attention with sinks, replaced in place and
+put back."""
 
 from collections.abc import Iterator
 
@@ -6,7 +7,7 @@ import torch
 
 from graphfuse.errors import ModelError, ModelTypeError
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion import forward, layer, straight
+from graphfuse.torch.fusion import eager_attention, forward, layer, straight
 from graphfuse.torch.fusion.module import Norm, Refused, recognized
 from graphfuse.torch.fusion.report import Entry, Report
 from graphfuse.torch.fusion.straight import Crooked
@@ -22,9 +23,11 @@ def fuse(model: torch.nn.Module) -> Report:
     by what they compute. So are norms with a gate, of groups of a row, or along channels. Only ``forward`` is set, on
     the modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
     compute otherwise (other types, autocast) run the module's own forward, and norms with hooks are called as before.
-    Fusing again finds the same. ``unfuse`` puts everything back.
+    Fusing again finds the same. ``unfuse`` puts everything back. Attention with sinks, where a module calls its file's
+    eager attention, is replaced in the same way.
 
-    Outputs are what they were but for the order of sums over a row; gradients are computed in float32 and rounded once.
+    Outputs are what they were but for the order of sums over a row, and attention, which is rounded once; gradients are
+    computed in float32 and rounded once.
     Raises ModelTypeError for what is no module, and ModelError for one that is compiled, scripted, or on another device
     than "cuda", "cpu" or "meta", before anything is replaced.
     """
@@ -40,6 +43,7 @@ def fuse(model: torch.nn.Module) -> Report:
         own = {n: norms[path] for n, _ in module.named_children() if (path := f"{name}.{n}" if name else n) in norms}
         if own:
             entries += _sums(name, module, own)
+        entries += _attention(name, module)
     return Report(type(model).__name__, tuple(entries))
 
 
@@ -109,3 +113,14 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Iterato
         yield Entry(name, kind, unit.operator, unit.note)
     for why in found.kept:
         yield Entry(name, kind, why=why)
+
+
+def _attention(name: str, module: torch.nn.Module) -> Iterator[Entry]:
+    found, kind = eager_attention.recognized(module), type(module).__name__
+    if isinstance(found, eager_attention.Attended) and not forward.is_free(module):
+        found = Refused("its forward is set on the module already")
+    if isinstance(found, Refused):
+        yield Entry(name, kind, why=found.reason)
+    elif found is not None:
+        forward.set_on(module, found.function)
+        yield Entry(name, kind, found.operator)

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphfuse.torch.fusion.form import Form
-from graphfuse.torch.fusion.meaning import dtype, exact, is_changed, is_op, operands, same, value
+from graphfuse.torch.fusion.meaning import dtype, exact, is_changed, is_op, operands, permutation, same, value
 from graphfuse.torch.fusion.site import Site
 
 NAME = "qk_norm_rope"
@@ -162,18 +162,10 @@ def _permuted(node: Node, rank: int) -> tuple[Node, tuple[int, ...]]:
     """The node whose dimensions this one has in another order, and of which each of its own is."""
     order = tuple(range(rank))
     while found := is_op(node, "permute"):
-        dims = found.args[1:] or tuple(found.named.values())
-        dims = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
-        if not all(isinstance(d, int) for d in dims) or value(found.args[0]) is None:
+        own = permutation(found, rank) if value(found.args[0]) is not None else None
+        if own is None:
             break
-        dims = tuple(d % rank for d in dims)
-        if len(dims) == 2 and rank != 2:
-            swapped = list(range(rank))
-            swapped[dims[0]], swapped[dims[1]] = dims[1], dims[0]
-            dims = tuple(swapped)
-        if sorted(dims) != list(range(rank)):
-            break
-        order, node = tuple(dims[d] for d in order), found.args[0]
+        order, node = tuple(own[d] for d in order), found.args[0]
     return node, order
 
 

@@ -26,25 +26,29 @@ _INTO, _OUT_OF = "_increment_nesting", "_decrement_nesting"
 @dataclass(frozen=True)
 class Regions:
     """Parts of a graph between changes of modes. number: of a node's part. transformed: nodes within a transform of
-    torch.func that differentiates."""
+    torch.func that differentiates; nested: within any transform."""
 
     number: dict[Node, int]
     transformed: frozenset[Node]
+    nested: frozenset[Node]
 
 
 def regions(graph: Graph) -> Regions:
-    numbers, inside, depth, current = dict[Node, int](), set[Node](), 0, 0
+    numbers, inside, nested, depth, level, current = dict[Node, int](), set[Node](), set[Node](), 0, 0, 0
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
         if name.endswith((_INTO, _OUT_OF)):
             current += 1
             differentiates = "grad" in name or "jvp" in name
-            depth += differentiates * (1 if name.endswith(_INTO) else -1)
+            change = 1 if name.endswith(_INTO) else -1
+            depth, level = depth + differentiates * change, level + change
         current += name in _MODES
         numbers[node] = current
         if depth:
             inside.add(node)
-    return Regions(numbers, frozenset(inside))
+        if level:
+            nested.add(node)
+    return Regions(numbers, frozenset(inside), frozenset(nested))
 
 
 def forbids(site: Site | Pair, found: Regions) -> str:
@@ -56,7 +60,7 @@ def forbids(site: Site | Pair, found: Regions) -> str:
     if len({found.number[node] for node in nodes}) > 1:
         return "the mode of gradients, autocast or torch.func changes within it"
     for node in nodes:
-        if node not in made and any(_acts(user) for user in node.users):
+        if node not in made and any(acts(user) for user in node.users):
             return f"{node.name} of it is changed, or has a hook"
     may_be_sharded = isinstance(site, Site) and site.form.kind != "unit" and site.groups == 1
     for t in map(value, ends):
@@ -65,7 +69,7 @@ def forbids(site: Site | Pair, found: Regions) -> str:
     return ""
 
 
-def _acts(node: Node) -> bool:
+def acts(node: Node) -> bool:
     """Whether a node does something to what it is given, as nobody reads what it makes."""
     return not node.users and node.op != "output" and op(node) is None and node.target is not operator.getitem
 

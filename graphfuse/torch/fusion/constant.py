@@ -1,0 +1,155 @@
+"""What a node of a graph is, where it is computed from numbers of the graph alone: no input, parameter or buffer.
+
+Such a node is computed here, on the CPU, in whatever steps a graph has it. Only operations are that make the same on
+every device and each time. What changes the nodes in place is computed with them, in the graph's order.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate, map_arg
+
+from graphfuse.runtime import torch_private
+from graphfuse.torch.fusion.meaning import called, is_op, may_write, value, writes
+
+LARGEST = 1 << 31
+"""Bytes of a tensor that is computed, at most: a mask of 32,768 x 32,768 truth values is half of it."""
+
+_MAKING = "arange eye full ones scalar_tensor tensor tril_indices triu_indices zeros"
+_NEW = """
+    abs add all and_ any bitwise_and bitwise_not bitwise_or bitwise_xor cat clamp clone concat concatenate cumsum diff
+    eq full_like ge greater greater_equal gt index invert le less less_equal logical_and logical_not logical_or
+    logical_xor lt masked_fill maximum minimum mul multiply ne neg negative new_full new_ones new_zeros not_equal
+    ones_like or_ repeat repeat_interleave rsub stack sub subtract tril triu where xor zeros_like __add__ __and__
+    __eq__ __ge__ __gt__ __invert__ __le__ __lt__ __mul__ __ne__ __or__ __sub__ __xor__
+"""
+_MAY_BE_VIEWS = """
+    _to_copy alias bfloat16 bool broadcast_to contiguous detach double expand expand_as flatten float getitem half int
+    lift_fresh_copy long movedim narrow permute reshape reshape_as select slice squeeze swapaxes swapdims t to transpose
+    type type_as unflatten unsqueeze view view_as
+"""
+_IN_PLACE = "copy_ fill_ iadd iand imul ior isub ixor setitem zero_"
+_KNOWN = frozenset(" ".join((_MAKING, _NEW, _MAY_BE_VIEWS, _IN_PLACE)).split())
+_FRESH = frozenset(f"{_MAKING} {_NEW}".split())
+"""Names of what makes a tensor of its own."""
+_ARITHMETIC = "add sub mul div pow square sqrt rsqrt reciprocal neg cos sin mean sum cat silu sigmoid".split()
+_OTHERWISE_SUMMED = frozenset({"cumsum"})
+"""Names of what another device may round otherwise."""
+
+
+class Constants:
+    """Values of nodes of a graph, by its order when this is made. Each is computed once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        self._found: dict[Node, tuple[torch.Tensor | str, Sequence[Node]]] = {}
+
+    def value(self, node: Node, reader: Node) -> torch.Tensor | str:
+        """What a node is where `reader` reads it; or why that is not known."""
+        found, steps = self._of(node)
+        late = (step for step in steps if writes(step) and self._order[step] > self._order[reader])
+        return f"{step.name} changes it later" if (step := next(late, None)) else found
+
+    def steps(self, node: Node) -> Sequence[Node]:
+        """The nodes that make one whose value is known, in order."""
+        return self._of(node)[1]
+
+    def _of(self, node: Node) -> tuple[torch.Tensor | str, Sequence[Node]]:
+        if node not in self._found:
+            steps = self._steps(node)
+            self._found[node] = (steps, ()) if isinstance(steps, str) else (_computed(node, steps), steps)
+        return self._found[node]
+
+    def _steps(self, node: Node) -> Sequence[Node] | str:
+        steps, waiting = set[Node](), [node]
+        while waiting:
+            step = waiting.pop()
+            if step in steps:
+                continue
+            if why := _why_not(step):
+                return why
+            steps.add(step)
+            waiting += [*step.all_input_nodes, *_changing(step)]
+        return sorted(steps, key=self._order.__getitem__)
+
+
+def _why_not(node: Node) -> str:
+    """Why a node is not computed; "" where it is."""
+    like = value(node)
+    if node.op in ("placeholder", "get_attr"):
+        return f"it is computed from {node.name}" if like is not None else "sizes that it is computed from vary"
+    name = called(node)
+    name = name if name in _KNOWN or not writes(node) else name.removesuffix("_")
+    if name not in _KNOWN or "out" in node.kwargs:
+        return f"it is computed by {node.name}, of which it is not known that it is the same each time"
+    if like is None:
+        return ""
+    if name in _OTHERWISE_SUMMED and like.is_floating_point():
+        return f"it is computed by {node.name}, which another device may round otherwise"
+    if like.requires_grad and not node.all_input_nodes:
+        return f"{node.name} has gradients"
+    if not all(isinstance(n, int) for n in like.shape):
+        return "sizes that it is computed from vary"
+    return f"{node.name} of it is too large to be looked at" if _bytes(like) > LARGEST else ""
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """What a tensor takes, without the dimensions along which it is expanded."""
+    made = tensor.element_size()
+    for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        made *= extent if isinstance(stride, int) and stride else 1
+    return made
+
+
+def _changing(node: Node) -> Iterator[Node]:
+    """The nodes that change one in place, or might: through whatever may share its memory."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user in seen or user.op == "output" or is_op(user, "attention"):
+                continue
+            seen.add(user)
+            if may_write(user):
+                yield user
+            if may_write(user) or not _is_fresh(user):
+                waiting.append(user)
+
+
+def _is_fresh(node: Node) -> bool:
+    """Whether a node makes a tensor of its own, of whatever it reads."""
+    return called(node) in _FRESH or is_op(node, *_ARITHMETIC) is not None
+
+
+def _computed(wanted: Node, steps: Sequence[Node]) -> torch.Tensor | str:
+    inside, made = set(steps), dict[Node, object]()
+    left = {step: len(inside.intersection(step.users)) for step in steps}
+    with torch_private.without_fake_tensors(), torch.no_grad():
+        for step in steps:
+            args, kwargs = (_on_cpu(map_arg(given, made.__getitem__), step) for given in (step.args, step.kwargs))
+            if called(step) in _MAKING.split():
+                kwargs |= {"device": "cpu"}
+            call = getattr(torch.Tensor, str(step.target)) if step.op == "call_method" else step.target
+            made[step] = call(*args, **kwargs)
+            if _is_copied_between_devices(step):  # here it may be the same tensor
+                made[step] = made[step].clone()
+            for read in step.all_input_nodes:
+                left[read] -= 1
+                if not left[read] and read is not wanted:
+                    made[read] = None
+    found = made[wanted]
+    return found if type(found) is torch.Tensor else f"it is a {type(found).__name__}"
+
+
+def _is_copied_between_devices(step: Node) -> bool:
+    like, source = value(step), value(step.args[0]) if step.args else None
+    return like is not None and source is not None and like.device != source.device
+
+
+def _on_cpu(given: object, step: Node) -> object:
+    """Arguments of a call, with the CPU for every other device."""
+    if isinstance(given, dict):
+        return {name: "cpu" if name == "device" and v is not None else _on_cpu(v, step) for name, v in given.items()}
+    if called(step) == "to" and isinstance(given, tuple):  # which takes names and numbers of devices, too
+        given = tuple("cpu" if isinstance(v, str) or type(v) is int else v for v in given)
+    return map_aggregate(given, lambda v: torch.device("cpu") if isinstance(v, torch.device) else v)

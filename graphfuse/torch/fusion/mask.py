@@ -1,0 +1,69 @@
+"""What an attention mask allows, by its values."""
+
+from dataclasses import dataclass
+
+import torch
+
+_AT_ONCE = 1 << 26
+"""Elements that are compared at once."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What queries see. is_causal: each the keys up to its own place alone. window: how many of these, the last ones;
+    None for all."""
+
+    is_causal: bool = False
+    window: int | None = None
+
+    def __str__(self) -> str:
+        if not self.is_causal:
+            return "all is seen"
+        return "causal" if self.window is None else f"a window of {self.window} keys"
+
+
+ALL, CAUSAL = Seen(), Seen(is_causal=True)
+
+
+def allows(mask: torch.Tensor, queries: int, keys: int) -> Seen | None:
+    """What queries see by a mask; None for anything else. mask: of truth values, or of what is added to scores: 0 where
+    a key is seen, and -inf or the least number of its type where not. Where queries are not as many as keys, it is ALL
+    or None; at one token it is ALL."""
+    if mask.numel() == 0 or mask.dtype is not torch.bool and not mask.is_floating_point():
+        return None
+    is_square = queries == keys and (*mask.shape[-2:],) == (queries, keys)
+    # Along what it is expanded, one is as all others.
+    mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
+    mask = mask.reshape(-1, *mask.shape[-2:]) if mask.dim() > 1 else mask.reshape(1, 1, -1)
+    rows, columns = mask.shape[-2:]
+    ends = _seen(mask[:1, [0, -1]])
+    if ends is None:
+        return None
+    kind = ALL
+    if not ends.all():
+        width = int(ends[0, 1].sum())
+        if not is_square or (rows, columns) != (queries, keys) or width == 0:
+            return None
+        kind = CAUSAL if width == keys else Seen(True, width)
+    places = torch.arange(columns)
+    step = max(1, _AT_ONCE // (mask.numel() // rows))
+    for first in range(0, rows, step):
+        seen = _seen(mask[:, first : first + step])
+        if seen is None:
+            return None
+        if kind == ALL:
+            if not seen.all():
+                return None
+            continue
+        own = torch.arange(first, first + seen.shape[1])[:, None]
+        if not (seen == ((places <= own) & (places > own - (kind.window or keys)))).all():
+            return None
+    return kind
+
+
+def _seen(part: torch.Tensor) -> torch.Tensor | None:
+    """Which keys are seen; None where it is not that alone which a mask says."""
+    if part.dtype is torch.bool:
+        return part
+    seen = part == 0
+    return seen if (seen | (part == -torch.inf) | (part == torch.finfo(part.dtype).min)).all() else None
