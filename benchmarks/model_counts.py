@@ -1,4 +1,4 @@
-"""What a call of a model launches and allocates, and how long it may take."""
+"""What a call of a model launches, what it spends its GPU time on, what it allocates, and how long it may take."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from graphfuse.engines.rows.engine import RowEngine
+
+OURS, OTHER = "ours", "other"
+KINDS = {
+    OURS: (RowEngine.entry,),
+    "inductor's": ("triton_poi", "triton_red", "triton_per", "triton_for", "triton_mix", "triton_unk"),
+    "attention": ("fmha", "flash", "sdpa", "attention"),
+    "products": ("gemm", "nvjet", "xmma", "conv", "triton_tem"),
+}
+"""Kinds of kernels by what their names contain: the first of which the name has a part, OTHER if of none. Products are
+of matrices, and convolutions."""
 
 
 class OutOfTime(BaseException):
@@ -32,8 +42,9 @@ def limited(seconds: float, what: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def launched(call: Callable[[], object]) -> dict[str, int]:
-    """How many kernels a call launches, and how many of them are ours, as the profiler has it."""
+def launched(call: Callable[[], object]) -> dict:
+    """How many kernels a call launches, how many of them are ours, and milliseconds on the GPU by kind, as the profiler
+    has it."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -46,10 +57,23 @@ def launched(call: Callable[[], object]) -> dict[str, int]:
         return counted(json.loads(file.read_text())["traceEvents"])
 
 
-def counted(events: list[dict]) -> dict[str, int]:
+def counted(events: list[dict]) -> dict:
     """events: of a trace. Copies and fills are not counted."""
-    names = [event["name"].split("(")[0] for event in events if event.get("cat") == "kernel"]
-    return {"kernels": len(names), "our_kernels": names.count(RowEngine.entry)}
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    spent = dict.fromkeys((*KINDS, OTHER), 0.0)
+    for kernel in kernels:
+        spent[kind(kernel["name"])] += kernel["dur"] / 1e3
+    return {
+        "kernels": len(kernels),
+        "our_kernels": sum(kind(kernel["name"]) == OURS for kernel in kernels),
+        "gpu_ms": {name: round(ms, 4) for name, ms in spent.items()},
+    }
+
+
+def kind(kernel: str) -> str:
+    """What a kernel is for, by its name in a trace."""
+    name = kernel.split("(")[0].lower()
+    return next((one for one, parts in KINDS.items() if any(part in name for part in parts)), OTHER)
 
 
 def peak_mb(call: Callable[[], object]) -> float:

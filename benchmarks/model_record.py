@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphfuse.benchmarks.model_cases import MODELS, PREFILL, STEP, Case, Work
+from graphfuse.benchmarks.model_counts import KINDS, OTHER
 from graphfuse.benchmarks.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.tables import Table
@@ -111,6 +112,21 @@ def costs(r: Results) -> Table:
             )
             for case in r.record["cases"]
         ],
+        left=2,
+    )
+
+
+def spent(r: Results) -> Table:
+    """Every case: what each way spends its GPU time on, and how long the GPU is busy in all."""
+
+    def cell(case: dict, way: str) -> str:
+        by_kind = case["peers"].get(way, {}).get("gpu_ms")
+        return f"{sum(by_kind.values()):.3f}: {', '.join(f'{ms:.3f}' for ms in by_kind.values())}" if by_kind else "-"
+
+    return Table(
+        f"milliseconds on the GPU in a call, all kernels: {', '.join((*KINDS, OTHER))}",
+        ("model", "work", *(r.title(way) for way in r.record["peers"])),
+        [(*_named(case), *(cell(case, way) for way in r.record["peers"])) for case in r.record["cases"]],
         left=2,
     )
 

@@ -182,7 +182,8 @@ def run(
             if folder:
                 file = command.keep(folder, BENCH, about, content)
     results = Results({"environment": about, **content})
-    for table in (model_record.times(results), model_record.costs(results), tables.targets(BENCH, results)):
+    tables_of_all = (model_record.times(results), model_record.spent(results), model_record.costs(results))
+    for table in (*tables_of_all, tables.targets(BENCH, results)):
         console.print(tables.terminal(table))
     for text in tables.absences(results):
         console.print(text, markup=False)

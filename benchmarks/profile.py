@@ -11,6 +11,7 @@ had and the figures made of them; what a version of ncu does not have is null, t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import subprocess
@@ -21,7 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphfuse import record, settings
-from graphfuse.benchmarks import layernorm_backward, ncu, rmsnorm_backward, rmsnorm_channels, rmsnorm_silu, sizes
+from graphfuse.benchmarks import (
+    add_rmsnorm_blocks,
+    layernorm,
+    layernorm_backward,
+    ncu,
+    rmsnorm_backward,
+    rmsnorm_channels,
+    rmsnorm_silu,
+    sizes,
+)
 from graphfuse.benchmarks.untuned import untuned
 from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError
@@ -38,7 +48,14 @@ CASES = {
         rmsnorm_backward.Case(32768, 32768, "fp32"),
     ),
     "add-rmsnorm-backward": tuple(rmsnorm_backward.ResidualCase(32768, c, "bf16") for c in (8192, 32768)),
-    "layernorm-backward": tuple(layernorm_backward.Case(4096, c) for c in (1024, 2048, 4096)),
+    "layernorm": (layernorm.Case(4096, 1024), layernorm.Case(4096, 8192), layernorm.Case(32768, 1024)),
+    "layernorm-backward": tuple(
+        layernorm_backward.Case(*size) for size in ((4096, 1024), (4096, 2048), (4096, 4096), (32768, 2048))
+    ),
+    "add-rmsnorm-fp8-blocks": tuple(
+        add_rmsnorm_blocks.Case(rows, 7168, output)
+        for rows, output in itertools.product((16, 128, 4096), add_rmsnorm_blocks.OUTPUTS)
+    ),
     "rmsnorm-channels": tuple(
         rmsnorm_channels.Case(*video, layout)
         for video in rmsnorm_channels.VIDEOS

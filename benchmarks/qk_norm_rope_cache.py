@@ -132,6 +132,7 @@ class Case(qk_norm_rope.Case):
         else:
             found = judge.taken(getattr(operands, f"{name}_cache"), operands.slots[rows])
             scale = 1.0 if operands.scales is None else operands.scales["kv".index(name)].double()
+        size = size.maximum(exact.abs())  # a rotated value may be larger than the largest of its head
         accepted = _STORED[output].of(tight).around(size / scale)
         flat = (t.flatten(1) for t in (found.double(), exact / scale, accepted))
         return judge.wrong(*flat, rows, name.upper())

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from graphfuse.benchmarks import cudnn_calls, host_record, in_a_model, llama, plot, profile, ranking, tables, wan_block
 from graphfuse.benchmarks.benches import BENCHES
-from graphfuse.benchmarks.model_record import TARGETS, costs, times
+from graphfuse.benchmarks.model_record import TARGETS, costs, spent, times
 from graphfuse.benchmarks.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -152,7 +152,7 @@ def _sentence(title: str) -> str:
 
 def _models(record: dict) -> str:
     r, where = Results(record), _where(record["environment"], record["versions"])
-    return f"{_told(where, tables.judged(TARGETS, r), times(r), costs(r))}\n\n{_absences(r)}"
+    return f"{_told(where, tables.judged(TARGETS, r), times(r), spent(r), costs(r))}\n\n{_absences(r)}"
 
 
 def _profile(record: dict) -> str:

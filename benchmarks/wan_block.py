@@ -34,7 +34,7 @@ SHAPES = ((1, 96, 4, 480, 832), (1, 192, 4, 240, 416))
 """(samples, channels, frames, height, width): the last two stages of the decoder."""
 WORKSPACE = 2 << 30
 """Bytes that plans may choose among."""
-SECONDS = 120.0
+SECONDS = 90.0
 """Of autotuning: a convolution has some 40 plans, of which the slowest take a second to time."""
 TOLERANCE = 2.0**-7
 """Accepted distance from float32, over its size."""

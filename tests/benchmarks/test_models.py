@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,10 @@ from graphfuse.benchmarks import command, model_check, model_counts, model_recor
 from graphfuse.benchmarks.model_cases import CASES, DECODE, MODELS, PREFILL, STEP, WORKS, Block, cases
 from graphfuse.benchmarks.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS, Running, Way, compiled
 from graphfuse.benchmarks.results import Results
+from graphfuse.runtime import timing
 from support import bench_record
+from support.small_models import SMALL
 
-SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
 OWN = (OURS, OURS_COMPILED)
 DECODERS = [model.name for model in MODELS.values() if model.is_decoder]
 PLAIN = WAYS[0]
@@ -98,14 +94,15 @@ def test_a_decoding_step_is_that_of_a_growing_cache(name):
     module, (x,) = small(name).make(DECODE, "cpu")
     module, x = module.float(), x.float()
     growing = transformers.DynamicCache(config=module.model.config)
-    for i, (keys, values) in enumerate(zip(module.keys, module.values, strict=True)):
-        growing.update(keys[:, :, :-1], values[:, :, :-1], i)
+    for i, held in enumerate(module.held):
+        growing.update(held.keys[:, :, :-1], held.values[:, :, :-1], i)
     with torch.no_grad():
         wanted = module.model(inputs_embeds=x, past_key_values=growing, use_cache=True).last_hidden_state
         found = module(x)
         assert torch.equal(found, module(x))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(module.keys[0, :, :, -2], module.keys[0, :, :, -1])
+    keys = module.held[0].keys
+    assert not torch.equal(keys[:, :, -2], keys[:, :, -1])
 
 
 def test_the_same_model_each_time():
@@ -233,14 +230,22 @@ def test_a_limit_is_lifted_where_nothing_is_late():
 def test_kernels_are_counted_without_copies():
     events = [
         {"cat": "cpu_op", "name": "aten::add"},
-        {"cat": "kernel", "name": "void at::native::vectorized_elementwise_kernel<4>(int)"},
-        {"cat": "kernel", "name": "row_program"},
+        {"cat": "kernel", "name": "void at::native::vectorized_elementwise_kernel<4>(int)", "dur": 2.5},
+        {"cat": "kernel", "name": "row_program", "dur": 3.0},
         {"cat": "gpu_memcpy", "name": "Memcpy"},
         {"cat": "gpu_user_annotation", "name": "row_program"},
-        {"cat": "kernel", "name": "row_program"},
+        {"cat": "kernel", "name": "row_program", "dur": 1.0},
+        {"cat": "kernel", "name": "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "dur": 20.0},
+        {"cat": "kernel", "name": "void cutlass::Kernel2<cutlass_80_tensorop_gemm>(Params)", "dur": 10.0},
+        {"cat": "kernel", "name": "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>(Params)", "dur": 7.0},
+        {"cat": "kernel", "name": "triton_red_fused_convert_element_type_mean_mm_0", "dur": 4.0},
         {"name": "process_name", "ph": "M"},
     ]
-    assert model_counts.counted(events) == {"kernels": 3, "our_kernels": 2}
+    assert model_counts.counted(events) == {
+        "kernels": 7,
+        "our_kernels": 2,
+        "gpu_ms": {"ours": 0.004, "inductor's": 0.004, "attention": 0.007, "products": 0.03, "other": 0.0025},
+    }
 
 
 @pytest.mark.gpu
@@ -251,8 +256,24 @@ def test_kernels_and_memory_of_a_call():
         ours.rms_norm(x * 2, weight)
 
     call()
-    assert model_counts.launched(call) == {"kernels": 2, "our_kernels": 1}
+    counts = model_counts.launched(call)
+    assert (counts["kernels"], counts["our_kernels"]) == (2, 1)
+    assert counts["gpu_ms"]["ours"] > 0 < counts["gpu_ms"]["other"] and not counts["gpu_ms"]["products"]
     assert model_counts.peak_mb(call) == pytest.approx(8.4, abs=0.1)
+
+
+@pytest.mark.gpu
+def test_a_captured_call_keeps_what_it_works_on():
+    seen = []
+
+    def captured():
+        x = torch.ones(1 << 22, device="cuda")
+        seen.append(weakref.ref(x))
+        return timing.capture([lambda: x.mul_(1.0)], least_calls=1)
+
+    sampled = captured()
+    torch.cuda.empty_cache()
+    assert seen[0]() is not None and sampled.sample() > 0
 
 
 @pytest.mark.gpu

@@ -1,8 +1,9 @@
 """The bench of Q's and K's heads, normalized and rotated: what is right and what is wrong."""
 
 import pytest
+import torch
 
-from graphfuse.benchmarks import session
+from graphfuse.benchmarks import qk_norm_rope, session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import graphfuse, torch_eager
 from graphfuse.benchmarks.qk_norm_rope import Case
@@ -60,6 +61,24 @@ def test_eager_torch_stores_heads_and_their_gradients(case):
     peer = torch_eager.QK_NORM_ROPE_TRAINING if training else torch_eager.QK_NORM_ROPE_CACHE
     sets, work = made(peer, case)
     assert session.checked(case, sets[0], work, False) is None
+
+
+def test_a_rotated_value_larger_than_all_of_its_head_is_judged_by_its_own_size():
+    case = CacheCase(1, 4, 2, output="fp8_e4m3")
+    (operands,) = case.sets(1, "cpu")
+    head = torch.full((128,), 0.52)
+    head[[0, 64]] = torch.tensor([3.3, -3.3]) * 0.78  # an eighth of a turn makes one of them 3.3 times the root of two
+    operands.k.copy_(head)
+    operands.k_weight.fill_(1.0), operands.positions.fill_(0), operands.table.fill_(0.5**0.5)
+    y = qk_norm_rope.normalized(operands.k.double(), operands.k_weight, operands.eps)
+    exact = case.turned(operands, y, torch.arange(1))
+    largest, (scale, _) = y.abs().amax(), operands.scales
+    assert exact.abs().amax() > 1.4 * largest
+    for _ in range(200):  # to where FP8's step is large beside the head
+        stored = (exact / scale.double()).float().to(torch.float8_e4m3fn)
+        operands.k_cache.view(torch.uint8)[operands.slots] = stored.view(torch.uint8)
+        assert case._complaint(operands, "k", exact, largest.expand_as(exact), torch.arange(1), True) is None
+        scale.mul_(1.005)
 
 
 @pytest.mark.emulate

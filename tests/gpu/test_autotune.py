@@ -144,18 +144,18 @@ def test_the_workspace_is_asked_for_first():
 def test_the_command_tunes_skips_and_goes_on(tmp_path):
     arguments = ["tune", "--rows", "1560", "--columns", "64", "--columns", "128", "--output", "bf16"]
     table = tmp_path / "rmsnorm.json"
-    done = CliRunner().invoke(app, [*arguments, "--table", str(table), "--time-budget", "60"])
+    done = CliRunner().invoke(app, [*arguments, "--table", str(table), "--time-budget", "400"])
     assert done.exit_code == 0 and "2 of 2 sizes are tuned" in done.output, done.output
     first = store.parse(table.read_bytes())
     assert {e.source.origin for e in first} == {"measured"} and not any(e.others for e in first)
     assert {e.source.commit for e in first} == {record.environment(record.CHECKOUT)["commit"]}
-    CliRunner().invoke(app, [*arguments, "--table", str(table), "--time-budget", "60"])
+    CliRunner().invoke(app, [*arguments, "--table", str(table), "--time-budget", "400"])
     assert store.parse(table.read_bytes()) == first
     # Out of time: what is left is said, and nothing is lost.
     short = CliRunner().invoke(app, [*arguments, "--again", "--table", str(table), "--time-budget", "0.5"])
     assert short.exit_code == 0 and "2 of 2 problems are left" in short.output
     assert store.parse(table.read_bytes()) == first
-    mine = CliRunner().invoke(app, [*arguments, "--time-budget", "60"])
+    mine = CliRunner().invoke(app, [*arguments, "--time-budget", "400"])
     assert mine.exit_code == 0 and len(store.read(store.user_file(devices.get("cuda")))) == 2
     best = sizes.Size(1560, 64, "bf16").planner().plans[0].parts[0]
     assert best.why.startswith("tuned on this")

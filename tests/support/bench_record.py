@@ -3,6 +3,7 @@
 from graphfuse.benchmarks import cudnn_calls, host_record, in_a_model, llama, wan_block
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.model_cases import CASES
+from graphfuse.benchmarks.model_counts import KINDS, OTHER
 from graphfuse.benchmarks.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS
 
 SPEED = {"graphfuse": 4.0, "cudnn_oss": 0.3, "cudnn_a": 2.0, "flashinfer": 0.31, "torch_compile": 3.5}
@@ -218,6 +219,7 @@ def models() -> dict:
             "first_s": 1.5,
             "kernels": 50,
             "our_kernels": 9 * (way in ours),
+            "gpu_ms": dict(zip((*KINDS, OTHER), (0.1 * (way in ours), 0.2, 0.5, 1.0, 0.05), strict=True)),
             "peak_mb": 123.4,
         }
         return entry | ({"sites": [7, 9]} if way == OURS else {})
