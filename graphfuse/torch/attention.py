@@ -162,8 +162,11 @@ def kernel_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, has_mask: bool,
     gpu = _gpu(q.device.index or 0) if q.device.type == "cuda" else ()
     sizes = q.shape[2] if q.shape[0] else 0, k.shape[2], q.shape[3], v.shape[3]
     seen = has_mask, options.is_causal, options.window is not None
-    is_sharded = hasattr(type(q), "__tensor_flatten__")
-    return chosen(Case(q.device.type, q.dtype, *sizes, *seen, is_sharded, *gpu, scale=options.scale))
+    return chosen(Case(q.device.type, q.dtype, *sizes, *seen, _is_sharded(q), *gpu, scale=options.scale))
+
+
+def _is_sharded(t: torch.Tensor) -> bool:
+    return hasattr(type(t), "__tensor_flatten__")
 
 
 def _seen(q: torch.Tensor, k: torch.Tensor, window: int) -> torch.Tensor:
@@ -269,7 +272,8 @@ def _efficient_backward(grad, q, k, v, bias, out, lse, state, options):
     room = -lse.shape[-1] % _LOGARITHMS
     lse = pad(lse, (0, room), value=float("inf")) if room else lse
     grad, out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (grad, out))  # else the kernel may crash
-    needed = [True, True, True, False]
+    # Before 2.12 torch's rule for DTensors has a gradient of each bias.
+    needed = [True, True, True, bias is not None and _is_sharded(bias) and torch.__version__ < (2, 12)]
     return _aten._scaled_dot_product_efficient_attention_backward.default(
         grad, q, k, v, bias, out, lse, *state, 0.0, needed, options.is_causal, scale=options.scale
     )[:3]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -397,9 +398,7 @@ def test_compiled(mode):
         return attention_with_sinks(q, k, v, sinks, attn_mask=mask) * 2
 
     given, mask = [t.requires_grad_(mode == "gradients") for t in drawn(HALF, 5, 9, (4, 2))], torch.randn(5, 9).to(HALF)
-    compiled = torch.compile(
-        called, backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=kept), fullgraph=True
-    )
+    compiled = torch.compile(called, backend=aot_autograd(fw_compiler=kept), fullgraph=True)
     with {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}.get(mode, torch.enable_grad)():
         made, wanted = compiled(*given, mask), called(*given, mask)
     assert torch.equal(made, wanted)
