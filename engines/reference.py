@@ -2,14 +2,15 @@
 
 from graphfuse import memory, reordering, rounding
 from graphfuse.device import Device
+from graphfuse.dtypes import data_type
 from graphfuse.engine import Buffers, HostEngine, No, NoKnobs
 from graphfuse.enums import heur_mode, tensor_reordering
-from graphfuse.ir import Subgraph, Tensor
+from graphfuse.ir import Node, Subgraph, Tensor
 from graphfuse.served import EVERYTHING
 
 
 class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
-    """Runs node by node in each node's compute type, on the CPU or the GPU.
+    """Runs node by node in each node's compute type, on the CPU or the GPU. What is only moved keeps its value.
 
     Every value is rounded to its tensor's type once, by ``graphfuse.rounding``; a virtual
     tensor's is its node's compute type, unless the graph rounds to the declared ones.
@@ -24,8 +25,9 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
         return None
 
     def notes(self, facts: Subgraph, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
-        made = [(facts.graph.tensors[t], node.compute) for node in facts.nodes for _, t in node.outputs]
-        rounded = [f"{t.name!r} to {t.dtype.name}" for t, compute in made if t.virtual and t.dtype is not compute]
+        tensors = facts.graph.tensors
+        made = [(tensors[t], {node.compute, *_moved(facts, node)}) for node in facts.nodes for _, t in node.outputs]
+        rounded = [f"{t.name!r} to {t.dtype.name}" for t, exact in made if t.virtual and t.dtype not in exact]
         between = f"rounded, as declared: {', '.join(rounded)}" if rounded else "kept in the compute type"
         return (f"reference: torch operations one by one, values between nodes {between}",)
 
@@ -43,7 +45,8 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                 for _, t in node.inputs:
                     if t not in values:
                         values[t] = _load(torch, facts.graph.tensors[t], device, buffers, compute)
-                inputs = {port: values[t].to(compute) for port, t in node.inputs}
+                stored = {p.name for p in node.op.inputs if p.moved or p.numbers}
+                inputs = {port: values[t] if port in stored else values[t].to(compute) for port, t in node.inputs}
                 for port in (p.name for p in node.op.outputs if p.kept):
                     inputs[port] = _load(torch, facts.graph.tensors[node.output(port)], device, buffers, compute)
                 results = node.op.reference(torch, inputs, dict(node.attributes))
@@ -52,6 +55,11 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                     values[t] = rounding.round_to(torch, results[port], facts.graph.tensors[t].dtype)
             for t in facts.outputs:
                 _store(torch, facts.graph.tensors[t], device, buffers, values[t])
+
+
+def _moved(facts: Subgraph, node: Node) -> set[data_type]:
+    """The types of what a node moves."""
+    return {facts.graph.tensors[node.input(port)].dtype for port in node.op.moved}
 
 
 def _on(torch, device: Device, stream: int):
@@ -67,6 +75,9 @@ def _on(torch, device: Device, stream: int):
 
 
 def _load(torch, t: Tensor, device: Device, buffers: Buffers, compute):
+    """The values in `compute`, or in the type that they are stored in where float32 would not hold them."""
+    if t.dtype.is_wide:
+        compute = getattr(torch, t.dtype.facts.torch)
     if not t.elements:
         return torch.empty(t.dim, dtype=compute, device=device.memory)
     if t.by_value:

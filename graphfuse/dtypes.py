@@ -63,6 +63,11 @@ class data_type(enum.Enum, metaclass=Members):  # noqa: N801 - cuDNN's spelling
     def is_float(self) -> bool:
         return self in FACTS and self.facts.max is not None
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether float32 does not hold all values."""
+        return self in (data_type.DOUBLE, data_type.INT32, data_type.INT64)
+
     def nbytes(self, elements: int) -> int:
         """Bytes that `elements` consecutive elements take (two FP4 elements share a byte)."""
         return -(-elements * self.bits // 8)

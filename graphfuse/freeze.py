@@ -1,7 +1,7 @@
 """From the user's graph to the frozen IR: infers shapes, strides and data types, and checks everything.
 
 It also decides the dtype of virtual tensors: their node's compute type or, with intermediate_rounding "declared", the
-type that they declare.
+type that they declare. Of a node that moves integers or float64, it is theirs, as no value changes.
 """
 
 from collections.abc import Mapping
@@ -136,7 +136,13 @@ def _carried(graph: Recorded) -> dict[int, data_type]:
     """What virtual tensors carry that are not rounded to the type they declare."""
     if graph.intermediate_rounding == "declared":
         return {}
-    return {id(t): node.compute for node in graph.nodes for t in node.outputs.values() if t.get_is_virtual()}
+    carried: dict[int, data_type] = {}
+    for node in graph.nodes:
+        moved = {carried.get(id(t), t.get_data_type()) for t in (node.inputs[port] for port in node.op.moved)}
+        wide = moved.pop() if len(moved) == 1 else node.compute
+        made = wide if wide.is_wide else node.compute
+        carried |= {id(t): made for t in node.outputs.values() if t.get_is_virtual()}
+    return carried
 
 
 def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.Tensor:

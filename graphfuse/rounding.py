@@ -13,9 +13,13 @@ _SATURATING = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 
 
 def encode(t, values, dtype: data_type):
-    """`values` (float tensor) in storage form: a tensor of `dtype`, or, for FP4_E2M1, uint8
+    """`values` in storage form: a tensor of `dtype`, or, for FP4_E2M1, uint8
     with two elements a byte along the last axis (whose extent must be even), the even one
     in the low nibble."""
+    if not values.is_floating_point():
+        if values.dtype is getattr(t, dtype.facts.torch, None):
+            return values
+        values = values if dtype.facts.integers is not None else values.double()
     if dtype is data_type.FP4_E2M1:
         codes = _e2m1_codes(t, values)
         return codes[..., 0::2] | (codes[..., 1::2] << 4)
@@ -39,7 +43,9 @@ def decode(t, stored, dtype: data_type, compute):
 
 
 def round_to(t, values, dtype: data_type):
-    """`values` rounded to what `dtype` can hold, still in their own float type."""
+    """`values` rounded to what `dtype` can hold, still in their own type, or of integers to a float type in float64."""
+    if dtype.facts.integers is None and not values.is_floating_point():
+        values = values.double()
     if dtype is data_type.FP4_E2M1:
         return _E2M1.as_tensor(t, values.device, values.dtype)[_e2m1_codes(t, values).long()]
     return encode(t, values, dtype).to(values.dtype)

@@ -1,4 +1,4 @@
-"""Ops that move elements: transposed axes, slices and other shapes. As of any node, values have its compute type."""
+"""Ops that move elements: transposed axes, slices and other shapes. They change no value, whatever the compute type."""
 
 import math
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ TABLE = (
         "transpose",
         "input with its axes in another order: axis i of the output is axis permutation[i] of input. The output's\n"
         "strides are input's in that order, unless set: a view of the same layout.",
-        inputs=(Port("input"),),
+        inputs=(Port("input", moved=True),),
         outputs=(Port("output", label="OUT_0"),),
         infer=_transposed,
         strides=_transposed_strides,
@@ -97,7 +97,7 @@ TABLE = (
         "slice",
         "The elements of input that slices name, a Python slice with a step above 0 for each axis. The output's\n"
         "strides are input's times the steps, unless set: a view of the same layout.",
-        inputs=(Port("input"),),
+        inputs=(Port("input", moved=True),),
         outputs=(Port("output", label="OUT_0"),),
         infer=_sliced,
         strides=_sliced_strides,
@@ -110,7 +110,7 @@ TABLE = (
         "The elements of input in row-major order of their indices, in another shape of as many elements. That is\n"
         "the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY).\n"
         "It is the same for tensors in row-major order without gaps.",
-        inputs=(Port("input"),),
+        inputs=(Port("input", moved=True),),
         outputs=(Port("output", label="OUT_0"),),
         infer=_reshaped,
         strides=row_major,

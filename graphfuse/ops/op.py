@@ -26,7 +26,9 @@ class Port:
     dtype: what an output gets when the user sets none; None for what the graph says of all tensors. label: what cuDNN
     calls it in the name that an output has until the user sets one, None where that is `name`. over_rows: an output
     that is a sum over all rows, so that nothing of it is known before all of them are done. kept: an output of which
-    some is written, and the rest stays as it is in memory; references get that by the port's name.
+    some is written, and the rest stays as it is in memory; references get that by the port's name. moved: an input
+    whose values the outputs have. numbers: an input of row numbers. References get what is moved, kept or a number as
+    it is stored where float32 does not hold all values of its type.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Port:
     label: str | None = None
     over_rows: bool = False
     kept: bool = False
+    moved: bool = False
+    numbers: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,11 @@ class Op:
     @property
     def pointwise(self) -> bool:
         return self.cuda is not None
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """The inputs whose values the outputs have."""
+        return tuple(port.name for port in self.inputs if port.moved)
 
     def keeps(self, output: str) -> bool:
         """Whether an output port keeps what the node does not write."""

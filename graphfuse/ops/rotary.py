@@ -22,15 +22,16 @@ def _gather_rows(t, x, a) -> dict[str, object]:
     values, index = x["input"], x["index"].long()
     count = values.shape[0]
     inside = (index >= 0) & (index < count)
+    absent = float("nan") if values.is_floating_point() else 0  # as NaN becomes in integers
     if not count:
-        return {"output": t.full(t.broadcast_shapes(index.shape, (1, *values.shape[1:])), float("nan")).to(values)}
+        return {"output": t.full(t.broadcast_shapes(index.shape, (1, *values.shape[1:])), absent).to(values)}
     # All axes but the first of what is gathered, or of the numbers, have extent 1 wherever the other has more.
     rows = [
         t.arange(e, device=values.device).reshape([-1 if k == axis else 1 for k in range(index.dim())])
         for axis, e in enumerate(values.shape)
     ][1:]
     found = values[(t.where(inside, index, 0), *rows)]
-    return {"output": t.where(inside, found, float("nan"))}
+    return {"output": t.where(inside, found, absent)}
 
 
 def _scattered(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -54,8 +55,8 @@ def _scattered(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapp
 
 
 def _scatter_rows(t, x, a) -> dict[str, object]:
-    values, index = x["input"], x["index"].long()
-    found = x["output"].clone()  # what is in memory
+    index = x["index"].long()
+    values, found = _alike(t, x["input"], x["output"].clone())  # output: what is in memory
     numbers = index.expand(*values.shape[:-1], 1)[..., 0]
     rows = [
         t.arange(found.shape[axis], device=values.device).reshape(
@@ -67,6 +68,15 @@ def _scatter_rows(t, x, a) -> dict[str, object]:
     places = t.broadcast_tensors(numbers, *rows)
     found[tuple(place[inside] for place in places)] = values[inside]
     return {"output": found}
+
+
+def _alike(t, a, b):
+    """Both in one type, which holds what either does; of float64 and 64-bit integers, up to 2^53."""
+    if a.is_floating_point() is b.is_floating_point():
+        kind = t.promote_types(a.dtype, b.dtype)
+    else:
+        kind = t.float64
+    return a.to(kind), b.to(kind)
 
 
 def _rotated(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -116,7 +126,7 @@ TABLE = (
         "type, INT32 and INT64 among them, has extent 1 along the last axis, and along others where input has more;\n"
         "it may vary along axes where input has extent 1. The slice of a number that input does not have is NaN;\n"
         "nothing is read there.",
-        inputs=(Port("input"), Port("index")),
+        inputs=(Port("input", moved=True), Port("index", numbers=True)),
         outputs=(Port("output", label="OUT_0"),),
         infer=_gathered,
         reference=_gather_rows,
@@ -127,7 +137,7 @@ TABLE = (
         "no number names stays as it is in memory. A number below 0, or one that output has not, is of no slice:\n"
         "that one is not written. Of two slices with one number either is written. index is as that of gather_rows;\n"
         "output must be given its dim, and be an output of the graph: a cache that is filled bit by bit.",
-        inputs=(Port("input"), Port("index")),
+        inputs=(Port("input", moved=True), Port("index", numbers=True)),
         outputs=(Port("output", label="OUT_0", kept=True),),
         infer=_scattered,
         reference=_scatter_rows,
@@ -148,7 +158,7 @@ TABLE = (
     Op(
         "join",
         "The elements of a, then those of b along axis. A negative axis counts from the last.",
-        inputs=(Port("a"), Port("b")),
+        inputs=(Port("a", moved=True), Port("b", moved=True)),
         outputs=(Port("output", label="OUT_0"),),
         infer=_joined,
         frozen=lambda attributes, inputs, outputs: {**attributes, "axis": attributes["axis"] % len(inputs["a"])},

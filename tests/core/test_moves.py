@@ -10,6 +10,7 @@ from graphfuse import (
     GraphNotSupportedError,
     GraphTypeError,
     GraphValidationError,
+    data_type,
     heur_mode,
     reduction_mode,
     reshape_mode,
@@ -151,6 +152,63 @@ def test_among_other_nodes():
     out = g.reduction(g.mul(k, 2.0), mode=reduction_mode.ADD).set_dim([1, 2, 4, 1])
     data = torch.randn(1, 6, 2, 4, generator=graphs.generator("cpu", 0))
     torch.testing.assert_close(run(g, data, out), 2 * data[:, 1:].sum(1).unsqueeze(-1))
+
+
+WIDE = {
+    data_type.INT64: torch.tensor([2**53 + 1, -(2**63), 3, 2**24 + 1, 0, 2**63 - 1]),
+    data_type.INT32: torch.tensor([2**24 + 1, -(2**31), 3, 2**31 - 1, 0, 5], dtype=torch.int32),
+    data_type.DOUBLE: torch.tensor([1 / 3, 1e300, -0.0, float("inf"), float("nan"), 2.0], dtype=torch.float64),
+}
+
+
+def wide(dtype):
+    g = graphs.new(io_data_type=dtype)
+    return g, g.tensor([2, 3], name="x"), WIDE[dtype].view(2, 3)
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("dtype", WIDE, ids=lambda d: d.name)
+def test_values_that_float_does_not_hold(dtype, declared):
+    """Through virtual tensors, too."""
+    g, x, data = wide(dtype)
+    if declared:
+        g = graphs.new(io_data_type=dtype, intermediate_data_type=dtype, intermediate_rounding="declared")
+        x = g.tensor([2, 3], name="x")
+    flat = g.reshape(g.slice(g.transpose(x, [1, 0]), [slice(1, 3), slice(None)])).set_dim([4])
+    g.concatenate(0, inputs=[flat, flat]).set_output().set_name("out")
+    made = torch.empty(8, dtype=data.dtype)
+    graphs.run(g, {"x": data, "out": made})
+    want = data.T[1:].reshape(4)
+    assert torch.equal(made.view(torch.uint8), torch.cat([want, want]).view(torch.uint8))
+    assert "values between nodes kept in the compute type" in g.get_numerical_notes_at_index(0)[0]
+
+
+@pytest.mark.parametrize("stored", [data_type.FLOAT, data_type.INT32, data_type.HALF, data_type.FP8_E4M3])
+@pytest.mark.parametrize("dtype", WIDE, ids=lambda d: d.name)
+def test_wide_values_are_rounded_once(dtype, stored):
+    g, x, data = wide(dtype)
+    g.transpose(x, [1, 0]).set_output().set_name("out").set_data_type(stored)
+    kind = getattr(torch, stored.facts.torch)
+    made = torch.empty_strided((3, 2), (1, 3), dtype=kind)
+    graphs.run(g, {"x": data, "out": made})
+    if stored is data_type.INT32:
+        want = [
+            0 if v != v else min(max(round(v) if abs(v) < 2**63 else v, -(2**31)), 2**31 - 1)
+            for v in data.T.flatten().tolist()
+        ]
+    else:
+        want = data.T.double().clamp(-448, 448) if stored is data_type.FP8_E4M3 else data.T
+        want = want.to(kind).double().flatten().tolist()
+    assert np.array_equal(made.double().flatten().numpy(), np.array(want, dtype=np.float64), equal_nan=True)
+
+
+def test_a_wide_tensor_that_nodes_of_two_types_read():
+    g, x, data = wide(data_type.DOUBLE)
+    g.mul(x, 1.0, compute_data_type=data_type.FLOAT).set_output().set_name("narrow").set_data_type(data_type.FLOAT)
+    g.mul(x, 1.0, compute_data_type=data_type.DOUBLE).set_output().set_name("out")
+    made = torch.empty(2, 3, dtype=torch.float64)
+    graphs.run(g, {"x": data, "narrow": torch.empty(2, 3), "out": made})
+    assert np.array_equal(made.numpy(), data.numpy(), equal_nan=True)
 
 
 @pytest.mark.parametrize(

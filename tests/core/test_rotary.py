@@ -74,6 +74,47 @@ def test_gather_rows_of_several_heads():
     assert torch.equal(run(g, g.gather_rows(*tensors), {"table": table, "index": index}), table[[4, 0]])
 
 
+def test_rows_of_large_numbers():
+    """float32 does not hold the number, nor the values."""
+    count, last = 2**24 + 2, 2**53 + 1
+    g = graphs.new(io_data_type=data_type.INT64)
+    x = g.tensor([count, 1], [0, 1], name="x", data_type=data_type.INT64)
+    flags = g.tensor([count, 1], name="flags", data_type=data_type.UINT8)
+    index = g.tensor([2, 1], name="index")
+    g.gather_rows(x, index).set_output().set_name("out")
+    found = g.gather_rows(flags, index).set_output().set_name("found").set_data_type(data_type.UINT8)
+    marked = torch.zeros(count, 1, dtype=torch.uint8)
+    marked[-1] = 1
+    made = {"out": torch.empty(2, 1, dtype=torch.int64), "found": torch.empty(2, 1, dtype=torch.uint8)}
+    given = {"x": torch.tensor([last]).as_strided((count, 1), (0, 1)), "flags": marked}
+    graphs.run(g, {**given, "index": torch.tensor([[count - 1], [count]]), **made})
+    assert made["out"].tolist() == [[last], [0]] and made["found"].tolist() == [[1], [0]]
+    assert found.get_dim() == [2, 1]
+
+
+@pytest.mark.parametrize("dtype", [data_type.INT64, data_type.INT32, data_type.DOUBLE])
+def test_scatter_rows_keeps_what_float_does_not_hold(dtype):
+    kind = getattr(torch, dtype.facts.torch)
+    g = graphs.new(io_data_type=dtype)
+    x, index = g.tensor([2, 1], name="x"), g.tensor([2, 1], name="index", data_type=data_type.INT32)
+    g.scatter_rows(x, index).set_dim([3, 1]).set_output().set_name("out")
+    made = torch.tensor([[2**24 + 1], [7], [2**24 + 3]], dtype=kind)
+    given = torch.tensor([[2**30 + 1], [5]], dtype=kind)
+    graphs.run(g, {"x": given, "index": torch.tensor([[1], [-1]], dtype=torch.int32), "out": made})
+    assert made.tolist() == [[2**24 + 1], [2**30 + 1], [2**24 + 3]]
+
+
+def test_scatter_rows_of_another_type():
+    g = graphs.new()
+    x, index = g.tensor([2, 1], name="x"), g.tensor([2, 1], name="index", data_type=data_type.INT32)
+    made = g.scatter_rows(x, index).set_dim([3, 1]).set_output().set_name("out").set_data_type(data_type.INT64)
+    assert made.get_data_type() is data_type.INT64
+    memory = torch.tensor([[2**53 - 1], [7], [2**24 + 1]])
+    given = torch.tensor([[2.5], [9.0]])
+    graphs.run(g, {"x": given, "index": torch.tensor([[1], [3]], dtype=torch.int32), "out": memory})
+    assert memory.tolist() == [[2**53 - 1], [2], [2**24 + 1]]
+
+
 def test_join():
     a, b, g = normal(2, 3, 4), normal(2, 1, 4, seed=1), graphs.new()
     out = g.join(g.tensor([2, 3, 4], name="a"), g.tensor([2, 1, 4], name="b"), -2)
