@@ -214,6 +214,47 @@ def test_tokens_that_vary(samples):
     assert not found.left and {e.became for e in found.replaced} == {"qk_norm_rope"}
 
 
+class Heads(torch.nn.Module):
+    """Numbers are attributes, as in models."""
+
+    def __init__(self, q, k):
+        super().__init__()
+        self.q, self.k = (torch.nn.Parameter(t) for t in (q, k))
+        self.project = torch.nn.ModuleList([torch.nn.Linear(16, n * D, bias=False) for n in (4, 2)])
+        self.q_eps, self.k_eps, self.scaling, self.columns = 1e-5, 1e-5, 1.5, D
+
+    def forward(self, x, angles):
+        q, k = (project(x).view(*x.shape[:2], -1, self.columns) for project in self.project)
+        q, k = (
+            w * (heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + eps))
+            for heads, w, eps in ((q, self.q, self.q_eps), (k, self.k, self.k_eps))
+        )
+        both = torch.cat((angles, angles), dim=-1)
+        return rotate(q, k, both.cos() * self.scaling, both.sin() * self.scaling, axis=2)
+
+
+def test_numbers_that_are_inputs_of_the_graph():
+    """Numbers of modules are, with dynamic=True. Those of which an operator was made are guarded."""
+    *_, v, w, angles = given(FULL)
+    module, x = Heads(v, w), torch.randn(B, T, 16)
+    run = torch.compile(module, backend="graphfuse", options={"then": "aot_eager"}, fullgraph=True, dynamic=True)
+
+    def became():
+        for tokens in (T, 3):
+            tensors = x[:, :tokens].contiguous(), angles[:, :tokens].contiguous()
+            for got, want in zip(run(*tensors), module(*tensors), strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        return [entry.became for entry in compile_report().graphs[-1].entries]
+
+    assert became() == ["qk_norm_rope"] * 2
+    graphs = len(compile_report().graphs)
+    module.scaling = 0.5
+    assert became() == ["qk_norm_rope"] * 2 and len(compile_report().graphs) == graphs
+    module.k_eps = 0.1
+    assert became() == ["rms_norm"] * 2
+    assert all("no keys or queries are rotated with it" in e.why for e in compile_report().graphs[-1].entries)
+
+
 def test_the_report_names_both():
     entries = replace_in(make_fx(norm_first)(*given()), declines=True)
     assert [e.became for e in entries] == ["qk_norm_rope"] * 2

@@ -13,8 +13,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphfuse.torch.fusion.form import Form
-from graphfuse.torch.fusion.meaning import dtype, exact, is_changed, is_op, operands, permutation, same, value
-from graphfuse.torch.fusion.site import Site
+from graphfuse.torch.fusion.meaning import dtype, exact, is_changed, is_op, number, operands, permutation, same, value
+from graphfuse.torch.fusion.site import Number, Site
 
 NAME = "qk_norm_rope"
 OPERATOR = f"differentiable_{NAME}"
@@ -23,6 +23,7 @@ WIDEST, MULTIPLE = 512, 16
 """Columns of a head that kernels take: at most, and a multiple of which."""
 
 _FORMS = (Form("rms", "w"), Form("rms", "w", rounded=True), Form("rms", "1 + w"))
+_ALONE = "no keys or queries are rotated with it"
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,11 @@ def pairs(graph: GraphModule, sites: Sequence[Site]) -> tuple[list[Pair], dict[N
         first = waiting.pop(key, None)
         if first is not None and _fit(first, rotation, graph):
             found.append(Pair(first, rotation))
-        else:
-            waiting[key] = rotation
-    return found, left | {r.norm.out: "no keys or queries are rotated with it" for r in waiting.values()}
+            continue
+        waiting[key] = rotation
+        if first is not None:
+            left[first.norm.out] = _ALONE
+    return found, left | {r.norm.out: _ALONE for r in waiting.values()}
 
 
 def _rotation(node: Node, norms: Mapping[Node, Site]) -> Rotation | tuple[Node, str] | None:
@@ -225,7 +228,7 @@ def _has_pairs(node: object) -> bool:
         if found is None:
             break
         if found.meaning == "mul":
-            numbers = [isinstance(t, int | float) for t in next(operands(found))]
+            numbers = [number(t) is not None for t in next(operands(found))]
             if sum(numbers) != 1:
                 return False
             node = next(operands(found))[numbers.index(False)]
@@ -241,14 +244,20 @@ def _has_pairs(node: object) -> bool:
 def _fit(q: Rotation, k: Rotation, graph: GraphModule) -> bool:
     """Whether an operator takes both, and all that they read is there before either is."""
     a, b = value(q.out), value(k.out)
-    alike = (q.norm.form, a.dtype, a.dim()) == (k.norm.form, b.dtype, b.dim()) and same(q.norm.eps, k.norm.eps)
-    if not alike or dtype(q.norm.tensors["weight"]) is not dtype(k.norm.tensors["weight"]):
+    if (q.norm.form, a.dtype, a.dim()) != (k.norm.form, b.dtype, b.dim()) or not _equal(q.norm.eps, k.norm.eps):
+        return False
+    if dtype(q.norm.tensors["weight"]) is not dtype(k.norm.tensors["weight"]):
         return False
     if not all(same(m, n) for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != q.axis):
         return False
     order = {node: place for place, node in enumerate(graph.graph.nodes)}
     first = min(order[q.out], order[k.out])
     return all(order[t] < first for t in _read((q, k)))
+
+
+def _equal(a: Number, b: Number) -> bool:
+    """Whether two epsilons are one. Symbolic ones become their values, which Dynamo guards."""
+    return same(a, b) or (a is not None and b is not None and float(a) == float(b))
 
 
 def _read(rotations: Sequence[Rotation]) -> Iterator[Node]:
