@@ -2,7 +2,7 @@
 
 from graphfuse import memory, reordering, rounding
 from graphfuse.device import Device
-from graphfuse.dtypes import data_type
+from graphfuse.dtypes import data_type, holding
 from graphfuse.engine import Buffers, HostEngine, No, NoKnobs
 from graphfuse.enums import heur_mode, tensor_reordering
 from graphfuse.ir import Node, Subgraph, Tensor
@@ -26,7 +26,7 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
 
     def notes(self, facts: Subgraph, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
         tensors = facts.graph.tensors
-        made = [(tensors[t], {node.compute, *_moved(facts, node)}) for node in facts.nodes for _, t in node.outputs]
+        made = [(tensors[t], (node.compute, _moved(facts, node))) for node in facts.nodes for _, t in node.outputs]
         rounded = [f"{t.name!r} to {t.dtype.name}" for t, exact in made if t.virtual and t.dtype not in exact]
         between = f"rounded, as declared: {', '.join(rounded)}" if rounded else "kept in the compute type"
         return (f"reference: torch operations one by one, values between nodes {between}",)
@@ -45,21 +45,30 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                 for _, t in node.inputs:
                     if t not in values:
                         values[t] = _load(torch, facts.graph.tensors[t], device, buffers, compute)
-                stored = {p.name for p in node.op.inputs if p.moved or p.numbers}
-                inputs = {port: values[t] if port in stored else values[t].to(compute) for port, t in node.inputs}
+                inputs = {p: values[t] if p in node.op.exact else values[t].to(compute) for p, t in node.inputs}
+                for port in node.op.moved:
+                    made = facts.graph.tensors[node.output("output")].dtype
+                    inputs[port] = _rounded(torch, inputs[port], made, compute)
                 for port in (p.name for p in node.op.outputs if p.kept):
                     inputs[port] = _load(torch, facts.graph.tensors[node.output(port)], device, buffers, compute)
                 results = node.op.reference(torch, inputs, dict(node.attributes))
                 for port, t in node.outputs:
                     # Who reads an output reads what is stored, as where another engine made it.
-                    values[t] = rounding.round_to(torch, results[port], facts.graph.tensors[t].dtype)
+                    values[t] = _rounded(torch, results[port], facts.graph.tensors[t].dtype, compute)
             for t in facts.outputs:
                 _store(torch, facts.graph.tensors[t], device, buffers, values[t])
 
 
-def _moved(facts: Subgraph, node: Node) -> set[data_type]:
-    """The types of what a node moves."""
-    return {facts.graph.tensors[node.input(port)].dtype for port in node.op.moved}
+def _moved(facts: Subgraph, node: Node) -> data_type:
+    """The type that holds what a node moves; the compute type of one that moves nothing."""
+    return holding({facts.graph.tensors[node.input(port)].dtype for port in node.op.moved} or {node.compute})
+
+
+def _rounded(torch, values, dtype: data_type, compute):
+    """As values of a type, in `compute`, or in that type where float32 would not hold them."""
+    if dtype.is_wide:
+        return rounding.encode(torch, values, dtype)
+    return rounding.round_to(torch, values, dtype).to(compute)
 
 
 def _on(torch, device: Device, stream: int):

@@ -76,6 +76,16 @@ class data_type(enum.Enum, metaclass=Members):  # noqa: N801 - cuDNN's spelling
         return f"data_type.{self.name}"
 
 
+def holding(dtypes: set[data_type]) -> data_type:
+    """The type that holds all values of these; of INT64 beside floats, DOUBLE, which does up to 2^53."""
+    if len(dtypes) == 1:
+        return next(iter(dtypes))
+    wide = {dtype for dtype in dtypes if dtype.is_wide}
+    if wide and all(dtype.facts.integers for dtype in dtypes):
+        return max(wide, key=lambda dtype: dtype.bits)
+    return data_type.DOUBLE if wide else data_type.FLOAT
+
+
 FACTS: dict[data_type, TypeFacts] = {
     data_type.FLOAT: TypeFacts(32, "float32", "float32", "float", 3.4028234663852886e38),
     data_type.DOUBLE: TypeFacts(64, "float64", "float64", "double", 1.7976931348623157e308),

@@ -1,13 +1,13 @@
 """From the user's graph to the frozen IR: infers shapes, strides and data types, and checks everything.
 
 It also decides the dtype of virtual tensors: their node's compute type or, with intermediate_rounding "declared", the
-type that they declare. Of a node that moves integers or float64, it is theirs, as no value changes.
+type that they declare. Of a node that moves integers or float64 to one that sees more of them, it is theirs.
 """
 
 from collections.abc import Mapping
 
 from graphfuse import ir, verify
-from graphfuse.dtypes import FACTS, data_type
+from graphfuse.dtypes import FACTS, data_type, holding
 from graphfuse.enums import tensor_reordering
 from graphfuse.errors import GraphValidationError
 from graphfuse.ir import packed_stride
@@ -137,11 +137,17 @@ def _carried(graph: Recorded) -> dict[int, data_type]:
     if graph.intermediate_rounding == "declared":
         return {}
     carried: dict[int, data_type] = {}
+    readers: dict[int, set[data_type | None]] = {}
+    for node in graph.nodes:
+        for port, t in node.inputs.items():
+            readers.setdefault(id(t), set()).add(None if port in node.op.exact else node.compute)
     for node in graph.nodes:
         moved = {carried.get(id(t), t.get_data_type()) for t in (node.inputs[port] for port in node.op.moved)}
-        wide = moved.pop() if len(moved) == 1 else node.compute
-        made = wide if wide.is_wide else node.compute
-        carried |= {id(t): made for t in node.outputs.values() if t.get_is_virtual()}
+        held = holding(moved)
+        for t in (t for t in node.outputs.values() if t.get_is_virtual()):
+            # Where all readers round it to the compute type anyway, it has that: engines read no other.
+            is_kept = held.is_wide and readers.get(id(t)) != {node.compute}
+            carried[id(t)] = held if is_kept else node.compute
     return carried
 
 

@@ -16,10 +16,8 @@ def encode(t, values, dtype: data_type):
     """`values` in storage form: a tensor of `dtype`, or, for FP4_E2M1, uint8
     with two elements a byte along the last axis (whose extent must be even), the even one
     in the low nibble."""
-    if not values.is_floating_point():
-        if values.dtype is getattr(t, dtype.facts.torch, None):
-            return values
-        values = values if dtype.facts.integers is not None else values.double()
+    if not values.is_floating_point():  # what float64 does not hold is rounded but once, to FLOAT
+        values = values.double() if dtype.is_float and dtype.bits < 16 else values.long()
     if dtype is data_type.FP4_E2M1:
         codes = _e2m1_codes(t, values)
         return codes[..., 0::2] | (codes[..., 1::2] << 4)
@@ -44,11 +42,10 @@ def decode(t, stored, dtype: data_type, compute):
 
 def round_to(t, values, dtype: data_type):
     """`values` rounded to what `dtype` can hold, still in their own type, or of integers to a float type in float64."""
-    if dtype.facts.integers is None and not values.is_floating_point():
-        values = values.double()
+    kind = t.float64 if dtype.facts.integers is None and not values.is_floating_point() else values.dtype
     if dtype is data_type.FP4_E2M1:
-        return _E2M1.as_tensor(t, values.device, values.dtype)[_e2m1_codes(t, values).long()]
-    return encode(t, values, dtype).to(values.dtype)
+        return _E2M1.as_tensor(t, values.device, kind)[_e2m1_codes(t, values.to(kind)).long()]
+    return encode(t, values, dtype).to(kind)
 
 
 def to_e2m1_places(t, values):

@@ -27,8 +27,9 @@ class Port:
     calls it in the name that an output has until the user sets one, None where that is `name`. over_rows: an output
     that is a sum over all rows, so that nothing of it is known before all of them are done. kept: an output of which
     some is written, and the rest stays as it is in memory; references get that by the port's name. moved: an input
-    whose values the outputs have. numbers: an input of row numbers. References get what is moved, kept or a number as
-    it is stored where float32 does not hold all values of its type.
+    whose values the output, of which there is one, has. numbers: an input of row numbers. References get numbers as
+    they are stored where float32 does not hold all values of their type, and what is moved or kept as values of the
+    output's type, likewise.
     """
 
     name: str
@@ -101,6 +102,11 @@ class Op:
     def moved(self) -> tuple[str, ...]:
         """The inputs whose values the outputs have."""
         return tuple(port.name for port in self.inputs if port.moved)
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        """The inputs that are not read in the compute type."""
+        return tuple(port.name for port in self.inputs if port.moved or port.numbers)
 
     def keeps(self, output: str) -> bool:
         """Whether an output port keeps what the node does not write."""

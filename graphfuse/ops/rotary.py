@@ -55,8 +55,8 @@ def _scattered(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapp
 
 
 def _scatter_rows(t, x, a) -> dict[str, object]:
-    index = x["index"].long()
-    values, found = _alike(t, x["input"], x["output"].clone())  # output: what is in memory
+    values, index = x["input"], x["index"].long()
+    found = x["output"].clone()  # what is in memory
     numbers = index.expand(*values.shape[:-1], 1)[..., 0]
     rows = [
         t.arange(found.shape[axis], device=values.device).reshape(
@@ -68,15 +68,6 @@ def _scatter_rows(t, x, a) -> dict[str, object]:
     places = t.broadcast_tensors(numbers, *rows)
     found[tuple(place[inside] for place in places)] = values[inside]
     return {"output": found}
-
-
-def _alike(t, a, b):
-    """Both in one type, which holds what either does; of float64 and 64-bit integers, up to 2^53."""
-    if a.is_floating_point() is b.is_floating_point():
-        kind = t.promote_types(a.dtype, b.dtype)
-    else:
-        kind = t.float64
-    return a.to(kind), b.to(kind)
 
 
 def _rotated(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:

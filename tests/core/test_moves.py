@@ -12,6 +12,7 @@ from graphfuse import (
     GraphValidationError,
     data_type,
     heur_mode,
+    norm_forward_phase,
     reduction_mode,
     reshape_mode,
 )
@@ -183,7 +184,9 @@ def test_values_that_float_does_not_hold(dtype, declared):
     assert "values between nodes kept in the compute type" in g.get_numerical_notes_at_index(0)[0]
 
 
-@pytest.mark.parametrize("stored", [data_type.FLOAT, data_type.INT32, data_type.HALF, data_type.FP8_E4M3])
+@pytest.mark.parametrize(
+    "stored", [data_type.FLOAT, data_type.INT32, data_type.INT64, data_type.HALF, data_type.FP8_E4M3]
+)
 @pytest.mark.parametrize("dtype", WIDE, ids=lambda d: d.name)
 def test_wide_values_are_rounded_once(dtype, stored):
     g, x, data = wide(dtype)
@@ -191,15 +194,61 @@ def test_wide_values_are_rounded_once(dtype, stored):
     kind = getattr(torch, stored.facts.torch)
     made = torch.empty_strided((3, 2), (1, 3), dtype=kind)
     graphs.run(g, {"x": data, "out": made})
-    if stored is data_type.INT32:
-        want = [
-            0 if v != v else min(max(round(v) if abs(v) < 2**63 else v, -(2**31)), 2**31 - 1)
-            for v in data.T.flatten().tolist()
-        ]
-    else:
-        want = data.T.double().clamp(-448, 448) if stored is data_type.FP8_E4M3 else data.T
-        want = want.to(kind).double().flatten().tolist()
-    assert np.array_equal(made.double().flatten().numpy(), np.array(want, dtype=np.float64), equal_nan=True)
+    if stored.facts.integers:
+        low, high = stored.facts.integers
+        values = (0 if v != v else min(max(v, low), high) for v in data.T.flatten().tolist())
+        assert made.flatten().tolist() == [round(v) for v in values]
+        return
+    want = data.T.double().clamp(-448, 448) if stored is data_type.FP8_E4M3 else data.T
+    assert np.array_equal(made.double().numpy(), want.to(kind).double().numpy(), equal_nan=True)
+
+
+def test_a_large_integer_is_rounded_to_float_but_once():
+    """By way of float64 it would be one less: 2^60 + 2^36, which lies in the middle of two floats."""
+    g = graphs.new(io_data_type=data_type.INT64)
+    g.transpose(g.tensor([1, 1], name="x"), [0, 1]).set_output().set_name("out").set_data_type(data_type.FLOAT)
+    made = torch.empty(1, 1)
+    graphs.run(g, {"x": torch.tensor([[2**60 + 2**36 + 1]]), "out": made})
+    assert made.item() == 2**60 + 2**37
+
+
+JOINED = {
+    **{dtype: data.view(2, 3) for dtype, data in WIDE.items()},
+    data_type.FLOAT: torch.tensor([[0.1, -3.0, 2.0**30]]),
+    data_type.UINT8: torch.tensor([[1, 200, 3]], dtype=torch.uint8),
+    data_type.BOOLEAN: torch.tensor([[True, False, True]]),
+}
+
+
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize("a", WIDE, ids=lambda d: d.name)
+@pytest.mark.parametrize("b", JOINED, ids=lambda d: d.name)
+def test_wide_values_beside_those_of_another_type(a, b, between):
+    """Also those that a virtual tensor holds, but for INT64 beside floats, of which that has 53 bits."""
+    g = graphs.new()
+    x, y = (g.tensor(list(JOINED[d].shape), name=n, data_type=d) for n, d in (("x", a), ("y", b)))
+    out = g.join(x, y, 0)
+    data = JOINED[a]
+    if between:
+        out = g.slice(out, [slice(None), slice(None)])
+        data = data % 2**53 if a is data_type.INT64 and b.is_float else data
+    out.set_output().set_name("out").set_data_type(a)
+    made = torch.empty(2 + len(JOINED[b]), 3, dtype=data.dtype)
+    graphs.run(g, {"x": data, "y": JOINED[b], "out": made})
+    assert torch.equal(made[:2].contiguous().view(torch.uint8), data.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=lambda d: d.name)
+def test_what_is_read_in_the_compute_type_is_carried_in_it(dtype):
+    """So that generated kernels read it."""
+    g = graphs.new(device="emulator")
+    x, weight = g.tensor([64, 2, 256], name="x", data_type=dtype), g.tensor([1, 1, 256], name="weight")
+    moved = g.reshape(g.slice(x, [slice(32), slice(None), slice(None)])).set_dim([64, 1, 256])
+    g.rmsnorm(moved, weight, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0].set_output()
+    g.validate()
+    g.build_operation_graph()
+    g.create_execution_plans([heur_mode.A])
+    assert g.get_engine_and_knobs_at_index(0)[0] == ("reference", "rows")
 
 
 def test_a_wide_tensor_that_nodes_of_two_types_read():

@@ -109,10 +109,10 @@ def test_scatter_rows_of_another_type():
     x, index = g.tensor([2, 1], name="x"), g.tensor([2, 1], name="index", data_type=data_type.INT32)
     made = g.scatter_rows(x, index).set_dim([3, 1]).set_output().set_name("out").set_data_type(data_type.INT64)
     assert made.get_data_type() is data_type.INT64
-    memory = torch.tensor([[2**53 - 1], [7], [2**24 + 1]])
+    memory = torch.tensor([[2**53 + 1], [7], [2**24 + 1]])
     given = torch.tensor([[2.5], [9.0]])
     graphs.run(g, {"x": given, "index": torch.tensor([[1], [3]], dtype=torch.int32), "out": memory})
-    assert memory.tolist() == [[2**53 - 1], [2], [2**24 + 1]]
+    assert memory.tolist() == [[2**53 + 1], [2], [2**24 + 1]]
 
 
 def test_join():
