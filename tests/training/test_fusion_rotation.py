@@ -255,6 +255,22 @@ def test_numbers_that_are_inputs_of_the_graph():
     assert all("no keys or queries are rotated with it" in e.why for e in compile_report().graphs[-1].entries)
 
 
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_epsilons_that_are_read_of_tensors():
+    """Nothing is known of them when a graph is compiled."""
+    *_, v, w, angles = given(FULL)
+    module, x, eps = Heads(v, w), torch.randn(B, T, 16), torch.tensor([1e-5, 0.1])
+
+    def call(x, angles, eps):
+        module.q_eps, module.k_eps = eps[0].item(), eps[1].item()
+        return module(x, angles)
+
+    compiled = torch.compile(call, backend="graphfuse", options={"then": "aot_eager"}, fullgraph=True)
+    for got, want in zip(compiled(x, angles, eps), call(x, angles, eps), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert not compile_report().graphs[-1].entries
+
+
 def test_the_report_names_both():
     entries = replace_in(make_fx(norm_first)(*given()), declines=True)
     assert [e.became for e in entries] == ["qk_norm_rope"] * 2

@@ -186,9 +186,12 @@ def value(node: object) -> torch.Tensor | None:
 
 
 def number(node: object) -> int | float | torch.SymFloat | None:
-    """A number in a graph: a constant, or one that Dynamo has made an input (``dynamic=True``)."""
+    """A number in a graph: a constant, or one that Dynamo has made an input (``dynamic=True``). One that is read of a
+    tensor is none: nothing is known of it when a graph is compiled."""
     if isinstance(node, Node):
         node = _told(node)
+    if isinstance(node, torch.SymFloat) and not node.node.has_hint():
+        return None
     return node if isinstance(node, int | float | torch.SymFloat) else None
 
 
