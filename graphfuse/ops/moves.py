@@ -27,7 +27,8 @@ def _ranges(x: Shape, attributes: Attributes) -> tuple[range, ...]:
     if len(slices) != len(x):
         raise GraphValidationError(f"slices must be one for each axis of input {list(x)}, got {len(slices)}")
     found = []
-    for axis, (s, extent) in enumerate(zip(slices, x, strict=True)):
+    for axis, (given, extent) in enumerate(zip(slices, x, strict=True)):
+        s = given if isinstance(given, slice) else slice(*given)  # as it is frozen
         try:
             indices = range(*s.indices(extent))
         except (TypeError, ValueError) as error:

@@ -132,6 +132,7 @@ def resized(graph: Graph, extents: Sequence[int]) -> Graph | None:
     for t in graph.tensors:
         dim = tuple(to.get(e, e) for e in t.dim)
         tensors.append(replace(t, dim=dim, stride=_packed_like(t, dim)))
+    nodes = []
     for node in graph.nodes:
         shapes = {port: tensors[t].dim for port, t in node.inputs}
         wanted = {port: tensors[t].dim for port, t in node.outputs}
@@ -141,7 +142,12 @@ def resized(graph: Graph, extents: Sequence[int]) -> Graph | None:
             return None
         if any(tuple(made[port]) != dim for port, dim in wanted.items()):
             return None
-    return replace(graph, tensors=tuple(tensors))
+        if node.op.moved:  # slices and shapes are of extents
+            outputs = {port: (tensors[t].dim, tensors[t].dtype) for port, t in node.outputs}
+            attributes = node.op.frozen(dict(node.attributes), shapes, outputs)
+            node = replace(node, attributes=tuple(attributes.items()))
+        nodes.append(node)
+    return replace(graph, tensors=tuple(tensors), nodes=tuple(nodes))
 
 
 def _packed_like(t: Tensor, dim: tuple[int, ...]) -> tuple[int, ...]:

@@ -53,6 +53,17 @@ def test_what_is_right_passes():
     assert str(report).startswith("pattern 'staged_add_relu', engine 'staged_add_relu': passed\nstage ")
 
 
+def test_moves_have_variants_of_other_sizes():
+    """Of which slices and shapes are attributes."""
+    g = pygraph(io_data_type=data_type.FLOAT)
+    x, numbers = g.tensor([8, 1, 64], name="x"), g.tensor([16, 1], name="numbers", data_type=data_type.INT64)
+    flat = g.reshape(g.slice(x, [slice(None)] * 3)).set_dim([8, 64])
+    normalized = g.rmsnorm(flat, epsilon=1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0].set_output()
+    g.gather_rows(normalized, g.slice(numbers, [slice(0, 8), slice(None)])).set_output()
+    report = checked(g, problems=12)
+    assert report.ok and report.lines, str(report)
+
+
 WRONG = {
     wrong.LayoutOrder: (VALUES, "elements are wrong"),
     wrong.RoundingIgnored: (VALUES, "elements are wrong"),
