@@ -38,6 +38,8 @@ def _explicit_block_scales(graph: Graph) -> Graph:
             "quantize them with block_scale_quantize, which returns the scales"
         )
     index, port, output = implicit[0]
+    if graph.nodes[index].op.keeps(port):
+        raise GraphNotSupportedError(f"{output} is FP4_E2M1 and kept in part, but the scales of what is kept are not")
     if output.id in graph.consumers:
         raise GraphNotSupportedError(f"{output} is read by another node, which its block scales do not reach")
     axis = output.packed_axis

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphfuse import GraphValidationError, data_type
+from graphfuse import GraphNotSupportedError, GraphValidationError, data_type, heur_mode
 from support import graphs, oracle
 
 
@@ -113,6 +113,14 @@ def test_scatter_rows_of_another_type():
     given = torch.tensor([[2.5], [9.0]])
     graphs.run(g, {"x": given, "index": torch.tensor([[1], [3]], dtype=torch.int32), "out": memory})
     assert memory.tolist() == [[2**53 + 1], [2], [2**24 + 1]]
+
+
+def test_scatter_rows_keeps_no_fp4():
+    g = graphs.new()
+    x, index = g.tensor([2, 32], name="x"), g.tensor([2, 1], name="index", data_type=data_type.INT32)
+    g.scatter_rows(x, index).set_dim([3, 32]).set_output().set_data_type(data_type.FP4_E2M1)
+    with pytest.raises(GraphNotSupportedError, match="FP4_E2M1 and kept in part"):
+        g.build([heur_mode.FALLBACK])
 
 
 def test_join():
