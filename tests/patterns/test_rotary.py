@@ -104,7 +104,6 @@ OWN_PAIRS = {
 }
 
 
-@pytest.mark.parametrize("kind", OWN_PAIRS.values(), ids=OWN_PAIRS)
 def own_pairs(problem: Rotary, threads: int = 64, ahead: int = 0) -> ByRowKnobs:
     """Knobs of threads that have two pieces of a row, 4 columns each of float32, else 8."""
     return ByRowKnobs(problem.columns // 2 // (4 if problem.dtype is FLOAT else 8), threads, 1, 1, ahead)

@@ -5,54 +5,14 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from graphfuse.torch import compile_report
-from graphfuse.torch.attention import WINDOWED
 from graphfuse.torch.fusion import attention, constant
-from graphfuse.torch.fusion.attention import OPERATOR, has_grouped_kernel, rewrite
-from graphfuse.torch.fusion.mask import ALL, CAUSAL, Seen, allows
-from graphfuse.torch.fusion.surroundings import regions
-from support.dispatched import Called
+from support.attention_graphs import CAUSED, NAME, N, checked, qkv, with_mask
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
-NAME = "scaled_dot_product_attention"
-N = 6
-CAUSED, SEEN = "causal: no mask", "all is seen: no mask"
+SEEN = "all is seen: no mask"
 INF = float("inf")
-
-
-def heads(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def qkv(queries=N, keys=N, kv_heads=4, dtype=torch.float32):
-    shapes = (2, 4, queries, 8), (2, kv_heads, keys, 8), (2, kv_heads, keys, 8)
-    return tuple(heads(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes))
-
-
-def checked(function, *inputs, dynamic=None):
-    """Compiles and compares values and gradients. Returns what the report says of attention."""
-    torch.compiler.reset()  # as sizes would vary for torch otherwise
-    mine, own = ([t.clone().requires_grad_(t.is_floating_point()) for t in inputs] for _ in range(2))
-    run = torch.compile(function, backend="graphfuse", fullgraph=True, dynamic=dynamic, options={"then": "aot_eager"})
-    got, want = run(*mine), function(*own)
-    torch.testing.assert_close(got, want)
-    of = [t for t in own if t.requires_grad]
-    wanted = torch.autograd.grad(want.square().sum(), of, allow_unused=True)
-    found = torch.autograd.grad(got.square().sum(), [t for t in mine if t.requires_grad], allow_unused=True)
-    for grad, other in zip(found, wanted, strict=True):
-        assert (grad is None) == (other is None)
-        if grad is not None:
-            torch.testing.assert_close(grad, other, rtol=1e-4, atol=1e-5)
-    return [(e.became, e.why) for e in compile_report().graphs[-1].entries]
-
-
-def with_mask(make, **more):
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=make(), **more)
-
-
-# Masks
 
 
 def filled():
@@ -298,134 +258,6 @@ def test_nodes_of_a_mask_are_gone(attention_calls, monkeypatch):
     assert left == [NAME]
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float16])
-def test_what_masks_allow(dtype, monkeypatch):
-    monkeypatch.setattr("graphfuse.torch.fusion.mask._AT_ONCE", 16)  # rows at a time
-
-    def made(seen):
-        return seen if dtype is torch.bool else torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -INF)
-
-    lower = torch.ones(7, 7, dtype=torch.bool).tril()
-    assert allows(made(lower), 7, 7) == CAUSAL and allows(made(lower)[None, None].expand(3, 2, 7, 7), 7, 7) == CAUSAL
-    assert allows(made(torch.ones(5, 7).bool()), 5, 7) == ALL and allows(made(torch.ones(7).bool()), 5, 7) == ALL
-    assert allows(made(torch.ones(1, 1).bool()), 1, 1) == ALL
-    for other, keys in ((lower.T, 7), (~lower, 7), (lower[:, :5], 5), (lower[:1].expand(7, 7), 7), (lower & ~lower, 7)):
-        assert allows(made(other), 7, keys) is None
-    assert allows(made(lower[-1:]).expand(7, 7), 7, 7) == ALL
-    for width in (1, 3, 6):
-        assert allows(made(lower.triu(1 - width)), 7, 7) == Seen(True, width)
-        assert allows(made(lower.triu(1 - width)[:5]), 5, 7) is None
-    for i, j in ((0, 0), (6, 6), (6, 1), (3, 4)):
-        changed = lower.clone()
-        changed[i, j] = not changed[i, j]
-        for other in (changed, torch.stack([lower, changed]), torch.stack([changed, lower])):
-            assert allows(made(other), 7, 7) is None
-        changed = lower.triu(-3)
-        changed[i, j] = not changed[i, j]
-        assert allows(made(changed), 7, 7) is None
-    assert allows(torch.ones(2, 2, dtype=torch.int64), 2, 2) is None and allows(made(lower)[:0], 0, 7) is None
-    if dtype is not torch.bool:
-        assert allows(torch.full((2, 2), float("nan"), dtype=dtype), 2, 2) is None
-
-
-# Heads
-
-
-def expanded(t):
-    return t[:, :, None].expand(2, 2, 2, N, 8).reshape(2, 4, N, 8)
-
-
-REPEATS = {
-    "expand": expanded,
-    "interleave": lambda t: t.repeat_interleave(2, dim=1),
-    "torch's": lambda t: torch.repeat_interleave(t, 2, -3).contiguous(),
-    "repeat": lambda t: t.unsqueeze(2).repeat(1, 1, 2, 1, 1).flatten(1, 2),
-    "stacked in rows": lambda t: t.transpose(1, 2).repeat_interleave(2, dim=2).transpose(1, 2),
-}
-OTHER_REPEATS = {
-    "tiled": lambda t: t.repeat(1, 2, 1, 1),
-    "tiled by views": lambda t: t[:, None].expand(2, 2, 2, N, 8).reshape(2, 4, N, 8),
-    "scaled": lambda t: expanded(t) * 2,
-    "by tokens": lambda t: t[:, :, : N // 2].repeat_interleave(2, dim=2).repeat_interleave(2, dim=1).contiguous(),
-    "none": lambda t: torch.cat((t, t), dim=1),
-}
-
-
-@pytest.mark.parametrize("is_masked", [True, False])
-@pytest.mark.parametrize("name", REPEATS)
-def test_heads_are_not_repeated(name, is_masked, attention_calls):
-    repeat = REPEATS[name]
-
-    def function(q, k, v):
-        mask = torch.ones(N, N, dtype=torch.bool).tril() if is_masked else None
-        return F.scaled_dot_product_attention(q, repeat(k), repeat(v), attn_mask=mask, is_causal=not is_masked)
-
-    note = "k and v not repeated"
-    assert checked(function, *qkv(kv_heads=2)) == [(NAME, f"{CAUSED}, {note}" if is_masked else note)]
-    (call,) = attention_calls
-    assert call["enable_gqa"] is True and call["is_causal"] is True
-    assert call["key"].meta["example_value"].shape == call["value"].meta["example_value"].shape == (2, 2, N, 8)
-
-
-def test_one_head_for_all(attention_calls):
-    def function(q, k, v):
-        return F.scaled_dot_product_attention(q, k.expand(2, 4, N, 8), v.repeat(1, 4, 1, 1))
-
-    assert checked(function, *qkv(kv_heads=1)) == [(NAME, "k and v not repeated")]
-    assert attention_calls[0]["key"].meta["example_value"].shape == (2, 1, N, 8)
-
-
-@pytest.mark.parametrize("name", OTHER_REPEATS)
-def test_what_repeats_otherwise_is_as_it_was(name, attention_calls):
-    repeat = OTHER_REPEATS[name]
-    steps = with_mask(CAUSAL_MASKS["tril"])
-    inputs = qkv(kv_heads=2)
-    if name == "by tokens":
-        # Heads go, tokens are repeated as before.
-        assert checked(lambda q, k, v: steps(q, repeat(k), repeat(v)), *inputs) == [
-            (NAME, f"{CAUSED}, k and v not repeated")
-        ]
-        assert attention_calls[0]["key"].meta["example_value"].shape == (2, 2, N, 8)
-        return
-    assert checked(lambda q, k, v: steps(q, repeat(k), repeat(v)), *inputs) == [(NAME, CAUSED)]
-    assert not attention_calls[0].get("enable_gqa")
-
-
-def test_heads_that_are_read_or_changed_elsewhere_stay_repeated(attention_calls):
-    def read(q, k, v):
-        wide = expanded(k)
-        return F.scaled_dot_product_attention(q, wide, expanded(v), is_causal=True) + wide
-
-    def changed(q, k, v):
-        k, v = k * 1, v * 1
-        wide, other = expanded(k), expanded(v)
-        k.mul_(2)
-        return F.scaled_dot_product_attention(q, wide, other, is_causal=True) + expanded(k)
-
-    def keys_alone(q, k, v):
-        return F.scaled_dot_product_attention(q, expanded(k), v, is_causal=True)
-
-    q, k, v = qkv(kv_heads=2)
-    for function, inputs in ((read, (q, k, v)), (changed, (q, k, v)), (keys_alone, (q, k, q * 2))):
-        assert checked(function, *inputs) == []
-    assert not any(call.get("enable_gqa") for call in attention_calls)
-
-
-def test_where_torch_has_a_fast_kernel_for_groups_of_heads():
-    hopper, half = (9, 0), torch.bfloat16
-    assert has_grouped_kernel("cpu", torch.float32, {64}, True, None)
-    assert has_grouped_kernel("cuda", half, {128}, True, hopper) and has_grouped_kernel(
-        "cuda", half, {256}, True, hopper
-    )
-    assert has_grouped_kernel("cuda", torch.float16, {256}, False, (8, 9))
-    assert not has_grouped_kernel("cuda", torch.float32, {128}, False, hopper)
-    assert not has_grouped_kernel("cuda", half, {128, 64}, False, hopper)
-    assert not has_grouped_kernel("cuda", half, {264}, False, hopper)
-    assert not has_grouped_kernel("cuda", half, {256}, True, (8, 6))
-    assert not has_grouped_kernel("cuda", half, {128}, False, (7, 5))
-    assert not has_grouped_kernel("mps", half, {128}, False, None)
-
-
 def test_what_a_function_changes_in_place_by_position_counts():
     def of_a_mask(q, k, v):
         i = torch.arange(N)
@@ -441,16 +273,6 @@ def test_what_a_function_changes_in_place_by_position_counts():
 
     assert all("causal" not in why for _, why in checked(of_a_mask, *qkv()))
     assert all("not repeated" not in why for _, why in checked(of_repeated_heads, *qkv(kv_heads=2)))
-
-
-def test_keys_that_are_changed_behind_the_call_are_repeated_as_before():
-    def function(q, k, v):
-        k = k * 1
-        out = F.scaled_dot_product_attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), is_causal=True)
-        k.mul_(2)
-        return out
-
-    assert checked(function, *qkv(kv_heads=2)) == []
 
 
 @pytest.mark.parametrize("scale", [-0.5, 0.0, 0.5])
@@ -475,115 +297,3 @@ def test_a_copy_on_another_device_is_no_alias():
         for node, device in ((mask, "cpu"), (changed, "cpu"), (there, "cuda"), (read, "cuda")):
             node.meta["example_value"] = torch.ones(4, 4, dtype=torch.bool, device=device)
     assert constant.Constants(graph).value(read, read).all()
-
-
-# Windows
-ANY = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-
-
-def band(width):
-    return lambda: torch.ones(N, N, dtype=torch.bool).tril().triu(1 - width)
-
-
-@pytest.fixture
-def windows(monkeypatch):
-    """Kernels are chosen as if they all took windows: what the operator makes a mask of is computed."""
-    monkeypatch.setattr(attention, "kernel_of", lambda *given: WINDOWED)
-
-
-@pytest.mark.usefixtures("windows")
-@pytest.mark.parametrize("width", [1, 2, N - 1])
-def test_windows_go(width, attention_calls):
-    def function(q, k, v):
-        return with_mask(band(width))(q, expanded(k), expanded(v))
-
-    note = f"a window of {width} keys: no mask, k and v not repeated"
-    assert checked(function, *qkv(kv_heads=2)) == [(OPERATOR, note)]
-    assert checked(with_mask(band(width), scale=0.3), *qkv()) == [(OPERATOR, note.partition(",")[0])]
-    assert not attention_calls
-
-
-@pytest.mark.usefixtures("windows")
-def test_windows_stay_where_the_operator_has_other_rules():
-    def in_three(q, k, v):
-        return with_mask(band(2))(q[:, 0], k[:, 0], v[:, 0])
-
-    def by_one_head(q, k, v):
-        return with_mask(band(2))(q, k[:1], v[:1])
-
-    def dropped(q, k, v):
-        return with_mask(band(2), dropout_p=0.5)(q, k, v) * 0
-
-    def other_scale(q, k, v):
-        return with_mask(band(2), scale=-1.0)(q, k, v)
-
-    def chosen(q, k, v):
-        with sdpa_kernel(SDPBackend.MATH):
-            return with_mask(band(2))(q, k, v)
-
-    for function, why in (
-        (in_three, "no faster kernel for a window of 2 keys"),
-        (by_one_head, "no faster kernel for a window of 2 keys"),
-        (dropped, "no faster kernel for a window of 2 keys"),
-        (other_scale, "positive scale"),
-        (chosen, "which kernels attention may take is set"),
-    ):
-        ((became, reason),) = checked(function, *qkv())
-        assert not became and why in reason
-
-
-@pytest.mark.usefixtures("windows")
-def test_windows_stay_where_the_result_is_changed():
-    """Torch's kernels but the mathematical one, and the operator, read the result in backward."""
-
-    def changed(q, k, v):
-        out = with_mask(band(2))(q, k, v)
-        out.transpose(1, 2).mul_(2)
-        return out
-
-    with sdpa_kernel(SDPBackend.MATH):
-        assert checked(changed, *qkv()) == [("", "its mask stays: its result is changed in place")]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "columns", "allowed", "became", "why"),
-    [
-        (torch.bfloat16, 256, ANY, OPERATOR, "a window of 16 keys: no mask"),
-        (torch.bfloat16, 264, ANY, "", "no faster kernel for a window of 16 keys"),
-        (torch.float32, 64, ANY, "", "no faster kernel for a window of 16 keys"),
-        (torch.float16, 36, ANY, OPERATOR, "a window of 16 keys: no mask"),
-        (torch.float16, 36, [SDPBackend.EFFICIENT_ATTENTION], "", "which kernels attention may take is set"),
-    ],
-)
-def test_windows_on_a_gpu(dtype, columns, allowed, became, why):
-    """What is put into a graph of tensors on one: torch's flash attention and nothing of the mask."""
-    graph = torch.fx.Graph()
-    q, k, v = (graph.placeholder(name) for name in "qkv")
-    places = graph.call_function(torch.arange, (64,), {"device": "cuda"})
-    own = graph.call_method("unsqueeze", (places, 1))
-    first = graph.call_function(torch.sub, (own, 16))
-    seen = [graph.call_function(torch.le, (places, own)), graph.call_function(torch.gt, (places, first))]
-    mask = graph.call_function(torch.logical_and, tuple(seen))
-    many = [graph.call_method("repeat_interleave", (t, 4, 1)) for t in (k, v)]
-    out = graph.call_function(F.scaled_dot_product_attention, (q, *many), {"attn_mask": mask})
-    graph.output(out)
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    with FakeTensorMode() as fake:
-        given = [torch.empty(2, heads, 64, columns, device="cuda", dtype=dtype) for heads in (8, 2, 2)]
-        Recorded(module).run(*given)
-    with sdpa_kernel(allowed):
-        (outcome,) = rewrite(module, regions(graph))
-    assert outcome.became == became and why in outcome.why
-    if became:
-        assert outcome.node.args[0] is q and outcome.node.args[3:] == (None, None, True, None, 16)
-        assert not any(step in graph.nodes for step in (places, own, first, mask, *seen))
-        with fake, Called() as called:
-            made = module(*given)
-        assert (made.shape, made.dtype) == (given[0].shape, dtype)
-        assert list(called.found) == ["aten::_flash_attention_forward"]
-
-
-class Recorded(torch.fx.Interpreter):
-    def run_node(self, node):
-        node.meta["example_value"] = super().run_node(node)
-        return node.meta["example_value"]
