@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from graphfuse.dtypes import data_type
 
@@ -98,12 +99,12 @@ class Op:
     def pointwise(self) -> bool:
         return self.cuda is not None
 
-    @property
+    @cached_property
     def moved(self) -> tuple[str, ...]:
         """The inputs whose values the outputs have."""
         return tuple(port.name for port in self.inputs if port.moved)
 
-    @property
+    @cached_property
     def exact(self) -> tuple[str, ...]:
         """The inputs that are not read in the compute type."""
         return tuple(port.name for port in self.inputs if port.moved or port.numbers)

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import pad
 
 _aten = torch.ops.aten
-_HALVES = (torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
 
 WIDEST, WIDEST_WITH_GRADIENTS = 256, 192
 """Columns of a head that flash attention takes; with gradients, on all GPUs."""
@@ -85,13 +85,13 @@ def chosen(case: Case) -> Kernel:
         return PLAIN
     is_alike = case.columns == case.value_columns
     if case.device == "cpu":
-        return CPU if is_alike and case.dtype in (*_HALVES, torch.float32) else PLAIN
-    if case.device != "cuda" or case.dtype not in (*_HALVES, torch.float32):
+        return CPU if is_alike and case.dtype in (*HALVES, torch.float32) else PLAIN
+    if case.device != "cuda" or case.dtype not in (*HALVES, torch.float32):
         return PLAIN
     if case.capability < (8, 0):
         return PLAIN if case.dtype is torch.bfloat16 else EFFICIENT
     widest = WIDEST if case.capability in ALL_WIDTHS else WIDEST_WITH_GRADIENTS
-    fits = case.has_flash and case.dtype in _HALVES and not case.has_mask and is_alike and case.columns <= widest
+    fits = case.has_flash and case.dtype in HALVES and not case.has_mask and is_alike and case.columns <= widest
     # Of other numbers of queries than of keys, flash attention aligns the last of both, where torch aligns the first.
     if not fits or case.is_causal and case.queries != case.keys:
         return EFFICIENT

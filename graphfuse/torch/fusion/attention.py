@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from graphfuse.torch.attention import ALL_WIDTHS, WIDEST, WIDEST_WITH_GRADIENTS, WINDOWED, Options, kernel_of
+from graphfuse.torch.attention import ALL_WIDTHS, HALVES, WIDEST, WIDEST_WITH_GRADIENTS, WINDOWED, Options, kernel_of
 from graphfuse.torch.fusion.constant import Constants
 from graphfuse.torch.fusion.mask import Seen, allows
-from graphfuse.torch.fusion.meaning import called, is_changed, is_op, may_write, value
+from graphfuse.torch.fusion.meaning import KEYS, called, is_changed, is_op, may_write, value
 from graphfuse.torch.fusion.repeat import HEADS, Repeated, repeated
 from graphfuse.torch.fusion.surroundings import Regions
 from graphfuse.torch.sinks import NAME as OPERATOR
@@ -23,8 +23,6 @@ from graphfuse.torch.sinks import NAME as OPERATOR
 NAME = "scaled_dot_product_attention"
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
-
-_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -222,7 +220,7 @@ def has_grouped_kernel(
     widths: columns of heads, of queries, keys and values. chip: the GPU's compute capability."""
     if device == "cpu":
         return True
-    if device != "cuda" or chip is None or chip < (8, 0) or dtype not in _HALF or len(widths) > 1:
+    if device != "cuda" or chip is None or chip < (8, 0) or dtype not in HALVES or len(widths) > 1:
         return False
     widest = WIDEST_WITH_GRADIENTS if gradients and chip not in ALL_WIDTHS else WIDEST
     return all(isinstance(width, int) and width <= widest for width in widths)
@@ -236,7 +234,7 @@ def _ungrouped(graph: Graph, call: Call, pair: Sequence[Repeated]) -> Call:
             given[name] = one.source
             if one.order != tuple(range(len(one.order))):
                 given[name] = graph.call_method("permute", (one.source, one.order))
-                for key in one.source.meta.keys() & {"val", "example_value"}:
+                for key in one.source.meta.keys() & {*KEYS}:
                     given[name].meta[key] = one.source.meta[key].permute(one.order)
     return replace(call, given=given)
 

@@ -60,6 +60,8 @@ _PARTS = frozenset(
 )
 """Names of other operations that may, whose meaning nobody asks for."""
 _IN_PLACE = "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
+KEYS = ("val", "example_value")
+"""Where whoever recorded a graph says of a node's result."""
 _WRITING = frozenset((*_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)))
 _UNDERSCORED = frozenset({operator.and_, operator.or_, operator.not_, operator.is_})
 """Names that end as those of operations in place do, of what changes nothing."""
@@ -174,7 +176,7 @@ def is_op(node: object, *meanings: str) -> Op | None:
 
 def _told(node: Node) -> object:
     """What whoever recorded the graph says of a node's result."""
-    return node.meta.get("val", node.meta.get("example_value"))
+    return next((node.meta[key] for key in KEYS if key in node.meta), None)
 
 
 def value(node: object) -> torch.Tensor | None:
@@ -248,6 +250,22 @@ def permutation(found: Op, rank: int) -> tuple[int, ...] | None:
         swapped[dims[0]], swapped[dims[1]] = dims[1], dims[0]
         dims = tuple(swapped)
     return dims if sorted(dims) == list(range(rank)) else None
+
+
+def end_of(node: object) -> tuple[Node, slice] | None:
+    """What a node has a slice of, along the last dimension alone, and the slice."""
+    found = is_op(node, "slice", "view")
+    source = found.args[0] if found and found.args else None
+    if value(source) is None:
+        return None
+    last = value(source).dim() - 1
+    if found.meaning == "slice":  # aten's
+        taken = slice(found.get(2, "start"), found.get(3, "end"), found.get(4, "step"))
+        return (source, taken) if found.get(1, "dim", 0) in (-1, last) else None
+    index = found.args[1] if called(node) == "getitem" else ()
+    if not isinstance(index, tuple) or not index or not isinstance(index[-1], slice):
+        return None
+    return (source, index[-1]) if index[:-1] in ((Ellipsis,), (slice(None),) * last) else None
 
 
 def operands(found: Op) -> Iterator[tuple[object, object]]:

@@ -7,7 +7,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.fusion import rotated, surroundings
-from graphfuse.torch.fusion.meaning import changes, op, value
+from graphfuse.torch.fusion.meaning import KEYS, changes, op, value
 from graphfuse.torch.fusion.rotation import Pair
 from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.operators import epsilon
@@ -53,7 +53,7 @@ def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> list[Site]:
             made = _viewed(graph, made, (*value(site.out).shape,))
         results = [made] if site.total is None else [graph.call_function(operator.getitem, (made, i)) for i in (0, 1)]
     for old, result in zip((site.out, site.total), results, strict=False):
-        result.meta.update({k: v for k, v in old.meta.items() if k in ("val", "example_value", "stack_trace")})
+        result.meta.update({k: v for k, v in old.meta.items() if k in (*KEYS, "stack_trace")})
         old.replace_all_uses_with(result, lambda user: made < user)  # those before are of the site, and go
         new[old] = result
     return [site]
@@ -98,7 +98,7 @@ def _viewed(graph: Graph, node: Node, extents: tuple[int | torch.SymInt, ...]) -
     """A view, with one extent at most that is not known."""
     known = [n if isinstance(n, int) else -1 for n in extents]
     made = graph.call_function(_view, (node, known))
-    for key in ("val", "example_value"):
+    for key in KEYS:
         if key in node.meta:
             made.meta[key] = node.meta[key].view(known)
     return made

@@ -11,12 +11,11 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from graphfuse.torch.fusion.meaning import dtype, same, value
+from graphfuse.torch.fusion.meaning import KEYS, dtype, same, value
 from graphfuse.torch.fusion.rotation import OPERATOR, Pair, Rotation
 from graphfuse.torch.operators import epsilon
 
 aten, prims = torch.ops.aten, torch.ops.prims
-_KEYS = ("val", "example_value")
 
 Tables = dict[tuple[Node, Node], tuple[Node, Node]]
 
@@ -43,7 +42,7 @@ def _put(graph: Graph, pair: Pair, table: Node, positions: Node) -> None:
     made = graph.call_function(call, (*tensors, *weights, table, _for_all(graph, positions, tensors[0]), eps, True))
     for i, (rotation, given) in enumerate(zip(both, tensors, strict=True)):
         result = graph.call_function(operator.getitem, (made, i))
-        result.meta |= {key: given.meta[key].new_empty(given.meta[key].shape) for key in _KEYS if key in given.meta}
+        result.meta |= {key: given.meta[key].new_empty(given.meta[key].shape) for key in KEYS if key in given.meta}
         result = _permuted(graph, result, [_places(rotation).index(d) for d in range(len(rotation.order))])
         if "stack_trace" in rotation.out.meta:
             result.meta["stack_trace"] = rotation.out.meta["stack_trace"]
@@ -75,7 +74,7 @@ def _table(graph: Graph, cos: Node, sin: Node, behind: Node) -> tuple[Node, Node
     with graph.inserting_before(behind.next):
         halves = [_made(graph, aten.slice.Tensor, t, len(tokens), 0, columns // 2) for t in (cos, sin)]
         joined = graph.call_function(aten.cat.default, (halves, -1))
-        joined.meta |= {key: cos.meta[key].new_empty(cos.meta[key].shape) for key in _KEYS if key in cos.meta}
+        joined.meta |= {key: cos.meta[key].new_empty(cos.meta[key].shape) for key in KEYS if key in cos.meta}
         table = _made(graph, aten.view.default, joined, [-1, columns])
         extents = [_extent(graph, cos, d) for d in range(len(tokens))]
         count = extents[0]
@@ -86,7 +85,7 @@ def _table(graph: Graph, cos: Node, sin: Node, behind: Node) -> tuple[Node, Node
         )
         numbers.meta |= {
             key: cos.meta[key].new_empty(cos.meta[key].shape[:-1], dtype=torch.int64).view(-1)
-            for key in _KEYS
+            for key in KEYS
             if key in cos.meta
         }
         return table, _made(graph, aten.view.default, numbers, extents)
@@ -119,7 +118,7 @@ def _made(graph: Graph, target: Callable[..., object], *given: object) -> Node:
     node = graph.call_function(target, given)
     found = list[Node]()
     map_arg(given, found.append)
-    for key in _KEYS:
+    for key in KEYS:
         if all(key in n.meta for n in found):
             with torch.no_grad():
                 node.meta[key] = target(*map_arg(given, lambda n, key=key: n.meta[key]))

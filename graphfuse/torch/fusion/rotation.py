@@ -13,7 +13,18 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphfuse.torch.fusion.form import Form
-from graphfuse.torch.fusion.meaning import dtype, exact, is_changed, is_op, number, operands, permutation, same, value
+from graphfuse.torch.fusion.meaning import (
+    dtype,
+    end_of,
+    exact,
+    is_changed,
+    is_op,
+    number,
+    operands,
+    permutation,
+    same,
+    value,
+)
 from graphfuse.torch.fusion.site import Number, Site
 
 NAME = "qk_norm_rope"
@@ -140,23 +151,14 @@ def _turned(node: object) -> tuple[Node, set[Node]] | None:
 
 def _half(node: object) -> tuple[Node, int] | None:
     """What a node is a half of, along the last dimension, and which."""
-    found = is_op(node, "slice", "view")
-    source = found.args[0] if found and found.args else None
-    if value(source) is None or value(node) is None or not isinstance(value(source).shape[-1], int):
+    found = end_of(node)
+    if found is None or value(node) is None or not isinstance(value(found[0]).shape[-1], int):
         return None
-    columns, last = value(source).shape[-1], value(source).dim() - 1
-    if columns % 2 or value(node).dim() != last + 1 or value(node).shape[-1] != columns // 2:
+    source, taken = found
+    columns, start = value(source).shape[-1], taken.start or 0
+    if columns % 2 or value(node).shape[-1] != columns // 2:
         return None
-    if found.meaning == "slice":  # aten's
-        dim, start, step = found.get(1, "dim", 0), found.get(2, "start") or 0, found.get(4, "step", 1)
-    else:
-        index = found.args[1] if len(found.args) == 2 else None
-        if not isinstance(index, tuple) or len(index) != 2 or index[0] is not Ellipsis:
-            return None
-        if not isinstance(index[1], slice):
-            return None
-        dim, start, step = -1, index[1].start or 0, index[1].step or 1
-    if dim not in (-1, last) or step != 1 or start not in (0, columns // 2):
+    if taken.step not in (None, 1) or start not in (0, columns // 2):
         return None
     return source, int(start > 0)
 

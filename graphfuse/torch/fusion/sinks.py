@@ -18,14 +18,17 @@ from graphfuse.torch.fusion.attention import erase
 from graphfuse.torch.fusion.constant import Constants
 from graphfuse.torch.fusion.mask import Seen, allows
 from graphfuse.torch.fusion.meaning import (
+    KEYS,
     called,
     changes,
     dtype,
+    end_of,
     exact,
     is_changed,
     is_op,
     number,
     operands,
+    permutation,
     same,
     unviewed,
     value,
@@ -35,7 +38,6 @@ from graphfuse.torch.fusion.report import Entry
 from graphfuse.torch.sinks import NAME, TYPES
 
 _aten = torch.ops.aten
-_KEYS = ("val", "example_value")
 
 
 @dataclass(frozen=True)
@@ -223,19 +225,8 @@ def _following(softmax: Node) -> tuple[Node, list[Node]]:
 
 def _drops_last(node: Node, of: Node) -> bool:
     """Whether a node has all of another's last dimension but its last element."""
-    found = is_op(node, "view", "slice")
-    if found is None or not found.args or found.args[0] is not of:
-        return False
-    if found.meaning == "slice":  # aten's
-        part = slice(found.get(2, "start"), found.get(3, "end"), found.get(4, "step"))
-        is_last = found.get(1, "dim", 0) in (-1, 3)
-    else:
-        index = found.args[1] if node.target is operator.getitem else ()
-        if not isinstance(index, tuple) or not index or not isinstance(index[-1], slice):
-            return False
-        part, leading = index[-1], index[:-1]
-        is_last = leading == (Ellipsis,) or leading == (slice(None),) * 3
-    if not is_last or part.start not in (None, 0) or part.step not in (None, 1):
+    source, part = end_of(node) or (None, slice(None))
+    if source is not of or part.start not in (None, 0) or part.step not in (None, 1):
         return False
     extent = value(of).shape[-1]
     return part.stop == -1 or isinstance(extent, int) and part.stop == extent - 1
@@ -362,14 +353,9 @@ def _narrow(node: Node, kind: torch.dtype | None) -> Node:
 
 def swapped(node: object, one: int, other: int) -> Node | None:
     """What a node, of four dimensions, is with two of them exchanged."""
-    found = is_op(node, "permute")
-    dims = () if found is None else found.args[1:] or tuple(found.named.values())
-    dims = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
-    if found is None or not all(isinstance(d, int) for d in dims):
-        return None
-    dims, exchanged = tuple(d % 4 for d in dims), list(range(4))
+    found, exchanged = is_op(node, "permute"), [*range(4)]
     exchanged[one], exchanged[other] = other, one
-    return found.args[0] if dims in ((one, other), (other, one), tuple(exchanged)) else None
+    return found.args[0] if found and permutation(found, 4) == tuple(exchanged) else None
 
 
 def _ungrouped(node: Node) -> Node | None:
@@ -441,7 +427,7 @@ def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node
 
 
 def _told(node: Node) -> dict[str, object]:
-    return {key: node.meta[key] for key in (*_KEYS, "stack_trace", "nn_module_stack") if key in node.meta}
+    return {key: node.meta[key] for key in (*KEYS, "stack_trace", "nn_module_stack") if key in node.meta}
 
 
 def _as_given(graph: Graph, mask: Mask | None) -> Node | None:
@@ -454,7 +440,7 @@ def _as_given(graph: Graph, mask: Mask | None) -> Node | None:
 def _made(graph: Graph, target: Callable[..., object], source: Node, *given: object) -> Node:
     """A node of one of aten's operations, with what it would make."""
     node = graph.call_function(target, (source, *given))
-    for key in _KEYS:
+    for key in KEYS:
         if key in source.meta:
             with torch.no_grad():
                 node.meta[key] = target(source.meta[key], *given)
