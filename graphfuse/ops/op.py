@@ -53,10 +53,6 @@ class Attribute:
     several: bool = False
 
 
-def _none(*_: object) -> Mapping[str, object]:
-    raise NotImplementedError("the op table has neither a reference nor an expansion")
-
-
 @dataclass(frozen=True)
 class Op:
     """One kind of node."""
@@ -70,7 +66,7 @@ class Op:
     infer: Callable[[Mapping[str, Shape], Attributes, Mapping[str, Shape]], Mapping[str, Shape]]
     # (t, inputs by port, frozen attributes) -> outputs by port, on float tensors broadcast as torch does. Of an op with
     # an expansion it is that, computed in torch.
-    reference: Callable[..., Mapping[str, object]] = _none
+    reference: Callable[..., Mapping[str, object]] | None = None
     expansion: Expansion | None = None
     attributes: tuple[Attribute, ...] = ()
     cuda: str | None = None  # of a pointwise op: a C++ expression of float with slots {port} and {attribute}

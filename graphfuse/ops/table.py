@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
+from graphfuse.errors import MalformedError
 from graphfuse.ops import (
     attention,
     by_torch,
@@ -311,6 +312,8 @@ _TABLES = (
 
 def _with_reference(op: Op) -> Op:
     """The op; one with an expansion computes that."""
+    if (op.expansion is None) == (op.reference is None):
+        raise MalformedError(f"op {op.name!r} must have either a reference or an expansion in the op table")
     if op.expansion is None:
         return op
     return replace(op, reference=lambda t, x, a: by_torch.expanded(OPS, op, t, x, a))
