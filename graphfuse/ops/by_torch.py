@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from graphfuse.errors import MalformedError
 from graphfuse.ops.expansion import Join, RowArithmetic
 from graphfuse.ops.op import Attributes, Op
 from graphfuse.ops.reductions import REDUCTIONS
@@ -24,7 +25,11 @@ class TorchRows(RowArithmetic):
         values = {port: self._tensor(value) for port, value in operands.items()}
         if name in _FUSED:
             return _FUSED[name](**values)
-        op = self.ops[name]
+        op = self.ops.get(name)
+        if op is None or not op.pointwise:
+            raise MalformedError(
+                f"an expansion has op {name!r}; accepted: pointwise ops of the table, {', '.join(_FUSED)}"
+            )
         inputs = {port.name: values[port.name] for port in op.inputs}
         return op.reference(self.t, inputs, {a.name: attributes.get(a.name, a.default) for a in op.attributes})[
             "output"
