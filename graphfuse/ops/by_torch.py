@@ -31,9 +31,8 @@ class TorchRows(RowArithmetic):
                 f"an expansion has op {name!r}; accepted: pointwise ops of the table, {', '.join(_FUSED)}"
             )
         inputs = {port.name: values[port.name] for port in op.inputs}
-        return op.reference(self.t, inputs, {a.name: attributes.get(a.name, a.default) for a in op.attributes})[
-            "output"
-        ]
+        slots = {a.name: attributes.get(a.name, a.default) for a in op.attributes}
+        return op.reference(self.t, inputs, slots)["output"]
 
     # Of no axes torch would take all.
 

@@ -37,8 +37,8 @@ def problems(name: str, kernels: bool) -> Iterator[Problem]:
     outputs = outputs_of(name)
     n = [other for other in NAMES if outputs_of(other) == outputs].index(name)
     for k, x in enumerate(INPUTS):
-        weight, y = INPUTS[(k + n) % 3], outputs[(k + n) % len(outputs)]
-        yield Problem(name, x, weight, y, BETWEEN[(k + n // 2) % 3], SHAPES[(k + n // 3) % 3], k)
+        weight, y, between = INPUTS[(k + n // 2) % 3], outputs[(k + n) % len(outputs)], BETWEEN[(k + n // 3) % 3]
+        yield Problem(name, x, weight, y, between, SHAPES[(k + n // 5) % 3], k)
 
 
 def run(problem: Problem, kernels: bool) -> None:
