@@ -13,6 +13,9 @@ from types import MappingProxyType
 Values = Mapping[str, object]
 """By port."""
 
+Columns = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, object]], tuple[int, ...]]
+"""(shapes by input port, of which "input" or else the first has all rows, attributes) -> the axes of a row."""
+
 
 class Join(enum.Enum):
     """How the elements of a row become one value."""
@@ -60,8 +63,8 @@ class Expansion:
     # (arithmetic, values by input port, attributes) -> by output port what is computed of each row, or the factors of a
     # product whose sum over all rows it is. A port that is not connected has no value.
     of: Callable[[RowArithmetic, Values, Mapping[str, object]], Values]
-    # (shapes by input port, of which "input" or else the first has all rows, attributes) -> the axes of a row.
-    columns: Callable[[Mapping[str, tuple[int, ...]], Mapping[str, object]], tuple[int, ...]]
+    columns: Columns
     scalars: frozenset[str] = frozenset()  # input ports of one element in all
     of_columns: frozenset[str] = frozenset()  # those that are the same for all rows, however few there are
     of_rows: frozenset[str] = frozenset()  # those of one element a row, however few rows or columns there are
+    in_rows: bool = True  # whether kernels of rows take it

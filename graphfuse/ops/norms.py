@@ -34,7 +34,7 @@ def _rmsnorm(e: RowArithmetic, x: Values, a: Attributes) -> Values:
     return {"inv_variance": inverse, "Y": y}
 
 
-def _layernorm(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+def layernorm(e: RowArithmetic, x: Values, a: Attributes) -> Values:
     mean = e.mean(x["input"])
     centred = e.op("sub", a=x["input"], b=mean)
     inverse = _inverse(e, centred, x["epsilon"])
@@ -54,7 +54,7 @@ def _rmsnorm_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
     return {"DX": dx, "DScale": (x["grad"], normal), "DBias": (x["grad"],)}
 
 
-def _layernorm_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+def layernorm_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
     normal = e.op("mul", a=e.op("sub", a=x["input"], b=x["mean"]), b=x["inv_variance"])
     scaled = e.op("mul", a=x["grad"], b=x["scale"]) if "scale" in x else x["grad"]
     mean, along = e.mean(scaled), e.mean(e.op("mul", a=scaled, b=normal))
@@ -65,7 +65,18 @@ def _layernorm_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
 
 _EPSILON, _WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
 _MOMENTS = frozenset({"mean", "inv_variance"})
-_PHASE = Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True)
+PHASE = Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True)
+
+FORWARD = (
+    Port("Y"),
+    Port("mean", optional=True, label="MEAN"),
+    Port("inv_variance", optional=True, label="INV_VARIANCE"),
+)
+GRADIENTS = (
+    Port("DX"),
+    Port("DScale", label="DSCALE", over_rows=True),
+    Port("DBias", label="DBIAS", over_rows=True),
+)
 
 TABLE = (
     Op(
@@ -81,7 +92,7 @@ TABLE = (
         outputs=(Port("Y"), Port("inv_variance", optional=True, label="INV_VARIANCE")),
         infer=shapes.rmsnorm,
         expansion=Expansion(_rmsnorm, _of_scale, _EPSILON, _WEIGHTS),
-        attributes=(_PHASE,),
+        attributes=(PHASE,),
         absent=shapes.rmsnorm_absent,
         order=shapes.RMSNORM_ORDER,
     ),
@@ -93,14 +104,10 @@ TABLE = (
         "out, then 1 and 0. norm_forward_phase must be given. Returns [Y, mean, inv_variance], the last two None\n"
         "in INFERENCE.",
         inputs=(Port("input"), Port("scale", optional=True), Port("bias", optional=True), Port("epsilon")),
-        outputs=(
-            Port("Y"),
-            Port("mean", optional=True, label="MEAN"),
-            Port("inv_variance", optional=True, label="INV_VARIANCE"),
-        ),
+        outputs=FORWARD,
         infer=shapes.layernorm,
-        expansion=Expansion(_layernorm, _of_scale, _EPSILON, _WEIGHTS),
-        attributes=(_PHASE,),
+        expansion=Expansion(layernorm, _of_scale, _EPSILON, _WEIGHTS),
+        attributes=(PHASE,),
         absent=shapes.layernorm_absent,
         order=shapes.LAYERNORM_ORDER,
     ),
@@ -137,7 +144,7 @@ TABLE = (
             Port("DBias", optional=True, label="DBIAS", over_rows=True),
         ),
         infer=shapes.layernorm_backward,
-        expansion=Expansion(_layernorm_backward, _of_scale, of_columns=_WEIGHTS, of_rows=_MOMENTS),
+        expansion=Expansion(layernorm_backward, _of_scale, of_columns=_WEIGHTS, of_rows=_MOMENTS),
         absent=shapes.layernorm_backward_absent,
     ),
     Op(
@@ -147,14 +154,10 @@ TABLE = (
         "has input's extent. bias has scale's shape and may be left out, then 0. norm_forward_phase must be given.\n"
         "Returns [Y, mean, inv_variance], the last two None in INFERENCE.",
         inputs=(Port("input"), Port("scale"), Port("bias", optional=True), Port("epsilon")),
-        outputs=(
-            Port("Y"),
-            Port("mean", optional=True, label="MEAN"),
-            Port("inv_variance", optional=True, label="INV_VARIANCE"),
-        ),
+        outputs=FORWARD,
         infer=shapes.adalayernorm,
-        expansion=Expansion(_layernorm, _of_samples, _EPSILON),
-        attributes=(_PHASE,),
+        expansion=Expansion(layernorm, _of_samples, _EPSILON),
+        attributes=(PHASE,),
         absent=shapes.layernorm_absent,
         order=shapes.LAYERNORM_ORDER,
     ),
@@ -164,12 +167,8 @@ TABLE = (
         "scale, are sums over the rows of each sample. Kernels make these of a single sample alone; of several\n"
         "they make DX. Returns [DX, DScale, DBias].",
         inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
-        outputs=(
-            Port("DX"),
-            Port("DScale", label="DSCALE", over_rows=True),
-            Port("DBias", label="DBIAS", over_rows=True),
-        ),
+        outputs=GRADIENTS,
         infer=shapes.adalayernorm_backward,
-        expansion=Expansion(_layernorm_backward, _of_samples, of_rows=_MOMENTS),
+        expansion=Expansion(layernorm_backward, _of_samples, of_rows=_MOMENTS),
     ),
 )

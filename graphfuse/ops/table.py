@@ -276,7 +276,7 @@ _SELECTIONS = (
         inputs=(Port("input"),),
         outputs=(Port("output", label="OUT_0"),),
         infer=shapes.indexed,
-        frozen=shapes.indexed_axis,
+        frozen=shapes.axis_frozen,
         reference=references.gen_index,
         attributes=(Attribute("axis", (int,), required=True),),
     ),
@@ -321,8 +321,10 @@ def _with_reference(op: Op) -> Op:
 
 OPS: dict[str, Op] = {op.name: _with_reference(op) for table in _TABLES for op in table}
 
-EXPANSIONS: dict[str, Expansion] = {op.name: op.expansion for op in OPS.values() if op.expansion is not None}
-"""By op."""
+EXPANSIONS: dict[str, Expansion] = {
+    op.name: op.expansion for op in OPS.values() if op.expansion is not None and op.expansion.in_rows
+}
+"""Those that kernels of rows take, by op."""
 
 SPELLINGS: dict[str, Spelling] = {
     spelling.name: spelling
