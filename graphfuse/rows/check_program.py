@@ -20,37 +20,42 @@ def check_program(program: RowProgram) -> None:
 
 def faults(program: RowProgram) -> Iterator[str]:
     """What is wrong with a program, in words. What varies along what is only asked of operands that exist."""
-    lost = list(_lost(program))
+    lost = [fault for who, o, made in _reads(program) for fault in _lost(program, who, o, made)]
     yield from lost
     yield from _views(program)
     if not lost:
         for k, step in enumerate(program.steps):
-            yield from (f"step {k} ({step.op_name}) {fault}" for fault in _step(program, step))
-        for number, store in enumerate(program.stores):
-            yield from (f"store {number} ({store.view.name!r}) {fault}" for fault in _store(program, store))
-        for number, total in enumerate(program.sums):
-            yield from (f"sum {number} ({total.view.name!r}) {fault}" for fault in _sum(program, total))
-        yield from _unread(program)
-    yield from (f"store {n} is late and does not exist" for n in program.late if n not in range(len(program.stores)))
+            yield from (f"{_name(k, step)} {fault}" for fault in _step(program, step))
+        for k, store in enumerate(program.stores):
+            yield from (f"{_name(k, store)} {fault}" for fault in _store(program, store))
+        for k, total in enumerate(program.sums):
+            yield from (f"{_name(k, total)} {fault}" for fault in _sum(program, total))
+    read = {o for _, o, _ in _reads(program)}
+    unread = ((k, step) for k, step in enumerate(program.steps) if Chain(k) not in read)
+    yield from (f"{_name(k, step)} is read by nobody" for k, step in unread)
+    yield from (f"store {k} is late and does not exist" for k in program.late if k not in range(len(program.stores)))
 
 
-def _lost(program: RowProgram) -> Iterator[str]:
-    """Operands that do not exist, or not yet."""
+def _name(number: int, of: AnyStep | Store | ColumnSum) -> str:
+    if isinstance(of, Store | ColumnSum):
+        return f"{'store' if isinstance(of, Store) else 'sum'} {number} ({of.view.name!r})"
+    return f"step {number} ({of.op_name})"
 
-    def of(who: str, o: Operand, made: int) -> Iterator[str]:
-        if isinstance(o, Chain) and o.index not in range(made):
-            yield f"{who} reads value {o.index}; accepted: values made before, of which there are {made}"
-        if isinstance(o, Load) and o.index not in range(len(program.inputs)):
-            yield f"{who} reads input {o.index}; accepted: one of the {len(program.inputs)}"
 
+def _reads(program: RowProgram) -> Iterator[tuple[str, Operand, int]]:
+    """Who reads each operand, that, and how many values are made before."""
     for k, step in enumerate(program.steps):
-        for port, o in step.operands:
-            yield from of(f"step {k} ({step.op_name}), {port}", o, k)
-    for number, store in enumerate(program.stores):
-        yield from of(f"store {number} ({store.view.name!r})", store.value, len(program.steps))
-    for number, total in enumerate(program.sums):
-        for o in total.factors:
-            yield from of(f"sum {number} ({total.view.name!r})", o, len(program.steps))
+        yield from ((f"{_name(k, step)}, {port}", o, k) for port, o in step.operands)
+    made = len(program.steps)
+    yield from ((_name(k, store), store.value, made) for k, store in enumerate(program.stores))
+    yield from ((_name(k, total), o, made) for k, total in enumerate(program.sums) for o in total.factors)
+
+
+def _lost(program: RowProgram, who: str, o: Operand, made: int) -> Iterator[str]:
+    if isinstance(o, Chain) and o.index not in range(made):
+        yield f"{who} reads value {o.index}; accepted: values made before, of which there are {made}"
+    if isinstance(o, Load) and o.index not in range(len(program.inputs)):
+        yield f"{who} reads input {o.index}; accepted: one of the {len(program.inputs)}"
 
 
 def _views(program: RowProgram) -> Iterator[str]:
@@ -131,11 +136,3 @@ def _sum(program: RowProgram, total: ColumnSum) -> Iterator[str]:
             yield f"adds up {o}; accepted: values and inputs with columns"
     if Extent(total.view.rows, total.view.columns) != Extent(False, True):
         yield "is written to a tensor that does not have one element a column"
-
-
-def _unread(program: RowProgram) -> Iterator[str]:
-    read = {o for step in program.steps for _, o in step.operands}
-    read |= {store.value for store in program.stores} | {o for s in program.sums for o in s.factors}
-    yield from (
-        f"step {k} ({s.op_name}) is read by nobody" for k, s in enumerate(program.steps) if Chain(k) not in read
-    )
