@@ -7,8 +7,7 @@ from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
 from graphfuse.ir import Graph, Node, Tensor, TensorId
 from graphfuse.match import Match
-from graphfuse.ops import aligned
-from graphfuse.rows.expansions import EXPANSIONS, REDUCED
+from graphfuse.ops import EXPANSIONS, REDUCTIONS, aligned
 
 ENDS = ("block_scale_quantize", "reduction")
 PLACES = frozenset({"gather_rows", "join", "scatter_rows", "slice"})
@@ -41,7 +40,7 @@ class Axes:
         dim = shapes.get("input") or next(iter(shapes.values()))
         if center.op_name == "reduction":
             columns = _reduced(dim, center.attribute("axes"))
-            known = columns and center.attribute("mode") in REDUCED
+            known = columns and REDUCTIONS[center.attribute("mode")].in_rows
             return cls(graph, dim, columns, ends) if known else None
         if center.op_name == "block_scale_quantize":
             return cls(graph, dim, (center.attribute("axis"),), ends)
@@ -172,7 +171,7 @@ class Axes:
             return True
         dim, mode = self.graph.tensors[node.output("output")].dim, node.attribute("mode")
         if dim == self.per_row:
-            return mode in REDUCED
+            return REDUCTIONS[mode].in_rows
         return mode is reduction_mode.AMAX and all(e == 1 for e in dim)
 
     def _is_end(self, t: TensorId) -> bool:

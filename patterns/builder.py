@@ -9,13 +9,12 @@ from graphfuse.dtypes import data_type
 from graphfuse.engine import No
 from graphfuse.ir import Node, TensorId
 from graphfuse.match import Match
-from graphfuse.ops import quantize_axis
+from graphfuse.ops import EXPANSIONS, REDUCTIONS, quantize_axis
 from graphfuse.patterns.axes import PLACES, Axes
 from graphfuse.patterns.layout import RowLayout
 from graphfuse.patterns.places import Place, Places
 from graphfuse.rows.contraction import contracted
 from graphfuse.rows.emitter import Emitter
-from graphfuse.rows.expansions import EXPANSIONS, REDUCED
 from graphfuse.rows.picking import Known, picked
 from graphfuse.rows.program import SWAP, ColumnSum, Pairs, RowProgram, Store, View
 from graphfuse.rows.pruning import pruned
@@ -44,9 +43,6 @@ class _Operands:
     def __getitem__(self, port: str) -> Operand:
         in_memory = port not in EXPANSIONS[self.node.op_name].scalars
         return self.builder.operand(dict(self.node.inputs)[port], in_memory)
-
-    def attribute(self, name: str) -> object:
-        return self.node.attribute(name)
 
     def __contains__(self, port: object) -> bool:
         return port in dict(self.node.inputs)
@@ -207,7 +203,7 @@ class Builder(Emitter):
             if self.graph.tensors[output].dim != self.rows.per_row:
                 self.stores.append((output, self._chain(node.input("input")), node))
                 return
-            value = REDUCED[node.attribute("mode")](self, self.operand(node.input("input"), in_memory=True))
+            value = REDUCTIONS[node.attribute("mode")].of(self, self.operand(node.input("input"), in_memory=True))
             self._is(output, value)
         elif node.op_name == "rotate_pairs":
             self._rotate(node)
@@ -234,7 +230,7 @@ class Builder(Emitter):
         self.stores += [(t, self.values[t], None) for _, t in node.outputs if t in written and t in self.values]
 
     def _expand(self, node: Node) -> None:
-        for port, value in EXPANSIONS[node.op_name].of(self, _Operands(self, node)).items():
+        for port, value in EXPANSIONS[node.op_name].of(self, _Operands(self, node), dict(node.attributes)).items():
             t = node.output(port)
             if t is None:
                 continue

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from graphfuse.engine import No
 from graphfuse.ir import Graph
 from graphfuse.match import Match, Pattern, PatternGraph, convex
-from graphfuse.ops import OPS
+from graphfuse.ops import EXPANSIONS, OPS
 from graphfuse.patterns.axes import ENDS, PLACES, Axes
 from graphfuse.patterns.builder import Builder
-from graphfuse.rows.expansions import EXPANSIONS
 from graphfuse.rows.program import RowProgram
 
 
