@@ -1,11 +1,10 @@
-"""An account as an HTML page: a drawing, then the text and the tree."""
+"""An account as an HTML page: a drawing, then the tree."""
 
 import re
 from html import escape
 
 from graphfuse.explain.account import Account, printable
 from graphfuse.explain.mermaid import mermaid
-from graphfuse.explain.text import text
 from graphfuse.explain.tree import plain_tree
 
 _MERMAID = "https://cdn.jsdelivr.net/npm/mermaid@11/dist/mermaid.esm.min.mjs"
@@ -22,7 +21,6 @@ _PAGE = """<!DOCTYPE html>
 <h1>{title}</h1>
 <pre class="mermaid">{chart}</pre>
 <p>Mermaid, from {mermaid}, draws the flowchart. Without a network its source stands here.</p>
-<pre>{text}</pre>
 <pre>{tree}</pre>
 </body>
 </html>
@@ -32,7 +30,7 @@ _PAGE = """<!DOCTYPE html>
 def html(account: Account) -> str:
     """The page, as well-formed XML too. Its only script is Mermaid, which the browser fetches."""
     title = f"graph {printable(account.graph)} on {account.device} ({account.device_name})"
-    parts = {"title": title, "chart": mermaid(account), "text": text(account), "tree": plain_tree(account)}
+    parts = {"title": title, "chart": mermaid(account), "tree": plain_tree(account)}
     return _PAGE.format(mermaid=_MERMAID, **{name: _escaped(part) for name, part in parts.items()})
 
 

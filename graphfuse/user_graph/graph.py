@@ -91,7 +91,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         """Which patterns matched which nodes, which engines declined and why, what was chosen and why, bytes moved.
 
         format: "text", "tree", "json", "mermaid" (a flowchart for Markdown), "dot" (the same for graphviz), "svg"
-        (drawn by graphviz; GraphvizError where that is not installed) or "html" (a page with the text and the
+        (drawn by graphviz; GraphvizError where that is not installed) or "html" (a page with the tree and the
         flowchart, whose drawing needs the network). After ``build_operation_graph``, whether or not the graph can run.
         """
         from graphfuse.explain import FORMATS

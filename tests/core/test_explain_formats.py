@@ -174,7 +174,7 @@ def test_a_page_is_well_formed_and_its_only_script_is_mermaid(make):
     page = explain.html(g.explanation())
     assert page.startswith("<!DOCTYPE html>")
     root = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
-    assert [e.tag for e in root.iter()] == "html head meta title style script body h1 pre p pre pre".split()
+    assert [e.tag for e in root.iter()] == "html head meta title style script body h1 pre p pre".split()
     assert root.find("head/title").text.startswith(f"graph {explain.account.printable(g.name)} on ")
     assert root.find("body/pre").text == explain.mermaid(g.explanation())
     (script,) = (e.text for e in root.iter("script"))
