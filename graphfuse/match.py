@@ -153,13 +153,19 @@ def _grown(pattern: Pattern, match: Match) -> Iterator[Match]:
         yield match
         return
     for nodes in dict.fromkeys(pattern.grow(match)):
+        if not nodes or not nodes <= set(range(len(match.graph.nodes))):
+            raise PluginError(f"pattern {pattern.name!r}: grow must return sets of numbers of nodes, got {nodes!r}")
         yield replace(match, subgraph=Subgraph(match.graph, tuple(sorted(nodes))))
 
 
 def _described(pattern: Pattern, match: Match) -> Region | Declined:
     facts = pattern.facts(match)
-    if type(facts).__hash__ is None:
-        raise PluginError(f"pattern {pattern.name!r}: facts must be a frozen dataclass, got {facts!r}")
+    try:
+        hash(facts)
+    except TypeError as error:
+        raise PluginError(
+            f"pattern {pattern.name!r}: facts must be a frozen dataclass, got {facts!r}: {error}"
+        ) from None
     kind = Declined if isinstance(facts, No) else Region
     return kind(pattern.name, match.subgraph, facts)
 
