@@ -16,7 +16,7 @@ from graphfuse.device import Device
 from graphfuse.engine import Engine, Frozen, FrozenCall, Kernel, Launch, No, Outline, Prepared, Site
 from graphfuse.errors import DeviceError, GraphNotSupportedError, KernelCompileError, PluginError, SerializedError
 from graphfuse.ir import Graph, Subgraph
-from graphfuse.match import Declined, Pattern, Region
+from graphfuse.match import Declined, Match, Pattern, Region
 from graphfuse.plugins import FIRST_PARTY, Origin, origin, said, shown
 
 _warned: set[tuple[str, str]] = set()
@@ -146,11 +146,16 @@ def _guarded(pattern: Pattern, graph: Graph) -> Pattern:
     def asked(stage: str, function: Callable) -> Callable:
         return lambda given: call(pattern, getattr(given, "subgraph", graph), stage, function, given)
 
+    def facts(given: Match) -> object:
+        found = pattern.facts(given)
+        hash(found)  # planning looks matches up by their facts
+        return found
+
     templates = pattern.template if isinstance(pattern.template, tuple) else (pattern.template,)
     return dataclasses.replace(
         pattern,
         template=tuple(asked("template", template) for template in templates),
-        facts=asked("facts", pattern.facts),
+        facts=asked("facts", facts),
         grow=None if pattern.grow is None else asked("grow", lambda m: tuple(pattern.grow(m))),
     )
 

@@ -160,12 +160,8 @@ def _grown(pattern: Pattern, match: Match) -> Iterator[Match]:
 
 def _described(pattern: Pattern, match: Match) -> Region | Declined:
     facts = pattern.facts(match)
-    try:
-        hash(facts)
-    except TypeError as error:
-        raise PluginError(
-            f"pattern {pattern.name!r}: facts must be a frozen dataclass, got {facts!r}: {error}"
-        ) from None
+    if type(facts).__hash__ is None:
+        raise PluginError(f"pattern {pattern.name!r}: facts must be a frozen dataclass, got {facts!r}")
     kind = Declined if isinstance(facts, No) else Region
     return kind(pattern.name, match.subgraph, facts)
 

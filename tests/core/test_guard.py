@@ -103,8 +103,8 @@ ON_PLANNING = {
         "relu: input must be a capture",
     ),
     "facts raise": (pattern(facts=boom), engine(), "facts", "raised KeyError: 'oops'"),
-    "facts are not frozen": (pattern(facts=Melting), engine(), "matching", "must be a frozen dataclass, got Melting"),
-    "facts do not hash": (pattern(facts=lambda m: Unhashable([])), engine(), "matching", "unhashable type: 'list'"),
+    "facts are not frozen": (pattern(facts=Melting), engine(), "facts", "raised TypeError: unhash"),
+    "facts do not hash": (pattern(facts=lambda m: Unhashable([])), engine(), "facts", "raised TypeError: unhash"),
     "grow raises": (pattern(grow=boom), engine(), "grow", "raised KeyError: 'oops'"),
     "grow gives lists": (pattern(grow=lambda m: [[0]]), engine(), "matching", "raised TypeError: unhashable"),
     "grow gives no nodes": (
