@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphfuse.cli.kept import Kind, damaged, kinds
+from graphfuse.cli.kept import Kind, kinds
 from graphfuse.device import Device
 from graphfuse.errors import CompilerNotFoundError, GraphfuseError, PluginError, SettingError, ToolkitNotFoundError
 from graphfuse.kept_file import foreign
@@ -202,7 +202,7 @@ def _folder(kind: Kind, folder: Path) -> Iterator[Finding]:
 
 
 def _content(kind: Kind) -> Iterator[Finding]:
-    bad = damaged(kind, kind.files())
+    bad = kind.damaged(kind.files())
     if bad:
         (path, why), more = bad[0], f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         mend = f"graphfuse cache verify --remove {kind.name}"
