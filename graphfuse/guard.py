@@ -66,7 +66,8 @@ def checked_outline(part, device: Device) -> Outline | Launch:
     outline = call(engine, about, "launch", lambda: part.outline)
     if not isinstance(outline, Outline | Launch):
         raise _failure(engine, about, "launch", f"gave {shown(outline)}; accepted: a Launch")
-    wrong = launch_limits.fault(outline, device, about) if isinstance(outline, Launch) else None
+    is_launch = isinstance(outline, Launch)
+    wrong = call(engine, about, "launch", launch_limits.fault, outline, device, about) if is_launch else None
     if wrong:
         raise _failure(engine, about, "launch", f"gave a Launch whose {wrong}")
     return outline

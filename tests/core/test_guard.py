@@ -341,6 +341,8 @@ KERNELS = {
     "launch raises": (own(launch=boom), PluginError, "launch for .* raised KeyError"),
     "launch gives a dict": (own(launch=answer({})), PluginError, "launch for .* gave {}; accepted: a Launch"),
     "block of none": (own(launch=answer(Launch(1, 0, ()))), PluginError, "launch for .* a Launch whose block is 0"),
+    "arguments of no kind": (own(launch=answer(Launch(1, 64, 7))), PluginError, "launch for .* raised TypeError"),
+    "rows of no kind": (own(launch=answer(Launch(1, 64, (), by_rows=4))), PluginError, "launch for .* raised Attr"),
     "source raises": (own(source=boom), PluginError, "source for .* raised KeyError: 'oops'"),
     "source gives none": (own(source=answer(None)), PluginError, "prepare for .* raised AttributeError"),
     "no entry": (own(entry=None), PluginError, "prepare for .* raised TypeError"),
