@@ -3,22 +3,22 @@
 from graphfuse.errors import GraphfuseError, KernelFaultError
 from graphfuse.planner import Planner
 from graphfuse.runtime.handle import Handle
-from graphfuse.testing.problem import Problem
 from graphfuse.testing.subject import REFERENCE, Subject
 from graphfuse.testing.taken import Taken
+from graphfuse.testing.valued import ValuedGraph
 
 
 def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> str | None:
     """What is wrong with what the part computes; None if nothing is."""
     graph, where = one.case.graph, one.device.memory
-    problem = Problem(torch, graph, seed)
+    valued = ValuedGraph(torch, graph, seed)
     pack: dict[int, object] = {}
     buffers: dict[int, object] = {}
     for t in graph.bound:
         if t.by_value:
-            pack[t.uid] = problem.number(t)
+            pack[t.uid] = valued.number(t)
             continue
-        content = problem.memory(t, t.id not in graph.producer)
+        content = valued.memory(t, t.id not in graph.producer)
         memory = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(where, copy=True)
         # What is allocated is aligned to more than any access; the tensor's own alignment is enough.
         room = torch.empty(memory.numel() + 256, dtype=torch.uint8, device=where)
@@ -36,7 +36,7 @@ def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> s
     except GraphfuseError as error:
         return str(error)
     made = (t for t in graph.outputs if t.id in buffers)
-    faults = (problem.fault(t, buffers[t.id].cpu().numpy().tobytes()[: t.nbytes], tolerance) for t in made)
+    faults = (valued.fault(t, buffers[t.id].cpu().numpy().tobytes()[: t.nbytes], tolerance) for t in made)
     return next(filter(None, faults), None)
 
 

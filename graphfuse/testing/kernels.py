@@ -7,8 +7,8 @@ from graphfuse.emulator.compiler import Build
 from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError, KernelCompileError, KernelFaultError
 from graphfuse.ir import TensorId
-from graphfuse.testing.problem import Problem
 from graphfuse.testing.taken import Taken
+from graphfuse.testing.valued import ValuedGraph
 
 _PAGE = 1 << 16  # between tensors
 MOST_THREADS = 1 << 16
@@ -39,17 +39,17 @@ def fault(torch, one: Taken, sanitizers: Build, tolerance: float, seed: int, in_
     in_place: with the engine's first pair of tensors that may be the same memory in the same memory.
     """
     graph, subgraph = one.case.graph, one.part.region.subgraph
-    problem = Problem(torch, graph, seed)
+    valued = ValuedGraph(torch, graph, seed)
     memory: dict[TensorId, Memory] = {}
     at = 1 << 40
     for t in map(graph.tensors.__getitem__, dict.fromkeys((*subgraph.inputs, *subgraph.outputs))):
         if not t.by_value:
-            memory[t.id] = Memory(at + t.alignment, problem.memory(t, t.id in subgraph.inputs))
+            memory[t.id] = Memory(at + t.alignment, valued.memory(t, t.id in subgraph.inputs))
             at += -(-t.nbytes // _PAGE) * _PAGE + _PAGE
     if in_place:
         read, made = one.engine.in_place(one.part.facts, one.part.knobs)[0]
         memory[made] = replace(memory[read])
-    scalars = {t.id: problem.number(t) for t in graph.tensors if t.by_value and t.id in problem.near}
+    scalars = {t.id: valued.number(t) for t in graph.tensors if t.by_value and t.id in valued.near}
     try:
         results = check(source(one), one.engine.entry, one.part.outline, memory, scalars, sanitizers)
     except (KernelFaultError, KernelCompileError) as error:
@@ -58,7 +58,7 @@ def fault(torch, one: Taken, sanitizers: Build, tolerance: float, seed: int, in_
         contents = [result[t.id] for result in results]
         if len(set(contents)) > 1:
             return f"{t}: its bytes depend on the order in which threads run"
-        wrong = problem.fault(t, contents[0], tolerance, in_place)
+        wrong = valued.fault(t, contents[0], tolerance, in_place)
         if wrong:
             return wrong
     for t in () if in_place else subgraph.inputs:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from graphfuse.errors import DeviceError
 from graphfuse.planner import prepare
 from graphfuse.record import gpu_needed
-from graphfuse.testing.problem import Problem
 from graphfuse.testing.subject import Subject
 from graphfuse.testing.taken import Taken, taken
+from graphfuse.testing.valued import ValuedGraph
 from graphfuse.testing.variants import Case, resized
 from graphfuse.tuning.workbench import Workbench
 
@@ -52,11 +52,11 @@ def _line(torch, one: Taken) -> str:
 
 def calls_of(torch, one: Taken) -> Sequence[Callable[[], None]]:
     """Calls of the part's work, one on each of several sets of buffers."""
-    subgraph, problem = one.part.region.subgraph, Problem(torch, one.case.graph, 0)
+    subgraph, valued = one.part.region.subgraph, ValuedGraph(torch, one.case.graph, 0)
     touched = [subgraph.graph.tensors[t] for t in dict.fromkeys((*subgraph.inputs, *subgraph.outputs))]
-    scalars = {t.id: problem.number(t) for t in touched if t.by_value}
+    scalars = {t.id: valued.number(t) for t in touched if t.by_value}
     memory = {
-        t.id: torch.frombuffer(bytearray(problem.memory(t, True)), dtype=torch.uint8).to(one.device.memory)
+        t.id: torch.frombuffer(bytearray(valued.memory(t, True)), dtype=torch.uint8).to(one.device.memory)
         for t in touched
         if not t.by_value
     }

@@ -4,7 +4,7 @@ from graphfuse.ir import Graph, Tensor
 from graphfuse.testing import reference, storage
 
 
-class Problem:
+class ValuedGraph:
     """given: the inputs' values. near, wide: every tensor's, as computed in the nodes' types and in float64."""
 
     def __init__(self, torch, graph: Graph, seed: int):
