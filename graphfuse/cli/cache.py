@@ -10,6 +10,7 @@ import typer
 from graphfuse.cli import exits, output
 from graphfuse.cli.kept import Kind, kinds, summary
 from graphfuse.cli.output import Json
+from graphfuse.explain.account import count
 from graphfuse.kept_file import KeptFile
 
 app = typer.Typer(name="cache", cls=exits.Group, help="List, check and remove compiled kernels and tuned knobs.")
@@ -48,15 +49,15 @@ def ls(
         return
     output.print_rows([row(one) for one in found])
     for entry in (entry for one in found for entry in one.get("entries", ())):
-        typer.echo(f"{entry['used']}  {output.size(entry['bytes']):>10}  {entry['path']}")
+        typer.echo(f"{entry['used']}  {count(entry['bytes']):>10}  {entry['path']}")
 
 
 def row(found: dict[str, Any]) -> tuple[object, ...]:
     """A line on a `summary`."""
     if "error" in found:
         return found["name"], "", "", found["error"]
-    limit = f"of {output.size(found['limit'])}" if found["limit"] else ""
-    return found["name"], f"{found['files']} files", f"{output.size(found['bytes'])} {limit}", found["folder"]
+    limit = f"of {count(found['limit'])}" if found["limit"] else ""
+    return found["name"], f"{found['files']} files", f"{count(found['bytes'])} {limit}", found["folder"]
 
 
 @app.command()
@@ -83,7 +84,7 @@ def verify(
     remove: Annotated[bool, typer.Option("--remove", help="remove it")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every file that is kept and name each that is truncated, damaged, another one's or of others' making.
+    """Read every file that is kept and name each that is truncated, damaged or another one's.
 
     Such a file is never used. Of a table of tuned knobs, sound entries are used and stay. Exits with 1 if there is
     any left.

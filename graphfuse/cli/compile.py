@@ -14,6 +14,7 @@ import typer
 from graphfuse.cli import exits, output
 from graphfuse.cli.output import Json
 from graphfuse.cli.subject import Cases, Quick, Subject, graphs
+from graphfuse.explain.account import count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,11 +109,11 @@ def compile(
     if as_json:
         output.print_json(report)
     else:
-        made = f"{output.counted(len(found), 'graph')}, {output.counted(len(wanted), 'kernel')} ({output.size(size)})"
+        made = f"{output.counted(len(found), 'graph')}, {output.counted(len(wanted), 'kernel')} ({count(size)})"
         took = f"{report['compiled']} compiled in {report['seconds']:.1f} s, {report['kept_before']} were there"
         typer.echo(f"{made} for {device.arch}: {took}: {report['folder']}")
         if file is not None and written:
-            typer.echo(f"written: {file} ({output.size(file.stat().st_size)})")
+            typer.echo(f"written: {file} ({count(file.stat().st_size)})")
         for one in failed:
             typer.echo(f"{one['subject']}: {one['why']}", err=True)
     if failed:
