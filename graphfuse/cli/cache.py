@@ -84,7 +84,7 @@ def verify(
     remove: Annotated[bool, typer.Option("--remove", help="remove it")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every file that is kept and name each that is truncated, damaged or another one's.
+    """Read every file that is kept and name each that is truncated, damaged, another one's or of others' making.
 
     Such a file is never used. Of a table of tuned knobs, sound entries are used and stay. Exits with 1 if there is
     any left.

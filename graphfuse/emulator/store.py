@@ -1,8 +1,8 @@
 """The folder of compiled files: writable by the user alone, and of bounded size.
 
 An entry ends in a SHA-256 of its name and content, which the loader and the linker ignore. An entry that is truncated,
-damaged or renamed is a miss. The process runs entries, so a folder that another user owns or that others can write is
-not used. If all entries together exceed `limit` bytes, the least recently used are removed. A process that has loaded a
+damaged or renamed is a miss. So is one that another user owns or that others can write, because the process runs
+entries. If all entries together exceed `limit` bytes, the least recently used are removed. A process that has loaded a
 removed entry keeps it.
 """
 
@@ -29,6 +29,7 @@ _SPARED = 600.0  # seconds: an entry found more recently may still be about to b
 _DIGEST = hashlib.sha256().digest_size
 
 _given_up: set[Path] = set()
+_warned: set[Path] = set()  # folders of which an entry was refused
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,16 @@ class Store:
         """The path of an entry, None if there is none that can be used."""
         path = self.folder / name
         try:
-            content = path.read_bytes()
-        except OSError:
+            with open(path, "rb") as file:
+                why = foreign(os.fstat(file.fileno()))
+                content = b"" if why else file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._refuse(path, error.strerror)
+            return None
+        if why:
+            self._refuse(path, why)
             return None
         if not _sound(name, content):
             return None
@@ -77,6 +86,12 @@ class Store:
                     entry.path.unlink()
             excess -= entry.size
 
+    def _refuse(self, path: Path, why: str) -> None:
+        if self.folder not in _warned:
+            _warned.add(self.folder)
+            text = f"{path} is not used ({why}), nor are others like it: they are compiled again"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
 
 def folder() -> Path:
     """Where the store in the cache directory is. Errors as of ``settings.cache_dir``."""
@@ -96,9 +111,13 @@ def kept() -> list[KeptFile]:
 
 def damage(path: Path) -> str | None:
     """Why an entry is a miss for whoever looks for it; None if it is not, or is being written."""
-    if path.name.startswith(tempfile.gettempprefix()):
-        return None if _used(path.stat()) > time.time() - _SPARED else "a process that died left it"
-    return None if _sound(path.name, path.read_bytes()) else "it is damaged, or another kernel's"
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        if why := foreign(found):
+            return why
+        if path.name.startswith(tempfile.gettempprefix()):
+            return None if _used(found) > time.time() - _SPARED else "a process that died left it"
+        return None if _sound(path.name, file.read()) else "it is damaged, or another kernel's"
 
 
 def cache() -> Store | None:

@@ -17,6 +17,7 @@ from graphfuse.tables.entry import Entry, Source
 @pytest.fixture(autouse=True)
 def unwarned(monkeypatch):
     monkeypatch.setattr(store, "_given_up", set())
+    monkeypatch.setattr(store, "_warned", set())
     monkeypatch.setattr(tables, "_warned", set())
 
 
@@ -95,6 +96,12 @@ def test_what_is_found_damaged_is_a_miss(kept):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         assert cubins.damage(path) == "it is damaged"
     assert cubins._read(b"a" * 32) is cubins._read(b"b" * 32) is None
+
+
+def test_what_others_can_write_is_found(answer, kept):
+    kept["emulator"][0].chmod(0o722)
+    (found,) = answer("cache", "verify", "emulator", code=1)
+    assert found["damaged"] == [{"path": str(kept["emulator"][0]), "why": "others can write it"}]
 
 
 def test_a_file_that_is_being_written_is_no_fault_and_an_old_one_is(run, answer, kept):

@@ -15,6 +15,7 @@ from graphfuse.emulator.store import Store
 @pytest.fixture(autouse=True)
 def unwarned(monkeypatch):
     monkeypatch.setattr(store, "_given_up", set())
+    monkeypatch.setattr(store, "_warned", set())
 
 
 @pytest.fixture
@@ -50,9 +51,28 @@ def test_an_entry_under_another_name_is_a_miss(kept, other):
     assert kept.find(other) is None
 
 
-def test_what_cannot_be_read_is_a_miss(kept):
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_an_entry_that_others_can_write_is_a_miss_with_one_warning(kept, mode):
+    for name in ("a.so", "b.so"):
+        kept.keep(name, b"code").chmod(mode)
+    with pytest.warns(RuntimeWarning, match=r"a\.so is not used \(others can write it\).*compiled again") as seen:
+        assert kept.find("a.so") is None and kept.find("b.so") is None
+    assert len(seen) == 1
+    path = kept.keep("a.so", b"code")  # takes its place
+    assert kept.find("a.so") == path
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving files away takes root")
+def test_another_users_entry_is_a_miss(kept):
+    os.chown(kept.keep("a.so", b"code"), 12345, -1)
+    with pytest.warns(RuntimeWarning, match="it belongs to user 12345"):
+        assert kept.find("a.so") is None
+
+
+def test_what_cannot_be_read_is_a_miss_with_a_warning(kept):
     (kept.folder / "a.so").mkdir()
-    assert kept.find("a.so") is None
+    with pytest.warns(RuntimeWarning, match=r"a\.so is not used \(Is a directory\)"):
+        assert kept.find("a.so") is None
 
 
 def test_the_folder_is_the_users_alone(kept):
