@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from graphfuse import record, settings
+from graphfuse import settings
+from graphfuse.benchmarks import record
 
 CHILD = """
 import json, time

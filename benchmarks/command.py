@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from graphfuse import record
-from graphfuse.benchmarks import session, tables
+from graphfuse.benchmarks import record, session, tables
 from graphfuse.benchmarks.bench import Bench, Case
 from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.results import Results

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from graphfuse import record
-from graphfuse.benchmarks import tables, turns
+from graphfuse.benchmarks import record, tables, turns
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
 

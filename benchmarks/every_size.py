@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphfuse import record
-from graphfuse.benchmarks import sizes
+from graphfuse.benchmarks import record, sizes
 from graphfuse.benchmarks.peers import stream
 from graphfuse.benchmarks.sizes import Size
 from graphfuse.device import Device

@@ -13,8 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
-from graphfuse import record
-from graphfuse.benchmarks import sizes
+from graphfuse.benchmarks import record, sizes
 from graphfuse.engine import knobs_to_dict
 from graphfuse.enums import heur_mode
 from graphfuse.plan import Part

@@ -21,8 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from graphfuse import record
-from graphfuse.benchmarks import host_calls, host_record, row_counts, session, tables, turns
+from graphfuse.benchmarks import host_calls, host_record, record, row_counts, session, tables, turns
 from graphfuse.benchmarks.host_calls import Call, Sets
 from graphfuse.benchmarks.host_peers import PEERS
 from graphfuse.benchmarks.host_record import BARE, HostCost

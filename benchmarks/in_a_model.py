@@ -17,8 +17,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from graphfuse import record
-from graphfuse.benchmarks import chain_knobs, command, session, tables, target, turns
+from graphfuse.benchmarks import chain_knobs, command, record, session, tables, target, turns
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.chain import LAYERS, Case, sampler
 from graphfuse.benchmarks.peer import Peer

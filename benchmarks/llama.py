@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphfuse import record
-from graphfuse.benchmarks import tables, turns
+from graphfuse.benchmarks import record, tables, turns
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
 

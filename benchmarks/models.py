@@ -22,8 +22,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from graphfuse import record
-from graphfuse.benchmarks import command, model_record, model_session, session, tables
+from graphfuse.benchmarks import command, model_record, model_session, record, session, tables
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.model_cases import CASES, MODELS, QUICK, Case, Model
 from graphfuse.benchmarks.model_ways import EAGER, OURS, WAYS, Way

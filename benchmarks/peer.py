@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from graphfuse import record
+from graphfuse.benchmarks import record
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphfuse import record, settings
+from graphfuse import settings
 from graphfuse.benchmarks import (
     add_rmsnorm_blocks,
     layernorm,
     layernorm_backward,
     ncu,
+    record,
     rmsnorm_backward,
     rmsnorm_channels,
     rmsnorm_silu,

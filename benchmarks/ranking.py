@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphfuse import record
-from graphfuse.benchmarks import tables
+from graphfuse.benchmarks import record, tables
 from graphfuse.benchmarks.untuned import untuned
 from graphfuse.dtypes import data_type
 from graphfuse.enums import heur_mode, norm_forward_phase

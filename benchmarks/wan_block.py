@@ -19,8 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from graphfuse import record
-from graphfuse.benchmarks import tables
+from graphfuse.benchmarks import record, tables
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
 

@@ -70,6 +70,10 @@ class CompilerNotFoundError(GraphfuseError, RuntimeError):
     """The emulator found no C++ compiler; the message lists what was tried."""
 
 
+class GraphvizError(GraphfuseError, RuntimeError):
+    """graphviz, which draws a graph as SVG, is not installed, or it failed; the message says which."""
+
+
 class KernelCompileError(GraphfuseError, RuntimeError):
     """NVRTC, or the emulator's C++ compiler, refused generated source: a bug in an engine, or a compiler that has
     no room to work in. Attributes `log` and `source` hold all of both."""

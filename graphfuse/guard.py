@@ -1,39 +1,38 @@
-"""Calls of third-party patterns and engines. An exception or an invalid answer becomes a PluginError, which names the
-package, what the plug-in was asked, and the nodes.
+"""Calls of third-party patterns and engines. An exception becomes a PluginError, which names the package, what the
+plug-in was asked, and the nodes.
+
+Answers are not looked at, but for what would end the process or let it hang: launches, and the arguments of kernels. An
+answer of a wrong type raises where it is used, and that is in such a call, too.
 
 First-party patterns and engines are called directly. Their exceptions are bugs of this package, or of the machine.
 """
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from graphfuse import launch_limits, match, signature
 from graphfuse.device import Device
 from graphfuse.engine import Engine, Frozen, FrozenCall, Kernel, Launch, No, Outline, Prepared, Site
 from graphfuse.errors import DeviceError, GraphNotSupportedError, KernelCompileError, PluginError, SerializedError
 from graphfuse.ir import Graph, Subgraph
-from graphfuse.match import Declined, Made, Match, Pattern, Region
+from graphfuse.match import Declined, Match, Pattern, Region
 from graphfuse.plugins import FIRST_PARTY, Origin, origin, said, shown
 
 _warned: set[tuple[str, str]] = set()
 
 
 def call(item: Pattern | Engine, about: Graph | Subgraph, stage: str, function: Callable, *arguments: object) -> object:
-    """What `function`, of a pattern or engine, answers. about: what it is asked about. stage: what it is asked; a key
-    of ``ANSWERS`` has the answer looked at. PluginError for a wrong answer and for whatever it raises."""
+    """What `function`, of a pattern or engine, answers. about: what it is asked about. stage: what it is asked.
+    PluginError for whatever it raises."""
     if origin(item) is FIRST_PARTY:
         return function(*arguments)
     try:
-        answer = function(*arguments)
-        accepted = ANSWERS[stage](item, answer) if stage in ANSWERS else None
+        return function(*arguments)
     except PASSED.get(stage, ()):
         raise
     except (Exception, SystemExit) as error:
         raise _failure(item, about, stage, f"raised {said(error)}") from error
-    if accepted:
-        raise _failure(item, about, stage, f"gave {shown(answer)}; accepted: {accepted}")
-    return answer
 
 
 def matches(pattern: Pattern, graph: Graph) -> list[Region | Declined]:
@@ -45,9 +44,9 @@ def matches(pattern: Pattern, graph: Graph) -> list[Region | Declined]:
     except PluginError as error:
         if error.stage:
             raise
-        raise _failure(pattern, graph, "template", str(error)) from None
+        raise _failure(pattern, graph, "matching", str(error)) from None
     except Exception as error:
-        raise _failure(pattern, graph, "template", f"gave what cannot be matched: {said(error)}") from error
+        raise _failure(pattern, graph, "matching", f"raised {said(error)}") from error
 
 
 def try_out(part, device: Device) -> None:
@@ -56,8 +55,8 @@ def try_out(part, device: Device) -> None:
     engine, about = part.engine, part.region.subgraph
     checked_outline(part, device)
     if origin(engine) is not FIRST_PARTY:
-        call(engine, about, "in_place", engine.in_place, part.facts, part.knobs)
-        call(engine, about, "notes", engine.notes, part.facts, part.knobs, device)
+        call(engine, about, "in_place", lambda: dict(engine.in_place(part.facts, part.knobs)))
+        call(engine, about, "notes", lambda: "".join(engine.notes(part.facts, part.knobs, device)))
         call(engine, about, "describing", lambda: (part.name, hash(part.knobs)))
 
 
@@ -65,7 +64,10 @@ def checked_outline(part, device: Device) -> Outline | Launch:
     """The part's outline; PluginError where the device does not allow a launch, whoever made it."""
     engine, about = part.engine, part.region.subgraph
     outline = call(engine, about, "launch", lambda: part.outline)
-    wrong = launch_limits.fault(outline, device, about) if isinstance(outline, Launch) else None
+    if not isinstance(outline, Outline | Launch):
+        raise _failure(engine, about, "launch", f"gave {shown(outline)}; accepted: a Launch")
+    is_launch = isinstance(outline, Launch)
+    wrong = call(engine, about, "launch", launch_limits.fault, outline, device, about) if is_launch else None
     if wrong:
         raise _failure(engine, about, "launch", f"gave a Launch whose {wrong}")
     return outline
@@ -77,18 +79,18 @@ def prepared(part, device: Device, kernel: Callable[[str, str], Kernel]) -> Prep
     engine, about, outline = part.engine, part.region.subgraph, checked_outline(part, device)
 
     def compiled(source: str, entry: str) -> Kernel:
-        if not isinstance(entry, str):
-            raise _failure(engine, about, "entry", f"gave {shown(entry)}; accepted: the name of a kernel")
         wrong = signature.fault(source, entry, outline) if isinstance(outline, Launch) else None
         if wrong:
             raise _failure(engine, about, "launch", f"gave a Launch whose {wrong}")
         return kernel(source, entry)
 
+    def made(site: Site) -> Prepared:
+        found = engine.prepare(part.facts, part.knobs, device, site)
+        return dataclasses.replace(found, freeze=lambda later: _guarded_frozen(engine, about, found.freeze(later)))
+
     # Apart from prepare, so that an error says what in the words of who writes kernels.
     sources = call(engine, about, "source", engine.sources, part.facts, part.knobs)
-    site = Site(about, outline, compiled, sources)
-    made = call(engine, about, "prepare", engine.prepare, part.facts, part.knobs, device, site)
-    return dataclasses.replace(made, freeze=lambda dependent: _guarded_frozen(engine, about, made.freeze(dependent)))
+    return call(engine, about, "prepare", made, Site(about, outline, compiled, sources))
 
 
 def _guarded_frozen(engine: Engine, about: Subgraph, frozen: Frozen) -> Frozen:
@@ -142,96 +144,22 @@ def _failure(item: Pattern | Engine, about: Graph | Subgraph, stage: str, what: 
 def _guarded(pattern: Pattern, graph: Graph) -> Pattern:
     """The pattern with its functions called by ``call``."""
 
-    def template(given: match.Template) -> match.Template:
-        return lambda g: call(pattern, graph, "template", given, g)
+    def asked(stage: str, function: Callable) -> Callable:
+        return lambda given: call(pattern, getattr(given, "subgraph", graph), stage, function, given)
 
-    def facts(m: Match) -> object:
-        return call(pattern, m.subgraph, "facts", pattern.facts, m)
+    def facts(given: Match) -> object:
+        found = pattern.facts(given)
+        hash(found)  # planning looks matches up by their facts
+        return found
 
-    def grow(m: Match) -> Iterable[frozenset[int]]:
-        return call(pattern, m.subgraph, "grow", lambda: _grown(pattern.grow(m), graph))
-
-    given = pattern.template if isinstance(pattern.template, tuple) else (pattern.template,)
+    templates = pattern.template if isinstance(pattern.template, tuple) else (pattern.template,)
     return dataclasses.replace(
-        pattern, template=tuple(map(template, given)), facts=facts, grow=None if pattern.grow is None else grow
+        pattern,
+        template=tuple(asked("template", template) for template in templates),
+        facts=asked("facts", facts),
+        grow=None if pattern.grow is None else asked("grow", lambda m: tuple(pattern.grow(m))),
     )
 
-
-def _grown(found: Iterable, graph: Graph) -> list:
-    """Sets of nodes; what is none stays, for the answer to be refused."""
-    return [s if isinstance(s, frozenset) and s <= frozenset(range(len(graph.nodes))) else None for s in found]
-
-
-def _is_no(item: Engine, answer: object) -> str | None:
-    return None if isinstance(answer, No | None) else "a No, or None"
-
-
-def _knobs(item: Engine, answer: object) -> str | None:
-    kinds = item.knobs if isinstance(item.knobs, tuple) else (item.knobs,)
-    if not isinstance(answer, Sequence) or not all(isinstance(knobs, kinds) for knobs in answer):
-        return f"a sequence of its knobs, {' or '.join(kind.__name__ for kind in kinds)}"
-    for knobs in answer:
-        hash(knobs)
-    return None if answer else "at least one of its knobs, for what it can run"
-
-
-def _template(item: Pattern, answer: object) -> str | None:
-    valid = isinstance(answer, Mapping) and answer and all(isinstance(made, Made) for made in answer.values())
-    return None if valid else "outputs of its nodes by name"
-
-
-def _facts(item: Pattern, answer: object) -> str | None:
-    if isinstance(answer, No):
-        return None
-    if isinstance(answer, type) or not dataclasses.is_dataclass(answer) or type(answer).__hash__ is None:
-        return "a frozen dataclass, or a No"
-    hash(answer)
-    return None
-
-
-def _sets(item: Pattern, answer: Sequence[object]) -> str | None:
-    return None if all(answer) else "frozensets of numbers of the graph's nodes"
-
-
-def _pairs(item: Engine, answer: object) -> str | None:
-    pairs = isinstance(answer, Sequence) and all(
-        isinstance(pair, tuple) and len(pair) == 2 and all(type(t) is int for t in pair) for pair in answer
-    )
-    return None if pairs else "pairs of ids of an input and an output"
-
-
-def _notes(item: Engine, answer: object) -> str | None:
-    texts = isinstance(answer, Sequence) and not isinstance(answer, str) and all(isinstance(n, str) for n in answer)
-    return None if texts else "a tuple of texts"
-
-
-def _outline(item: Engine, answer: object) -> str | None:
-    return None if isinstance(answer, Outline | Launch) else "a Launch"
-
-
-def _texts(item: Engine, answer: object) -> str | None:
-    valid = isinstance(answer, tuple) and all(isinstance(text, str) for text in answer)
-    return None if valid else "the text of a kernel"
-
-
-def _prepared(item: Engine, answer: object) -> str | None:
-    return None if isinstance(answer, Prepared) else "a Prepared"
-
-
-ANSWERS: Mapping[str, Callable[..., str | None]] = {
-    "template": _template,
-    "grow": _sets,
-    "facts": _facts,
-    "why_not": _is_no,
-    "illegal": _is_no,
-    "propose": _knobs,
-    "launch": _outline,
-    "in_place": _pairs,
-    "notes": _notes,
-    "source": _texts,
-    "prepare": _prepared,
-}
-"""By what is asked: what is accepted, where an answer is not; None where it is."""
 
 PASSED: Mapping[str, tuple[type[Exception], ...]] = {
     "prepare": (GraphNotSupportedError, KernelCompileError, DeviceError, PluginError, SerializedError)

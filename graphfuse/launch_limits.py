@@ -58,21 +58,16 @@ def _number(name: str, value: object, least: int, most: int | None) -> Iterator[
         yield f"{name} is {value!r}; accepted: {accepted}"
 
 
-def _rows(launch: Launch, by_rows: object, most: int) -> Iterator[str]:
-    if not isinstance(by_rows, ByRows):
-        yield f"by_rows is {by_rows!r}; accepted: a ByRows, or None"
-        return
-    yield from _number("by_rows.rows", by_rows.rows, 0, None)
-    yield from _number("by_rows.together", by_rows.together, 1, None)
-    if by_rows.most is not None:
-        yield from _number("by_rows.most", by_rows.most, 1, None)
-    yield from _number("by_rows.least", by_rows.least, 0, by_rows.most)
-    yield from _number("by_rows.cluster", by_rows.cluster, 1, None)
-    if by_rows.cluster % launch.cluster:
-        yield f"by_rows.cluster is {by_rows.cluster}; accepted: a multiple of the cluster's {launch.cluster}"
-    if launch.grid != by_rows.grid(by_rows.rows):
-        yield f"grid is {launch.grid}; accepted: {by_rows.grid(by_rows.rows)}, as by_rows has for {by_rows.rows} rows"
-    yield from _number("by_rows: its largest grid", by_rows.clusters * by_rows.cluster, 0, most)
+def _rows(launch: Launch, rows: ByRows, most: int) -> Iterator[str]:
+    for name, least, limit in (("rows", 0, None), ("together", 1, None), ("least", 0, rows.most), ("cluster", 1, None)):
+        yield from _number(f"by_rows.{name}", getattr(rows, name), least, limit)
+    if rows.most is not None:
+        yield from _number("by_rows.most", rows.most, 1, None)
+    if rows.cluster % launch.cluster:
+        yield f"by_rows.cluster is {rows.cluster}; accepted: a multiple of the cluster's {launch.cluster}"
+    if launch.grid != rows.grid(rows.rows):
+        yield f"grid is {launch.grid}; accepted: {rows.grid(rows.rows)}, as by_rows has for {rows.rows} rows"
+    yield from _number("by_rows: its largest grid", rows.clusters * rows.cluster, 0, most)
 
 
 def _together(launch: Launch, device: Device) -> Iterator[str]:
@@ -92,9 +87,6 @@ def _together(launch: Launch, device: Device) -> Iterator[str]:
 
 
 def _arguments(launch: Launch, subgraph: Subgraph | None) -> Iterator[str]:
-    if not isinstance(launch.arguments, tuple):
-        yield f"arguments is {launch.arguments!r}; accepted: a tuple"
-        return
     for number, argument in enumerate(launch.arguments):
         reason = _REASONS.get(type(argument), _unknown)(argument, launch, subgraph)
         if reason:
@@ -105,20 +97,13 @@ def _unknown(argument: object, launch: Launch, subgraph: Subgraph | None) -> str
     return f"one of {', '.join(kind.__name__ for kind in _REASONS)}"
 
 
-def _address(argument: Address, launch: Launch, subgraph: Subgraph | None) -> str | None:
-    return None if subgraph is None else _one_of(argument.tensor, subgraph, by_value=False)
-
-
-def _host_scalar(argument: HostScalar, launch: Launch, subgraph: Subgraph | None) -> str | None:
-    return None if subgraph is None else _one_of(argument.tensor, subgraph, by_value=True)
-
-
-def _one_of(tensor: object, subgraph: Subgraph, by_value: bool) -> str | None:
-    if type(tensor) is int and (tensor in subgraph.inputs or tensor in subgraph.outputs):
-        if subgraph.graph.tensors[tensor].by_value is by_value:
-            return None
-    ids = (*subgraph.inputs, *subgraph.outputs)
+def _tensor(argument: Address | HostScalar, launch: Launch, subgraph: Subgraph | None) -> str | None:
+    if subgraph is None:
+        return None
+    by_value, ids = isinstance(argument, HostScalar), (*subgraph.inputs, *subgraph.outputs)
     known = [subgraph.graph.tensors[t] for t in ids if subgraph.graph.tensors[t].by_value is by_value]
+    if any(argument.tensor == t.id for t in known):
+        return None
     where = "passed by value" if by_value else "in memory"
     return f"the id of a tensor {where} that the nodes read or write: " + (
         ", ".join(f"{t.id} ({t.name!r})" for t in known) or "there is none"
@@ -132,11 +117,9 @@ def _scratch(argument: Scratch, launch: Launch, subgraph: Subgraph | None) -> st
 
 
 def _constant(argument: Constant, launch: Launch, subgraph: Subgraph | None) -> str | None:
-    code = CTYPES.get(argument.ctype) if isinstance(argument.ctype, str) else None
+    code = CTYPES.get(argument.ctype)
     if code is None:
         return f"a ctype of {', '.join(CTYPES)}"
-    if type(argument.value) not in (int, float):
-        return "an int or a float as value"
     try:
         struct.pack(code, argument.value)
     except (struct.error, OverflowError):
@@ -149,8 +132,8 @@ def _row_count(argument: RowCount, launch: Launch, subgraph: Subgraph | None) ->
 
 
 _REASONS: dict[type, Callable[..., str | None]] = {
-    Address: _address,
-    HostScalar: _host_scalar,
+    Address: _tensor,
+    HostScalar: _tensor,
     Scratch: _scratch,
     Constant: _constant,
     RowCount: _row_count,

@@ -153,6 +153,8 @@ def _grown(pattern: Pattern, match: Match) -> Iterator[Match]:
         yield match
         return
     for nodes in dict.fromkeys(pattern.grow(match)):
+        if not nodes or not nodes <= set(range(len(match.graph.nodes))):
+            raise PluginError(f"pattern {pattern.name!r}: grow must return sets of numbers of nodes, got {nodes!r}")
         yield replace(match, subgraph=Subgraph(match.graph, tuple(sorted(nodes))))
 
 
@@ -198,20 +200,19 @@ def _read(name: str, template: Template) -> tuple[Mapping[str, Made], NodeTempla
         raise PluginError(f"pattern {name!r}: the template must return node outputs by name, got {outputs!r}")
     ends = [made.node for made in outputs.values()]
     for anchor in ends:
-        above = _above(anchor)
-        if all(end in above for end in ends):
+        if all(end in above(anchor) for end in ends):
             return outputs, anchor
     raise PluginError(f"pattern {name!r}: one returned node must depend on all others; {list(outputs)} do not")
 
 
-def _above(node: NodeTemplate) -> set[NodeTemplate]:
+def above(node: NodeTemplate) -> set[NodeTemplate]:
     """`node` and every node template that it reads from."""
-    above, waiting = {node}, [node]
+    seen, waiting = {node}, [node]
     while waiting:
-        found = {s.node for s in waiting.pop().inputs.values() if isinstance(s, Made)} - above
-        above |= found
+        found = {s.node for s in waiting.pop().inputs.values() if isinstance(s, Made)} - seen
+        seen |= found
         waiting += found
-    return above
+    return seen
 
 
 @dataclass(frozen=True)

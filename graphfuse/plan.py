@@ -261,6 +261,7 @@ def _ask(
             proposed = guard.call(engine, about, "propose", engine.propose, facts, device, mode)
             ranked = guard.call(engine, about, "problem", _ranked, engine, facts, device, mode, tunings, proposed)
             parts = [Part(region, engine, choice.knobs, choice.why) for choice in ranked]
+            why = None if parts else No("it proposes no knobs")
             for part in parts:
                 guard.try_out(part, device)
     except PluginError as error:

@@ -12,13 +12,12 @@ A faulty installed plug-in is left out, with a warning. `listed` has the state o
 import functools
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 
 from graphfuse import settings
 from graphfuse.engine import Engine
-from graphfuse.enums import heur_mode
 from graphfuse.errors import GraphTypeError, GraphValidationError, PluginError
 from graphfuse.match import Pattern
 from graphfuse.served import Served
@@ -127,59 +126,32 @@ def forget() -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Kind:
-    """One of the two things that plug-ins are. of: its class. faults: attribute -> whether a value of it will do, and
-    what is accepted."""
+    """One of the two things that plug-ins are. of: its class. fields: the type of each attribute that planning reads
+    outside of guarded calls."""
 
     name: str
     of: type
     group: str
-    faults: Mapping[str, tuple[Callable[[object], bool], str]]
+    fields: Mapping[str, tuple[type, ...]]
 
     def fault(self, item: object) -> str | None:
         """What is wrong with the data of a pattern or engine."""
-        for name, (fits, accepted) in self.faults.items():
+        for name, accepted in self.fields.items():
             try:
                 value = getattr(item, name, None)
             except (Exception, SystemExit) as error:
                 return f"its {name} cannot be read: {said(error)}"
-            if not fits(value):
-                return f"its {name} is {shown(value)}; accepted: {accepted}"
+            if not isinstance(value, accepted) or value == "":
+                return f"its {name} is {shown(value)}; accepted: {' or '.join(kind.__name__ for kind in accepted)}"
         return None
 
 
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _all(kind: type) -> Callable[[object], bool]:
-    return lambda value: bool(value) and all(isinstance(v, kind) for v in (value if type(value) is tuple else (value,)))
-
-
-_PATTERNS = _Kind(
-    "pattern",
-    Pattern,
-    "graphfuse.patterns",
-    {
-        "name": (_is_name, "a name"),
-        "template": (lambda t: bool(t) and all(map(callable, t if type(t) is tuple else (t,))), "functions"),
-        "facts": (callable, "a function"),
-        "grow": (lambda g: g is None or callable(g), "a function, or None"),
-    },
-)
+_PATTERNS = _Kind("pattern", Pattern, "graphfuse.patterns", {"name": (str,)})
 _ENGINES = _Kind(
     "engine",
     Engine,
     "graphfuse.engines",
-    {
-        "name": (_is_name, "a name"),
-        "facts": (lambda facts: isinstance(facts, type), "a class"),
-        "knobs": (_all(type), "a frozen dataclass, or a tuple of them"),
-        "modes": (
-            lambda m: isinstance(m, frozenset | set) and all(isinstance(v, heur_mode) for v in m),
-            "a frozenset of heur_mode",
-        ),
-        "serves": (lambda serves: isinstance(serves, Served), "a Served"),
-    },
+    {"name": (str,), "facts": (type,), "knobs": (type, tuple), "modes": (frozenset, set), "serves": (Served,)},
 )
 
 

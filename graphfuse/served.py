@@ -29,52 +29,34 @@ class Served:
 
     def why_not(self, subgraph: Subgraph) -> str | None:
         """The first thing about these nodes that is not declared, None if there is none."""
-        for field, reasons in _REASONS.items():
-            for reason in reasons(getattr(self, field), subgraph):
-                return f"{reason} (the engine does not declare it in `serves.{field}`)"
+        for field, reason in self._reasons(subgraph):
+            return f"{reason} (the engine does not declare it in `serves.{field}`)"
         return None
+
+    def _reasons(self, subgraph: Subgraph) -> Iterator[tuple[str, str]]:
+        """(field, what goes beyond it)"""
+        tensors = subgraph.graph.tensors
+        for node in subgraph.nodes:
+            if node.compute not in self.compute:
+                accepted = ", ".join(sorted(c.name for c in self.compute))
+                yield "compute", f"{node} computes in {node.compute.name}; accepted: {accepted}"
+        read = {t for node in subgraph.nodes for _, t in node.inputs}
+        between = ((node, tensors[t]) for node in subgraph.nodes for _, t in node.outputs if t in read)
+        for node, tensor in () if self.rounding else between:
+            if tensor.dtype is not node.compute:
+                kept = f"kept in {node.compute.name}, in which {node} computes"
+                rounded = f"{tensor} is rounded to {tensor.dtype.name} before another node reads it"
+                yield "rounding", f"{rounded}; accepted: {kept}"
+        for t in () if self.layouts else (*subgraph.inputs, *subgraph.outputs):
+            if not tensors[t].by_value and not _row_major(tensors[t]):
+                accepted = f"stride {list(packed_stride(tensors[t].dim))}"
+                yield "layouts", f"{tensors[t]} is not row-major without gaps; accepted: {accepted}"
+        for t in () if self.by_value else subgraph.inputs:
+            if tensors[t].by_value or tensors[t].value is not None:
+                yield "by_value", f"{tensors[t]} is passed by value; accepted: tensors in memory"
 
 
 EVERYTHING = Served(frozenset({data_type.FLOAT, data_type.DOUBLE}), rounding=True, layouts=True, by_value=True)
-
-
-def _compute(served: frozenset[data_type], subgraph: Subgraph) -> Iterator[str]:
-    for node in subgraph.nodes:
-        if node.compute not in served:
-            accepted = ", ".join(sorted(c.name for c in served))
-            yield f"{node} computes in {node.compute.name}; accepted: {accepted}"
-
-
-def _rounding(served: bool, subgraph: Subgraph) -> Iterator[str]:
-    if served:
-        return
-    read = {t for node in subgraph.nodes for _, t in node.inputs}
-    for node in subgraph.nodes:
-        for _, t in node.outputs:
-            tensor = subgraph.graph.tensors[t]
-            if t in read and tensor.dtype is not node.compute:
-                yield (
-                    f"{tensor} is rounded to {tensor.dtype.name} before another node reads it; accepted: kept in "
-                    f"{node.compute.name}, in which {node} computes"
-                )
-
-
-def _layouts(served: bool, subgraph: Subgraph) -> Iterator[str]:
-    if served:
-        return
-    for t in (*subgraph.inputs, *subgraph.outputs):
-        tensor = subgraph.graph.tensors[t]
-        if not tensor.by_value and not _row_major(tensor):
-            yield f"{tensor} is not row-major without gaps; accepted: stride {list(packed_stride(tensor.dim))}"
-
-
-def _by_value(served: bool, subgraph: Subgraph) -> Iterator[str]:
-    if served:
-        return
-    for t in subgraph.inputs:
-        tensor = subgraph.graph.tensors[t]
-        if tensor.by_value or tensor.value is not None:
-            yield f"{tensor} is passed by value; accepted: tensors in memory"
 
 
 def _row_major(tensor: Tensor) -> bool:
@@ -82,7 +64,3 @@ def _row_major(tensor: Tensor) -> bool:
         return False
     along = zip(tensor.dim, tensor.stride, packed_stride(tensor.dim), strict=True)
     return 0 in tensor.dim or all(extent == 1 or stride == packed for extent, stride, packed in along)
-
-
-_REASONS = {"compute": _compute, "rounding": _rounding, "layouts": _layouts, "by_value": _by_value}
-"""By field of ``Served``: what of a subgraph goes beyond what is declared."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from graphfuse import record
+from graphfuse.benchmarks import record
 from graphfuse.tables import store
 
 ROOT = Path(__file__).resolve().parent.parent

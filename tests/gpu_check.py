@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from graphfuse import record
+from graphfuse.benchmarks import record
 from support import sanitizer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -99,7 +99,7 @@ assert torch.equal(out, y)
 print(f"pygraph gives the same bits, with {graph.get_plan_name_at_index(0)}")
 
 # %% [markdown]
-# `explain` says in words, and `explanation` in a picture, what fused and why.
+# `explain` says in words, and `explanation` in a flowchart, what fused and why.
 
 # %%
 graph.explanation()

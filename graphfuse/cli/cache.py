@@ -8,13 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from graphfuse.cli import exits, output
-from graphfuse.cli.kept import Kind, damaged, kinds, listed, summary
+from graphfuse.cli.kept import Kind, kinds, summary
 from graphfuse.cli.output import Json
+from graphfuse.explain.account import count
 from graphfuse.kept_file import KeptFile
 
 app = typer.Typer(name="cache", cls=exits.Group, help="List, check and remove compiled kernels and tuned knobs.")
 
 _KINDS = "cubins (kernels for GPUs), emulator (kernels for the CPU), tuned (knobs)"
+Kinds = Annotated[list[str], typer.Argument(help=f"{_KINDS}; default: all", show_default=False)]
 
 
 def _kinds(names: list[str]) -> list[Kind]:
@@ -36,28 +38,26 @@ def _files(kind: Kind) -> list[KeptFile]:
 
 @app.command()
 def ls(
-    which: Annotated[list[str], typer.Argument(help=f"{_KINDS}; default: all", show_default=False)] = (),
+    which: Kinds = (),
     files: Annotated[bool, typer.Option("--files", help="each file, what was used last first")] = False,
     as_json: Json = False,
 ) -> None:
     """Say where compiled kernels and tuned knobs are, how many and how large they are, and their limits."""
-    chosen = _kinds(which)
-    found = [summary(kind) | ({"entries": listed(kind.files())} if files else {}) for kind in chosen]
+    found = [summary(kind, files) for kind in _kinds(which)]
     if as_json:
         output.print_json(found)
         return
     output.print_rows([row(one) for one in found])
-    for one in found:
-        for entry in one.get("entries", ()):
-            typer.echo(f"{entry['used']}  {output.size(entry['bytes']):>10}  {entry['path']}")
+    for entry in (entry for one in found for entry in one.get("entries", ())):
+        typer.echo(f"{entry['used']}  {count(entry['bytes']):>10}  {entry['path']}")
 
 
 def row(found: dict[str, Any]) -> tuple[object, ...]:
     """A line on a `summary`."""
     if "error" in found:
         return found["name"], "", "", found["error"]
-    limit = f"of {output.size(found['limit'])}" if found["limit"] else ""
-    return found["name"], f"{found['files']} files", f"{output.size(found['bytes'])} {limit}", found["folder"]
+    limit = f"of {count(found['limit'])}" if found["limit"] else ""
+    return found["name"], f"{found['files']} files", f"{count(found['bytes'])} {limit}", found["folder"]
 
 
 @app.command()
@@ -73,12 +73,14 @@ def clear(
     """
     chosen = [kind for kind in _kinds(which) if which or not kind.lasting]
     found = [{"name": kind.name, **_removed(Path.unlink, (f.path for f in _files(kind)))} for kind in chosen]
-    _told(found, as_json)
+    _tell(found, [f"{one['name']}: {one['removed']} files removed" for one in found], as_json)
+    if any(one["failed"] for one in found):
+        raise typer.Exit(exits.FAULT)
 
 
 @app.command()
 def verify(
-    which: Annotated[list[str], typer.Argument(help=f"{_KINDS}; default: all", show_default=False)] = (),
+    which: Kinds = (),
     remove: Annotated[bool, typer.Option("--remove", help="remove it")] = False,
     as_json: Json = False,
 ) -> None:
@@ -87,25 +89,20 @@ def verify(
     Such a file is never used. Of a table of tuned knobs, sound entries are used and stay. Exits with 1 if there is
     any left.
     """
-    found, left = [], 0
+    found, lines = [], []
     for kind in _kinds(which):
         files = _files(kind)
-        bad = damaged(kind, files)
-        one = {"name": kind.name, "files": len(files), "damaged": [{"path": str(p), "why": w} for p, w in bad]}
-        one |= _removed(kind.mend, (path for path, _ in bad)) if remove else {"removed": 0, "failed": []}
-        found.append(one)
-        left += len(bad) - one["removed"]
-    if as_json:
-        output.print_json(found)
-    else:
-        for one in found:
-            typer.echo(
-                f"{one['name']}: {one['files']} files, {len(one['damaged'])} of no use, {one['removed']} removed"
-            )
-            for bad in one["damaged"]:
-                typer.echo(f"  {bad['path']}: {bad['why']}")
-        if left and not remove:
-            typer.echo("To remove them: graphfuse cache verify --remove")
+        bad = kind.damaged(files)
+        done = _removed(kind.mend, (path for path, _ in bad) if remove else ())
+        found.append(
+            {"name": kind.name, "files": len(files), "damaged": [{"path": str(p), "why": w} for p, w in bad], **done}
+        )
+        lines.append(f"{kind.name}: {len(files)} files, {len(bad)} of no use, {done['removed']} removed")
+        lines += [f"  {path}: {why}" for path, why in bad]
+    left = sum(len(one["damaged"]) - one["removed"] for one in found)
+    if left and not remove:
+        lines.append("To remove them: graphfuse cache verify --remove")
+    _tell(found, lines, as_json)
     if left:
         raise typer.Exit(exits.FAULT)
 
@@ -122,13 +119,10 @@ def _removed(remove: Callable[[Path], None], paths: Iterable[Path]) -> dict[str,
     return {"removed": removed, "failed": failed}
 
 
-def _told(found: list[dict[str, Any]], as_json: bool) -> None:
+def _tell(found: list[dict[str, Any]], lines: list[str], as_json: bool) -> None:
     if as_json:
         output.print_json(found)
-    for one in found:
-        if not as_json:
-            typer.echo(f"{one['name']}: {one['removed']} files removed")
-        for failed in one["failed"]:
-            typer.echo(f"{failed['path']} cannot be removed: {failed['why']}", err=True)
-    if any(one["failed"] for one in found):
-        raise typer.Exit(exits.FAULT)
+    else:
+        typer.echo("\n".join(lines))
+    for failed in (failed for one in found for failed in one["failed"]):
+        typer.echo(f"{failed['path']} cannot be removed: {failed['why']}", err=True)

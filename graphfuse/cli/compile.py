@@ -14,6 +14,7 @@ import typer
 from graphfuse.cli import exits, output
 from graphfuse.cli.output import Json
 from graphfuse.cli.subject import Cases, Quick, Subject, graphs
+from graphfuse.explain.account import count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,34 +65,33 @@ def compile(
     from graphfuse.errors import GraphfuseError
     from graphfuse.runtime import cache, toolkit
 
-    device = for_arch(arch)
-    mode = heur_mode.B if every else heur_mode.OPENSOURCE
+    device, mode = for_arch(arch), heur_mode.B if every else heur_mode.OPENSOURCE
     found = graphs(subject, case, quick)
     if file is not None and len(found) != 1:
         raise typer.BadParameter(f"a file holds one graph, not {len(found)}; name one by --case", param_hint="--output")
     nvrtc = toolkit.load()
     wanted: dict[Kernel, list[str]] = {}  # equal problems are equal sources
     failed: list[dict[str, str]] = []
-    to_write: tuple[pygraph, tuple[Plan, ...]] | None = None
+    best: tuple[Plan, ...] = ()
     for name, graph in found.items():
         try:
             best = plans(graph, device, mode)[: None if every else 1]
         except GraphfuseError as error:
             failed.append({"subject": name, "why": str(error)})
             continue
-        if file is not None:
-            to_write = graph, best
         for kernel in dict.fromkeys(k for plan in best for k in kernels(plan)):
             wanted.setdefault(kernel, []).append(name)
-    console = Console(stderr=True)
-    before, start = cache.statistics(), time.monotonic()
-    size = 0
-    for kernel, code in _compiled(wanted, device, console):
+    before, start, size = cache.statistics(), time.monotonic(), 0
+    for kernel, code in _compiled(wanted, device, Console(stderr=True)):
         if isinstance(code, bytes):
             size += len(code)
         else:
             failed.append({"subject": ", ".join(wanted[kernel]), "why": str(code)})
     after = cache.statistics()
+    written = None
+    if file is not None and not failed:
+        write(file, *found.values(), best)
+        written = str(file)
     report = {
         "subject": subject,
         "arch": device.arch,
@@ -104,22 +104,16 @@ def compile(
         "bytes": size,
         "seconds": round(time.monotonic() - start, 3),
         "failed": failed,
-        "output": None,
+        "output": written,
     }
-    if file is not None and to_write is not None and not failed:
-        write(file, *to_write)
-        report["output"] = str(file)
     if as_json:
         output.print_json(report)
     else:
-        typer.echo(
-            f"{output.counted(len(found), 'graph')}, {output.counted(len(wanted), 'kernel')} ({output.size(size)}) "
-            f"for {device.arch}: "
-            f"{report['compiled']} compiled in {report['seconds']:.1f} s, {report['kept_before']} were there: "
-            f"{report['folder']}"
-        )
-        if report["output"]:
-            typer.echo(f"written: {file} ({output.size(file.stat().st_size)})")
+        made = f"{output.counted(len(found), 'graph')}, {output.counted(len(wanted), 'kernel')} ({count(size)})"
+        took = f"{report['compiled']} compiled in {report['seconds']:.1f} s, {report['kept_before']} were there"
+        typer.echo(f"{made} for {device.arch}: {took}: {report['folder']}")
+        if file is not None and written:
+            typer.echo(f"written: {file} ({count(file.stat().st_size)})")
         for one in failed:
             typer.echo(f"{one['subject']}: {one['why']}", err=True)
     if failed:

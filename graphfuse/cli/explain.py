@@ -13,7 +13,7 @@ from graphfuse.cli.output import Json
 from graphfuse.cli.subject import Cases, Subject, graphs, plan_for
 
 MODES = ("A", "B", "OPENSOURCE", "FALLBACK")
-FORMATS = ("text", "tree", "svg", "mermaid")
+FORMATS = ("text", "tree", "mermaid", "dot", "svg")
 
 
 def explain(
@@ -25,7 +25,7 @@ def explain(
     ] = None,
     form: Annotated[str, typer.Option("--format", help=f"how to say it: {', '.join(FORMATS)}")] = "text",
     html: Annotated[
-        Path | None, typer.Option(help="write a page of its own to this file instead, of one case", metavar="FILE")
+        Path | None, typer.Option(help="write an HTML page to this file instead, of one case", metavar="FILE")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphfuse.cli.kept import Kind, damaged, kinds
+from graphfuse.cli.kept import Kind, kinds
 from graphfuse.device import Device
 from graphfuse.errors import CompilerNotFoundError, GraphfuseError, PluginError, SettingError, ToolkitNotFoundError
 from graphfuse.kept_file import foreign
@@ -109,7 +109,9 @@ def nvrtc() -> Iterator[Finding]:
         needed = "" if devices else "; it is needed for GPUs, and to compile for them ahead of time"
         yield Finding("NVRTC", level, str(error).splitlines()[0] + needed, toolkit.mend())
         return
-    yield from nvrtc_serves(kit.version, toolkit.architectures(), device.driver_version() if devices else None, devices)
+    served = device.driver_version() if devices else None
+    for found in nvrtc_serves(kit.version, toolkit.architectures(), served, devices):
+        yield replace(found, what=f"{found.what}: {kit.nvrtc} ({kit.origin})")
 
 
 def nvrtc_serves(
@@ -152,61 +154,55 @@ def compiler() -> Iterator[Finding]:
         log = (done.stderr.strip().splitlines() or ["no reason given"])[0]
         yield Finding("C++ compiler", level, f"{found} makes no library of C++17: {log}", mend)
     else:
-        yield Finding("C++ compiler", OK, str(found))
+        yield Finding("C++ compiler", OK, f"{found}: {found.path}")
 
 
 def caches() -> Iterator[Finding]:
     """Whether what is compiled and tuned can be kept, and what is kept is sound."""
+    from graphfuse import settings as read
+
     for kind in kinds().values():
+        variable = "GRAPHFUSE_TUNING_DIR" if kind.lasting else "GRAPHFUSE_CACHE_DIR"
         try:
             folder = kind.folder()
         except SettingError:  # told by `settings`
             continue
         except OSError as error:
-            mend = f"export {_variable(kind)}=/var/tmp/graphfuse"
-            yield Finding(kind.name, FAULT, f"{kind.holds} are not kept: {error}", mend)
+            what = f"{kind.holds} are not kept: {error}"
+            yield Finding(kind.name, FAULT, what, f"export {variable}=/var/tmp/graphfuse")
             continue
-        found = list(_folder(kind, folder)) or list(_content(kind))
-        yield from found or [Finding(kind.name, OK, f"{folder}, {len(kind.files())} files")]
+        # What the user's own setting names may be of use as it is.
+        faults = list(_folder(kind, folder, f"unset {variable}" if variable in read.given() else ""))
+        if not faults and (bad := kind.damaged(kind.files())):
+            (path, why), more = bad[0], f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+            faults = [(f"{path}: {why}{more}", f"graphfuse cache verify --remove {kind.name}")]
+        yield from (Finding(kind.name, FAULT, *fault) for fault in faults)
+        if not faults:
+            yield Finding(kind.name, OK, f"{folder}, {len(kind.files())} files")
 
 
-def _variable(kind: Kind) -> str:
-    """The setting that says where files of a kind are kept."""
-    return "GRAPHFUSE_TUNING_DIR" if kind.lasting else "GRAPHFUSE_CACHE_DIR"
-
-
-def _folder(kind: Kind, folder: Path) -> Iterator[Finding]:
-    from graphfuse import settings as read
-
+def _folder(kind: Kind, folder: Path, unset: str) -> Iterator[tuple[str, str]]:
+    """(what is wrong with it, what mends it)"""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     quoted = shlex.quote(str(there))
-    # What the user's own setting names may be of use as it is.
-    unset = f"unset {_variable(kind)}" if _variable(kind) in read.given() else None
     if not there.is_dir():
-        mend = unset or f"rm {quoted}"
-        yield Finding(kind.name, FAULT, f"{there} is no folder: {kind.holds} are not kept", mend)
+        yield f"{there} is no folder: {kind.holds} are not kept", unset or f"rm {quoted}"
         return
     why = foreign(there.stat()) if there == folder else None
     if why is not None:
-        mend = f"sudo chown -R {os.geteuid()} {quoted}" if "belongs" in why else f"chmod -R go-w {quoted}"
-        yield Finding(kind.name, FAULT, f"{there}: {why}", mend)
+        yield (
+            f"{there}: {why}",
+            f"sudo chown -R {os.geteuid()} {quoted}" if "belongs" in why else f"chmod -R go-w {quoted}",
+        )
     try:
         os.scandir(there).close()
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
         what = f"{there} cannot be read and written ({error.strerror}): {kind.holds} are not kept"
-        yield Finding(kind.name, FAULT, what, unset or f"chmod u+rwx {quoted}")
+        yield what, unset or f"chmod u+rwx {quoted}"
         return
     if shutil.disk_usage(there).free < _LEAST_ROOM:
-        yield Finding(kind.name, FAULT, f"the file system of {there} is full", "graphfuse cache clear")
-
-
-def _content(kind: Kind) -> Iterator[Finding]:
-    bad = damaged(kind, kind.files())
-    if bad:
-        (path, why), more = bad[0], f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-        mend = f"graphfuse cache verify --remove {kind.name}"
-        yield Finding(kind.name, FAULT, f"{path}: {why}{more}", mend)
+        yield f"the file system of {there} is full", "graphfuse cache clear"
 
 
 def tables() -> Iterator[Finding]:

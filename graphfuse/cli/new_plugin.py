@@ -4,6 +4,7 @@ The package works as written: bias -> GELU as one kernel, checked by ``graphfuse
 template, then the facts, the kernel, and what the engine declares.
 """
 
+import contextlib
 import importlib.util
 import keyword
 import os
@@ -111,14 +112,9 @@ def _refuse(name: str, package: str) -> None:
 def _installed(name: str, package: str) -> Iterator[str]:
     """What a package of this name would stand beside: modules that are imported by it, a distribution called it."""
     there = importlib.util.find_spec(package)
-    if there is not None and there.origin is not None:
-        yield there.origin
-    elif there is not None:  # folders without __init__.py, as any in the working directory is
-        for place in there.submodule_search_locations or ():
-            if Path(place).resolve().parent != Path.cwd():
-                yield place
-    try:
-        found = metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return
-    yield f"{found.metadata['Name']} {found.version}"
+    # Folders without __init__.py have no origin, as any in the working directory is one.
+    found = [] if there is None else [there.origin] if there.origin else there.submodule_search_locations or ()
+    yield from (place for place in found if there.origin or Path(place).resolve().parent != Path.cwd())
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        about = metadata.distribution(name)
+        yield f"{about.metadata['Name']} {about.version}"

@@ -23,14 +23,6 @@ def print_rows(rows: Iterable[Sequence[object]]) -> None:
         typer.echo(line.rstrip())
 
 
-def size(count: int) -> str:
-    """Bytes, in words."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} bytes"
-
-
 def counted(count: int, noun: str) -> str:
     """A number of things, in words."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

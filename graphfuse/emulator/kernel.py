@@ -15,10 +15,10 @@ FORWARD, REVERSE = 0, 1
 
 
 class LaunchRecord(ctypes.Structure):
-    """GfLaunch of launch.hpp."""
+    """GfLaunch of launch.hpp: how a kernel is run. gridDimX: as the driver's configuration has it."""
 
     _fields_ = [
-        ("grid", ctypes.c_uint),
+        ("gridDimX", ctypes.c_uint),
         ("block", ctypes.c_uint),
         ("cluster", ctypes.c_uint),
         ("cooperative", ctypes.c_uint),
@@ -57,21 +57,6 @@ class Kernel:
         self.launcher(launch, schedule=schedule).start(buffers, scratch, stream)
 
 
-class _Config:
-    """How a launch is run. gridDimX: as the driver's configuration has it."""
-
-    def __init__(self, launch: LaunchRecord):
-        self.launch = launch
-
-    @property
-    def gridDimX(self) -> int:  # noqa: N802 - the driver's spelling
-        return self.launch.grid
-
-    @gridDimX.setter
-    def gridDimX(self, grid: int) -> None:  # noqa: N802
-        self.launch.grid = grid
-
-
 class Launcher:
     """A kernel with how it is run. It has all that generated code of ``runtime.fastcall`` uses of a
     ``runtime.launch.Launcher``. Streams mean nothing to it: a kernel runs to its end."""
@@ -92,14 +77,14 @@ class Launcher:
     def new(self, stream: int) -> tuple:
         """A new launch block, as ``runtime.launch.Block``: memory of the arguments, and how the kernel is run."""
         memory = ctypes.create_string_buffer(max(self.packing.size, 1))
-        config = _Config(LaunchRecord.of(self._launch, self._schedule))
+        config = LaunchRecord.of(self._launch, self._schedule)
         return memory, config, config, memory, self.waiting.setdefault(stream, []), None
 
-    def launch(self, config: _Config, function: None, memory: object, extra: None) -> int:
+    def launch(self, config: LaunchRecord, function: None, memory: object, extra: None) -> int:
         """Run the kernel to its end with a block. Returns 0, as the driver does without an error; KernelFaultError with
         what the machine found. It does not see addresses outside the buffers (``check`` does)."""
         with _turn:
-            error = self._run(ctypes.byref(config.launch), memory)
+            error = self._run(ctypes.byref(config), memory)
         if error is not None:
             raise KernelFaultError(f"kernel {self._entry!r} on the emulator: {error.decode()}")
         return 0

@@ -1,7 +1,7 @@
 """How a graph was planned, as data and in several formats.
 
-``explained`` makes an ``Explanation`` from a planner. ``text``, ``tree``, ``json``, ``svg``, ``mermaid`` and ``html``
-format it. Users get explanations from ``pygraph.explanation`` and ``graphfuse.functional.explain``.
+``explained`` makes an ``Explanation`` from a planner. ``text``, ``tree``, ``json``, ``mermaid``, ``dot``, ``svg`` and
+``html`` format it. Users get explanations from ``pygraph.explanation`` and ``graphfuse.functional.explain``.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from graphfuse.explain.account import Account
 from graphfuse.explain.explanation import Explanation
 from graphfuse.explain.fallback import fallback
-from graphfuse.explain.flowchart import mermaid
+from graphfuse.explain.graphviz import dot, svg
+from graphfuse.explain.mermaid import mermaid
 from graphfuse.explain.page import html
-from graphfuse.explain.picture import svg
 from graphfuse.explain.planned import explained
 from graphfuse.explain.record import json
 from graphfuse.explain.text import text
@@ -23,6 +23,7 @@ FORMATS: Mapping[str, Callable[[Account], str]] = {
     "json": json,
     "svg": svg,
     "mermaid": mermaid,
+    "dot": dot,
     "html": html,
 }
 """What writes an account down as text, by the name of the format."""
@@ -31,6 +32,7 @@ __all__ = [
     "FORMATS",
     "Account",
     "Explanation",
+    "dot",
     "explained",
     "fallback",
     "html",

@@ -1,9 +1,9 @@
-"""An account that displays itself: as text when printed, as a picture in a notebook."""
+"""An account that displays itself: as text when printed, as a flowchart in a notebook."""
 
 from typing import TYPE_CHECKING
 
 from graphfuse.explain.account import Account
-from graphfuse.explain.picture import svg
+from graphfuse.explain.mermaid import mermaid
 from graphfuse.explain.text import text
 from graphfuse.explain.tree import tree
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Explanation(Account):
     """What planning made of a graph; frozen, and independent of the graph from then on.
 
-    ``print`` and a prompt give its text, ``rich.print`` a tree, the end of a notebook's cell a picture. Other formats
+    ``print`` and a prompt give its text, ``rich.print`` a tree, the end of a notebook's cell a flowchart. Other formats
     are the functions of ``graphfuse.explain``.
     """
 
@@ -26,9 +26,6 @@ class Explanation(Account):
     def __rich__(self) -> "Tree":
         return tree(self)
 
-    def _repr_svg_(self) -> str:
-        return svg(self)
-
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """What Jupyter asks for. include, exclude: left to it."""
-        return {"text/plain": text(self), "image/svg+xml": svg(self)}
+        """What Jupyter asks for; JupyterLab 4.1, Notebook 7.1 and later draw Mermaid. include, exclude: left to it."""
+        return {"text/plain": text(self), "text/markdown": f"```mermaid\n{mermaid(self)}\n```"}

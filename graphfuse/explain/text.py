@@ -1,36 +1,43 @@
-"""An account as plain text: what matched, which engines declined and why, what was chosen and why."""
+"""An account in words: what matched, which engines declined and why, what was chosen and why."""
+
+from collections.abc import Iterator
 
 from graphfuse.explain.account import Account, MatchEntry, PlanEntry, RegionEntry, VerdictEntry
 from graphfuse.traffic import Traffic
 
 
 def text(account: Account) -> str:
-    """Several lines, without one at the end."""
-    lines = [
-        f"graph {account.graph!r} on {account.device} ({account.device_name}), {len(account.nodes)} nodes",
-        "patterns",
-        *(f"  {m.pattern} matches {account.names(m.nodes)}" for m in account.matches),
-        *(f"  {_misfit(account, m)}" for m in account.misfits),
-        *(f"  {line}" for line in account.left_out),
-        *(f"  no pattern matches {account.names((i,))}" for i in account.unmatched),
-    ]
-    for mode in account.modes:
-        lines.append(f"engines, mode {mode.mode}")
-        lines += [f"  {_verdict(account, v)}" for v in mode.verdicts] or ["  none is asked in this mode"]
-        if mode.regions:
-            lines.append(f"  {mode.regions}")
-        if mode.uncovered:
-            lines.append(f"  nothing takes {', '.join(mode.uncovered)}")
-    lines.append(f"plans ({len(account.plans)})")
-    lines += [f"  {_plan(p)}" for p in account.plans] or ["  none"]
-    if account.selected is not None:
-        lines += _chosen(account, account.selected)
-    if account.shown is not None:
-        lines += [
-            f"bytes moved by plan {account.shown}",
-            f"  {_moved(account.after)}; one kernel a node: {_moved(account.before)}",
-        ]
+    """Plain text of several lines, without a line break at the end."""
+    lines = [title(account)]
+    for heading, about in sections(account):
+        lines += [heading, *(f"  {line}" for line in about)]
     return "\n".join(lines)
+
+
+def title(account: Account) -> str:
+    """The first line."""
+    return f"graph {account.graph!r} on {account.device} ({account.device_name}), {len(account.nodes)} nodes"
+
+
+def sections(account: Account) -> Iterator[tuple[str, list[str]]]:
+    """(heading, lines) of each section."""
+    found = [f"{m.pattern} matches {account.names(m.nodes)}" for m in account.matches]
+    found += [_misfit(account, m) for m in account.misfits]
+    yield (
+        "patterns",
+        [*found, *account.left_out, *(f"no pattern matches {account.names((i,))}" for i in account.unmatched)],
+    )
+    for mode in account.modes:
+        found = [_verdict(account, v) for v in mode.verdicts] or ["none is asked in this mode"]
+        found += [mode.regions] if mode.regions else []
+        found += [f"nothing takes {', '.join(mode.uncovered)}"] if mode.uncovered else []
+        yield f"engines, mode {mode.mode}", found
+    yield f"plans ({len(account.plans)})", [_plan(p) for p in account.plans] or ["none"]
+    if account.selected is not None:
+        yield "chosen", _chosen(account, account.selected)
+    if account.shown is not None:
+        moved = f"{_moved(account.after)}; one kernel a node: {_moved(account.before)}"
+        yield f"bytes moved by plan {account.shown}", [moved]
 
 
 def _misfit(account: Account, m: MatchEntry) -> str:
@@ -51,11 +58,10 @@ def _plan(p: PlanEntry) -> str:
 
 
 def _chosen(account: Account, index: int) -> list[str]:
-    lines = ["chosen", *(f"  {_region(account, region)}" for region in account.regions)]
     place = f"the {index} before it are barred or were passed over" if index else "it ranks first"
     order = f"rank goes by mode as given, then engine: {account.rank}; then tuned knobs before its own order of knobs"
-    lines.append(f"  because {place}; {order}")
-    return lines + [f"  note: {note}" for note in account.notes]
+    notes = (f"note: {note}" for note in account.notes)
+    return [*(_region(account, r) for r in account.regions), f"because {place}; {order}", *notes]
 
 
 def _region(account: Account, r: RegionEntry) -> str:

@@ -23,7 +23,6 @@ from graphfuse.runtime.toolkit import Toolkit
 _MARK = b"gfcubin\x02"
 _DIGEST = hashlib.sha256().digest_size
 _TRAILER = len(_MARK) + 2 * _DIGEST
-_EARLIER_MARK = b"gfcubin\x01"  # of a trailer without the key
 
 KEPT_KERNELS = 1024
 """In memory: as many as loaded ones are kept on the emulator. A cubin is some 30 KB."""
@@ -69,10 +68,8 @@ def kept() -> list[KeptFile]:
 
 
 def damage(path: Path) -> str | None:
-    """Why an entry is a miss for whoever looks for it; None if it is not, or if an earlier version looks for it."""
+    """Why an entry is a miss for whoever looks for it; None if it is not."""
     stored = path.read_bytes()
-    if stored[-len(_EARLIER_MARK) - _DIGEST :].startswith(_EARLIER_MARK):
-        return None
     code, trailer = stored[:-_TRAILER], stored[-_TRAILER:]
     if len(trailer) < _TRAILER or not trailer.startswith(_MARK):
         return "it is truncated"

@@ -3,23 +3,22 @@
 from graphfuse.errors import GraphfuseError, KernelFaultError
 from graphfuse.planner import Planner
 from graphfuse.runtime.handle import Handle
-from graphfuse.testing import reference, storage
 from graphfuse.testing.subject import REFERENCE, Subject
 from graphfuse.testing.taken import Taken
+from graphfuse.testing.valued import ValuedGraph
 
 
 def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> str | None:
     """What is wrong with what the part computes; None if nothing is."""
     graph, where = one.case.graph, one.device.memory
-    given = reference.inputs(torch, graph, seed)
-    wide, near = (reference.evaluated(torch, graph, given, w) for w in (True, False))
+    valued = ValuedGraph(torch, graph, seed)
     pack: dict[int, object] = {}
     buffers: dict[int, object] = {}
     for t in graph.bound:
         if t.by_value:
-            pack[t.uid] = float(given[t.id].reshape(-1)[0])
+            pack[t.uid] = valued.number(t)
             continue
-        content = storage.stored(torch, t, None if t.id in graph.producer else given[t.id])
+        content = valued.memory(t, t.id not in graph.producer)
         memory = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(where, copy=True)
         # What is allocated is aligned to more than any access; the tensor's own alignment is enough.
         room = torch.empty(memory.numel() + 256, dtype=torch.uint8, device=where)
@@ -36,18 +35,9 @@ def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> s
             torch.cuda.synchronize(one.device.ordinal)
     except GraphfuseError as error:
         return str(error)
-    for t in graph.outputs:
-        if t.id not in buffers:
-            continue
-        content = buffers[t.id].cpu().numpy().tobytes()[: t.nbytes]
-        between = storage.written_between(torch, t, content)
-        if between:
-            return f"{t}: {between} bytes between its elements were written"
-        found = storage.loaded(torch, t, content)
-        wrong = reference.difference(torch, graph, t, found, wide[t.id], near[t.id], tolerance)
-        if wrong:
-            return wrong
-    return None
+    made = (t for t in graph.outputs if t.id in buffers)
+    faults = (valued.fault(t, buffers[t.id].cpu().numpy().tobytes()[: t.nbytes], tolerance) for t in made)
+    return next(filter(None, faults), None)
 
 
 def _planned(planner: Planner, one: Taken) -> int:

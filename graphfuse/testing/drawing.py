@@ -8,7 +8,7 @@ from graphfuse.dtypes import data_type
 from graphfuse.errors import GraphfuseError
 from graphfuse.ir import Graph
 from graphfuse.lower import lower
-from graphfuse.match import Capture, Made, NodeTemplate, Pattern, PatternGraph, Symbol
+from graphfuse.match import Capture, Made, NodeTemplate, Pattern, PatternGraph, Symbol, above
 from graphfuse.user_graph import pygraph
 
 ROWS, COLUMNS = 4, 64
@@ -68,19 +68,8 @@ def _choices(count: int) -> Iterator[tuple[str, ...]]:
 
 
 def _captures(outputs: Mapping[str, Made]) -> Sequence[Capture]:
-    found: dict[Capture, None] = {}
-    seen: set[NodeTemplate] = set()
-    waiting = [made.node for made in outputs.values()]
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        for symbol in node.inputs.values():
-            if isinstance(symbol, Capture):
-                found[symbol] = None
-            else:
-                waiting.append(symbol.node)
+    nodes = {node for made in outputs.values() for node in above(made.node)}
+    found = {symbol for node in nodes for symbol in node.inputs.values() if isinstance(symbol, Capture)}
     return sorted(found, key=lambda c: c.name)
 
 

@@ -1,6 +1,5 @@
 """Runs a kernel on the emulator, in a separate program under sanitizers, and compares it with the reference."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from graphfuse.emulator.check import Memory, check
@@ -8,8 +7,8 @@ from graphfuse.emulator.compiler import Build
 from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError, KernelCompileError, KernelFaultError
 from graphfuse.ir import TensorId
-from graphfuse.testing import reference, storage
 from graphfuse.testing.taken import Taken
+from graphfuse.testing.valued import ValuedGraph
 
 _PAGE = 1 << 16  # between tensors
 MOST_THREADS = 1 << 16
@@ -40,44 +39,31 @@ def fault(torch, one: Taken, sanitizers: Build, tolerance: float, seed: int, in_
     in_place: with the engine's first pair of tensors that may be the same memory in the same memory.
     """
     graph, subgraph = one.case.graph, one.part.region.subgraph
-    given = reference.inputs(torch, graph, seed)
-    wide, near = (reference.evaluated(torch, graph, given, w) for w in (True, False))
+    valued = ValuedGraph(torch, graph, seed)
     memory: dict[TensorId, Memory] = {}
     at = 1 << 40
     for t in map(graph.tensors.__getitem__, dict.fromkeys((*subgraph.inputs, *subgraph.outputs))):
         if not t.by_value:
-            known = t.id in subgraph.inputs
-            memory[t.id] = Memory(at + t.alignment, storage.stored(torch, t, near[t.id] if known else None))
+            memory[t.id] = Memory(at + t.alignment, valued.memory(t, t.id in subgraph.inputs))
             at += -(-t.nbytes // _PAGE) * _PAGE + _PAGE
     if in_place:
         read, made = one.engine.in_place(one.part.facts, one.part.knobs)[0]
         memory[made] = replace(memory[read])
-    scalars = {t.id: float(near[t.id].reshape(-1)[0]) for t in graph.tensors if t.by_value and t.id in near}
+    scalars = {t.id: valued.number(t) for t in graph.tensors if t.by_value and t.id in valued.near}
     try:
         results = check(source(one), one.engine.entry, one.part.outline, memory, scalars, sanitizers)
     except (KernelFaultError, KernelCompileError) as error:
         return _brief(error)
-    for t in subgraph.outputs:
-        tensor = graph.tensors[t]
-        contents = [result[t] for result in results]
+    for t in map(graph.tensors.__getitem__, subgraph.outputs):
+        contents = [result[t.id] for result in results]
         if len(set(contents)) > 1:
-            return f"{tensor}: its bytes depend on the order in which threads run"
-        between = 0 if in_place else storage.written_between(torch, tensor, contents[0])
-        if between:
-            return f"{tensor}: {between} bytes between its elements were written"
-        found = storage.loaded(torch, tensor, contents[0])
-        wrong = reference.difference(torch, graph, tensor, found, wide[t], near[t], tolerance)
+            return f"{t}: its bytes depend on the order in which threads run"
+        wrong = valued.fault(t, contents[0], tolerance, in_place)
         if wrong:
             return wrong
-    return _inputs_kept(one, memory, results[0], in_place)
-
-
-def _inputs_kept(
-    one: Taken, before: Mapping[TensorId, Memory], after: Mapping[TensorId, bytes], in_place: bool
-) -> str | None:
-    for t in one.part.region.subgraph.inputs:
-        if t in before and not in_place and after[t] != before[t].content:
-            return f"{one.case.graph.tensors[t]}: the kernel wrote to it, and it is an input"
+    for t in () if in_place else subgraph.inputs:
+        if t in memory and results[0][t] != memory[t].content:
+            return f"{graph.tensors[t]}: the kernel wrote to it, and it is an input"
     return None
 
 

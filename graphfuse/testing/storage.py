@@ -3,6 +3,7 @@
 from graphfuse import reordering, rounding
 from graphfuse.enums import tensor_reordering
 from graphfuse.ir import Tensor
+from graphfuse.runtime.storage import storage
 
 POISON = 0xFF
 """A byte of memory that nobody wrote: NaN in every type that has one."""
@@ -16,8 +17,8 @@ def stored(torch, t: Tensor, values: object | None) -> bytes:
             coded = rounding.encode(torch, values, t.dtype)
             memory[reordering.offsets(torch, t.dim, "cpu")] = coded.view(torch.uint8)
         else:
-            values = values.movedim(t.packed_axis, -1) if t.dtype.bits < 8 else values
-            _view(torch, t, memory).copy_(rounding.encode(torch, values, t.dtype))
+            axis = _axis(t)
+            _view(torch, t, memory).copy_(rounding.encode(torch, values.movedim(axis, -1), t.dtype).movedim(-1, axis))
     return memory.numpy().tobytes()
 
 
@@ -29,8 +30,9 @@ def loaded(torch, t: Tensor, content: bytes) -> object:
     if t.reordering is not tensor_reordering.NONE:
         coded = memory[reordering.offsets(torch, t.dim, "cpu")].view(getattr(torch, t.dtype.facts.torch))
         return rounding.decode(torch, coded, t.dtype, torch.float64)
-    values = rounding.decode(torch, _view(torch, t, memory), t.dtype, torch.float64)
-    return values.movedim(-1, t.packed_axis) if t.dtype.bits < 8 else values
+    axis = _axis(t)
+    coded = _view(torch, t, memory).movedim(axis, -1)
+    return rounding.decode(torch, coded, t.dtype, torch.float64).movedim(-1, axis)
 
 
 def written_between(torch, t: Tensor, content: bytes) -> int:
@@ -43,10 +45,13 @@ def written_between(torch, t: Tensor, content: bytes) -> int:
     return int((memory[gap] != POISON).sum())
 
 
+def _axis(t: Tensor) -> int:
+    """The axis along which elements share bytes; the last where none do."""
+    return t.packed_axis if t.dtype.bits < 8 else -1
+
+
 def _view(torch, t: Tensor, memory: object) -> object:
-    """A torch tensor over the bytes; of FP4 pairs, the packed axis last and halved."""
-    if t.dtype.bits >= 8:
-        return memory.view(getattr(torch, t.dtype.facts.torch)).as_strided(t.dim, t.stride)
-    order = [axis for axis in range(len(t.dim)) if axis != t.packed_axis]
-    dim = (*(t.dim[a] for a in order), t.dim[t.packed_axis] // 2)
-    return memory.as_strided(dim, (*(t.stride[a] // 2 for a in order), 1))
+    """A torch tensor over the bytes, of FP4 the pairs."""
+    stored = storage(t)
+    whole = memory if t.dtype.bits < 8 else memory.view(getattr(torch, t.dtype.facts.torch))
+    return whole.as_strided(stored.dim, stored.stride)

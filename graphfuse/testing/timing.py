@@ -1,15 +1,16 @@
 """Times an engine's kernel on this machine's GPU, beside the stream limit."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from graphfuse.errors import DeviceError
-from graphfuse.planner import Planner
+from graphfuse.planner import prepare
 from graphfuse.record import gpu_needed
-from graphfuse.testing import reference, storage
-from graphfuse.testing.subject import REFERENCE, Subject
+from graphfuse.testing.subject import Subject
 from graphfuse.testing.taken import Taken, taken
+from graphfuse.testing.valued import ValuedGraph
 from graphfuse.testing.variants import Case, resized
+from graphfuse.tuning.workbench import Workbench
 
 SIZES = ((1024, 1024), (8192, 4096), (32768, 8192))
 
@@ -31,49 +32,32 @@ def timed(torch, subject: Subject) -> Iterator[str]:
             graph = resized(drawing.graph, size)
             found = [] if graph is None else list(taken(subject, Case(drawing.name, graph, ()), here, Counter()))
             if found:
-                yield _line(torch, subject, found[0])
+                yield _line(torch, found[0])
                 break
 
 
-def _line(torch, subject: Subject, one: Taken) -> str:
+def _line(torch, one: Taken) -> str:
     from graphfuse.runtime import timing
 
-    graph = one.case.graph
+    graph, where = one.case.graph, one.device.memory
     moved = sum(t.nbytes for t in graph.bound if not t.by_value)
-    sets = timing.buffer_sets(moved)
     words = max(1, moved // 8)  # of 4 bytes, half of them read and half written
-    where = one.device.memory
-    halves = [
-        (torch.zeros(words, dtype=torch.int32, device=where), torch.empty(words, dtype=torch.int32, device=where))
-    ]
-    halves += [tuple(map(torch.empty_like, halves[0])) for _ in range(sets - 1)]
-    stream = [lambda a=a, b=b: torch.neg(a, out=b) for a, b in halves]
-    calls = _calls(torch, subject, one, sets)
+    calls = calls_of(torch, one)
+    halves = [torch.zeros(2, words, dtype=torch.int32, device=where) for _ in calls]
+    stream = [lambda read=read, made=made: torch.neg(read, out=made) for read, made in halves]
     ours, limit = timing.compare([timing.capture(calls), timing.capture(stream)])
     shapes = ", ".join(f"{t.name} {t.dtype.name} {list(t.dim)}" for t in graph.bound)
     return f"{shapes}: {ours.median:.1f} us, {limit.median / ours.median:.1%} of the stream limit"
 
 
-def _calls(torch, subject: Subject, one: Taken, sets: int) -> list[Callable[[], None]]:
-    from graphfuse.runtime.handle import Handle
-
-    graph, where = one.case.graph, one.device.memory
-    planner = Planner(graph, Handle(one.device), subject.registry.patterns, (*subject.engines, REFERENCE))
-    planner.create([next(iter(one.engine.modes))])
-    planner.build_at(0)
-    workspace = torch.empty(max(planner.at(0).workspace_bytes, 1), dtype=torch.uint8, device=where)
-    given = reference.inputs(torch, graph, 0)
-
-    def call() -> Callable[[], None]:
-        pack: dict[int, object] = {}
-        kept = []
-        for t in graph.bound:
-            if t.by_value:
-                pack[t.uid] = float(given[t.id].reshape(-1)[0])
-            else:
-                content = storage.stored(torch, t, None if t.id in graph.producer else given[t.id])
-                kept.append(torch.frombuffer(bytearray(content), dtype=torch.uint8).to(where))
-                pack[t.uid] = kept[-1].data_ptr()
-        return lambda kept=kept: planner.execute(None, pack, workspace, None, False, lambda pack: None)
-
-    return [call() for _ in range(sets)]
+def calls_of(torch, one: Taken) -> Sequence[Callable[[], None]]:
+    """Calls of the part's work, one on each of several sets of buffers."""
+    subgraph, valued = one.part.region.subgraph, ValuedGraph(torch, one.case.graph, 0)
+    touched = [subgraph.graph.tensors[t] for t in dict.fromkeys((*subgraph.inputs, *subgraph.outputs))]
+    scalars = {t.id: valued.number(t) for t in touched if t.by_value}
+    memory = {
+        t.id: torch.frombuffer(bytearray(valued.memory(t, True)), dtype=torch.uint8).to(one.device.memory)
+        for t in touched
+        if not t.by_value
+    }
+    return Workbench(one.part, one.device, memory, scalars).calls(prepare(one.part, one.device))

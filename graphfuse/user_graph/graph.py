@@ -90,8 +90,9 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
     def explain(self, format: str = "text") -> str:  # noqa: A002 - what it is called elsewhere
         """Which patterns matched which nodes, which engines declined and why, what was chosen and why, bytes moved.
 
-        format: "text", "tree", "json", "svg", "mermaid" (a flowchart for Markdown) or "html" (one page that needs
-        nothing else). After ``build_operation_graph``, whether or not the graph can be run.
+        format: "text", "tree", "json", "mermaid" (a flowchart for Markdown), "dot" (the same for graphviz), "svg"
+        (drawn by graphviz; GraphvizError where that is not installed) or "html" (a page with the tree and the
+        flowchart, whose drawing needs the network). After ``build_operation_graph``, whether or not the graph can run.
         """
         from graphfuse.explain import FORMATS
 
@@ -100,7 +101,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         return FORMATS[format](self.explanation())
 
     def explanation(self) -> Explanation:
-        """What ``explain`` writes down, as data; at the end of a notebook's cell it is a picture."""
+        """What ``explain`` writes down, as data; at the end of a notebook's cell it is a flowchart."""
         from graphfuse.explain import explained
 
         return explained(self._need(self._planner, "build_operation_graph"))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from graphfuse import cli, record
-from graphfuse.benchmarks import command
+from graphfuse import cli
+from graphfuse.benchmarks import command, record
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.benchmarks.results import Results

@@ -14,8 +14,18 @@ import torch
 from typer.testing import CliRunner
 
 import graphfuse.torch as ours
-from graphfuse import cli, record
-from graphfuse.benchmarks import command, model_check, model_counts, model_record, model_session, models, render, tables
+from graphfuse import cli
+from graphfuse.benchmarks import (
+    command,
+    model_check,
+    model_counts,
+    model_record,
+    model_session,
+    models,
+    record,
+    render,
+    tables,
+)
 from graphfuse.benchmarks.model_cases import CASES, DECODE, MODELS, PREFILL, STEP, WORKS, Block, cases
 from graphfuse.benchmarks.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS, Running, Way, compiled
 from graphfuse.benchmarks.results import Results

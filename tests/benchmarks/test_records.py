@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from graphfuse import record, settings
-from graphfuse.benchmarks import command, session
+from graphfuse import settings
+from graphfuse.benchmarks import command, record, session
 from graphfuse.benchmarks.rmsnorm_silu import BENCH
 from graphfuse.benchmarks.untuned import untuned
 from support import bench_record

@@ -3,8 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from graphfuse import record
-from graphfuse.benchmarks import sizes, tuning
+from graphfuse.benchmarks import record, sizes, tuning
 from graphfuse.cli import app
 from graphfuse.device import for_arch
 from graphfuse.tables.entry import Entry, Source

@@ -1,6 +1,5 @@
 """`graphfuse cache`: what is listed, found damaged, removed; the limit of users."""
 
-import hashlib
 import json
 import os
 import time
@@ -184,11 +183,3 @@ def test_a_process_that_removes_files_meanwhile_is_no_fault(answer, kept, monkey
         {"name": "emulator", "files": 2, "damaged": [], "removed": 0, "failed": []}
     ]
     assert answer("cache", "clear", "emulator")[0]["failed"] == []
-
-
-def test_an_earlier_versions_cubin_is_a_miss_and_no_fault(run, kept):
-    code = b"\x7fELF" + b"a" * 320
-    old = code + b"gfcubin\x01" + hashlib.sha256(b"a" * 32 + code).digest()
-    (path,) = (p for p in kept["cubins"] if code in p.read_bytes())
-    path.write_bytes(old)
-    assert cubins._read(b"a" * 32) is None and run("cache", "verify").exit_code == 0

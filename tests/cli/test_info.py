@@ -38,6 +38,7 @@ def test_what_is_not_there_is_told(answer, monkeypatch, tmp_path):
     monkeypatch.setenv("GRAPHFUSE_DEVICE", "gpu")
     monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", "here")
     found = answer("info")
-    assert "needs a C++17 compiler" in found["compiler"]["error"]
-    assert "is not a device" in found["planned_for"]["error"]
+    checks = {one["check"]: one["what"] for one in found["checks"]}
+    assert "needs a C++17 compiler" in checks["C++ compiler"]
+    assert "is not a device" in " ".join(one["what"] for one in found["checks"] if one["check"] == "settings")
     assert "absolute path" in found["kept"][0]["error"]

@@ -178,7 +178,7 @@ def test_explain_says_what_decided():
     assert "(fused, pattern two, saves 512000 bytes)" in told
     for known in ("tree", "html"):
         said = " ".join(g.explain(format=known).split())
-        assert "ode A: 1 of 2 matches are fused, which saves 512000 bytes" in said
+        assert "1 of 2 matches are fused, which saves 512000 bytes" in said
     assert '"regions": "1 of 2 matches are fused' in g.explain(format="json")
 
 

@@ -87,7 +87,7 @@ BROKEN = {
         "its facts cannot be read: Zero",
         2,
     ),
-    "no name": (POINTS, GOOD + "ENGINE.name = None\n", "engine", "extra", "its name is None; accepted: a name", 2),
+    "no name": (POINTS, GOOD + "ENGINE.name = None\n", "engine", "extra", "its name is None; accepted: str", 2),
     "taken name": (
         POINTS,
         GOOD.replace("'extra'", "'reference'"),

@@ -140,5 +140,5 @@ def test_another_declaration_is_refused():
 
     g = two(row_major, row_major)
     g.validate()
-    with pytest.raises(PluginError, match="engine 'wrong', .*its serves is .*; accepted: a Served"):
+    with pytest.raises(PluginError, match="engine 'wrong', .*its serves is .*; accepted: Served"):
         g.build_operation_graph(engines=[Wrong("wrong")])

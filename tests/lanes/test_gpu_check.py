@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gpu_check
-from graphfuse import record
+from graphfuse.benchmarks import record
 from graphfuse.runtime import nvrtc
 from support import sanitizer, variants
 
