@@ -8,7 +8,8 @@ ORIGINS = ("measured", "published", "user")
 """measured: by this project, in a table beside the engine. published: by others, and not
 measured here. user: by this user, in the store."""
 
-_SCALARS = (bool, int, float, str)
+_OF_ENTRY = dict.fromkeys(("rows", "knobs", "us", "others", "published"))
+_SCALARS = frozenset((bool, int, float, str))
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Source:
     @classmethod
     def parse(cls, value: object) -> "Source":
         """From JSON; ValueError says what is wrong."""
-        v = _mapping("a source", value, cls)
+        v = _mapping("a source", value, cls.__dataclass_fields__)
         for name in ("origin", "device", "arch"):
             _check(name, v.get(name), (str,))
         for name in ("date", "driver", "commit"):
@@ -53,7 +54,7 @@ class Timed:
 
     @classmethod
     def parse(cls, value: object) -> "Timed":
-        v = _mapping("timed knobs", value, cls)
+        v = _mapping("timed knobs", value, cls.__dataclass_fields__)
         return cls(_knobs(v.get("knobs")), _number("us", v.get("us")))
 
 
@@ -80,40 +81,34 @@ class Entry:
         return mine == (other.source.device, other.engine, other.rows, other.key)
 
     def to_json(self) -> dict[str, object]:
-        """All but the source, what is not known left out."""
-        values = {"engine": self.engine, "key": self.key, "rows": self.rows, "knobs": self.knobs, "us": self.us}
+        """What a problem's entries differ in, but the source; what is not known left out."""
+        values = {"rows": self.rows, "knobs": self.knobs, "us": self.us}
         values |= {"others": [asdict(o) for o in self.others], "published": self.published}
         return {name: value for name, value in values.items() if value not in (None, [])}
 
     @classmethod
-    def parse(cls, value: object, source: Source) -> "Entry":
+    def parse(cls, value: object, source: Source, engine: str, key: Mapping[str, object]) -> "Entry":
         """From JSON; ValueError says what is wrong."""
-        v = _mapping("an entry", value, cls)
-        _check("engine", v.get("engine"), (str,))
-        _check("key", v.get("key"), (dict,))
-        _check("rows", v.get("rows"), (int,))
-        _check("others", v.get("others", []), (list,))
-        _check("published", v.get("published"), (dict, type(None)))
-        if not 1 <= v["rows"] < 1 << 63:
-            raise ValueError(f"rows is {v['rows']}; accepted: 1 to 2^63 - 1")
+        get = _mapping("an entry", value, _OF_ENTRY).get
+        rows, us, others, published = get("rows"), get("us"), get("others"), get("published")
+        if type(rows) is not int or not 1 <= rows < 1 << 63:
+            raise ValueError(f"rows is {rows!r}; accepted: 1 to 2^63 - 1")
+        if published is not None:
+            _check("published", published, (dict,))
+        if others is not None:
+            _check("others", others, (list,))
+        timed = () if others is None else tuple(map(Timed.parse, others))
         return cls(
-            source,
-            v["engine"],
-            v["key"],
-            v["rows"],
-            _knobs(v.get("knobs")),
-            None if v.get("us") is None else _number("us", v["us"]),
-            tuple(map(Timed.parse, v.get("others", []))),
-            v.get("published"),
+            source, engine, key, rows, _knobs(get("knobs")), us if us is None else _number("us", us), timed, published
         )
 
 
-def _mapping(what: str, value: object, kind: type) -> dict[str, object]:
+def _mapping(what: str, value: object, accepted: Mapping[str, object]) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"{what} is {value!r}; accepted: an object")
-    unknown = sorted(set(value) - {"source", *kind.__dataclass_fields__})
-    if unknown:
-        raise ValueError(f"{what} has {', '.join(unknown)}; accepted: {', '.join(kind.__dataclass_fields__)}")
+    if not value.keys() <= accepted.keys():
+        unknown = ", ".join(sorted(value.keys() - accepted.keys()))
+        raise ValueError(f"{what} has {unknown}; accepted: {', '.join(accepted)}")
     return value
 
 
@@ -123,14 +118,13 @@ def _check(name: str, value: object, kinds: tuple[type, ...]) -> None:
 
 
 def _knobs(value: object) -> dict[str, object]:
-    _check("knobs", value, (dict,))
-    for name, knob in value.items():
-        _check(f"knob {name}", knob, _SCALARS)
+    if type(value) is not dict or not _SCALARS.issuperset(map(type, value.values())):
+        accepted = " or ".join(sorted(kind.__name__ for kind in _SCALARS))
+        raise ValueError(f"knobs is {value!r}; accepted: an object with values of {accepted}")
     return value
 
 
 def _number(name: str, value: object) -> float:
-    _check(name, value, (int, float))
-    if not 0 < value <= sys.float_info.max:  # JSON has integers that no float holds
-        raise ValueError(f"{name} is {value}; accepted: a positive number")
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:  # JSON has integers no float holds
+        raise ValueError(f"{name} is {value!r}; accepted: a positive number")
     return float(value)

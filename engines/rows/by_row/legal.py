@@ -1,4 +1,4 @@
-"""Which knobs are legal for a problem on a device."""
+"""Which knobs there are to choose from, and which of all are legal for a problem on a device."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,6 @@ from graphfuse.device import Device
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
 from graphfuse.engines.rows.by_row.split import RowSplit, held_registers
 from graphfuse.engines.rows.limits import (
-    MAX_CTAS,
     MAX_THREADS,
     block_faults,
     cluster_faults,
@@ -20,18 +19,29 @@ from graphfuse.engines.rows.limits import (
 _MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
 
 
-def faults(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
-    facts = split.facts
+def every_knob(split: RowSplit, device: Device) -> Iterator[ByRowKnobs]:
+    for chunks in (1, 2, 4):
+        for threads_per_row in (1 << k for k in range(15)):
+            for threads in (64, 128, 256, 512, 1024):
+                yield ByRowKnobs(threads_per_row, threads, chunks)
+
+
+def malformed(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
     yield from power_faults(knobs, ("threads_per_row", "threads", "chunks"))
     yield from range_faults(knobs, {"eviction": (0, len(EVICTIONS) - 1), "ahead": (0, 1)})
     yield from thread_faults(knobs.threads)
-    yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
-    if facts.rows * knobs.threads_per_row > MAX_CTAS * knobs.threads:
-        yield f"{facts.rows} rows, {knobs.threads_per_row} threads each, take more CTAs than a grid can have"
+
+
+def unfit(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
+    facts = split.facts
+    if knobs.cluster > 1:
+        yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
     if split.chunks % knobs.chunks:
         yield f"chunks is {knobs.chunks}; accepted: a divisor of the {split.chunks} chunks of a row"
     piece = split.piece(knobs)
-    yield from pair_faults(facts.program.all_pairs, piece, knobs.threads_per_row, split.taken(knobs), True)
+    pairs = facts.program.all_pairs
+    if pairs:
+        yield from pair_faults(pairs, piece, knobs.threads_per_row, split.taken(knobs), True)
     yield from static_faults(split.static_bytes(knobs))
     if not split.resident(knobs):
         if (knobs.threads_per_row, knobs.chunks) != (MAX_THREADS, 1):
