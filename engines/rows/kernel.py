@@ -1,5 +1,6 @@
 """What kernels of all schedules share: prelude, and tensors that may be updated in place."""
 
+import enum
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -11,22 +12,35 @@ from graphfuse.patterns.rows import RowFacts
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 
 
-def prelude(plan: PhasePlan, constants: Mapping[str, object], kernel: str = "GF_KERNEL(THREADS)") -> str:
-    """The generated part of a kernel. constants: values by type and name; kernel: its qualifiers, in C++."""
+class Access(enum.Enum):
+    """How a kernel accesses memory, in C++."""
+
+    USUAL = "gf::Access::USUAL"
+    READ_ONLY = "gf::Access::READ_ONLY"
+    FIRST = "gf::Access::FIRST"
+    LAST = "gf::Access::LAST"
+
+
+def constant(name: str, value: bool | int | Access) -> str:
+    """The declaration of a constant of the C++ type that its value has."""
+    if isinstance(value, Access):
+        return f"constexpr gf::Access {name} = {value.value};\n"
+    return f"constexpr {type(value).__name__} {name} = {str(value).lower()};\n"
+
+
+def prelude(plan: PhasePlan, constants: Mapping[str, bool | int | Access], kernel: str = "GF_KERNEL(THREADS)") -> str:
+    """The generated part of a kernel. constants: values by name; kernel: its qualifiers, in C++."""
     return "".join(
         [
             *(f'#include "graphfuse/{name}"\n' for name in rowwise.headers(plan.program)),
             "namespace problem {\n\n",
             f"using Index = {'int' if plan.columns < _INT_COLUMNS else 'gf::i64'};\n",
-            *(f"constexpr {name} = {value};\n" for name, value in constants.items()),
+            f"constexpr gf::i64 COLUMNS = {plan.columns};\n",
+            *(constant(name, value) for name, value in constants.items()),
             rowwise.source(plan, kernel),
             "\n}  // namespace problem\n",
         ]
     )
-
-
-def cpp(value: bool) -> str:
-    return str(value).lower()
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import Launch, ProblemClass
-from graphfuse.engines.rows.kernel import prelude
+from graphfuse.engines.rows.kernel import Access, prelude
 from graphfuse.engines.rows.limits import MAX_CTAS
 from graphfuse.engines.rows.split import Split
 from graphfuse.engines.rows.support import program_reasons
@@ -56,8 +56,9 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         """Knobs to try, best first."""
 
     @abc.abstractmethod
-    def constants(self, split: Split[KnobsT], knobs: KnobsT) -> Mapping[str, object]:
-        """What the kernel asks of the problem beside what every kernel does: values by type and name, in C++."""
+    def constants(self, split: Split[KnobsT], knobs: KnobsT) -> Mapping[str, bool | int | Access]:
+        """What the kernel asks of the problem beside what every kernel does: values by name in C++. A name that every
+        kernel has gets this value."""
 
     @abc.abstractmethod
     def problem(self, facts: RowFacts) -> ProblemClass:
@@ -104,15 +105,14 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         split = self.split(facts)
         plan = split.plan(knobs)
         constants = {
-            "gf::i64 COLUMNS": facts.columns,
-            "int CHUNK": split.chunk,
-            "int PIECE": plan.piece,
-            "int STEPS": split.steps(knobs),
-            "int PASSES": split.passes(knobs),
-            "int THREADS": knobs.threads,
-            "gf::Access COLUMN_READS": "gf::Access::READ_ONLY",
-            "gf::Access ROW_READS": "gf::Access::USUAL",
-            "gf::Access ROW_WRITES": "gf::Access::USUAL",
+            "CHUNK": split.chunk,
+            "PIECE": plan.piece,
+            "STEPS": split.steps(knobs),
+            "PASSES": split.passes(knobs),
+            "THREADS": knobs.threads,
+            "COLUMN_READS": Access.READ_ONLY,
+            "ROW_READS": Access.USUAL,
+            "ROW_WRITES": Access.USUAL,
         }
         generated = prelude(plan, constants | self.constants(split, knobs), self.qualifiers)
         package = type(self).__module__.rpartition(".")[0]

@@ -14,6 +14,7 @@ from graphfuse.engines.rows.across.split import RowSplit
 from graphfuse.engines.rows.across.support import layout_reasons, own_reasons, row_reasons
 from graphfuse.engines.rows.by_row.cost import eviction
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS
+from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import Schedule, best_first
 from graphfuse.engines.rows.support import tensor_reasons
@@ -62,12 +63,12 @@ class Across(Schedule[AcrossKnobs]):
             yield "rows are read one at a time: by alignment, strides or extents no two of them fit an access"
         yield from super().notes(facts, knobs)
 
-    def constants(self, split: RowSplit, knobs: AcrossKnobs) -> Mapping[str, object]:
+    def constants(self, split: RowSplit, knobs: AcrossKnobs) -> Mapping[str, bool | int | Access]:
         return {
-            "int ACROSS": knobs.threads_across,
-            "int GROUPS": knobs.groups,
-            "int PLACES": knobs.places,
-            "int CTAS_PER_SM": knobs.ctas_per_sm,
+            "ACROSS": knobs.threads_across,
+            "GROUPS": knobs.groups,
+            "PLACES": knobs.places,
+            "CTAS_PER_SM": knobs.ctas_per_sm,
             **EVICTIONS[knobs.eviction],
         }
 

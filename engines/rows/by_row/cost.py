@@ -17,8 +17,8 @@ _SECTOR = 32  # smallest memory transaction in bytes
 # _SMALL, the L2 evicts all rows first. Beyond, it evicts input rows last.
 _CACHED, _SMALL = 1 << 20, 6 << 20
 
-# Times are in nanoseconds. All is fitted to exhaustive searches on an H200; docs/records/heuristics-nvidia-h200.json has
-# what one of 60 sizes found beside the choice made by them. What an SM does of all rows:
+# Nanoseconds, fitted to exhaustive searches on an H200; docs/records/heuristics-nvidia-h200.json has searches of other
+# sizes. What an SM does of all rows:
 _BYTES = 32.0  # bytes that memory moves for an SM in a nanosecond, to which all other times are relative
 _CTA_AT_LEAST, _CTA = 80.0, 2.2  # to take in a CTA: while nothing else takes as long, and in any case
 _MESSAGE = 0.125  # of a thread to another CTA of its cluster, in each reduction

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from graphfuse.engines.rows.kernel import Access
+
 
 @dataclass(frozen=True)
 class ByRowKnobs:
@@ -29,8 +31,8 @@ class ByRowKnobs:
 
 EVICTIONS = (
     {},
-    {"gf::Access ROW_READS": "gf::Access::LAST"},
-    {"gf::Access ROW_READS": "gf::Access::FIRST", "gf::Access ROW_WRITES": "gf::Access::FIRST"},
+    {"ROW_READS": Access.LAST},
+    {"ROW_READS": Access.FIRST, "ROW_WRITES": Access.FIRST},
 )
 """By the knob, how rows are accessed: constants of the kernel that are not as usual."""
 AS_USUAL, READS_LAST, ALL_FIRST = range(len(EVICTIONS))

@@ -10,7 +10,7 @@ from graphfuse.engines.rows.by_row.cost import READ_AHEAD, cost, eviction, is_us
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
 from graphfuse.engines.rows.by_row.legal import every_knob, malformed, unfit
 from graphfuse.engines.rows.by_row.split import RowSplit
-from graphfuse.engines.rows.kernel import cpp
+from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
 from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import PROPOSED, Schedule
@@ -70,15 +70,15 @@ class ByRow(Schedule[ByRowKnobs]):
         evicted = eviction(facts)
         return [replace(k, eviction=evicted) for k in found]
 
-    def constants(self, split: RowSplit, knobs: ByRowKnobs) -> Mapping[str, object]:
+    def constants(self, split: RowSplit, knobs: ByRowKnobs) -> Mapping[str, bool | int | Access]:
         # Only of what nothing writes meanwhile, as no row is, can reads move ahead of the sum, for which the
         # largest CTAs have no registers left.
         ahead = knobs.threads <= 512 or split.steps(knobs) * split.piece(knobs) <= 16
         return {
-            "bool AHEAD": cpp(knobs.ahead == 1),
-            "bool OWN_PAIRS": cpp(split.has_own_pairs(knobs)),
-            "int THREADS_PER_ROW": knobs.threads_per_row,
-            "gf::Access COLUMN_READS": "gf::Access::READ_ONLY" if ahead else "gf::Access::USUAL",
+            "AHEAD": knobs.ahead == 1,
+            "OWN_PAIRS": split.has_own_pairs(knobs),
+            "THREADS_PER_ROW": knobs.threads_per_row,
+            "COLUMN_READS": Access.READ_ONLY if ahead else Access.USUAL,
             **EVICTIONS[knobs.eviction],
         }
 

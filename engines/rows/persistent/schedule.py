@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from graphfuse.device import Device
 from graphfuse.engine import Launch, ProblemClass
-from graphfuse.engines.rows.kernel import cpp
+from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.persistent.cost import cost
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.engines.rows.persistent.legal import every_knob, malformed, unfit
@@ -58,14 +58,14 @@ class Persistent(Schedule[PersistentKnobs]):
             yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"
         yield from super().notes(facts, knobs)
 
-    def constants(self, split: RowSplit, knobs: PersistentKnobs) -> Mapping[str, object]:
+    def constants(self, split: RowSplit, knobs: PersistentKnobs) -> Mapping[str, bool | int | Access]:
         return {
-            "int THREADS_PER_ROW": knobs.threads_per_row,
-            "int CTAS_PER_SM": knobs.ctas_per_sm,
-            "bool DELAYED": cpp(bool(knobs.delay)),
-            "int PARTIAL_WIDTH": 4 * split.partial_vector,
-            "int PARTIALS": knobs.ctas // knobs.cluster,
-            "int SLAB": split.slab(knobs),
+            "THREADS_PER_ROW": knobs.threads_per_row,
+            "CTAS_PER_SM": knobs.ctas_per_sm,
+            "DELAYED": bool(knobs.delay),
+            "PARTIAL_WIDTH": 4 * split.partial_vector,
+            "PARTIALS": knobs.ctas // knobs.cluster,
+            "SLAB": split.slab(knobs),
         }
 
     def launch(self, facts: RowFacts, knobs: PersistentKnobs) -> Launch:
