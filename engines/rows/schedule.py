@@ -30,15 +30,15 @@ class Schedule(abc.ABC, Generic[KnobsT]):
 
     knobs: its frozen dataclass of knobs, by which plans tell schedules apart. kernel: the file of its kernel, in the
     package of the schedule. qualifiers: of the kernel, in C++. split: how rows are cut, of facts for which `misfit` is
-    None. every_knob: the knobs to choose from. malformed: why knobs are none that any of these could be. unfit: why
-    knobs that are not malformed cannot be used for some rows. Of faults the first is told.
+    None. legal_knobs: those to choose from. malformed: why knobs are none that any rows could have. unfit: why knobs
+    that are not malformed cannot be used for some rows. Of faults the first is told.
     """
 
     knobs: ClassVar[type]
     kernel: ClassVar[str]
     qualifiers: ClassVar[str] = "GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM)"
     split: ClassVar[Callable[[RowFacts], Split]]
-    every_knob: ClassVar[Callable[[Split, Device], Iterator[KnobsT]]]
+    legal_knobs: ClassVar[Callable[[Split, Device], Iterator[KnobsT]]]
     malformed: ClassVar[Callable[[Split, KnobsT, Device], Iterator[str]]]
     unfit: ClassVar[Callable[[Split, KnobsT, Device], Iterator[str]]]
 
@@ -83,17 +83,13 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         )
 
     def legal(self, facts: RowFacts, device: Device) -> tuple[KnobsT, ...]:
-        """Those of `every_knob` that can be used. They are worked out once for all numbers of rows."""
+        """The knobs to choose from. They are worked out once for all numbers of rows."""
         found = _legal(self, self.of_any_rows(facts), device)
         return found if facts.rows <= _FEW_ROWS else tuple(k for k in found if _has_grid(self.split(facts), k))
 
     def of_any_rows(self, facts: RowFacts) -> RowFacts:
         """The facts on which it depends whether knobs are legal: more rows take more CTAs of the same."""
         return replace(facts, row_extents=(1,) * len(facts.row_extents))
-
-    def fits(self, split: Split[KnobsT], knobs: KnobsT, device: Device) -> bool:
-        """Whether knobs that are not malformed can be used."""
-        return next(self.unfit(split, knobs, device), None) is None
 
     def notes(self, facts: RowFacts, knobs: KnobsT) -> Iterator[str]:
         """What the schedule does to the numbers of a plan."""
@@ -133,8 +129,7 @@ class Schedule(abc.ABC, Generic[KnobsT]):
 
 @lru_cache(maxsize=256)
 def _legal(schedule: Schedule[KnobsT], facts: RowFacts, device: Device) -> tuple[KnobsT, ...]:
-    split = schedule.split(facts)
-    return tuple(knobs for knobs in schedule.every_knob(split, device) if schedule.fits(split, knobs, device))
+    return tuple(schedule.legal_knobs(schedule.split(facts), device))
 
 
 def _has_grid(split: Split[KnobsT], knobs: KnobsT) -> bool:

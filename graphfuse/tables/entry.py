@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 ORIGINS = ("measured", "published", "user")
 """measured: by this project, in a table beside the engine. published: by others, and not
 measured here. user: by this user, in the store."""
 
-_OF_ENTRY = dict.fromkeys(("rows", "knobs", "us", "others", "published"))
 _SCALARS = frozenset((bool, int, float, str))
 
 
@@ -34,7 +33,7 @@ class Source:
     @classmethod
     def parse(cls, value: object) -> "Source":
         """From JSON; ValueError says what is wrong."""
-        v = _mapping("a source", value, cls.__dataclass_fields__)
+        v = _mapping("a source", value, cls)
         for name in ("origin", "device", "arch"):
             _check(name, v.get(name), (str,))
         for name in ("date", "driver", "commit"):
@@ -54,8 +53,10 @@ class Timed:
 
     @classmethod
     def parse(cls, value: object) -> "Timed":
-        v = _mapping("timed knobs", value, cls.__dataclass_fields__)
-        return cls(_knobs(v.get("knobs")), _number("us", v.get("us")))
+        v = _mapping("timed knobs", value, cls)
+        _check_knobs(v.get("knobs"))
+        _check_us(v.get("us"))
+        return cls(**v)
 
 
 @dataclass(frozen=True)
@@ -89,26 +90,30 @@ class Entry:
     @classmethod
     def parse(cls, value: object, source: Source, engine: str, key: Mapping[str, object]) -> "Entry":
         """From JSON; ValueError says what is wrong."""
-        get = _mapping("an entry", value, _OF_ENTRY).get
-        rows, us, others, published = get("rows"), get("us"), get("others"), get("published")
-        if type(rows) is not int or not 1 <= rows < 1 << 63:
-            raise ValueError(f"rows is {rows!r}; accepted: 1 to 2^63 - 1")
-        if published is not None:
-            _check("published", published, (dict,))
-        if others is not None:
-            _check("others", others, (list,))
-        timed = () if others is None else tuple(map(Timed.parse, others))
-        return cls(
-            source, engine, key, rows, _knobs(get("knobs")), us if us is None else _number("us", us), timed, published
-        )
+        try:
+            made = cls(source, engine, key, **value)
+        except TypeError:
+            accepted = ", ".join(name for name in cls.__dataclass_fields__ if name not in ("source", "engine", "key"))
+            raise ValueError(f"an entry is {value!r:.200}; accepted: an object of {accepted}") from None
+        if type(made.rows) is not int or not 1 <= made.rows < 1 << 63:
+            raise ValueError(f"rows is {made.rows!r}; accepted: 1 to 2^63 - 1")
+        _check_knobs(made.knobs)
+        if made.us is not None:
+            _check_us(made.us)
+        if made.published is not None:
+            _check("published", made.published, (dict,))
+        if made.others:
+            _check("others", made.others, (list,))
+            return replace(made, others=tuple(map(Timed.parse, made.others)))
+        return made
 
 
-def _mapping(what: str, value: object, accepted: Mapping[str, object]) -> dict[str, object]:
+def _mapping(what: str, value: object, kind: type) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"{what} is {value!r}; accepted: an object")
-    if not value.keys() <= accepted.keys():
-        unknown = ", ".join(sorted(value.keys() - accepted.keys()))
-        raise ValueError(f"{what} has {unknown}; accepted: {', '.join(accepted)}")
+    unknown = sorted(value.keys() - kind.__dataclass_fields__.keys())
+    if unknown:
+        raise ValueError(f"{what} has {', '.join(unknown)}; accepted: {', '.join(kind.__dataclass_fields__)}")
     return value
 
 
@@ -117,14 +122,12 @@ def _check(name: str, value: object, kinds: tuple[type, ...]) -> None:
         raise ValueError(f"{name} is {value!r}; accepted: {' or '.join(k.__name__ for k in kinds)}")
 
 
-def _knobs(value: object) -> dict[str, object]:
+def _check_knobs(value: object) -> None:
     if type(value) is not dict or not _SCALARS.issuperset(map(type, value.values())):
         accepted = " or ".join(sorted(kind.__name__ for kind in _SCALARS))
         raise ValueError(f"knobs is {value!r}; accepted: an object with values of {accepted}")
-    return value
 
 
-def _number(name: str, value: object) -> float:
-    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:  # JSON has integers no float holds
-        raise ValueError(f"{name} is {value!r}; accepted: a positive number")
-    return float(value)
+def _check_us(value: object) -> None:
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:  # JSON has integers that no float holds
+        raise ValueError(f"us is {value!r}; accepted: a positive number")

@@ -213,7 +213,7 @@ def _parse(text: bytes) -> tuple[tuple[Entry, ...], list[str]]:
             continue
         for value in values:
             try:
-                number = value.pop("source", None) if isinstance(value, dict) else None
+                number = value.pop("source", None) if type(value) is dict else None
                 if type(number) is not int or not 0 <= number < len(sources):
                     raise ValueError(f"source is {number!r}; accepted: 0 to {len(sources) - 1}")
                 entries.append(Entry.parse(value, known(number), engine, key))

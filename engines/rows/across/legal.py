@@ -16,14 +16,16 @@ from graphfuse.engines.rows.limits import (
 )
 
 
-def every_knob(split: RowSplit, device: Device) -> Iterator[AcrossKnobs]:
+def legal(split: RowSplit, device: Device) -> Iterator[AcrossKnobs]:
+    """All legal knobs of those that there are to choose from."""
     chunks = split.chunks
     groups = {1 << k for k in range(MOST_GROUPS.bit_length()) if 1 << k < chunks} | {chunks} & {*range(MOST_GROUPS + 1)}
     for threads_across in (4, 8, 16, 32, 64, 128, 256):
         for count in sorted(groups):
             for ctas in (1, 2, 3, 4, 5, 6, 8, 12, 16):
-                if ctas * threads_across * count <= device.threads_per_sm:
-                    yield AcrossKnobs(threads_across, count, ctas)
+                knobs = AcrossKnobs(threads_across, count, ctas)
+                if ctas * knobs.threads <= device.threads_per_sm and next(unfit(split, knobs, device), None) is None:
+                    yield knobs
 
 
 def malformed(split: RowSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]:

@@ -9,7 +9,7 @@ from graphfuse.engine import Constant, Launch, ProblemClass, RowCount
 from graphfuse.engines.rows.across.axes import side_by_side
 from graphfuse.engines.rows.across.cost import cost, usual
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
-from graphfuse.engines.rows.across.legal import every_knob, malformed, unfit
+from graphfuse.engines.rows.across.legal import legal, malformed, unfit
 from graphfuse.engines.rows.across.split import RowSplit
 from graphfuse.engines.rows.across.support import layout_reasons, own_reasons, row_reasons
 from graphfuse.engines.rows.by_row.cost import eviction
@@ -28,7 +28,7 @@ class Across(Schedule[AcrossKnobs]):
     knobs: ClassVar[type] = AcrossKnobs
     kernel: ClassVar[str] = "across.cu"
     split = staticmethod(RowSplit.of)
-    every_knob = staticmethod(every_knob)
+    legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
 

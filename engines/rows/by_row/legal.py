@@ -19,11 +19,14 @@ from graphfuse.engines.rows.limits import (
 _MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
 
 
-def every_knob(split: RowSplit, device: Device) -> Iterator[ByRowKnobs]:
+def legal(split: RowSplit, device: Device) -> Iterator[ByRowKnobs]:
+    """All legal knobs of those that there are to choose from."""
     for chunks in (1, 2, 4):
         for threads_per_row in (1 << k for k in range(15)):
             for threads in (64, 128, 256, 512, 1024):
-                yield ByRowKnobs(threads_per_row, threads, chunks)
+                knobs = ByRowKnobs(threads_per_row, threads, chunks)
+                if next(unfit(split, knobs, device), None) is None:
+                    yield knobs
 
 
 def malformed(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
@@ -34,7 +37,7 @@ def malformed(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[st
 
 def unfit(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
     facts = split.facts
-    if knobs.cluster > 1:
+    if knobs.threads_per_row > knobs.threads:
         yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
     if split.chunks % knobs.chunks:
         yield f"chunks is {knobs.chunks}; accepted: a divisor of the {split.chunks} chunks of a row"
@@ -50,7 +53,7 @@ def unfit(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
                 f"are read again in each phase, which takes {MAX_THREADS} and 1"
             )
         return
-    held = split.held(split.steps(knobs), knobs, split.registers + (split.later if knobs.ahead else 0))
+    held = needed_registers(split, knobs, knobs.ahead)
     if held > held_registers(knobs.threads):
         yield (
             f"threads_per_row {knobs.threads_per_row} needs {held} registers a thread to hold {facts.columns} "
@@ -62,3 +65,13 @@ def unfit(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
             f"at a time, not for {piece}"
         )
     yield from block_faults(facts.program.block_sizes, piece, knobs.threads_per_row)
+
+
+def may_read_ahead(split: RowSplit, knobs: ByRowKnobs) -> bool:
+    """Whether legal knobs are legal with `ahead` too: reading ahead takes registers, of rows that are resident."""
+    return not split.resident(knobs) or needed_registers(split, knobs, 1) <= held_registers(knobs.threads)
+
+
+def needed_registers(split: RowSplit, knobs: ByRowKnobs, ahead: int) -> int:
+    """Registers in which a thread holds its part of a row."""
+    return split.held(split.steps(knobs), knobs, split.registers + (split.later if ahead else 0))

@@ -8,7 +8,7 @@ from graphfuse.device import Device
 from graphfuse.engine import Launch, ProblemClass
 from graphfuse.engines.rows.by_row.cost import READ_AHEAD, cost, eviction, is_usual
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
-from graphfuse.engines.rows.by_row.legal import every_knob, malformed, unfit
+from graphfuse.engines.rows.by_row.legal import legal, malformed, may_read_ahead, unfit
 from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
@@ -26,7 +26,7 @@ class ByRow(Schedule[ByRowKnobs]):
     kernel: ClassVar[str] = "by_row.cu"
     qualifiers: ClassVar[str] = "GF_KERNEL(THREADS)"
     split = staticmethod(RowSplit.of)
-    every_knob = staticmethod(every_knob)
+    legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
 
@@ -57,16 +57,14 @@ class ByRow(Schedule[ByRowKnobs]):
         def read_ahead(knobs: ByRowKnobs) -> ByRowKnobs:
             """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are
             resident."""
-            if not indexed and split.steps(knobs) * split.piece(knobs) not in READ_AHEAD:
-                return knobs
-            ahead = replace(knobs, ahead=1)
-            return ahead if self.fits(split, ahead, device) else knobs
+            pays = indexed or split.steps(knobs) * split.piece(knobs) in READ_AHEAD
+            return replace(knobs, ahead=1) if pays and may_read_ahead(split, knobs) else knobs
 
         ranked = sorted((read_ahead(k) for k in every if is_usual(k)), key=cost(split, device))
         found = ranked[:PROPOSED]
         if mode is heur_mode.B:
-            others = (replace(k, ahead=1 - k.ahead) for k in found)
-            found = list(dict.fromkeys([*ranked, *(k for k in others if self.fits(split, k, device)), *every]))
+            others = (replace(k, ahead=1 - k.ahead) for k in found if k.ahead or may_read_ahead(split, k))
+            found = list(dict.fromkeys([*ranked, *others, *every]))
         evicted = eviction(facts)
         return [replace(k, eviction=evicted) for k in found]
 

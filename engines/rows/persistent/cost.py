@@ -43,15 +43,23 @@ def cost(split: RowSplit, device: Device) -> Callable[[PersistentKnobs], float]:
     each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
     each += _OPERAND * (len(program.inputs) + len(program.stores) + len(program.sums))
 
-    def nanoseconds(knobs: PersistentKnobs) -> float:
+    def spread(knobs: PersistentKnobs) -> tuple[int, int, int, float, float]:
+        """What does not depend on how many stages there are: CTAs, passes, elements of a thread, and nanoseconds of
+        moving bytes and of issuing instructions."""
         ctas, passes = split.by_rows(knobs).grid(facts.rows), split.passes(knobs)
-        per_sm = ctas / device.sm_count
-        rounds = -(-facts.rows // max(1, ctas // knobs.cluster * knobs.rows_per_cta))
-        nbytes = whole if split.resident(knobs) else again
-        moved = nbytes * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
+        per_sm, nbytes = ctas / device.sm_count, whole if split.resident(knobs) else again
         elements = split.steps(knobs) * passes * split.piece
         warps = knobs.rows_per_cta * max(1.0, per_sm) / knobs.cluster * knobs.threads_per_row / WARP
-        busy = warps * (_ROW + each * elements) / _ISSUED
+        moved = nbytes * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
+        return ctas, passes, elements, moved, warps * (_ROW + each * elements) / _ISSUED
+
+    known: dict[tuple[object, ...], tuple[int, int, int, float, float]] = {}
+
+    def nanoseconds(knobs: PersistentKnobs) -> float:
+        key = knobs.threads_per_row, knobs.threads, knobs.ctas_per_sm, knobs.ctas, knobs.stages > 1
+        ctas, passes, elements, moved, busy = known.get(key) or known.setdefault(key, spread(knobs))
+        per_sm = ctas / device.sm_count
+        rounds = -(-facts.rows // max(1, ctas // knobs.cluster * knobs.rows_per_cta))
         alone = _MEETING + _WARP * min(knobs.threads_per_row, knobs.threads) / WARP + _ELEMENT * elements
         alone += _CLUSTER * math.log2(knobs.cluster) * (1 - _HIDDEN * knobs.delay)
         ahead = knobs.stages - 1 - knobs.delay if knobs.stages > 1 and split.copies_all else 0
@@ -59,7 +67,7 @@ def cost(split: RowSplit, device: Device) -> Callable[[PersistentKnobs], float]:
         alone += 0.0 if ahead else _ANSWERS * _LATENCY * passes
         taken = sum(time**_SHARPNESS for time in (moved, busy, alone, awaited)) ** (1 / _SHARPNESS)
         spent = _START + rounds * (taken + _CTA * max(1.0, per_sm)) + alone + busy
-        spent += _FILLED * ahead * split.stage_bytes(knobs) * max(1.0, per_sm)
+        spent += _FILLED * ahead * split.stage_bytes(knobs) * max(1.0, per_sm) if ahead else 0.0
         return spent + _PARTIAL * (ctas // knobs.cluster * split.sum_bytes)
 
     return nanoseconds

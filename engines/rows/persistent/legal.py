@@ -21,8 +21,9 @@ from graphfuse.engines.rows.persistent.split import RowSplit
 _MOST_STAGES = 8
 
 
-def every_knob(split: RowSplit, device: Device) -> Iterator[PersistentKnobs]:
-    """With as many CTAs as run at the same time, and no more threads for a row than there are pieces for."""
+def legal(split: RowSplit, device: Device) -> Iterator[PersistentKnobs]:
+    """All legal knobs of those that there are to choose from: with as many CTAs as run at the same time, and no more
+    threads for a row than there are pieces for."""
     for threads in (128, 256, 512, 1024):
         for threads_per_row in (1 << k for k in range(min(15, 1 + (split.pieces - 1).bit_length()))):
             for ctas_per_sm in (1, 2, 3, 4):
@@ -30,11 +31,12 @@ def every_knob(split: RowSplit, device: Device) -> Iterator[PersistentKnobs]:
                 ctas -= ctas % max(1, threads_per_row // threads)
                 for stages in (1, 2, 3, 4, 5, 6, 8):
                     knobs = PersistentKnobs(threads_per_row, threads, stages, ctas_per_sm, ctas)
-                    if stages == 2 and not split.resident(knobs):
-                        break  # nor are they with more stages
-                    yield knobs
-                    if split.can_delay(knobs):
-                        yield replace(knobs, delay=1)
+                    if next(unfit(split, knobs, device), None) is None:
+                        yield knobs
+                        if split.can_delay(knobs):
+                            yield replace(knobs, delay=1)
+                    elif stages > 1:
+                        break  # more stages take more room, and nothing else
 
 
 def malformed(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
@@ -46,7 +48,7 @@ def malformed(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterat
 
 
 def unfit(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
-    if knobs.cluster > 1:
+    if knobs.threads_per_row > knobs.threads:
         yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
     if knobs.ctas % knobs.cluster:
         yield f"ctas is {knobs.ctas}; accepted: a multiple of the {knobs.cluster} CTAs of a cluster"

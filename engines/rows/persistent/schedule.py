@@ -9,7 +9,7 @@ from graphfuse.engine import Launch, ProblemClass
 from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.persistent.cost import cost
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
-from graphfuse.engines.rows.persistent.legal import every_knob, malformed, unfit
+from graphfuse.engines.rows.persistent.legal import legal, malformed, unfit
 from graphfuse.engines.rows.persistent.split import RowSplit
 from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import Schedule, best_first
@@ -25,7 +25,7 @@ class Persistent(Schedule[PersistentKnobs]):
     knobs: ClassVar[type] = PersistentKnobs
     kernel: ClassVar[str] = "persistent.cu"
     split = staticmethod(RowSplit.of)
-    every_knob = staticmethod(every_knob)
+    legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
 
