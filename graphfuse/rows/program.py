@@ -189,13 +189,13 @@ class RowProgram:
     late: frozenset[int] = frozenset()
     indices: tuple[View, ...] = ()
 
-    @property
+    @cached_property
     def swapped(self) -> tuple[Pairs, ...]:
         """The pairs of columns that steps exchange."""
         found = (step for step in self.steps if step.op_name == SWAP)
         return tuple(dict.fromkeys(Pairs(**dict(step.attributes)) for step in found))
 
-    @property
+    @cached_property
     def all_pairs(self) -> tuple[Pairs, ...]:
         """Those of steps and of inputs."""
         of_inputs = (view.of_pairs.pairs for view in self.inputs if view.of_pairs is not None)
