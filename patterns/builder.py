@@ -16,10 +16,12 @@ from graphfuse.patterns.places import Place, Places
 from graphfuse.rows.contraction import contracted
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.expansions import EXPANSIONS, REDUCED
+from graphfuse.rows.pairs import Pairs
 from graphfuse.rows.picking import Known, picked
-from graphfuse.rows.program import SWAP, ColumnSum, Pairs, RowProgram, Store, View
+from graphfuse.rows.program import SWAP, ColumnSum, RowProgram, Store
 from graphfuse.rows.pruning import pruned
 from graphfuse.rows.steps import AnyStep, Chain, Column, Load, Number, Operand, Scalar, Step
+from graphfuse.rows.views import View, joined
 
 Shortening = Callable[[Sequence[AnyStep], Iterable[Operand]], tuple[tuple[AnyStep, ...], dict[Operand, Operand]]]
 """Steps and what is read beside them -> fewer steps, and by the old values the new ones."""
@@ -121,7 +123,7 @@ class Builder(Emitter):
             first, *more = parts
             if any(part.dtype is not first.dtype for part in more):
                 return No(f"{more[0].name!r} is {more[0].dtype.name}, joined to {first.name!r}: {first.dtype.name}")
-            views[t] = replace(first, more=tuple(more))
+            views[t] = joined(parts)
         indices = tuple(layout.view(number, True, False) for number in numbers)
         program = RowProgram(
             inputs=tuple(views[t] for t in self.loaded),
@@ -292,17 +294,24 @@ class Builder(Emitter):
 
 def _together(stores: tuple[Store, ...], extents: tuple[int, ...]) -> tuple[Store, ...]:
     """One store for tensors that have all rows of a value between them, each some."""
-    found: list[Store] = []
+    groups: list[list[Store]] = []
     for store in stores:
-        within, last = store.view.within, found[-1] if found else None
-        before = last.view.parts[-1].within if last is not None else None
-        follows = within is not None and before is not None and (within.axis, within.first) == (before.axis, before.end)
-        alike = follows and (last.value, last.view.dtype) == (store.value, store.view.dtype)
-        if alike and store.view.indexed is None and last.view.indexed is None:
-            found[-1] = replace(last, view=replace(last.view, more=(*last.view.more, store.view)))
+        if groups and _follows(groups[-1][-1], store):
+            groups[-1].append(store)
         else:
-            found.append(store)
-    parted = (store for store in found if store.view.more)
-    if all((s.view.within.first, s.view.parts[-1].within.end) == (0, extents[s.view.within.axis]) for s in parted):
-        return tuple(found)
-    return stores
+            groups.append([store])
+    for first, *_, last in (group for group in groups if len(group) > 1):
+        axis, begin, _ = first.view.place.span
+        if (begin, last.view.place.span[2]) != (0, extents[axis]):
+            return stores
+    return tuple(replace(group[0], view=joined([store.view for store in group])) for group in groups)
+
+
+def _follows(before: Store, store: Store) -> bool:
+    """Whether a tensor has the rows of a value that follow those of the one before."""
+    one, two = before.view.place, store.view.place
+    if not one.span or not two.span or one.numbers or two.numbers:
+        return False
+    (axis, _, end), (its, first, _) = one.span, two.span
+    alike = (before.value, before.view.dtype) == (store.value, store.view.dtype)
+    return alike and (axis, end) == (its, first)

@@ -9,7 +9,8 @@ from graphfuse.enums import tensor_reordering
 from graphfuse.ir import Tensor
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Place
-from graphfuse.rows.program import Indexed, View, Within
+from graphfuse.rows.pairs import COLUMNS
+from graphfuse.rows.views import ROWS, Indexed, View, Within
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,10 @@ class RowLayout:
         if isinstance(found, No):
             return found
         within = place.within
-        return replace(
-            found,
-            offset=place.offset,
-            of_pairs=place.of_pairs,
-            indexed=None if index is None else Indexed(index, place.apart, place.count),
-            within=within and Within(next(k for k, g in enumerate(self.groups) if within[0] in g), *within[1:]),
-        )
+        where = within and Within(next(k for k, g in enumerate(self.groups) if within[0] in g), *within[1:]) or ROWS
+        if index is not None:
+            where = Indexed(index, place.apart, place.count, where)
+        return replace(found, offset=place.offset, unit=place.of_pairs or COLUMNS, place=where)
 
     def _of_angles(self, tensor: Tensor) -> View:
         strides = tuple(_stride(tensor, group[-1], self.rows) if group else 0 for group in self.groups)

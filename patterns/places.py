@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from graphfuse.ir import Node, Subgraph, Tensor, TensorId
 from graphfuse.patterns.axes import Axes
-from graphfuse.rows.program import OfPairs, Pairs
+from graphfuse.rows.pairs import EachPair, Pairs
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Place:
     apart: int = 0
     count: int = 0
     offset: int = 0
-    of_pairs: OfPairs | None = None
+    of_pairs: EachPair | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Places:
         steps = [step for _, _, step in node.attribute("slices")] if node is not None else [1] * len(found.dim)
         extents = self.rows.graph.tensors[node.output("output")].dim if node is not None else found.dim
         found = replace(found, dim=extents, stride=tuple(a * s for a, s in zip(found.stride, steps, strict=True)))
-        place = Place(found, offset=offset, of_pairs=OfPairs(pairs, otherwise))
+        place = Place(found, offset=offset, of_pairs=EachPair(pairs, otherwise))
         return place if numbers is None else _chosen(place, numbers)
 
     def made_by(self, t: TensorId) -> Node | None:

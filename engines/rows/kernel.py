@@ -9,8 +9,9 @@ from graphfuse.engine import ProblemClass
 from graphfuse.ir import TensorId
 from graphfuse.ops import BLOCKS
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.program import RowProgram, Store, View
+from graphfuse.rows.program import RowProgram, Store
 from graphfuse.rows.steps import Chain
+from graphfuse.rows.views import View
 
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
 
@@ -60,11 +61,11 @@ def problem(facts: RowFacts, chunk: int, within: float = 2.0) -> ProblemClass:
     def described(view: View) -> dict[str, object]:
         varies = "rows" * view.rows + "columns" * view.columns
         found: dict[str, object] = {"type": view.dtype.value, "varies": varies, "access": access(view, chunk)}
-        if view.indexed is not None:
-            found["indexed"] = program.indices[view.indexed.index].dtype.value
-        if view.of_pairs is not None:
-            found["pairs"] = [view.of_pairs.pairs.count, view.of_pairs.pairs.interleaved]
-        if view.within is not None:
+        for number in view.place.numbers:
+            found["indexed"] = program.indices[number].dtype.value
+        if pairs := view.unit.pairs:
+            found["pairs"] = [pairs.count, pairs.interleaved]
+        if view.place.span:
             found["parts"] = [access(part, chunk) for part in view.parts]
         return found
 

@@ -8,7 +8,8 @@ from graphfuse.codegen import pieces
 from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.rows.program import SWAP, Pairs, RowProgram
+from graphfuse.rows.pairs import Pairs
+from graphfuse.rows.program import SWAP, RowProgram
 from graphfuse.rows.steps import Chain, Column, Load, Operand, Step
 
 
@@ -134,10 +135,9 @@ class Elements:
             if again:
                 yield f"    gf::forget_unpacked({source});"
             yield f"    float {self.array(o)}[PIECE];"
-            one = isinstance(o, Load) and self.plan.taken(self.program.inputs[o.index]) < self.plan.piece
-            how = "spread" if one else "unpack"
-            if isinstance(o, Load) and (of := self.program.inputs[o.index].of_pairs) and of.pairs.interleaved:
-                how = "unpack_pairs"
+            view = self.program.inputs[o.index] if isinstance(o, Load) else None
+            spread = view is not None and self.plan.taken(view) < view.unit.taken(self.plan.piece)
+            how = "spread" if spread else "unpack" if view is None else view.unit.unpack
             yield f"    gf::{how}<{dtype.facts.ctype}>({source}, {self.array(o)});"
 
     @cached_property

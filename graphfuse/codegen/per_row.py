@@ -60,7 +60,8 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
         yield f"  GF_DEVICE void store(gf::Number<{phase}>, const Row& row) const {{"
         for number, store in enumerate(program.stores):
             if store.value.index in known and not store.amax:
-                yield f"    {f'if (row.o{number} != nullptr) ' * store.view.partial}{_stored(plan, number, store)};"
+                where = f"if (row.o{number} != nullptr) " * store.view.place.partial
+                yield f"    {where}{_stored(plan, number, store)};"
         yield "  }"
     yield "};"
 

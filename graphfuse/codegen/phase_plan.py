@@ -7,8 +7,9 @@ from functools import cached_property
 
 from graphfuse.dtypes import data_type
 from graphfuse.ops import Cost
-from graphfuse.rows.program import SWAP, RowProgram, Store, View, cost_of
+from graphfuse.rows.program import SWAP, RowProgram, Store, cost_of
 from graphfuse.rows.steps import Chain, Load, Number, Operand, Scalar, Step
+from graphfuse.rows.views import View
 
 ACCESS = 16
 """Bytes of the widest memory access."""
@@ -21,8 +22,7 @@ registers elsewhere."""
 def access(view: View, elements: int, across: bool = False) -> int:
     """Bytes of the widest access that every piece of `elements` elements is aligned for. across: as of PhasePlan."""
     apart = (*view.row_strides[:-1], view.column_stride) if across else view.row_strides
-    chosen = () if view.indexed is None else (view.indexed.stride,)
-    strides = (view.dtype.nbytes(abs(stride)) for stride in (*apart, *chosen, view.offset))
+    strides = (view.dtype.nbytes(abs(stride)) for stride in (*apart, *view.place.strides, view.offset))
     return math.gcd(ACCESS, view.dtype.nbytes(elements), view.alignment, *strides)
 
 
@@ -52,9 +52,7 @@ class PhasePlan:
     def taken(self, view: View) -> int:
         """Elements of a tensor that belong to a piece: one of what is the same for all of it."""
         varies = view.row_strides[-1] != 0 if self.across else view.columns
-        if view.of_pairs is not None and view.of_pairs.pairs.interleaved:
-            return self.piece // 2
-        return self.piece if varies else 1
+        return view.unit.taken(self.piece) if varies else 1
 
     def nbytes_of(self, view: View) -> int:
         """Of those elements."""
@@ -66,8 +64,7 @@ class PhasePlan:
 
     def has_both(self, index: int) -> bool:
         """Whether an input has columns for pairs, of which a thread has both columns."""
-        of = self.program.inputs[index].of_pairs
-        return self.own_pairs and of is not None and not of.pairs.interleaved
+        return self.own_pairs and self.program.inputs[index].unit.halves
 
     def exchanged(self, phase: int) -> tuple[Chain, ...]:
         """Steps of a phase that have what a thread works out of its other piece."""
@@ -209,9 +206,9 @@ def alike(x: View, y: View) -> tuple[tuple[View, View], ...]:
     """The parts of an input and an output that have the same rows, each element at one address if both begin there."""
 
     def told(view: View) -> tuple[object, ...]:
-        return view.within, view.dtype, view.row_strides, view.column_stride
+        return view.place.span, view.dtype, view.row_strides, view.column_stride
 
-    own = x.of_pairs is None and x.indexed is None and y.indexed is None
+    own = x.unit.pairs is None and not x.place.numbers and not y.place.numbers
     return tuple((a, b) for a in x.parts for b in y.parts if own and told(a) == told(b))
 
 

@@ -23,7 +23,7 @@ def headers(program: RowProgram) -> Iterator[str]:
         yield "element.cuh"
     if program.indices:
         yield "indices.cuh"
-    if program.swapped or any(view.of_pairs for view in program.inputs) or any(v.indexed for v in program.inputs):
+    if program.all_pairs or any(view.place.numbers for view in program.inputs):
         yield "pairs.cuh"
 
 

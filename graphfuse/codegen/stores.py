@@ -66,7 +66,7 @@ def _scales(pointer: Pointer) -> str:
 
 def _exists(number: int, store: Store) -> str:
     """Whether a store writes the row."""
-    return "row.exists" + f" && row.o{number} != nullptr" * store.view.partial
+    return "row.exists" + f" && row.o{number} != nullptr" * store.view.place.partial
 
 
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:

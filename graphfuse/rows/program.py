@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphfuse.dtypes import data_type
-from graphfuse.ir import TensorId
 from graphfuse.ops import OPS, Cost
+from graphfuse.rows.pairs import Pairs
 from graphfuse.rows.steps import (
     AnyStep,
     Chain,
@@ -26,6 +26,7 @@ from graphfuse.rows.steps import (
     Scalar,
     Step,
 )
+from graphfuse.rows.views import View
 
 SWAP = "swap_pairs"
 
@@ -53,89 +54,6 @@ def cost_of(step: AnyStep) -> Cost:
     if isinstance(step, Reduce | Pick):
         return Cost.ARITHMETIC
     return (FUSED.get(step.op_name) or OPS[step.op_name]).cost
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of a row's columns: i and count + i, or, interleaved, 2 i and 2 i + 1. Columns behind them are in none."""
-
-    count: int
-    interleaved: bool
-
-    @property
-    def columns(self) -> int:
-        """That are in a pair."""
-        return 2 * self.count
-
-
-@dataclass(frozen=True)
-class OfPairs:
-    """How a tensor with a column for each pair has one for each column of a row. otherwise: what stands in columns that
-    are in no pair."""
-
-    pairs: Pairs
-    otherwise: float
-
-
-@dataclass(frozen=True)
-class Indexed:
-    """A tensor whose rows are chosen by number.
-
-    index: which of the program's indices tells each row's. stride: elements between rows of neighbouring numbers.
-    count: how many there are. A row without one is read as NaN, and is not written.
-    """
-
-    index: int
-    stride: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Within:
-    """The rows that a tensor has: those whose number along row axis `axis` is from first to end - 1. Its own rows begin
-    with the first of them."""
-
-    axis: int
-    first: int
-    end: int
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor read or written as rows x columns, strides in elements.
-
-    rows, columns: whether it varies along them. row_strides: one for each row axis of the program,
-    0 where it does not vary. column_stride: 1 for packed columns (also of tensors without columns).
-    alignment: bytes that the address is a multiple of. swizzled: in tiles of 128 x 4 (F8_128x4),
-    where strides say nothing. offset: elements from the tensor's first to that of the view. of_pairs: of a tensor with
-    a column for each pair. indexed: of one whose rows are chosen. within: of one that has some of the rows. more: of a
-    view of several tensors, which have all rows between them, those with the rows that follow.
-    """
-
-    tensor: TensorId
-    name: str
-    dtype: data_type
-    row_strides: tuple[int, ...]
-    column_stride: int
-    alignment: int
-    rows: bool = True
-    columns: bool = True
-    swizzled: bool = False
-    offset: int = 0
-    of_pairs: OfPairs | None = None
-    indexed: Indexed | None = None
-    within: Within | None = None
-    more: tuple["View", ...] = ()
-
-    @property
-    def partial(self) -> bool:
-        """Whether it may have no place for a row."""
-        return self.indexed is not None or (self.within is not None and not self.more)
-
-    @property
-    def parts(self) -> tuple["View", ...]:
-        """All tensors of it."""
-        return (self, *self.more)
 
 
 @dataclass(frozen=True)
@@ -198,7 +116,7 @@ class RowProgram:
     @property
     def all_pairs(self) -> tuple[Pairs, ...]:
         """Those of steps and of inputs."""
-        of_inputs = (view.of_pairs.pairs for view in self.inputs if view.of_pairs is not None)
+        of_inputs = (view.unit.pairs for view in self.inputs if view.unit.pairs is not None)
         return tuple(dict.fromkeys((*self.swapped, *of_inputs)))
 
     @property
@@ -285,7 +203,7 @@ class RowProgram:
     @cached_property
     def read_whole(self) -> tuple[View, ...]:
         """Inputs with an element for each one of the rows."""
-        return tuple(view for view in self.inputs if view.rows and view.columns and view.of_pairs is None)
+        return tuple(view for view in self.inputs if view.rows and view.columns and view.unit.pairs is None)
 
     @cached_property
     def written_whole(self) -> tuple[View, ...]:

@@ -7,7 +7,7 @@ from graphfuse.engines.rows.by_row.knobs import ALL_FIRST, AS_USUAL, READS_LAST,
 from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.limits import MAX_THREADS, WARP
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.program import View
+from graphfuse.rows.views import View
 
 READ_AHEAD = range(9, 41)  # elements per thread for which reading ahead may pay; any kernel reads fewer ahead
 _SECTOR = 32  # smallest memory transaction in bytes
@@ -61,7 +61,7 @@ def cost(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
     bits = min(written, default=32)
     start, each = next(figures for most, figures in _INSTRUCTIONS.items() if bits <= most)
     start += 6 * (len(facts.row_extents) - 1)  # to find the row along its axes
-    start += 3 * sum(view.indexed is not None or view.within is not None for view in program.all_views)
+    start += 3 * sum(bool(view.place.kind) for view in program.all_views)
     instructions = each * threads * (start + elements) * (1 + 0.1 * max(0.0, math.log2(threads / WARP)))
     instructions *= 1 + 0.25 * more
     if piece < max((s.block_size for s in program.stores), default=0):  # lanes that share a block compute its scale

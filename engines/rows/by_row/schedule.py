@@ -60,7 +60,7 @@ class ByRow(Schedule[ByRowKnobs]):
     def _read_ahead(self, split: RowSplit, knobs: ByRowKnobs, device: Device) -> ByRowKnobs:
         """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are resident."""
         ahead = replace(knobs, ahead=1)
-        indexed = any(view.indexed is not None for view in split.facts.program.inputs)  # reads wait for a read
+        indexed = any(view.place.numbers for view in split.facts.program.inputs)  # reads wait for a read
         pays = indexed or split.steps(knobs) * split.piece(knobs) in READ_AHEAD
         return ahead if pays and self.fits(split, ahead, device) else knobs
 
