@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from graphfuse.engine import No
 from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Tensor
+from graphfuse.ir import Tensor, TensorId
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.places import Place
-from graphfuse.rows.pairs import COLUMNS
-from graphfuse.rows.views import ROWS, Indexed, View, Within
+from graphfuse.patterns.places import Piece
+from graphfuse.rows.program import Extent
+from graphfuse.rows.views import View
 
 
 @dataclass(frozen=True)
@@ -46,26 +46,20 @@ class RowLayout:
         extents = tuple(math.prod(rows.dim[axis] for axis in group) for group in groups)
         return cls(rows, extents, tuple(map(tuple, groups)))
 
-    def part(self, place: Place, rows: bool, columns: bool, index: int | None) -> View | No:
-        """index: which of the program's are the numbers of the rows."""
-        if place.of_pairs is not None:
-            found = self._of_angles(place.tensor)
-        else:
-            found = self.view(place.tensor, rows, columns)
+    def part(self, piece: Piece, extent: Extent, numbers: Sequence[TensorId]) -> View | No:
+        """The view of a piece. numbers: tensors of the program's indices."""
+        found = self._of_pairs(piece.tensor) if piece.unit.pairs else self.view(piece.tensor, extent)
         if isinstance(found, No):
             return found
-        within = place.within
-        where = within and Within(next(k for k, g in enumerate(self.groups) if within[0] in g), *within[1:]) or ROWS
-        if index is not None:
-            where = Indexed(index, place.apart, place.count, where)
-        return replace(found, offset=place.offset, unit=place.of_pairs or COLUMNS, place=where)
+        place = piece.place.seen({axis: k for k, group in enumerate(self.groups) for axis in group}, numbers)
+        return replace(found, offset=piece.offset, unit=piece.unit, place=place)
 
-    def _of_angles(self, tensor: Tensor) -> View:
+    def _of_pairs(self, tensor: Tensor) -> View:
         strides = tuple(_stride(tensor, group[-1], self.rows) if group else 0 for group in self.groups)
         step = tensor.stride[-1] if tensor.dim[-1] > 1 else 1
         return View(tensor.id, tensor.name, tensor.dtype, strides, step, tensor.alignment)
 
-    def view(self, tensor: Tensor, rows: bool, columns: bool) -> View | No:
+    def view(self, tensor: Tensor, extent: Extent) -> View | No:
         packed = merge((tensor.dim[a], tensor.stride[a]) for a in self.rows.columns)
         if len(packed) > 1:
             axes = list(self.rows.columns)
@@ -77,7 +71,9 @@ class RowLayout:
             return No(
                 f"{tensor}: accepted where one axis is normalized, as its rows are all axes but the last; got {axes}"
             )
-        row_strides = tuple(_stride(tensor, group[-1], self.rows) if rows and group else 0 for group in self.groups)
+        row_strides = tuple(
+            _stride(tensor, group[-1], self.rows) if extent.rows and group else 0 for group in self.groups
+        )
         return View(
             tensor.id,
             tensor.name,
@@ -85,8 +81,8 @@ class RowLayout:
             row_strides,
             column_stride,
             tensor.alignment,
-            rows,
-            columns,
+            extent.rows,
+            extent.columns,
             swizzled,
         )
 

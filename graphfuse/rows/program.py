@@ -58,20 +58,14 @@ def cost_of(step: AnyStep) -> Cost:
 
 @dataclass(frozen=True)
 class Store:
-    """A value that is written.
-
-    block_size: elements that share a scale, 0 if the output is not quantized in blocks.
-    block_scale: where the scales go, columns / block_size a row. scales_of: the view is that of the scales
-    alone, for blocks of elements of this type, which are not written. amax: the view is one element, the largest
-    magnitude of all.
-    """
+    """A value that is written."""
 
     view: View
     value: Chain
-    block_size: int = 0
-    block_scale: View | None = None
-    amax: bool = False
-    scales_of: data_type | None = None
+    block_size: int = 0  # elements that share a scale; 0 where the output is not quantized in blocks
+    block_scale: View | None = None  # where the scales go, columns / block_size a row
+    amax: bool = False  # the view is one element, the largest magnitude of all
+    scales_of: data_type | None = None  # the view is of the scales alone, for elements of this type, not written
 
 
 @dataclass(frozen=True)
@@ -90,22 +84,44 @@ class Extent:
     columns: bool
 
 
+@dataclass(frozen=True)
+class Extents:
+    """Extents of the operands of a straight line of steps. inputs: those of what is read."""
+
+    inputs: tuple[Extent, ...]
+    steps: tuple[AnyStep, ...]
+
+    def of(self, operand: Operand) -> Extent:
+        if isinstance(operand, Scalar | Number):
+            return Extent(False, False)
+        if isinstance(operand, Column):
+            return Extent(False, True)
+        return (self.inputs if isinstance(operand, Load) else self.made)[operand.index]
+
+    @cached_property
+    def made(self) -> tuple[Extent, ...]:
+        """Extents of the steps' values."""
+        found: list[Extent] = []
+        for step in self.steps:
+            known = [found[o.index] if isinstance(o, Chain) else self.of(o) for _, o in step.operands]
+            found.append(Extent(any(k.rows for k in known), isinstance(step, Step) and any(k.columns for k in known)))
+        return tuple(found)
+
+
 _ABSORBED = {Join.SUM: "mul", Join.MAX: "abs"}
 """The op whose result is not needed to reduce it."""
 
 
 @dataclass(frozen=True)
 class RowProgram:
-    """inputs: what Load operands number. steps: value k is the result of step k. stores: what is written of
-    each row. sums: of all rows together. late: numbers of stores that wait for the last phase. indices: integers of
-    which there is one a row, the numbers of rows elsewhere."""
+    """What is computed for each row, and written."""
 
-    inputs: tuple[View, ...]
-    steps: tuple[AnyStep, ...]
-    stores: tuple[Store, ...]
-    sums: tuple[ColumnSum, ...] = ()
-    late: frozenset[int] = frozenset()
-    indices: tuple[View, ...] = ()
+    inputs: tuple[View, ...]  # by the numbers of ``Load``
+    steps: tuple[AnyStep, ...]  # value k is the result of step k
+    stores: tuple[Store, ...]  # what is written of each row
+    sums: tuple[ColumnSum, ...] = ()  # what is written of all rows together
+    late: frozenset[int] = frozenset()  # numbers of the stores that wait for the last phase
+    indices: tuple[View, ...] = ()  # integers of which there is one a row, the numbers of rows elsewhere
 
     @property
     def swapped(self) -> tuple[Pairs, ...]:
@@ -136,23 +152,17 @@ class RowProgram:
         found = (o for step in self.steps for _, o in step.operands if isinstance(o, Scalar))
         return tuple(dict.fromkeys(found))
 
-    def extent(self, operand: Operand) -> Extent:
-        if isinstance(operand, Scalar | Number):
-            return Extent(False, False)
-        if isinstance(operand, Column):
-            return Extent(False, True)
-        if isinstance(operand, Load):
-            return Extent(self.inputs[operand.index].rows, self.inputs[operand.index].columns)
-        return self.extents[operand.index]
-
     @cached_property
+    def _extents(self) -> Extents:
+        return Extents(tuple(Extent(view.rows, view.columns) for view in self.inputs), self.steps)
+
+    def extent(self, operand: Operand) -> Extent:
+        return self._extents.of(operand)
+
+    @property
     def extents(self) -> tuple[Extent, ...]:
-        """Of each step's value."""
-        found: list[Extent] = []
-        for step in self.steps:
-            known = [found[o.index] if isinstance(o, Chain) else self.extent(o) for _, o in step.operands]
-            found.append(Extent(any(k.rows for k in known), isinstance(step, Step) and any(k.columns for k in known)))
-        return tuple(found)
+        """Extents of the steps' values."""
+        return self._extents.made
 
     @cached_property
     def earliest(self) -> tuple[int, ...]:
@@ -183,17 +193,20 @@ class RowProgram:
 
     @cached_property
     def known(self) -> tuple[int, ...]:
-        """The phase at whose beginning each value is made of which there is one a row. Memory answers late: an element
-        that is picked is read a phase before it is needed, and used in the next, where there are so many."""
+        """The phase at whose beginning each value of one per row is made."""
         found: list[int] = []
         for k, step in enumerate(self.steps):
             made = max((found[o.index] for _, o in step.operands if isinstance(o, Chain)), default=0)
-            awaited = any(isinstance(o, Chain) and isinstance(self.steps[o.index], Pick) for _, o in step.operands)
-            first = max(made, self.earliest[k])
-            if isinstance(step, Pick):
-                first = max(first, self.phase[k] - 1)
-            found.append(max(first, min(made + 1, self.phase[k])) if awaited else first)
+            found.append(max(made, self.earliest[k], self._awaited(k, made)))
         return tuple(found)
+
+    def _awaited(self, k: int, made: int) -> int:
+        """The phase until which a value waits for memory, which answers late: an element that is picked is read a phase
+        before it is needed, and used in the next, where there are so many. made: the phase of its last operand."""
+        step = self.steps[k]
+        picked = any(isinstance(o, Chain) and isinstance(self.steps[o.index], Pick) for _, o in step.operands)
+        used = min(made + 1, self.phase[k]) if picked else 0
+        return max(used, self.phase[k] - 1) if isinstance(step, Pick) else used
 
     def picked_in(self, number: int) -> tuple[int, ...]:
         """The phases at whose beginning single elements of an input are read."""

@@ -60,6 +60,10 @@ class Place:
         """Views of the tensors with the rows that follow."""
         return ()
 
+    def only(self, within: "Within") -> "Place":
+        """The place of some of the rows."""
+        return within
+
     def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> "Place":
         """The place in a program. axes: its row axes by those of the match. numbers: tensors of its indices."""
         return self
@@ -130,7 +134,7 @@ class Within(Place):
         return self.axis, self.first, self.end
 
     def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
-        return replace(self, axis=axes[self.axis])
+        return replace(self, axis=axes.get(self.axis, 0))  # 0: rows without columns have one axis
 
     def parameters(self, name: str, nbytes: Callable[[int], int]) -> Iterator[Parameter]:
         if self.first:
@@ -214,6 +218,9 @@ class Indexed(Place):
     @property
     def strides(self) -> tuple[int, ...]:
         return (self.stride, *self.of.strides)
+
+    def only(self, within: Within) -> Place:
+        return replace(self, of=self.of.only(within))
 
     def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
         return replace(self, index=numbers.index(self.index), of=self.of.seen(axes, numbers))
