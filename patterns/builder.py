@@ -44,17 +44,17 @@ class Builder:
         self.of_rows = [t for node, e in expanded for port, t in node.inputs if port in e.of_rows]
 
     def made(self) -> Built | No:
-        for node, role in self.nodes:
+        for node, _ in self.nodes:
             if node.compute is not data_type.FLOAT:
                 return No(f"{node} computes in {node.compute.name}; accepted: FLOAT")
-            if refusal := role.refusal(self.axes, node):
-                return refusal
         self._compute()
-        fault = self._sum_fault()
-        if fault is None:
-            self._shorten()
-            fault = self._read_fault()
-        return fault or self._laid_out()
+        if self.values.faults:
+            return self.values.faults[0]
+        self._shorten()
+        for t in (self.graph.tensors[t] for t in self.values.loaded):
+            if t.by_value:
+                return No(f"{t} is passed by value; accepted where it varies over rows or columns: a tensor in memory")
+        return self._laid_out()
 
     def _compute(self) -> None:
         """Values, steps and stores of all nodes."""
@@ -76,18 +76,6 @@ class Builder:
         )
         values.shorten(pruned)
         values.shorten(contracted)
-
-    def _sum_fault(self) -> No | None:
-        for t, _ in self.values.sums:
-            if any(self.axes.tensor(t).dim[axis] != 1 for axis in self.axes.axes):
-                return No(f"{self.graph.tensors[t]} is a sum over the rows of each sample; accepted: one over all rows")
-        return None
-
-    def _read_fault(self) -> No | None:
-        for t in (self.graph.tensors[t] for t in self.values.loaded):
-            if t.by_value:
-                return No(f"{t} is passed by value; accepted where it varies over rows or columns: a tensor in memory")
-        return next(iter(self.values.faults), None)
 
     def _laid_out(self) -> Built | No:
         """The program, with a view for each tensor in memory."""
@@ -126,7 +114,7 @@ class Builder:
 
     def _pieces(self, t: TensorId) -> tuple[Piece, ...]:
         if t not in self.values.loaded:
-            return (self.members.written(t),)
+            return (self.members.written(t, Piece(self.axes.tensor(t))),)
         unit = self.values.paired.get(t, COLUMNS)
         return tuple(replace(piece, unit=unit) for piece in self.members.read(t))
 
@@ -146,7 +134,8 @@ class Builder:
             found[t] = self._varies(t)
             if isinstance(values.values.get(t), Chain):
                 found[t] = replace(found[t], columns=extents.of(values.values[t]).columns)
-        found |= dict.fromkeys((w.scales for w in values.stores if w.block_size), Extent(True, True))
+        scales = (w.tensor if w.scales_of else w.block_scale for w in values.stores if w.block_size)
+        found |= dict.fromkeys(scales, Extent(True, True))
         return found | dict.fromkeys((t for t, _ in values.sums), Extent(False, True))
 
     def _varies(self, t: TensorId) -> Extent:

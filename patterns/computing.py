@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphfuse.dtypes import data_type
-from graphfuse.engine import No
 from graphfuse.enums import reduction_mode
 from graphfuse.ir import Graph, Node, TensorId
 from graphfuse.ops import OPS, quantize_axis
@@ -113,9 +112,12 @@ class Norm(Computing):
     def compute(self, values: Values, members: Members, node: Node) -> None:
         for port, value in self.expansion.of(values, Operands(self.expansion, values, node)).items():
             t = node.output(port)
-            if isinstance(value, tuple):
-                values.sums += [(t, value)] * (t in values.subgraph.outputs)
-            elif t is not None:
+            if isinstance(value, tuple) and t in values.subgraph.outputs:
+                values.sums.append((t, value))
+                if any(members.axes.tensor(t).dim[axis] != 1 for axis in members.axes.axes):
+                    what = f"{members.graph.tensors[t]} is a sum over the rows of each sample"
+                    values.refuse(f"{what}; accepted: one over all rows")
+            elif t is not None and not isinstance(value, tuple):
                 values.make(t, value)
 
 
@@ -169,13 +171,11 @@ class BlockQuantization(Computing):
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return True
 
-    def refusal(self, axes: Axes, node: Node) -> No | None:
-        axis, columns = quantize_axis(axes.dim, dict(node.attributes)), list(axes.columns)
-        if axis in columns[-1:]:
-            return None
-        return No(f"{node} quantizes along axis {axis}, not along the last normalized axis of {columns}")
-
     def compute(self, values: Values, members: Members, node: Node) -> None:
+        axes, axis = members.axes, quantize_axis(members.axes.dim, dict(node.attributes))
+        if axis not in axes.columns[-1:]:
+            columns = list(axes.columns)
+            values.refuse(f"{node} quantizes along axis {axis}, not along the last normalized axis of {columns}")
         y, scale, value = node.output("Y"), node.output("scale"), values.chain(node.input("input"))
         size = node.attribute("block_size")
         if y in values.subgraph.outputs:
@@ -188,9 +188,6 @@ class Rotation(Role):
     """A rotation of pairs of columns. Its cosines and sines may lie in rows that moves choose."""
 
     starts = alone = True
-
-    def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
-        return (len(dim) - 1,)
 
     def joins(self, members: Members, node: Node) -> bool:
         x, angles = node.input("input"), {node.input("cos"), node.input("sin")}

@@ -48,16 +48,11 @@ class RowLayout:
 
     def part(self, piece: Piece, extent: Extent, numbers: Sequence[TensorId]) -> View | No:
         """The view of a piece. numbers: tensors of the program's indices."""
-        found = self._of_pairs(piece.tensor) if piece.unit.pairs else self.view(piece.tensor, extent)
+        found = self.view(piece.tensor, extent)
         if isinstance(found, No):
             return found
         place = piece.place.seen({axis: k for k, group in enumerate(self.groups) for axis in group}, numbers)
         return replace(found, offset=piece.offset, unit=piece.unit, place=place)
-
-    def _of_pairs(self, tensor: Tensor) -> View:
-        strides = tuple(_stride(tensor, group[-1], self.rows) if group else 0 for group in self.groups)
-        step = tensor.stride[-1] if tensor.dim[-1] > 1 else 1
-        return View(tensor.id, tensor.name, tensor.dtype, strides, step, tensor.alignment)
 
     def view(self, tensor: Tensor, extent: Extent) -> View | No:
         packed = merge((tensor.dim[a], tensor.stride[a]) for a in self.rows.columns)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from graphfuse.ir import Graph, Node, TensorId
+from graphfuse.ir import Node, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
 from graphfuse.patterns.role import Members, Role
@@ -23,9 +23,6 @@ class Move(Role):
     def suits(self, axes: Axes, node: Node) -> bool:
         """Whether the rows are those of the match, or what readers take in their place."""
         return True
-
-    def compute(self, values: Values, members: Members, node: Node) -> None:
-        """Nothing: ``read`` says it all."""
 
 
 class Joining(Move):
@@ -100,9 +97,6 @@ class Scattering(Role):
 
     starts = alone = True
 
-    def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
-        return (len(dim) - 1,)
-
     def joins(self, members: Members, node: Node) -> bool:
         x, axes = node.input("input"), members.axes
         made_by = members.made_by(x)
@@ -116,8 +110,7 @@ class Scattering(Role):
         return True
 
     def written(self, members: Members, node: Node, piece: Piece) -> Piece:
-        found, made_by = piece.chosen(members.graph.tensors[node.input("index")]), members.made_by(node.input("input"))
-        return found if made_by is None else members.role(made_by).written(members, made_by, found)
+        return members.written(node.input("input"), piece.chosen(members.graph.tensors[node.input("index")]))
 
     def compute(self, values: Values, members: Members, node: Node) -> None:
         x = node.input("input")

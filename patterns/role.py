@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graphfuse.engine import No
 from graphfuse.ir import Graph, Node, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
@@ -17,25 +16,20 @@ from graphfuse.rows.expansions import Expansion
 
 
 class Role:
-    """A kind of node. The defaults are those of a node that moves nothing and ends nothing."""
+    """A kind of node. The defaults are those of a node that moves nothing, and whose outputs others may read."""
 
-    starts: ClassVar[bool] = False
-    """Whether a match may start from it."""
-    alone: ClassVar[bool] = False
-    """Whether that match has no reduction: where there is one, its match has both."""
-    expansion: ClassVar[Expansion | None] = None
-    """Steps of an op that takes several, such as a norm."""
-    regular: ClassVar[bool] = True
-    """Whether what it makes has all the rows, so that any node can read it."""
+    starts: ClassVar[bool] = False  # whether a match may start from it
+    alone: ClassVar[bool] = False  # whether that match has no reduction: one that has takes the node, too
+    regular: ClassVar[bool] = True  # whether what it makes has all the rows, so that any node can read it
+    expansion: ClassVar[Expansion | None] = None  # steps of an op that takes several, such as a norm
 
     def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
         """The axes that rows run along where a match starts from the node; None if none can. dim: of its input."""
-        return None
+        return (len(dim) - 1,)
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Rows and columns of a match that starts from the node; None if none can."""
-        inputs = dict(node.inputs)
-        dim = graph.tensors[inputs.get("input", node.inputs[0][1])].dim
+        dim = graph.tensors[dict(node.inputs).get("input", node.inputs[0][1])].dim
         columns = self.columns(graph, node, dim)
         sums = any(port.over_rows for port in node.op.outputs)
         return None if columns is None else Axes(graph, dim, columns, sums)
@@ -43,6 +37,10 @@ class Role:
     def joins(self, members: "Members", node: Node) -> bool:
         """Whether a node may join a match."""
         raise NotImplementedError
+
+    def accepts(self, node: Node, t: TensorId, move: "Role") -> bool:
+        """Whether a node may read the output of a move, which says where rows lie."""
+        return False
 
     def reduces(self, axes: Axes, node: Node) -> bool:
         """Whether a node makes one value of each row."""
@@ -52,25 +50,16 @@ class Role:
         """Whether an output is not known before all rows are done, or only in its quantized form."""
         return any(port.over_rows and node.output(port.name) == t for port in node.op.outputs)
 
-    def accepts(self, node: Node, t: TensorId, move: "Role") -> bool:
-        """Whether a node may read the output of a move, which says where rows lie."""
-        return False
-
-    def refusal(self, axes: Axes, node: Node) -> No | None:
-        """The reason against a node in a match, if there is one."""
-        return None
-
     def read(self, members: "Members", node: Node) -> tuple[Piece, ...]:
         """The tensors in memory that readers of a node's output read."""
         raise NotImplementedError
 
     def written(self, members: "Members", node: Node, piece: Piece) -> Piece:
-        """The piece that is written in the place of `piece`, the output of a node that comes later."""
+        """What is written of `piece`, the output of this node or of one behind it."""
         return piece
 
     def compute(self, values: Values, members: "Members", node: Node) -> None:
         """Adds the values and stores of a node."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -85,14 +74,13 @@ class Members:
     def graph(self) -> Graph:
         return self.axes.graph
 
-    def role(self, node: Node) -> Role | None:
-        return self.roles.get(node.op_name)
+    def role(self, node: Node) -> Role:
+        return self.roles[node.op_name]
 
     def take(self, index: int) -> bool:
         """Whether a node may join."""
         node = self.graph.nodes[index]
-        role = self.role(node)
-        return role is not None and role.joins(self, node)
+        return node.op_name in self.roles and self.role(node).joins(self, node)
 
     def made_by(self, t: TensorId) -> Node | None:
         """The member that makes a tensor."""
@@ -117,7 +105,7 @@ class Members:
         node = self.made_by(t)
         return (Piece(self.axes.tensor(t)),) if node is None else self.role(node).read(self, node)
 
-    def written(self, t: TensorId) -> Piece:
-        """The tensor in memory that is written, and which rows of it."""
-        node, piece = self.made_by(t), Piece(self.axes.tensor(t))
+    def written(self, t: TensorId, piece: Piece) -> Piece:
+        """What is written of `piece`, a tensor in memory, where its value is that of `t`."""
+        node = self.made_by(t)
         return piece if node is None else self.role(node).written(self, node, piece)

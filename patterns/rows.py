@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from graphfuse.engine import No
 from graphfuse.ir import Graph, Node
-from graphfuse.match import Match, Pattern, PatternGraph, convex
-from graphfuse.ops import OPS
+from graphfuse.match import Match, Pattern, convex, single
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
 from graphfuse.patterns.role import Members
@@ -38,18 +37,6 @@ class RowFacts:
     @property
     def rows(self) -> int:
         return math.prod(self.row_extents)
-
-
-def _template(op_name: str):
-    """One node of an op, whatever it is given and makes."""
-
-    def template(g: PatternGraph):
-        op = OPS[op_name]
-        made = getattr(g, op_name)(**{port.name: g.capture(port.name, port.optional) for port in op.inputs})
-        made = made if len(op.outputs) > 1 else [made]
-        return {port.name: symbol for port, symbol in zip(op.outputs, made, strict=True)}
-
-    return template
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
@@ -109,4 +96,4 @@ def facts(match: Match) -> RowFacts | No:
     return built if isinstance(built, No) else RowFacts(match.anchor.name, *built)
 
 
-PATTERN = Pattern("rows", tuple(_template(name) for name, role in ROLES.items() if role.starts), facts, grow)
+PATTERN = Pattern("rows", tuple(single(name) for name, role in ROLES.items() if role.starts), facts, grow)

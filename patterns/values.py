@@ -17,7 +17,7 @@ Shortening = Callable[[Sequence[AnyStep], Iterable[Operand]], tuple[tuple[AnySte
 
 @dataclass(frozen=True)
 class Written:
-    """A value that is stored in a tensor, by number; block_size, amax and scales_of as of ``Store``."""
+    """A value that is stored, with tensors in the place of views; else as ``Store``."""
 
     tensor: TensorId
     value: Chain
@@ -25,11 +25,6 @@ class Written:
     block_scale: TensorId | None = None
     amax: bool = False
     scales_of: data_type | None = None
-
-    @property
-    def scales(self) -> TensorId | None:
-        """The tensor of block scales."""
-        return self.tensor if self.scales_of is not None else self.block_scale
 
 
 class Values(Emitter):
@@ -61,12 +56,14 @@ class Values(Emitter):
     def load(self, t: TensorId) -> Load:
         return Load(self.loaded.setdefault(t, len(self.loaded)))
 
+    def refuse(self, reason: str) -> None:
+        """Notes why the match has no program."""
+        self.faults.append(No(reason))
+
     def pair(self, t: TensorId, unit: EachPair) -> Load:
         """The value of a tensor with an element for each pair of columns."""
         if t in self.loaded and self.paired.get(t) != unit:
-            self.faults.append(
-                No(f"{self.graph.tensors[t]} is read in more ways than one; accepted: as cos, or as sin")
-            )
+            self.refuse(f"{self.graph.tensors[t]} is read in more ways than one; accepted: as cos, or as sin")
         self.paired[t] = unit
         return self.load(t)
 

@@ -57,8 +57,9 @@ class Pointer:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The row axes that have one of `strides`."""
-        return self.view.place.strided(self.view.row_strides)
+        """The row axes that have one of `strides`: where rows are found in another way, too, those along which they lie
+        apart."""
+        return tuple(k for k, stride in enumerate(self.view.row_strides) if stride or not self.view.place.kind)
 
     @property
     def of_blocks(self) -> bool:

@@ -1,9 +1,7 @@
-"""Pairs of a row's columns, and what of a row a tensor has an element for: each column, or each pair.
-
-`View.unit` is one of the two kinds. Texts are C++.
-"""
+"""Pairs of a row's columns, and what of a row a tensor has an element for: each column, or each pair (`View.unit`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -23,31 +21,20 @@ class Pairs:
 class EachColumn:
     """A tensor has an element for each column of a row."""
 
-    @property
-    def pairs(self) -> Pairs | None:
-        """The pairs that have an element each; None where columns have."""
-        return None
-
-    @property
-    def halves(self) -> bool:
-        """Whether columns that lie apart share an element."""
-        return False
-
-    @property
-    def unpack(self) -> str:
-        """Function that makes a piece of values of what is read."""
-        return "unpack"
+    pairs: ClassVar[Pairs | None] = None  # those that have an element each
+    halves: ClassVar[bool] = False  # whether columns that lie apart share an element
+    unpack: ClassVar[str] = "unpack"  # the function that makes values of a piece that is read
 
     def taken(self, piece: int) -> int:
         """Number of elements that belong to a piece of `piece` columns."""
         return piece
 
     def offset(self, piece: int, nbytes: int) -> str:
-        """Bytes from a row's first element to those of the thread's first piece. nbytes: of a piece."""
+        """Bytes from a row's first element to the thread's first piece, in C++. nbytes: of a piece."""
         return f"thread * {nbytes}"
 
     def beyond(self, piece: int, columns: int) -> str:
-        """Condition under which a piece has no element; empty where each has some."""
+        """Condition, in C++, under which a piece of a row of `columns` has no element; empty if each has some."""
         return ""
 
 
@@ -64,20 +51,21 @@ class EachPair(EachColumn):
 
     @property
     def halves(self) -> bool:
-        return not self.of.interleaved
+        return not self.pairs.interleaved
 
     @property
     def unpack(self) -> str:
-        return "unpack_pairs" if self.of.interleaved else "unpack"
+        return "unpack" if self.halves else "unpack_pairs"
 
     def taken(self, piece: int) -> int:
-        return piece // 2 if self.of.interleaved else piece
+        return piece if self.halves else piece // 2
 
     def offset(self, piece: int, nbytes: int) -> str:
-        return f"gf::u32(thread) % {self.of.count // piece}u * {nbytes}" if self.halves else f"thread * {nbytes}"
+        first = f"gf::u32(thread) % {self.pairs.count // piece}u" if self.halves else "thread"
+        return f"{first} * {nbytes}"
 
     def beyond(self, piece: int, columns: int) -> str:
-        return f"row.thread + at >= {self.of.columns // piece}" if self.of.columns < columns else ""
+        return f"row.thread + at >= {self.pairs.columns // piece}" if self.pairs.columns < columns else ""
 
 
 COLUMNS = EachColumn()

@@ -1,9 +1,8 @@
 """Views: tensors read or written as rows x columns, and the places where their rows lie.
 
-A place serves reads and stores alike. Its kinds are `Place` itself, `Within`, `Joined`, `Rest` and `Indexed`. Code
-generation, legality and launch arguments ask its methods and nothing else, so a new kind is one class. The defaults are
-those of a tensor that has all rows. A pattern makes a place with axes of its match and tensors of numbers; `seen` makes
-that a place of the program.
+A place serves reads and stores alike. Its kinds are `Place` itself, `Within` and `Indexed`. Code generation, legality
+and launch arguments ask what `Place` has, with the answers of a tensor that has all rows, and nothing else. So a new
+kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` makes it the program's.
 
 Texts are C++. `name` is that of the kernel's parameter for the tensor's address; parameters of the place begin with it.
 `a` has the parameters, `row` the addresses of a row.
@@ -11,6 +10,7 @@ Texts are C++. `name` is that of the kernel's parameter for the tensor's address
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
@@ -24,41 +24,13 @@ Parameter = tuple[str, str, int]
 class Place:
     """All rows of the program, at the view's strides."""
 
-    @property
-    def kind(self) -> str:
-        """Words for errors about the rows; empty for all rows."""
-        return ""
-
-    @property
-    def partial(self) -> bool:
-        """Whether a row may have no place."""
-        return False
-
-    @property
-    def late(self) -> bool:
-        """Whether addresses of an output are worked out after the row's reads are issued, however early its parameters
-        are there."""
-        return False
-
-    @property
-    def span(self) -> tuple[int, int, int] | None:
-        """Axis, first and end of the rows that the tensor has; None for all."""
-        return None
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The indices of the program that choose rows."""
-        return ()
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Elements between rows beside the view's strides."""
-        return ()
-
-    @property
-    def following(self) -> tuple["View", ...]:
-        """Views of the tensors with the rows that follow."""
-        return ()
+    kind: ClassVar[str] = ""  # words for errors about the rows; empty for all rows
+    partial: ClassVar[bool] = False  # whether a row may have no place
+    late: ClassVar[bool] = False  # whether addresses of an output wait until the row's reads are issued
+    span: ClassVar[tuple[int, int, int] | None] = None  # axis, first and end of the rows that the tensor has
+    numbers: ClassVar[tuple[int, ...]] = ()  # the indices of the program that choose rows
+    strides: ClassVar[tuple[int, ...]] = ()  # elements between rows beside the view's strides
+    following: ClassVar[tuple["View", ...]] = ()  # views of the tensors with the rows that follow
 
     def only(self, within: "Within") -> "Place":
         """The place of some of the rows."""
@@ -68,17 +40,9 @@ class Place:
         """The place in a program. axes: its row axes by those of the match. numbers: tensors of its indices."""
         return self
 
-    def strided(self, strides: Sequence[int]) -> tuple[int, ...]:
-        """The row axes whose stride is a parameter, of the view's strides."""
-        return tuple(axis for axis, stride in enumerate(strides) if stride or not self.kind)
-
     def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
         """Extent and stride of each axis along which the tensor's own rows lie. extents: of all rows."""
-        found = list(extents)
-        if self.span is not None:
-            axis, first, end = self.span
-            found[axis] = end - first
-        return list(zip(found, strides, strict=True))
+        return list(zip(extents, strides, strict=True))
 
     def parameters(self, name: str, nbytes: Callable[[int], int]) -> Iterator[Parameter]:
         """Numbers that it takes to find rows. nbytes: of so many elements."""
@@ -92,16 +56,16 @@ class Place:
         """Condition under which the tensor has the row; empty if it has all, or all that are left."""
         return ""
 
-    def read_type(self, ctype: str) -> str:
-        """Type of what `row` has of an input. ctype: of an address."""
-        return ctype
+    def read_type(self, address: str) -> str:
+        """Type of what `row` has of an input. address: type of an address."""
+        return address
 
     def read_from(self, name: str, address: str) -> str:
         """What `row` has of an input."""
         return address
 
     def address(self, name: str) -> str:
-        """Address of the row of an input, by what `row` has."""
+        """Address of an input's row, by what `row` has."""
         return f"row.{name}"
 
     def exists(self, name: str) -> str:
@@ -120,70 +84,48 @@ class Within(Place):
     axis: int
     first: int
     end: int
-
-    @property
-    def kind(self) -> str:
-        return "are some of all"
+    rest: "View | None" = None  # the next of several tensors that have all rows between them
+    after: bool = False  # whether others have the rows before first
+    kind: ClassVar[str] = "are some of all"
 
     @property
     def partial(self) -> bool:
-        return True
+        return self.rest is None
+
+    @property
+    def late(self) -> bool:
+        return self.rest is not None
 
     @property
     def span(self) -> tuple[int, int, int]:
         return self.axis, self.first, self.end
 
+    @property
+    def following(self) -> tuple["View", ...]:
+        return self.rest.parts if self.rest else ()
+
     def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
-        return replace(self, axis=axes.get(self.axis, 0))  # 0: rows without columns have one axis
+        return replace(self, axis=axes.get(self.axis, 0))  # rows without columns have one axis
+
+    def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+        own = self.end - self.first
+        return [(own if k == self.axis else e, s) for k, (e, s) in enumerate(zip(extents, strides, strict=True))]
 
     def parameters(self, name: str, nbytes: Callable[[int], int]) -> Iterator[Parameter]:
         if self.first:
             yield "gf::u32", f"{name}_first", self.first
-        yield "gf::u32", f"{name}_end", self.end
+        if self.rest or not self.after:  # the last of several has all that are left
+            yield "gf::u32", f"{name}_end", self.end
 
     def counted(self, name: str, numbers: Sequence[str]) -> Sequence[str]:
-        if not self.first:
-            return numbers
-        own = f"(gf::u32({numbers[self.axis]}) - a.{name}_first)"
-        return [own if axis == self.axis else number for axis, number in enumerate(numbers)]
+        own = f"(gf::u32({numbers[self.axis]}) - a.{name}_first)" if self.first else numbers[self.axis]
+        return [*numbers[: self.axis], own, *numbers[self.axis + 1 :]]
 
     def has(self, name: str, numbers: Sequence[str]) -> str:
         number = f"gf::u32({numbers[self.axis]})"
+        if self.rest or self.after:  # none before it has the row
+            return f"{number} < a.{name}_end" if self.rest else ""
         return f"{number} < a.{name}_end" + f" && {number} >= a.{name}_first" * bool(self.first)
-
-
-@dataclass(frozen=True)
-class Joined(Within):
-    """Rows of the first of several tensors that have all that are left between them. rest: the view of the next."""
-
-    rest: "View"
-
-    @property
-    def partial(self) -> bool:
-        return False
-
-    @property
-    def late(self) -> bool:
-        return True
-
-    @property
-    def following(self) -> tuple["View", ...]:
-        return self.rest.parts
-
-    def has(self, name: str, numbers: Sequence[str]) -> str:
-        return f"gf::u32({numbers[self.axis]}) < a.{name}_end"  # the tensors before have not got it
-
-
-@dataclass(frozen=True)
-class Rest(Within):
-    """Rows of the last of several tensors: all that are left."""
-
-    def parameters(self, name: str, nbytes: Callable[[int], int]) -> Iterator[Parameter]:
-        if self.first:
-            yield "gf::u32", f"{name}_first", self.first
-
-    def has(self, name: str, numbers: Sequence[str]) -> str:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -193,19 +135,10 @@ class Indexed(Place):
     index: int  # which of the program's indices has the row's number
     stride: int  # elements between rows of neighbouring numbers
     count: int  # rows of the tensor
-    of: Place = Place()  # which rows of the program have a number
-
-    @property
-    def kind(self) -> str:
-        return "are chosen by number"
-
-    @property
-    def partial(self) -> bool:
-        return True
-
-    @property
-    def late(self) -> bool:
-        return True
+    of: Place = Place()  # the rows of the program that have a number
+    kind: ClassVar[str] = "are chosen by number"
+    partial: ClassVar[bool] = True
+    late: ClassVar[bool] = True
 
     @property
     def span(self) -> tuple[int, int, int] | None:
@@ -213,14 +146,14 @@ class Indexed(Place):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        return (self.index, *self.of.numbers)
+        return (self.index,)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        return (self.stride, *self.of.strides)
+        return (self.stride,)
 
     def only(self, within: Within) -> Place:
-        return replace(self, of=self.of.only(within))
+        return replace(self, of=within)
 
     def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
         return replace(self, index=numbers.index(self.index), of=self.of.seen(axes, numbers))
@@ -240,8 +173,8 @@ class Indexed(Place):
     def has(self, name: str, numbers: Sequence[str]) -> str:
         return self.of.has(name, numbers)
 
-    def read_type(self, ctype: str) -> str:
-        return f"gf::Chosen<{ctype}>"
+    def read_type(self, address: str) -> str:
+        return f"gf::Chosen<{address}>"
 
     def read_from(self, name: str, address: str) -> str:
         return f"{{{address}, a.{name}_row, a.{name}_count}}"
@@ -286,9 +219,9 @@ class View:
 
 def joined(views: Sequence[View]) -> View:
     """One view of tensors of which each has the rows that follow those of the one before."""
-    *before, found = views
-    if before:
-        found = replace(found, place=Rest(*found.place.span))
-    for view in reversed(before):
-        found = replace(view, place=Joined(*view.place.span, found))
+    if len(views) == 1:
+        return views[0]
+    found = None
+    for number, view in reversed([*enumerate(views)]):
+        found = replace(view, place=replace(view.place, rest=found, after=number > 0))
     return found
