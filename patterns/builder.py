@@ -139,7 +139,7 @@ class Builder:
         return found | dict.fromkeys((t for t, _ in values.sums), Extent(False, True))
 
     def _varies(self, t: TensorId) -> Extent:
-        """What a tensor in memory varies along. One row is as good as many: only weight and bias are known to be the
+        """Extent of a tensor in memory. One row is as good as many: only weight and bias are known to be the
         same for all of them."""
         dim, axes = self.axes.tensor(t).dim, self.axes
         wide = all(dim[axis] == axes.dim[axis] for axis in axes.columns)

@@ -16,8 +16,8 @@ from graphfuse.rows.program import SWAP
 from graphfuse.rows.steps import Column, Operand, Step
 
 MOST_NORMS = 4
-"""That one kernel has one after another. Each is a phase more, in which rows that have no room in registers are read
-again, with all that was added to them on the way."""
+"""Norms that one kernel has one after another. Each is a phase more, in which rows that have no room in registers are
+read again, with all that was added to them on the way."""
 
 
 class Computing(Role):
@@ -74,7 +74,7 @@ class ColumnNumber(Pointwise):
 
 @dataclass(frozen=True)
 class Operands:
-    """What the input ports of an op are, read from memory in the order in which its expansion asks for them."""
+    """Operands of an op by its input ports, read from memory in the order in which its expansion asks for them."""
 
     expansion: Expansion
     values: Values

@@ -1,5 +1,5 @@
-"""What libraries have kernels of: a product, a convolution, attention or a norm, with the pointwise operations after
-it.
+"""Subgraphs that libraries have kernels of: a product, a convolution, attention or a norm, with the pointwise
+operations after it.
 
 The nodes are taken as they are. The library's engine knows which of them it can translate.
 """

@@ -15,7 +15,7 @@ from graphfuse.rows.views import View
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How tensors are seen as rows x columns. groups: the axes that each row axis joins.
+    """Row axes as which tensors are seen. groups: the axes that each row axis joins.
 
     Strides decide, not extents, so that a graph of one row, token or head has the row axes of one of many: an axis of
     extent 1 keeps the strides that its tensors declare.
@@ -69,17 +69,8 @@ class RowLayout:
         row_strides = tuple(
             _stride(tensor, group[-1], self.rows) if extent.rows and group else 0 for group in self.groups
         )
-        return View(
-            tensor.id,
-            tensor.name,
-            tensor.dtype,
-            row_strides,
-            column_stride,
-            tensor.alignment,
-            extent.rows,
-            extent.columns,
-            swizzled,
-        )
+        known = (tensor.id, tensor.name, tensor.dtype, row_strides, column_stride, tensor.alignment)
+        return View(*known, extent.rows, extent.columns, swizzled)
 
 
 def _stride(tensor: Tensor, axis: int, rows: Axes) -> int:

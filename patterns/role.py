@@ -55,7 +55,7 @@ class Role:
         raise NotImplementedError
 
     def written(self, members: "Members", node: Node, piece: Piece) -> Piece:
-        """What is written of `piece`, the output of this node or of one behind it."""
+        """The written part of `piece`, the output of this node or of one behind it."""
         return piece
 
     def compute(self, values: Values, members: "Members", node: Node) -> None:
@@ -106,6 +106,6 @@ class Members:
         return (Piece(self.axes.tensor(t)),) if node is None else self.role(node).read(self, node)
 
     def written(self, t: TensorId, piece: Piece) -> Piece:
-        """What is written of `piece`, a tensor in memory, where its value is that of `t`."""
+        """The written part of `piece`, a tensor in memory, where its value is that of `t`."""
         node = self.made_by(t)
         return piece if node is None else self.role(node).written(self, node, piece)

@@ -7,4 +7,4 @@ from graphfuse.patterns.moves import MOVES
 from graphfuse.patterns.role import Role
 
 ROLES: Mapping[str, Role] = {**COMPUTING, **MOVES}
-"""By op."""
+"""Roles by op."""

@@ -90,7 +90,7 @@ def _behind(graph: Graph, norms: frozenset[int]) -> frozenset[int]:
 
 
 def facts(match: Match) -> RowFacts | No:
-    """What the match computes, as rows x columns; No if a tensor cannot be seen that way."""
+    """The match as rows x columns; No if a tensor cannot be seen that way."""
     axes = ROLES[match.anchor.op_name].axes(match.graph, match.anchor)
     built = Builder(match.subgraph, axes).made()
     return built if isinstance(built, No) else RowFacts(match.anchor.name, *built)

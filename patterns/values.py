@@ -73,7 +73,7 @@ class Values(Emitter):
         return value if isinstance(value, Chain) else self.op("identity", input=value)
 
     def rounded(self, t: TensorId | None) -> data_type | None:
-        """What a value is rounded to for those in the match who read it: a stored one, and one whose type is
+        """Type that a value is rounded to for those in the match who read it: a stored one, and one whose type is
         not what its node computes in."""
         if t is None or not set(self.graph.consumers.get(t, ())) & set(self.subgraph.node_ids):
             return None

@@ -14,7 +14,7 @@ from graphfuse.rows.steps import Chain, Column, Load, Operand, Step
 
 
 def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
-    """Of a piece of a packed value."""
+    """Type of a piece of a packed value."""
     elements = plan.taken(plan.program.inputs[o.index]) if isinstance(o, Load) else plan.piece
     return f"gf::Bytes<{plan.dtype(o).nbytes(elements)}>"
 
@@ -38,13 +38,13 @@ def _exchanged(o: Chain) -> str:
 
 
 def _name(o: Chain | Load) -> str:
-    """Of a member that holds a value."""
+    """Name of the struct member that holds a value."""
     return f"{'l' if isinstance(o, Load) else 'v'}{o.index}"
 
 
 @dataclass(frozen=True)
 class Elements:
-    """Those of a phase."""
+    """Values of one per element in one phase."""
 
     plan: PhasePlan
     phase: int
@@ -55,7 +55,7 @@ class Elements:
 
     @property
     def known(self) -> tuple[Chain | Load, ...]:
-        """From the phases before."""
+        """Values kept from the phases before."""
         return self.plan.kept[self.phase]
 
     def array(self, o: Chain | Load) -> str:

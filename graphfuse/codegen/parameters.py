@@ -14,7 +14,7 @@ _FIRST_LINE = 48
 """Bytes of parameters in the line of the constant cache in which they begin, on SM90."""
 
 _PASSED = {"gf::i64": "int64", "gf::u32": "int32"}
-"""By the type of a parameter, as what a launch passes it."""
+"""Type as which a launch passes a parameter, by its type."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Pointer:
         return f"{self.name}_apart" if scales or (self.across and self.view.columns) else None
 
     def apart(self, of: str = "") -> str:
-        """How many bytes block scales lie apart. of: what stands before the name of a parameter."""
+        """Bytes from one block scale to the next. of: what stands before the name of a parameter."""
         return f"{of}{self.spaced}" if self.spaced else str(self.view.dtype.nbytes(1))
 
     @property
     def after(self) -> tuple["Pointer", ...]:
-        """Those of the tensors with the rows that follow."""
+        """Pointers of the tensors with the rows that follow."""
         parts = enumerate(self.view.place.following, start=1)
         return tuple(replace(self, name=f"{self.name}_{k}", view=view, part=True) for k, view in parts)
 
@@ -137,7 +137,7 @@ def divider(divisor: int) -> tuple[int, int]:
 
 
 def arguments(plan: PhasePlan) -> tuple[Argument, ...]:
-    """What a launch passes."""
+    """Arguments of a launch."""
     return tuple(parameter.argument for parameter in parameters(plan))
 
 

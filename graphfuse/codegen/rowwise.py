@@ -15,7 +15,7 @@ from graphfuse.rows.steps import Pick
 
 
 def headers(program: RowProgram) -> Iterator[str]:
-    """Those that the printed text needs beyond what kernel templates include, for use outside of any namespace."""
+    """Headers that the printed text needs beyond what kernel templates include, for use outside of any namespace."""
     yield from stores.headers(program)
     if any(operand.dtype.facts.integers for operand in (*program.inputs, *program.scalars)):
         yield "integers.cuh"

@@ -13,19 +13,7 @@ from functools import cached_property
 from graphfuse.dtypes import data_type
 from graphfuse.ops import OPS, Cost
 from graphfuse.rows.pairs import Pairs
-from graphfuse.rows.steps import (
-    AnyStep,
-    Chain,
-    Column,
-    Join,
-    Load,
-    Number,
-    Operand,
-    Pick,
-    Reduce,
-    Scalar,
-    Step,
-)
+from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, Scalar, Step
 from graphfuse.rows.views import View
 
 SWAP = "swap_pairs"
@@ -50,7 +38,7 @@ column of its pair (see ``Pairs``), the first column's negated, 0 where there is
 
 
 def cost_of(step: AnyStep) -> Cost:
-    """What a step takes for each element."""
+    """Cost of a step for each element."""
     if isinstance(step, Reduce | Pick):
         return Cost.ARITHMETIC
     return (FUSED.get(step.op_name) or OPS[step.op_name]).cost
@@ -114,7 +102,7 @@ _ABSORBED = {Join.SUM: "mul", Join.MAX: "abs"}
 
 @dataclass(frozen=True)
 class RowProgram:
-    """What is computed for each row, and written."""
+    """A computation for each row, and its outputs."""
 
     inputs: tuple[View, ...]  # by the numbers of ``Load``
     steps: tuple[AnyStep, ...]  # value k is the result of step k
@@ -131,13 +119,13 @@ class RowProgram:
 
     @property
     def all_pairs(self) -> tuple[Pairs, ...]:
-        """Those of steps and of inputs."""
+        """The pairs of columns of steps and of inputs."""
         of_inputs = (view.unit.pairs for view in self.inputs if view.unit.pairs is not None)
         return tuple(dict.fromkeys((*self.swapped, *of_inputs)))
 
     @property
     def all_views(self) -> tuple[View, ...]:
-        """Those read and written, every part."""
+        """Views that are read and written, every part."""
         return tuple(part for view in (*self.inputs, *(s.view for s in self.stores)) for part in view.parts)
 
     @property
@@ -257,8 +245,8 @@ class RowProgram:
         return tuple(k for k, step in enumerate(self.steps) if isinstance(step, Reduce))
 
     def joined(self, k: int) -> tuple[Operand, ...]:
-        """What reduction number k goes through: of the sum of a product that is not rounded the two factors, which are
-        multiplied as they are added; of the largest of magnitudes the values that these are of."""
+        """Operands that reduction number k goes through: of the sum of a product that is not rounded the two factors,
+        which are multiplied as they are added; of the largest of magnitudes the values that these are of."""
         reduction = self.steps[k]
         made = self.steps[reduction.input.index] if isinstance(reduction.input, Chain) else None
         if made is None or made.rounded is not None or made.op_name != _ABSORBED[reduction.join]:
@@ -290,7 +278,7 @@ class RowProgram:
         return tuple(self.steps[k] for k in sorted(needed))
 
     def held(self, again: frozenset[Chain | Load] = frozenset()) -> tuple[tuple[Chain | Load, ...], ...]:
-        """For each phase but the first: what one element a thread keeps for it from the phases before.
+        """Values of one element that a thread keeps from the phases before, for each phase but the first.
         again: what is rather read or worked out once more."""
         return tuple(self._held(phase, again) for phase in range(1, self.last + 1))
 

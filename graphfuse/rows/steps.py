@@ -70,7 +70,7 @@ class Step:
 
 
 class Join(enum.Enum):
-    """How the elements of a row become one value."""
+    """An operation that makes one value of the elements of a row."""
 
     SUM = "row_sum"
     MAX = "row_max"

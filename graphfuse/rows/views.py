@@ -56,12 +56,12 @@ class Place:
         """Condition under which the tensor has the row; empty if it has all, or all that are left."""
         return ""
 
-    def read_type(self, address: str) -> str:
-        """Type of what `row` has of an input. address: type of an address."""
+    def read_from(self, name: str, address: str) -> str:
+        """Initial value of what `row` has of an input."""
         return address
 
-    def read_from(self, name: str, address: str) -> str:
-        """What `row` has of an input."""
+    def read_type(self, address: str) -> str:
+        """Type of that value. address: type of an address."""
         return address
 
     def address(self, name: str) -> str:
