@@ -84,7 +84,7 @@ class Builder:
         every = [piece for found in pieces.values() for piece in found]
         numbers = list(dict.fromkeys(number for piece in every for number in piece.place.numbers))
         chosen = [self.graph.tensors[number] for number in numbers]
-        alone = {piece.place.span[0] for piece in every if piece.place.span}
+        alone = {axis for piece in every for axis in piece.place.axes}
         varying = [piece.tensor for t, extent in varies.items() if extent.rows for piece in pieces[t]]
         layout = RowLayout.of(self.axes, [*varying, *chosen], alone)
         views: dict[TensorId, View] = {}

@@ -89,7 +89,7 @@ def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str
     several = sum(extent > 1 for extent in facts.row_extents)
     if several > _MAX_AXES:
         yield f"{facts.node}: rows have {several} axes with strides of their own; accepted: {_MAX_AXES}"
-    divided = len(facts.row_extents) > 1 or any(view.place.span for view in facts.program.all_views)
+    divided = len(facts.row_extents) > 1 or any(view.place.axes for view in facts.program.all_views)
     if divided and facts.rows >= _MAX_DIVIDED:
         yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {_MAX_DIVIDED}"
     if facts.program.numbers_columns and facts.columns > MOST_COLUMNS:

@@ -200,11 +200,10 @@ class PhasePlan:
 def alike(x: View, y: View) -> tuple[tuple[View, View], ...]:
     """The parts of an input and an output that have the same rows, each element at one address if both begin there."""
 
-    def told(view: View) -> tuple[object, ...]:
-        return view.place.span, view.dtype, view.row_strides, view.column_stride
+    def layout(view: View) -> tuple[object, ...]:
+        return view.unit, view.dtype, view.row_strides, view.column_stride
 
-    own = x.unit.pairs is None and not x.place.numbers and not y.place.numbers
-    return tuple((a, b) for a in x.parts for b in y.parts if own and told(a) == told(b))
+    return tuple((a, b) for a in x.parts for b in y.parts if a.place.like(b.place) and layout(a) == layout(b))
 
 
 def _varies(program: RowProgram, o: Chain) -> bool:

@@ -27,6 +27,7 @@ class Place:
     kind: ClassVar[str] = ""  # words for errors about the rows; empty for all rows
     partial: ClassVar[bool] = False  # whether a row may have no place
     late: ClassVar[bool] = False  # whether addresses of an output wait until the row's reads are issued
+    axes: ClassVar[tuple[int, ...]] = ()  # row axes along which it counts, joined with no other
     span: ClassVar[tuple[int, int, int] | None] = None  # axis, first and end of the rows that the tensor has
     numbers: ClassVar[tuple[int, ...]] = ()  # the indices of the program that choose rows
     strides: ClassVar[tuple[int, ...]] = ()  # elements between rows beside the view's strides
@@ -39,6 +40,10 @@ class Place:
     def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> "Place":
         """The place in a program. axes: its row axes by those of the match. numbers: tensors of its indices."""
         return self
+
+    def like(self, other: "Place") -> bool:
+        """Whether rows are the same, each at one address if both tensors begin there."""
+        return self == other
 
     def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
         """Extent and stride of each axis along which the tensor's own rows lie. extents: of all rows."""
@@ -97,6 +102,10 @@ class Within(Place):
         return self.rest is not None
 
     @property
+    def axes(self) -> tuple[int, ...]:
+        return (self.axis,)
+
+    @property
     def span(self) -> tuple[int, int, int]:
         return self.axis, self.first, self.end
 
@@ -106,6 +115,9 @@ class Within(Place):
 
     def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
         return replace(self, axis=axes.get(self.axis, 0))  # rows without columns have one axis
+
+    def like(self, other: Place) -> bool:
+        return isinstance(other, Within) and self.span == other.span
 
     def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
         own = self.end - self.first
@@ -141,6 +153,10 @@ class Indexed(Place):
     late: ClassVar[bool] = True
 
     @property
+    def axes(self) -> tuple[int, ...]:
+        return self.of.axes
+
+    @property
     def span(self) -> tuple[int, int, int] | None:
         return self.of.span
 
@@ -157,6 +173,9 @@ class Indexed(Place):
 
     def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
         return replace(self, index=numbers.index(self.index), of=self.of.seen(axes, numbers))
+
+    def like(self, other: Place) -> bool:
+        return False
 
     def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
         # Two rows of one number are the caller's matter.
