@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from graphfuse.dtypes import data_type
 from graphfuse.engine import No
@@ -10,7 +9,7 @@ from graphfuse.ir import Subgraph, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import RowLayout
 from graphfuse.patterns.places import Piece
-from graphfuse.patterns.role import Members
+from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES
 from graphfuse.patterns.values import Values, Written
 from graphfuse.rows.contraction import contracted
@@ -22,28 +21,20 @@ from graphfuse.rows.steps import Chain, Load
 from graphfuse.rows.views import ROWS, View, joined
 
 
-class Built(NamedTuple):
-    """row_extents: of the row axes, outermost first, neighbours joined where one stride serves both in every tensor;
-    at least one. columns: extent."""
-
-    row_extents: tuple[int, ...]
-    columns: int
-    program: RowProgram
-
-
 class Builder:
     """The values of one match, and the views of what of it lies in memory."""
 
     def __init__(self, subgraph: Subgraph, axes: Axes):
         self.graph, self.subgraph, self.axes = subgraph.graph, subgraph, axes
-        self.members = Members(axes, frozenset(subgraph.node_ids), ROLES)
+        self.matched = Matched(axes, frozenset(subgraph.node_ids), ROLES)
         self.nodes = [(node, ROLES[node.op_name]) for node in subgraph.nodes]
         self.values = Values(subgraph, axes.dim, axes.width)
         expanded = [(node, role.expansion) for node, role in self.nodes if role.expansion is not None]
         self.of_columns = {t for node, e in expanded for port in e.of_columns for t in self._above(node.input(port))}
         self.of_rows = [t for node, e in expanded for port, t in node.inputs if port in e.of_rows]
 
-    def made(self) -> Built | No:
+    def made(self) -> tuple[tuple[int, ...], RowProgram] | No:
+        """Extents of the row axes, and the program."""
         for node, _ in self.nodes:
             if node.compute is not data_type.FLOAT:
                 return No(f"{node} computes in {node.compute.name}; accepted: FLOAT")
@@ -60,10 +51,10 @@ class Builder:
         """Values, steps and stores of all nodes."""
         for t in self.of_rows:
             # One a row, also where nodes before read it of a single row.
-            if self.members.made_by(t) is None:
+            if self.matched.made_by(t) is None:
                 self.values.operand(t, in_memory=True)
         for node, role in self.nodes:
-            role.compute(self.values, self.members, node)
+            role.compute(self.values, self.matched, node)
             self.values.store_outputs(node)
 
     def _shorten(self) -> None:
@@ -77,7 +68,7 @@ class Builder:
         values.shorten(pruned)
         values.shorten(contracted)
 
-    def _laid_out(self) -> Built | No:
+    def _laid_out(self) -> tuple[tuple[int, ...], RowProgram] | No:
         """The program, with a view for each tensor in memory."""
         values, varies = self.values, self._varying()
         pieces = {t: self._pieces(t) for t in varies}
@@ -101,22 +92,22 @@ class Builder:
             sums=tuple(ColumnSum(views[t], factors) for t, factors in values.sums),
             indices=tuple(layout.view(tensor, Extent(True, False)) for tensor in chosen),
         )
-        return Built(layout.extents, self.axes.width, program)
+        return layout.extents, program
 
     def _above(self, tensor: TensorId | None) -> Iterator[TensorId]:
         """`tensor` and all within the match that it is made from."""
         if tensor is None:
             return
         yield tensor
-        made_by = self.members.made_by(tensor)
+        made_by = self.matched.made_by(tensor)
         for _, t in made_by.inputs if made_by is not None else ():
             yield from self._above(t)
 
     def _pieces(self, t: TensorId) -> tuple[Piece, ...]:
         if t not in self.values.loaded:
-            return (self.members.written(t, Piece(self.axes.tensor(t))),)
+            return (self.matched.written(t, Piece(self.axes.tensor(t))),)
         unit = self.values.paired.get(t, COLUMNS)
-        return tuple(replace(piece, unit=unit) for piece in self.members.read(t))
+        return tuple(replace(piece, unit=unit) for piece in self.matched.read(t))
 
     def _is_plain(self, o: Load) -> bool:
         pieces = self._pieces(list(self.values.loaded)[o.index])

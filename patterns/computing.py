@@ -8,7 +8,7 @@ from graphfuse.enums import reduction_mode
 from graphfuse.ir import Graph, Node, TensorId
 from graphfuse.ops import OPS, quantize_axis
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.role import Members, Role
+from graphfuse.patterns.role import Matched, Role
 from graphfuse.patterns.values import Values, Written
 from graphfuse.rows.expansions import EXPANSIONS, REDUCED, Expansion
 from graphfuse.rows.pairs import EachPair, Pairs
@@ -23,18 +23,18 @@ read again, with all that was added to them on the way."""
 class Computing(Role):
     """A node whose inputs broadcast to the rows."""
 
-    def joins(self, members: Members, node: Node) -> bool:
-        axes = members.axes
+    def joins(self, matched: Matched, node: Node) -> bool:
+        axes = matched.axes
         if node.compute is not data_type.FLOAT or not all(axes.fits(t) for _, t in node.inputs):
             return False
-        if any(members.ended(t) for _, t in node.inputs):
+        if any(matched.ended(t) for _, t in node.inputs):
             return False
-        if any(members.readers(t) and self.ends(axes, node, t) for _, t in node.outputs):
+        if any(matched.readers(t) and self.ends(axes, node, t) for _, t in node.outputs):
             return False
-        return self.suits(members, node)
+        return self.suits(matched, node)
 
-    def suits(self, members: Members, node: Node) -> bool:
-        """Whether a node may join whose inputs are values that members have, or in memory."""
+    def suits(self, matched: Matched, node: Node) -> bool:
+        """Whether a node may join whose inputs are values of matched nodes, or in memory."""
         raise NotImplementedError
 
     def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
@@ -44,37 +44,37 @@ class Computing(Role):
 class Pointwise(Computing):
     """A node that makes an element of one element of each input."""
 
-    def suits(self, members: Members, node: Node) -> bool:
-        axes, output = members.axes, node.output("output")
+    def suits(self, matched: Matched, node: Node) -> bool:
+        axes, output = matched.axes, node.output("output")
         if not axes.fits(output):
             return False
         # What is the same for all rows can be worked out by each of them, but not written by one.
         dim = axes.tensor(output).dim
         varies = any(dim[axis] != 1 for axis in axes.axes) or all(axes.dim[axis] == 1 for axis in axes.axes)
-        return varies or members.kept(output)
+        return varies or matched.kept(output)
 
-    def compute(self, values: Values, members: Members, node: Node) -> None:
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
         operands = tuple((port, values.operand(t)) for port, t in node.inputs)
         output = node.output("output")
         values.values[output] = values.step(Step(node.op_name, operands, node.attributes, values.rounded(output)))
 
 
-class ColumnNumber(Pointwise):
+class Numbering(Pointwise):
     """A node that makes of each element the number of its column."""
 
-    def suits(self, members: Members, node: Node) -> bool:
-        axes = members.axes
+    def suits(self, matched: Matched, node: Node) -> bool:
+        axes = matched.axes
         axis = node.attribute("axis") - len(axes.graph.tensors[node.input("input")].dim) + len(axes.dim)
-        return axes.columns == (axis,) and super().suits(members, node)
+        return axes.columns == (axis,) and super().suits(matched, node)
 
-    def compute(self, values: Values, members: Members, node: Node) -> None:
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
         output = node.output("output")
         values.values[output] = values.step(Step("identity", (("input", Column()),), (), values.rounded(output)))
 
 
 @dataclass(frozen=True)
-class Operands:
-    """Operands of an op by its input ports, read from memory in the order in which its expansion asks for them."""
+class NodeOperands:
+    """NodeOperands of an op by its input ports, read from memory in the order in which its expansion asks for them."""
 
     expansion: Expansion
     values: Values
@@ -91,7 +91,7 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class Norm(Computing):
+class Expanding(Computing):
     """A node of an op that takes several steps: a norm, a softmax, a loss, or the gradient of one."""
 
     expansion: Expansion
@@ -101,27 +101,27 @@ class Norm(Computing):
         shapes = {port: graph.tensors[t].dim for port, t in node.inputs}
         return self.expansion.columns(shapes, dict(node.attributes))
 
-    def suits(self, members: Members, node: Node) -> bool:
-        axes = members.axes
-        norms = sum(members.role(axes.graph.nodes[i]).expansion is not None for i in members.inside)
+    def suits(self, matched: Matched, node: Node) -> bool:
+        axes = matched.axes
+        norms = sum(matched.role(axes.graph.nodes[i]).expansion is not None for i in matched.inside)
         return not axes.sums and norms < MOST_NORMS and self.axes(axes.graph, node) == axes
 
     def reduces(self, axes: Axes, node: Node) -> bool:
         return True
 
-    def compute(self, values: Values, members: Members, node: Node) -> None:
-        for port, value in self.expansion.of(values, Operands(self.expansion, values, node)).items():
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        for port, value in self.expansion.of(values, NodeOperands(self.expansion, values, node)).items():
             t = node.output(port)
             if isinstance(value, tuple) and t in values.subgraph.outputs:
                 values.sums.append((t, value))
-                if any(members.axes.tensor(t).dim[axis] != 1 for axis in members.axes.axes):
-                    what = f"{members.graph.tensors[t]} is a sum over the rows of each sample"
+                if any(matched.axes.tensor(t).dim[axis] != 1 for axis in matched.axes.axes):
+                    what = f"{matched.graph.tensors[t]} is a sum over the rows of each sample"
                     values.refuse(f"{what}; accepted: one over all rows")
             elif t is not None and not isinstance(value, tuple):
                 values.make(t, value)
 
 
-class Reduction(Computing):
+class Reducing(Computing):
     """A reduction of each row, or the largest magnitude of a tensor."""
 
     starts = True
@@ -135,8 +135,8 @@ class Reduction(Computing):
         known = (rows or len(columns) == 1) and all(dim[axis] for axis in columns)
         return columns if known and columns and node.attribute("mode") in REDUCED else None
 
-    def suits(self, members: Members, node: Node) -> bool:
-        axes, mode = members.axes, node.attribute("mode")
+    def suits(self, matched: Matched, node: Node) -> bool:
+        axes, mode = matched.axes, node.attribute("mode")
         if axes.sums or not axes.whole(node.input("input")):
             return False
         if self.reduces(axes, node):
@@ -149,15 +149,15 @@ class Reduction(Computing):
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return not self.reduces(axes, node)
 
-    def compute(self, values: Values, members: Members, node: Node) -> None:
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
         x, output = node.input("input"), node.output("output")
-        if self.reduces(members.axes, node):
+        if self.reduces(matched.axes, node):
             values.make(output, REDUCED[node.attribute("mode")](values, values.operand(x, in_memory=True)))
         else:
             values.stores.append(Written(output, values.chain(x), amax=True))
 
 
-class BlockQuantization(Computing):
+class Quantizing(Computing):
     """A quantization in blocks along the columns."""
 
     starts = alone = True
@@ -165,14 +165,14 @@ class BlockQuantization(Computing):
     def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
         return (node.attribute("axis"),)
 
-    def suits(self, members: Members, node: Node) -> bool:
-        return not members.axes.sums and members.axes.whole(node.input("input"))
+    def suits(self, matched: Matched, node: Node) -> bool:
+        return not matched.axes.sums and matched.axes.whole(node.input("input"))
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return True
 
-    def compute(self, values: Values, members: Members, node: Node) -> None:
-        axes, axis = members.axes, quantize_axis(members.axes.dim, dict(node.attributes))
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        axes, axis = matched.axes, quantize_axis(matched.axes.dim, dict(node.attributes))
         if axis not in axes.columns[-1:]:
             columns = list(axes.columns)
             values.refuse(f"{node} quantizes along axis {axis}, not along the last normalized axis of {columns}")
@@ -184,22 +184,22 @@ class BlockQuantization(Computing):
             values.stores.append(Written(scale, value, size, scales_of=node.attribute("element_type")))
 
 
-class Rotation(Role):
+class Rotating(Role):
     """A rotation of pairs of columns. Its cosines and sines may lie in rows that moves choose."""
 
     starts = alone = True
 
-    def joins(self, members: Members, node: Node) -> bool:
+    def joins(self, matched: Matched, node: Node) -> bool:
         x, angles = node.input("input"), {node.input("cos"), node.input("sin")}
-        if node.compute is not data_type.FLOAT or not members.axes.last or not members.axes.whole(x):
+        if node.compute is not data_type.FLOAT or not matched.axes.last or not matched.axes.whole(x):
             return False
-        made = [n for t in angles if (n := members.made_by(t)) is not None]
-        return not members.ended(x) and not any(members.role(n).regular for n in made)
+        made = [n for t in angles if (n := matched.made_by(t)) is not None]
+        return not matched.ended(x) and not any(matched.role(n).regular for n in made)
 
     def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
         return move.regular if t == node.input("input") else not move.regular
 
-    def compute(self, values: Values, members: Members, node: Node) -> None:
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
         pairs = Pairs(values.graph.tensors[node.input("cos")].dim[-1], node.attribute("interleaved"))
         cos = values.pair(node.input("cos"), EachPair(pairs, 1.0))
         sin = values.pair(node.input("sin"), EachPair(pairs, 0.0))
@@ -211,9 +211,9 @@ class Rotation(Role):
 
 COMPUTING: Mapping[str, Role] = {
     **{name: Pointwise() for name, op in OPS.items() if op.pointwise},
-    **{name: Norm(expansion) for name, expansion in EXPANSIONS.items()},
-    "block_scale_quantize": BlockQuantization(),
-    "gen_index": ColumnNumber(),
-    "reduction": Reduction(),
-    "rotate_pairs": Rotation(),
+    **{name: Expanding(expansion) for name, expansion in EXPANSIONS.items()},
+    "block_scale_quantize": Quantizing(),
+    "gen_index": Numbering(),
+    "reduction": Reducing(),
+    "rotate_pairs": Rotating(),
 }

@@ -5,20 +5,20 @@ from collections.abc import Mapping
 from graphfuse.ir import Node, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
-from graphfuse.patterns.role import Members, Role
+from graphfuse.patterns.role import Matched, Role
 from graphfuse.patterns.values import Values
 
 
 class Move(Role):
     """A move of rows from memory to the nodes that read its output, which is not written."""
 
-    def joins(self, members: Members, node: Node) -> bool:
+    def joins(self, matched: Matched, node: Node) -> bool:
         made = node.output("output")
-        readers = members.readers(made)
-        if not readers or not members.kept(made) or any(members.made_by(t) for _, t in node.inputs):
+        readers = matched.readers(made)
+        if not readers or not matched.kept(made) or any(matched.made_by(t) for _, t in node.inputs):
             return False
-        accepted = (members.role(reader).accepts(reader, made, self) for reader in readers)
-        return all(accepted) and self.suits(members.axes, node)
+        accepted = (matched.role(reader).accepts(reader, made, self) for reader in readers)
+        return all(accepted) and self.suits(matched.axes, node)
 
     def suits(self, axes: Axes, node: Node) -> bool:
         """Whether the rows are those of the match, or what readers take in their place."""
@@ -32,10 +32,10 @@ class Joining(Move):
         made, axis = node.output("output"), _joined_axis(axes, node)
         return axes.fits(made) and axis in axes.axes and axes.tensor(made).dim[axis] == axes.dim[axis]
 
-    def read(self, members: Members, node: Node) -> tuple[Piece, ...]:
-        a, b = (Piece(members.axes.tensor(node.input(port))) for port in ("a", "b"))
-        axis = _joined_axis(members.axes, node)
-        cut, end = a.tensor.dim[axis], members.axes.dim[axis]
+    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
+        a, b = (Piece(matched.axes.tensor(node.input(port))) for port in ("a", "b"))
+        axis = _joined_axis(matched.axes, node)
+        cut, end = a.tensor.dim[axis], matched.axes.dim[axis]
         return a.within(axis, 0, cut, end), b.within(axis, cut, end, end)
 
 
@@ -51,9 +51,9 @@ class Gathering(Move):
     def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
         return isinstance(move, Slicing) and t == node.input("input")
 
-    def read(self, members: Members, node: Node) -> tuple[Piece, ...]:
-        (piece,) = members.read(node.input("input"))
-        return (piece.chosen(members.graph.tensors[node.input("index")]),)
+    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
+        (piece,) = matched.read(node.input("input"))
+        return (piece.chosen(matched.graph.tensors[node.input("index")]),)
 
 
 class Slicing(Move):
@@ -61,11 +61,11 @@ class Slicing(Move):
 
     regular = False
 
-    def joins(self, members: Members, node: Node) -> bool:
-        if members.made_by(node.input("input")) is None:
-            return super().joins(members, node)
-        written = all(isinstance(members.role(n), Scattering) for n in members.readers(node.output("output")))
-        return written and self.cut(members.axes, node) is not None and not members.ended(node.input("input"))
+    def joins(self, matched: Matched, node: Node) -> bool:
+        if matched.made_by(node.input("input")) is None:
+            return super().joins(matched, node)
+        written = all(isinstance(matched.role(n), Scattering) for n in matched.readers(node.output("output")))
+        return written and self.cut(matched.axes, node) is not None and not matched.ended(node.input("input"))
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return True
@@ -79,16 +79,16 @@ class Slicing(Move):
         ((axis, first, end, step),) = cut
         return (axis, first, end) if axis in axes.axes and step == 1 and first < end else None
 
-    def read(self, members: Members, node: Node) -> tuple[Piece, ...]:
-        (piece,) = members.read(node.input("input"))
+    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
+        (piece,) = matched.read(node.input("input"))
         starts, _, steps = zip(*node.attribute("slices"), strict=True)
-        return (piece.sliced(members.graph.tensors[node.output("output")].dim, starts, steps),)
+        return (piece.sliced(matched.graph.tensors[node.output("output")].dim, starts, steps),)
 
-    def written(self, members: Members, node: Node, piece: Piece) -> Piece:
-        axis, first, end = self.cut(members.axes, node)
-        return piece.within(axis, first, end, members.axes.dim[axis])
+    def written(self, matched: Matched, node: Node, piece: Piece) -> Piece:
+        axis, first, end = self.cut(matched.axes, node)
+        return piece.within(axis, first, end, matched.axes.dim[axis])
 
-    def compute(self, values: Values, members: Members, node: Node) -> None:
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
         values.move(node.output("output"), node.input("input"))
 
 
@@ -97,25 +97,25 @@ class Scattering(Role):
 
     starts = alone = True
 
-    def joins(self, members: Members, node: Node) -> bool:
-        x, axes = node.input("input"), members.axes
-        made_by = members.made_by(x)
-        if made_by is None or members.made_by(node.input("index")) is not None or not axes.last:
+    def joins(self, matched: Matched, node: Node) -> bool:
+        x, axes = node.input("input"), matched.axes
+        made_by = matched.made_by(x)
+        if made_by is None or matched.made_by(node.input("index")) is not None or not axes.last:
             return False
-        role = members.role(made_by)
+        role = matched.role(made_by)
         sliced = isinstance(role, Slicing) and role.cut(axes, made_by) is not None
-        return sliced or (axes.whole(x) and not members.ended(x))
+        return sliced or (axes.whole(x) and not matched.ended(x))
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return True
 
-    def written(self, members: Members, node: Node, piece: Piece) -> Piece:
-        return members.written(node.input("input"), piece.chosen(members.graph.tensors[node.input("index")]))
+    def written(self, matched: Matched, node: Node, piece: Piece) -> Piece:
+        return matched.written(node.input("input"), piece.chosen(matched.graph.tensors[node.input("index")]))
 
-    def compute(self, values: Values, members: Members, node: Node) -> None:
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
         x = node.input("input")
-        made_by = members.made_by(x)
-        sliced = made_by is not None and isinstance(members.role(made_by), Slicing)
+        made_by = matched.made_by(x)
+        sliced = made_by is not None and isinstance(matched.role(made_by), Slicing)
         values.move(node.output("output"), made_by.input("input") if sliced else x)
 
 

@@ -34,7 +34,7 @@ class Role:
         sums = any(port.over_rows for port in node.op.outputs)
         return None if columns is None else Axes(graph, dim, columns, sums)
 
-    def joins(self, members: "Members", node: Node) -> bool:
+    def joins(self, matched: "Matched", node: Node) -> bool:
         """Whether a node may join a match."""
         raise NotImplementedError
 
@@ -50,20 +50,20 @@ class Role:
         """Whether an output is not known before all rows are done, or only in its quantized form."""
         return any(port.over_rows and node.output(port.name) == t for port in node.op.outputs)
 
-    def read(self, members: "Members", node: Node) -> tuple[Piece, ...]:
+    def read(self, matched: "Matched", node: Node) -> tuple[Piece, ...]:
         """The tensors in memory that readers of a node's output read."""
         raise NotImplementedError
 
-    def written(self, members: "Members", node: Node, piece: Piece) -> Piece:
+    def written(self, matched: "Matched", node: Node, piece: Piece) -> Piece:
         """The written part of `piece`, the output of this node or of one behind it."""
         return piece
 
-    def compute(self, values: Values, members: "Members", node: Node) -> None:
+    def compute(self, values: Values, matched: "Matched", node: Node) -> None:
         """Adds the values and stores of a node."""
 
 
 @dataclass(frozen=True)
-class Members:
+class Matched:
     """The nodes of a match, or those taken so far, as roles look at them. roles: by op."""
 
     axes: Axes
@@ -83,25 +83,25 @@ class Members:
         return node.op_name in self.roles and self.role(node).joins(self, node)
 
     def made_by(self, t: TensorId) -> Node | None:
-        """The member that makes a tensor."""
+        """The matched node that makes a tensor."""
         found = self.graph.producer.get(t)
         return self.graph.nodes[found] if found in self.inside else None
 
     def readers(self, t: TensorId) -> list[Node]:
-        """The members that read a tensor."""
+        """The matched nodes that read a tensor."""
         return [self.graph.nodes[i] for i in self.graph.consumers.get(t, ()) if i in self.inside]
 
     def kept(self, t: TensorId) -> bool:
-        """Whether members alone read a tensor, so that it need not be written."""
+        """Whether matched nodes alone read a tensor, so that it need not be written."""
         return self.graph.tensors[t].virtual and self.inside.issuperset(self.graph.consumers.get(t, ()))
 
     def ended(self, t: TensorId) -> bool:
-        """Whether a member makes a tensor that other members cannot read."""
+        """Whether a matched node makes a tensor that others cannot read."""
         node = self.made_by(t)
         return node is not None and self.role(node).ends(self.axes, node, t)
 
     def read(self, t: TensorId) -> tuple[Piece, ...]:
-        """The tensors in memory that are read for a tensor, one where no member moves rows."""
+        """The tensors in memory that are read for a tensor, one where no matched node moves rows."""
         node = self.made_by(t)
         return (Piece(self.axes.tensor(t)),) if node is None else self.role(node).read(self, node)
 

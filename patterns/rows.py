@@ -15,7 +15,7 @@ from graphfuse.ir import Graph, Node
 from graphfuse.match import Match, Pattern, convex, single
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
-from graphfuse.patterns.role import Members
+from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES
 from graphfuse.rows.program import RowProgram
 
@@ -52,7 +52,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
         return
 
     def grown(out: frozenset[int]) -> frozenset[int]:
-        return convex(graph, core, lambda i, inside: i not in out and Members(axes, inside, ROLES).take(i))
+        return convex(graph, core, lambda i, inside: i not in out and Matched(axes, inside, ROLES).take(i))
 
     if role.alone:
         yield grown(frozenset(i for i, node in enumerate(graph.nodes) if _reduces(axes, node)))
@@ -92,8 +92,11 @@ def _behind(graph: Graph, norms: frozenset[int]) -> frozenset[int]:
 def facts(match: Match) -> RowFacts | No:
     """The match as rows x columns; No if a tensor cannot be seen that way."""
     axes = ROLES[match.anchor.op_name].axes(match.graph, match.anchor)
-    built = Builder(match.subgraph, axes).made()
-    return built if isinstance(built, No) else RowFacts(match.anchor.name, *built)
+    made = Builder(match.subgraph, axes).made()
+    if isinstance(made, No):
+        return made
+    extents, program = made
+    return RowFacts(match.anchor.name, extents, axes.width, program)
 
 
 PATTERN = Pattern("rows", tuple(single(name) for name, role in ROLES.items() if role.starts), facts, grow)
