@@ -79,6 +79,11 @@ class KernelFaultError(GraphfuseError, RuntimeError):
     """A kernel did on the emulator what the machine forbids: a bug in an engine. The message names the place."""
 
 
+class MalformedError(GraphfuseError, RuntimeError):
+    """An entry of the op table, a row program or a phase plan breaks a rule: a bug in graphfuse or a plug-in, not in a
+    graph. The message names all that is wrong."""
+
+
 class PluginError(GraphfuseError, RuntimeError):
     """A pattern or engine cannot be used: it raised, or gave what is not accepted. The message says which of whose.
 

@@ -13,8 +13,8 @@ from graphfuse.enums import tensor_reordering
 from graphfuse.errors import GraphValidationError, VariantPackError, VariantPackTypeError
 from graphfuse.freeze import freeze
 from graphfuse.ir import packed_stride
+from graphfuse.ops import EXPANSIONS
 from graphfuse.recorded import NodeRecord, Recorded
-from graphfuse.rows.expansions import EXPANSIONS
 from graphfuse.tensor import Tensor
 
 Shape = tuple[int, ...]

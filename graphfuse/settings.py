@@ -7,6 +7,7 @@
 | GRAPHFUSE_CACHE_LIMIT | bytes that the kernels kept for GPUs may take, and those for the emulator: 500M, 2G |
 | GRAPHFUSE_TUNING_DIR | where tuned knobs are kept (default: graphfuse/tuning in XDG_DATA_HOME or ~/.local/share) |
 | GRAPHFUSE_PLUGINS | off: patterns and engines of installed packages are not loaded; on (default) |
+| GRAPHFUSE_VERIFY | on: row programs and what kernels are printed from are checked, for authors; off (default) |
 | GRAPHFUSE_CUDNN | on: cuDNN's engines are used (extra cudnn); off (default): only where they are named |
 | CXX | the C++ compiler that the emulator tries before g++ and clang++ |
 | GIT_COMMIT | the commit that records name, for a copy without its history |
@@ -29,6 +30,7 @@ VARIABLES = (
     "GRAPHFUSE_CUDNN",
     "GRAPHFUSE_PLUGINS",
     "GRAPHFUSE_TUNING_DIR",
+    "GRAPHFUSE_VERIFY",
     "CXX",
     "GIT_COMMIT",
     "CUDA_HOME",
@@ -65,6 +67,11 @@ def plugins() -> bool:
 def cudnn() -> bool:
     """Whether cuDNN's engines are used without being named; SettingError for another value than on and off."""
     return _switch("GRAPHFUSE_CUDNN", "off")
+
+
+def verify() -> bool:
+    """Whether row programs and phase plans are checked; SettingError for another value than on and off."""
+    return _switch("GRAPHFUSE_VERIFY", "off")
 
 
 def cache_dir() -> Path:

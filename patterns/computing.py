@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from graphfuse.dtypes import data_type
 from graphfuse.enums import reduction_mode
 from graphfuse.ir import Graph, Node, TensorId
-from graphfuse.ops import OPS, quantize_axis
+from graphfuse.ops import EXPANSIONS, OPS, REDUCTIONS, Expansion, quantize_axis
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.role import Matched, Role
 from graphfuse.patterns.values import Values, Written
-from graphfuse.rows.expansions import EXPANSIONS, REDUCED, Expansion
 from graphfuse.rows.pairs import EachPair, Pairs
 from graphfuse.rows.program import SWAP
 from graphfuse.rows.steps import Column, Operand, Step
@@ -83,9 +82,6 @@ class NodeOperands:
     def __getitem__(self, port: str) -> Operand:
         return self.values.operand(self.node.input(port), in_memory=port not in self.expansion.scalars)
 
-    def attribute(self, name: str) -> object:
-        return self.node.attribute(name)
-
     def __contains__(self, port: object) -> bool:
         return port in dict(self.node.inputs)
 
@@ -110,7 +106,8 @@ class Expanding(Computing):
         return True
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
-        for port, value in self.expansion.of(values, NodeOperands(self.expansion, values, node)).items():
+        operands = NodeOperands(self.expansion, values, node)
+        for port, value in self.expansion.of(values, operands, dict(node.attributes)).items():
             t = node.output(port)
             if isinstance(value, tuple) and t in values.subgraph.outputs:
                 values.sums.append((t, value))
@@ -133,14 +130,14 @@ class Reducing(Computing):
         columns = tuple(axis for axis in axes if dim[axis] != 1) or axes[-1:]
         rows = [axis for axis, extent in enumerate(dim) if axis not in columns and extent != 1]
         known = (rows or len(columns) == 1) and all(dim[axis] for axis in columns)
-        return columns if known and columns and node.attribute("mode") in REDUCED else None
+        return columns if known and columns and REDUCTIONS[node.attribute("mode")].in_rows else None
 
     def suits(self, matched: Matched, node: Node) -> bool:
         axes, mode = matched.axes, node.attribute("mode")
         if axes.sums or not axes.whole(node.input("input")):
             return False
         if self.reduces(axes, node):
-            return mode in REDUCED
+            return REDUCTIONS[mode].in_rows
         return mode is reduction_mode.AMAX and all(e == 1 for e in axes.graph.tensors[node.output("output")].dim)
 
     def reduces(self, axes: Axes, node: Node) -> bool:
@@ -152,7 +149,7 @@ class Reducing(Computing):
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         x, output = node.input("input"), node.output("output")
         if self.reduces(matched.axes, node):
-            values.make(output, REDUCED[node.attribute("mode")](values, values.operand(x, in_memory=True)))
+            values.make(output, REDUCTIONS[node.attribute("mode")].of(values, values.operand(x, in_memory=True)))
         else:
             values.stores.append(Written(output, values.chain(x), amax=True))
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from graphfuse.ir import Graph, Node, TensorId
+from graphfuse.ops import Expansion
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
 from graphfuse.patterns.values import Values
-from graphfuse.rows.expansions import Expansion
 
 
 class Role:

@@ -96,8 +96,9 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
 
 @pytest.fixture(autouse=True, scope="session")
 def untuned(tmp_path_factory):
-    """What the user of this machine has tuned decides no test."""
+    """What the user of this machine has tuned decides no test. Every row program and phase plan is checked."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAPHFUSE_VERIFY", "on")
         patch.setenv("GRAPHFUSE_TUNING_DIR", str(tmp_path_factory.mktemp("tuning")))
         yield
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from graphfuse import settings
 from graphfuse.device import Device
 from graphfuse.engine import KernelEngine, Launch, No, ProblemClass
 from graphfuse.engines.rows.across import Across, AcrossKnobs
@@ -14,6 +15,7 @@ from graphfuse.engines.rows.schedule import Schedule
 from graphfuse.enums import heur_mode
 from graphfuse.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.check_program import check_program
 from graphfuse.served import Served
 
 RowKnobs = ByRowKnobs | PersistentKnobs | AcrossKnobs
@@ -41,6 +43,8 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
     entry: ClassVar[str] = "row_program"
 
     def why_not(self, facts: RowFacts, device: Device) -> No | None:
+        if settings.verify():
+            check_program(facts.program)
         first = None
         for schedule in _by_preference(facts):
             reason = schedule.refusal(facts, device)

@@ -7,6 +7,7 @@ is compiled.
 import struct
 from collections.abc import Callable
 
+from graphfuse.codegen.declared import check_form
 from graphfuse.engine import Address, Argument, HostScalar
 from graphfuse.ops import OPS
 from graphfuse.rows.program import FUSED
@@ -16,7 +17,8 @@ from graphfuse.rows.steps import AnyStep, Operand, Scalar, Step
 def expression(step: Step, operand: Callable[[Operand], str]) -> str:
     """The scalar form of a step, its operands spelled by `operand`.
 
-    ValueError: it is not a pointwise op, or an attribute is not a number.
+    ValueError: it is not a pointwise op, or an attribute is not a number. MalformedError: its form calls what no header
+    declares.
     """
     operands = {port: operand(value) for port, value in step.operands}
     if step.op_name in FUSED:
@@ -24,6 +26,7 @@ def expression(step: Step, operand: Callable[[Operand], str]) -> str:
     op = OPS[step.op_name]
     if op.cuda is None:
         raise ValueError(f"op {op.name!r} has no scalar form: it is not pointwise")
+    check_form(op.name, op.cuda)
     slots = {a.name: a.default for a in op.attributes} | dict(step.attributes)
     return op.cuda.format(**{key: literal(value) for key, value in slots.items()}, **operands)
 

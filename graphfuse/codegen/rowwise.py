@@ -7,7 +7,9 @@ the text.
 
 from collections.abc import Iterator
 
+from graphfuse import settings
 from graphfuse.codegen import addresses, elements, parameters, per_row, phases, stores, sums
+from graphfuse.codegen.check_plan import check_plan
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rows.program import RowProgram
@@ -30,6 +32,8 @@ def headers(program: RowProgram) -> Iterator[str]:
 def source(plan: PhasePlan, kernel: str) -> str:
     """The structs Arguments, Row, Operands, PerRow, Held and Phase, what makes them, and the kernel, whose
     qualifiers are `kernel`; what is copied ahead and summed over rows, where threads take row after row."""
+    if settings.verify():
+        check_plan(plan)
     return "\n".join([*_lines(plan), *parameters.entry(plan, kernel)]) + "\n"
 
 

@@ -1,13 +1,15 @@
 """The op table `OPS` (`table`) and what its entries are made of."""
 
 from graphfuse.ops.blocks import BLOCKS, SMALLEST_SCALE, BlockFormat, block_size
+from graphfuse.ops.expansion import Expansion, Join, RowArithmetic
 from graphfuse.ops.op import Attribute, Attributes, Cost, Op, Port, Shape, Spelling
 from graphfuse.ops.reductions import REDUCTIONS, Reduction
-from graphfuse.ops.shapes import adalayernorm_axes, aligned, quantize_axis, rmsnorm_axes
-from graphfuse.ops.table import OPS, SPELLINGS
+from graphfuse.ops.shapes import aligned, quantize_axis, rmsnorm_axes
+from graphfuse.ops.table import EXPANSIONS, OPS, SPELLINGS
 
 __all__ = [
     "BLOCKS",
+    "EXPANSIONS",
     "OPS",
     "REDUCTIONS",
     "SMALLEST_SCALE",
@@ -16,12 +18,14 @@ __all__ = [
     "Attributes",
     "BlockFormat",
     "Cost",
+    "Expansion",
+    "Join",
     "Op",
     "Port",
     "Reduction",
+    "RowArithmetic",
     "Shape",
     "Spelling",
-    "adalayernorm_axes",
     "aligned",
     "block_size",
     "quantize_axis",

@@ -4,15 +4,10 @@ from collections.abc import Mapping
 
 from graphfuse.enums import norm_forward_phase
 from graphfuse.errors import GraphValidationError
-from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops import norms
+from graphfuse.ops.expansion import Columns, Expansion, RowArithmetic, Values
+from graphfuse.ops.op import Attributes, Op, Port, Shape
 from graphfuse.ops.shapes import LAYERNORM_ORDER, layernorm_absent
-
-_STATISTICS = (Port("mean", optional=True, label="MEAN"), Port("inv_variance", optional=True, label="INV_VARIANCE"))
-_GRADIENTS = (
-    Port("DX"),
-    Port("DScale", label="DSCALE", over_rows=True),
-    Port("DBias", label="DBIAS", over_rows=True),
-)
 
 
 def _instance_axes(rank: int) -> tuple[int, ...]:
@@ -88,42 +83,25 @@ def _gradient_shapes(axes_of, least: int):
     return infer
 
 
-def _forward(axes_of):
-    def reference(t, x, a) -> dict[str, object]:
-        axes = axes_of(x["input"].dim())
-        mean = x["input"].mean(dim=axes, keepdim=True)
-        apart = x["input"] - mean
-        variance = (apart * apart).mean(dim=axes, keepdim=True)
-        inverse = t.rsqrt(variance + x["epsilon"])
-        made = {"Y": apart * inverse * x["scale"] + x["bias"], "mean": mean, "inv_variance": inverse}
-        if "momentum" in x:
-            count = apart.numel() // mean.numel() if mean.numel() else 1
-            unbiased = variance * (count / max(count - 1, 1))
-            for name, new in (("mean", mean), ("var", unbiased)):
-                made[f"next_running_{name}"] = (1 - x["momentum"]) * x[f"in_running_{name}"] + x["momentum"] * new
-        return made
-
-    return reference
+def _batchnorm(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    made = dict(norms.layernorm(e, x, a))
+    if "momentum" in x:
+        centred = e.op("sub", a=x["input"], b=made["mean"])
+        variance = e.mean(e.op("mul", a=centred, b=centred))
+        unbiased = e.op("mul", a=variance, b=e.columns / max(e.columns - 1, 1))
+        before = e.op("sub", a=1.0, b=x["momentum"])
+        for name, new in (("mean", made["mean"]), ("var", unbiased)):
+            kept = e.op("mul", a=before, b=x[f"in_running_{name}"])
+            made[f"next_running_{name}"] = e.op("fma", a=x["momentum"], b=new, c=kept)
+    return made
 
 
 def _inference(t, x, a) -> dict[str, object]:
     return {"Y": (x["input"] - x["mean"]) * x["inv_variance"] * x["scale"] + x["bias"]}
 
 
-def _backward(axes_of):
-    def reference(t, x, a) -> dict[str, object]:
-        grad, inverse = x["grad"], x["inv_variance"]
-        axes, rest = axes_of(grad.dim()), _batch_axes(grad.dim())
-        normal = (x["input"] - x["mean"]) * inverse
-        scaled = grad * x["scale"]
-        mean, along = (v.mean(dim=axes, keepdim=True) for v in (scaled, scaled * normal))
-        return {
-            "DX": inverse * (scaled - mean - normal * along),
-            "DScale": (grad * normal).sum(dim=rest, keepdim=True),
-            "DBias": grad.sum(dim=rest, keepdim=True),
-        }
-
-    return reference
+def _along(axes_of) -> Columns:
+    return lambda shapes, attributes: axes_of(len(shapes["input"]))
 
 
 _NORM = (
@@ -143,10 +121,10 @@ TABLE = (
         + "means over the spatial axes; scale and bias are [1, C, 1, ...]. norm_forward_phase must be given. Returns\n"
         "[Y, mean, inv_variance], the last two, [N, C, 1, ...], None in INFERENCE.",
         inputs=(Port("input"), Port("scale"), Port("bias"), Port("epsilon")),
-        outputs=(Port("Y"), *_STATISTICS),
+        outputs=norms.FORWARD,
         infer=_instance_shapes,
-        reference=_forward(_instance_axes),
-        attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
+        expansion=Expansion(norms.layernorm, _along(_instance_axes), in_rows=False),
+        attributes=(norms.PHASE,),
         absent=layernorm_absent,
         order=LAYERNORM_ORDER,
     ),
@@ -154,9 +132,9 @@ TABLE = (
         "instancenorm_backward",
         "Gradients of instancenorm" + _GRADIENT,
         inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
-        outputs=_GRADIENTS,
+        outputs=norms.GRADIENTS,
         infer=_gradient_shapes(_instance_axes, 3),
-        reference=_backward(_instance_axes),
+        expansion=Expansion(norms.layernorm_backward, _along(_instance_axes), in_rows=False),
     ),
     Op(
         "batchnorm",
@@ -184,7 +162,7 @@ TABLE = (
             Port("next_running_var", optional=True, label="NEXT_RUNNING_VAR"),
         ),
         infer=_batch_shapes,
-        reference=_forward(_batch_axes),
+        expansion=Expansion(_batchnorm, _along(_batch_axes), in_rows=False),
         absent=_batch_absent,
         not_offered=(("peer_stats", []),),
     ),
@@ -201,9 +179,9 @@ TABLE = (
         "batchnorm_backward",
         "Gradients of batchnorm" + _GRADIENT,
         inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
-        outputs=_GRADIENTS,
+        outputs=norms.GRADIENTS,
         infer=_gradient_shapes(_batch_axes, 2),
-        reference=_backward(_batch_axes),
+        expansion=Expansion(norms.layernorm_backward, _along(_batch_axes), in_rows=False),
         not_offered=(("peer_stats", []),),
     ),
 )

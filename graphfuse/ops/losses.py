@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from graphfuse.dtypes import data_type
 from graphfuse.errors import GraphValidationError
+from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 
 _MOST_IGNORED = 2**24  # a target is compared as a float32, which from here on stands for several integers
@@ -47,39 +48,57 @@ def _gradient_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> 
     return {"DX": shapes["input"]}
 
 
-def _cross_entropy(t, x, a) -> dict[str, object]:
-    values, target, smoothing = x["input"], x["target"], a["label_smoothing"]
-    largest = values.amax(dim=-1, keepdim=True)
-    total = (values - largest).exp().sum(dim=-1, keepdim=True).log()
-    logsumexp = total + largest
-    exists = _exists(values, target)
-    below = values.gather(-1, t.where(exists, target, 0).long()) - largest
+def _of_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
+    return (len(shapes["input"]) - 1,)
+
+
+def _chosen(e: RowArithmetic, x: Values, chosen: object, otherwise: object) -> object:
+    """Of each element: one value in the target's column, another elsewhere."""
+    mask = e.op("cmp_eq", input=e.numbers(), comparison=x["target"])
+    return e.op("binary_select", input0=chosen, input1=otherwise, mask=mask)
+
+
+def _known(e: RowArithmetic, x: Values, value: object) -> object:
+    """One a row: `value`, or NaN where the target is the number of no column."""
+    inside = e.op("cmp_ge", input=x["target"], comparison=0.0)
+    below = e.op("cmp_lt", input=x["target"], comparison=float(e.columns))
+    nan = e.op("sub", a=math.inf, b=math.inf)
+    return e.op("binary_select", input0=value, input1=nan, mask=e.op("mul", a=inside, b=below))
+
+
+def _counted(e: RowArithmetic, x: Values, a: Attributes, value: object) -> object:
+    """`value`, or 0 in a row that is ignored."""
+    mask = e.op("cmp_neq", input=x["target"], comparison=float(a["ignore_index"]))
+    return e.op("binary_select", input0=value, input1=0.0, mask=mask)
+
+
+def _cross_entropy(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    smoothing, z = a["label_smoothing"], a["z_loss"]
+    largest = e.reduce(Join.MAX, x["input"])
+    powers = e.power(e.op("sub", a=x["input"], b=largest))
+    total = e.op("log", input=e.reduce(Join.SUM, powers))
+    logsumexp = e.op("add", a=total, b=largest)
+    # Of the largest what is below it, so that large numbers cancel none of a small loss.
+    below = e.op("sub", a=e.reduce(Join.SUM, _chosen(e, x, x["input"], 0.0)), b=largest)
     if smoothing:
-        mean = values.mean(dim=-1, keepdim=True) - largest
-        below = (1 - smoothing) * below + smoothing * mean
-    loss = total - below
-    if a["z_loss"]:
-        loss = loss + a["z_loss"] * logsumexp * logsumexp
-    loss = t.where(exists, loss, math.nan)
-    return {"loss": t.where(target == a["ignore_index"], 0.0, loss), "logsumexp": logsumexp}
+        mean = e.op("sub", a=e.mean(x["input"]), b=largest)
+        spread = e.op("mul", a=mean, b=smoothing)
+        below = e.op("fma", a=below, b=1.0 - smoothing, c=spread)
+    loss = e.op("sub", a=total, b=below)
+    if z:
+        loss = e.op("fma", a=e.op("mul", a=logsumexp, b=logsumexp), b=z, c=loss)
+    return {"loss": _counted(e, x, a, _known(e, x, loss)), "logsumexp": logsumexp}
 
 
-def _cross_entropy_backward(t, x, a) -> dict[str, object]:
-    values, target, logsumexp, smoothing = x["input"], x["target"], x["logsumexp"], a["label_smoothing"]
-    columns = values.shape[-1]
-    slope = (values - logsumexp).exp()
-    if a["z_loss"]:
-        slope = slope * (1 + 2 * a["z_loss"] * logsumexp)
+def _cross_entropy_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    smoothing, z = a["label_smoothing"], a["z_loss"]
+    slope = e.op("exp", input=e.op("sub", a=x["input"], b=x["logsumexp"]))
+    if z:
+        slope = e.op("mul", a=slope, b=e.op("fma", a=x["logsumexp"], b=2.0 * z, c=1.0))
     if smoothing:
-        slope = slope - smoothing / columns
-    hit = t.arange(columns, dtype=target.dtype, device=target.device) == target
-    grad = t.where(_exists(values, target), x["grad"], math.nan)
-    made = (slope - (1 - smoothing) * hit) * grad
-    return {"DX": t.where(target == a["ignore_index"], 0.0, made)}
-
-
-def _exists(values, target):
-    return (target >= 0) & (target < values.shape[-1])
+        slope = e.op("sub", a=slope, b=smoothing / e.columns)
+    rest = e.op("sub", a=slope, b=_chosen(e, x, 1.0 - smoothing, 0.0))
+    return {"DX": _counted(e, x, a, e.op("mul", a=rest, b=_known(e, x, x["grad"])))}
 
 
 _WHAT = (
@@ -100,7 +119,7 @@ TABLE = (
         inputs=(Port("input"), Port("target")),
         outputs=(Port("loss", dtype=data_type.FLOAT), Port("logsumexp", dtype=data_type.FLOAT)),
         infer=_loss_shapes,
-        reference=_cross_entropy,
+        expansion=Expansion(_cross_entropy, _of_last, of_rows=frozenset({"target"})),
         attributes=_ATTRIBUTES,
     ),
     Op(
@@ -113,7 +132,7 @@ TABLE = (
         inputs=(Port("grad"), Port("input"), Port("target"), Port("logsumexp")),
         outputs=(Port("DX"),),
         infer=_gradient_shapes,
-        reference=_cross_entropy_backward,
+        expansion=Expansion(_cross_entropy_backward, _of_last, of_rows=frozenset({"target", "logsumexp", "grad"})),
         attributes=_ATTRIBUTES,
     ),
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphfuse.dtypes import data_type
+from graphfuse.ops.expansion import Expansion
 
 Shape = tuple[int, ...]
 Stride = tuple[int, ...]
@@ -24,23 +25,18 @@ class Cost(enum.Enum):
 class Port:
     """An input or output of an op.
 
-    dtype: what an output gets when the user sets none; None for what the graph says of all tensors. label: what cuDNN
-    calls it in the name that an output has until the user sets one, None where that is `name`. over_rows: an output
-    that is a sum over all rows, so that nothing of it is known before all of them are done. kept: an output of which
-    some is written, and the rest stays as it is in memory; references get that by the port's name. moved: an input
-    whose values the output, of which there is one, has. numbers: an input of row numbers. References get numbers as
-    they are stored where float32 does not hold all values of their type, and what is moved or kept as values of the
-    output's type, likewise.
+    References get inputs as values of the compute type; row numbers as they are stored where float32 does not hold all
+    values of their type; and what is moved or kept as values of the output's type, likewise.
     """
 
     name: str
     optional: bool = False
-    dtype: data_type | None = None
-    label: str | None = None
-    over_rows: bool = False
-    kept: bool = False
-    moved: bool = False
-    numbers: bool = False
+    dtype: data_type | None = None  # of an output of which the user sets none; None for the graph's own
+    label: str | None = None  # cuDNN's word for it in the name of an output without one; None where that is `name`
+    over_rows: bool = False  # an output that is a sum over all rows: nothing of it is known before all of them are done
+    kept: bool = False  # an output of which some is written; the rest stays, and references get it by the port's name
+    moved: bool = False  # an input whose values the output, of which there is one, has
+    numbers: bool = False  # an input of row numbers
 
 
 @dataclass(frozen=True)
@@ -59,41 +55,36 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Op:
-    """One kind of node.
-
-    infer(shapes by input port, attributes, shapes that the user set by output port) ->
-    shapes by output port; raises GraphValidationError with a message that the caller
-    prefixes with the node. stored(attributes) -> the data types of output ports that are
-    stored as nothing else, the default first. frozen(attributes, shapes by input port,
-    (shape, data type) by output port) -> the attributes of the frozen node: those given,
-    and what they leave to how its tensors are set up.
-    reference(t, inputs by port, frozen attributes) -> outputs by port, on float tensors
-    broadcast as torch does. cuda: for pointwise ops, a C++ expression of float
-    with {port} and {attribute} slots; cost: what that takes; note: how exact it is, where users
-    may want to know. commutative: the operands may be swapped. absent(attributes, input ports
-    given): output ports not written. order: what errors say about arguments by position, where
-    cuDNN's order differs. strides(shape, attributes, strides by input port) -> the strides of an output of which
-    users set none; None for those of the first input of its shape, without gaps. not_offered: options of cuDNN's that
-    are known by name, each with the one value that is accepted beside None.
-    """
+    """One kind of node."""
 
     name: str
     doc: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    # (shapes by input port, attributes, shapes that the user set by output port) -> shapes by output port. The message
+    # of its GraphValidationError gets the node as prefix.
     infer: Callable[[Mapping[str, Shape], Attributes, Mapping[str, Shape]], Mapping[str, Shape]]
-    reference: Callable[..., Mapping[str, object]]
+    # (t, inputs by port, frozen attributes) -> outputs by port, on float tensors broadcast as torch does. Of an op with
+    # an expansion it is that, computed in torch.
+    reference: Callable[..., Mapping[str, object]] | None = None
+    expansion: Expansion | None = None
     attributes: tuple[Attribute, ...] = ()
-    cuda: str | None = None
-    cost: Cost | None = None
-    note: str = ""
-    commutative: bool = False
+    cuda: str | None = None  # of a pointwise op: a C++ expression of float with slots {port} and {attribute}
+    cost: Cost | None = None  # what that takes
+    note: str = ""  # how exact that is, where users may want to know
+    commutative: bool = False  # the operands may be swapped
+    # (attributes, input ports given) -> output ports not written.
     absent: Callable[[Attributes, frozenset[str]], frozenset[str]] = lambda attributes, inputs: frozenset()
+    # (attributes) -> the data types of output ports that are stored as nothing else, the default first.
     stored: Callable[[Attributes], Mapping[str, tuple[data_type, ...]]] = lambda attributes: {}
+    # (attributes, shapes by input port, (shape, data type) by output port) -> the attributes of the frozen node: those
+    # given, and what they leave to how its tensors are set up.
     frozen: Callable[..., Attributes] = lambda attributes, inputs, outputs: attributes
-    order: str = ""
+    order: str = ""  # what errors say about arguments by position, where cuDNN's order differs
+    # (shape, attributes, strides by input port) -> the strides of an output of which users set none; None for those of
+    # the first input of its shape, without gaps.
     strides: Callable[[Shape, Attributes, Mapping[str, Stride]], Stride] | None = None
-    not_offered: tuple[tuple[str, object], ...] = ()
+    not_offered: tuple[tuple[str, object], ...] = ()  # cuDNN's options, each with the one value accepted beside None
 
     @property
     def pointwise(self) -> bool:

@@ -192,7 +192,7 @@ def softmax_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> 
     return {"DX": y}
 
 
-def softmax_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+def axis_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
     """With the axis counted from the first one."""
     return {**attributes, "axis": _row_axis(next(iter(inputs.values())), attributes)}
 
@@ -220,14 +220,8 @@ def reduced_axes(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -
 
 
 def indexed(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    x, axis = shapes["input"], attributes["axis"]
-    if not -len(x) <= axis < len(x):
-        raise GraphValidationError(f"axis {axis} is outside the input's rank {len(x)}")
-    return {"output": x}
-
-
-def indexed_axis(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    return {**attributes, "axis": attributes["axis"] % len(inputs["input"])}
+    _row_axis(shapes["input"], attributes)
+    return {"output": shapes["input"]}
 
 
 def quantize_axis(shape: Shape, attributes: Attributes) -> int:
@@ -236,9 +230,7 @@ def quantize_axis(shape: Shape, attributes: Attributes) -> int:
     if axis is None:
         wide = [i for i, e in enumerate(shape) if e != 1]
         return wide[-1] if wide else len(shape) - 1
-    if not -len(shape) <= axis < len(shape):
-        raise GraphValidationError(f"axis {axis} is outside the input's rank {len(shape)}")
-    return axis % len(shape)
+    return _row_axis(shape, attributes)
 
 
 def quantized(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:

@@ -8,10 +8,25 @@ It loads neither torch nor CUDA: reference functions get the torch module as `t`
 """
 
 import operator
+from dataclasses import replace
 
 from graphfuse.dtypes import data_type
-from graphfuse.enums import norm_forward_phase, reduction_mode
-from graphfuse.ops import attention, channels, losses, moves, products, references, rotary, shapes
+from graphfuse.enums import reduction_mode
+from graphfuse.errors import MalformedError
+from graphfuse.ops import (
+    attention,
+    by_torch,
+    channels,
+    losses,
+    moves,
+    norms,
+    products,
+    references,
+    rotary,
+    shapes,
+    softmax,
+)
+from graphfuse.ops.expansion import Expansion
 from graphfuse.ops.op import Attribute, Cost, Op, Port, Spelling
 
 
@@ -45,173 +60,12 @@ def _number(name: str, default: float) -> Attribute:
     return Attribute(name, (float, int), default)
 
 
-_AXIS = Attribute("axis", (int,), -1)
 _GROUPS = (("group_offset", None),)
 
 _GELU_TANH_FORM = "1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})"
 _SIGMOID_NOTE = "sigmoid of x: relative error below 5e-7 + 8e-8 |x|; below x = -87 absolute, below 1.2e-38"
 
 _TABLE = (
-    Op(
-        "rmsnorm",
-        "RMS normalization: Y = input * inv_variance * scale (+ bias) with\n"
-        "inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies\n"
-        "(Zhang and Sennrich 2019, equation 4, with epsilon inside the root). Without a scale it is\n"
-        "1 and the axis is the last one. bias has the extents of scale: input's along those axes,\n"
-        "1 along others. Either may have a lower rank than input, whose last axes it then has.\n"
-        "epsilon, one element, must be given. Returns [Y, inv_variance];\n"
-        "inv_variance is None in the INFERENCE phase.",
-        inputs=(Port("input"), Port("scale", optional=True), Port("epsilon"), Port("bias", optional=True)),
-        outputs=(Port("Y"), Port("inv_variance", optional=True, label="INV_VARIANCE")),
-        infer=shapes.rmsnorm,
-        reference=references.rmsnorm,
-        attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
-        absent=shapes.rmsnorm_absent,
-        order=shapes.RMSNORM_ORDER,
-    ),
-    Op(
-        "layernorm",
-        "Layer normalization: (input - mean) * inv_variance * scale + bias, over the axes along which scale\n"
-        "varies, those of rmsnorm without a scale; mean is that of input, inv_variance is\n"
-        "1 / sqrt(mean((input - mean)^2) + epsilon), of the differences themselves. scale and bias may be left\n"
-        "out, then 1 and 0. norm_forward_phase must be given. Returns [Y, mean, inv_variance], the last two None\n"
-        "in INFERENCE.",
-        inputs=(Port("input"), Port("scale", optional=True), Port("bias", optional=True), Port("epsilon")),
-        outputs=(
-            Port("Y"),
-            Port("mean", optional=True, label="MEAN"),
-            Port("inv_variance", optional=True, label="INV_VARIANCE"),
-        ),
-        infer=shapes.layernorm,
-        reference=references.layernorm,
-        attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
-        absent=shapes.layernorm_absent,
-        order=shapes.LAYERNORM_ORDER,
-    ),
-    Op(
-        "rmsnorm_backward",
-        "Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
-        "n = input * inv_variance and g = grad * scale, over the same axes as rmsnorm:\n"
-        "DX = inv_variance * (g - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the sums over\n"
-        "all rows, in the shape of scale; their order is not specified. has_dbias must be given. Returns\n"
-        "[DX, DScale, DBias]; DBias is None without has_dbias, and without a scale, which is 1 then,\n"
-        "DScale is, too, and has_dbias must be False.",
-        inputs=(Port("grad"), Port("input"), Port("scale", optional=True), Port("inv_variance")),
-        outputs=(
-            Port("DX"),
-            Port("DScale", optional=True, label="Dscale", over_rows=True),
-            Port("DBias", optional=True, label="Dbias", over_rows=True),
-        ),
-        infer=shapes.rmsnorm_backward,
-        reference=references.rmsnorm_backward,
-        attributes=(Attribute("has_dbias", (bool,), required=True),),
-        absent=shapes.rmsnorm_backward_absent,
-    ),
-    Op(
-        "layernorm_backward",
-        "Gradients of layernorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
-        "n = (input - mean) * inv_variance and g = grad * scale, over the same axes as layernorm:\n"
-        "DX = inv_variance * (g - mean(g) - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the\n"
-        "sums over all rows, in the shape of scale; their order is not specified. Returns [DX, DScale, DBias];\n"
-        "without a scale, which is 1 then, the last two are None.",
-        inputs=(Port("grad"), Port("input"), Port("scale", optional=True), Port("mean"), Port("inv_variance")),
-        outputs=(
-            Port("DX"),
-            Port("DScale", optional=True, label="DSCALE", over_rows=True),
-            Port("DBias", optional=True, label="DBIAS", over_rows=True),
-        ),
-        infer=shapes.layernorm_backward,
-        reference=references.layernorm_backward,
-        absent=shapes.layernorm_backward_absent,
-    ),
-    Op(
-        "adalayernorm",
-        "Layer normalization with a scale and a bias of each sample (adaptive layer norm: Peebles and Xie 2023):\n"
-        "layernorm over the axes along which scale varies, but the first, along which samples are, so that scale\n"
-        "has input's extent. bias has scale's shape and may be left out, then 0. norm_forward_phase must be given.\n"
-        "Returns [Y, mean, inv_variance], the last two None in INFERENCE.",
-        inputs=(Port("input"), Port("scale"), Port("bias", optional=True), Port("epsilon")),
-        outputs=(
-            Port("Y"),
-            Port("mean", optional=True, label="MEAN"),
-            Port("inv_variance", optional=True, label="INV_VARIANCE"),
-        ),
-        infer=shapes.adalayernorm,
-        reference=references.adalayernorm,
-        attributes=(Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True),),
-        absent=shapes.layernorm_absent,
-        order=shapes.LAYERNORM_ORDER,
-    ),
-    Op(
-        "adalayernorm_backward",
-        "Gradients of adalayernorm, as layernorm_backward makes them, but DScale and DBias, in the shape of\n"
-        "scale, are sums over the rows of each sample. Kernels make these of a single sample alone; of several\n"
-        "they make DX. Returns [DX, DScale, DBias].",
-        inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
-        outputs=(
-            Port("DX"),
-            Port("DScale", label="DSCALE", over_rows=True),
-            Port("DBias", label="DBIAS", over_rows=True),
-        ),
-        infer=shapes.adalayernorm_backward,
-        reference=references.adalayernorm_backward,
-    ),
-    Op(
-        "softmax",
-        "e^input over its sum along axis, by way of e^(input - m) with m the largest along axis, so that nothing\n"
-        "overflows. -infinity becomes 0. Where all are -infinity, or one is infinity or NaN, all become NaN.",
-        inputs=(Port("input"),),
-        outputs=(Port("output", label="OUT_0"),),
-        infer=shapes.softmax,
-        frozen=shapes.softmax_frozen,
-        reference=references.softmax,
-        attributes=(_AXIS,),
-    ),
-    Op(
-        "log_softmax",
-        "The logarithm of softmax along axis, as input - m - log(sum(e^(input - m))) with m the largest along axis.\n"
-        "-infinity remains. Where all are -infinity, or one is infinity or NaN, all become NaN.",
-        inputs=(Port("input"),),
-        outputs=(Port("output", label="OUT_0"),),
-        infer=shapes.softmax,
-        frozen=shapes.softmax_frozen,
-        reference=references.log_softmax,
-        attributes=(_AXIS,),
-    ),
-    Op(
-        "logsumexp",
-        "log(sum(e^input)) along axis, whose extent becomes 1, as m + log(sum(e^(input - m))) with m the largest\n"
-        "along axis. Where all are -infinity it is -infinity, where one is infinity and none NaN, infinity.\n"
-        "Stored as FLOAT unless set otherwise.",
-        inputs=(Port("input"),),
-        outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
-        infer=shapes.logsumexp,
-        frozen=shapes.softmax_frozen,
-        reference=references.logsumexp,
-        attributes=(_AXIS,),
-    ),
-    Op(
-        "softmax_backward",
-        "Gradient of softmax, from grad, that of its output, and output: (grad - sum(grad * output)) * output, the\n"
-        "sum along axis. Returns DX.",
-        inputs=(Port("grad"), Port("output")),
-        outputs=(Port("DX"),),
-        infer=shapes.softmax_backward,
-        frozen=shapes.softmax_frozen,
-        reference=references.softmax_backward,
-        attributes=(_AXIS,),
-    ),
-    Op(
-        "log_softmax_backward",
-        "Gradient of log_softmax, from grad, that of its output, and output: grad - e^output * sum(grad), the sum\n"
-        "along axis. Returns DX.",
-        inputs=(Port("grad"), Port("output")),
-        outputs=(Port("DX"),),
-        infer=shapes.softmax_backward,
-        frozen=shapes.softmax_frozen,
-        reference=references.log_softmax_backward,
-        attributes=(_AXIS,),
-    ),
     Op(
         "reduction",
         "One number per group of elements, by mode: ADD sum, MUL product, MIN, MAX, AMAX max|input|,\n"
@@ -223,7 +77,7 @@ _TABLE = (
         outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
         infer=shapes.reduced,
         frozen=shapes.reduced_axes,
-        reference=references.reduction,
+        reference=lambda t, x, a: by_torch.reduction(OPS, t, x, a),
         attributes=(Attribute("mode", (reduction_mode,), reduction_mode.AMAX),),
         not_offered=_GROUPS,
     ),
@@ -422,7 +276,7 @@ _SELECTIONS = (
         inputs=(Port("input"),),
         outputs=(Port("output", label="OUT_0"),),
         infer=shapes.indexed,
-        frozen=shapes.indexed_axis,
+        frozen=shapes.axis_frozen,
         reference=references.gen_index,
         attributes=(Attribute("axis", (int,), required=True),),
     ),
@@ -443,6 +297,8 @@ _SELECTIONS = (
 )
 
 _TABLES = (
+    norms.TABLE,
+    softmax.TABLE,
     _TABLE,
     _SELECTIONS,
     losses.TABLE,
@@ -453,7 +309,22 @@ _TABLES = (
     rotary.TABLE,
 )
 
-OPS: dict[str, Op] = {op.name: op for table in _TABLES for op in table}
+
+def _with_reference(op: Op) -> Op:
+    """The op; one with an expansion computes that."""
+    if (op.expansion is None) == (op.reference is None):
+        raise MalformedError(f"op {op.name!r} must have either a reference or an expansion in the op table")
+    if op.expansion is None:
+        return op
+    return replace(op, reference=lambda t, x, a: by_torch.expanded(OPS, op, t, x, a))
+
+
+OPS: dict[str, Op] = {op.name: _with_reference(op) for table in _TABLES for op in table}
+
+EXPANSIONS: dict[str, Expansion] = {
+    op.name: op.expansion for op in OPS.values() if op.expansion is not None and op.expansion.in_rows
+}
+"""Those that kernels of rows take, by op."""
 
 SPELLINGS: dict[str, Spelling] = {
     spelling.name: spelling

@@ -3,11 +3,17 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from graphfuse.rows.steps import AnyStep, Chain, Join, Operand, Reduce, Step
+from graphfuse.dtypes import data_type
+from graphfuse.ops import Join, RowArithmetic
+from graphfuse.rows.steps import AnyStep, Chain, Column, Number, Operand, Reduce, Step
+
+_LOG2_E = 1.4426950408889634
 
 
-class Emitter:
+class Emitter(RowArithmetic):
     """columns: elements of a row. steps: what is written so far."""
+
+    most = data_type.FLOAT.facts.max
 
     def __init__(self, columns: int):
         self.columns = columns
@@ -17,9 +23,22 @@ class Emitter:
         self.steps.append(step)
         return Chain(len(self.steps) - 1)
 
-    def op(self, name: str, attributes: Mapping[str, object] = MappingProxyType({}), /, **operands: Operand) -> Chain:
+    def op(
+        self, name: str, attributes: Mapping[str, object] = MappingProxyType({}), /, **operands: Operand | float
+    ) -> Chain:
         """A pointwise step, its operands by port."""
-        return self.step(Step(name, tuple(operands.items()), tuple(attributes.items())))
+        given = ((port, Number(o) if isinstance(o, int | float) else o) for port, o in operands.items())
+        return self.step(Step(name, tuple(given), tuple(attributes.items())))
 
     def reduce(self, join: Join, value: Operand) -> Chain:
         return self.step(Reduce(join, value))
+
+    def mean(self, value: Operand) -> Chain:
+        return self.op("mul", a=self.reduce(Join.SUM, value), b=1.0 / self.columns)
+
+    def power(self, value: Operand) -> Chain:
+        # The error of the exponent is a part of its size.
+        return self.op("exp2", input=self.op("mul", a=value, b=_LOG2_E))
+
+    def numbers(self) -> Chain:
+        return self.op("identity", input=Column())

@@ -3,12 +3,12 @@
 ``rows.program`` has programs of steps, ``codegen.expressions`` prints them.
 """
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from graphfuse.dtypes import data_type
 from graphfuse.ir import Tensor, TensorId
+from graphfuse.ops import Join
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,6 @@ class Step:
     operands: tuple[tuple[str, Operand], ...]
     attributes: tuple[tuple[str, object], ...] = ()
     rounded: data_type | None = None
-
-
-class Join(enum.Enum):
-    """An operation that makes one value of the elements of a row."""
-
-    SUM = "row_sum"
-    MAX = "row_max"
 
 
 @dataclass(frozen=True)

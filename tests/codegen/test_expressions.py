@@ -1,15 +1,19 @@
 """Programs as C++: what is printed, and every op's scalar form against torch in float64."""
 
 import ctypes
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 
+from graphfuse.codegen.declared import check_form
 from graphfuse.codegen.expressions import argument, expression, literal, parameter_type
 from graphfuse.dtypes import data_type
 from graphfuse.engine import Address, HostScalar
-from graphfuse.rows.program import RowProgram
+from graphfuse.errors import MalformedError
+from graphfuse.ops import OPS
+from graphfuse.rows.program import FUSED, RowProgram
 from graphfuse.rows.steps import Chain, Load, Scalar, Step
 from support import scalar_forms
 from support.scalar_forms import CASES
@@ -43,6 +47,28 @@ def test_only_pointwise_ops_and_numbers_are_printed():
         expression(Step("rmsnorm", (("input", Chain(0)),)), str)
     with pytest.raises(ValueError, match="'1; evil'"):
         expression(Step("swish", (("input", Chain(0)),), (("swish_beta", "1; evil"),)), str)
+
+
+def test_every_form_calls_what_headers_declare():
+    for name, form in [(op.name, op.cuda) for op in OPS.values() if op.pointwise] + [
+        (n, f.cuda) for n, f in FUSED.items()
+    ]:
+        check_form(name, form)
+
+
+@pytest.mark.parametrize(
+    "form, called",
+    [("log1pf(expf({input}))", "log1pf"), ("gf::softplus({input})", "gf::softplus"), ("std::exp({x})", "std::exp")],
+)
+def test_a_form_that_calls_what_no_header_declares_is_refused_as_it_is_read(monkeypatch, form, called):
+    """With what an author needs: the op, the function, the header, and what there is."""
+    monkeypatch.setitem(OPS, "gelu", dataclasses.replace(OPS["gelu"], cuda=form))
+    step = Step("gelu", (("input", Load(0)),), ())
+    with pytest.raises(
+        MalformedError, match=rf"op 'gelu': .* calls {called}, which .*/math.cuh does not declare; accepted: "
+    ) as error:
+        expression(step, lambda o: "x")
+    assert "expf" in str(error.value) and "gf::sigmoid," in str(error.value)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1, -2.5, 0.1, 1e-45, -3.4e38, 1e-60, 1e300, -1e300, float("inf"), 7])

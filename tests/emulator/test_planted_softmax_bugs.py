@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from graphfuse.codegen.expressions import literal
+from graphfuse.dtypes import data_type
 from graphfuse.engines.rows.by_row import ByRowKnobs
-from graphfuse.rows.expansions import FINITE
 from support import graphs
 from support.bugs import ADDRESS, WRONG, Bug, assert_caught, plant
 from support.emulation import Planned
@@ -20,7 +20,8 @@ NOWHERE = ("", "")
 HIGH, LOW = 95.0, -95.0  # e^x is infinite, or no float32 number with all its digits
 _LARGEST = "maxima[0] = inside ? gf::max(maxima[0], gf::largest(l0)) : maxima[0];"
 
-_FINITE = ", ".join(map(literal, FINITE.values()))
+_MOST = data_type.FLOAT.facts.max
+_FINITE = ", ".join(map(literal, (0.0, -_MOST, _MOST)))
 
 
 def _bug(old: str, new: str) -> Bug:

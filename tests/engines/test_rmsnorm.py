@@ -15,9 +15,9 @@ from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.enums import heur_mode, norm_forward_phase
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
+from graphfuse.ops import EXPANSIONS
 from graphfuse.patterns.rows import PATTERN, RowFacts
 from graphfuse.rows.emitter import Emitter
-from graphfuse.rows.expansions import EXPANSIONS
 from graphfuse.rows.program import RowProgram, Store
 from graphfuse.rows.steps import Chain, Join, Load, Scalar, Step
 from graphfuse.user_graph import pygraph
@@ -390,7 +390,7 @@ def two_means() -> RowFacts:
     other = dataclasses.replace(x, tensor=RMS, name="other")
     emitter = Emitter(1024)
     normal = [
-        EXPANSIONS["rmsnorm"].of(emitter, dict(input=Load(number), scale=Load(2), epsilon=BASE.epsilon))["Y"]
+        EXPANSIONS["rmsnorm"].of(emitter, dict(input=Load(number), scale=Load(2), epsilon=BASE.epsilon), {})["Y"]
         for number in (0, 1)
     ]
     total = emitter.op("add", a=normal[0], b=normal[1])

@@ -18,7 +18,7 @@ TYPED = {method.name: method for method in CLASS.body if isinstance(method, ast.
 
 def test_the_stub_is_the_tables():
     """After a change of the op table: make stub."""
-    assert op_stub.FILE.read_text() == op_stub.text()
+    assert op_stub.FILE.read_text() == op_stub.text(), "run make stub"
 
 
 @pytest.mark.parametrize("name", [*OPS, *SPELLINGS])

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from graphfuse import GraphNotSupportedError, heur_mode
-from graphfuse.ops import OPS
+from graphfuse.ops import EXPANSIONS, OPS
 from graphfuse.patterns.roles import ROLES
-from graphfuse.rows.expansions import EXPANSIONS
 from graphfuse.rows.views import ROWS, Indexed, View, Within, joined
 from support import graphs
 from support.graphs import BF16, FLOAT

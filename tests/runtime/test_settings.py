@@ -38,6 +38,15 @@ def test_plugins_are_on_unless_they_are_off(monkeypatch):
             settings.plugins()
 
 
+def test_nothing_is_verified_unless_it_is_on(monkeypatch):
+    assert settings.verify() is False
+    monkeypatch.setenv("GRAPHFUSE_VERIFY", "on")
+    assert settings.verify() is True
+    monkeypatch.setenv("GRAPHFUSE_VERIFY", "1")
+    with pytest.raises(SettingError, match="GRAPHFUSE_VERIFY='1' is not known; accepted: on, off"):
+        settings.verify()
+
+
 def test_host_compilers_begin_with_the_users(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     assert settings.host_compilers() == ("g++", "clang++")

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from graphfuse.dtypes import data_type
 from graphfuse.ir import TensorId
+from graphfuse.ops import EXPANSIONS
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.emitter import Emitter
-from graphfuse.rows.expansions import EXPANSIONS
 from graphfuse.rows.program import RowProgram, Store
 from graphfuse.rows.steps import Chain, Load, Scalar, Step
 from graphfuse.rows.views import View
@@ -53,7 +53,7 @@ class Described:
     def facts(self) -> RowFacts:
         inputs = [self.input.view(), self.weight.view(), *([self.bias.view()] if self.bias else [])]
         emitter, bias = Emitter(self.columns), {"bias": Load(2)} if self.bias else {}
-        norm = EXPANSIONS["rmsnorm"].of(emitter, dict(input=Load(0), scale=Load(1), epsilon=self.epsilon, **bias))
+        norm = EXPANSIONS["rmsnorm"].of(emitter, dict(input=Load(0), scale=Load(1), epsilon=self.epsilon, **bias), {})
         values = [norm["Y"]]
         for step in self.epilogue:
             operands = ((p, values[o.index] if isinstance(o, Chain) else o) for p, o in step.operands)

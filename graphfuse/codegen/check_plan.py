@@ -1,0 +1,106 @@
+"""The rules of a phase plan, held against one that a kernel is printed from.
+
+What a program and its plan derive (phases, what is kept, what is read) is checked against what the kernel will do, not
+worked out again. GRAPHFUSE_VERIFY=on has every plan checked that is printed.
+"""
+
+from collections.abc import Iterator
+
+from graphfuse.codegen.phase_plan import PhasePlan
+from graphfuse.errors import MalformedError
+from graphfuse.rows.check_program import check_program
+from graphfuse.rows.steps import Chain, Load, Operand, Reduce
+
+
+def check_plan(plan: PhasePlan) -> None:
+    """MalformedError with everything that is wrong with a plan, or with its program."""
+    check_program(plan.program)
+    if found := list(faults(plan)):
+        raise MalformedError(f"phase plan: {'; '.join(found)}")
+
+
+def faults(plan: PhasePlan) -> Iterator[str]:
+    """What is wrong with a plan of a program that is right, in words."""
+    yield from _numbers(plan)
+    for phase in plan.phases:
+        yield from (f"phase {phase} {fault}" for fault in _phase(plan, phase))
+    yield from _rows(plan)
+    yield from _written(plan)
+
+
+def _numbers(plan: PhasePlan) -> Iterator[str]:
+    for name in ("columns", "piece"):
+        if getattr(plan, name) < 1:
+            yield f"{name} is {getattr(plan, name)}; accepted: 1 and more"
+    if any(len(view.row_strides) != len(plan.extents) for view in plan.program.all_views):
+        yield f"row extents are {list(plan.extents)}, and not one for each row axis of the program"
+    if plan.across and plan.stages:
+        yield f"rows lie across pieces and are copied in {plan.stages} stages"
+    if any(pairs.columns > plan.columns for pairs in plan.program.all_pairs):
+        yield f"pairs have more than the {plan.columns} columns"
+
+
+def _phase(plan: PhasePlan, phase: int) -> Iterator[str]:
+    """Of values with columns: each is kept from the phase before, read, or made of what is there already."""
+    program, there = plan.program, set[Operand]()
+    before = {*plan.elements(phase - 1), *plan.kept[phase - 1]} if phase else set()
+    for o in plan.kept[phase]:
+        if o not in before:
+            yield f"keeps {_named(o)}, which phase {phase - 1} does not have"
+        if not (program.extent(o).rows and program.extent(o).columns):
+            yield f"keeps {_named(o)}, of which there is not one an element"
+    read = {*plan.reads(phase, True), *plan.reads(phase, False)}
+    for o in plan.elements(phase):
+        there.add(o)
+        if o in plan.kept[phase]:
+            continue
+        if isinstance(o, Load):
+            if o.index not in read:
+                yield f"uses {_named(o)} and neither reads nor keeps it"
+            continue
+        for _, operand in program.steps[o.index].operands:
+            if not isinstance(operand, Chain | Load):
+                continue
+            if program.extent(operand).columns and operand not in there:
+                yield f"makes {_named(o)} before {_named(operand)}"
+            elif isinstance(operand, Chain) and not program.extent(operand).columns:
+                if program.known[operand.index] > phase:
+                    yield f"makes {_named(o)} of {_named(operand)}, known in phase {program.known[operand.index]}"
+    for o in program.wanted(phase):
+        if isinstance(o, Chain | Load) and program.extent(o).columns and o not in there:
+            yield f"stores, reduces or sums {_named(o)}, which it does not have"
+
+
+def _rows(plan: PhasePlan) -> Iterator[str]:
+    """Of values of which there is one a row."""
+    program = plan.program
+    for k, step in enumerate(program.steps):
+        if program.extents[k].columns:
+            continue
+        if program.known[k] not in plan.phases:
+            yield f"{_named(Chain(k))} is known in phase {program.known[k]} of {len(plan.phases)}"
+        narrow = (o for _, o in step.operands if isinstance(o, Chain) and not program.extents[o.index].columns)
+        for o in narrow:
+            if program.known[o.index] > program.known[k]:
+                yield f"{_named(Chain(k))} is known before {_named(o)}, which it is made of"
+        if isinstance(step, Reduce):
+            after = [phase for phase in plan.phases if k in program.reduced_after(phase, step.join)]
+            if after != [program.known[k] - 1]:
+                yield f"{_named(Chain(k))} is reduced after phases {after} and known in phase {program.known[k]}"
+
+
+def _written(plan: PhasePlan) -> Iterator[str]:
+    program = plan.program
+    times = [number for phase in plan.phases for number, _ in program.stored_in(phase)]
+    for number, store in enumerate(program.stores):
+        columns = program.extents[store.value.index].columns
+        if times.count(number) != columns:
+            yield f"store {number} ({store.view.name!r}) is written in {times.count(number)} phases"
+    times = [number for phase in plan.phases for number, _ in program.summed_in(phase)]
+    for number, total in enumerate(program.sums):
+        if times.count(number) != 1:
+            yield f"sum {number} ({total.view.name!r}) is added to in {times.count(number)} phases"
+
+
+def _named(o: Operand) -> str:
+    return f"input {o.index}" if isinstance(o, Load) else f"value {o.index}"

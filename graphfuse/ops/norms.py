@@ -1,0 +1,174 @@
+"""Norms of rows, and their gradients."""
+
+from collections.abc import Mapping
+
+from graphfuse.enums import norm_forward_phase
+from graphfuse.ops import shapes
+from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
+from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+
+
+def _of_scale(dims: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
+    return shapes.rmsnorm_axes(next(iter(dims.values())), dims.get("scale"))
+
+
+def _of_samples(dims: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
+    return shapes.adalayernorm_axes(dims["input"], dims["scale"])
+
+
+def _inverse(e: RowArithmetic, value: object, epsilon: object) -> object:
+    """1 / sqrt(mean(value^2) + epsilon), the mean not rounded before epsilon is added."""
+    squares = e.reduce(Join.SUM, e.op("mul", a=value, b=value))
+    return e.op("rsqrt", input=e.op("fma", a=squares, b=1.0 / e.columns, c=epsilon))
+
+
+def _rmsnorm(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    inverse = _inverse(e, x["input"], x["epsilon"])
+    y = e.op("mul", a=x["input"], b=inverse)
+    if "scale" in x and "bias" in x:
+        y = e.op("fma", a=y, b=x["scale"], c=x["bias"])
+    elif "scale" in x:
+        y = e.op("mul", a=y, b=x["scale"])
+    elif "bias" in x:
+        y = e.op("add", a=y, b=x["bias"])
+    return {"inv_variance": inverse, "Y": y}
+
+
+def layernorm(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    mean = e.mean(x["input"])
+    centred = e.op("sub", a=x["input"], b=mean)
+    inverse = _inverse(e, centred, x["epsilon"])
+    y = e.op("mul", a=centred, b=inverse)
+    if "scale" in x:
+        y = e.op("mul", a=y, b=x["scale"])
+    if "bias" in x:
+        y = e.op("add", a=y, b=x["bias"])
+    return {"mean": mean, "inv_variance": inverse, "Y": y}
+
+
+def _rmsnorm_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    normal = e.op("mul", a=x["input"], b=x["inv_variance"])
+    scaled = e.op("mul", a=x["grad"], b=x["scale"]) if "scale" in x else x["grad"]
+    mean = e.mean(e.op("mul", a=scaled, b=normal))
+    dx = e.op("mul", a=x["inv_variance"], b=e.op("fnma", c=scaled, a=normal, b=mean))
+    return {"DX": dx, "DScale": (x["grad"], normal), "DBias": (x["grad"],)}
+
+
+def layernorm_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    normal = e.op("mul", a=e.op("sub", a=x["input"], b=x["mean"]), b=x["inv_variance"])
+    scaled = e.op("mul", a=x["grad"], b=x["scale"]) if "scale" in x else x["grad"]
+    mean, along = e.mean(scaled), e.mean(e.op("mul", a=scaled, b=normal))
+    centred = e.op("fnma", c=e.op("sub", a=scaled, b=mean), a=normal, b=along)
+    dx = e.op("mul", a=centred, b=x["inv_variance"])
+    return {"DX": dx, "DScale": (x["grad"], normal), "DBias": (x["grad"],)}
+
+
+_EPSILON, _WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
+_MOMENTS = frozenset({"mean", "inv_variance"})
+PHASE = Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True)
+
+FORWARD = (
+    Port("Y"),
+    Port("mean", optional=True, label="MEAN"),
+    Port("inv_variance", optional=True, label="INV_VARIANCE"),
+)
+GRADIENTS = (
+    Port("DX"),
+    Port("DScale", label="DSCALE", over_rows=True),
+    Port("DBias", label="DBIAS", over_rows=True),
+)
+
+TABLE = (
+    Op(
+        "rmsnorm",
+        "RMS normalization: Y = input * inv_variance * scale (+ bias) with\n"
+        "inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies\n"
+        "(Zhang and Sennrich 2019, equation 4, with epsilon inside the root). Without a scale it is\n"
+        "1 and the axis is the last one. bias has the extents of scale: input's along those axes,\n"
+        "1 along others. Either may have a lower rank than input, whose last axes it then has.\n"
+        "epsilon, one element, must be given. Returns [Y, inv_variance];\n"
+        "inv_variance is None in the INFERENCE phase.",
+        inputs=(Port("input"), Port("scale", optional=True), Port("epsilon"), Port("bias", optional=True)),
+        outputs=(Port("Y"), Port("inv_variance", optional=True, label="INV_VARIANCE")),
+        infer=shapes.rmsnorm,
+        expansion=Expansion(_rmsnorm, _of_scale, _EPSILON, _WEIGHTS),
+        attributes=(PHASE,),
+        absent=shapes.rmsnorm_absent,
+        order=shapes.RMSNORM_ORDER,
+    ),
+    Op(
+        "layernorm",
+        "Layer normalization: (input - mean) * inv_variance * scale + bias, over the axes along which scale\n"
+        "varies, those of rmsnorm without a scale; mean is that of input, inv_variance is\n"
+        "1 / sqrt(mean((input - mean)^2) + epsilon), of the differences themselves. scale and bias may be left\n"
+        "out, then 1 and 0. norm_forward_phase must be given. Returns [Y, mean, inv_variance], the last two None\n"
+        "in INFERENCE.",
+        inputs=(Port("input"), Port("scale", optional=True), Port("bias", optional=True), Port("epsilon")),
+        outputs=FORWARD,
+        infer=shapes.layernorm,
+        expansion=Expansion(layernorm, _of_scale, _EPSILON, _WEIGHTS),
+        attributes=(PHASE,),
+        absent=shapes.layernorm_absent,
+        order=shapes.LAYERNORM_ORDER,
+    ),
+    Op(
+        "rmsnorm_backward",
+        "Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
+        "n = input * inv_variance and g = grad * scale, over the same axes as rmsnorm:\n"
+        "DX = inv_variance * (g - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the sums over\n"
+        "all rows, in the shape of scale; their order is not specified. has_dbias must be given. Returns\n"
+        "[DX, DScale, DBias]; DBias is None without has_dbias, and without a scale, which is 1 then,\n"
+        "DScale is, too, and has_dbias must be False.",
+        inputs=(Port("grad"), Port("input"), Port("scale", optional=True), Port("inv_variance")),
+        outputs=(
+            Port("DX"),
+            Port("DScale", optional=True, label="Dscale", over_rows=True),
+            Port("DBias", optional=True, label="Dbias", over_rows=True),
+        ),
+        infer=shapes.rmsnorm_backward,
+        expansion=Expansion(_rmsnorm_backward, _of_scale, of_columns=_WEIGHTS, of_rows=frozenset({"inv_variance"})),
+        attributes=(Attribute("has_dbias", (bool,), required=True),),
+        absent=shapes.rmsnorm_backward_absent,
+    ),
+    Op(
+        "layernorm_backward",
+        "Gradients of layernorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
+        "n = (input - mean) * inv_variance and g = grad * scale, over the same axes as layernorm:\n"
+        "DX = inv_variance * (g - mean(g) - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the\n"
+        "sums over all rows, in the shape of scale; their order is not specified. Returns [DX, DScale, DBias];\n"
+        "without a scale, which is 1 then, the last two are None.",
+        inputs=(Port("grad"), Port("input"), Port("scale", optional=True), Port("mean"), Port("inv_variance")),
+        outputs=(
+            Port("DX"),
+            Port("DScale", optional=True, label="DSCALE", over_rows=True),
+            Port("DBias", optional=True, label="DBIAS", over_rows=True),
+        ),
+        infer=shapes.layernorm_backward,
+        expansion=Expansion(layernorm_backward, _of_scale, of_columns=_WEIGHTS, of_rows=_MOMENTS),
+        absent=shapes.layernorm_backward_absent,
+    ),
+    Op(
+        "adalayernorm",
+        "Layer normalization with a scale and a bias of each sample (adaptive layer norm: Peebles and Xie 2023):\n"
+        "layernorm over the axes along which scale varies, but the first, along which samples are, so that scale\n"
+        "has input's extent. bias has scale's shape and may be left out, then 0. norm_forward_phase must be given.\n"
+        "Returns [Y, mean, inv_variance], the last two None in INFERENCE.",
+        inputs=(Port("input"), Port("scale"), Port("bias", optional=True), Port("epsilon")),
+        outputs=FORWARD,
+        infer=shapes.adalayernorm,
+        expansion=Expansion(layernorm, _of_samples, _EPSILON),
+        attributes=(PHASE,),
+        absent=shapes.layernorm_absent,
+        order=shapes.LAYERNORM_ORDER,
+    ),
+    Op(
+        "adalayernorm_backward",
+        "Gradients of adalayernorm, as layernorm_backward makes them, but DScale and DBias, in the shape of\n"
+        "scale, are sums over the rows of each sample. Kernels make these of a single sample alone; of several\n"
+        "they make DX. Returns [DX, DScale, DBias].",
+        inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
+        outputs=GRADIENTS,
+        infer=shapes.adalayernorm_backward,
+        expansion=Expansion(layernorm_backward, _of_samples, of_rows=_MOMENTS),
+    ),
+)

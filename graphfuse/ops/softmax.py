@@ -1,0 +1,110 @@
+"""Softmax and its like, and their gradients."""
+
+from collections.abc import Mapping
+
+from graphfuse.dtypes import data_type
+from graphfuse.ops import shapes
+from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
+from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+
+
+def _of_axis(dims: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
+    return (attributes["axis"],)
+
+
+def _exponents(e: RowArithmetic, value: object, largest: object) -> tuple[object, object]:
+    """e^(value - largest), and its sum over the row."""
+    powers = e.power(e.op("sub", a=value, b=largest))
+    return powers, e.reduce(Join.SUM, powers)
+
+
+def _softmax(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    powers, total = _exponents(e, x["input"], e.reduce(Join.MAX, x["input"]))
+    return {"output": e.op("mul", a=powers, b=e.op("reciprocal", input=total))}
+
+
+def _log_softmax(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    largest = e.reduce(Join.MAX, x["input"])
+    centred = e.op("sub", a=x["input"], b=largest)
+    total = e.reduce(Join.SUM, e.power(centred))
+    return {"output": e.op("sub", a=centred, b=e.op("log", input=total))}
+
+
+def _logsumexp(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    # Infinity less infinity would be NaN: infinities become the largest finite numbers.
+    finite = {"negative_slope": 0.0, "lower_clip": -e.most, "upper_clip": e.most}
+    largest = e.op("relu", finite, input=e.reduce(Join.MAX, x["input"]))
+    _, total = _exponents(e, x["input"], largest)
+    return {"output": e.op("add", a=e.op("log", input=total), b=largest)}
+
+
+def _softmax_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    total = e.reduce(Join.SUM, e.op("mul", a=x["grad"], b=x["output"]))
+    return {"DX": e.op("mul", a=e.op("sub", a=x["grad"], b=total), b=x["output"])}
+
+
+def _log_softmax_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    total = e.reduce(Join.SUM, x["grad"])
+    return {"DX": e.op("sub", a=x["grad"], b=e.op("mul", a=e.op("exp", input=x["output"]), b=total))}
+
+
+_AXIS = Attribute("axis", (int,), -1)
+
+TABLE = (
+    Op(
+        "softmax",
+        "e^input over its sum along axis, by way of e^(input - m) with m the largest along axis, so that nothing\n"
+        "overflows. -infinity becomes 0. Where all are -infinity, or one is infinity or NaN, all become NaN.",
+        inputs=(Port("input"),),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=shapes.softmax,
+        frozen=shapes.axis_frozen,
+        expansion=Expansion(_softmax, _of_axis),
+        attributes=(_AXIS,),
+    ),
+    Op(
+        "log_softmax",
+        "The logarithm of softmax along axis, as input - m - log(sum(e^(input - m))) with m the largest along axis.\n"
+        "-infinity remains. Where all are -infinity, or one is infinity or NaN, all become NaN.",
+        inputs=(Port("input"),),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=shapes.softmax,
+        frozen=shapes.axis_frozen,
+        expansion=Expansion(_log_softmax, _of_axis),
+        attributes=(_AXIS,),
+    ),
+    Op(
+        "logsumexp",
+        "log(sum(e^input)) along axis, whose extent becomes 1, as m + log(sum(e^(input - m))) with m the largest\n"
+        "along axis. Where all are -infinity it is -infinity, where one is infinity and none NaN, infinity.\n"
+        "Stored as FLOAT unless set otherwise.",
+        inputs=(Port("input"),),
+        outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
+        infer=shapes.logsumexp,
+        frozen=shapes.axis_frozen,
+        expansion=Expansion(_logsumexp, _of_axis),
+        attributes=(_AXIS,),
+    ),
+    Op(
+        "softmax_backward",
+        "Gradient of softmax, from grad, that of its output, and output: (grad - sum(grad * output)) * output, the\n"
+        "sum along axis. Returns DX.",
+        inputs=(Port("grad"), Port("output")),
+        outputs=(Port("DX"),),
+        infer=shapes.softmax_backward,
+        frozen=shapes.axis_frozen,
+        expansion=Expansion(_softmax_backward, _of_axis),
+        attributes=(_AXIS,),
+    ),
+    Op(
+        "log_softmax_backward",
+        "Gradient of log_softmax, from grad, that of its output, and output: grad - e^output * sum(grad), the sum\n"
+        "along axis. Returns DX.",
+        inputs=(Port("grad"), Port("output")),
+        outputs=(Port("DX"),),
+        infer=shapes.softmax_backward,
+        frozen=shapes.axis_frozen,
+        expansion=Expansion(_log_softmax_backward, _of_axis),
+        attributes=(_AXIS,),
+    ),
+)
