@@ -26,7 +26,8 @@ from graphfuse.benchmarks.peers import stream
 from graphfuse.benchmarks.sizes import Size
 from graphfuse.device import Device
 from graphfuse.engine import knobs_to_dict
-from graphfuse.engines.rows.by_row.cost import cost, is_usual
+from graphfuse.engines.rows.by_row.cost import cost as model
+from graphfuse.engines.rows.by_row.cost import is_usual
 from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
 from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.enums import heur_mode
@@ -52,6 +53,10 @@ _ELSEWHERE = 32  # registers of a thread beside those that hold a row
 _REGISTERS, _THREADS, _CTAS = 65536, 2048, 32  # of an SM
 
 Ranking = Callable[[RowSplit, ByRowKnobs, Device], float]
+
+
+def cost(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+    return model(split, device)(knobs)
 
 
 def resident(split: RowSplit, knobs: ByRowKnobs) -> int:
@@ -80,8 +85,7 @@ def balanced(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
 
 
 def balanced_waves(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
-    model = cost(split, knobs, device)
-    return by_waves(split, knobs, device) + balanced(split, knobs, device) - model
+    return by_waves(split, knobs, device) + balanced(split, knobs, device) - cost(split, knobs, device)
 
 
 def _alone(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:

@@ -49,7 +49,7 @@ def translated(entries):
     """`entries` with their knobs translated anew from their published figures."""
     output = {dtype.value: name for name, dtype in sizes.OUTPUTS.items()}
     for entry in entries:
-        seen = facts(entry.key["columns"], entry.rows, output[entry.key["stores"][0]["type"]])
+        seen = facts(entry.key["columns"], entry.rows, output[entry.key["outputs"][0]["type"]])
         problem = ENGINE.problem(seen)
         knobs = knobs_to_dict(translate(entry.published, seen))
         yield replace(entry, engine=ENGINE.name, key=problem.key, rows=problem.rows, knobs=knobs)

@@ -19,7 +19,7 @@ from graphfuse.ir import Graph, Subgraph, TensorId
 from graphfuse.match import Declined, Pattern, Region
 from graphfuse.plugins import Origin, Registry
 from graphfuse.tables.ranking import RANKING, Rank, rank
-from graphfuse.tables.tunings import HEURISTIC, Choice, Tunings
+from graphfuse.tables.tunings import Tunings
 
 ALIGNMENT = workspace.ALIGNMENT
 
@@ -259,7 +259,7 @@ def _ask(
         why = _declined(engine, facts, about, device)
         if why is None:
             proposed = guard.call(engine, about, "propose", engine.propose, facts, device, mode)
-            ranked = guard.call(engine, about, "problem", _ranked, engine, facts, device, mode, tunings, proposed)
+            ranked = guard.call(engine, about, "problem", tunings.ranked, engine, facts, device, mode, proposed)
             parts = [Part(region, engine, choice.knobs, choice.why) for choice in ranked]
             for part in parts:
                 guard.try_out(part, device)
@@ -272,16 +272,6 @@ def _ask(
 def _declined(engine: Engine, facts: object, about: Subgraph, device: Device) -> No | None:
     undeclared = engine.serves.why_not(about)
     return No(undeclared) if undeclared else guard.call(engine, about, "why_not", engine.why_not, facts, device)
-
-
-def _ranked(
-    engine: Engine, facts: object, device: Device, mode: heur_mode, tunings: Tunings, proposed: Sequence[object]
-) -> list[Choice]:
-    """Tuned knobs, then those proposed."""
-    tuned = tunings.choices(engine, facts, device, mode)
-    tunable = engine.problem(facts) is not None
-    known = {choice.knobs for choice in tuned}
-    return [*tuned, *(Choice(k, HEURISTIC if tunable else "") for k in proposed if k not in known)]
 
 
 def schedule(graph: Graph, regions: Sequence[Subgraph]) -> tuple[Subgraph, ...] | None:

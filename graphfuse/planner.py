@@ -43,8 +43,36 @@ CodeOf = Callable[[str, str, str, Device], Code]
 """Where kernels' machine code comes from: of a source, its entry, its file's name and the device."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Deselected:
+    """What is deselected: by the user, and because a plug-in failed.
+
+    engines: names of those that the user deselected. failed: why engines are left out, by name. workspace: bytes that
+    plans may need at most. notes: each with whether plans must have it, or must not.
+    """
+
+    engines: frozenset[str] = frozenset()
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    workspace: int | None = None
+    notes: tuple[tuple[behavior_note | numerical_note, bool], ...] = ()
+
+    def against(self, p: Plan) -> str | None:
+        """Why a plan is not wanted, or None."""
+        for part in p.parts:
+            if part.engine.name in self.engines:
+                return f"engine {part.engine.name!r} is deselected"
+            if part.engine.name in self.failed:
+                return self.failed[part.engine.name]
+        for note, wanted in self.notes:
+            if (note in p.behavior_notes | p.numerical_notes) != wanted:
+                return f"it lacks {note}, which is selected" if wanted else f"it has {note}, which is deselected"
+        if self.workspace is not None and p.workspace_bytes > self.workspace:
+            return f"it needs {p.workspace_bytes} bytes of workspace, more than the limit of {self.workspace}"
+        return None
+
+
 class Planner:
-    """Plans of one lowered graph on one device."""
+    """Plans of one lowered graph on one device. handle: as users give it, for where work goes."""
 
     def __init__(self, graph: Graph, handle, patterns: Sequence[object], engines: Sequence[object]):
         self.handle = handle
@@ -53,20 +81,19 @@ class Planner:
         self.registry = plugins.registry(patterns, [e for e in engines if e != str(EMULATOR)])
         self.stream: Callable[[], int] = stream_getter(self.device, handle)
         """The stream that work goes to where execute is given no handle."""
-        self._barred_engines: set[str] = set()
-        self._failed_engines: dict[str, str] = {}
-        self._workspace_limit: int | None = None
-        self._wanted_notes: list[tuple[behavior_note | numerical_note, bool]] = []
+        self._deselected = Deselected()
         self._begin(graph)
 
     def _begin(self, graph: Graph) -> None:
+        """What there is to know of a graph before it is planned: all that a planner keeps of one, and no more."""
         self.graph = lower(graph)
         self.regions, self.declined = plan.matches(self.graph, self.registry)
         self.proposals: list[Proposal] = []
         self.plans: list[Plan] = []
         self.running: Executable | NotBuilt = NotBuilt()
         """The selected plan if it is built, else a stand-in that runs nothing. Execute tries its fast path first."""
-        self._chosen: int | None = None
+        self.chosen: int | None = None
+        """Index of the plan that execute runs."""
         self._executables: dict[int, Executable] = {}
         self._codes: dict[int, tuple[Code, ...]] = {}  # of what was built
         self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
@@ -76,29 +103,23 @@ class Planner:
         """A planner of a graph that differs in shapes alone: for the same device, with the same plug-ins and what is
         deselected by now. It has no plans yet."""
         made = copy.copy(self)
-        made._barred_engines, made._failed_engines = set(self._barred_engines), dict(self._failed_engines)
-        made._wanted_notes = list(self._wanted_notes)
         made._begin(graph)
         return made
 
-    @property
-    def chosen(self) -> int | None:
-        """Index of the plan that execute runs."""
-        return self._chosen
-
-    @chosen.setter
-    def chosen(self, index: int | None) -> None:
-        self._chosen = index
-        self.running = self._executables.get(index) or NotBuilt()
+    def _choose(self, index: int | None) -> None:
+        """Execute the plan with this index from now on; None for none."""
+        self.chosen, self.running = index, self._executables.get(index) or NotBuilt()
 
     @property
     def left_out(self) -> list[str]:
         """Why installed plug-ins are not used, a line each; what they did not say about a region (``Verdict``)."""
-        return [*self._failed_engines.values(), *plugins.left_out()]
+        return [*self._deselected.failed.values(), *plugins.left_out()]
 
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Plans of every mode, in the order of the modes and without repeats."""
-        engines = [e for e in self.registry.engines if self._has_sound_table(e) and e.name not in self._failed_engines]
+        engines = [
+            e for e in self.registry.engines if self._has_sound_table(e) and e.name not in self._deselected.failed
+        ]
         tunings, origins = store.tunings(engines, self.device), self.registry.origins
         self.proposals = [
             plan.propose(self.graph, self.regions, engines, self.device, m, tunings, origins=origins) for m in modes
@@ -114,9 +135,17 @@ class Planner:
         try:
             guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
         except PluginError as error:
-            self._failed_engines[engine.name] = str(guard.left_out(engine, error, self.registry.origins))
+            self._leave_out(engine, error)
             return False
         return True
+
+    def _leave_out(self, engine: Engine, error: Exception) -> None:
+        """Do without an installed engine that failed; of any other the error is raised."""
+        why = str(guard.left_out(engine, error, self.registry.origins))
+        with self._lock:  # plans are built in several threads
+            self._deselected = dataclasses.replace(
+                self._deselected, failed={**self._deselected.failed, engine.name: why}
+            )
 
     def append(self, engine: object, knobs: object) -> int:
         names = (engine,) if isinstance(engine, str) else engine
@@ -154,44 +183,28 @@ class Planner:
         return self.plans[index]
 
     def bar_engines(self, names: tuple[str, ...]) -> None:
-        self._barred_engines |= {self._engine(name).name for name in names}
-        self._drop_barred()
+        self._deselect(engines=self._deselected.engines | {self._engine(name).name for name in names})
 
     def bar_workspace(self, limit: int) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
             raise GraphTypeError(f"a workspace limit must be an int >= 0, in bytes; got {limit!r}")
-        self._workspace_limit = limit
-        self._drop_barred()
+        self._deselect(workspace=limit)
 
     def bar_notes(self, notes: Sequence[behavior_note | numerical_note], wanted: bool) -> None:
         """Bar plans that lack one of these notes if they are wanted, else those that have one."""
-        self._wanted_notes += [(note, wanted) for note in notes]
-        self._drop_barred()
+        self._deselect(notes=(*self._deselected.notes, *((note, wanted) for note in notes)))
 
-    def _drop_barred(self) -> None:
-        """A plan that was built before it was barred needs another choice."""
+    def _deselect(self, **changed: object) -> None:
+        """Deselect. A plan that was built before it was barred needs another choice."""
+        self._deselected = dataclasses.replace(self._deselected, **changed)
         with self._lock:
             self._executables = {i: e for i, e in self._executables.items() if not self.barred(self.plans[i])}
         if self.chosen not in self._executables:
-            self.chosen = None
+            self._choose(None)
 
     def barred(self, p: Plan) -> str | None:
         """Why a plan may not be used, or could not be when it was last tried; or None."""
-        return self._deselected(p) or self._failed.get(p.name)
-
-    def _deselected(self, p: Plan) -> str | None:
-        """Why the user does not want a plan, or None."""
-        for part in p.parts:
-            if part.engine.name in self._barred_engines:
-                return f"engine {part.engine.name!r} is deselected"
-            if part.engine.name in self._failed_engines:
-                return self._failed_engines[part.engine.name]
-        for note, wanted in self._wanted_notes:
-            if (note in p.behavior_notes | p.numerical_notes) != wanted:
-                return f"it lacks {note}, which is selected" if wanted else f"it has {note}, which is deselected"
-        if self._workspace_limit is not None and p.workspace_bytes > self._workspace_limit:
-            return f"it needs {p.workspace_bytes} bytes of workspace, more than the limit of {self._workspace_limit}"
-        return None
+        return self._deselected.against(p) or self._failed.get(p.name)
 
     def check_support(self) -> None:
         if not self.plans:
@@ -202,17 +215,17 @@ class Planner:
     def build(self, policy: build_plan_policy) -> None:
         """Build the first plan that can be prepared, or all that can, and select the first. Where none can, raises the
         error of the only plan, or GraphNotSupportedError with each plan's reason."""
-        usable = [i for i, p in enumerate(self.plans) if not self._deselected(p)]
+        usable = [i for i, p in enumerate(self.plans) if not self._deselected.against(p)]
         if not usable:
             self.check_support()
         errors: dict[int, Exception | None] = {}
-        left, known = iter(usable), len(self._failed_engines)
+        left, known = iter(usable), self._deselected.failed
         for first in left:
             errors[first] = self._tried(first)
             if errors[first] is None:
                 break
         else:
-            if len(self._failed_engines) > known:
+            if self._deselected.failed != known:
                 self.create([proposal.mode for proposal in self.proposals])  # plans without the plug-in that failed
                 return self.build(policy)
             found = [*errors.values()]
@@ -225,20 +238,20 @@ class Planner:
                 errors |= zip(rest, pool.map(self._tried, rest), strict=True)
         for index, error in errors.items():
             # A fault of an engine, which nobody would hear of; of a plug-in that is left out they have.
-            if isinstance(error, KernelCompileError) and not self._deselected(self.plans[index]):
+            if isinstance(error, KernelCompileError) and not self._deselected.against(self.plans[index]):
                 warnings.warn(f"another plan takes the place of one that fails: {error}", RuntimeWarning, stacklevel=3)
-        self.chosen = first
+        self._choose(first)
 
     def _tried(self, index: int) -> Exception | None:
         """Build a plan; the error if it cannot be prepared, or an installed plug-in fails, which bars its plans."""
-        if self._deselected(self.plans[index]):
-            return PluginError(self._deselected(self.plans[index]))
+        if self._deselected.against(self.plans[index]):
+            return PluginError(self._deselected.against(self.plans[index]))
         try:
             self._build(index)
         except UNPREPARED as error:
             return error
         except PluginError as error:
-            if not self._deselected(self.plans[index]):
+            if not self._deselected.against(self.plans[index]):
                 raise
             return error
         return None
@@ -246,10 +259,10 @@ class Planner:
     def build_at(self, index: int) -> None:
         self._refuse_deselected(index, self.at(index))
         self._build(index)
-        self.chosen = index
+        self._choose(index)
 
     def _refuse_deselected(self, index: int, p: Plan) -> None:
-        reason = self._deselected(p)
+        reason = self._deselected.against(p)
         if reason:
             raise GraphNotSupportedError(f"plan {index} ({p.name}): {reason}")
 
@@ -266,7 +279,7 @@ class Planner:
         index = next((i for i, known in enumerate(self.plans) if known.name == p.name), len(self.plans))
         self.plans[index : index + 1] = [p]
         self._build(index)
-        self.chosen = index
+        self._choose(index)
         return self.plans[index]
 
     def recorded(self) -> tuple[tuple[Recipe, ...], int, tuple[Code, ...]]:
@@ -284,7 +297,7 @@ class Planner:
         self.plans = [recipe.rebuild(r, self.graph, self.regions, engines, self.device) for r in recipes]
         for index in range(len(self.plans)):
             self._build(index, compiled if codes is None else codes.find)
-        self.chosen = selected
+        self._choose(selected)
 
     def _build(self, index: int, code_of: CodeOf | None = None) -> None:
         if index in self._executables:
@@ -321,7 +334,7 @@ class Planner:
         try:
             return prepare(part, self.device, code_of)
         except (PluginError, KernelCompileError) as error:
-            self._failed_engines[part.engine.name] = str(guard.left_out(part.engine, error, self.registry.origins))
+            self._leave_out(part.engine, error)
             raise
 
     def _undependable(self, p: Plan, prepared: Sequence[Prepared]) -> str | None:

@@ -68,8 +68,8 @@ def pair_faults(
 ) -> Iterator[str]:
     """Columns of a pair are a lane's, or those of two lanes of a warp. taken: pieces of each thread. exchanges_own:
     whether a thread may have both columns in different pieces."""
-    own = exchanges_own and has_own_pairs(pairs, piece, threads_per_row, taken)
     for one in pairs:
+        own = exchanges_own and has_own_pairs(pairs, piece, threads_per_row, taken)
         if piece > MOST_PAIRED:
             yield f"pieces have {piece} columns; accepted with pairs: up to {MOST_PAIRED}, as a thread has both of each"
         if taken * piece > MOST_PAIRED and threads_per_row < WARP:

@@ -2,6 +2,8 @@
 
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 from typing import ClassVar, Generic, TypeVar
 
@@ -9,7 +11,8 @@ from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
 from graphfuse.device import Device
 from graphfuse.engine import Launch, ProblemClass
-from graphfuse.engines.rows.kernel import prelude
+from graphfuse.engines.rows.kernel import Access, prelude
+from graphfuse.engines.rows.limits import MAX_CTAS
 from graphfuse.engines.rows.split import Split
 from graphfuse.engines.rows.support import program_reasons
 from graphfuse.enums import heur_mode
@@ -19,6 +22,7 @@ KnobsT = TypeVar("KnobsT")
 
 PROPOSED = 3
 """Knobs, of an engine that is not asked for more."""
+_FEW_ROWS = MAX_CTAS // 16  # take no more CTAs than a grid can have, in clusters of any size
 
 
 class Schedule(abc.ABC, Generic[KnobsT]):
@@ -26,14 +30,17 @@ class Schedule(abc.ABC, Generic[KnobsT]):
 
     knobs: its frozen dataclass of knobs, by which plans tell schedules apart. kernel: the file of its kernel, in the
     package of the schedule. qualifiers: of the kernel, in C++. split: how rows are cut, of facts for which `misfit` is
-    None. faults: why knobs cannot be used, of which the first is told.
+    None. legal_knobs: those to choose from. malformed: why knobs are none that any rows could have. unfit: why knobs
+    that are not malformed cannot be used for some rows. Of faults the first is told.
     """
 
     knobs: ClassVar[type]
     kernel: ClassVar[str]
     qualifiers: ClassVar[str] = "GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM)"
     split: ClassVar[Callable[[RowFacts], Split]]
-    faults: ClassVar[Callable[[Split, KnobsT, Device], Iterator[str]]]
+    legal_knobs: ClassVar[Callable[[Split, Device], Iterator[KnobsT]]]
+    malformed: ClassVar[Callable[[Split, KnobsT, Device], Iterator[str]]]
+    unfit: ClassVar[Callable[[Split, KnobsT, Device], Iterator[str]]]
 
     @abc.abstractmethod
     def prefers(self, facts: RowFacts) -> bool:
@@ -49,8 +56,9 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         """Knobs to try, best first."""
 
     @abc.abstractmethod
-    def constants(self, split: Split[KnobsT], knobs: KnobsT) -> Mapping[str, object]:
-        """What the kernel asks of the problem beside what every kernel does: values by type and name, in C++."""
+    def constants(self, split: Split[KnobsT], knobs: KnobsT) -> Mapping[str, bool | int | Access]:
+        """What the kernel asks of the problem beside what every kernel does: values by name in C++. A name that every
+        kernel has gets this value."""
 
     @abc.abstractmethod
     def problem(self, facts: RowFacts) -> ProblemClass:
@@ -66,10 +74,22 @@ class Schedule(abc.ABC, Generic[KnobsT]):
 
     def illegal(self, facts: RowFacts, knobs: KnobsT, device: Device) -> str | None:
         """Why these knobs cannot be used; None if they can."""
-        return self.misfit(facts) or next(self.faults(self.split(facts), knobs, device), None)
+        misfit = self.misfit(facts)
+        if misfit:
+            return misfit
+        split = self.split(facts)
+        return next(chain(self.malformed(split, knobs, device), self.unfit(split, knobs, device)), None) or (
+            None if _has_grid(split, knobs) else f"{facts.rows} rows take more CTAs than a grid can have"
+        )
 
-    def fits(self, split: Split[KnobsT], knobs: KnobsT, device: Device) -> bool:
-        return next(self.faults(split, knobs, device), None) is None
+    def legal(self, facts: RowFacts, device: Device) -> tuple[KnobsT, ...]:
+        """The knobs to choose from. They are worked out once for all numbers of rows."""
+        found = _legal(self, self.of_any_rows(facts), device)
+        return found if facts.rows <= _FEW_ROWS else tuple(k for k in found if _has_grid(self.split(facts), k))
+
+    def of_any_rows(self, facts: RowFacts) -> RowFacts:
+        """The facts on which it depends whether knobs are legal: more rows take more CTAs of the same."""
+        return replace(facts, row_extents=(1,) * len(facts.row_extents))
 
     def notes(self, facts: RowFacts, knobs: KnobsT) -> Iterator[str]:
         """What the schedule does to the numbers of a plan."""
@@ -81,15 +101,14 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         split = self.split(facts)
         plan = split.plan(knobs)
         constants = {
-            "gf::i64 COLUMNS": facts.columns,
-            "int CHUNK": split.chunk,
-            "int PIECE": plan.piece,
-            "int STEPS": split.steps(knobs),
-            "int PASSES": split.passes(knobs),
-            "int THREADS": knobs.threads,
-            "gf::Access COLUMN_READS": "gf::Access::READ_ONLY",
-            "gf::Access ROW_READS": "gf::Access::USUAL",
-            "gf::Access ROW_WRITES": "gf::Access::USUAL",
+            "CHUNK": split.chunk,
+            "PIECE": plan.piece,
+            "STEPS": split.steps(knobs),
+            "PASSES": split.passes(knobs),
+            "THREADS": knobs.threads,
+            "COLUMN_READS": Access.READ_ONLY,
+            "ROW_READS": Access.USUAL,
+            "ROW_WRITES": Access.USUAL,
         }
         generated = prelude(plan, constants | self.constants(split, knobs), self.qualifiers)
         package = type(self).__module__.rpartition(".")[0]
@@ -106,6 +125,15 @@ class Schedule(abc.ABC, Generic[KnobsT]):
             cleared=tuple(store.view.tensor for store in facts.program.stores if store.amax),
             by_rows=by_rows,
         )
+
+
+@lru_cache(maxsize=256)
+def _legal(schedule: Schedule[KnobsT], facts: RowFacts, device: Device) -> tuple[KnobsT, ...]:
+    return tuple(schedule.legal_knobs(schedule.split(facts), device))
+
+
+def _has_grid(split: Split[KnobsT], knobs: KnobsT) -> bool:
+    return split.by_rows(knobs).grid(split.facts.rows) <= MAX_CTAS
 
 
 def best_first(ranked: Sequence[KnobsT], mode: heur_mode) -> list[KnobsT]:

@@ -111,13 +111,13 @@ class RowProgram:
     late: frozenset[int] = frozenset()  # numbers of the stores that wait for the last phase
     indices: tuple[View, ...] = ()  # integers of which there is one a row, the numbers of rows elsewhere
 
-    @property
+    @cached_property
     def swapped(self) -> tuple[Pairs, ...]:
         """The pairs of columns that steps exchange."""
         found = (step for step in self.steps if step.op_name == SWAP)
         return tuple(dict.fromkeys(Pairs(**dict(step.attributes)) for step in found))
 
-    @property
+    @cached_property
     def all_pairs(self) -> tuple[Pairs, ...]:
         """The pairs of columns of steps and of inputs."""
         of_inputs = (view.unit.pairs for view in self.inputs if view.unit.pairs is not None)

@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 ORIGINS = ("measured", "published", "user")
 """measured: by this project, in a table beside the engine. published: by others, and not
 measured here. user: by this user, in the store."""
 
-_SCALARS = (bool, int, float, str)
+_SCALARS = frozenset((bool, int, float, str))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class Timed:
     @classmethod
     def parse(cls, value: object) -> "Timed":
         v = _mapping("timed knobs", value, cls)
-        return cls(_knobs(v.get("knobs")), _number("us", v.get("us")))
+        _check_knobs(v.get("knobs"))
+        _check_us(v.get("us"))
+        return cls(**v)
 
 
 @dataclass(frozen=True)
@@ -80,38 +82,36 @@ class Entry:
         return mine == (other.source.device, other.engine, other.rows, other.key)
 
     def to_json(self) -> dict[str, object]:
-        """All but the source, what is not known left out."""
-        values = {"engine": self.engine, "key": self.key, "rows": self.rows, "knobs": self.knobs, "us": self.us}
+        """What a problem's entries differ in, but the source; what is not known left out."""
+        values = {"rows": self.rows, "knobs": self.knobs, "us": self.us}
         values |= {"others": [asdict(o) for o in self.others], "published": self.published}
         return {name: value for name, value in values.items() if value not in (None, [])}
 
     @classmethod
-    def parse(cls, value: object, source: Source) -> "Entry":
+    def parse(cls, value: object, source: Source, engine: str, key: Mapping[str, object]) -> "Entry":
         """From JSON; ValueError says what is wrong."""
-        v = _mapping("an entry", value, cls)
-        _check("engine", v.get("engine"), (str,))
-        _check("key", v.get("key"), (dict,))
-        _check("rows", v.get("rows"), (int,))
-        _check("others", v.get("others", []), (list,))
-        _check("published", v.get("published"), (dict, type(None)))
-        if not 1 <= v["rows"] < 1 << 63:
-            raise ValueError(f"rows is {v['rows']}; accepted: 1 to 2^63 - 1")
-        return cls(
-            source,
-            v["engine"],
-            v["key"],
-            v["rows"],
-            _knobs(v.get("knobs")),
-            None if v.get("us") is None else _number("us", v["us"]),
-            tuple(map(Timed.parse, v.get("others", []))),
-            v.get("published"),
-        )
+        try:
+            made = cls(source, engine, key, **value)
+        except TypeError:
+            accepted = ", ".join(name for name in cls.__dataclass_fields__ if name not in ("source", "engine", "key"))
+            raise ValueError(f"an entry is {value!r:.200}; accepted: an object of {accepted}") from None
+        if type(made.rows) is not int or not 1 <= made.rows < 1 << 63:
+            raise ValueError(f"rows is {made.rows!r}; accepted: 1 to 2^63 - 1")
+        _check_knobs(made.knobs)
+        if made.us is not None:
+            _check_us(made.us)
+        if made.published is not None:
+            _check("published", made.published, (dict,))
+        if made.others:
+            _check("others", made.others, (list,))
+            return replace(made, others=tuple(map(Timed.parse, made.others)))
+        return made
 
 
 def _mapping(what: str, value: object, kind: type) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"{what} is {value!r}; accepted: an object")
-    unknown = sorted(set(value) - {"source", *kind.__dataclass_fields__})
+    unknown = sorted(value.keys() - kind.__dataclass_fields__.keys())
     if unknown:
         raise ValueError(f"{what} has {', '.join(unknown)}; accepted: {', '.join(kind.__dataclass_fields__)}")
     return value
@@ -122,15 +122,12 @@ def _check(name: str, value: object, kinds: tuple[type, ...]) -> None:
         raise ValueError(f"{name} is {value!r}; accepted: {' or '.join(k.__name__ for k in kinds)}")
 
 
-def _knobs(value: object) -> dict[str, object]:
-    _check("knobs", value, (dict,))
-    for name, knob in value.items():
-        _check(f"knob {name}", knob, _SCALARS)
-    return value
+def _check_knobs(value: object) -> None:
+    if type(value) is not dict or not _SCALARS.issuperset(map(type, value.values())):
+        accepted = " or ".join(sorted(kind.__name__ for kind in _SCALARS))
+        raise ValueError(f"knobs is {value!r}; accepted: an object with values of {accepted}")
 
 
-def _number(name: str, value: object) -> float:
-    _check(name, value, (int, float))
-    if not 0 < value <= sys.float_info.max:  # JSON has integers that no float holds
-        raise ValueError(f"{name} is {value}; accepted: a positive number")
-    return float(value)
+def _check_us(value: object) -> None:
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:  # JSON has integers that no float holds
+        raise ValueError(f"us is {value!r}; accepted: a positive number")

@@ -1,7 +1,8 @@
 """The files of tuned knobs: tables beside the engines, and the user's own, one file per device.
 
-A file is JSON: {"version", "sources": [...], "entries": [...]}. Each entry names its source by number. An unreadable
-entry of a user's file is a miss, with one warning. In a first-party table it is a bug and raises PluginError.
+A file is JSON: {"version", "sources": [...], "problems": [{"engine", "key", "entries": [...]}]}. Each entry names its
+source by number. An unreadable entry of a user's file is a miss, with one warning. In a first-party table it is a bug
+and raises PluginError.
 """
 
 import contextlib
@@ -25,7 +26,8 @@ from graphfuse.kept_file import KeptFile, files
 from graphfuse.tables.entry import Entry, Source
 from graphfuse.tables.tunings import Tunings, arch
 
-VERSION = 1
+VERSION = 2
+"""Goes up where the form of files changes, or what engines name problems by. Files of another version are not used."""
 
 generation = 0
 """Goes up whenever tuned knobs are found to have changed: added by this process, or read from a file that another one
@@ -33,11 +35,18 @@ changed. What was planned in an earlier generation may be planned anew."""
 
 _read: dict[Path, tuple[tuple[int, int, int] | None, tuple[Entry, ...]]] = {}
 _warned: set[Path] = set()
+_PROBLEM = ("engine", "key", "entries")
 _lock = threading.Lock()  # guards the three above
 
 
 class _OtherVersion(ValueError):
     """A file of another version of this library: nothing is known about what it holds."""
+
+    def __init__(self, version: object):
+        super().__init__(
+            f"it is of version {version!r}, which is not used; this is version {VERSION}: tune again, by `graphfuse "
+            "tune` or graph.autotune()"
+        )
 
 
 def tunings(engines: Iterable[Engine], device: Device) -> Tunings:
@@ -54,6 +63,8 @@ def _own(device: Device) -> tuple[Entry, ...]:
     except HomeNotFoundError:  # whoever has none has tuned nothing
         return ()
     entries = read(file)
+    if not entries:
+        _warn_of_others(file)
     own = tuple(e for e in entries if e.source.device == device.name)
     if len(own) < len(entries):
         _warn(file, "some of its entries are another device's")
@@ -149,10 +160,17 @@ def to_text(entries: Sequence[Entry]) -> str:
     """The content of a file, one line an entry, in an order that does not depend on when they were added."""
     sources = sorted({_key(s): s for s in (e.source.to_json() for e in entries)}.values(), key=_key)
     number = {_key(source): i for i, source in enumerate(sources)}
-    values = [{"source": number[_key(e.source.to_json())], **e.to_json()} for e in entries]
-    values.sort(key=lambda v: (v["engine"], _key(v["key"]), v["rows"]))
-    lines = (",\n".join(f"  {json.dumps(v)}" for v in group) for group in (sources, values))
-    return '{{"version": {},\n "sources": [\n{}],\n "entries": [\n{}]}}\n'.format(VERSION, *lines)
+    problems: dict[tuple[str, str], list[Entry]] = {}
+    for entry in sorted(entries, key=lambda e: (e.engine, _key(e.key), e.rows)):
+        problems.setdefault((entry.engine, _key(entry.key)), []).append(entry)
+    values = []
+    for of in problems.values():
+        lines = ({"source": number[_key(e.source.to_json())], **e.to_json()} for e in of)
+        text = ",\n".join(f"   {json.dumps(line)}" for line in lines)
+        named = f'"engine": {json.dumps(of[0].engine)}, "key": {json.dumps(of[0].key)}'
+        values.append(f'  {{{named}, "entries": [\n{text}]}}')
+    lists = (",\n".join(lines) for lines in ([f"  {json.dumps(source)}" for source in sources], values))
+    return '{{"version": {},\n "sources": [\n{}],\n "problems": [\n{}]}}\n'.format(VERSION, *lists)
 
 
 def parse(text: bytes) -> tuple[Entry, ...]:
@@ -182,20 +200,25 @@ def _parse(text: bytes) -> tuple[tuple[Entry, ...], list[str]]:
     if not isinstance(content, dict) or "version" not in content:
         raise ValueError("it is no file of tuned knobs")
     if content["version"] != VERSION:
-        raise _OtherVersion(f"it is of version {content['version']!r}; this is version {VERSION}")
-    sources, values = content.get("sources"), content.get("entries")
-    if not isinstance(sources, list) or not isinstance(values, list):
-        raise ValueError("it has no lists of sources and entries")
+        raise _OtherVersion(content["version"])
+    sources, problems = content.get("sources"), content.get("problems")
+    if not isinstance(sources, list) or not isinstance(problems, list):
+        raise ValueError("it has no lists of sources and problems")
     known = functools.cache(lambda number: Source.parse(sources[number]))
     entries, faults = [], []
-    for value in values:
-        try:
-            number = value.get("source") if isinstance(value, dict) else None
-            if type(number) is not int or not 0 <= number < len(sources):
-                raise ValueError(f"source is {number!r}; accepted: 0 to {len(sources) - 1}")
-            entries.append(Entry.parse(value, known(number)))
-        except ValueError as error:
-            faults.append(str(error))
+    for problem in problems:
+        engine, key, values = ((problem.get(n) if isinstance(problem, dict) else None) for n in _PROBLEM)
+        if not isinstance(engine, str) or not isinstance(key, dict) or not isinstance(values, list):
+            faults.append(f"a problem is {problem!r:.80}; accepted: an object of {', '.join(_PROBLEM)}")
+            continue
+        for value in values:
+            try:
+                number = value.pop("source", None) if type(value) is dict else None
+                if type(number) is not int or not 0 <= number < len(sources):
+                    raise ValueError(f"source is {number!r}; accepted: 0 to {len(sources) - 1}")
+                entries.append(Entry.parse(value, known(number), engine, key))
+            except ValueError as error:
+                faults.append(str(error))
     return tuple(entries), faults
 
 
@@ -244,6 +267,14 @@ def _changed() -> None:
 def _state(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _warn_of_others(file: Path) -> None:
+    """Where nothing of this version is kept: what another version kept in its place."""
+    name, _, _ = file.name.rpartition(f".v{VERSION}.json")
+    for other in sorted(file.parent.glob(f"{name}.v*.json")):
+        if other != file:
+            read(other)
 
 
 def _key(value: object) -> str:

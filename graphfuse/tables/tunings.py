@@ -1,7 +1,7 @@
 """How planning ranks tuned knobs before an engine's own proposals. Pure; `store` has the files."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from graphfuse.device import Device
@@ -28,27 +28,33 @@ class Tunings:
     own: tuple[Entry, ...] = ()
     first_party: tuple[Entry, ...] = ()
 
-    def choices(self, engine: Engine, facts: object, device: Device, mode: heur_mode) -> tuple[Choice, ...]:
-        """Tuned knobs for the problem, best first: the user's for it, the first-party table's for it,
-        then those for the nearest number of rows. Illegal ones and other engines' are left out.
+    def ranked(
+        self, engine: Engine, facts: object, device: Device, mode: heur_mode, proposed: Sequence[object] = ()
+    ) -> tuple[Choice, ...]:
+        """Tuned knobs for the problem, best first: the user's for it, the first-party table's for it, then those for
+        the nearest number of rows. Illegal ones and other engines' are left out. What the engine proposed comes after
+        them.
 
         In mode B all that the user's tuning timed comes in its order.
         """
         problem = engine.problem(facts)
         if problem is None:
-            return ()
+            return tuple(Choice(knobs, "") for knobs in proposed)
         found: dict[object, Choice] = {}
         for values, why in self._known(engine, problem, device, mode):
             knobs = _fitting(engine, facts, values, device)
             if knobs is not None:
                 found.setdefault(knobs, Choice(knobs, why))
+        for knobs in proposed:
+            found.setdefault(knobs, Choice(knobs, HEURISTIC))
         return tuple(found.values())
 
     def _known(
         self, engine: Engine, problem: ProblemClass, device: Device, mode: heur_mode
     ) -> Iterator[tuple[dict, str]]:
+        name, chip, key = engine.name, arch(device), problem.key
         own, first_party = (
-            [e for e in entries if (e.engine, e.source.arch, e.key) == (engine.name, arch(device), problem.key)]
+            [e for e in entries if e.engine == name and e.source.arch == chip and e.key == key]
             for entries in (self.own, self.first_party)
         )
         for entry in (*_exact(own, problem.rows), *_exact(first_party, problem.rows)):

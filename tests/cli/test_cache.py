@@ -130,8 +130,8 @@ def test_a_table_that_is_none_goes(run, kept):
 
 
 def test_another_versions_table_is_left_alone(run, kept):
-    table = kept["tuned"][0].with_name("h200.v2.json")
-    table.write_text('{"version": 2, "what": "ever"}')
+    table = kept["tuned"][0].with_name("h200.v3.json")
+    table.write_text('{"version": 3, "what": "ever"}')
     assert run("cache", "verify", "--remove").exit_code == 0 and table.exists()
 
 

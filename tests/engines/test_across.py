@@ -11,7 +11,7 @@ from graphfuse.device import for_arch
 from graphfuse.engine import knobs_to_dict
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.across import AcrossKnobs
-from graphfuse.engines.rows.across.knobs import every_knob
+from graphfuse.engines.rows.across.legal import legal
 from graphfuse.engines.rows.across.split import RowSplit
 from support import graphs, oracle
 from support.channels import EPS, Channels
@@ -100,11 +100,10 @@ def test_types_and_layouts(name):
 def some_knobs(problem: Channels) -> list[AcrossKnobs]:
     """Every number of groups, each with the fewest threads along the rows, and with the most that read rows again."""
     found = {}
-    for knobs in every_knob(split(problem).chunks, DEVICE):
-        if ENGINE.illegal(facts(problem), knobs, DEVICE) is None:
-            found.setdefault(knobs.groups, knobs)
-            if not split(problem).resident(knobs):
-                found[knobs.groups, "again"] = knobs
+    for knobs in legal(split(problem), DEVICE):
+        found.setdefault(knobs.groups, knobs)
+        if not split(problem).resident(knobs):
+            found[knobs.groups, "again"] = knobs
     return list(found.values())
 
 

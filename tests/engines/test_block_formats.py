@@ -175,7 +175,7 @@ def test_problem_classes_tell_formats_apart():
         case = Blocks(size, scale, layouts=layouts)
         keys.append(engine.problem(Planned(case.graph(), case.inputs()).part.facts).key)
     assert all(a != b for a, b in itertools.combinations(keys, 2))
-    assert [set(store) for store in keys[0]["stores"]] == [{"type", "varies", "access", "block", "value"}]
+    assert [set(output) for output in keys[0]["outputs"]] == [{"type", "kind", "access", "phase", "block"}]
 
 
 # What the new headers must not get wrong.

@@ -9,10 +9,8 @@ import torch
 from graphfuse import norm_forward_phase, pygraph
 from graphfuse.device import EMULATOR, for_arch
 from graphfuse.emulator.compiler import Build
-from graphfuse.engines.rows.by_row import ByRowKnobs
-from graphfuse.engines.rows.by_row.knobs import every_knob as forward_knobs
-from graphfuse.engines.rows.persistent import PersistentKnobs
-from graphfuse.engines.rows.persistent.knobs import every_knob as backward_knobs
+from graphfuse.engines.rows.by_row import ByRow, ByRowKnobs
+from graphfuse.engines.rows.persistent import Persistent, PersistentKnobs
 from graphfuse.enums import heur_mode
 from graphfuse.plan import Part
 from support import graphs
@@ -103,9 +101,9 @@ def test_knobs_do_not_decide_what_may_be_one_memory(given):
     part, resident = part_of(given.case), set()
     facts, engine = part.facts, part.engine
     names = {t.id: t.name for t in part.region.subgraph.graph.tensors}
+    schedule = ByRow() if isinstance(given.case, Case) else Persistent()
     for device in (EMULATOR, for_arch("sm_80"), for_arch("sm_120")):
-        every = forward_knobs() if isinstance(given.case, Case) else backward_knobs(facts.columns // 8, device)
-        legal = [knobs for knobs in every if engine.illegal(facts, knobs, device) is None]
+        legal = schedule.legal(facts, device)
         texts: set[str] = set()
         for knobs in legal:
             pairs = engine.in_place(facts, knobs)

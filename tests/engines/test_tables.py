@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphfuse import engines, heur_mode, plan, plugins
+from graphfuse import data_type, engines, heur_mode, norm_forward_phase, plan, plugins, pygraph, reduction_mode
 from graphfuse.benchmarks import (
     chain_knobs,
     in_a_model,
@@ -21,6 +21,7 @@ from graphfuse.device import ARCHES, for_arch
 from graphfuse.engine import ProblemClass, knobs_from_dict, knobs_to_dict
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
+from graphfuse.rows.steps import Join
 from graphfuse.tables import store
 from graphfuse.tables.entry import Entry, Source
 from graphfuse.tables.tunings import Tunings, said
@@ -57,12 +58,14 @@ def test_a_table_names_its_engine_and_chip_and_planning_uses_all_of_it(path):
         {identity(p.engine.problem(p.facts)): p for g in graphs for p in parts(g, device) if p.engine.name == name}
         for graphs in (tuned_for(chip), may_be_tuned_for(chip))
     )
-    assert len(known) == len(entries) and set(known) <= {*benched, *between}
+    assert len(known) == len(entries)
+    orphans = set(known) - {*benched, *between}
+    assert not orphans, f"{len(orphans)} of {len(known)} entries are of no benched program, as {min(orphans)}"
     assert name not in WHOLE or set(benched) <= set(known)
     benched |= between
     for problem, entry in known.items():
         part = benched[problem]
-        (first, *_) = tunings.choices(part.engine, part.facts, device, heur_mode.A)
+        (first, *_) = tunings.ranked(part.engine, part.facts, device, heur_mode.A)
         assert (first.why, first.knobs) == (said(entry), knobs_from_dict(part.engine, entry.knobs))  # of its rows
 
 
@@ -94,6 +97,46 @@ def parts(graph, device, tunings=Tunings()):
     lowered, known = lower(freeze(graph)), plugins.installed()
     regions, _ = plan.matches(lowered, known)
     return plan.propose(lowered, regions, known.engines, device, heur_mode.OPENSOURCE, tunings).plans[0].parts
+
+
+def drawn(columns: int, activated: bool, written_out: bool):
+    """RMSNorm, and SiLU: by their ops, or by the nodes that these are made of."""
+    g = pygraph(intermediate_data_type=data_type.FLOAT)
+    x = g.tensor([24960, columns], data_type=data_type.BFLOAT16)
+    weight = g.tensor([1, columns], data_type=data_type.BFLOAT16)
+    if written_out:
+        mean = g.reduction(g.mul(x, x), mode=reduction_mode.AVG).set_dim([24960, 1])
+        y = g.mul(weight, g.mul(x, g.rsqrt(g.add(mean, 1e-6))))
+        y = g.mul(y, g.sigmoid(y)) if activated else y
+    else:
+        y, _ = g.rmsnorm(x, weight, 1e-6, norm_forward_phase=norm_forward_phase.INFERENCE)
+        y = g.swish(y) if activated else y
+    y.set_output().set_data_type(data_type.BFLOAT16)
+    return g
+
+
+@pytest.mark.parametrize("activated", [False, True])
+def test_nodes_that_are_written_out_have_the_entries_of_the_op(activated):
+    tunings = store.tunings(engines.ALL, H200)
+    (op,), (nodes,) = (parts(drawn(512, activated, written), H200, tunings) for written in (False, True))
+    assert op.engine.problem(op.facts) == nodes.engine.problem(nodes.facts)
+    assert (op.knobs, op.why) == (nodes.knobs, nodes.why)
+    assert not activated or op.why.startswith("tuned on NVIDIA H200, measured")
+    assert activated == (op.engine.problem(op.facts).key.get("functions") is True)
+
+
+def test_a_problem_is_the_same_however_its_steps_are_spelled():
+    """A copy more, a step less, other names: no better lowering loses its entries. Another reduction is another."""
+    (part,) = parts(drawn(512, False, False), H200)
+    facts, program = part.facts, part.facts.program
+    key = part.engine.problem(facts).key
+    (at,) = program.reductions(Join.SUM)
+    scaled = replace(program.steps[-1], op_name="add")
+    assert scaled != program.steps[-1]
+    respelled = replace(facts, program=replace(program, steps=(*program.steps[:-1], scaled)))
+    assert part.engine.problem(respelled).key == key
+    largest = (*program.steps[:at], replace(program.steps[at], join=Join.MAX), *program.steps[at + 1 :])
+    assert part.engine.problem(replace(facts, program=replace(program, steps=largest))).key != key
 
 
 def test_the_sm100_table_is_the_translation_of_what_is_published():

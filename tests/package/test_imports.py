@@ -48,7 +48,7 @@ LAYERS = (
     ("__main__",),
 )
 
-SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel"}
+SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel", "engines.rows.problem"}
 """What engines have in common."""
 
 LATE = ("runtime.cuda_core", "benchmarks.model_blocks", "benchmarks.model_decoder")

@@ -1,5 +1,6 @@
 """The files of tuned knobs: merged, atomic, shared by processes; what cannot be read is a miss with one warning."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -93,9 +94,9 @@ DAMAGED = {
     "binary": "\x00\x01",
     "a list": "[]",
     "no version": changed(lambda c: c.pop("version")),
-    "no entries": changed(lambda c: c.pop("entries")),
+    "no problems": changed(lambda c: c.pop("problems")),
     "deep": "[" * 100_000,
-    "another version": changed(lambda c: c.update(version=2)),
+    "another version": changed(lambda c: c.update(version=3)),
 }
 
 
@@ -121,7 +122,7 @@ ODD = {
     "rows no float holds": lambda e: e | {"rows": 10**400},
     "knobs": lambda e: e | {"knobs": [1]},
     "a knob": lambda e: e | {"knobs": {"threads": [1]}},
-    "key": lambda e: e | {"key": "64"},
+    "a key": lambda e: e | {"key": {}},
     "us": lambda e: e | {"us": -1},
     "nan": lambda e: e | {"us": float("nan")},
     "us no float holds": lambda e: e | {"us": 10**400},
@@ -132,7 +133,7 @@ ODD = {
 
 @pytest.mark.parametrize("change", ODD.values(), ids=ODD)
 def test_an_odd_entry_is_left_out_alone(file, change):
-    text = changed(lambda c: c["entries"].__setitem__(0, change(c["entries"][0])))
+    text = changed(lambda c: c["problems"][0]["entries"].__setitem__(0, change(c["problems"][0]["entries"][0])))
     file.parent.mkdir(parents=True)
     file.write_text(text)
     with pytest.warns(RuntimeWarning, match="1 of its entries cannot be used") as seen:
@@ -141,6 +142,37 @@ def test_an_odd_entry_is_left_out_alone(file, change):
     assert len(seen) == 1
     with pytest.raises(ValueError):
         store.parse(text.encode())
+
+
+@pytest.mark.parametrize("change", [{"key": "64"}, {"engine": 7}, {"entries": {}}], ids=str)
+def test_an_odd_problem_is_left_out_alone(file, change):
+    store.add(file, [dataclasses.replace(entry(), key={"columns": 32}), entry(16)])
+    content = json.loads(file.read_text())
+    content["problems"][1] |= change
+    file.write_text(json.dumps(content))
+    with pytest.warns(RuntimeWarning, match="1 of its entries cannot be used; the first: a problem is"):
+        assert store.read(file) == (entry(16),)
+
+
+V1 = """{"version": 1,
+ "sources": [{"origin": "user", "device": "H200", "arch": "sm_90", "date": "2030-01-02"}],
+ "entries": [{"source": 0, "engine": "rows", "key": {"columns": 64, "steps": ["mul"]}, "rows": 8, "knobs": {}}]}"""
+
+
+def test_what_an_earlier_version_kept_is_not_ignored_silently(file):
+    """Its problems had other names. It says how to tune again, and is silent when that is done."""
+    file.parent.mkdir(parents=True)
+    earlier = file.with_name(file.name.replace(f".v{store.VERSION}.", ".v1."))
+    earlier.write_text(V1)
+    said = f"tuned knobs in {earlier}: it is of version 1, which is not used.*tune again, by `graphfuse tune` or graph"
+    with pytest.warns(RuntimeWarning, match=said) as seen:
+        assert store.tunings([RowEngine()], H200).own == () == store.tunings([RowEngine()], H200).own
+    assert len(seen) == 1 and earlier.read_text() == V1
+    store.add(file, [entry()])
+    store._warned.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.tunings([RowEngine()], H200).own == (entry(),)
 
 
 def test_who_has_no_home_has_tuned_nothing(monkeypatch):
@@ -168,7 +200,7 @@ def test_damage_is_written_over_but_another_version_is_left(file):
     assert store.read(file) == (entry(),)
     newer = file.with_name("newer.json")
     newer.write_text(DAMAGED["another version"])
-    with pytest.warns(RuntimeWarning, match="version 2.*nothing was added"):
+    with pytest.warns(RuntimeWarning, match="version 3.*graphfuse tune.*nothing was added"):
         assert not store.add(newer, [entry()])
     assert newer.read_text() == DAMAGED["another version"]
 

@@ -1,9 +1,6 @@
 """How rows and their columns are spread over threads, and how memory is accessed."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-from graphfuse.device import Device
 
 MOST_GROUPS = 64
 
@@ -37,12 +34,3 @@ class AcrossKnobs:
     def spread(self) -> tuple[int, int]:
         """The way to spread rows."""
         return self.threads_across, self.groups
-
-
-def every_knob(chunks: int, device: Device, eviction: int = 0) -> Iterator[AcrossKnobs]:
-    groups = {1 << k for k in range(MOST_GROUPS.bit_length()) if 1 << k < chunks} | {chunks} & {*range(MOST_GROUPS + 1)}
-    for threads_across in (4, 8, 16, 32, 64, 128, 256):
-        for count in sorted(groups):
-            for ctas in (1, 2, 3, 4, 5, 6, 8, 12, 16):
-                if ctas * threads_across * count <= device.threads_per_sm:
-                    yield AcrossKnobs(threads_across, count, ctas, eviction)

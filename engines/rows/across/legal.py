@@ -1,4 +1,4 @@
-"""Which knobs are legal for a problem on a device."""
+"""Which knobs there are to choose from, and which of all are legal for a problem on a device."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,6 @@ from graphfuse.engines.rows.across.knobs import MOST_GROUPS, AcrossKnobs
 from graphfuse.engines.rows.across.split import RowSplit, available
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS
 from graphfuse.engines.rows.limits import (
-    MAX_CTAS,
     WARP,
     power_faults,
     range_faults,
@@ -17,7 +16,19 @@ from graphfuse.engines.rows.limits import (
 )
 
 
-def faults(split: RowSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]:
+def legal(split: RowSplit, device: Device) -> Iterator[AcrossKnobs]:
+    """All legal knobs of those that there are to choose from."""
+    chunks = split.chunks
+    groups = {1 << k for k in range(MOST_GROUPS.bit_length()) if 1 << k < chunks} | {chunks} & {*range(MOST_GROUPS + 1)}
+    for threads_across in (4, 8, 16, 32, 64, 128, 256):
+        for count in sorted(groups):
+            for ctas in (1, 2, 3, 4, 5, 6, 8, 12, 16):
+                knobs = AcrossKnobs(threads_across, count, ctas)
+                if ctas * knobs.threads <= device.threads_per_sm and next(unfit(split, knobs, device), None) is None:
+                    yield knobs
+
+
+def malformed(split: RowSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]:
     yield from power_faults(knobs, ("threads_across",))
     groups = knobs.groups
     dealt = type(groups) is int and (groups == split.chunks or 0 < groups < split.chunks and not groups & (groups - 1))
@@ -26,18 +37,20 @@ def faults(split: RowSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]
             f"groups is {groups!r}; accepted: a power of two below the {split.chunks} chunks of a row, or as many as "
             f"these, up to {MOST_GROUPS}"
         )
-    if knobs.threads % WARP:
-        yield f"threads_across {knobs.threads_across}, groups {groups}; accepted: a CTA of whole warps"
     yield from range_faults(knobs, {"eviction": (0, len(EVICTIONS) - 1)})
+
+
+def unfit(split: RowSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]:
+    given = f"threads_across {knobs.threads_across}, groups {knobs.groups}"
+    if knobs.threads % WARP:
+        yield f"{given}; accepted: a CTA of whole warps"
     yield from thread_faults(knobs.threads)
     yield from range_faults(knobs, {"ctas_per_sm": (1, device.threads_per_sm // knobs.threads)})
-    if split.facts.rows > MAX_CTAS * knobs.threads_across * split.piece:
-        yield f"{split.facts.rows} rows take more CTAs than a grid can have"
     needed, there = split.registers(split.steps(knobs), split.passes(knobs)), available(knobs)
     if needed > there:
         yield (
-            f"threads_across {knobs.threads_across}, groups {groups}, ctas_per_sm {knobs.ctas_per_sm}: {needed} "
-            f"registers a thread for {split.chunk} columns at a time; accepted: {there}"
+            f"{given}, ctas_per_sm {knobs.ctas_per_sm}: {needed} registers a thread for {split.chunk} columns at a "
+            f"time; accepted: {there}"
         )
     shared = split.static_bytes(knobs)
     yield from static_faults(shared)

@@ -8,13 +8,14 @@ from graphfuse.device import Device
 from graphfuse.engine import Constant, Launch, ProblemClass, RowCount
 from graphfuse.engines.rows.across.axes import side_by_side
 from graphfuse.engines.rows.across.cost import cost, usual
-from graphfuse.engines.rows.across.knobs import AcrossKnobs, every_knob
-from graphfuse.engines.rows.across.legal import faults
+from graphfuse.engines.rows.across.knobs import AcrossKnobs
+from graphfuse.engines.rows.across.legal import legal, malformed, unfit
 from graphfuse.engines.rows.across.split import RowSplit
 from graphfuse.engines.rows.across.support import layout_reasons, own_reasons, row_reasons
 from graphfuse.engines.rows.by_row.cost import eviction
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS
-from graphfuse.engines.rows.kernel import problem
+from graphfuse.engines.rows.kernel import Access
+from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import Schedule, best_first
 from graphfuse.engines.rows.support import tensor_reasons
 from graphfuse.enums import heur_mode
@@ -27,7 +28,9 @@ class Across(Schedule[AcrossKnobs]):
     knobs: ClassVar[type] = AcrossKnobs
     kernel: ClassVar[str] = "across.cu"
     split = staticmethod(RowSplit.of)
-    faults = staticmethod(faults)
+    legal_knobs = staticmethod(legal)
+    malformed = staticmethod(malformed)
+    unfit = staticmethod(unfit)
 
     def prefers(self, facts: RowFacts) -> bool:
         return any(view.column_stride != 1 for view in facts.program.read_whole)
@@ -38,9 +41,12 @@ class Across(Schedule[AcrossKnobs]):
         split = RowSplit.of(facts)
         yield from tensor_reasons(split.facts, columns_apart=True)
         yield from row_reasons(split)
-        if not any(self.fits(split, knobs, device) for knobs in every_knob(split.chunks, device)):
+        if not self.legal(facts, device):
             rows = f"{facts.rows} rows of {facts.columns} columns"
             yield f"{facts.node}: no way to spread {rows} over threads of {device}"
+
+    def of_any_rows(self, facts: RowFacts) -> RowFacts:
+        return facts  # how many rows are side by side decides how many an access has
 
     def misfit(self, facts: RowFacts) -> str | None:
         apart = side_by_side(facts) is None
@@ -48,20 +54,21 @@ class Across(Schedule[AcrossKnobs]):
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[AcrossKnobs]:
         split = RowSplit.of(facts)
-        every = [k for k in every_knob(split.chunks, device, eviction(facts)) if self.fits(split, k, device)]
-        return best_first(sorted(usual(split, every), key=lambda knobs: cost(split, knobs, device)), mode)
+        ranked = sorted(usual(split, self.legal(facts, device)), key=cost(split, device))
+        evicted = eviction(facts)
+        return [replace(k, eviction=evicted) for k in best_first(ranked, mode)]
 
     def notes(self, facts: RowFacts, knobs: AcrossKnobs) -> Iterator[str]:
         if RowSplit.of(facts).piece == 1 and facts.rows > 1:
             yield "rows are read one at a time: by alignment, strides or extents no two of them fit an access"
         yield from super().notes(facts, knobs)
 
-    def constants(self, split: RowSplit, knobs: AcrossKnobs) -> Mapping[str, object]:
+    def constants(self, split: RowSplit, knobs: AcrossKnobs) -> Mapping[str, bool | int | Access]:
         return {
-            "int ACROSS": knobs.threads_across,
-            "int GROUPS": knobs.groups,
-            "int PLACES": knobs.places,
-            "int CTAS_PER_SM": knobs.ctas_per_sm,
+            "ACROSS": knobs.threads_across,
+            "GROUPS": knobs.groups,
+            "PLACES": knobs.places,
+            "CTAS_PER_SM": knobs.ctas_per_sm,
             **EVICTIONS[knobs.eviction],
         }
 
@@ -74,5 +81,4 @@ class Across(Schedule[AcrossKnobs]):
 
     def problem(self, facts: RowFacts) -> ProblemClass:
         split = RowSplit.of(facts)
-        found = problem(split.facts, split.piece)
-        return replace(found, key={**found.key, "across": split.piece})
+        return problem(split.facts, split.piece, across=True)

@@ -57,20 +57,29 @@ class RowSplit(Split[AcrossKnobs]):
 
     def registers(self, steps: int, passes: int) -> int:
         """Of a thread, about."""
-        plan = self._resident_plan if passes == 1 else self._passing_plan
-        program = plan.program
-        kept = plan.held_bytes if passes == 1 else 0
-        taken = steps * max(kept, plan.read_bytes(0, True))
-        for phase in plan.phases[1:]:
-            taken = max(taken, steps * kept + plan.read_bytes(phase, True))
-        per_row = len(_per_row(plan))
-        joined = max(sum(len(program.reduced_after(phase, join)) for join in Join) for phase in plan.phases)
-        each = self.piece * (per_row + joined * (steps + passes.bit_length() - 1))
+        need = self._needs[passes > 1]
+        taken = max(steps * need.first, steps * need.kept + need.later)
+        each = self.piece * (need.per_row + need.joined * (steps + passes.bit_length() - 1))
+        return -(-self.chunk * self.piece * taken // 4) + each + need.otherwise
+
+    @cached_property
+    def _needs(self) -> tuple["_Need", "_Need"]:
+        """Of rows that are resident, and of those that are read again."""
+        return self._need(self._resident_plan), self._need(self._passing_plan)
+
+    def _need(self, plan: PhasePlan) -> "_Need":
+        program, kept = plan.program, plan.held_bytes
         whole = len(program.read_whole) + len(program.written_whole)
         columns = self.chunk * max(len(plan.reads(phase, False)) for phase in plan.phases)
         written = max((view.dtype.nbytes(self.piece) for view in program.written_whole), default=0)
-        otherwise = _OTHERWISE + _ADDRESS * whole + -(-_WRITTEN * written // 4) + _AGAIN * (passes > 1)
-        return -(-self.chunk * self.piece * taken // 4) + each + columns + otherwise
+        return _Need(
+            kept,
+            max(kept, plan.read_bytes(0, True)),
+            max((plan.read_bytes(phase, True) for phase in plan.phases[1:]), default=0),
+            len(_per_row(plan)),
+            max(sum(len(program.reduced_after(phase, join)) for join in Join) for phase in plan.phases),
+            columns + _OTHERWISE + _ADDRESS * whole + -(-_WRITTEN * written // 4) + _AGAIN * (not plan.resident),
+        )
 
     def resident_plan(self, knobs: AcrossKnobs) -> PhasePlan:
         return self._resident_plan
@@ -95,6 +104,18 @@ class RowSplit(Split[AcrossKnobs]):
 
     def by_rows(self, knobs: AcrossKnobs) -> ByRows:
         return ByRows(self.facts.rows, knobs.threads_across * self.piece)
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What decides how many registers a thread has for so many steps."""
+
+    kept: int  # bytes of an element, between phases
+    first: int  # bytes of an element in the first phase
+    later: int  # bytes of an element that a later phase reads, at most
+    per_row: int  # values of each row
+    joined: int  # values of each row that are reduced at the same time
+    otherwise: int  # registers, whatever the steps
 
 
 def available(knobs: AcrossKnobs) -> int:

@@ -1,6 +1,8 @@
 """Cost model: which knobs may pay, and the estimated time of a launch, to rank knobs that were not measured."""
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 from graphfuse.device import Device
 from graphfuse.engines.rows.by_row.knobs import ALL_FIRST, AS_USUAL, READS_LAST, ByRowKnobs
@@ -11,11 +13,28 @@ from graphfuse.rows.views import View
 
 READ_AHEAD = range(9, 41)  # elements per thread for which reading ahead may pay; any kernel reads fewer ahead
 _SECTOR = 32  # smallest memory transaction in bytes
-# Instruction cost by output bits: (per thread, per element). Unit: the time to move 4 bytes.
-_INSTRUCTIONS = {4: (2.4, 1.06), 8: (4.8, 0.565), 32: (3.5, 0.7)}
 # Limits in bytes moved. Up to _CACHED, rows are often in the L2 before and after a kernel: the default eviction. Up to
 # _SMALL, the L2 evicts all rows first. Beyond, it evicts input rows last.
 _CACHED, _SMALL = 1 << 20, 6 << 20
+
+# Nanoseconds, fitted to exhaustive searches on an H200; docs/records/heuristics-nvidia-h200.json has searches of other
+# sizes. What an SM does of all rows:
+_BYTES = 32.0  # bytes that memory moves for an SM in a nanosecond, to which all other times are relative
+_CTA_AT_LEAST, _CTA = 80.0, 2.2  # to take in a CTA: while nothing else takes as long, and in any case
+_MESSAGE = 0.125  # of a thread to another CTA of its cluster, in each reduction
+# Instructions, by the bits of the narrowest output: elements that take what a thread takes in any case, and of one.
+_INSTRUCTIONS = {4: (2.4, 0.1325), 8: (4.8, 0.070625), 32: (3.5, 0.0875)}
+_AXIS, _CHOSEN = 6, 3  # elements in whose time a row is found along another axis, or one that is chosen or of some rows
+_DOUBLED = 0.1  # share of the instructions that each doubling of a row's warps adds
+_MORE_READ = 0.25  # and each input beyond the first
+_SHARED_BLOCK = 1.1  # factor where lanes that share a block compute its scale
+# What a launch takes on an idle device, counted in elements of a thread:
+_ELEMENT = 141.25  # of one
+_LAUNCH = 10  # to begin and to end
+_AHEAD, _MORE_AWAITED = 0.78, 0.45  # factor where all is read ahead; share that each input beyond the first adds
+_ROUND, _ROW_WARP = 2.4, 0.06  # for each doubling of the threads that reduce a row, and for each warp of a CTA's part
+_CTA_WARP = 0.8  # to start each warp of a CTA
+_CLUSTER, _CLUSTER_DOUBLED = 9, 1  # of a cluster that reduces a row, and for each doubling of its CTAs
 
 
 def eviction(facts: RowFacts) -> int:
@@ -42,40 +61,47 @@ def is_usual(knobs: ByRowKnobs) -> bool:
     return whole or knobs.threads == max(knobs.threads_per_row, 128)
 
 
-def cost(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
-    """Time of a launch, in a unit of this model. Only comparisons of it mean anything.
+def cost(split: RowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
+    """Nanoseconds of a launch, by its knobs.
 
     It is a sum of two parts. The throughput part is the longest of memory, instructions and CTA starts, and the
     exchange within clusters. The latency part is a launch on an idle device: a thread's elements, and the reduction.
-    The constants are fitted to exhaustive searches on an H200, over random sizes and over rows with a residual or many
-    columns (docs/tuning.md).
+    Both are fitted to exhaustive searches on an H200, over random sizes and over rows with a residual or many columns
+    (docs/tuning.md), for the order of knobs: from 100 microseconds on, estimates are about 1.15 times what is measured,
+    and below 4 two to four times.
     """
     facts, program = split.facts, split.facts.program
-    threads, piece = knobs.threads_per_row, split.piece(knobs)
-    elements = split.steps(knobs) * piece  # per thread, including those past the row's end
-    if not split.resident(knobs):
-        elements = facts.columns / threads * (program.last + 1)
-    written = [view.dtype.bits for view in program.written_whole]
-    read = [view.dtype.bits for view in program.read_whole]
-    more = max(0, len(read) - 1)  # inputs beyond the first
-    bits = min(written, default=32)
-    start, each = next(figures for most, figures in _INSTRUCTIONS.items() if bits <= most)
-    start += 6 * (len(facts.row_extents) - 1)  # to find the row along its axes
-    start += 3 * sum(bool(view.place.kind) for view in program.all_views)
-    instructions = each * threads * (start + elements) * (1 + 0.1 * max(0.0, math.log2(threads / WARP)))
-    instructions *= 1 + 0.25 * more
-    if piece < max((s.block_size for s in program.stores), default=0):  # lanes that share a block compute its scale
-        instructions *= 1.1
-    moved = facts.columns * (sum(read) * (1 if split.resident(knobs) else program.last + 1) + sum(written)) / 32
-    least = min((view.dtype.nbytes(piece) for view in program.read_whole), default=_SECTOR)
-    sectors = max(1.0, _SECTOR / (threads * least))  # read per sector used
-    busy = max(moved * sectors, instructions, 640 * threads / knobs.threads) + 17.6 * threads / knobs.threads
-    warps = max(1.0, min(threads, knobs.threads) / WARP)  # that share a row
-    awaited = 0.78 if knobs.ahead else 1
-    alone = 10 + elements * awaited * (1 + 0.45 * more) + 2.4 * math.log2(threads) + 0.06 * warps
-    alone += 0.8 * knobs.threads / WARP
-    if knobs.cluster > 1:
-        reductions = split.sums + split.maxima
-        busy += reductions * threads * (knobs.cluster - 1)  # messages to the other CTAs
-        alone += reductions * (9 + math.log2(knobs.cluster))
-    return facts.rows / device.sm_count * busy + 1130 * alone
+    phases, reductions = program.last + 1, split.sums + split.maxima
+    read, written = ([view.dtype.bits for view in views] for views in (program.read_whole, program.written_whole))
+    narrowest, more = min(written, default=32), max(0, len(read) - 1)
+    start, each = next(figures for most, figures in _INSTRUCTIONS.items() if narrowest <= most)
+    start += _AXIS * (len(facts.row_extents) - 1)
+    start += _CHOSEN * sum(bool(view.place.kind) for view in program.all_views)
+    block = max(program.block_sizes, default=0)
+    whole, again = (facts.columns * (sum(read) * times + sum(written)) / 8 for times in (1, phases))
+
+    @cache
+    def read_per_used(threads: int, piece: int) -> float:
+        """Sectors."""
+        return max(1.0, _SECTOR / (threads * min((v.dtype.nbytes(piece) for v in program.read_whole), default=_SECTOR)))
+
+    def nanoseconds(knobs: ByRowKnobs) -> float:
+        threads, piece, resident = knobs.threads_per_row, split.piece(knobs), split.resident(knobs)
+        elements = split.steps(knobs) * piece if resident else facts.columns / threads * phases
+        instructions = each * threads * (start + elements) * (1 + _DOUBLED * max(0.0, math.log2(threads / WARP)))
+        instructions *= 1 + _MORE_READ * more
+        if piece < block:
+            instructions *= _SHARED_BLOCK
+        moved = (whole if resident else again) / _BYTES
+        ctas = threads / knobs.threads
+        busy = max(moved * read_per_used(threads, piece), instructions, _CTA_AT_LEAST * ctas) + _CTA * ctas
+        idle = _LAUNCH + elements * (_AHEAD if knobs.ahead else 1) * (1 + _MORE_AWAITED * more)
+        idle += _ROUND * math.log2(threads)
+        idle += _ROW_WARP * max(1.0, min(threads, knobs.threads) / WARP)
+        idle += _CTA_WARP * knobs.threads / WARP
+        if knobs.cluster > 1:
+            busy += _MESSAGE * reductions * threads * (knobs.cluster - 1)
+            idle += reductions * (_CLUSTER + _CLUSTER_DOUBLED * math.log2(knobs.cluster))
+        return facts.rows / device.sm_count * busy + _ELEMENT * idle
+
+    return nanoseconds

@@ -1,7 +1,8 @@
 """How rows are spread over threads, and how memory is accessed."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from graphfuse.engines.rows.kernel import Access
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,8 @@ class ByRowKnobs:
 
 EVICTIONS = (
     {},
-    {"gf::Access ROW_READS": "gf::Access::LAST"},
-    {"gf::Access ROW_READS": "gf::Access::FIRST", "gf::Access ROW_WRITES": "gf::Access::FIRST"},
+    {"ROW_READS": Access.LAST},
+    {"ROW_READS": Access.FIRST, "ROW_WRITES": Access.FIRST},
 )
 """By the knob, how rows are accessed: constants of the kernel that are not as usual."""
 AS_USUAL, READS_LAST, ALL_FIRST = range(len(EVICTIONS))
-
-
-def every_knob(eviction: int = AS_USUAL) -> Iterator[ByRowKnobs]:
-    for chunks in (1, 2, 4):
-        for threads_per_row in (1 << k for k in range(15)):
-            for threads in (64, 128, 256, 512, 1024):
-                yield ByRowKnobs(threads_per_row, threads, chunks, eviction)

@@ -1,4 +1,4 @@
-"""Which knobs are legal for a problem on a device."""
+"""Which knobs there are to choose from, and which of all are legal for a problem on a device."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,6 @@ from graphfuse.device import Device
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
 from graphfuse.engines.rows.by_row.split import RowSplit, held_registers
 from graphfuse.engines.rows.limits import (
-    MAX_CTAS,
     MAX_THREADS,
     block_faults,
     cluster_faults,
@@ -20,18 +19,32 @@ from graphfuse.engines.rows.limits import (
 _MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
 
 
-def faults(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
-    facts = split.facts
+def legal(split: RowSplit, device: Device) -> Iterator[ByRowKnobs]:
+    """All legal knobs of those that there are to choose from."""
+    for chunks in (1, 2, 4):
+        for threads_per_row in (1 << k for k in range(15)):
+            for threads in (64, 128, 256, 512, 1024):
+                knobs = ByRowKnobs(threads_per_row, threads, chunks)
+                if next(unfit(split, knobs, device), None) is None:
+                    yield knobs
+
+
+def malformed(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
     yield from power_faults(knobs, ("threads_per_row", "threads", "chunks"))
     yield from range_faults(knobs, {"eviction": (0, len(EVICTIONS) - 1), "ahead": (0, 1)})
     yield from thread_faults(knobs.threads)
-    yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
-    if facts.rows * knobs.threads_per_row > MAX_CTAS * knobs.threads:
-        yield f"{facts.rows} rows, {knobs.threads_per_row} threads each, take more CTAs than a grid can have"
+
+
+def unfit(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
+    facts = split.facts
+    if knobs.threads_per_row > knobs.threads:
+        yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
     if split.chunks % knobs.chunks:
         yield f"chunks is {knobs.chunks}; accepted: a divisor of the {split.chunks} chunks of a row"
     piece = split.piece(knobs)
-    yield from pair_faults(facts.program.all_pairs, piece, knobs.threads_per_row, split.taken(knobs), True)
+    pairs = facts.program.all_pairs
+    if pairs:
+        yield from pair_faults(pairs, piece, knobs.threads_per_row, split.taken(knobs), True)
     yield from static_faults(split.static_bytes(knobs))
     if not split.resident(knobs):
         if (knobs.threads_per_row, knobs.chunks) != (MAX_THREADS, 1):
@@ -40,7 +53,7 @@ def faults(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
                 f"are read again in each phase, which takes {MAX_THREADS} and 1"
             )
         return
-    held = split.held(split.steps(knobs), knobs, split.registers + (split.later if knobs.ahead else 0))
+    held = needed_registers(split, knobs, knobs.ahead)
     if held > held_registers(knobs.threads):
         yield (
             f"threads_per_row {knobs.threads_per_row} needs {held} registers a thread to hold {facts.columns} "
@@ -52,3 +65,13 @@ def faults(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
             f"at a time, not for {piece}"
         )
     yield from block_faults(facts.program.block_sizes, piece, knobs.threads_per_row)
+
+
+def may_read_ahead(split: RowSplit, knobs: ByRowKnobs) -> bool:
+    """Whether legal knobs are legal with `ahead` too: reading ahead takes registers, of rows that are resident."""
+    return not split.resident(knobs) or needed_registers(split, knobs, 1) <= held_registers(knobs.threads)
+
+
+def needed_registers(split: RowSplit, knobs: ByRowKnobs, ahead: int) -> int:
+    """Registers in which a thread holds its part of a row."""
+    return split.held(split.steps(knobs), knobs, split.registers + (split.later if ahead else 0))

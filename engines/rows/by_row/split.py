@@ -60,7 +60,7 @@ class RowSplit(Split[ByRowKnobs]):
         return cls(facts, chunk, chunks, halved, registers, later, fits, sums, maxima)
 
     def resident(self, knobs: ByRowKnobs) -> bool:
-        return self.fits or knobs.cluster > 1
+        return self.fits or knobs.threads_per_row > knobs.threads
 
     def at_once(self, knobs: ByRowKnobs) -> int:
         return max(1, 8 // self.held(1, knobs))
@@ -81,7 +81,7 @@ class RowSplit(Split[ByRowKnobs]):
 
     def static_bytes(self, knobs: ByRowKnobs) -> int:
         each = knobs.chunks * self.sums + self.maxima
-        sent = knobs.threads_per_row * each if knobs.cluster > 1 else 0
+        sent = knobs.threads_per_row * each if knobs.threads_per_row > knobs.threads else 0
         return 4 * (sent + knobs.threads * each + (WARP + 4) * (self.sums + self.maxima))
 
     def by_rows(self, knobs: ByRowKnobs) -> ByRows:

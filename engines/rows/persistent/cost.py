@@ -1,6 +1,7 @@
 """Cost model: estimates the time of a launch, to rank knobs that were not measured."""
 
 import math
+from collections.abc import Callable
 
 from graphfuse.device import Device
 from graphfuse.engines.rows.limits import WARP
@@ -9,47 +10,64 @@ from graphfuse.engines.rows.persistent.split import RowSplit
 from graphfuse.ops import Cost
 from graphfuse.rows.program import cost_of
 
-# Nanoseconds, fitted to searches on an H200 over the sizes of the backward's benches (docs/tuning.md).
-_BYTES = 31.6  # bytes that memory moves for an SM in a nanosecond
-_ISSUED = 7.0  # warp instructions that an SM issues in a nanosecond
+# Nanoseconds, fitted to searches on an H200 over the sizes of docs/records/rmsnorm-backward-nvidia-h200.json.
+_BYTES = 31.6  # bytes that memory moves for an SM in one
+_ISSUED = 7.0  # warp instructions that an SM issues in one
+_ROW = 200.0  # warp instructions of a row
+_STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # and of an element: a cheap step, a function, an input or output
 _LATENCY = 750.0  # of a memory read
+_ANSWERS = 2  # reads that a pass waits for, one after the other, where none is ahead
 _MEETING, _WARP = 370.0, 24.0  # of a reduction over the threads of a row, and for each of their warps
-_CLUSTER, _HIDDEN = 100.0, 0.5  # for each doubling of a cluster's CTAs; the part that the knob `delay` hides
+_CLUSTER = 100.0  # for each doubling of a cluster's CTAs
+_HIDDEN = 0.5  # the part of it that the knob `delay` hides
 _ELEMENT = 5.0  # latency of each element of a thread
 _CTA = 58.0  # of a round, for each CTA on an SM
-_START, _FILLED, _PARTIAL = 2840.0, 4.9e-3, 2.2e-4  # of a launch; per byte of the first copies, and of partial sums
-# Warp instructions: per row; per element and step of the program (cheap, function), and per input or output.
-_ROW, _STEP, _FUNCTION, _OPERAND = 200.0, 1.4, 4.2, 0.9
+_START = 2840.0  # of a launch
+_FILLED = 4.9e-3  # for each byte of the first copies
+_PARTIAL = 2.2e-4  # for each byte of partial sums
+_SUM = 8  # bytes a column that the sums over rows of each row read and write, where rows are read again
 _SHARPNESS = 4.0  # exponent of the norm by which the longest of several times hides the others
 
 
-def cost(split: RowSplit, knobs: PersistentKnobs, device: Device) -> float:
-    """Nanoseconds of a launch. In each round, each CTA takes the rows that it takes at a time.
+def cost(split: RowSplit, device: Device) -> Callable[[PersistentKnobs], float]:
+    """Nanoseconds of a launch, by its knobs. In each round, each CTA takes the rows that it takes at a time.
 
     A round takes the longest of four times: memory moves its bytes; an SM issues the instructions of all warps; the
     threads of a CTA work through their dependent steps; a copy arrives. The last is divided by the number of rounds
     that are prefetched. Nothing hides the last round.
     """
     facts, program = split.facts, split.facts.program
-    ctas, again = split.by_rows(knobs).grid(facts.rows), not split.resident(knobs)
-    per_sm = ctas / device.sm_count
-    rounds = -(-facts.rows // max(1, ctas // knobs.cluster * knobs.rows_per_cta))
-    whole = sum(view.dtype.nbytes(facts.columns) for view in (*program.read_whole, *program.written_whole))
-    if again:
-        whole += sum(view.dtype.nbytes(facts.columns) for view in program.read_whole)
-        whole += 8 * facts.columns * len(program.sums)
-    moved = whole * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
-    elements = split.steps(knobs) * split.passes(knobs) * split.piece
+    read = sum(view.dtype.nbytes(facts.columns) for view in program.read_whole)
+    whole = read + sum(view.dtype.nbytes(facts.columns) for view in program.written_whole)
+    again = whole + read + _SUM * facts.columns * len(program.sums)
     each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
     each += _OPERAND * (len(program.inputs) + len(program.stores) + len(program.sums))
-    warps = knobs.rows_per_cta * max(1.0, per_sm) / knobs.cluster * knobs.threads_per_row / WARP
-    busy = warps * (_ROW + each * elements) / _ISSUED
-    alone = _MEETING + _WARP * min(knobs.threads_per_row, knobs.threads) / WARP + _ELEMENT * elements
-    alone += _CLUSTER * math.log2(knobs.cluster) * (1 - _HIDDEN * knobs.delay)
-    ahead = knobs.stages - 1 - knobs.delay if knobs.stages > 1 and split.copies_all else 0
-    awaited = _LATENCY / ahead if ahead else 0.0
-    alone += 0.0 if ahead else 2 * _LATENCY * split.passes(knobs)
-    taken = (moved**_SHARPNESS + busy**_SHARPNESS + alone**_SHARPNESS + awaited**_SHARPNESS) ** (1 / _SHARPNESS)
-    spent = _START + rounds * (taken + _CTA * max(1.0, per_sm)) + alone + busy
-    spent += _FILLED * ahead * split.stage_bytes(knobs) * max(1.0, per_sm)
-    return spent + _PARTIAL * (ctas // knobs.cluster * split.sum_bytes)
+
+    def spread(knobs: PersistentKnobs) -> tuple[int, int, int, float, float]:
+        """What does not depend on how many stages there are: CTAs, passes, elements of a thread, and nanoseconds of
+        moving bytes and of issuing instructions."""
+        ctas, passes = split.by_rows(knobs).grid(facts.rows), split.passes(knobs)
+        per_sm, nbytes = ctas / device.sm_count, whole if split.resident(knobs) else again
+        elements = split.steps(knobs) * passes * split.piece
+        warps = knobs.rows_per_cta * max(1.0, per_sm) / knobs.cluster * knobs.threads_per_row / WARP
+        moved = nbytes * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
+        return ctas, passes, elements, moved, warps * (_ROW + each * elements) / _ISSUED
+
+    known: dict[tuple[object, ...], tuple[int, int, int, float, float]] = {}
+
+    def nanoseconds(knobs: PersistentKnobs) -> float:
+        key = knobs.threads_per_row, knobs.threads, knobs.ctas_per_sm, knobs.ctas, knobs.stages > 1
+        ctas, passes, elements, moved, busy = known.get(key) or known.setdefault(key, spread(knobs))
+        per_sm = ctas / device.sm_count
+        rounds = -(-facts.rows // max(1, ctas // knobs.cluster * knobs.rows_per_cta))
+        alone = _MEETING + _WARP * min(knobs.threads_per_row, knobs.threads) / WARP + _ELEMENT * elements
+        alone += _CLUSTER * math.log2(knobs.cluster) * (1 - _HIDDEN * knobs.delay)
+        ahead = knobs.stages - 1 - knobs.delay if knobs.stages > 1 and split.copies_all else 0
+        awaited = _LATENCY / ahead if ahead else 0.0
+        alone += 0.0 if ahead else _ANSWERS * _LATENCY * passes
+        taken = sum(time**_SHARPNESS for time in (moved, busy, alone, awaited)) ** (1 / _SHARPNESS)
+        spent = _START + rounds * (taken + _CTA * max(1.0, per_sm)) + alone + busy
+        spent += _FILLED * ahead * split.stage_bytes(knobs) * max(1.0, per_sm) if ahead else 0.0
+        return spent + _PARTIAL * (ctas // knobs.cluster * split.sum_bytes)
+
+    return nanoseconds

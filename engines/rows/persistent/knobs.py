@@ -1,9 +1,6 @@
 """How rows are spread over the threads of persistent CTAs, and how many rows are prefetched."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-from graphfuse.device import Device
 
 
 @dataclass(frozen=True)
@@ -38,15 +35,3 @@ class PersistentKnobs:
     def spread(self) -> tuple[int, int]:
         """The way to spread rows."""
         return self.threads_per_row, self.threads
-
-
-def every_knob(pieces: int, device: Device) -> Iterator[PersistentKnobs]:
-    """With as many CTAs as run at the same time, and no more threads for a row than there are pieces for."""
-    for threads in (128, 256, 512, 1024):
-        for threads_per_row in (1 << k for k in range(min(15, 1 + (pieces - 1).bit_length()))):
-            for ctas_per_sm in (1, 2, 3, 4):
-                ctas = device.sm_count * ctas_per_sm
-                ctas -= ctas % max(1, threads_per_row // threads)
-                for stages in (1, 2, 3, 4, 5, 6, 8):
-                    for delay in (0, 1):
-                        yield PersistentKnobs(threads_per_row, threads, stages, ctas_per_sm, ctas, delay)

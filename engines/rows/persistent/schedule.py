@@ -1,17 +1,17 @@
 """The schedule of persistent CTAs: support, proposals and launch."""
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from graphfuse.device import Device
 from graphfuse.engine import Launch, ProblemClass
-from graphfuse.engines.rows.kernel import cpp, problem
+from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.persistent.cost import cost
-from graphfuse.engines.rows.persistent.knobs import PersistentKnobs, every_knob
-from graphfuse.engines.rows.persistent.legal import faults
+from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
+from graphfuse.engines.rows.persistent.legal import legal, malformed, unfit
 from graphfuse.engines.rows.persistent.split import RowSplit
+from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import Schedule, best_first
 from graphfuse.engines.rows.support import pair_reasons, place_reasons, tensor_reasons
 from graphfuse.enums import heur_mode
@@ -25,7 +25,9 @@ class Persistent(Schedule[PersistentKnobs]):
     knobs: ClassVar[type] = PersistentKnobs
     kernel: ClassVar[str] = "persistent.cu"
     split = staticmethod(RowSplit.of)
-    faults = staticmethod(faults)
+    legal_knobs = staticmethod(legal)
+    malformed = staticmethod(malformed)
+    unfit = staticmethod(unfit)
 
     def prefers(self, facts: RowFacts) -> bool:
         """Sums over rows are made nowhere else. Rows of several tensors are worth being copied ahead."""
@@ -40,12 +42,11 @@ class Persistent(Schedule[PersistentKnobs]):
         misfit = self.misfit(facts)
         if misfit:
             yield f"{facts.node}: {misfit}"
-        if not _legal(facts, device):
+        if not self.legal(facts, device):
             yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the threads of {device}"
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[PersistentKnobs]:
-        split = RowSplit.of(facts)
-        return best_first(sorted(_legal(facts, device), key=lambda knobs: cost(split, knobs, device)), mode)
+        return best_first(sorted(self.legal(facts, device), key=cost(RowSplit.of(facts), device)), mode)
 
     def misfit(self, facts: RowFacts) -> str | None:
         if facts.program.last or facts.program.sums:
@@ -57,14 +58,14 @@ class Persistent(Schedule[PersistentKnobs]):
             yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"
         yield from super().notes(facts, knobs)
 
-    def constants(self, split: RowSplit, knobs: PersistentKnobs) -> Mapping[str, object]:
+    def constants(self, split: RowSplit, knobs: PersistentKnobs) -> Mapping[str, bool | int | Access]:
         return {
-            "int THREADS_PER_ROW": knobs.threads_per_row,
-            "int CTAS_PER_SM": knobs.ctas_per_sm,
-            "bool DELAYED": cpp(bool(knobs.delay)),
-            "int PARTIAL_WIDTH": 4 * split.partial_vector,
-            "int PARTIALS": knobs.ctas // knobs.cluster,
-            "int SLAB": split.slab(knobs),
+            "THREADS_PER_ROW": knobs.threads_per_row,
+            "CTAS_PER_SM": knobs.ctas_per_sm,
+            "DELAYED": bool(knobs.delay),
+            "PARTIAL_WIDTH": 4 * split.partial_vector,
+            "PARTIALS": knobs.ctas // knobs.cluster,
+            "SLAB": split.slab(knobs),
         }
 
     def launch(self, facts: RowFacts, knobs: PersistentKnobs) -> Launch:
@@ -80,15 +81,3 @@ class Persistent(Schedule[PersistentKnobs]):
     def problem(self, facts: RowFacts) -> ProblemClass:
         # CTAs that stay take more or fewer rounds of the same.
         return problem(facts, RowSplit.of(facts).piece, within=4.0)
-
-
-def _legal(facts: RowFacts, device: Device) -> tuple[PersistentKnobs, ...]:
-    """All legal knobs: of a network with rows of many numbers, on which they do not depend, worked out once."""
-    return _legal_of_one_row(replace(facts, row_extents=(1,) * len(facts.row_extents)), device)
-
-
-@functools.lru_cache(maxsize=256)
-def _legal_of_one_row(facts: RowFacts, device: Device) -> tuple[PersistentKnobs, ...]:
-    split = RowSplit.of(facts)
-    every = every_knob(split.pieces, device)
-    return tuple(knobs for knobs in every if next(faults(split, knobs, device), None) is None)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
@@ -79,13 +79,20 @@ class RowSplit(Split[PersistentKnobs]):
         return self._has_registers(knobs, self.taken(knobs), knobs.stages > 1)
 
     def _has_registers(self, knobs: PersistentKnobs, pieces: int, copied: bool) -> bool:
+        elements = pieces * self.piece
+        if elements > _MOST_ELEMENTS:
+            return False
+        each, otherwise = self._registers[copied]
+        there = min(_MOST_REGISTERS, _REGISTERS // (knobs.threads * knobs.ctas_per_sm))
+        return elements * each + otherwise <= _USED * there
+
+    @cached_property
+    def _registers(self) -> tuple[tuple[float, int], tuple[float, int]]:
+        """Of each element, and otherwise: where inputs are read by each thread, and where they are copied."""
         program = self.facts.program
         read, written = len(program.read_whole), len(program.written_whole)
-        each = self.kept + _WORK + _INPUT * read + (0 if copied else _LOADED)
-        otherwise = _OTHERWISE + _ADDRESS * (read + written) * (1 if copied else 2)
-        there = min(_MOST_REGISTERS, _REGISTERS // (knobs.threads * knobs.ctas_per_sm))
-        elements = pieces * self.piece
-        return elements <= _MOST_ELEMENTS and elements * each + otherwise <= _USED * there
+        each, tensors = self.kept + _WORK + _INPUT * read, _ADDRESS * (read + written)
+        return (each + _LOADED, _OTHERWISE + 2 * tensors), (each, _OTHERWISE + tensors)
 
     def is_again(self, knobs: PersistentKnobs) -> bool:
         """Whether the knobs are among those for rows that are read again in each phase."""
@@ -120,9 +127,9 @@ class RowSplit(Split[PersistentKnobs]):
         if not self.facts.program.sums:
             return copied
         joined = knobs.rows_per_cta * self.facts.columns if knobs.rows_per_cta > 1 else 0
-        across = self.slab(knobs) // self.partial_vector
-        parts = knobs.threads // max(across, WARP)
-        return max(copied, 4 * joined, 4 * parts * self.slab(knobs))
+        slab = self.slab(knobs)
+        parts = knobs.threads // max(slab // self.partial_vector, WARP)
+        return max(copied, 4 * joined, 4 * parts * slab)
 
     def static_bytes(self, knobs: PersistentKnobs) -> int:
         sent = knobs.threads_per_row if knobs.cluster > 1 else 0

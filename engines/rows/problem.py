@@ -1,0 +1,78 @@
+"""The class of problems that tuned knobs are kept for: the shape of the work, not how it is spelled in steps.
+
+Nodes that are written out and the op that does the same are one problem, and a better lowering of either stays in it.
+"""
+
+import json
+from collections.abc import Iterable
+
+from graphfuse.codegen.phase_plan import access
+from graphfuse.engine import ProblemClass
+from graphfuse.ops import BLOCKS, Cost
+from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.program import RowProgram, Store, cost_of
+from graphfuse.rows.steps import Join, Pick
+from graphfuse.rows.views import View
+
+_KINDS = {(True, True): "element", (True, False): "row", (False, True): "column", (False, False): "one"}
+"""What a tensor has one number for, by whether it varies along rows and columns."""
+
+
+def problem(facts: RowFacts, chunk: int, within: float = 2.0, across: bool = False) -> ProblemClass:
+    """The class of these facts. chunk: elements that are always taken together: of a row or, `across`, of neighbouring
+    rows. within: as of ``ProblemClass``.
+
+    The key has what is read, reduced and written. Of the steps it says no more than whether an element takes functions,
+    pairs of columns that are exchanged, and elements that are picked. The order of tensors is none of the graph's.
+    """
+    program = facts.program
+    key: dict[str, object] = {
+        "columns": facts.columns,
+        "axes": len(facts.row_extents),
+        "inputs": _in_order(_tensor(program, view, chunk) for view in program.inputs),
+        "reductions": [
+            [join.name.lower() for join in Join for _ in program.reduced_after(phase, join)]
+            for phase in range(program.last)
+        ],
+        "outputs": _in_order(_written(program, store, chunk) for store in program.stores),
+    }
+    more = {
+        "sums": sorted(s.view.dtype.value for s in program.sums),
+        "functions": any(cost_of(step) is Cost.FUNCTION for step in program.elementwise),
+        "exchanged": sorted([pairs.count, pairs.interleaved] for pairs in program.swapped),
+        "picked": sum(isinstance(step, Pick) for step in program.steps),
+        "across": chunk if across else 0,
+    }
+    return ProblemClass(key | {name: value for name, value in more.items() if value}, facts.rows, within)
+
+
+def _tensor(program: RowProgram, view: View, chunk: int) -> dict[str, object]:
+    """access: bytes."""
+    found = {"type": view.dtype.value, "kind": _KINDS[view.rows, view.columns], "access": access(view, chunk)}
+    for number in view.place.numbers:
+        found["indexed"] = program.indices[number].dtype.value
+    if pairs := view.unit.pairs:
+        found["pairs"] = [pairs.count, pairs.interleaved]
+    if view.place.span:
+        found["parts"] = [access(part, chunk) for part in view.parts]
+    return found
+
+
+def _written(program: RowProgram, store: Store, chunk: int) -> dict[str, object]:
+    """phase: reductions that its value waits for, one after the other."""
+    found = _tensor(program, store.view, chunk) | {"phase": program.phase[store.value.index]}
+    if not store.block_size:
+        return found
+    found["block"] = store.block_size
+    scales = store.block_scale if store.scales_of is None else store.view
+    if scales is not None and not scales.swizzled and scales.column_stride != 1:
+        found["scales"] = "apart"
+    if store.scales_of is not None:
+        found["scales of"] = store.scales_of.value
+    elif store.block_scale is not None and store.block_scale.dtype is not BLOCKS[store.block_size].scales[0]:
+        found["scale"] = store.block_scale.dtype.value
+    return found
+
+
+def _in_order(tensors: Iterable[dict[str, object]]) -> list[dict[str, object]]:
+    return sorted(tensors, key=json.dumps)
