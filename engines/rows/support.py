@@ -60,8 +60,10 @@ def pair_reasons(facts: RowFacts, chunk: int, most: int = MOST_PAIRED) -> Iterat
     """Why pairs of columns are refused. chunk: elements of a row that are taken together. most: of a row, that a thread
     may have."""
     for pairs in facts.program.all_pairs:
-        least = max(chunk // 2, 1) if pairs.interleaved else chunk
-        if pairs.count % least or chunk % 2:
+        if chunk % 2:
+            yield f"{facts.node}: pairs of columns, in rows of {facts.columns}; accepted: an even number"
+        least = chunk // 2 if pairs.interleaved else chunk
+        if pairs.count % least:
             yield f"{facts.node}: {pairs.count} pairs of {facts.columns} columns; accepted: a multiple of {least}"
         if not pairs.interleaved and facts.columns > WARP * most:
             yield (
