@@ -49,10 +49,6 @@ class Axes:
         """Whether a tensor has an element for each of the rows."""
         return self.graph.tensors[t].dim == self.dim
 
-    def one_a_row(self, t: TensorId) -> bool:
-        """Whether a tensor has one value for each of the rows."""
-        return self.graph.tensors[t].dim == self.per_row
-
     def fits(self, t: TensorId) -> bool:
         """Whether a tensor broadcasts to the rows: along all columns or none."""
         dim = self.tensor(t).dim

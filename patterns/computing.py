@@ -141,7 +141,7 @@ class Reducing(Computing):
         return mode is reduction_mode.AMAX and all(e == 1 for e in axes.graph.tensors[node.output("output")].dim)
 
     def reduces(self, axes: Axes, node: Node) -> bool:
-        return axes.one_a_row(node.output("output"))
+        return axes.graph.tensors[node.output("output")].dim == axes.per_row
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return not self.reduces(axes, node)

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.engine import No
-from graphfuse.ir import Graph, Node
+from graphfuse.ir import Graph
 from graphfuse.match import Match, Pattern, convex, single
-from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
 from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES
@@ -50,32 +49,25 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     axes = role.axes(graph, center)
     if axes is None:
         return
+    roles = [(i, ROLES[node.op_name]) for i, node in enumerate(graph.nodes) if node.op_name in ROLES]
 
     def grown(out: frozenset[int]) -> frozenset[int]:
         return convex(graph, core, lambda i, inside: i not in out and Matched(axes, inside, ROLES).take(i))
 
     if role.alone:
-        yield grown(frozenset(i for i, node in enumerate(graph.nodes) if _reduces(axes, node)))
+        yield grown(frozenset(i for i, found in roles if found.reduces(axes, graph.nodes[i])))
         yield core
         return
     beside = role.expansion.scalars | role.expansion.of_columns if role.expansion else ()
     before = graph.above(t for port, t in center.inputs if port not in beside)
     after = graph.below(t for _, t in center.outputs)
     forward = not axes.sums and role.expansion is not None
-    norms = frozenset(i for i, node in enumerate(graph.nodes) if _expanded(node)) - core
+    norms = frozenset(i for i, found in roles if found.expansion) - core
     first = before & norms if forward else frozenset()
     theirs = first | before & _behind(graph, first)
     for excluded in (theirs, theirs | norms, before | norms, after | theirs | norms):
         yield grown(excluded)
     yield core
-
-
-def _expanded(node: Node) -> bool:
-    return node.op_name in ROLES and ROLES[node.op_name].expansion is not None
-
-
-def _reduces(axes: Axes, node: Node) -> bool:
-    return node.op_name in ROLES and ROLES[node.op_name].reduces(axes, node)
 
 
 def _behind(graph: Graph, norms: frozenset[int]) -> frozenset[int]:
