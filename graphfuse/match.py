@@ -100,6 +100,18 @@ class Match:
 Template = Callable[[PatternGraph], Mapping[str, Made]]
 
 
+def single(op_name: str) -> Template:
+    """The template of one node of an op, whatever it is given and makes."""
+
+    def template(g: PatternGraph) -> Mapping[str, Made]:
+        op = OPS[op_name]
+        made = getattr(g, op_name)(**{port.name: g.capture(port.name, port.optional) for port in op.inputs})
+        made = made if len(op.outputs) > 1 else [made]
+        return {port.name: symbol for port, symbol in zip(op.outputs, made, strict=True)}
+
+    return template
+
+
 @dataclass(frozen=True)
 class Pattern:
     """A named template, and the function that turns a match into frozen facts, or returns No.

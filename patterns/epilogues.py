@@ -1,5 +1,5 @@
-"""What libraries have kernels of: a product, a convolution, attention or a norm, with the pointwise operations after
-it.
+"""Subgraphs that libraries have kernels of: a product, a convolution, attention or a norm, with the pointwise
+operations after it.
 
 The nodes are taken as they are. The library's engine knows which of them it can translate.
 """
@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.ir import Graph, Subgraph
-from graphfuse.match import Match, Pattern, PatternGraph, convex
-from graphfuse.ops import OPS
+from graphfuse.match import Match, Pattern, convex, single
 
 PRODUCTS = ("matmul", "conv_fprop")
 """Ops after which pointwise nodes are taken."""
@@ -39,18 +38,6 @@ class EpilogueFacts:
 
     node: str
     subgraph: Subgraph
-
-
-def _template(op_name: str):
-    """One node of an op, whatever it is given and makes."""
-
-    def template(g: PatternGraph):
-        op = OPS[op_name]
-        made = getattr(g, op_name)(**{port.name: g.capture(port.name, port.optional) for port in op.inputs})
-        made = made if len(op.outputs) > 1 else [made]
-        return {port.name: symbol for port, symbol in zip(op.outputs, made, strict=True)}
-
-    return template
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
@@ -84,4 +71,4 @@ def facts(match: Match) -> EpilogueFacts:
     return EpilogueFacts(match.anchor.name, match.subgraph)
 
 
-PATTERN = Pattern("epilogue", tuple(map(_template, (*PRODUCTS, *ALONE))), facts, grow)
+PATTERN = Pattern("epilogue", tuple(map(single, (*PRODUCTS, *ALONE))), facts, grow)

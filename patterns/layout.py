@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 
 from graphfuse.engine import No
 from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Tensor
+from graphfuse.ir import Tensor, TensorId
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.places import Place
-from graphfuse.rows.program import Indexed, View, Within
+from graphfuse.patterns.places import Piece
+from graphfuse.rows.program import Extent
+from graphfuse.rows.views import View
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How tensors are seen as rows x columns. groups: the axes that each row axis joins.
+    """Row axes as which tensors are seen. groups: the axes that each row axis joins.
 
     Strides decide, not extents, so that a graph of one row, token or head has the row axes of one of many: an axis of
     extent 1 keeps the strides that its tensors declare.
@@ -45,29 +46,15 @@ class RowLayout:
         extents = tuple(math.prod(rows.dim[axis] for axis in group) for group in groups)
         return cls(rows, extents, tuple(map(tuple, groups)))
 
-    def part(self, place: Place, rows: bool, columns: bool, index: int | None) -> View | No:
-        """index: which of the program's are the numbers of the rows."""
-        if place.of_pairs is not None:
-            found = self._of_angles(place.tensor)
-        else:
-            found = self.view(place.tensor, rows, columns)
+    def part(self, piece: Piece, extent: Extent, numbers: Sequence[TensorId]) -> View | No:
+        """The view of a piece. numbers: tensors of the program's indices."""
+        found = self.view(piece.tensor, extent)
         if isinstance(found, No):
             return found
-        within = place.within
-        return replace(
-            found,
-            offset=place.offset,
-            of_pairs=place.of_pairs,
-            indexed=None if index is None else Indexed(index, place.apart, place.count),
-            within=within and Within(next(k for k, g in enumerate(self.groups) if within[0] in g), *within[1:]),
-        )
+        place = piece.place.seen({axis: k for k, group in enumerate(self.groups) for axis in group}, numbers)
+        return replace(found, offset=piece.offset, unit=piece.unit, place=place)
 
-    def _of_angles(self, tensor: Tensor) -> View:
-        strides = tuple(_stride(tensor, group[-1], self.rows) if group else 0 for group in self.groups)
-        step = tensor.stride[-1] if tensor.dim[-1] > 1 else 1
-        return View(tensor.id, tensor.name, tensor.dtype, strides, step, tensor.alignment)
-
-    def view(self, tensor: Tensor, rows: bool, columns: bool) -> View | No:
+    def view(self, tensor: Tensor, extent: Extent) -> View | No:
         packed = merge((tensor.dim[a], tensor.stride[a]) for a in self.rows.columns)
         if len(packed) > 1:
             axes = list(self.rows.columns)
@@ -79,18 +66,11 @@ class RowLayout:
             return No(
                 f"{tensor}: accepted where one axis is normalized, as its rows are all axes but the last; got {axes}"
             )
-        row_strides = tuple(_stride(tensor, group[-1], self.rows) if rows and group else 0 for group in self.groups)
-        return View(
-            tensor.id,
-            tensor.name,
-            tensor.dtype,
-            row_strides,
-            column_stride,
-            tensor.alignment,
-            rows,
-            columns,
-            swizzled,
+        row_strides = tuple(
+            _stride(tensor, group[-1], self.rows) if extent.rows and group else 0 for group in self.groups
         )
+        known = (tensor.id, tensor.name, tensor.dtype, row_strides, column_stride, tensor.alignment)
+        return View(*known, extent.rows, extent.columns, swizzled)
 
 
 def _stride(tensor: Tensor, axis: int, rows: Axes) -> int:

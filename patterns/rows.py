@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from graphfuse.engine import No
 from graphfuse.ir import Graph
-from graphfuse.match import Match, Pattern, PatternGraph, convex
-from graphfuse.ops import EXPANSIONS, OPS
-from graphfuse.patterns.axes import ENDS, PLACES, Axes
+from graphfuse.match import Match, Pattern, convex, single
 from graphfuse.patterns.builder import Builder
+from graphfuse.patterns.role import Matched
+from graphfuse.patterns.roles import ROLES
 from graphfuse.rows.program import RowProgram
 
 
@@ -38,56 +38,35 @@ class RowFacts:
         return math.prod(self.row_extents)
 
 
-_QUANTIZE = "block_scale_quantize"
-
-_ROTATE, _SCATTER = "rotate_pairs", "scatter_rows"
-_ALONE = (_QUANTIZE, _ROTATE, _SCATTER)
-"""Ops that are taken without a reduction, too."""
-
-_WORK = frozenset({*EXPANSIONS, *ENDS, *PLACES, _ROTATE, "gen_index"})
-"""Ops that may work on rows beside the pointwise ones."""
-
-
-def _template(op_name: str):
-    """One node of an op, whatever it is given and makes."""
-
-    def template(g: PatternGraph):
-        op = OPS[op_name]
-        made = getattr(g, op_name)(**{port.name: g.capture(port.name, port.optional) for port in op.inputs})
-        made = made if len(op.outputs) > 1 else [made]
-        return {port.name: symbol for port, symbol in zip(op.outputs, made, strict=True)}
-
-    return template
-
-
-def _reduction(g: PatternGraph):
-    return {"output": g.reduction(g.capture("input"))}
-
-
 def grow(match: Match) -> Iterator[frozenset[int]]:
     """All around the reduction that works on its rows, with the norms that follow; without other norms; without what
     comes before; without what comes after.
     What stands between two norms belongs to the first: what the second reads is in memory anyway. Not so behind a
     product or another op that works on no rows, up to which the first does not come. Around
     quantization what is pointwise: where there is a reduction of its rows, that one's set has both."""
-    graph, rows = match.graph, Axes.of(match)
-    if rows is None:
+    graph, center = match.graph, match.anchor
+    core, role = frozenset(match.subgraph.node_ids), ROLES[center.op_name]
+    axes = role.axes(graph, center)
+    if axes is None:
         return
-    core, center = frozenset(match.subgraph.node_ids), match.anchor
-    if center.op_name in _ALONE:
-        yield convex(graph, core, lambda i, inside: not rows.reduces(i) and rows.takes(i, inside))
+    roles = [(i, ROLES[node.op_name]) for i, node in enumerate(graph.nodes) if node.op_name in ROLES]
+
+    def grown(out: frozenset[int]) -> frozenset[int]:
+        return convex(graph, core, lambda i, inside: i not in out and Matched(axes, inside, ROLES).take(i))
+
+    if role.alone:
+        yield grown(frozenset(i for i, found in roles if found.reduces(axes, graph.nodes[i])))
         yield core
         return
-    expansion = EXPANSIONS.get(center.op_name)
-    beside = expansion.scalars | expansion.of_columns if expansion else ()
+    beside = role.expansion.scalars | role.expansion.of_columns if role.expansion else ()
     before = graph.above(t for port, t in center.inputs if port not in beside)
     after = graph.below(t for _, t in center.outputs)
-    forward = rows.ends and center.op_name in EXPANSIONS
-    norms = frozenset(i for i, node in enumerate(graph.nodes) if node.op_name in EXPANSIONS) - core
+    forward = not axes.sums and role.expansion is not None
+    norms = frozenset(i for i, found in roles if found.expansion) - core
     first = before & norms if forward else frozenset()
     theirs = first | before & _behind(graph, first)
     for excluded in (theirs, theirs | norms, before | norms, after | theirs | norms):
-        yield convex(graph, core, lambda i, inside, out=excluded: i not in out and rows.takes(i, inside))
+        yield grown(excluded)
     yield core
 
 
@@ -98,14 +77,18 @@ def _behind(graph: Graph, norms: frozenset[int]) -> frozenset[int]:
         made = (t for _, t in graph.nodes[waiting.pop()].outputs)
         readers = {i for t in made for i in graph.consumers.get(t, ())} - found
         found |= readers
-        waiting += [i for i in readers if graph.nodes[i].op.pointwise or graph.nodes[i].op_name in _WORK]
+        waiting += [i for i in readers if graph.nodes[i].op_name in ROLES]
     return frozenset(found)
 
 
 def facts(match: Match) -> RowFacts | No:
-    """What the match computes, as rows x columns; No if a tensor cannot be seen that way."""
-    built = Builder(match).made()
-    return built if isinstance(built, No) else RowFacts(match.anchor.name, *built)
+    """The match as rows x columns; No if a tensor cannot be seen that way."""
+    axes = ROLES[match.anchor.op_name].axes(match.graph, match.anchor)
+    made = Builder(match.subgraph, axes).made()
+    if isinstance(made, No):
+        return made
+    extents, program = made
+    return RowFacts(match.anchor.name, extents, axes.width, program)
 
 
-PATTERN = Pattern("rows", (*map(_template, (*EXPANSIONS, *_ALONE)), _reduction), facts, grow)
+PATTERN = Pattern("rows", tuple(single(name) for name, role in ROLES.items() if role.starts), facts, grow)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graphfuse.device import Device
 from graphfuse.launch_limits import MAX_CTAS, MAX_THREADS, largest_cluster  # noqa: F401 - schedules' limits, too
-from graphfuse.rows.program import Pairs
+from graphfuse.rows.pairs import Pairs
 
 WARP = 32
 MOST_PAIRED = 16

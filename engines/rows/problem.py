@@ -10,8 +10,9 @@ from graphfuse.codegen.phase_plan import access
 from graphfuse.engine import ProblemClass
 from graphfuse.ops import BLOCKS, Cost
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.program import RowProgram, Store, View, cost_of
+from graphfuse.rows.program import RowProgram, Store, cost_of
 from graphfuse.rows.steps import Join, Pick
+from graphfuse.rows.views import View
 
 _KINDS = {(True, True): "element", (True, False): "row", (False, True): "column", (False, False): "one"}
 """What a tensor has one number for, by whether it varies along rows and columns."""
@@ -48,11 +49,11 @@ def problem(facts: RowFacts, chunk: int, within: float = 2.0, across: bool = Fal
 def _tensor(program: RowProgram, view: View, chunk: int) -> dict[str, object]:
     """access: bytes."""
     found = {"type": view.dtype.value, "kind": _KINDS[view.rows, view.columns], "access": access(view, chunk)}
-    if view.indexed is not None:
-        found["indexed"] = program.indices[view.indexed.index].dtype.value
-    if view.of_pairs is not None:
-        found["pairs"] = [view.of_pairs.pairs.count, view.of_pairs.pairs.interleaved]
-    if view.within is not None:
+    for number in view.place.numbers:
+        found["indexed"] = program.indices[number].dtype.value
+    if pairs := view.unit.pairs:
+        found["pairs"] = [pairs.count, pairs.interleaved]
+    if view.place.span:
         found["parts"] = [access(part, chunk) for part in view.parts]
     return found
 

@@ -12,8 +12,9 @@ from graphfuse.dtypes import data_type
 from graphfuse.engines.rows.limits import MOST_PAIRED, WARP
 from graphfuse.ops import BLOCKS
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.program import Store, View
+from graphfuse.rows.program import Store
 from graphfuse.rows.steps import MOST_COLUMNS, Reduce, Scalar
+from graphfuse.rows.views import View
 
 FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
@@ -51,18 +52,18 @@ def place_reasons(facts: RowFacts, rotates: bool = False) -> Iterator[str]:
     if program.all_pairs and not rotates:
         yield f"{facts.node}: pairs of columns; accepted where a thread takes neighbouring columns of a row"
     for view in program.all_views:
-        chosen = view.indexed is not None and not (rotates and view.of_pairs is not None)
-        if chosen or view.within is not None:
-            what = "are chosen by number" if view.indexed is not None else "are some of all"
-            yield f"{view.name!r}: its rows {what}; accepted where CTAs take some rows and end"
+        if view.place.kind and not (rotates and view.unit.pairs):
+            yield f"{view.name!r}: its rows {view.place.kind}; accepted where CTAs take some rows and end"
 
 
 def pair_reasons(facts: RowFacts, chunk: int, most: int = MOST_PAIRED) -> Iterator[str]:
     """Why pairs of columns are refused. chunk: elements of a row that are taken together. most: of a row, that a thread
     may have."""
     for pairs in facts.program.all_pairs:
+        if chunk % 2:
+            yield f"{facts.node}: pairs of columns, in rows of {facts.columns}; accepted: an even number"
         least = chunk // 2 if pairs.interleaved else chunk
-        if pairs.count % least or chunk % 2:
+        if pairs.count % least:
             yield f"{facts.node}: {pairs.count} pairs of {facts.columns} columns; accepted: a multiple of {least}"
         if not pairs.interleaved and facts.columns > WARP * most:
             yield (
@@ -90,7 +91,7 @@ def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str
     several = sum(extent > 1 for extent in facts.row_extents)
     if several > _MAX_AXES:
         yield f"{facts.node}: rows have {several} axes with strides of their own; accepted: {_MAX_AXES}"
-    divided = len(facts.row_extents) > 1 or any(view.within is not None for view in facts.program.all_views)
+    divided = len(facts.row_extents) > 1 or any(view.place.axes for view in facts.program.all_views)
     if divided and facts.rows >= _MAX_DIVIDED:
         yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {_MAX_DIVIDED}"
     if facts.program.numbers_columns and facts.columns > MOST_COLUMNS:
@@ -145,9 +146,7 @@ def _view_reasons(
     if not view.columns:
         yield from _alignment_reasons(what, view)
     # Rows, from the closest ones on, must not reach into each other.
-    strides = [*zip(_extents(facts, view), view.row_strides, strict=True)]
-    if view.indexed is not None:  # the same row twice is the caller's matter
-        strides = [(e, s) for e, s in strides if s] + [(view.indexed.count, view.indexed.stride)]
+    strides = view.place.reach(facts.row_extents, view.row_strides)
     if columns_apart:
         strides.append((columns, view.column_stride))
     for extent, stride in sorted(((e, s) for e, s in strides if e > 1), key=lambda pair: pair[1]):
@@ -155,14 +154,6 @@ def _view_reasons(
             kind = "a stride of" if columns_apart else "row stride"
             yield f"{what} has {kind} {stride}; accepted: at least {least}"
         least = least and max(least, stride * extent)
-
-
-def _extents(facts: RowFacts, view: View) -> tuple[int, ...]:
-    """Of the rows that a tensor has."""
-    found = list(facts.row_extents)
-    if view.within is not None:
-        found[view.within.axis] = view.within.end - view.within.first
-    return tuple(found)
 
 
 def _element_reasons(what: str, tensor: View | Scalar, dtypes: Sequence[data_type]) -> Iterator[str]:

@@ -7,39 +7,27 @@ from graphfuse.codegen.phase_plan import PhasePlan
 
 
 def address(plan: PhasePlan, pointer: Pointer) -> str:
-    """Of the thread's first piece of a row; of the first column's where pieces lie across rows. Of a tensor that has
-    some of the rows null elsewhere; of one whose rows are chosen the first of all. Arguments are `a`."""
-    if pointer.store is not None and pointer.view.within is not None and not pointer.view.more:
-        return f"{_has_row(plan, pointer)} ? {_place(plan, pointer)} : nullptr"
-    if pointer.view.indexed is not None and pointer.store is None:
-        return f"{{{_place(plan, pointer)}, a.{pointer.name}_row, a.{pointer.name}_count}}"
-    *before, last = (pointer, *pointer.after)
-    return " : ".join([*(f"{_has_row(plan, p)} ? {_place(plan, p)}" for p in before), _place(plan, last)])
+    """Address of the thread's first piece of a row; of the first column's where pieces lie across rows. It is null
+    where an output has no such row. What is read of chosen rows begins with the first of all."""
+    found, has = [], ""
+    for p in (pointer, *pointer.after):
+        has = p.view.place.has(p.name, _numbers(plan))
+        found.append(f"{has} ? {_within(plan, p)}" if has else _within(plan, p))
+    address = " : ".join([*found, *["nullptr"] * bool(has)])
+    return address if pointer.store else pointer.view.place.read_from(pointer.name, address)
 
 
-def _numbers(plan: PhasePlan, pointer: Pointer) -> list[str]:
-    """The numbers of the row along its axes, as the tensor counts them."""
-    found = ["index"] if len(plan.extents) == 1 else [f"axis{axis}" for axis in range(len(plan.extents))]
-    within = pointer.view.within
-    if within is not None and within.first:
-        found[within.axis] = f"(gf::u32({found[within.axis]}) - a.{pointer.name}_first)"
-    return found
+def _numbers(plan: PhasePlan) -> list[str]:
+    """The numbers of the row along the program's axes."""
+    return ["index"] if len(plan.extents) == 1 else [f"axis{axis}" for axis in range(len(plan.extents))]
 
 
-def _has_row(plan: PhasePlan, pointer: Pointer) -> str:
-    """Of several tensors none before it has the row."""
-    within, alone = pointer.view.within, not (pointer.part or pointer.view.more)
-    number = "index" if len(plan.extents) == 1 else f"axis{within.axis}"
-    found = f"gf::u32({number}) < a.{pointer.name}_end"
-    return found + f" && gf::u32({number}) >= a.{pointer.name}_first" * bool(alone and within.first)
-
-
-def _place(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
-    """whole: of the row itself instead of the thread's first piece."""
+def _within(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
+    """Address in one tensor, which has the row. whole: of the row itself instead of the thread's first piece."""
     view, store = pointer.view, pointer.store
     if store and store.amax:
         return f"a.{pointer.name}"
-    numbers = _numbers(plan, pointer)
+    numbers = view.place.counted(pointer.name, _numbers(plan))
     terms = [f"{numbers[k]} * a.{stride}" for k, stride in zip(pointer.axes, pointer.strides, strict=False)]
     if view.offset:
         terms.append(str(view.dtype.nbytes(view.offset)))
@@ -48,10 +36,8 @@ def _place(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
     elif pointer.of_blocks:
         apart = pointer.apart("a.")
         terms.append(f"thread / {store.block_size // plan.piece}" + f" * {apart}" * (apart != "1"))
-    elif view.of_pairs is not None and not view.of_pairs.pairs.interleaved:
-        terms.append(f"gf::u32(thread) % {view.of_pairs.pairs.count // plan.piece}u * {plan.nbytes_of(view)}")
     elif view.columns and not plan.across and not whole:
-        terms.append(f"thread * {plan.nbytes_of(view)}")
+        terms.append(view.unit.offset(plan.piece, plan.nbytes_of(view)))
     offset = f"gf::offset(a.{pointer.name}, {' + '.join(terms) or '0'})"
     return f"gf::settled({offset})" if store else offset
 
@@ -79,7 +65,7 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     stage = ", unsigned char* stage" * bool(plan.stages)
     yield f"GF_DEVICE Row row_of(const Arguments& a, gf::i64 index, Index thread{stage}) {{"
     yield from axes(plan)
-    whole = (_place(plan, pointer, whole=True) for pointer in picked)
+    whole = (_within(plan, pointer, whole=True) for pointer in picked)
     made = [*places, *(f"a.{s}" for s in spaced), *whole, "thread", "index < a.rows"]
     yield "  return {" + ", ".join(made) + "};"
     yield "}"
@@ -90,13 +76,12 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield from ["  locate(row, a, index);"] * bool(plan.stages and plan.program.indices)
     yield from axes(plan) if assigned else ()
     yield from (f"  {line}" for line in assigned)
-    yield from (f"  {_chosen(pointer)}" for pointer in behind if pointer.view.indexed is not None)
+    yield from (f"  {settled}" for pointer in behind if (settled := pointer.view.place.settled(pointer.name)))
     yield "}"
 
 
 def _type(pointer: Pointer) -> str:
-    chosen = pointer.view.indexed is not None and pointer.store is None
-    return f"gf::Chosen<{pointer.ctype}>" if chosen else pointer.ctype
+    return pointer.ctype if pointer.store else pointer.view.place.read_type(pointer.ctype)
 
 
 def _is_numbers(plan: PhasePlan, pointer: Pointer) -> bool:
@@ -113,14 +98,6 @@ def _located(plan: PhasePlan) -> Iterator[str]:
             read = f"gf::integer(static_cast<const {pointer.view.dtype.facts.ctype}*>({address(plan, pointer)}))"
             yield f"  row.{pointer.name} = row.exists ? {read} : -1;"
     yield "}"
-
-
-def _chosen(pointer: Pointer) -> str:
-    """The statement that goes from the first of all rows to the one that is chosen, null where there is none."""
-    name, number = pointer.name, f"row.n{pointer.view.indexed.index}"
-    partly = f" && row.{name} != nullptr" * (pointer.view.within is not None)
-    there = f"gf::u64({number}) < gf::u64(a.{name}_count){partly}"
-    return f"row.{name} = {there} ? gf::offset(row.{name}, {number} * a.{name}_row) : nullptr;"
 
 
 def axes(plan: PhasePlan) -> Iterator[str]:

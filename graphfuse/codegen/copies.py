@@ -42,7 +42,7 @@ class Copied:
 
     @property
     def step(self) -> str:
-        """From the thread's first piece to that `at` pieces behind."""
+        """Bytes from the thread's first piece to that `at` pieces behind."""
         return f"at / THREADS_PER_ROW * (THREADS * {self.nbytes})"
 
     @property
@@ -52,7 +52,8 @@ class Copied:
 
 @dataclass(frozen=True)
 class Copies:
-    """Those of a row program. The memory of one row is `stage`. axes: lines that find a row along several axes."""
+    """Inputs of a row program that are copied. The memory of one row is `stage`. axes: lines that find a row along
+    several axes."""
 
     inputs: tuple[Copied, ...]
     axes: tuple[str, ...] = ()
@@ -62,11 +63,11 @@ class Copies:
 
     @property
     def places(self) -> dict[str, str]:
-        """By name, where the thread's first access of each input lies."""
+        """Addresses of the thread's first access of each input, by name."""
         return {copied.name: self.place(copied) for copied in self.inputs}
 
     def place(self, copied: Copied) -> str:
-        """Where the thread's first access of an input lies."""
+        """Address of the thread's first access of an input."""
         return f"gf::offset(stage, {self._offset(copied)} + gf::thread_index() * {copied.width})"
 
     def _offset(self, copied: Copied) -> str:
@@ -106,10 +107,10 @@ class Copies:
 
 
 def copies(plan: PhasePlan) -> Copies:
-    """What is copied ahead: all that is read of rows, in accesses that are wide enough, of elements that a word has.
-    Not cosines and sines, which the rows of a token share, and whose place must be read first."""
+    """Inputs that are copied ahead: all that is read of rows, in accesses that are wide enough, of elements that a word
+    has. Not cosines and sines, which the rows of a token share, and whose place must be read first."""
     inputs = plan.program.inputs if plan.stages > 1 else ()
-    own = (view.rows and view.dtype.bits <= 32 and view.of_pairs is None for view in inputs)
+    own = (view.rows and view.dtype.bits <= 32 and view.unit.pairs is None for view in inputs)
     read = ((i, view) for i, (view, copied) in enumerate(zip(inputs, own, strict=True)) if copied)
     found = (_copied(plan, Pointer(f"i{i}", view)) for i, view in read)
     return Copies(tuple(copied for copied in found if copied.width >= LEAST), tuple(axes(plan)))

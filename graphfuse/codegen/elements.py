@@ -8,12 +8,13 @@ from graphfuse.codegen import pieces
 from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.rows.program import SWAP, Pairs, RowProgram
+from graphfuse.rows.pairs import Pairs
+from graphfuse.rows.program import SWAP, RowProgram
 from graphfuse.rows.steps import Chain, Column, Load, Operand, Step
 
 
 def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
-    """Of a piece of a packed value."""
+    """Type of a piece of a packed value."""
     elements = plan.taken(plan.program.inputs[o.index]) if isinstance(o, Load) else plan.piece
     return f"gf::Bytes<{plan.dtype(o).nbytes(elements)}>"
 
@@ -37,13 +38,13 @@ def _exchanged(o: Chain) -> str:
 
 
 def _name(o: Chain | Load) -> str:
-    """Of a member that holds a value."""
+    """Name of the struct member that holds a value."""
     return f"{'l' if isinstance(o, Load) else 'v'}{o.index}"
 
 
 @dataclass(frozen=True)
 class Elements:
-    """Those of a phase."""
+    """Values of one per element in one phase."""
 
     plan: PhasePlan
     phase: int
@@ -54,7 +55,7 @@ class Elements:
 
     @property
     def known(self) -> tuple[Chain | Load, ...]:
-        """From the phases before."""
+        """Values kept from the phases before."""
         return self.plan.kept[self.phase]
 
     def array(self, o: Chain | Load) -> str:
@@ -134,10 +135,9 @@ class Elements:
             if again:
                 yield f"    gf::forget_unpacked({source});"
             yield f"    float {self.array(o)}[PIECE];"
-            one = isinstance(o, Load) and self.plan.taken(self.program.inputs[o.index]) < self.plan.piece
-            how = "spread" if one else "unpack"
-            if isinstance(o, Load) and (of := self.program.inputs[o.index].of_pairs) and of.pairs.interleaved:
-                how = "unpack_pairs"
+            view = self.program.inputs[o.index] if isinstance(o, Load) else None
+            spread = view is not None and self.plan.taken(view) < view.unit.taken(self.plan.piece)
+            how = "spread" if spread else "unpack" if view is None else view.unit.unpack
             yield f"    gf::{how}<{dtype.facts.ctype}>({source}, {self.array(o)});"
 
     @cached_property

@@ -42,7 +42,7 @@ def parameter_type(scalar: Scalar) -> str:
 
 
 def argument(scalar: Scalar) -> Argument:
-    """What the launch passes for it."""
+    """Argument that the launch passes for a scalar."""
     return HostScalar(scalar.tensor) if scalar.by_value else Address(scalar.tensor)
 
 

@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 from graphfuse.codegen.expressions import argument, parameter_type
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.engine import Address, Argument, Constant, RowCount, Scratch
-from graphfuse.rows.program import Store, View
+from graphfuse.rows.program import Store
+from graphfuse.rows.views import View
 
 _FIRST_LINE = 48
 """Bytes of parameters in the line of the constant cache in which they begin, on SM90."""
+
+_PASSED = {"gf::i64": "int64", "gf::u32": "int32"}
+"""Type as which a launch passes a parameter, by its type."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,7 @@ class Pointer:
     def axes(self) -> tuple[int, ...]:
         """The row axes that have one of `strides`: where rows are found in another way, too, those along which they lie
         apart."""
-        found = self.view.indexed is not None or self.view.within is not None
-        return tuple(k for k, stride in enumerate(self.view.row_strides) if stride or not found)
+        return tuple(k for k, stride in enumerate(self.view.row_strides) if stride or not self.view.place.kind)
 
     @property
     def of_blocks(self) -> bool:
@@ -71,30 +74,19 @@ class Pointer:
         return f"{self.name}_apart" if scales or (self.across and self.view.columns) else None
 
     def apart(self, of: str = "") -> str:
-        """How many bytes block scales lie apart. of: what stands before the name of a parameter."""
+        """Bytes from one block scale to the next. of: what stands before the name of a parameter."""
         return f"{of}{self.spaced}" if self.spaced else str(self.view.dtype.nbytes(1))
 
     @property
     def after(self) -> tuple["Pointer", ...]:
-        """Those of the tensors with the rows that follow."""
-        more = self.view.more
-        parts = (replace(view, more=more[k + 1 :]) for k, view in enumerate(more))
-        return tuple(
-            Pointer(f"{self.name}_{k}", v, self.store, self.across, True) for k, v in enumerate(parts, start=1)
-        )
+        """Pointers of the tensors with the rows that follow."""
+        parts = enumerate(self.view.place.following, start=1)
+        return tuple(replace(self, name=f"{self.name}_{k}", view=view, part=True) for k, view in parts)
 
     def parameters(self) -> Iterator[Parameter]:
         yield Parameter(self.ctype, self.name, Address(self.view.tensor))
-        indexed, within = self.view.indexed, self.view.within
-        if indexed is not None:
-            apart = self.view.dtype.nbytes(indexed.stride)
-            yield Parameter("gf::i64", f"{self.name}_row", Constant("int64", apart))
-            yield Parameter("gf::i64", f"{self.name}_count", Constant("int64", indexed.count))
-        if within is not None:
-            if within.first:
-                yield Parameter("gf::u32", f"{self.name}_first", Constant("int32", within.first))
-            if self.view.more or not self.part:  # the last of several has all that are left
-                yield Parameter("gf::u32", f"{self.name}_end", Constant("int32", within.end))
+        for ctype, name, value in self.view.place.parameters(self.name, self.view.dtype.nbytes):
+            yield Parameter(ctype, name, Constant(_PASSED[ctype], value))
         for name, axis in zip(self.strides, self.axes, strict=False):
             stride = self.view.row_strides[axis]
             yield Parameter("gf::i64", name, Constant("int64", stride * self.view.dtype.bits // 8))
@@ -145,7 +137,7 @@ def divider(divisor: int) -> tuple[int, int]:
 
 
 def arguments(plan: PhasePlan) -> tuple[Argument, ...]:
-    """What a launch passes."""
+    """Arguments of a launch."""
     return tuple(parameter.argument for parameter in parameters(plan))
 
 
@@ -174,4 +166,4 @@ def later(plan: PhasePlan) -> tuple[Pointer, ...]:
         if end > _FIRST_LINE:
             behind.add(parameter.name)
     outputs = (p for p in pointers(plan) if p.store and not p.part)
-    return tuple(p for p in outputs if p.view.indexed or p.view.more or behind & {p.name, *p.strides, p.spaced})
+    return tuple(p for p in outputs if p.view.place.late or behind & {p.name, *p.strides, p.spaced})

@@ -11,7 +11,7 @@ from graphfuse.rows.steps import Chain, Join, Load, Number, Operand, Pick, Reduc
 
 
 def member(program: RowProgram, o: Operand, of: str = "", index: str = "") -> str:
-    """How a value is called. of, index: what stands before and behind it where it is one a row."""
+    """Name of a value. of, index: what stands before and behind it where it is one a row."""
     if isinstance(o, Scalar):
         return f"s.s{program.scalars.index(o)}"
     if isinstance(o, Number):
@@ -60,13 +60,14 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
         yield f"  GF_DEVICE void store(gf::Number<{phase}>, const Row& row) const {{"
         for number, store in enumerate(program.stores):
             if store.value.index in known and not store.amax:
-                yield f"    {f'if (row.o{number} != nullptr) ' * store.view.partial}{_stored(plan, number, store)};"
+                where = f"if (row.o{number} != nullptr) " * store.view.place.partial
+                yield f"    {where}{_stored(plan, number, store)};"
         yield "  }"
     yield "};"
 
 
 def _local(program: RowProgram, narrow: Sequence[int]) -> frozenset[int]:
-    """Of the values that are one a row, those that only others read that are known as early."""
+    """Values of one per row that only such values read as are known as early."""
     kept = {store.value.index for store in program.stores}
     for k, step in enumerate(program.steps):
         for o in (o for _, o in step.operands if isinstance(o, Chain)):
@@ -76,7 +77,7 @@ def _local(program: RowProgram, narrow: Sequence[int]) -> frozenset[int]:
 
 
 def _read(plan: PhasePlan, copies: Copies, i: int) -> Iterator[str]:
-    """Of the row; of all rows of a piece where it lies across them."""
+    """Reads of an input of one per row; of all rows of a piece where that lies across them."""
     view = plan.program.inputs[i]
     ctype, copied = view.dtype.facts.ctype, copies.named(f"i{i}")
     if plan.across:

@@ -7,8 +7,9 @@ from functools import cached_property
 
 from graphfuse.dtypes import data_type
 from graphfuse.ops import Cost
-from graphfuse.rows.program import SWAP, RowProgram, Store, View, cost_of
+from graphfuse.rows.program import SWAP, RowProgram, Store, cost_of
 from graphfuse.rows.steps import Chain, Load, Number, Operand, Scalar, Step
+from graphfuse.rows.views import View
 
 ACCESS = 16
 """Bytes of the widest memory access."""
@@ -21,53 +22,44 @@ registers elsewhere."""
 def access(view: View, elements: int, across: bool = False) -> int:
     """Bytes of the widest access that every piece of `elements` elements is aligned for. across: as of PhasePlan."""
     apart = (*view.row_strides[:-1], view.column_stride) if across else view.row_strides
-    chosen = () if view.indexed is None else (view.indexed.stride,)
-    strides = (view.dtype.nbytes(abs(stride)) for stride in (*apart, *chosen, view.offset))
+    strides = (view.dtype.nbytes(abs(stride)) for stride in (*apart, *view.place.strides, view.offset))
     return math.gcd(ACCESS, view.dtype.nbytes(elements), view.alignment, *strides)
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """A row program and how a kernel goes through rows.
-
-    extents: of the row axes. piece: elements that a thread takes together. resident: what the phases
-    after the first need is kept in registers; otherwise (see `read_again`) it is read and computed again.
-    unpack_again: kept values of few bits are unpacked for each phase. stages: of a kernel whose threads take row
-    after row, how many rows have room in shared memory, into which they are copied before their turn: 1 for
-    none; 0 of a kernel whose threads take one row each. across: a piece has one column's elements of neighbouring rows,
-    along the last row axis, instead of one row's of neighbouring columns; then what is one a row is an array.
-    own_pairs: a thread has two pieces of a row, which are each other's columns of all pairs that lie apart.
-    """
+    """A row program and how a kernel goes through rows."""
 
     program: RowProgram
-    extents: tuple[int, ...]
+    extents: tuple[int, ...]  # of the row axes
     columns: int
-    piece: int
-    resident: bool
-    unpack_again: bool = False
+    piece: int  # elements that a thread takes together
+    resident: bool  # what later phases need is kept in registers, not read and computed again (`read_again`)
+    unpack_again: bool = False  # kept values of few bits are unpacked for each phase
+    # Rows that have room in shared memory, into which they are copied before their turn: 1 for none; 0 where a thread
+    # takes one row, not row after row.
     stages: int = 0
+    # A piece has one column's elements of neighbouring rows, along the last row axis, instead of one row's of
+    # neighbouring columns; then what is one a row is an array.
     across: bool = False
-    own_pairs: bool = False
+    own_pairs: bool = False  # a thread has two pieces of a row, each other's columns of all pairs that lie apart
 
     def taken(self, view: View) -> int:
         """Elements of a tensor that belong to a piece: one of what is the same for all of it."""
         varies = view.row_strides[-1] != 0 if self.across else view.columns
-        if view.of_pairs is not None and view.of_pairs.pairs.interleaved:
-            return self.piece // 2
-        return self.piece if varies else 1
+        return view.unit.taken(self.piece) if varies else 1
 
     def nbytes_of(self, view: View) -> int:
-        """Of those elements."""
+        """Bytes of the elements of a piece."""
         return view.dtype.nbytes(self.taken(view))
 
     def width(self, view: View) -> int:
-        """Bytes of the accesses that read or write them."""
+        """Bytes of the accesses that read or write a piece."""
         return min(access(part, self.taken(view), self.across) for part in view.parts)
 
     def has_both(self, index: int) -> bool:
         """Whether an input has columns for pairs, of which a thread has both columns."""
-        of = self.program.inputs[index].of_pairs
-        return self.own_pairs and of is not None and not of.pairs.interleaved
+        return self.own_pairs and self.program.inputs[index].unit.halves
 
     def exchanged(self, phase: int) -> tuple[Chain, ...]:
         """Steps of a phase that have what a thread works out of its other piece."""
@@ -80,16 +72,16 @@ class PhasePlan:
 
     @cached_property
     def kept(self) -> tuple[tuple[Chain | Load, ...], ...]:
-        """For each phase: what it has of an element from the phases before."""
+        """Values that each phase has of an element from the phases before."""
         if not self.resident:
             return ((),) * (self.program.last + 1)
         return ((), *self.program.held(self._again))
 
     @property
     def _again(self) -> frozenset[Chain | Load]:
-        """What is not kept though a later phase needs it. Where rows are copied: what is read, for it lies in shared
-        memory or the L1, and what takes an operation or two to work out from that. Elsewhere what is made of values
-        that take less room."""
+        """Values that are not kept though a later phase needs them. Where rows are copied: what is read, for it lies in
+        shared memory or the L1, and what takes an operation or two to work out from that. Elsewhere what is made of
+        values that take less room."""
         program = self.program
         if not self.stages and program.last < 2:
             return frozenset()
@@ -125,12 +117,12 @@ class PhasePlan:
         return found and sum(self._least_bytes(o) for o in made_from) < data_type.FLOAT.nbytes(1)
 
     def _least_bytes(self, o: Chain | Load) -> int:
-        """Of an element, as it can be kept."""
+        """Bytes of an element, in the narrowest type that keeps it."""
         rounded = self.program.steps[o.index].rounded if isinstance(o, Chain) else self.program.inputs[o.index].dtype
         return (rounded or data_type.FLOAT).bits // 8
 
     def elements(self, phase: int) -> tuple[Chain | Load, ...]:
-        """What a phase needs of an element, each after its operands."""
+        """Values that a phase needs of an element, each after its operands."""
         return self._elements[phase]
 
     @cached_property
@@ -143,12 +135,12 @@ class PhasePlan:
 
     @cached_property
     def _reads(self) -> tuple[tuple[int, ...], ...]:
-        """By phase, in order."""
+        """Numbers of the inputs that each phase reads, in order."""
         needed = (set(self.elements(phase)).difference(self.kept[phase]) for phase in self.phases)
         return tuple(tuple(sorted(o.index for o in found if isinstance(o, Load))) for found in needed)
 
     def read_bytes(self, phase: int, rows: bool) -> int:
-        """Of each element, what a phase reads."""
+        """Bytes that a phase reads of each element."""
         return sum(self.nbytes(Load(i)) for i in self.reads(phase, rows))
 
     def read_in(self, index: int) -> tuple[int, ...]:
@@ -176,11 +168,11 @@ class PhasePlan:
 
     @cached_property
     def held_bytes(self) -> int:
-        """Of each element, what is kept between phases."""
+        """Bytes of each element that are kept between phases."""
         return max(sum(map(self.nbytes, kept)) for kept in self.kept)
 
     def nbytes(self, o: Chain | Load) -> int:
-        """Of one element of a value, as it is kept."""
+        """Bytes of one element of a value, as it is kept."""
         dtype = self.dtype(o)
         return 4 if dtype is None else dtype.bits // 8
 
@@ -208,11 +200,10 @@ class PhasePlan:
 def alike(x: View, y: View) -> tuple[tuple[View, View], ...]:
     """The parts of an input and an output that have the same rows, each element at one address if both begin there."""
 
-    def told(view: View) -> tuple[object, ...]:
-        return view.within, view.dtype, view.row_strides, view.column_stride
+    def layout(view: View) -> tuple[object, ...]:
+        return view.unit, view.dtype, view.row_strides, view.column_stride
 
-    own = x.of_pairs is None and x.indexed is None and y.indexed is None
-    return tuple((a, b) for a in x.parts for b in y.parts if own and told(a) == told(b))
+    return tuple((a, b) for a in x.parts for b in y.parts if a.place.like(b.place) and layout(a) == layout(b))
 
 
 def _varies(program: RowProgram, o: Chain) -> bool:

@@ -11,8 +11,8 @@ from graphfuse.codegen.stores import stored
 from graphfuse.codegen.sums import added
 from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
-from graphfuse.rows.program import View
 from graphfuse.rows.steps import Join, Load
+from graphfuse.rows.views import View
 
 
 def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
@@ -43,13 +43,12 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
     yield f"  GF_DEVICE static {kind} read_{kind.lower()}(const Row& row, Index at) {{"
     loads = []
     for i, size in sizes.items():
-        copied, width = copies.named(f"i{i}"), plan.width(plan.program.inputs[i])
+        view = plan.program.inputs[i]
+        copied, width = copies.named(f"i{i}"), plan.width(view)
         # Only what nothing writes meanwhile: a row may be overwritten by the output.
-        how = "ROW_READS" if kind == "Rows" and not _repeats(plan.program.inputs[i]) else "COLUMN_READS"
-        place = f"row.i{i}"
-        if (indexed := plan.program.inputs[i].indexed) is not None:
-            place += f".of(row.n{indexed.index})"
-        load = f"gf::load<{size}, {width}, {how}>(gf::offset({place}, {pieces.step(plan, f'i{i}', size)}))"
+        how = "ROW_READS" if kind == "Rows" and not _repeats(view) else "COLUMN_READS"
+        address = view.place.address(f"i{i}")
+        load = f"gf::load<{size}, {width}, {how}>(gf::offset({address}, {pieces.step(plan, f'i{i}', size)}))"
         load = copied.piece_read if copied else _where_there_is_one(plan, i, load)
         # The second piece of a thread has the same pairs as the first, whose reads it gets.
         loads.append(f"at == 0 ? ({load}) : gf::any_bytes<{size}>()" if plan.has_both(i) else load)
@@ -59,19 +58,18 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
 
 def _repeats(view: View) -> bool:
     """Whether rows are read again and again: chosen ones, or those that are the same along an axis, of several."""
-    return view.of_pairs is not None or (view.within is not None and not all(view.row_strides))
+    return view.unit.pairs is not None or (view.place.span is not None and not all(view.row_strides))
 
 
 def _where_there_is_one(plan: PhasePlan, i: int, load: str) -> str:
     """A read of an input that may have no such row, or nothing in these columns."""
     view = plan.program.inputs[i]
     ctype, elements = view.dtype.facts.ctype, plan.taken(view)
-    if view.indexed is not None:
-        none = f"gf::filled<{ctype}, {elements}>({literal(float('nan'))})"
-        load = f"gf::likely(row.i{i}.exists(row.n{view.indexed.index})) ? {load} : {none}"
-    if view.of_pairs is not None and view.of_pairs.pairs.columns < plan.columns:
-        beyond = f"gf::filled<{ctype}, {elements}>({literal(view.of_pairs.otherwise)})"
-        load = f"row.thread + at >= {view.of_pairs.pairs.columns // plan.piece} ? {beyond} : ({load})"
+    filled = f"gf::filled<{ctype}, {elements}>"
+    if exists := view.place.exists(f"i{i}"):
+        load = f"gf::likely({exists}) ? {load} : {filled}({literal(float('nan'))})"
+    if beyond := view.unit.beyond(plan.piece, plan.columns):
+        load = f"{beyond} ? {filled}({literal(view.unit.otherwise)}) : ({load})"
     return load
 
 

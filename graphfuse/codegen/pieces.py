@@ -1,4 +1,4 @@
-"""How the printed text depends on the direction of a piece: along a row, or across neighbouring rows.
+"""Text that depends on the direction of a piece: along a row, or across neighbouring rows.
 
 Along a row, a value of one per row is a number. Across rows, a piece has PIECE of them, and columns have strides.
 """
@@ -9,12 +9,12 @@ from graphfuse.codegen.phase_plan import PhasePlan
 
 
 def index(plan: PhasePlan) -> str:
-    """What follows the name of a value that is one a row, in a loop over a piece."""
+    """Index behind the name of a value that is one a row, in a loop over a piece."""
     return "[i]" if plan.across else ""
 
 
 def bound(plan: PhasePlan) -> str:
-    """What follows it where it is declared."""
+    """Array bound behind that name where it is declared."""
     return "[PIECE]" if plan.across else ""
 
 

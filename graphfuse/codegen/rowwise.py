@@ -17,7 +17,7 @@ from graphfuse.rows.steps import Pick
 
 
 def headers(program: RowProgram) -> Iterator[str]:
-    """Those that the printed text needs beyond what kernel templates include, for use outside of any namespace."""
+    """Headers that the printed text needs beyond what kernel templates include, for use outside of any namespace."""
     yield from stores.headers(program)
     if any(operand.dtype.facts.integers for operand in (*program.inputs, *program.scalars)):
         yield "integers.cuh"
@@ -25,7 +25,7 @@ def headers(program: RowProgram) -> Iterator[str]:
         yield "element.cuh"
     if program.indices:
         yield "indices.cuh"
-    if program.swapped or any(view.of_pairs for view in program.inputs) or any(v.indexed for v in program.inputs):
+    if program.all_pairs or any(view.place.numbers for view in program.inputs):
         yield "pairs.cuh"
 
 

@@ -18,7 +18,7 @@ def amaxes(program: RowProgram) -> list[int]:
 
 
 def stored(elements: Elements) -> Iterator[str]:
-    """What a phase writes of each element."""
+    """Statements that write what a phase stores of each element."""
     for number, store in elements.program.stored_in(elements.phase):
         yield from (_amax if store.amax else _piece)(elements, number, store)
 
@@ -32,7 +32,7 @@ def _amax(elements: Elements, number: int, store: Store) -> Iterator[str]:
 
 
 def headers(program: RowProgram) -> Iterator[str]:
-    """Those that a program's stores need beyond ``rows.cuh``."""
+    """Headers that a program's stores need beyond ``rows.cuh``."""
     blocks = (_made(store) for store in program.stores if store.block_size)
     yield from sorted({_BY_SCALE[made][1] for made in blocks if made in _BY_SCALE})
 
@@ -42,7 +42,7 @@ _BY_SCALE = {
     (data_type.FP8_E4M3, data_type.FLOAT): ("gf::e4m3_by_float", "float_scales.cuh"),
     (data_type.FP8_E5M2, data_type.FLOAT): ("gf::e5m2_by_float", "float_scales.cuh"),
 }
-"""By the types of elements and scales, where these are not the element's usual ones: a tag for both, its header."""
+"""A tag and its header, by types of elements and scales, where these are not the element's usual ones."""
 
 
 def _made(store: Store) -> tuple[data_type, data_type]:
@@ -53,7 +53,7 @@ def _made(store: Store) -> tuple[data_type, data_type]:
 
 
 def _element(store: Store) -> str:
-    """What quantizes elements: their type, or a tag."""
+    """C++ type that quantizes elements: theirs, or a tag."""
     made = _made(store)
     return _BY_SCALE[made][0] if made in _BY_SCALE else made[0].facts.ctype
 
@@ -66,7 +66,7 @@ def _scales(pointer: Pointer) -> str:
 
 def _exists(number: int, store: Store) -> str:
     """Whether a store writes the row."""
-    return "row.exists" + f" && row.o{number} != nullptr" * store.view.partial
+    return "row.exists" + f" && row.o{number} != nullptr" * store.view.place.partial
 
 
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:

@@ -40,7 +40,7 @@ def source(plan: PhasePlan) -> Iterator[str]:
 
 
 def added(elements: Elements) -> Iterator[str]:
-    """What a phase adds to them."""
+    """Statements that add to the sums over rows in a phase."""
     for number, s in elements.program.summed_in(elements.phase):
         at = f"sums.of[{number}][i]"
         factors = [f"{elements.array(o)}[i]" for o in s.factors]

@@ -8,8 +8,10 @@ from string import Formatter
 
 from graphfuse.errors import MalformedError
 from graphfuse.ops import OPS
-from graphfuse.rows.program import FUSED, SWAP, ColumnSum, Extent, RowProgram, Store, View
+from graphfuse.rows.pairs import COLUMNS
+from graphfuse.rows.program import FUSED, SWAP, ColumnSum, Extent, RowProgram, Store
 from graphfuse.rows.steps import AnyStep, Chain, Load, Operand, Pick, Reduce, Step
+from graphfuse.rows.views import ROWS, View
 
 
 def check_program(program: RowProgram) -> None:
@@ -65,8 +67,8 @@ def _views(program: RowProgram) -> Iterator[str]:
     if len(axes) > 1:
         yield f"views have {sorted(axes)} row axes; accepted: one number"
     for view in views:
-        if view.indexed is not None and view.indexed.index not in range(len(program.indices)):
-            yield f"view {view.name!r} is chosen by index {view.indexed.index} of {len(program.indices)}"
+        for index in set(view.place.numbers).difference(range(len(program.indices))):
+            yield f"view {view.name!r} is chosen by index {index} of {len(program.indices)}"
     for view in program.indices:
         if view.columns or view.dtype.facts.integers is None:
             yield f"index {view.name!r} is not one integer a row"
@@ -89,7 +91,7 @@ def _step(program: RowProgram, step: AnyStep) -> Iterator[str]:
 
 
 def _plain(view: View) -> bool:
-    return view.columns and view.of_pairs is None and not view.partial and not view.more and not view.swizzled
+    return (view.columns, view.unit, view.place, view.swizzled) == (True, COLUMNS, ROWS, False)
 
 
 def _pointwise(step: Step) -> Iterator[str]:

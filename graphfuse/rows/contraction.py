@@ -33,7 +33,7 @@ def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple
 
 
 def _total(steps: Sequence[AnyStep], mean: Operand) -> Operand | None:
-    """What is divided by the number of columns."""
+    """The sum that is divided by the number of columns for a mean."""
     step = steps[mean.index] if isinstance(mean, Chain) else None
     if step is None or step.op_name != "mul" or step.rounded is not None:
         return None

@@ -12,7 +12,7 @@ from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Operand, Pi
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of operands.
+    """Answers about operands.
 
     wide: whether a value varies over columns. zero: whether it is always 0. plain: whether an input's row lies in one
     place, without being chosen by number.

@@ -11,21 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphfuse.dtypes import data_type
-from graphfuse.ir import TensorId
 from graphfuse.ops import OPS, Cost
-from graphfuse.rows.steps import (
-    AnyStep,
-    Chain,
-    Column,
-    Join,
-    Load,
-    Number,
-    Operand,
-    Pick,
-    Reduce,
-    Scalar,
-    Step,
-)
+from graphfuse.rows.pairs import Pairs
+from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, Scalar, Step
+from graphfuse.rows.views import View
 
 SWAP = "swap_pairs"
 
@@ -49,111 +38,22 @@ column of its pair (see ``Pairs``), the first column's negated, 0 where there is
 
 
 def cost_of(step: AnyStep) -> Cost:
-    """What a step takes for each element."""
+    """Cost of a step for each element."""
     if isinstance(step, Reduce | Pick):
         return Cost.ARITHMETIC
     return (FUSED.get(step.op_name) or OPS[step.op_name]).cost
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs of a row's columns: i and count + i, or, interleaved, 2 i and 2 i + 1. Columns behind them are in none."""
-
-    count: int
-    interleaved: bool
-
-    @property
-    def columns(self) -> int:
-        """That are in a pair."""
-        return 2 * self.count
-
-
-@dataclass(frozen=True)
-class OfPairs:
-    """How a tensor with a column for each pair has one for each column of a row. otherwise: what stands in columns that
-    are in no pair."""
-
-    pairs: Pairs
-    otherwise: float
-
-
-@dataclass(frozen=True)
-class Indexed:
-    """A tensor whose rows are chosen by number.
-
-    index: which of the program's indices tells each row's. stride: elements between rows of neighbouring numbers.
-    count: how many there are. A row without one is read as NaN, and is not written.
-    """
-
-    index: int
-    stride: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Within:
-    """The rows that a tensor has: those whose number along row axis `axis` is from first to end - 1. Its own rows begin
-    with the first of them."""
-
-    axis: int
-    first: int
-    end: int
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor read or written as rows x columns, strides in elements.
-
-    rows, columns: whether it varies along them. row_strides: one for each row axis of the program,
-    0 where it does not vary. column_stride: 1 for packed columns (also of tensors without columns).
-    alignment: bytes that the address is a multiple of. swizzled: in tiles of 128 x 4 (F8_128x4),
-    where strides say nothing. offset: elements from the tensor's first to that of the view. of_pairs: of a tensor with
-    a column for each pair. indexed: of one whose rows are chosen. within: of one that has some of the rows. more: of a
-    view of several tensors, which have all rows between them, those with the rows that follow.
-    """
-
-    tensor: TensorId
-    name: str
-    dtype: data_type
-    row_strides: tuple[int, ...]
-    column_stride: int
-    alignment: int
-    rows: bool = True
-    columns: bool = True
-    swizzled: bool = False
-    offset: int = 0
-    of_pairs: OfPairs | None = None
-    indexed: Indexed | None = None
-    within: Within | None = None
-    more: tuple["View", ...] = ()
-
-    @property
-    def partial(self) -> bool:
-        """Whether it may have no place for a row."""
-        return self.indexed is not None or (self.within is not None and not self.more)
-
-    @property
-    def parts(self) -> tuple["View", ...]:
-        """All tensors of it."""
-        return (self, *self.more)
-
-
-@dataclass(frozen=True)
 class Store:
-    """A value that is written.
-
-    block_size: elements that share a scale, 0 if the output is not quantized in blocks.
-    block_scale: where the scales go, columns / block_size a row. scales_of: the view is that of the scales
-    alone, for blocks of elements of this type, which are not written. amax: the view is one element, the largest
-    magnitude of all.
-    """
+    """A value that is written."""
 
     view: View
     value: Chain
-    block_size: int = 0
-    block_scale: View | None = None
-    amax: bool = False
-    scales_of: data_type | None = None
+    block_size: int = 0  # elements that share a scale; 0 where the output is not quantized in blocks
+    block_scale: View | None = None  # where the scales go, columns / block_size a row
+    amax: bool = False  # the view is one element, the largest magnitude of all
+    scales_of: data_type | None = None  # the view is of the scales alone, for elements of this type, not written
 
 
 @dataclass(frozen=True)
@@ -172,22 +72,44 @@ class Extent:
     columns: bool
 
 
+@dataclass(frozen=True)
+class Extents:
+    """Extents of the operands of a straight line of steps. inputs: those of what is read."""
+
+    inputs: tuple[Extent, ...]
+    steps: tuple[AnyStep, ...]
+
+    def of(self, operand: Operand) -> Extent:
+        if isinstance(operand, Scalar | Number):
+            return Extent(False, False)
+        if isinstance(operand, Column):
+            return Extent(False, True)
+        return (self.inputs if isinstance(operand, Load) else self.made)[operand.index]
+
+    @cached_property
+    def made(self) -> tuple[Extent, ...]:
+        """Extents of the steps' values."""
+        found: list[Extent] = []
+        for step in self.steps:
+            known = [found[o.index] if isinstance(o, Chain) else self.of(o) for _, o in step.operands]
+            found.append(Extent(any(k.rows for k in known), isinstance(step, Step) and any(k.columns for k in known)))
+        return tuple(found)
+
+
 _ABSORBED = {Join.SUM: "mul", Join.MAX: "abs"}
 """The op whose result is not needed to reduce it."""
 
 
 @dataclass(frozen=True)
 class RowProgram:
-    """inputs: what Load operands number. steps: value k is the result of step k. stores: what is written of
-    each row. sums: of all rows together. late: numbers of stores that wait for the last phase. indices: integers of
-    which there is one a row, the numbers of rows elsewhere."""
+    """A computation for each row, and its outputs."""
 
-    inputs: tuple[View, ...]
-    steps: tuple[AnyStep, ...]
-    stores: tuple[Store, ...]
-    sums: tuple[ColumnSum, ...] = ()
-    late: frozenset[int] = frozenset()
-    indices: tuple[View, ...] = ()
+    inputs: tuple[View, ...]  # by the numbers of ``Load``
+    steps: tuple[AnyStep, ...]  # value k is the result of step k
+    stores: tuple[Store, ...]  # what is written of each row
+    sums: tuple[ColumnSum, ...] = ()  # what is written of all rows together
+    late: frozenset[int] = frozenset()  # numbers of the stores that wait for the last phase
+    indices: tuple[View, ...] = ()  # integers of which there is one a row, the numbers of rows elsewhere
 
     @cached_property
     def swapped(self) -> tuple[Pairs, ...]:
@@ -197,13 +119,13 @@ class RowProgram:
 
     @cached_property
     def all_pairs(self) -> tuple[Pairs, ...]:
-        """Those of steps and of inputs."""
-        of_inputs = (view.of_pairs.pairs for view in self.inputs if view.of_pairs is not None)
+        """The pairs of columns of steps and of inputs."""
+        of_inputs = (view.unit.pairs for view in self.inputs if view.unit.pairs is not None)
         return tuple(dict.fromkeys((*self.swapped, *of_inputs)))
 
     @property
     def all_views(self) -> tuple[View, ...]:
-        """Those read and written, every part."""
+        """Views that are read and written, every part."""
         return tuple(part for view in (*self.inputs, *(s.view for s in self.stores)) for part in view.parts)
 
     @property
@@ -218,23 +140,17 @@ class RowProgram:
         found = (o for step in self.steps for _, o in step.operands if isinstance(o, Scalar))
         return tuple(dict.fromkeys(found))
 
-    def extent(self, operand: Operand) -> Extent:
-        if isinstance(operand, Scalar | Number):
-            return Extent(False, False)
-        if isinstance(operand, Column):
-            return Extent(False, True)
-        if isinstance(operand, Load):
-            return Extent(self.inputs[operand.index].rows, self.inputs[operand.index].columns)
-        return self.extents[operand.index]
-
     @cached_property
+    def _extents(self) -> Extents:
+        return Extents(tuple(Extent(view.rows, view.columns) for view in self.inputs), self.steps)
+
+    def extent(self, operand: Operand) -> Extent:
+        return self._extents.of(operand)
+
+    @property
     def extents(self) -> tuple[Extent, ...]:
-        """Of each step's value."""
-        found: list[Extent] = []
-        for step in self.steps:
-            known = [found[o.index] if isinstance(o, Chain) else self.extent(o) for _, o in step.operands]
-            found.append(Extent(any(k.rows for k in known), isinstance(step, Step) and any(k.columns for k in known)))
-        return tuple(found)
+        """Extents of the steps' values."""
+        return self._extents.made
 
     @cached_property
     def earliest(self) -> tuple[int, ...]:
@@ -265,17 +181,20 @@ class RowProgram:
 
     @cached_property
     def known(self) -> tuple[int, ...]:
-        """The phase at whose beginning each value is made of which there is one a row. Memory answers late: an element
-        that is picked is read a phase before it is needed, and used in the next, where there are so many."""
+        """The phase at whose beginning each value of one per row is made."""
         found: list[int] = []
         for k, step in enumerate(self.steps):
             made = max((found[o.index] for _, o in step.operands if isinstance(o, Chain)), default=0)
-            awaited = any(isinstance(o, Chain) and isinstance(self.steps[o.index], Pick) for _, o in step.operands)
-            first = max(made, self.earliest[k])
-            if isinstance(step, Pick):
-                first = max(first, self.phase[k] - 1)
-            found.append(max(first, min(made + 1, self.phase[k])) if awaited else first)
+            found.append(max(made, self.earliest[k], self._awaited(k, made)))
         return tuple(found)
+
+    def _awaited(self, k: int, made: int) -> int:
+        """The phase until which a value waits for memory, which answers late: an element that is picked is read a phase
+        before it is needed, and used in the next, where there are so many. made: the phase of its last operand."""
+        step = self.steps[k]
+        picked = any(isinstance(o, Chain) and isinstance(self.steps[o.index], Pick) for _, o in step.operands)
+        used = min(made + 1, self.phase[k]) if picked else 0
+        return max(used, self.phase[k] - 1) if isinstance(step, Pick) else used
 
     def picked_in(self, number: int) -> tuple[int, ...]:
         """The phases at whose beginning single elements of an input are read."""
@@ -285,7 +204,7 @@ class RowProgram:
     @cached_property
     def read_whole(self) -> tuple[View, ...]:
         """Inputs with an element for each one of the rows."""
-        return tuple(view for view in self.inputs if view.rows and view.columns and view.of_pairs is None)
+        return tuple(view for view in self.inputs if view.rows and view.columns and view.unit.pairs is None)
 
     @cached_property
     def written_whole(self) -> tuple[View, ...]:
@@ -326,8 +245,8 @@ class RowProgram:
         return tuple(k for k, step in enumerate(self.steps) if isinstance(step, Reduce))
 
     def joined(self, k: int) -> tuple[Operand, ...]:
-        """What reduction number k goes through: of the sum of a product that is not rounded the two factors, which are
-        multiplied as they are added; of the largest of magnitudes the values that these are of."""
+        """Operands that reduction number k goes through: of the sum of a product that is not rounded the two factors,
+        which are multiplied as they are added; of the largest of magnitudes the values that these are of."""
         reduction = self.steps[k]
         made = self.steps[reduction.input.index] if isinstance(reduction.input, Chain) else None
         if made is None or made.rounded is not None or made.op_name != _ABSORBED[reduction.join]:
@@ -359,7 +278,7 @@ class RowProgram:
         return tuple(self.steps[k] for k in sorted(needed))
 
     def held(self, again: frozenset[Chain | Load] = frozenset()) -> tuple[tuple[Chain | Load, ...], ...]:
-        """For each phase but the first: what one element a thread keeps for it from the phases before.
+        """Values of one element that a thread keeps from the phases before, for each phase but the first.
         again: what is rather read or worked out once more."""
         return tuple(self._held(phase, again) for phase in range(1, self.last + 1))
 

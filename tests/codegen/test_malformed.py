@@ -10,8 +10,9 @@ from graphfuse.dtypes import data_type
 from graphfuse.engines.rows import RowEngine
 from graphfuse.errors import MalformedError
 from graphfuse.rows.check_program import check_program
-from graphfuse.rows.program import ColumnSum, Indexed, RowProgram, View
+from graphfuse.rows.program import ColumnSum, RowProgram
 from graphfuse.rows.steps import Chain, Column, Join, Load, Number, Pick, Reduce, Step
+from graphfuse.rows.views import Indexed, View
 from support.variants import TARGETS, VARIANTS
 
 H200 = TARGETS["sm_90a"]
@@ -143,7 +144,7 @@ PROGRAMS = {
     ),
     "rows chosen by an index that there is not": (
         NORM,
-        lambda p: with_view(p, indexed=Indexed(0, 1, 1)),
+        lambda p: with_view(p, place=Indexed(0, 1, 1)),
         r"view 'out' is chosen by index 0 of 0",
     ),
     "an index that is no integer": (

@@ -12,7 +12,7 @@ from graphfuse.errors import PluginError
 from graphfuse.ir import Subgraph, packed_stride
 from graphfuse.lower import lower
 from graphfuse.match import Declined, Match, Pattern, Region
-from graphfuse.patterns.axes import MOST_NORMS
+from graphfuse.patterns.computing import MOST_NORMS
 from graphfuse.patterns.rows import PATTERN
 from support import graphs
 from support.graphs import BF16, FP4, Norm

@@ -15,7 +15,7 @@ from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.ir import Subgraph
 from graphfuse.lower import lower
 from graphfuse.match import Pattern
-from graphfuse.patterns.axes import MOST_NORMS
+from graphfuse.patterns.computing import MOST_NORMS
 from support import graphs, toys
 from support.graphs import FP4, Norm
 

@@ -8,8 +8,9 @@ from graphfuse.ir import TensorId
 from graphfuse.ops import EXPANSIONS
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.emitter import Emitter
-from graphfuse.rows.program import RowProgram, Store, View
+from graphfuse.rows.program import RowProgram, Store
 from graphfuse.rows.steps import Chain, Load, Scalar, Step
+from graphfuse.rows.views import View
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.program import View
+from graphfuse.rows.views import View
 
 
 def varying(facts: RowFacts) -> Iterator[tuple[str, View]]:

@@ -11,8 +11,8 @@ from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.split import Split
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.program import View
 from graphfuse.rows.steps import Chain, Join, Load, Operand
+from graphfuse.rows.views import View
 
 CHUNK = 8  # columns that are summed before all else; of other rows, what divides them
 _REGISTERS, _MOST_REGISTERS = 16384, 255  # of a quarter of an SM, whose warps these share; of a thread

@@ -9,7 +9,7 @@ from graphfuse.engines.rows.by_row.knobs import ALL_FIRST, AS_USUAL, READS_LAST,
 from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.limits import MAX_THREADS, WARP
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.program import View
+from graphfuse.rows.views import View
 
 READ_AHEAD = range(9, 41)  # elements per thread for which reading ahead may pay; any kernel reads fewer ahead
 _SECTOR = 32  # smallest memory transaction in bytes
@@ -76,7 +76,7 @@ def cost(split: RowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
     narrowest, more = min(written, default=32), max(0, len(read) - 1)
     start, each = next(figures for most, figures in _INSTRUCTIONS.items() if narrowest <= most)
     start += _AXIS * (len(facts.row_extents) - 1)
-    start += _CHOSEN * sum(view.indexed is not None or view.within is not None for view in program.all_views)
+    start += _CHOSEN * sum(bool(view.place.kind) for view in program.all_views)
     block = max(program.block_sizes, default=0)
     whole, again = (facts.columns * (sum(read) * times + sum(written)) / 8 for times in (1, phases))
 

@@ -52,7 +52,7 @@ class ByRow(Schedule[ByRowKnobs]):
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[ByRowKnobs]:
         split, every = RowSplit.of(facts), self.legal(facts, device)
-        indexed = any(view.indexed is not None for view in facts.program.inputs)  # reads wait for a read
+        indexed = any(view.place.numbers for view in facts.program.inputs)  # reads wait for a read
 
         def read_ahead(knobs: ByRowKnobs) -> ByRowKnobs:
             """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are

@@ -1,0 +1,71 @@
+"""Pairs of a row's columns, and what of a row a tensor has an element for: each column, or each pair (`View.unit`)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of a row's columns: i and count + i, or, interleaved, 2 i and 2 i + 1. Columns behind them are in none."""
+
+    count: int
+    interleaved: bool
+
+    @property
+    def columns(self) -> int:
+        """Number of columns that are in a pair."""
+        return 2 * self.count
+
+
+@dataclass(frozen=True)
+class EachColumn:
+    """A tensor has an element for each column of a row."""
+
+    pairs: ClassVar[Pairs | None] = None  # those that have an element each
+    halves: ClassVar[bool] = False  # whether columns that lie apart share an element
+    unpack: ClassVar[str] = "unpack"  # the function that makes values of a piece that is read
+
+    def taken(self, piece: int) -> int:
+        """Number of elements that belong to a piece of `piece` columns."""
+        return piece
+
+    def offset(self, piece: int, nbytes: int) -> str:
+        """Bytes from a row's first element to the thread's first piece, in C++. nbytes: of a piece."""
+        return f"thread * {nbytes}"
+
+    def beyond(self, piece: int, columns: int) -> str:
+        """Condition, in C++, under which a piece of a row of `columns` has no element; empty if each has some."""
+        return ""
+
+
+@dataclass(frozen=True)
+class EachPair(EachColumn):
+    """A tensor has an element for each pair of columns. otherwise: what columns read that are in no pair."""
+
+    of: Pairs
+    otherwise: float
+
+    @property
+    def pairs(self) -> Pairs:
+        return self.of
+
+    @property
+    def halves(self) -> bool:
+        return not self.pairs.interleaved
+
+    @property
+    def unpack(self) -> str:
+        return "unpack" if self.halves else "unpack_pairs"
+
+    def taken(self, piece: int) -> int:
+        return piece if self.halves else piece // 2
+
+    def offset(self, piece: int, nbytes: int) -> str:
+        first = f"gf::u32(thread) % {self.pairs.count // piece}u" if self.halves else "thread"
+        return f"{first} * {nbytes}"
+
+    def beyond(self, piece: int, columns: int) -> str:
+        return f"row.thread + at >= {self.pairs.columns // piece}" if self.pairs.columns < columns else ""
+
+
+COLUMNS = EachColumn()

@@ -1,0 +1,246 @@
+"""Views: tensors read or written as rows x columns, and the places where their rows lie.
+
+A place serves reads and stores alike. Its kinds are `Place` itself, `Within` and `Indexed`. Code generation, legality
+and launch arguments ask what `Place` has, with the answers of a tensor that has all rows, and nothing else. So a new
+kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` makes it the program's.
+
+Texts are C++. `name` is that of the kernel's parameter for the tensor's address; parameters of the place begin with it.
+`a` has the parameters, `row` the addresses of a row.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from graphfuse.dtypes import data_type
+from graphfuse.ir import TensorId
+from graphfuse.rows.pairs import COLUMNS, EachColumn
+
+Parameter = tuple[str, str, int]
+"""Type, name and value of a number that a kernel is given."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """All rows of the program, at the view's strides."""
+
+    kind: ClassVar[str] = ""  # words for errors about the rows; empty for all rows
+    partial: ClassVar[bool] = False  # whether a row may have no place
+    late: ClassVar[bool] = False  # whether addresses of an output wait until the row's reads are issued
+    axes: ClassVar[tuple[int, ...]] = ()  # row axes along which it counts, joined with no other
+    span: ClassVar[tuple[int, int, int] | None] = None  # axis, first and end of the rows that the tensor has
+    numbers: ClassVar[tuple[int, ...]] = ()  # the indices of the program that choose rows
+    strides: ClassVar[tuple[int, ...]] = ()  # elements between rows beside the view's strides
+    following: ClassVar[tuple["View", ...]] = ()  # views of the tensors with the rows that follow
+
+    def only(self, within: "Within") -> "Place":
+        """The place of some of the rows."""
+        return within
+
+    def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> "Place":
+        """The place in a program. axes: its row axes by those of the match. numbers: tensors of its indices."""
+        return self
+
+    def like(self, other: "Place") -> bool:
+        """Whether rows are the same, each at one address if both tensors begin there."""
+        return self == other
+
+    def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+        """Extent and stride of each axis along which the tensor's own rows lie. extents: of all rows."""
+        return list(zip(extents, strides, strict=True))
+
+    def parameters(self, name: str, nbytes: Callable[[int], int]) -> Iterator[Parameter]:
+        """Numbers that it takes to find rows. nbytes: of so many elements."""
+        yield from ()
+
+    def counted(self, name: str, numbers: Sequence[str]) -> Sequence[str]:
+        """The number of a row along each axis as the tensor counts, from that as the program counts."""
+        return numbers
+
+    def has(self, name: str, numbers: Sequence[str]) -> str:
+        """Condition under which the tensor has the row; empty if it has all, or all that are left."""
+        return ""
+
+    def read_from(self, name: str, address: str) -> str:
+        """Initial value of what `row` has of an input."""
+        return address
+
+    def read_type(self, address: str) -> str:
+        """Type of that value. address: type of an address."""
+        return address
+
+    def address(self, name: str) -> str:
+        """Address of an input's row, by what `row` has."""
+        return f"row.{name}"
+
+    def exists(self, name: str) -> str:
+        """Condition under which an input has the row, by what `row` has; empty if it has all."""
+        return ""
+
+    def settled(self, name: str) -> str:
+        """Statement that completes the address of an output's row; empty if it is complete."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Within(Place):
+    """Rows whose number along row axis `axis` is from first to end - 1. The tensor's own rows begin with the first."""
+
+    axis: int
+    first: int
+    end: int
+    rest: "View | None" = None  # the next of several tensors that have all rows between them
+    after: bool = False  # whether others have the rows before first
+    kind: ClassVar[str] = "are some of all"
+
+    @property
+    def partial(self) -> bool:
+        return self.rest is None
+
+    @property
+    def late(self) -> bool:
+        return self.rest is not None
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return (self.axis,)
+
+    @property
+    def span(self) -> tuple[int, int, int]:
+        return self.axis, self.first, self.end
+
+    @property
+    def following(self) -> tuple["View", ...]:
+        return self.rest.parts if self.rest else ()
+
+    def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
+        return replace(self, axis=axes.get(self.axis, 0))  # rows without columns have one axis
+
+    def like(self, other: Place) -> bool:
+        return isinstance(other, Within) and self.span == other.span
+
+    def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+        own = self.end - self.first
+        return [(own if k == self.axis else e, s) for k, (e, s) in enumerate(zip(extents, strides, strict=True))]
+
+    def parameters(self, name: str, nbytes: Callable[[int], int]) -> Iterator[Parameter]:
+        if self.first:
+            yield "gf::u32", f"{name}_first", self.first
+        if self.rest or not self.after:  # the last of several has all that are left
+            yield "gf::u32", f"{name}_end", self.end
+
+    def counted(self, name: str, numbers: Sequence[str]) -> Sequence[str]:
+        own = f"(gf::u32({numbers[self.axis]}) - a.{name}_first)" if self.first else numbers[self.axis]
+        return [*numbers[: self.axis], own, *numbers[self.axis + 1 :]]
+
+    def has(self, name: str, numbers: Sequence[str]) -> str:
+        number = f"gf::u32({numbers[self.axis]})"
+        if self.rest or self.after:  # none before it has the row
+            return f"{number} < a.{name}_end" if self.rest else ""
+        return f"{number} < a.{name}_end" + f" && {number} >= a.{name}_first" * bool(self.first)
+
+
+@dataclass(frozen=True)
+class Indexed(Place):
+    """Rows chosen by number. A row whose number the tensor has not is read as NaN, and is not written."""
+
+    index: int  # which of the program's indices has the row's number
+    stride: int  # elements between rows of neighbouring numbers
+    count: int  # rows of the tensor
+    of: Place = Place()  # the rows of the program that have a number
+    kind: ClassVar[str] = "are chosen by number"
+    partial: ClassVar[bool] = True
+    late: ClassVar[bool] = True
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return self.of.axes
+
+    @property
+    def span(self) -> tuple[int, int, int] | None:
+        return self.of.span
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (self.index,)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return (self.stride,)
+
+    def only(self, within: Within) -> Place:
+        return replace(self, of=within)
+
+    def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
+        return replace(self, index=numbers.index(self.index), of=self.of.seen(axes, numbers))
+
+    def like(self, other: Place) -> bool:
+        return False
+
+    def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+        # Two rows of one number are the caller's matter.
+        return [(e, s) for e, s in self.of.reach(extents, strides) if s] + [(self.count, self.stride)]
+
+    def parameters(self, name: str, nbytes: Callable[[int], int]) -> Iterator[Parameter]:
+        yield "gf::i64", f"{name}_row", nbytes(self.stride)
+        yield "gf::i64", f"{name}_count", self.count
+        yield from self.of.parameters(name, nbytes)
+
+    def counted(self, name: str, numbers: Sequence[str]) -> Sequence[str]:
+        return self.of.counted(name, numbers)
+
+    def has(self, name: str, numbers: Sequence[str]) -> str:
+        return self.of.has(name, numbers)
+
+    def read_type(self, address: str) -> str:
+        return f"gf::Chosen<{address}>"
+
+    def read_from(self, name: str, address: str) -> str:
+        return f"{{{address}, a.{name}_row, a.{name}_count}}"
+
+    def address(self, name: str) -> str:
+        return f"row.{name}.of(row.n{self.index})"
+
+    def exists(self, name: str) -> str:
+        return f"row.{name}.exists(row.n{self.index})"
+
+    def settled(self, name: str) -> str:
+        number = f"row.n{self.index}"
+        there = f"gf::u64({number}) < gf::u64(a.{name}_count)" + f" && row.{name} != nullptr" * self.of.partial
+        return f"row.{name} = {there} ? gf::offset(row.{name}, {number} * a.{name}_row) : nullptr;"
+
+
+ROWS = Place()
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor read or written as rows x columns, strides in elements."""
+
+    tensor: TensorId
+    name: str
+    dtype: data_type
+    row_strides: tuple[int, ...]  # one for each row axis of the program, 0 where the tensor does not vary
+    column_stride: int  # 1 for packed columns, also of tensors without columns
+    alignment: int  # bytes that the address is a multiple of
+    rows: bool = True  # whether it varies along rows
+    columns: bool = True  # whether it varies along columns
+    swizzled: bool = False  # in tiles of 128 x 4 (F8_128x4), where strides say nothing
+    offset: int = 0  # elements from the tensor's first to that of the view
+    place: Place = ROWS  # where its rows lie
+    unit: EachColumn = COLUMNS  # what of a row it has an element for
+
+    @property
+    def parts(self) -> tuple["View", ...]:
+        """Views of all its tensors, this one first."""
+        return (self, *self.place.following)
+
+
+def joined(views: Sequence[View]) -> View:
+    """One view of tensors of which each has the rows that follow those of the one before."""
+    if len(views) == 1:
+        return views[0]
+    found = None
+    for number, view in reversed([*enumerate(views)]):
+        found = replace(view, place=replace(view.place, rest=found, after=number > 0))
+    return found

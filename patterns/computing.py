@@ -1,0 +1,216 @@
+"""Roles of nodes that compute: pointwise ops, norms and their like, reductions, quantization, rotation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from graphfuse.dtypes import data_type
+from graphfuse.enums import reduction_mode
+from graphfuse.ir import Graph, Node, TensorId
+from graphfuse.ops import EXPANSIONS, OPS, REDUCTIONS, Expansion, quantize_axis
+from graphfuse.patterns.axes import Axes
+from graphfuse.patterns.role import Matched, Role
+from graphfuse.patterns.values import Values, Written
+from graphfuse.rows.pairs import EachPair, Pairs
+from graphfuse.rows.program import SWAP
+from graphfuse.rows.steps import Column, Operand, Step
+
+MOST_NORMS = 4
+"""Norms that one kernel has one after another. Each is a phase more, in which rows that have no room in registers are
+read again, with all that was added to them on the way."""
+
+
+class Computing(Role):
+    """A node whose inputs broadcast to the rows."""
+
+    def joins(self, matched: Matched, node: Node) -> bool:
+        axes = matched.axes
+        if node.compute is not data_type.FLOAT or not all(axes.fits(t) for _, t in node.inputs):
+            return False
+        if any(matched.ended(t) for _, t in node.inputs):
+            return False
+        if any(matched.readers(t) and self.ends(axes, node, t) for _, t in node.outputs):
+            return False
+        return self.suits(matched, node)
+
+    def suits(self, matched: Matched, node: Node) -> bool:
+        """Whether a node may join whose inputs are values of matched nodes, or in memory."""
+        raise NotImplementedError
+
+    def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
+        return move.regular
+
+
+class Pointwise(Computing):
+    """A node that makes an element of one element of each input."""
+
+    def suits(self, matched: Matched, node: Node) -> bool:
+        axes, output = matched.axes, node.output("output")
+        if not axes.fits(output):
+            return False
+        # What is the same for all rows can be worked out by each of them, but not written by one.
+        dim = axes.tensor(output).dim
+        varies = any(dim[axis] != 1 for axis in axes.axes) or all(axes.dim[axis] == 1 for axis in axes.axes)
+        return varies or matched.kept(output)
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        operands = tuple((port, values.operand(t)) for port, t in node.inputs)
+        output = node.output("output")
+        values.values[output] = values.step(Step(node.op_name, operands, node.attributes, values.rounded(output)))
+
+
+class Numbering(Pointwise):
+    """A node that makes of each element the number of its column."""
+
+    def suits(self, matched: Matched, node: Node) -> bool:
+        axes = matched.axes
+        axis = node.attribute("axis") - len(axes.graph.tensors[node.input("input")].dim) + len(axes.dim)
+        return axes.columns == (axis,) and super().suits(matched, node)
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        output = node.output("output")
+        values.values[output] = values.step(Step("identity", (("input", Column()),), (), values.rounded(output)))
+
+
+@dataclass(frozen=True)
+class NodeOperands:
+    """NodeOperands of an op by its input ports, read from memory in the order in which its expansion asks for them."""
+
+    expansion: Expansion
+    values: Values
+    node: Node
+
+    def __getitem__(self, port: str) -> Operand:
+        return self.values.operand(self.node.input(port), in_memory=port not in self.expansion.scalars)
+
+    def __contains__(self, port: object) -> bool:
+        return port in dict(self.node.inputs)
+
+
+@dataclass(frozen=True)
+class Expanding(Computing):
+    """A node of an op that takes several steps: a norm, a softmax, a loss, or the gradient of one."""
+
+    expansion: Expansion
+    starts = True
+
+    def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
+        shapes = {port: graph.tensors[t].dim for port, t in node.inputs}
+        return self.expansion.columns(shapes, dict(node.attributes))
+
+    def suits(self, matched: Matched, node: Node) -> bool:
+        axes = matched.axes
+        norms = sum(matched.role(axes.graph.nodes[i]).expansion is not None for i in matched.inside)
+        return not axes.sums and norms < MOST_NORMS and self.axes(axes.graph, node) == axes
+
+    def reduces(self, axes: Axes, node: Node) -> bool:
+        return True
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        operands = NodeOperands(self.expansion, values, node)
+        for port, value in self.expansion.of(values, operands, dict(node.attributes)).items():
+            t = node.output(port)
+            if isinstance(value, tuple) and t in values.subgraph.outputs:
+                values.sums.append((t, value))
+                if any(matched.axes.tensor(t).dim[axis] != 1 for axis in matched.axes.axes):
+                    what = f"{matched.graph.tensors[t]} is a sum over the rows of each sample"
+                    values.refuse(f"{what}; accepted: one over all rows")
+            elif t is not None and not isinstance(value, tuple):
+                values.make(t, value)
+
+
+class Reducing(Computing):
+    """A reduction of each row, or the largest magnitude of a tensor."""
+
+    starts = True
+
+    def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
+        """None if it is all one number is made of, of several axes, or if there are no columns. Axes of extent 1 are
+        rows, but for the last, where there are no others."""
+        axes = node.attribute("axes")
+        columns = tuple(axis for axis in axes if dim[axis] != 1) or axes[-1:]
+        rows = [axis for axis, extent in enumerate(dim) if axis not in columns and extent != 1]
+        known = (rows or len(columns) == 1) and all(dim[axis] for axis in columns)
+        return columns if known and columns and REDUCTIONS[node.attribute("mode")].in_rows else None
+
+    def suits(self, matched: Matched, node: Node) -> bool:
+        axes, mode = matched.axes, node.attribute("mode")
+        if axes.sums or not axes.whole(node.input("input")):
+            return False
+        if self.reduces(axes, node):
+            return REDUCTIONS[mode].in_rows
+        return mode is reduction_mode.AMAX and all(e == 1 for e in axes.graph.tensors[node.output("output")].dim)
+
+    def reduces(self, axes: Axes, node: Node) -> bool:
+        return axes.graph.tensors[node.output("output")].dim == axes.per_row
+
+    def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
+        return not self.reduces(axes, node)
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        x, output = node.input("input"), node.output("output")
+        if self.reduces(matched.axes, node):
+            values.make(output, REDUCTIONS[node.attribute("mode")].of(values, values.operand(x, in_memory=True)))
+        else:
+            values.stores.append(Written(output, values.chain(x), amax=True))
+
+
+class Quantizing(Computing):
+    """A quantization in blocks along the columns."""
+
+    starts = alone = True
+
+    def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
+        return (node.attribute("axis"),)
+
+    def suits(self, matched: Matched, node: Node) -> bool:
+        return not matched.axes.sums and matched.axes.whole(node.input("input"))
+
+    def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
+        return True
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        axes, axis = matched.axes, quantize_axis(matched.axes.dim, dict(node.attributes))
+        if axis not in axes.columns[-1:]:
+            columns = list(axes.columns)
+            values.refuse(f"{node} quantizes along axis {axis}, not along the last normalized axis of {columns}")
+        y, scale, value = node.output("Y"), node.output("scale"), values.chain(node.input("input"))
+        size = node.attribute("block_size")
+        if y in values.subgraph.outputs:
+            values.stores.append(Written(y, value, size, scale))
+        else:  # nobody wants the elements
+            values.stores.append(Written(scale, value, size, scales_of=node.attribute("element_type")))
+
+
+class Rotating(Role):
+    """A rotation of pairs of columns. Its cosines and sines may lie in rows that moves choose."""
+
+    starts = alone = True
+
+    def joins(self, matched: Matched, node: Node) -> bool:
+        x, angles = node.input("input"), {node.input("cos"), node.input("sin")}
+        if node.compute is not data_type.FLOAT or not matched.axes.last or not matched.axes.whole(x):
+            return False
+        made = [n for t in angles if (n := matched.made_by(t)) is not None]
+        return not matched.ended(x) and not any(matched.role(n).regular for n in made)
+
+    def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
+        return move.regular if t == node.input("input") else not move.regular
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        pairs = Pairs(values.graph.tensors[node.input("cos")].dim[-1], node.attribute("interleaved"))
+        cos = values.pair(node.input("cos"), EachPair(pairs, 1.0))
+        sin = values.pair(node.input("sin"), EachPair(pairs, 0.0))
+        x = values.operand(node.input("input"), in_memory=True)
+        other = values.op(SWAP, {"count": pairs.count, "interleaved": pairs.interleaved}, input=x)
+        how = "fnma" if node.attribute("inverse") else "fma"
+        values.make(node.output("output"), values.op(how, a=other, b=sin, c=values.op("mul", a=x, b=cos)))
+
+
+COMPUTING: Mapping[str, Role] = {
+    **{name: Pointwise() for name, op in OPS.items() if op.pointwise},
+    **{name: Expanding(expansion) for name, expansion in EXPANSIONS.items()},
+    "block_scale_quantize": Quantizing(),
+    "gen_index": Numbering(),
+    "reduction": Reducing(),
+    "rotate_pairs": Rotating(),
+}

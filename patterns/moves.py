@@ -1,0 +1,127 @@
+"""Roles of nodes that move rows: they compute nothing, and say where rows lie that other nodes read or write."""
+
+from collections.abc import Mapping
+
+from graphfuse.ir import Node, TensorId
+from graphfuse.patterns.axes import Axes
+from graphfuse.patterns.places import Piece
+from graphfuse.patterns.role import Matched, Role
+from graphfuse.patterns.values import Values
+
+
+class Move(Role):
+    """A move of rows from memory to the nodes that read its output, which is not written."""
+
+    def joins(self, matched: Matched, node: Node) -> bool:
+        made = node.output("output")
+        readers = matched.readers(made)
+        if not readers or not matched.kept(made) or any(matched.made_by(t) for _, t in node.inputs):
+            return False
+        accepted = (matched.role(reader).accepts(reader, made, self) for reader in readers)
+        return all(accepted) and self.suits(matched.axes, node)
+
+    def suits(self, axes: Axes, node: Node) -> bool:
+        """Whether the rows are those of the match, or what readers take in their place."""
+        return True
+
+
+class Joining(Move):
+    """Tensors joined to one along an axis of rows."""
+
+    def suits(self, axes: Axes, node: Node) -> bool:
+        made, axis = node.output("output"), _joined_axis(axes, node)
+        return axes.fits(made) and axis in axes.axes and axes.tensor(made).dim[axis] == axes.dim[axis]
+
+    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
+        a, b = (Piece(matched.axes.tensor(node.input(port))) for port in ("a", "b"))
+        axis = _joined_axis(matched.axes, node)
+        cut, end = a.tensor.dim[axis], matched.axes.dim[axis]
+        return a.within(axis, 0, cut, end), b.within(axis, cut, end, end)
+
+
+def _joined_axis(axes: Axes, node: Node) -> int:
+    return node.attribute("axis") + len(axes.dim) - len(axes.graph.tensors[node.output("output")].dim)
+
+
+class Gathering(Move):
+    """Cosines and sines in rows that numbers choose."""
+
+    regular = False
+
+    def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
+        return isinstance(move, Slicing) and t == node.input("input")
+
+    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
+        (piece,) = matched.read(node.input("input"))
+        return (piece.chosen(matched.graph.tensors[node.input("index")]),)
+
+
+class Slicing(Move):
+    """Cosines and sines that are a slice of a tensor; or rows of a value, some along one axis, that are written."""
+
+    regular = False
+
+    def joins(self, matched: Matched, node: Node) -> bool:
+        if matched.made_by(node.input("input")) is None:
+            return super().joins(matched, node)
+        written = all(isinstance(matched.role(n), Scattering) for n in matched.readers(node.output("output")))
+        return written and self.cut(matched.axes, node) is not None and not matched.ended(node.input("input"))
+
+    def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
+        return True
+
+    def cut(self, axes: Axes, node: Node) -> tuple[int, int, int] | None:
+        """Axis, first and end of a slice along one axis of rows, or of what is one a row; None for other slices."""
+        dim, slices = axes.graph.tensors[node.input("input")].dim, node.attribute("slices")
+        cut = [(axis, *s) for axis, s in enumerate(slices) if s != (0, dim[axis], 1)]
+        if dim not in (axes.dim, axes.per_row) or len(cut) != 1:
+            return None
+        ((axis, first, end, step),) = cut
+        return (axis, first, end) if axis in axes.axes and step == 1 and first < end else None
+
+    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
+        (piece,) = matched.read(node.input("input"))
+        starts, _, steps = zip(*node.attribute("slices"), strict=True)
+        return (piece.sliced(matched.graph.tensors[node.output("output")].dim, starts, steps),)
+
+    def written(self, matched: Matched, node: Node, piece: Piece) -> Piece:
+        axis, first, end = self.cut(matched.axes, node)
+        return piece.within(axis, first, end, matched.axes.dim[axis])
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        values.move(node.output("output"), node.input("input"))
+
+
+class Scattering(Role):
+    """Rows of a value, all or a slice, that are written where numbers say."""
+
+    starts = alone = True
+
+    def joins(self, matched: Matched, node: Node) -> bool:
+        x, axes = node.input("input"), matched.axes
+        made_by = matched.made_by(x)
+        if made_by is None or matched.made_by(node.input("index")) is not None or not axes.last:
+            return False
+        role = matched.role(made_by)
+        sliced = isinstance(role, Slicing) and role.cut(axes, made_by) is not None
+        return sliced or (axes.whole(x) and not matched.ended(x))
+
+    def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
+        return True
+
+    def written(self, matched: Matched, node: Node, piece: Piece) -> Piece:
+        return matched.written(node.input("input"), piece.chosen(matched.graph.tensors[node.input("index")]))
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        x = node.input("input")
+        made_by = matched.made_by(x)
+        sliced = made_by is not None and isinstance(matched.role(made_by), Slicing)
+        values.move(node.output("output"), made_by.input("input") if sliced else x)
+
+
+MOVES: Mapping[str, Role] = {
+    "gather_rows": Gathering(),
+    "join": Joining(),
+    "scatter_rows": Scattering(),
+    "slice": Slicing(),
+}

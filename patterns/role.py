@@ -1,0 +1,111 @@
+"""Roles: what a kind of node is to the rows of a match.
+
+A role says which nodes may join a match, where the tensors lie that it reads and writes, and what it computes. There is
+one object for each op (``roles``), and no other file asks for the name of an op.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from graphfuse.ir import Graph, Node, TensorId
+from graphfuse.ops import Expansion
+from graphfuse.patterns.axes import Axes
+from graphfuse.patterns.places import Piece
+from graphfuse.patterns.values import Values
+
+
+class Role:
+    """A kind of node. The defaults are those of a node that moves nothing, and whose outputs others may read."""
+
+    starts: ClassVar[bool] = False  # whether a match may start from it
+    alone: ClassVar[bool] = False  # whether that match has no reduction: one that has takes the node, too
+    regular: ClassVar[bool] = True  # whether what it makes has all the rows, so that any node can read it
+    expansion: ClassVar[Expansion | None] = None  # steps of an op that takes several, such as a norm
+
+    def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The axes that rows run along where a match starts from the node; None if none can. dim: of its input."""
+        return (len(dim) - 1,)
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Rows and columns of a match that starts from the node; None if none can."""
+        dim = graph.tensors[dict(node.inputs).get("input", node.inputs[0][1])].dim
+        columns = self.columns(graph, node, dim)
+        sums = any(port.over_rows for port in node.op.outputs)
+        return None if columns is None else Axes(graph, dim, columns, sums)
+
+    def joins(self, matched: "Matched", node: Node) -> bool:
+        """Whether a node may join a match."""
+        raise NotImplementedError
+
+    def accepts(self, node: Node, t: TensorId, move: "Role") -> bool:
+        """Whether a node may read the output of a move, which says where rows lie."""
+        return False
+
+    def reduces(self, axes: Axes, node: Node) -> bool:
+        """Whether a node makes one value of each row."""
+        return False
+
+    def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
+        """Whether an output is not known before all rows are done, or only in its quantized form."""
+        return any(port.over_rows and node.output(port.name) == t for port in node.op.outputs)
+
+    def read(self, matched: "Matched", node: Node) -> tuple[Piece, ...]:
+        """The tensors in memory that readers of a node's output read."""
+        raise NotImplementedError
+
+    def written(self, matched: "Matched", node: Node, piece: Piece) -> Piece:
+        """The written part of `piece`, the output of this node or of one behind it."""
+        return piece
+
+    def compute(self, values: Values, matched: "Matched", node: Node) -> None:
+        """Adds the values and stores of a node."""
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The nodes of a match, or those taken so far, as roles look at them. roles: by op."""
+
+    axes: Axes
+    inside: frozenset[int]
+    roles: Mapping[str, Role]
+
+    @property
+    def graph(self) -> Graph:
+        return self.axes.graph
+
+    def role(self, node: Node) -> Role:
+        return self.roles[node.op_name]
+
+    def take(self, index: int) -> bool:
+        """Whether a node may join."""
+        node = self.graph.nodes[index]
+        return node.op_name in self.roles and self.role(node).joins(self, node)
+
+    def made_by(self, t: TensorId) -> Node | None:
+        """The matched node that makes a tensor."""
+        found = self.graph.producer.get(t)
+        return self.graph.nodes[found] if found in self.inside else None
+
+    def readers(self, t: TensorId) -> list[Node]:
+        """The matched nodes that read a tensor."""
+        return [self.graph.nodes[i] for i in self.graph.consumers.get(t, ()) if i in self.inside]
+
+    def kept(self, t: TensorId) -> bool:
+        """Whether matched nodes alone read a tensor, so that it need not be written."""
+        return self.graph.tensors[t].virtual and self.inside.issuperset(self.graph.consumers.get(t, ()))
+
+    def ended(self, t: TensorId) -> bool:
+        """Whether a matched node makes a tensor that others cannot read."""
+        node = self.made_by(t)
+        return node is not None and self.role(node).ends(self.axes, node, t)
+
+    def read(self, t: TensorId) -> tuple[Piece, ...]:
+        """The tensors in memory that are read for a tensor, one where no matched node moves rows."""
+        node = self.made_by(t)
+        return (Piece(self.axes.tensor(t)),) if node is None else self.role(node).read(self, node)
+
+    def written(self, t: TensorId, piece: Piece) -> Piece:
+        """The written part of `piece`, a tensor in memory, where its value is that of `t`."""
+        node = self.made_by(t)
+        return piece if node is None else self.role(node).written(self, node, piece)

@@ -1,0 +1,115 @@
+"""Values of a match, as steps of a row program, and what of them is stored."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from graphfuse.dtypes import data_type
+from graphfuse.engine import No
+from graphfuse.ir import Node, Subgraph, TensorId
+from graphfuse.rows.emitter import Emitter
+from graphfuse.rows.pairs import EachPair
+from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Step
+
+Shortening = Callable[[Sequence[AnyStep], Iterable[Operand]], tuple[tuple[AnyStep, ...], dict[Operand, Operand]]]
+"""Steps and what is read beside them -> fewer steps, and by the old values the new ones."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A value that is stored, with tensors in the place of views; else as ``Store``."""
+
+    tensor: TensorId
+    value: Chain
+    block_size: int = 0
+    block_scale: TensorId | None = None
+    amax: bool = False
+    scales_of: data_type | None = None
+
+
+class Values(Emitter):
+    """A value for each tensor of a match, steps that make them, and stores."""
+
+    def __init__(self, subgraph: Subgraph, dim: Sequence[int], columns: int):
+        """dim: extents of all rows and columns."""
+        super().__init__(columns)
+        self.graph, self.subgraph = subgraph.graph, subgraph
+        self.elements = math.prod(dim)
+        self.values: dict[TensorId, Operand] = {}
+        self.loaded: dict[TensorId, int] = {}
+        self.paired: dict[TensorId, EachPair] = {}  # what is read with an element for each pair of columns
+        self.moved: set[TensorId] = set()  # outputs that have rows of a value elsewhere, or some of them
+        self.stores: list[Written] = []
+        self.sums: list[tuple[TensorId, tuple[Operand, ...]]] = []
+        self.faults: list[No] = []
+
+    def operand(self, t: TensorId, in_memory: bool = False) -> Operand:
+        """The value of a tensor. in_memory: read as rows even where it has one element."""
+        if t not in self.values:
+            tensor = self.graph.tensors[t]
+            # Of one row of one column all tensors have one element, and are rows as they are elsewhere.
+            if tensor.elements == 1 and not in_memory and (tensor.by_value or self.elements != 1):
+                return Scalar.of(tensor)
+            self.values[t] = self.load(t)
+        return self.values[t]
+
+    def load(self, t: TensorId) -> Load:
+        return Load(self.loaded.setdefault(t, len(self.loaded)))
+
+    def refuse(self, reason: str) -> None:
+        """Notes why the match has no program."""
+        self.faults.append(No(reason))
+
+    def pair(self, t: TensorId, unit: EachPair) -> Load:
+        """The value of a tensor with an element for each pair of columns."""
+        if t in self.loaded and self.paired.get(t) != unit:
+            self.refuse(f"{self.graph.tensors[t]} is read in more ways than one; accepted: as cos, or as sin")
+        self.paired[t] = unit
+        return self.load(t)
+
+    def chain(self, t: TensorId) -> Chain:
+        """The value of a tensor as that of a step."""
+        value = self.operand(t, in_memory=True)
+        return value if isinstance(value, Chain) else self.op("identity", input=value)
+
+    def rounded(self, t: TensorId | None) -> data_type | None:
+        """Type that a value is rounded to for those in the match who read it: a stored one, and one whose type is
+        not what its node computes in."""
+        if t is None or not set(self.graph.consumers.get(t, ())) & set(self.subgraph.node_ids):
+            return None
+        dtype = self.graph.tensors[t].dtype
+        return None if dtype is data_type.FLOAT else dtype
+
+    def make(self, t: TensorId, value: Chain) -> None:
+        """`value` is that of a tensor. It is rounded for those who read it; the steps that it is made with are not."""
+        dtype = self.rounded(t)
+        if dtype is None:
+            self.values[t] = value
+        elif any(o == value for step in self.steps for _, o in step.operands):
+            self.values[t] = self.step(Step("identity", (("input", value),), (), dtype))
+        else:
+            self.steps[value.index] = replace(self.steps[value.index], rounded=dtype)
+            self.values[t] = value
+
+    def move(self, t: TensorId, x: TensorId) -> None:
+        """A store of the value of `x` in rows of `t`, if that is written."""
+        if t in self.subgraph.outputs:
+            self.moved.add(t)
+            self.stores.append(Written(t, self.chain(x)))
+
+    def store_outputs(self, node: Node) -> None:
+        """Stores of a node's outputs, those that are written and have a value."""
+        written = self.subgraph.outputs
+        self.stores += [Written(t, self.values[t]) for _, t in node.outputs if t in written and t in self.values]
+
+    def shorten(self, shorter: Shortening) -> None:
+        read = [w.value for w in self.stores] + [o for _, factors in self.sums for o in factors]
+        steps, moved = shorter(self.steps, read)
+        self.steps = list(steps)
+        left = ((t, o) for t, o in self.values.items() if o in moved or not isinstance(o, Chain))
+        self.values = {t: moved.get(o, o) for t, o in left}
+        self.stores = [replace(w, value=moved[w.value]) for w in self.stores]
+        self.sums = [(t, tuple(moved.get(o, o) for o in factors)) for t, factors in self.sums]
+
+    def is_zero(self, o: Operand) -> bool:
+        return o == Number(0.0) or (isinstance(o, Scalar) and self.graph.tensors[o.tensor].value == 0.0)
