@@ -46,6 +46,7 @@ _COMPARED = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
+_ACTIVATIONS = {torch.nn.SiLU: torch.nn.functional.silu, torch.nn.Sigmoid: torch.sigmoid}
 _OF_NUMBERS = frozenset({len, int, float, bool, abs, min, max, *(f for f in vars(math).values() if callable(f))})
 
 
@@ -77,6 +78,13 @@ class TensorMethod:
 
     symbol: object
     name: str
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A module that is new in each call, of a class that a table of transformers has."""
+
+    cls: type
 
 
 @dataclass(frozen=True)
@@ -401,6 +409,12 @@ class _Frame:
         value, index = self.value(node.value), self.value(node.slice)
         if isinstance(value, self.domain.symbols):
             return self.computed(node, operator.getitem, (value, index), {})
+        if isinstance(value, Named) and _makes_activations(value.value) and isinstance(index, str):
+            made = value.value.get(index)
+            if isinstance(made, type) and (made in _ACTIVATIONS or made.__init__ is torch.nn.Module.__init__):
+                self.domain.record(value.root, value.path, value.value)
+                self.domain.record(value.root, (*value.path, f"get({index!r})"), made)
+                return Activation(made)
         if not isinstance(value, tuple | list) or not isinstance(index, int | slice):
             raise self.declined(node, f"reads {ast.unparse(node)}")
         found = value[index]
@@ -426,7 +440,8 @@ class _Frame:
         if is_plain(value):
             self.domain.record(root, path, value)
             return self.domain.number(path[0], value) if root is SELF and len(path) == 1 else value
-        if isinstance(value, FunctionType | BuiltinFunctionType | type | ModuleType) or self.domain.computes(value):
+        is_named = isinstance(value, FunctionType | BuiltinFunctionType | type | ModuleType)
+        if is_named or _makes_activations(value) or self.domain.computes(value):
             return Named(value, root, path)
         raise self.declined(node, f"reads {ast.unparse(node)}, a {type(value).__name__}")
 
@@ -501,6 +516,11 @@ class _Frame:
                 named |= self.spread(keyword.value, value)
         if isinstance(function, TensorMethod | Child | self.domain.symbols):
             return self.computed(node, function, args, named)
+        if isinstance(function, Activation):
+            if function.cls in _ACTIVATIONS:
+                return self.computed(node, _ACTIVATIONS[function.cls], args, named)
+            self.domain.record(function.cls, ("forward",), function.cls.forward)
+            return _called(self.domain, function.cls.forward, [function, *args], named, self.depth + 1)
         if isinstance(function, Method):
             self.domain.record(function.root, function.path, function.function)
             return _called(
@@ -524,6 +544,11 @@ class _Frame:
             return self.domain.spread(value)
         except Declined as why:
             raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
+
+
+def _makes_activations(value: object) -> bool:
+    """Whether a value is the table of transformers that makes a module of a class for each time that it is asked."""
+    return type(value).__module__ == "transformers.activations" and isinstance(value, dict)
 
 
 def _is_torchs(function: FunctionType) -> bool:
