@@ -215,7 +215,7 @@ def _way(
     site = next((s for s in sites if s.out is result), None)
     if site is None:
         return Refused(_why(sites, rounds_otherwise(graph)))
-    parts = {name: trace.names.get(t.name) for name, t in site.tensors.items()}
+    parts = {name: t.target if t.op == "placeholder" else "" for name, t in site.tensors.items()}
     inputs, full = traced.required(module), [parts.pop(name) for name in ("x", "gate") if name in parts]
     if full != inputs or set(parts.values()) != trace.members:
         return Refused("it normalizes or scales by something else than its input and its parameters")

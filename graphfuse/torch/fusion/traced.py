@@ -6,12 +6,14 @@ values are rounded, which float32 would hide. What forward may ask of a tensor i
 
 import inspect
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphfuse.torch.fusion.interpreter import Declined, Domain, TensorMethod, run
 from graphfuse.torch.fusion.meaning import MEANING, is_known
@@ -79,7 +81,7 @@ def required(module: torch.nn.Module) -> list[str]:
 class Traced:
     """What a module's forward does with full tensors of one type and shape.
 
-    names: of arguments and parameters, by those of the graph's placeholders.
+    graph: with placeholders by the names of arguments and parameters.
     reads: of everything else.
     members: the parameters and buffers that it reads.
     decided: what branches or numbers depend on: "dtype", "rank", "epsilon".
@@ -87,7 +89,6 @@ class Traced:
     """
 
     graph: GraphModule
-    names: Mapping[str, str]
     reads: tuple[Read, ...]
     members: frozenset[str]
     decided: frozenset[str]
@@ -111,7 +112,7 @@ class Free(float):
 
 
 class Tensors(Domain):
-    """Symbols are tensors that make_fx follows."""
+    """Symbols are tensors that a `Recorder` follows."""
 
     symbols, facts = torch.Tensor, (Fact, Shape)
 
@@ -219,33 +220,56 @@ def traced(
 ) -> Traced:
     """The graph of forward. types: of full tensors, and of parameters. free: numbers in place of attributes that may
     be others later. Raises Declined, and whatever forward raises."""
-    inputs, shape = required(module), of.shape(rank or of.rank, variant)
-    own = {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_floating_point()}
-    found: list[Tensors] = []
-    cls = type(module)
-
-    def forward(given: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
-        domain = Tensors(module, dict(zip(own, values, strict=True)), free or {})
-        domain.full, domain.place, domain.is_fixed = shape, 1 if of.behind else -1, of.is_fixed
-        domain.record(SELF, ("__class__", "forward"), cls.forward)
-        found[:] = [domain]
+    inputs, shape, cls = required(module), of.shape(rank or of.rank, variant), type(module)
+    own = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_floating_point()]
+    recorder, behind = Recorder(), (1,) * of.behind
+    given = [recorder.symbol(n, torch.ones(shape, dtype=types[0], device="cpu")) for n in inputs]
+    values = {n: recorder.symbol(n, torch.ones((of.columns, *behind), dtype=types[1], device="cpu")) for n in own}
+    domain = Tensors(module, values, free or {})
+    domain.full, domain.place, domain.is_fixed = shape, 1 if of.behind else -1, of.is_fixed
+    domain.record(SELF, ("__class__", "forward"), cls.forward)
+    with torch.no_grad(), recorder:
         made = run(domain, cls.forward, given)
-        if not isinstance(made, torch.Tensor):
-            raise Declined(f"returns a {type(made).__name__}, a norm returns a tensor")
-        return made
-
-    with torch.no_grad(), torch.device("cpu"):
-        full = [torch.ones(shape, dtype=types[0]) for _ in inputs]
-        values = [torch.ones(t.shape, dtype=types[1]) for t in own.values()]
-        graph = make_fx(forward)(full, values)
-    (domain,), names = found, [*inputs, *own]
-    graph.graph.output_node().args = (*graph.graph.output_node().args[0],)  # of a list of one
-    places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+    if not isinstance(made, torch.Tensor):
+        raise Declined(f"returns a {type(made).__name__}, a norm returns a tensor")
     return Traced(
-        graph,
-        dict(zip(places, names, strict=True)),
+        recorder.returning(made),
         tuple(domain.reads.values()),
         frozenset(domain.members),
         frozenset(domain.decided),
         domain.autocasts,
     )
+
+
+class Recorder(TorchDispatchMode):
+    """The graph of aten's operations that run meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.nodes: dict[int, Node] = {}
+
+    def symbol(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that the graph is given, under a name."""
+        self.keep(self.graph.placeholder(name), tensor)
+        return tensor
+
+    def keep(self, node: Node, made: object) -> None:
+        node.meta["val"] = made  # which also keeps the tensor, so that its id is no other's
+        if isinstance(made, torch.Tensor):
+            self.nodes[id(made)] = node
+        elif isinstance(made, tuple | list):
+            for i, part in enumerate(made):
+                self.keep(self.graph.call_function(operator.getitem, (node, i)), part)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        node_of = lambda v: self.nodes[id(v)] if isinstance(v, torch.Tensor) else v  # noqa: E731
+        given = map_aggregate((args, kwargs or {}), node_of)
+        self.keep(self.graph.call_function(function, *given), made)
+        return made
+
+    def returning(self, made: torch.Tensor) -> GraphModule:
+        self.graph.output(self.nodes[id(made)])
+        self.graph.eliminate_dead_code()
+        return GraphModule(torch.nn.Module(), self.graph)
