@@ -640,7 +640,7 @@ def made(name: str, body: str) -> dict[str, object]:
     text = _TEXT.format(columns=COLUMNS, body=body)
     file = f"<almost a norm: {name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names: dict[str, object] = {"__name__": __name__, "SimpleNamespace": SimpleNamespace}
+    names: dict[str, object] = {"__name__": "a file of its own", "SimpleNamespace": SimpleNamespace}
     exec(compile(text, file, "exec", dont_inherit=True), names)
     return names
 

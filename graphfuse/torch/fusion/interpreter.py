@@ -476,7 +476,8 @@ class _Frame:
         if name in vars(module):
             value = vars(module)[name]
         elif isinstance(shared, FunctionType):
-            return Method(shared, SELF, (name, "__func__"))
+            self.domain.record(SELF, ("__dict__", f"__contains__({name!r})"), False)
+            return Method(shared, SELF, ("__class__", name))
         elif isinstance(shared, staticmethod):
             return Named(shared.__func__, SELF, (name,))
         elif hasattr(type(module), name):
@@ -500,10 +501,12 @@ class _Frame:
             raise self.declined(node, f"reads {ast.unparse(node)}")
         here = self.function.__closure__[code.co_freevars.index("__class__")].cell_contents
         later = cls.__mro__[cls.__mro__.index(here) + 1 :]
-        found = next((vars(c)[node.attr] for c in later if node.attr in vars(c)), None)
+        owner = next((c for c in later if node.attr in vars(c)), object)
+        found = vars(owner).get(node.attr)
         if not isinstance(found, FunctionType):
             raise self.declined(node, f"reads {ast.unparse(node)}")
-        return Method(found, here, ("super()", node.attr, "__func__"))
+        self.domain.record(SELF, ("__class__",), cls)
+        return Method(found, owner, (node.attr,))
 
     def _call(self, node: ast.Call) -> object:
         function, args = self.value(node.func), self.items(node.args)

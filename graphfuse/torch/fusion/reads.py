@@ -44,17 +44,10 @@ class _Text:
         return name
 
     def of(self, read: Read) -> str:
-        if read.path[0] == "super()":
-            way, path = f"{self.name(super)}({self.name(read.root)}, _graphfuse_self)", read.path[1:]
-        elif read.root is SELF:
-            way, path = "_graphfuse_self", read.path
-        elif isinstance(read.root, dict):
-            way, path = read.path[0], read.path[1:]
-        else:
-            way, path = self.name(read.root), read.path
-        for name in path:
-            way = f"{self.name(getattr)}({way}, '__func__', None)" if name == "__func__" else f"{way}.{name}"
-        return self.compared(way, read.value)
+        if isinstance(read.root, dict):
+            return self.compared(".".join(read.path), read.value)
+        first = "_graphfuse_self" if read.root is SELF else self.name(read.root)
+        return self.compared(".".join((first, *read.path)), read.value)
 
     def compared(self, text: str, value: object) -> str:
         if isinstance(value, tuple | list):
