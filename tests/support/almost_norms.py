@@ -619,6 +619,86 @@ def forward(self, x):
 """
 
 
+_LAYER = """    def __init__(self):
+        super().__init__()
+        self.mixer, self.mlp = nn.Linear({columns}, {columns}), nn.Linear({columns}, {columns})
+        self.before, self.after = Base(), Base()
+        self.gain = nn.Parameter(torch.full(({columns},), 0.5))
+        with torch.no_grad():
+            for p in (*self.mixer.parameters(), *self.mlp.parameters()):
+                p.copy_(torch.linspace(-0.3, 0.4, p.numel()).cos().view_as(p))
+
+    def mixed(self, x):
+        return self.mixer(x)
+
+    def parts(self, x):
+        return [self.mixer(x), x]
+
+    def forward(self, x{argument}):
+        h = self.mixer(self.before(x))
+        {line}
+        x = x + h
+        return x + self.mlp(self.after(x))
+"""
+
+# Lines of a layer before the sum that goes into its second norm.
+_LAYER_LINES = """
+pass
+h = h * NUMBER
+h = h * number()
+h = helped(h)
+h = self.method(h)
+h = self.mixed(h)
+h, _ = self.parts(h)
+h = h * TABLE["number"]
+h = h * self.number
+h = h * self.factor
+h = h * Base.factor
+h = h * SETTINGS.number
+h = h * self.gain
+h = h * self.mlp.weight.mean()
+h = h * torch.rand(1)
+h = h + torch.zeros(1)
+h = h * float(torch.is_grad_enabled())
+h = h * torch.rand_like(h).gt(2)
+h = h * x.shape[0]
+h = h * x.dim()
+h = h * (2 if x.shape[0] > 2 else 1)
+h = h * (2 if self.on else 1)
+h = h * (2 if FLAG else 1)
+h = h * (2 if self.extra is not None else 1)
+h = h * (2 if self.training else 1)
+h = h if self.extra is None else h + self.extra
+h = F.dropout(h, 0.5, self.training)
+h = h * (scale if scale is not None else 1.0)
+h = h.float().to(x.dtype)
+h = h.detach()
+h = h.mul_(2)
+h *= 2
+x = x.clone(); h = torch.add(h, x)
+self.last = h
+self.n += 1
+self.seen.append(1)
+with torch.no_grad(): h = h * 1.0
+h = h * len(x.shape)
+h = [h, x][self.n]
+h = torch.stack([h, x])[0]
+h = torch.where(h > 0, h, x)
+a, b = h.unbind(0)[:2]; h = torch.stack([a, b])
+h = h.view(x.shape)
+h = h.transpose(0, -1).transpose(0, -1)
+h = h.double().to(x.dtype)
+"""
+
+
+def layers() -> Iterator[tuple[str, str]]:
+    """The text of layers of two norms and a sum between them."""
+    for line in _LAYER_LINES.strip().splitlines():
+        argument = ", scale=None" if "scale" in line else ""
+        lines = "\n        ".join(line.split("; "))
+        yield line, _LAYER.format(columns=COLUMNS, line=lines, argument=argument)
+
+
 def bodies() -> Iterator[tuple[str, str]]:
     """The text of classes, each with a name of its own."""
     for i, question in enumerate(_QUESTIONS.strip().splitlines()):
