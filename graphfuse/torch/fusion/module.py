@@ -86,7 +86,7 @@ def recognized(module: torch.nn.Module) -> Norm | Refused | None:
     if probe.columns < 2 or any(not t.is_floating_point() for t in module.parameters()):
         return Refused("its parameters are no floating-point vectors") if is_called_norm else None
     found = _seen(module, probe) or _judged(module, probe)
-    if isinstance(found, Norm) and not any(found is norm for _, _, norm in _kept):
+    if isinstance(found, Norm) and not any(found is norm for _, _, norm in tuple(_kept)):
         _kept.append((type(module), probe, found))
     return found if is_called_norm or not isinstance(found, Refused) else None
 
@@ -97,7 +97,7 @@ _kept: deque[tuple[type, traced.Probe, Norm]] = deque(maxlen=64)
 
 def _seen(module: torch.nn.Module, of: traced.Probe) -> Norm | None:
     """The norm that another module was which has the same of all that its forward reads."""
-    for cls, probe, norm in _kept:
+    for cls, probe, norm in tuple(_kept):
         if cls is type(module) and probe == of and _is_as(module, norm):
             return norm
     return None
@@ -105,7 +105,8 @@ def _seen(module: torch.nn.Module, of: traced.Probe) -> Norm | None:
 
 def _is_as(module: torch.nn.Module, norm: Norm) -> bool:
     try:
-        return norm.watch(module) and (not norm.epsilon or _is_like(getattr(module, norm.epsilon), norm.eps))
+        eps = getattr(module, norm.epsilon) if norm.epsilon else norm.eps
+        return type(eps) is float and _is_like(eps, norm.eps) and norm.watch(module)
     except AttributeError:  # of another way through forward
         return False
 
