@@ -15,6 +15,15 @@ HALF, OTHER_HALF = torch.bfloat16, torch.float16
 MODULES = list(bodies())
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors are small: threads would wait for each other."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
 def calls() -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Inputs, and whether gradients are on."""
     yield "rows", tensor(4, COLUMNS), True
