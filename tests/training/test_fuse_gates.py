@@ -230,6 +230,10 @@ def test_the_silu_of_a_norm_along_channels():
         torch.testing.assert_close(block(x), want, rtol=0.01, atol=0.01)
         block.activation.register_forward_hook(lambda module, given, y: y * 2)
         assert operators(lambda: block(x)) == ["rounded_unit_norm_silu", "rounded_unit_norm"]
+        block.activation = torch.nn.GELU()
+        got = block(x)
+        unfuse(block)
+        torch.testing.assert_close(got, block(x), rtol=0.01, atol=0.01)
 
 
 def test_norms_on_both_sides_of_a_sum():

@@ -141,9 +141,9 @@ class WrappedNorm(LlamaNorm):
 @pytest.mark.parametrize(
     ("norm", "why"),
     [
-        (WritingNorm, "changes a tensor in place"),
-        (DroppingNorm, "asks whether it is training"),
-        (WrappedNorm, "asks whether it is training"),
+        (WritingNorm, "line 3 changes y[..., 0]"),
+        (DroppingNorm, "line 2 calls F.dropout, which is not known to do the same each time"),
+        (WrappedNorm, "line 4 is With"),
     ],
 )
 def test_norms_that_do_more(norm, why):

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion import layer, sinks, straight, surroundings
+from graphfuse.torch.fusion import interpreter, layer, sinks, surroundings
 from graphfuse.torch.fusion.meaning import changes, exact, is_op
 from graphfuse.torch.fusion.module import Refused
 from graphfuse.torch.sinks import NAME, TYPES, attention_with_sinks
@@ -78,8 +78,8 @@ def _reads_more(eager: FunctionType) -> bool:
     if {p.name for p in parameters} - rest - {*_GIVEN, "module", "scaling", "dropout"}:
         return True
     try:
-        body = straight.body(eager)
-    except straight.Crooked:  # without a source
+        body = interpreter.body(eager)
+    except interpreter.Declined:  # without a source
         return True
     return any(isinstance(node, ast.Name) and node.id in rest for node in ast.walk(body))
 
@@ -87,7 +87,7 @@ def _reads_more(eager: FunctionType) -> bool:
 def _decides(eager: FunctionType) -> bool:
     """Whether a function decides by something else than whether there is a mask."""
     kinds = ast.If | ast.IfExp | ast.While
-    tests = (node.test for node in ast.walk(straight.body(eager)) if isinstance(node, kinds))
+    tests = (node.test for node in ast.walk(interpreter.body(eager)) if isinstance(node, kinds))
     return any(ast.unparse(test) not in _DECIDED for test in tests)
 
 

@@ -16,7 +16,6 @@ from torch.compiler import is_dynamo_compiling
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.form import OPERATORS, Serving
 from graphfuse.torch.fusion.module import Norm
-from graphfuse.torch.operators import epsilon
 
 _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 _RUN_ON = frozenset({"cuda", "cpu"})
@@ -56,64 +55,76 @@ def remove_from(module: torch.nn.Module) -> None:
 
 def forward_of(norm: Norm, cls: type) -> FunctionType:
     """What takes the place of a class's forward for modules that are this norm."""
-    if norm.gate or norm.groups > 1 or norm.form.kind == "unit":
-        return _shaped_forward_of(norm, cls)
-    own, run, parts = cls.forward, norm.serving.operator.run, _parts(norm)
-    first = list(inspect.signature(own).parameters)[1]
+    own, arguments, run, groups = cls.forward, arguments_of(norm), norm.serving.operator.run, norm.groups
+    names = list(inspect.signature(own).parameters)[1:]
+    first, gate = names[0], norm.gate
+    count = 2 if gate else 1
 
     def forward(self, *given, **named):
-        x = given[0] if len(given) == 1 and not named else named.get(first) if not given and len(named) == 1 else None
-        if isinstance(x, torch.Tensor):
-            found = parts(self, x)
+        if len(given) + len(named) == count:
+            x = given[0] if given else named.get(first)
+            other = None if not gate else named.get(gate) if named else given[1]
+            found = arguments(self, x, other)
             if found is not None:
-                return run(x, *found)
-        return own(self, *given, **named)
+                y = run(*found)
+                return y if groups == 1 else y.flatten(-2)
+        return type(self).forward(self, *given, **named)
 
     forward.__wrapped__ = own  # whose arguments inspect.signature tells
     return forward
 
 
-def _shaped_forward_of(norm: Norm, cls: type) -> FunctionType:
-    """Of a norm with a gate, of groups or along channels."""
-    own, serving, arguments = cls.forward, norm.serving, _arguments(norm)
-    run, names, groups = serving.operator.run, list(inspect.signature(own).parameters)[1:], norm.groups
-    accepted = {names[0], *([norm.gate] if norm.gate else ())}
-
-    def forward(self, *given, **named):
-        tensors = dict(zip(names, given, strict=False)) | named
-        if len(given) + len(named) == len(accepted) and tensors.keys() == accepted:
-            found = arguments(self, tensors[names[0]], tensors.get(norm.gate))
-            if found is not None:
-                y = run(*found)
-                return y if groups == 1 else y.flatten(-2)
-        return own(self, *given, **named)
-
-    forward.__wrapped__ = own
-    return forward
-
-
-def _arguments(norm: Norm) -> Callable[..., tuple | None]:
+def arguments_of(norm: Norm) -> Callable[..., tuple | None]:
     """Returns what gives an operator's arguments for a module, x and a gate, all of them views; None where the operator
-    would not compute what the class does."""
-    serving, groups, parts = norm.serving, norm.groups, _parts(norm)
-    more = (norm.factor, norm.dim) if norm.form.kind == "unit" else ()
+    may compute something else than the class's forward."""
+    watch, groups, columns, dim, extents = norm.watch, norm.groups, norm.columns, norm.dim, norm.extents
+    parameters, named, constant, ranks = dict(norm.parameters), norm.epsilon, norm.eps, norm.ranks
+    scales = tuple(parameters.get(n) for n in norm.serving.operator.tensors if n not in ("x", "gate"))
+    is_unit, is_gated, same_type, autocasts = norm.form.kind == "unit", bool(norm.gate), norm.same_type, norm.autocasts
+    needs_contiguous, has_gradients = norm.is_contiguous, norm.serving.has_gradients
+    more, is_flat = (norm.factor, dim) if is_unit else (), groups == 1 and len(extents) == 1
 
-    def arguments(module, x, gate):
-        full = (x, gate) if norm.gate else (x,)
-        if not all(isinstance(t, torch.Tensor) and t.shape == x.shape and t.dtype in _TYPES for t in full):
+    def arguments(module, x, gate=None):
+        if not isinstance(x, torch.Tensor) or is_unit and type(x) is not torch.Tensor or x.ndim not in ranks:
             return None
-        if norm.form.kind == "unit" and type(x) is not torch.Tensor:
+        if not watch(module):
             return None
-        found = parts(module, x)
-        if found is None:
+        kind, device, shape = x.dtype, x.device, x.shape
+        if kind not in _TYPES or device.type not in _RUN_ON or autocasts and torch.is_autocast_enabled(device.type):
             return None
-        *scales, eps = found
-        if not serving.has_gradients and _needs_gradient(*full, *scales):
+        if columns is not None and shape[dim] != columns or needs_contiguous and not x.is_contiguous():
             return None
-        if groups > 1:
-            full = tuple(t.unflatten(-1, (groups, -1)) for t in full)
-        scales = (None if t is None else t.flatten() if groups == 1 else t.view(groups, -1) for t in scales)
-        return (*full, *scales, eps, *more)
+        eps = getattr(module, named) if named else constant
+        if eps.__class__ is not float:
+            return None
+        found = [x]
+        if is_gated:
+            if not isinstance(gate, torch.Tensor) or gate.dtype is not kind or gate.device != device:
+                return None
+            if gate.shape != shape or needs_contiguous and not gate.is_contiguous():
+                return None
+            found.append(gate)
+        of_scales = kind if same_type else None
+        for name in scales:
+            t = None
+            if name is not None:
+                t = getattr(module, name)
+                if not isinstance(t, torch.Tensor) or t.shape != extents or t.device != device:
+                    return None
+                of_scales = of_scales or t.dtype
+                if t.dtype is not of_scales or t.dtype not in _TYPES or needs_contiguous and not t.is_contiguous():
+                    return None
+            found.append(t)
+        if not has_gradients and _needs_gradient(*found):
+            return None
+        if not is_flat:
+            full = 1 + is_gated
+            found[full:] = [
+                t if t is None else t.flatten() if groups == 1 else t.view(groups, -1) for t in found[full:]
+            ]
+            if groups > 1:
+                found[:full] = [t.unflatten(-1, (groups, -1)) for t in found[:full]]
+        return (*found, eps, *more)
 
     return arguments
 
@@ -127,35 +138,31 @@ def _needs_gradient(*tensors: torch.Tensor | None) -> bool:
 
 def add_norm_of(norm: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """What computes (the norm module of a sum, the sum), by one operator where that is the same."""
-    run, parts, same = of_sum(norm).operator.run, _parts(norm), repr(norm)
+    run, arguments, same = of_sum(norm).operator.run, arguments_of(norm), repr(norm)
 
     def add_norm(module, residual, x):
-        if (
-            _called_plainly(module)
-            and _is_still(module, same)
-            and isinstance(x, torch.Tensor)
-            and isinstance(residual, torch.Tensor)
-            and x.dtype is residual.dtype
-            and x.shape == residual.shape
-        ):
-            found = parts(module, x)
+        if _called_plainly(module) and _is_still(module, same) and _are_like(residual, x):
+            found = arguments(module, x)
             if found is not None:
-                return run(x, residual, *found)
+                return run(x, residual, *found[1:])
         total = residual + x
         return module(total), total
 
     return add_norm
 
 
+def _are_like(residual: object, x: object) -> bool:
+    """Whether the sum of two is a tensor of the type and shape of each."""
+    if not isinstance(x, torch.Tensor) or not isinstance(residual, torch.Tensor):
+        return False
+    return x.dtype is residual.dtype and x.shape == residual.shape and x.device == residual.device
+
+
 def norm_add_norm_of(first: Norm, second: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """What computes (the second norm module of a sum, the sum) of a residual and the first norm module of x: by one
     operator in inference, where that is the same."""
-    run, ends, same = (
-        of_sandwich(first, second).operator.run,
-        (_parts(first), _parts(second)),
-        (repr(first), repr(second)),
-    )
-    add_norm = add_norm_of(second)
+    run, same = of_sandwich(first, second).operator.run, (repr(first), repr(second))
+    inner, outer, add_norm = arguments_of(first), arguments_of(second), add_norm_of(second)
 
     def norm_add_norm(module, following, residual, x):
         if (
@@ -163,14 +170,11 @@ def norm_add_norm_of(first: Norm, second: Norm) -> Callable[..., tuple[torch.Ten
             and _called_plainly(following)
             and _is_still(module, same[0])
             and _is_still(following, same[1])
-            and isinstance(x, torch.Tensor)
-            and isinstance(residual, torch.Tensor)
-            and x.dtype is residual.dtype
-            and x.shape == residual.shape
+            and _are_like(residual, x)
         ):
-            found = ends[0](module, x), ends[1](following, x)
-            if None not in found:
-                (weight, eps), (next_weight, next_eps) = found
+            found, others = inner(module, x), outer(following, x)
+            if found is not None and others is not None:
+                (_, weight, eps), (_, next_weight, next_eps) = found, others
                 if not _needs_gradient(x, residual, weight, next_weight):
                     return run(x, residual, weight, next_weight, eps, next_eps)
         return add_norm(following, residual, module(x))
@@ -180,10 +184,10 @@ def norm_add_norm_of(first: Norm, second: Norm) -> Callable[..., tuple[torch.Ten
 
 def silu_of(norm: Norm) -> Callable[..., torch.Tensor]:
     """What computes SiLU of a norm module: by one operator where that is the same."""
-    run, arguments, same = of_silu(norm).operator.run, _arguments(norm), repr(norm)
+    run, arguments, same = of_silu(norm).operator.run, arguments_of(norm), repr(norm)
 
     def norm_silu(module, activation, x):
-        if _called_plainly(module) and _is_still(module, same) and (activation is None or _called_plainly(activation)):
+        if _called_plainly(module) and _is_still(module, same) and (activation is None or _is_silu(activation)):
             found = arguments(module, x, None)
             if found is not None:
                 return run(*found)
@@ -191,6 +195,10 @@ def silu_of(norm: Norm) -> Callable[..., torch.Tensor]:
         return torch.nn.functional.silu(y) if activation is None else activation(y)
 
     return norm_silu
+
+
+def _is_silu(module: torch.nn.Module) -> bool:
+    return module.__class__ is torch.nn.SiLU and "forward" not in vars(module) and _called_plainly(module)
 
 
 def of_sandwich(first: Norm, second: Norm) -> Serving | None:
@@ -207,27 +215,3 @@ def of_silu(norm: Norm) -> Serving | None:
 def of_sum(norm: Norm) -> Serving | None:
     """What computes the norm of a residual sum, and the sum."""
     return OPERATORS.get(replace(norm.form, residual=True)) if norm.groups == 1 else None
-
-
-def _parts(norm: Norm) -> Callable[[torch.nn.Module, torch.Tensor], tuple | None]:
-    """Returns what gives the operator's arguments behind full tensors: scales and epsilon. None where the operator
-    would not compute what the class does."""
-    parameters, named, constant = dict(norm.parameters), norm.epsilon, norm.eps
-    scales = tuple(parameters.get(n) for n in norm.serving.operator.tensors if n not in ("x", "gate"))
-    same_type, autocasts, constants, rank = norm.same_type, norm.autocasts, norm.constants, norm.rank
-
-    def parts(module, x):
-        if constants and any(getattr(module, name, None) != value for name, value in constants):
-            return None
-        device = x.device.type
-        if rank is not None and rank != x.dim():
-            return None
-        if x.dtype not in _TYPES or device not in _RUN_ON or autocasts and torch.is_autocast_enabled(device):
-            return None
-        found = tuple(None if n is None else getattr(module, n) for n in scales)
-        if any(t is not None and (t.dtype is not x.dtype if same_type else t.dtype not in _TYPES) for t in found):
-            return None
-        eps = getattr(module, named) if named else constant
-        return (*found, epsilon(eps, x))
-
-    return parts

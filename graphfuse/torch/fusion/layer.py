@@ -1,22 +1,26 @@
 """The forward of a layer in which residual sums, the norms of them, and norms or activations beside these are one
 operator each, across the borders of modules.
 
-The layer's own forward is traced with its modules as they are called, and written again as Python. Only a straight
-forward is (`straight`): what it does depends on nothing but what the trace shows. What it reads of the layer is
-compared at each call, and where something differs, or a norm is not to be gone around, the layer's own forward runs.
+The layer's own forward is run by the `interpreter`, on proxies, with its modules as they are called, and written again
+as Python. What it reads of the layer and of the world is compared at each call, and where something differs, or a norm
+is not to be gone around, the layer's own forward runs.
 """
 
+import ast
+import inspect
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 
 import torch
 from torch.fx import Graph, Node, Proxy, Tracer
 
-from graphfuse.torch.fusion import forward, straight
+from graphfuse.torch.fusion import forward, interpreter
+from graphfuse.torch.fusion.interpreter import Child, Declined, Domain, Named, TensorMethod
+from graphfuse.torch.fusion.meaning import is_operation
 from graphfuse.torch.fusion.module import Norm
-from graphfuse.torch.fusion.straight import Crooked
+from graphfuse.torch.fusion.reads import SELF, Read, is_plain, watched
 
 _REST = "_graphfuse_rest"
 _ADDS = (operator.add, torch.add)
@@ -40,24 +44,72 @@ class Fused:
     kept: tuple[str, ...]
 
 
-class _Leaves(Tracer):
-    """Traces a forward with every module as one node. ``**kwargs`` that are passed on stay what they are."""
+class _Proxies(Domain):
+    """Symbols are proxies: what is done with them is done again in each call, so that anything may be."""
 
-    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        return True
+    symbols = Proxy
 
-    def keys(self, obj: Proxy) -> Iterator[str]:
-        if not str(obj.node.target).startswith("**"):
-            raise Crooked("its forward passes on a mapping that it computes")
-        return iter((_REST,))
+    def __init__(self, module: torch.nn.Module, tracer: Tracer) -> None:
+        super().__init__(module)
+        self.tracer = tracer
+
+    def member(self, name: str, tensor: torch.Tensor) -> object:
+        return self.tracer.create_proxy("get_attr", name, (), {})
+
+    def attribute(self, symbol: Proxy, name: str) -> object:
+        if name.endswith("_") and not name.endswith("__"):
+            raise Declined("changes a tensor in place")
+        return getattr(symbol, name)
+
+    def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
+        given = _passed([*args, *named.values()])
+        if not isinstance(function, Proxy) and not any(isinstance(v, Proxy) for v in given):
+            raise Declined("is not known to do the same each time")
+        return function(*args, **named)
+
+    def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
+        _passed([*args, *named.values()])
+        return self.tracer.create_proxy("call_module", child.name, tuple(args), dict(named))
+
+    def unpack(self, symbol: object, count: int) -> Sequence[object]:
+        parts = self.tracer.create_proxy("call_function", parts_of, (symbol, count), {})
+        return [parts[i] for i in range(count)]
+
+    def spread(self, value: object) -> Mapping[str, object]:
+        if isinstance(value, Proxy) and str(value.node.target).startswith("**"):
+            return {_REST: value}
+        return super().spread(value)
+
+    def computes(self, function: object) -> bool:
+        return is_operation(function)
+
+
+def _passed(values: Sequence[object]) -> Sequence[object]:
+    """Values that are given to an operation or a module, those in sequences, too."""
+    found: list[object] = []
+    for v in values:
+        if isinstance(v, tuple | list):
+            found += _passed(v)
+        elif isinstance(v, Named | TensorMethod | Child | interpreter.Method):
+            raise Declined("is given something that is no tensor and no number")
+        else:
+            found.append(v)
+    return found
+
+
+def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
+    """What an assignment to `count` variables takes apart."""
+    parts = tuple(values)
+    if len(parts) != count:
+        raise ValueError(f"{len(parts)} values to unpack (expected {count})")
+    return parts
 
 
 def fused(layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Fused:
-    """The layer's forward with what can be one. norms: those of its own modules that are norms, by name. Raises Crooked
-    where its forward cannot be traced."""
+    """The layer's forward with what can be one. norms: those of its own modules that are norms, by name. Raises
+    Declined where its forward cannot be traced."""
     own, checkpoints = own_forward(type(layer))
-    constants = straight.constants(layer, own)
-    graph = _trace(layer, own)
+    graph, reads = _trace(layer, own)
     taken, kept = [], []
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in _ADDS or node.kwargs:
@@ -78,7 +130,7 @@ def fused(layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Fused:
     if not taken:
         return Fused(None, (), tuple(dict.fromkeys(kept)))
     graph.lint()
-    function = _guarded(own, _written(graph), constants, checkpoints)
+    function = _guarded(own, _written(graph), reads, checkpoints)
     return Fused(function, tuple(taken), tuple(dict.fromkeys(kept)))
 
 
@@ -87,32 +139,35 @@ def own_forward(cls: type) -> tuple[FunctionType, bool]:
     found, checkpoints = cls.forward, False
     while hasattr(found, "__wrapped__"):
         if found.__globals__.get("__name__") != _CHECKPOINTING:
-            raise Crooked(f"its forward is wrapped by {found.__globals__.get('__name__')}.{found.__code__.co_name}")
+            raise Declined(f"its forward is wrapped by {found.__globals__.get('__name__')}.{found.__code__.co_name}")
         found, checkpoints = found.__wrapped__, True
     return found, checkpoints
 
 
-def _trace(layer: torch.nn.Module, own: FunctionType) -> Graph:
-    # An object of the layer's attributes whose forward is the one that was written, as tracers take it of the class.
-    cls = type(type(layer).__name__, (type(layer),), {})
-    cls.forward = own
-    stand_in = cls.__new__(cls)
-    stand_in.__dict__ = {n: v for n, v in vars(layer).items() if n != "forward"}
+def _trace(layer: torch.nn.Module, own: FunctionType) -> tuple[Graph, tuple[Read, ...]]:
+    """The graph of a layer's forward, with its modules as nodes, and what it reads beside its arguments."""
+    tracer = Tracer()
+    tracer.root, tracer.graph = layer, Graph()
+    domain, given, rest = _Proxies(layer, tracer), [], {}
+    domain.record(SELF, ("__class__", "forward"), type(layer).forward)
+    for p in list(inspect.signature(own).parameters.values())[1:]:
+        if p.kind is p.VAR_KEYWORD:
+            rest[p.name] = tracer.create_proxy("placeholder", f"**{p.name}", (), {})
+        elif p.kind is p.POSITIONAL_OR_KEYWORD and (p.default is p.empty or is_plain(p.default)):
+            default = () if p.default is p.empty else (p.default,)
+            given.append(tracer.create_proxy("placeholder", p.name, default, {}))
+        else:
+            raise Declined(f"its forward has the argument {p}")
     try:
-        graph = _Leaves().trace(stand_in)
-    except Crooked:
-        raise
+        made = interpreter.run(domain, own, given, rest)
+        _passed([made])
+        tracer.graph.output(tracer.create_arg(made))
+    except Declined as why:
+        raise Declined(f"its forward is not straight: {why}") from None
     except Exception as error:  # of a stranger's forward
         said = str(error).splitlines()[0][:120] if str(error) else ""
-        raise Crooked(f"its forward cannot be traced: {type(error).__name__}: {said}") from error
-    rest = {n.target.removeprefix("**"): n for n in graph.nodes if n.op == "placeholder" and n.target.startswith("**")}
-    for node in list(graph.nodes):
-        if _REST in node.kwargs:
-            source = node.kwargs[_REST]
-            node.kwargs = {n: v for n, v in node.kwargs.items() if n != _REST} | {_REST: next(iter(rest.values()))}
-            if not source.users:
-                graph.erase_node(source)
-    return graph
+        raise Declined(f"its forward cannot be traced: {type(error).__name__}: {said}") from error
+    return tracer.graph, tuple(domain.reads.values())
 
 
 def _norm_of(total: Node, norms: Mapping[str, Norm]) -> Node | None:
@@ -187,16 +242,37 @@ def _written(graph: Graph) -> FunctionType:
     return names["forward"]
 
 
-def _guarded(
-    own: FunctionType, function: FunctionType, constants: Mapping[str, object], checkpoints: bool
-) -> FunctionType:
-    expected = tuple(constants.items())
+def _guarded(own: FunctionType, function: FunctionType, reads: tuple[Read, ...], checkpoints: bool) -> FunctionType:
+    watch = watched(reads)
 
     def forward(self, *given, **named):
-        is_checkpointed = checkpoints and self.gradient_checkpointing and self.training
-        if is_checkpointed or any(getattr(self, name) != value for name, value in expected):
+        if checkpoints and self.gradient_checkpointing and self.training or not watch(self):
             return type(self).forward(self, *given, **named)
         return function(self, *given, **named)
 
     forward.__wrapped__ = own  # whose arguments inspect.signature tells
     return forward
+
+
+def sums_into(function: FunctionType, called: Iterable[str]) -> bool:
+    """Whether a variable that is given to one of self's modules, of these names, was a sum at some time, as far as the
+    source tells. For reports: nothing is done by it."""
+    try:
+        nodes = list(ast.walk(interpreter.body(inspect.unwrap(function))))
+    except Declined:
+        return False
+    assigned = [n for n in nodes if isinstance(n, ast.Assign | ast.AugAssign)]
+    sums = {_target(n) for n in assigned if isinstance(n.op if isinstance(n, ast.AugAssign) else _operator(n), ast.Add)}
+    calls = (
+        n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in set(called)
+    )
+    return any(isinstance(a, ast.Name) and a.id in sums for call in calls for a in call.args)
+
+
+def _operator(assigned: ast.Assign) -> ast.operator | None:
+    return assigned.value.op if isinstance(assigned.value, ast.BinOp) else None
+
+
+def _target(assigned: ast.Assign | ast.AugAssign) -> str:
+    target = assigned.targets[0] if isinstance(assigned, ast.Assign) else assigned.target
+    return target.id if isinstance(target, ast.Name) else ""

@@ -51,7 +51,7 @@ _MEANINGS = {
     "masked_fill": "masked_fill",
     "repeat": "repeat_interleave",
 }
-_MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
+MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
 _VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
 """What may share memory with its first argument."""
 
@@ -90,9 +90,23 @@ def called(node: Node) -> str:
     if isinstance(target, torch._ops.OpOverload):
         space, _, name = target._schema.name.partition("::")
         return name if space in ("aten", "prims") else ""
+    return _name(target)
+
+
+def _name(target: object) -> str:
     name = getattr(target, "__name__", "")
     names = (name, name.removeprefix("linalg_"))  # what torch.linalg has without it
     return name if any(getattr(owner, n, None) is target for owner in _OWNERS for n in names) else ""
+
+
+def is_known(function: object) -> bool:
+    """Whether a function is one of torch whose meaning is known."""
+    return _name(function) in MEANING
+
+
+def is_operation(function: object) -> bool:
+    """Whether a function is one of torch's, by whatever name."""
+    return bool(_name(function))
 
 
 def writes(node: Node) -> bool:
@@ -140,7 +154,7 @@ def op(node: object) -> Op | None:
         return None
     if "out" in named or name == "rsub" or named.pop("alpha", 1) != 1 or named.get("rounding_mode") is not None:
         return None
-    meaning = _MEANING.get(name)
+    meaning = MEANING.get(name)
     return None if meaning is None else Op(meaning, args, named)
 
 

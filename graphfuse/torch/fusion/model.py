@@ -7,10 +7,10 @@ import torch
 
 from graphfuse.errors import ModelError, ModelTypeError
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion import eager_attention, forward, layer, straight
+from graphfuse.torch.fusion import eager_attention, forward, layer
+from graphfuse.torch.fusion.interpreter import Declined
 from graphfuse.torch.fusion.module import Norm, Refused, recognized
 from graphfuse.torch.fusion.report import Entry, Report
-from graphfuse.torch.fusion.straight import Crooked
 
 _DEVICES = ("cuda", "cpu", "meta")
 
@@ -103,8 +103,8 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Iterato
         return
     try:
         found = layer.fused(module, norms)
-    except Crooked as why:
-        if straight.sums_into(type(module).forward, norms):
+    except Declined as why:
+        if layer.sums_into(type(module).forward, norms):
             yield Entry(name, kind, why=f"residual sums: {why}")
         return
     if found.function is not None:

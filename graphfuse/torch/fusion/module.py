@@ -1,44 +1,61 @@
-"""Whether a module is a norm that an operator computes, from the graph of its own forward."""
+"""Whether a module is a norm that an operator computes, from graphs of its own forward: one for each type and rank that
+an operator is for. Where one of them is another norm, or none, it is left, or calls like that run its own forward."""
 
 import functools
-import inspect
-from dataclasses import dataclass, replace
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch.fx import Node
 
 from graphfuse.torch.fusion import traced
 from graphfuse.torch.fusion.form import OPERATORS, Form, Serving
+from graphfuse.torch.fusion.interpreter import Declined
 from graphfuse.torch.fusion.known import known
 from graphfuse.torch.fusion.match import find, rounds_otherwise
-from graphfuse.torch.fusion.meaning import is_op, op, writes
+from graphfuse.torch.fusion.meaning import dtype, op, writes
+from graphfuse.torch.fusion.reads import watched
 from graphfuse.torch.fusion.site import Site
 from graphfuse.torch.modules import LayerNorm, RMSNorm
+
+HALF, OTHER_HALF, SINGLE = torch.bfloat16, torch.float16, torch.float32
+_RANKS = (1, 2, 3, 4, 5)
+_OTHER_EPSILON = 0.34375
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 @dataclass(frozen=True)
 class Norm:
     """A module that is a norm.
 
-    parameters: their names, by those of the operator's arguments. epsilon: the attribute that has it; "" where it is a
-    constant of forward. eps: its value. same_type: whether a weight of another type than x would change the type of the
-    result. autocasts: whether autocast would. gate: the argument of forward that is one. groups, dim, factor: as of
-    ``Site``. rank: of x, where forward counts dimensions from the first; else None. constants: other attributes, which
-    forward may read.
+    parameters: their names, by those of the operator's arguments.
+    epsilon: the attribute that has it; "" where that is a constant. eps: its value.
+    same_type: whether it is another norm with a weight of another type than x.
+    autocasts: whether it is another norm under autocast.
+    gate: the argument of forward that is one.
+    groups, dim, factor: as of ``Site``.
+    ranks: of x, for which it is this norm.
+    columns: the extent along dim, None for any. extents: of parameters.
+    is_contiguous: whether what it is given must be.
+    watch: tells whether what else its forward depends on is as it was.
     """
 
     form: Form
     parameters: tuple[tuple[str, str], ...]
     epsilon: str
-    eps: float
+    eps: float | None
     same_type: bool
     autocasts: bool
     gate: str = ""
     groups: int = 1
     dim: int = -1
-    rank: int | None = None
     factor: float | None = None
-    constants: tuple[tuple[str, object], ...] = ()
+    ranks: tuple[int, ...] = _RANKS
+    is_contiguous: bool = False
+    columns: int | None = field(default=None, compare=False)
+    extents: tuple[int, ...] = field(default=(), compare=False)
+    watch: Callable[[torch.nn.Module], bool] = field(default=lambda module: True, compare=False, repr=False)
 
     @property
     def serving(self) -> Serving:
@@ -68,8 +85,30 @@ def recognized(module: torch.nn.Module) -> Norm | Refused | None:
         return Refused("its parameters are not vectors of one length") if is_called_norm else None
     if probe.columns < 2 or any(not t.is_floating_point() for t in module.parameters()):
         return Refused("its parameters are no floating-point vectors") if is_called_norm else None
-    found = _judged(module, probe.shape)
+    found = _seen(module, probe) or _judged(module, probe)
+    if isinstance(found, Norm) and not any(found is norm for _, _, norm in tuple(_kept)):
+        _kept.append((type(module), probe, found))
     return found if is_called_norm or not isinstance(found, Refused) else None
+
+
+_kept: deque[tuple[type, traced.Probe, Norm]] = deque(maxlen=64)
+"""The last norms that were found: a model has many that are alike."""
+
+
+def _seen(module: torch.nn.Module, of: traced.Probe) -> Norm | None:
+    """The norm that another module was which has the same of all that its forward reads."""
+    for cls, probe, norm in tuple(_kept):
+        if cls is type(module) and probe == of and _is_as(module, norm):
+            return norm
+    return None
+
+
+def _is_as(module: torch.nn.Module, norm: Norm) -> bool:
+    try:
+        eps = getattr(module, norm.epsilon) if norm.epsilon else norm.eps
+        return type(eps) is float and _is_like(eps, norm.eps) and norm.watch(module)
+    except AttributeError:  # of another way through forward
+        return False
 
 
 def _may_be(cls: type) -> bool:
@@ -77,12 +116,97 @@ def _may_be(cls: type) -> bool:
     return not cls.__module__.startswith("torch.") or cls in (torch.nn.RMSNorm, torch.nn.LayerNorm)
 
 
-def _judged(module: torch.nn.Module, shape: tuple[int, ...]) -> Norm | Refused:
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    if code is not None and "training" in code.co_names:
-        return Refused("its forward asks whether it is training")
+@dataclass(frozen=True)
+class _Way:
+    """What forward does with tensors of one type and shape. parameters, gate: as of `Norm`."""
+
+    trace: traced.Traced
+    site: Site
+    parameters: tuple[tuple[str, str], ...]
+    gate: str
+
+    def is_like(self, other: "_Way", eps: float | None) -> bool:
+        """Whether it is the same norm as another way, in a type that may round nothing."""
+        a, b = self.site, other.site
+        rounds = dtype(a.out) is not SINGLE and a.form == b.form
+        is_form = rounds or dtype(a.out) is SINGLE and a.form == replace(b.form, rounded=False)
+        is_eps = a.eps is eps or _is_like(a.eps, eps)
+        same = (self.parameters, self.gate, a.groups, a.dim, a.factor)
+        return is_form and is_eps and same == (other.parameters, other.gate, b.groups, b.dim, b.factor)
+
+
+def _judged(module: torch.nn.Module, of: traced.Probe) -> Norm | Refused:
+    claim, cls = known(type(module)), type(module).__name__
+    epsilons = {
+        n: v for n, v in vars(module).items() if type(v) is float and ("eps" in n or claim and n == claim.epsilon)
+    }
+    first = _way(module, of, (HALF, HALF), free=epsilons)
+    if isinstance(first, Refused):
+        return first
+    site = first.site
+    if claim is not None and site.form not in (claim.form, Form(claim.form.kind)):
+        return Refused(f"{cls} is known to compute {claim.form}, and computes {site.form}")
+    if site.eps is None:
+        return Refused("its epsilon depends on the type of what it normalizes")
+    given = getattr(module, claim.epsilon, None) if claim else None
+    if given is not None and not _is_like(given, site.eps):
+        return Refused(f"{cls} is known to have its epsilon in {claim.epsilon}, and computes with another")
+    ways = [first]
+
+    def is_same(*types: torch.dtype, rank: int = 0, other: str = "", columns: int = 0) -> bool:
+        """Whether it is the same norm in another way: with another value of the epsilon's attribute, for example."""
+        probe = replace(of, columns=columns) if columns else of
+        way = _way(module, probe, types, rank, len(ways), epsilons | ({other: _OTHER_EPSILON} if other else {}))
+        if isinstance(way, Refused) or not way.is_like(first, _OTHER_EPSILON if other else site.eps):
+            return False
+        ways.append(way)
+        return True
+
+    if not is_same(SINGLE, SINGLE) or not is_same(OTHER_HALF, OTHER_HALF):
+        return Refused("it computes something else in another type, or with another number of rows")
+    named = [n for n, v in epsilons.items() if _is_like(v, site.eps)]
+    epsilon = named[0] if len(named) == 1 and is_same(HALF, HALF, other=named[0]) else ""
+    autocasts = first.trace.autocasts
+    mixed = [types for types in itertools.product((HALF, OTHER_HALF, SINGLE), repeat=2) if types[0] is not types[1]]
+    is_mixed = not (autocasts or site.form.kind == "unit") and all(is_same(*types) for types in mixed)
+    decided = frozenset[str]().union(*(way.trace.decided for way in ways))
+    ranks = (of.rank,)
+    if not of.behind and not decided & {"rank", "dtype"}:
+        ranks = tuple(r for r in _RANKS if r == of.rank or is_same(HALF, HALF, rank=r))
+    is_free = bool(epsilon) and not any("epsilon" in way.trace.decided for way in ways)
+    any_columns = not of.is_fixed and is_same(HALF, HALF, columns=of.columns + 16)
+    read = {(id(r.root), r.path): r for way in ways for r in way.trace.reads if not (is_free and r.path == (epsilon,))}
+    return Norm(
+        site.form,
+        first.parameters,
+        epsilon if is_free else "",
+        site.eps,
+        same_type=not is_mixed,
+        autocasts=autocasts,
+        gate=first.gate,
+        groups=site.groups,
+        dim=site.dim,
+        factor=site.factor,
+        ranks=ranks,
+        is_contiguous=any(node.target in _VIEWS for way in ways for node in way.trace.graph.graph.nodes),
+        columns=None if any_columns else of.columns,
+        extents=(of.columns, *(1,) * of.behind),
+        watch=watched(read.values()),
+    )
+
+
+def _way(
+    module: torch.nn.Module,
+    of: traced.Probe,
+    types: tuple[torch.dtype, torch.dtype],
+    rank: int = 0,
+    variant: int = 0,
+    free: Mapping[str, float] | None = None,
+) -> _Way | Refused:
     try:
-        trace = traced.traced(module, shape)
+        trace = traced.traced(module, of, types, rank, variant, free)
+    except Declined as why:
+        return Refused(f"its forward is not straight: {why}")
     except Exception as error:  # forward is a stranger's code, which was written for other inputs
         return Refused(f"its forward cannot be traced: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
     graph = trace.graph
@@ -92,39 +216,11 @@ def _judged(module: torch.nn.Module, shape: tuple[int, ...]) -> Norm | Refused:
     site = next((s for s in sites if s.out is result), None)
     if site is None:
         return Refused(_why(sites, rounds_otherwise(graph)))
-    parts = {name: trace.names.get(t.name) for name, t in site.tensors.items()}
-    inputs = traced.required(module)
-    given = [parts.pop("x"), *([parts.pop("gate")] if "gate" in parts else ())]
-    if given != inputs or None in parts.values() or set(parts.values()) & set(inputs):
+    parts = {name: t.target if t.op == "placeholder" else "" for name, t in site.tensors.items()}
+    inputs, full = traced.required(module), [parts.pop(name) for name in ("x", "gate") if name in parts]
+    if full != inputs or set(parts.values()) != trace.members:
         return Refused("it normalizes or scales by something else than its input and its parameters")
-    found = _named(module, site, tuple(sorted(parts.items())), trace.autocasts)
-    counts = site.dim != -1 or any(_counts_from_the_first(node, len(shape)) for node in graph.graph.nodes)
-    return _more(module, site, found, given[1:], len(shape) if counts else None) if isinstance(found, Norm) else found
-
-
-def _counts_from_the_first(node: Node, rank: int) -> bool:
-    """Whether a reduction names the last dimension of `rank` by its number."""
-    found = is_op(node, "mean", "sum", "var", "var_mean", "length", "normalize")
-    return found is not None and rank - 1 in next((d for d in found.args[1:] if isinstance(d, list | tuple)), ())
-
-
-def _more(module: torch.nn.Module, site: Site, norm: Norm, gate: list[str], rank: int | None) -> Norm:
-    """With what its operator does not know of."""
-    constants = tuple(
-        (n, v)
-        for n, v in vars(module).items()
-        if type(v) in (int, float, bool, str) and n not in ("training", norm.epsilon)
-    )
-    return replace(
-        norm,
-        gate="".join(gate),
-        groups=site.groups,
-        dim=site.dim,
-        rank=rank,
-        factor=site.factor,
-        constants=constants,
-        same_type=norm.same_type or site.form.kind == "unit",
-    )
+    return _Way(trace, site, tuple(sorted(parts.items())), "".join(full[1:]))
 
 
 def _why(sites: list[Site], otherwise: str) -> str:
@@ -133,36 +229,6 @@ def _why(sites: list[Site], otherwise: str) -> str:
     site = sites[-1]
     before = "" if site.tensors["x"].op == "placeholder" else ", of what it computes before"
     return f"no operator computes {site.form}{before}{f', {site.left}' if site.left else ', and what follows'}"
-
-
-def _named(
-    module: torch.nn.Module, site: Site, parameters: tuple[tuple[str, str], ...], autocasts: bool
-) -> Norm | Refused:
-    claim, cls = known(type(module)), type(module).__name__
-    form = site.form
-    if claim is not None and form not in (claim.form, _without_weight(claim.form)):
-        return Refused(f"{cls} is known to compute {claim.form}, and computes {form}")
-    epsilon = _attribute(module, site, claim.epsilon if claim else "")
-    if epsilon is None:
-        return Refused(f"{cls} is known to have its epsilon in {claim.epsilon}, and computes with another")
-    if site.eps is None or epsilon and getattr(module, epsilon) is None:
-        if not _is_like(site.eps, torch.finfo(torch.float32).eps):
-            return Refused("its epsilon depends on the type of what it normalizes")
-    # A product of what was rounded has the wider of two types; torch's own functions have rules of their own.
-    return Norm(form, parameters, epsilon, site.eps, same_type=form.rounded or autocasts, autocasts=autocasts)
-
-
-def _without_weight(form: Form) -> Form:
-    return Form(form.kind)
-
-
-def _attribute(module: torch.nn.Module, site: Site, claimed: str) -> str | None:
-    """The attribute that the epsilon is in; "" where none is, None where it is not in the one claimed."""
-    if claimed:
-        value = getattr(module, claimed, None)
-        return claimed if value is None or _is_like(value, site.eps) else None
-    found = [n for n, v in vars(module).items() if isinstance(v, float) and "eps" in n and _is_like(v, site.eps)]
-    return found[0] if len(found) == 1 else ""
 
 
 def _is_like(a: float | None, b: float | None) -> bool:

@@ -1,31 +1,55 @@
-"""The graph of a module's own forward, in aten's operations.
+"""The graph of a module's own forward, in aten's operations, and what in the world it depends on.
 
-Parameters and inputs are on the CPU, in bfloat16: in that type a graph shows where values are rounded, which float32
-would hide.
+Forward is run by the `interpreter`, on tensors of one type and shape on the CPU. In half types a graph shows where
+values are rounded, which float32 would hide. What forward may ask of a tensor is in `Tensors`; it declines the rest.
 """
 
 import inspect
 import itertools
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+from torch.utils._python_dispatch import TorchDispatchMode
 
-TYPE = torch.bfloat16
+from graphfuse.torch.fusion.interpreter import Declined, Domain, TensorMethod, run
+from graphfuse.torch.fusion.meaning import MEANING, is_known
+from graphfuse.torch.fusion.reads import SELF, Read, is_plain
+
+HALF_TYPES = (torch.bfloat16, torch.float16)
+_SAME_UNDER_AUTOCAST = frozenset("cast same view expand permute slice mul add sub neg silu sigmoid".split())
+"""Operations that autocast leaves in the types that they are given."""
 _ANY_COLUMNS = 64
 _BESIDE = (3, 4, 5, 6)
 """Extents behind channels, for a module whose parameters have extents of 1 there."""
+_ROWS = ((5, 7, 3, 11), (7, 3, 5, 2), (3, 11, 2, 5))
+"""Extents before columns. A forward that has one of them as a number is not traced with the others."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a module's forward is called with. shape: of full tensors. columns: the extent that would be normalized."""
+    """What a module's forward is called with.
 
-    shape: tuple[int, ...]
+    columns: the extent that would be normalized. behind: how many dimensions come after channels. is_fixed: whether a
+    parameter says how many columns there are.
+    """
+
     columns: int
+    behind: int
+    is_fixed: bool
+
+    @property
+    def rank(self) -> int:
+        return 2 + self.behind if self.behind else 3
+
+    def shape(self, rank: int, variant: int) -> tuple[int, ...]:
+        rows = [n + self.columns if n == self.columns else n for n in _ROWS[variant % len(_ROWS)]]
+        if self.behind:
+            return (rows[0], self.columns, *(n + (n == self.columns) * 7 for n in _BESIDE[: self.behind]))
+        return (*rows[: rank - 1], self.columns)
 
 
 def probe(module: torch.nn.Module) -> Probe | None:
@@ -34,15 +58,16 @@ def probe(module: torch.nn.Module) -> Probe | None:
     module says, as torch's norms do, or any."""
     own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
     shapes = {tuple(t.shape) for t in own if t.is_floating_point()}
+    is_fixed = bool(shapes)
     if not shapes:
         said = getattr(module, "normalized_shape", None)
         shapes = {said if isinstance(said, tuple) else (said if isinstance(said, int) else _ANY_COLUMNS,)}
     if len(shapes) > 1 or shapes == {()}:
         return None
     ((columns, *behind),) = shapes
-    if any(n != 1 for n in behind) or len(behind) > len(_BESIDE):
+    if not isinstance(columns, int) or any(n != 1 for n in behind) or len(behind) > len(_BESIDE):
         return None
-    return Probe((2, columns, *_BESIDE[: len(behind)]) if behind else (2, 3, columns), columns)
+    return Probe(columns, len(behind), is_fixed)
 
 
 def required(module: torch.nn.Module) -> list[str]:
@@ -54,60 +79,197 @@ def required(module: torch.nn.Module) -> list[str]:
 
 @dataclass(frozen=True)
 class Traced:
-    """names: of arguments and parameters, by those of the graph's placeholders. autocasts: whether forward calls a
-    function of torch that computes in float32 under autocast, and returns it."""
+    """What a module's forward does with full tensors of one type and shape.
+
+    graph: with placeholders by the names of arguments and parameters.
+    reads: of everything else.
+    members: the parameters and buffers that it reads.
+    decided: what branches or numbers depend on: "dtype", "rank", "epsilon".
+    autocasts: whether autocast may compute a step of it in another type.
+    """
 
     graph: GraphModule
-    names: Mapping[str, str]
+    reads: tuple[Read, ...]
+    members: frozenset[str]
+    decided: frozenset[str]
     autocasts: bool
 
 
-_AUTOCAST = (
-    torch.nn.functional.layer_norm,
-    torch.nn.functional.rms_norm,
-    torch.nn.functional.normalize,
-    torch.layer_norm,
-    torch.rms_norm,
-    torch.linalg.vector_norm,
-    torch.Tensor.norm,
-    torch.norm,
-)
+@dataclass(frozen=True)
+class Fact:
+    """What is known of a tensor in one trace alone. kind: "dtype", "device" or "extent"."""
+
+    value: object
+    kind: str
 
 
-class _Calls(TorchFunctionMode):
-    """The functions of torch that are called."""
+class Shape(tuple):
+    """The extents of a tensor: numbers where they are the same in every call, else facts."""
+
+
+class Free(float):
+    """A number that may be another one in another call."""
+
+
+class Tensors(Domain):
+    """Symbols are tensors that a `Recorder` follows."""
+
+    symbols, facts = torch.Tensor, (Fact, Shape)
+
+    def __init__(self, module: torch.nn.Module, values: Mapping[str, torch.Tensor], free: Mapping[str, float]) -> None:
+        super().__init__(module)
+        self.values, self.free = values, free
+        self.members, self.decided, self.autocasts = set[str](), set[str](), False
+        self.full: tuple[int, ...] = ()
+        self.place, self.is_fixed = -1, False
+
+    def number(self, name: str, value: object) -> object:
+        return Free(self.free[name]) if name in self.free else value
+
+    def settled(self, value: object) -> object:
+        kind = {Free: "epsilon", Shape: "rank"}.get(type(value))
+        kind = kind or ("dtype" if isinstance(value, Fact) and value.kind == "dtype" else None)
+        if kind is None:
+            return super().settled(value)
+        self.decided.add(kind)
+        return value.value if isinstance(value, Fact) else float(value) if isinstance(value, Free) else value
+
+    def is_none(self, symbol: object) -> bool:
+        return False
+
+    def member(self, name: str, tensor: torch.Tensor) -> object:
+        if name not in self.values:
+            raise Declined(f"reads self.{name}, a tensor that is no parameter of floating-point numbers")
+        self.members.add(name)
+        return self.values[name]
+
+    def attribute(self, symbol: torch.Tensor, name: str) -> object:
+        match name:
+            case "dtype" | "device":
+                return Fact(getattr(symbol, name), name)
+            case "shape":
+                return self.shape(symbol)
+            case "ndim":
+                return len(self.settled(self.shape(symbol)))
+        if name in MEANING or name in ("size", "dim", "ndimension"):
+            return TensorMethod(symbol, name)
+        raise Declined("asks what a norm need not know")
+
+    def shape(self, symbol: torch.Tensor) -> Shape:
+        if any(symbol is value for value in self.values.values()):
+            return Shape(symbol.shape)
+        if tuple(symbol.shape) != self.full:
+            raise Declined("asks for the shape of what it computes")
+        place = self.place % len(self.full)
+        return Shape(n if i == place and self.is_fixed else Fact(n, "extent") for i, n in enumerate(self.full))
+
+    def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
+        return self.made(function, getattr(function, "__name__", ""), args, named)
+
+    def method(self, method: TensorMethod, args: Sequence[object], named: Mapping[str, object]) -> object:
+        if method.name not in ("size", "dim", "ndimension"):
+            return self.made(getattr(method.symbol, method.name), method.name, args, named)
+        shape = self.shape(method.symbol)
+        if method.name != "size":
+            return len(self.settled(shape))
+        places = [*args, *named.values()]
+        if not places:
+            return shape
+        if len(places) > 1 or type(places[0]) is not int:
+            raise Declined("asks for an extent in a way of its own")
+        return shape[places[0]]
+
+    def made(
+        self, function: Callable[..., object], name: str, args: Sequence[object], named: Mapping[str, object]
+    ) -> object:
+        meaning = MEANING.get(name)
+        takes_extents = meaning in ("view", "expand")
+        tensors = [v for v in (*args, *named.values()) if isinstance(v, torch.Tensor)]
+        if meaning not in _SAME_UNDER_AUTOCAST and any(t.dtype in HALF_TYPES for t in tensors):
+            self.autocasts = True
+        given = [self.passed(v, takes_extents) for v in args]
+        made = function(*given, **{n: self.passed(v, takes_extents) for n, v in named.items()})
+        if not isinstance(made, torch.Tensor):
+            raise Declined("is not one tensor")
+        return made
+
+    def passed(self, value: object, takes_extents: bool) -> object:
+        """An argument of an operation."""
+        if isinstance(value, tuple | list):
+            return tuple(self.passed(v, takes_extents) for v in value)
+        if isinstance(value, Fact):
+            if value.kind == "extent" and not takes_extents:
+                raise Declined("computes with an extent")
+            return value.value
+        is_number = is_plain(value) and not isinstance(value, str)
+        if is_number or isinstance(value, torch.Tensor | Free | slice | torch.memory_format):
+            return value
+        raise Declined("is given something that is no tensor and no number")
+
+    def computes(self, function: object) -> bool:
+        return is_known(function)
+
+
+def traced(
+    module: torch.nn.Module,
+    of: Probe,
+    types: tuple[torch.dtype, torch.dtype],
+    rank: int = 0,
+    variant: int = 0,
+    free: Mapping[str, float] | None = None,
+) -> Traced:
+    """The graph of forward. types: of full tensors, and of parameters. free: numbers in place of attributes that may
+    be others later. Raises Declined, and whatever forward raises."""
+    inputs, shape, cls = required(module), of.shape(rank or of.rank, variant), type(module)
+    own = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_floating_point()]
+    recorder, behind = Recorder(), (1,) * of.behind
+    given = [recorder.symbol(n, torch.ones(shape, dtype=types[0], device="cpu")) for n in inputs]
+    values = {n: recorder.symbol(n, torch.ones((of.columns, *behind), dtype=types[1], device="cpu")) for n in own}
+    domain = Tensors(module, values, free or {})
+    domain.full, domain.place, domain.is_fixed = shape, 1 if of.behind else -1, of.is_fixed
+    domain.record(SELF, ("__class__", "forward"), cls.forward)
+    with torch.no_grad(), recorder:
+        made = run(domain, cls.forward, given)
+    if not isinstance(made, torch.Tensor):
+        raise Declined(f"returns a {type(made).__name__}, a norm returns a tensor")
+    return Traced(
+        recorder.returning(made),
+        tuple(domain.reads.values()),
+        frozenset(domain.members),
+        frozenset(domain.decided),
+        domain.autocasts,
+    )
+
+
+class Recorder(TorchDispatchMode):
+    """The graph of aten's operations that run meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: set[object] = set()
+        self.graph = Graph()
+        self.nodes: dict[int, Node] = {}
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.found.add(function)
-        return function(*args, **(kwargs or {}))
+    def symbol(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that the graph is given, under a name."""
+        self.keep(self.graph.placeholder(name), tensor)
+        return tensor
 
+    def keep(self, node: Node, made: object) -> None:
+        node.meta["val"] = made  # which also keeps the tensor, so that its id is no other's
+        if isinstance(made, torch.Tensor):
+            self.nodes[id(made)] = node
+        elif isinstance(made, tuple | list):
+            for i, part in enumerate(made):
+                self.keep(self.graph.call_function(operator.getitem, (node, i)), part)
 
-def traced(module: torch.nn.Module, shape: tuple[int, ...]) -> Traced:
-    """The graph of forward for full tensors of this shape. Raises whatever forward raises."""
-    inputs, cls = required(module), type(module)
-    own = {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_floating_point()}
-
-    def forward(given: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
-        # An object of the module's attributes, with other tensors and without hooks or a forward of its own.
-        stand_in, tensors = cls.__new__(cls), dict(zip(own, values, strict=True))
-        stand_in.__dict__ = {n: v for n, v in vars(module).items() if n != "forward"}
-        for kind in ("_parameters", "_buffers"):
-            stand_in.__dict__[kind] = {n: tensors.get(n, t) for n, t in vars(module)[kind].items()}
-        made = cls.forward(stand_in, *given)
-        if not isinstance(made, torch.Tensor):
-            raise TypeError(f"it returns a {type(made).__name__}, a norm returns a tensor")
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        node_of = lambda v: self.nodes[id(v)] if isinstance(v, torch.Tensor) else v  # noqa: E731
+        given = map_aggregate((args, kwargs or {}), node_of)
+        self.keep(self.graph.call_function(function, *given), made)
         return made
 
-    calls = _Calls()
-    with torch.no_grad(), calls:
-        full = [torch.ones(shape, dtype=TYPE) for _ in inputs]
-        values = [torch.ones(t.shape, dtype=TYPE) for t in own.values()]
-        graph = make_fx(forward)(full, values)
-    names = [*inputs, *own]
-    graph.graph.output_node().args = (*graph.graph.output_node().args[0],)  # of a list of one
-    places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
-    return Traced(graph, dict(zip(places, names, strict=True)), not calls.found.isdisjoint(_AUTOCAST))
+    def returning(self, made: torch.Tensor) -> GraphModule:
+        self.graph.output(self.nodes[id(made)])
+        self.graph.eliminate_dead_code()
+        return GraphModule(torch.nn.Module(), self.graph)

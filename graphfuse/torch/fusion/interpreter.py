@@ -1,0 +1,558 @@
+"""A function of a module, run statement by statement on symbols that stand for its tensors.
+
+Tracing follows one way through a function. That way holds for every call only if nothing on it depends on more than
+what is compared at each call. So the source is run here instead of by Python: assignments, returns, branches on known
+values, and calls of torch's operations and of plain functions, which are run in the same way. Everything else is
+`Declined`: what is not listed is not run. Each value that is not an argument is recorded as a `Read`.
+"""
+
+import ast
+import builtins
+import functools
+import inspect
+import linecache
+import math
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, ModuleType
+
+import torch
+
+from graphfuse.torch.fusion.reads import SELF, Read, is_plain
+
+_DEPTH = 8
+_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_BINARY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.MatMult: operator.matmul,
+}
+_UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_}
+_COMPARED = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+_ACTIVATIONS = {torch.nn.SiLU: torch.nn.functional.silu, torch.nn.Sigmoid: torch.sigmoid}
+_OF_NUMBERS = frozenset({len, int, float, bool, abs, min, max, *(f for f in vars(math).values() if callable(f))})
+
+
+class Declined(Exception):
+    """Why a function does not do the same in every call, as far as can be seen."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A function, a class, a Python module, or the module itself, by the way that it was read."""
+
+    value: object
+    root: object
+    path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the module. root, path: by which it was read."""
+
+    function: FunctionType
+    root: object
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TensorMethod:
+    """A method of a symbol."""
+
+    symbol: object
+    name: str
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A module that is new in each call, of a class that a table of transformers has."""
+
+    cls: type
+
+
+@dataclass(frozen=True)
+class Child:
+    """A module of the module, by its name."""
+
+    name: str
+
+
+class Domain:
+    """What symbols are, and what is done with them. reads: what was read, in order."""
+
+    symbols: type = object
+    facts: type | tuple[type, ...] = ()
+    """What is known of a symbol in this run alone: it decides nothing and counts nothing unless `settled` allows it."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.reads: dict[tuple[object, ...], Read] = {}
+
+    def record(self, root: object, path: tuple[str, ...], value: object) -> None:
+        self.reads.setdefault((id(root), path), Read(root, path, value))
+
+    def number(self, name: str, value: object) -> object:
+        """What stands for a number that is an attribute of the module, after it was recorded."""
+        return value
+
+    def settled(self, value: object) -> object:
+        """A value that decides something, or that is computed with. Raises Declined where it may be another one in
+        another call."""
+        if isinstance(value, self.symbols) or isinstance(value, self.facts):
+            raise Declined("asks what differs from call to call")
+        return value
+
+    def is_none(self, symbol: object) -> bool:
+        raise Declined("asks whether an argument is None")
+
+    def member(self, name: str, tensor: torch.Tensor) -> object:
+        raise NotImplementedError
+
+    def attribute(self, symbol: object, name: str) -> object:
+        raise NotImplementedError
+
+    def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
+        raise NotImplementedError
+
+    def method(self, method: TensorMethod, args: Sequence[object], named: Mapping[str, object]) -> object:
+        raise NotImplementedError
+
+    def unpack(self, symbol: object, count: int) -> Sequence[object]:
+        raise Declined("takes a symbol apart")
+
+    def spread(self, value: object) -> Mapping[str, object]:
+        """The named arguments that a mapping is, which a call passes on."""
+        if value != {}:
+            raise Declined("passes on a mapping")
+        return {}
+
+    def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
+        raise Declined(f"calls self.{child.name}")
+
+    def computes(self, function: object) -> bool:
+        """Whether a function is an operation of torch that may be given symbols."""
+        raise NotImplementedError
+
+
+def run(
+    domain: Domain, function: FunctionType, args: Sequence[object], rest: Mapping[str, object] | None = None
+) -> object:
+    """What a function returns of the module and these arguments. rest: what other variables are. Raises Declined, and
+    whatever operations raise."""
+    cls = type(domain.module)
+    if cls.__getattribute__ is not object.__getattribute__ or cls.__getattr__ is not torch.nn.Module.__getattr__:
+        raise Declined("looks its attributes up in a way of its own")
+    return _called(domain, function, [Named(domain.module, SELF), *args], {}, 0, rest or {})
+
+
+def body(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
+    """The syntax tree of a function. Raises Declined where its source is not there, or is not what runs."""
+    code = function.__code__
+    source = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    try:
+        codes, nodes = _parsed(source)
+    except (SyntaxError, ValueError):
+        codes, nodes = (), {}
+    found = nodes.get((code.co_firstlineno, code.co_name), ())
+    if len(found) != 1 or code not in codes:
+        raise Declined(f"is {code.co_name}, whose source is not there")
+    return found[0]
+
+
+@functools.lru_cache(maxsize=32)
+def _parsed(source: str) -> tuple[tuple[CodeType, ...], dict[tuple[int, str], list[ast.FunctionDef | ast.Lambda]]]:
+    """The code of all functions of a file, and their trees by line and name."""
+    tree, codes = ast.parse(source), list[CodeType]()
+    waiting = [compile(source, "", "exec", dont_inherit=True)]
+    while waiting:
+        inner = [c for c in waiting.pop().co_consts if isinstance(c, CodeType)]
+        codes += inner
+        waiting += inner
+    nodes: dict[tuple[int, str], list[ast.FunctionDef | ast.Lambda]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            line = min(n.lineno for n in (node, *node.decorator_list))
+            nodes.setdefault((line, node.name), []).append(node)
+        elif isinstance(node, ast.Lambda):
+            nodes.setdefault((node.lineno, "<lambda>"), []).append(node)
+    return tuple(codes), nodes
+
+
+def _called(
+    domain: Domain,
+    function: FunctionType,
+    args: Sequence[object],
+    named: Mapping[str, object],
+    depth: int,
+    rest: Mapping[str, object] = MappingProxyType({}),
+) -> object:
+    if depth > _DEPTH or function.__code__.co_flags & _FLAGS:
+        raise Declined(f"calls {function.__name__}, which calls too deep or is a generator")
+    tree = body(function)
+    bound = inspect.signature(function, follow_wrapped=False).bind(*args, **named)
+    given = dict(bound.arguments)
+    bound.apply_defaults()
+    empty = [p.name for p in bound.signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    # A default that may be changed in place is not known.
+    known = {
+        n: v for n, v in bound.arguments.items() if n in given or n in empty or is_plain(v) and isinstance(v, Hashable)
+    }
+    frame = _Frame(domain, function, known | rest, depth)
+    if isinstance(tree, ast.Lambda):
+        return frame.value(tree.body)
+    returned = frame.block(tree.body)
+    return returned[0] if returned else None
+
+
+class _Frame:
+    """A call of a function: its variables, and what its statements and expressions do."""
+
+    def __init__(self, domain: Domain, function: FunctionType, variables: dict[str, object], depth: int) -> None:
+        self.domain, self.function, self.variables, self.depth = domain, function, variables, depth
+
+    def block(self, statements: Sequence[ast.stmt]) -> tuple[object] | None:
+        """The value that statements return, in a tuple, None where they return none."""
+        for statement in statements:
+            match statement:
+                case ast.Return():
+                    return (None if statement.value is None else self.value(statement.value),)
+                case ast.Assign():
+                    value = self.value(statement.value)
+                    for target in statement.targets:
+                        self.assign(target, value)
+                case ast.AnnAssign(target=ast.Name()):
+                    if statement.value is not None:
+                        self.assign(statement.target, self.value(statement.value))
+                case ast.Expr():
+                    self.value(statement.value)
+                case ast.If():
+                    taken = statement.body if self.truth(statement.test) else statement.orelse
+                    if returned := self.block(taken):
+                        return returned
+                case ast.Assert():
+                    if not self.truth(statement.test):
+                        raise self.declined(statement, "fails")
+                case ast.Pass():
+                    pass
+                case _:
+                    raise self.declined(statement, f"is {type(statement).__name__}")
+        return None
+
+    def declined(self, node: ast.AST, what: str) -> Declined:
+        code = self.function.__code__
+        of = f" of {code.co_name}" if self.depth else ""
+        return Declined(f"line {node.lineno - code.co_firstlineno + 1}{of} {what}")
+
+    def assign(self, target: ast.expr, value: object) -> None:
+        if isinstance(target, ast.Name):
+            if target.id not in self.function.__code__.co_varnames + self.function.__code__.co_cellvars:
+                raise self.declined(target, f"assigns to {target.id}, which is not its own")
+            self.variables[target.id] = value
+        elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, (tuple, list, self.domain.symbols)):
+            if isinstance(value, self.domain.symbols):
+                if any(isinstance(t, ast.Starred) for t in target.elts):
+                    raise self.declined(target, "takes a symbol apart")
+                value = self.domain.unpack(value, len(target.elts))
+            places, starred = target.elts, [i for i, t in enumerate(target.elts) if isinstance(t, ast.Starred)]
+            if not starred:
+                if len(self.counted(value)) != len(places):
+                    raise self.declined(target, "takes another number of values")
+            else:
+                after = len(places) - starred[0] - 1
+                middle = list(value[starred[0] : len(value) - after])
+                value = [*value[: starred[0]], middle, *value[len(value) - after :]]
+                if len(value) != len(places):
+                    raise self.declined(target, "takes another number of values")
+            for place, v in zip(places, value, strict=True):
+                self.assign(place.value if isinstance(place, ast.Starred) else place, v)
+        else:
+            raise self.declined(target, f"changes {ast.unparse(target)}")
+
+    def counted(self, values: Sequence[object]) -> Sequence[object]:
+        """A sequence whose length decides something."""
+        return self.domain.settled(values)
+
+    def truth(self, node: ast.expr) -> bool:
+        return self.decided(node, self.value(node))
+
+    def decided(self, node: ast.expr, value: object) -> bool:
+        value = self.settled(node, value)
+        if not is_plain(value):
+            raise self.declined(node, f"decides by {ast.unparse(node)}")
+        return bool(value)
+
+    def settled(self, node: ast.expr, value: object) -> object:
+        try:
+            return self.domain.settled(value)
+        except Declined as why:
+            raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
+
+    def value(self, node: ast.expr) -> object:
+        evaluate = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if evaluate is None:
+            raise self.declined(node, f"has {type(node).__name__}")
+        return evaluate(node)
+
+    def _constant(self, node: ast.Constant) -> object:
+        return node.value
+
+    def _tuple(self, node: ast.Tuple) -> object:
+        return tuple(self.items(node.elts))
+
+    def _list(self, node: ast.List) -> object:
+        return self.items(node.elts)
+
+    def _slice(self, node: ast.Slice) -> object:
+        parts = (None if n is None else self.value(n) for n in (node.lower, node.upper, node.step))
+        return slice(*(self.settled(node, part) for part in parts))
+
+    def items(self, nodes: Sequence[ast.expr]) -> list[object]:
+        found: list[object] = []
+        for node in nodes:
+            if not isinstance(node, ast.Starred):
+                found.append(self.value(node))
+                continue
+            values = self.value(node.value)
+            if not isinstance(values, tuple | list):
+                raise self.declined(node, f"spreads {ast.unparse(node.value)}")
+            found += values
+        return found
+
+    def _ifexp(self, node: ast.IfExp) -> object:
+        return self.value(node.body if self.truth(node.test) else node.orelse)
+
+    def _boolop(self, node: ast.BoolOp) -> object:
+        ends = isinstance(node.op, ast.Or)
+        for operand in node.values:
+            value = self.value(operand)
+            if operand is node.values[-1] or self.decided(operand, value) == ends:
+                return value
+        raise AssertionError
+
+    def _binop(self, node: ast.BinOp) -> object:
+        function = _BINARY.get(type(node.op))
+        if function is None:
+            raise self.declined(node, f"has {type(node.op).__name__}")
+        return self.operated(node, function, self.value(node.left), self.value(node.right))
+
+    def _unaryop(self, node: ast.UnaryOp) -> object:
+        if isinstance(node.op, ast.Not):
+            return not self.truth(node.operand)
+        function = _UNARY.get(type(node.op))
+        if function is None:
+            raise self.declined(node, f"has {type(node.op).__name__}")
+        return self.operated(node, function, self.value(node.operand))
+
+    def operated(self, node: ast.expr, function: Callable[..., object], *operands: object) -> object:
+        if any(isinstance(v, self.domain.symbols) for v in operands):
+            return self.computed(node, function, operands, {})
+        operands = tuple(self.settled(node, v) for v in operands)
+        if not all(map(is_plain, operands)):
+            raise self.declined(node, f"computes {ast.unparse(node)}")
+        return function(*operands)
+
+    def computed(
+        self,
+        node: ast.expr,
+        function: Callable[..., object],
+        args: Sequence[object],
+        named: Mapping[str, object],
+    ) -> object:
+        try:
+            if isinstance(function, TensorMethod):
+                return self.domain.method(function, args, named)
+            if isinstance(function, Child):
+                return self.domain.call_child(function, args, named)
+            return self.domain.compute(function, args, named)
+        except Declined as why:
+            raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
+
+    def _compare(self, node: ast.Compare) -> object:
+        values = [self.value(n) for n in (node.left, *node.comparators)]
+        for i, kind in enumerate(node.ops):
+            if not self.compared(node, kind, values[i], values[i + 1]):
+                return False
+        return True
+
+    def compared(self, node: ast.Compare, kind: ast.cmpop, a: object, b: object) -> bool:
+        if isinstance(kind, ast.Is | ast.IsNot):
+            if b is not None and not isinstance(b, bool):
+                raise self.declined(node, f"asks for the identity of {ast.unparse(node)}")
+            if isinstance(a, self.domain.symbols):
+                try:
+                    return (b is None and self.domain.is_none(a)) is isinstance(kind, ast.Is)
+                except Declined as why:
+                    raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
+        a, b = self.settled(node, a), self.settled(node, b)
+        if not (is_plain(a) and is_plain(b)):
+            raise self.declined(node, f"compares {ast.unparse(node)}")
+        return bool(_COMPARED[type(kind)](a, b))
+
+    def _subscript(self, node: ast.Subscript) -> object:
+        value, index = self.value(node.value), self.value(node.slice)
+        if isinstance(value, self.domain.symbols):
+            return self.computed(node, operator.getitem, (value, index), {})
+        if isinstance(value, Named) and _makes_activations(value.value) and isinstance(index, str):
+            made = value.value.get(index)
+            if isinstance(made, type) and (made in _ACTIVATIONS or made.__init__ is torch.nn.Module.__init__):
+                self.domain.record(value.root, value.path, value.value)
+                self.domain.record(value.root, (*value.path, f"get({index!r})"), made)
+                return Activation(made)
+        if not isinstance(value, tuple | list) or not isinstance(index, int | slice):
+            raise self.declined(node, f"reads {ast.unparse(node)}")
+        found = value[index]
+        return type(value)(found) if isinstance(index, slice) else found
+
+    def _name(self, node: ast.Name) -> object:
+        code, name = self.function.__code__, node.id
+        if name in self.variables:
+            return self.variables[name]
+        if name in code.co_freevars:
+            cell = self.function.__closure__[code.co_freevars.index(name)]
+            return self.read(node, cell, ("cell_contents",), cell.cell_contents)
+        if name in code.co_varnames or name in code.co_cellvars:
+            raise self.declined(node, f"reads {name}")
+        names = self.function.__globals__
+        found = names[name] if name in names else getattr(builtins, name, self)
+        if found is self:
+            raise self.declined(node, f"reads {name}, which is not there")
+        return self.read(node, names, (name,), found)
+
+    def read(self, node: ast.expr, root: object, path: tuple[str, ...], value: object) -> object:
+        """What was read of the world: a value that can be compared with what it is later, or something with a name."""
+        if is_plain(value):
+            self.domain.record(root, path, value)
+            return self.domain.number(path[0], value) if root is SELF and len(path) == 1 else value
+        is_named = isinstance(value, FunctionType | BuiltinFunctionType | type | ModuleType)
+        if is_named or _makes_activations(value) or self.domain.computes(value):
+            return Named(value, root, path)
+        raise self.declined(node, f"reads {ast.unparse(node)}, a {type(value).__name__}")
+
+    def _attribute(self, node: ast.Attribute) -> object:
+        if isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()":
+            return self.inherited(node)
+        value, name = self.value(node.value), node.attr
+        if isinstance(value, self.domain.symbols):
+            try:
+                return self.domain.attribute(value, name)
+            except Declined as why:
+                raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
+        if not isinstance(value, Named):
+            raise self.declined(node, f"reads {ast.unparse(node)}")
+        if value.value is self.domain.module:
+            return self.own(node)
+        path = (*value.path, name)
+        if isinstance(value.value, ModuleType) and hasattr(value.value, name):
+            return self.read(node, value.root, path, getattr(value.value, name))
+        if isinstance(value.value, type):
+            found = inspect.getattr_static(value.value, name, None)
+            if isinstance(found, FunctionType) or is_plain(found):
+                return self.read(node, value.root, path, found)
+        raise self.declined(node, f"reads {ast.unparse(node)}")
+
+    def own(self, node: ast.Attribute) -> object:
+        """An attribute of the module, looked up as Python does it."""
+        module, name = self.domain.module, node.attr
+        shared = inspect.getattr_static(type(module), name, None)
+        if hasattr(type(shared), "__set__") or isinstance(shared, classmethod) or name == "forward":
+            raise self.declined(node, f"reads {ast.unparse(node)}, which is computed")
+        if name in vars(module):
+            value = vars(module)[name]
+        elif isinstance(shared, FunctionType):
+            self.domain.record(SELF, ("__dict__", f"__contains__({name!r})"), False)
+            return Method(shared, SELF, ("__class__", name))
+        elif isinstance(shared, staticmethod):
+            return Named(shared.__func__, SELF, (name,))
+        elif hasattr(type(module), name):
+            value = shared
+        elif name in module._parameters or name in module._buffers:
+            value = getattr(module, name)
+        elif name in module._modules and module._modules[name] is not None:
+            return Child(name)
+        else:
+            raise self.declined(node, f"reads {ast.unparse(node)}, which is not there")
+        if isinstance(value, torch.Tensor):
+            return self.domain.member(name, value)
+        return self.read(node, SELF, (name,), value)
+
+    def inherited(self, node: ast.Attribute) -> object:
+        """A method by ``super()``."""
+        code, cls = self.function.__code__, type(self.domain.module)
+        names = self.function.__globals__
+        first = self.variables.get(code.co_varnames[0]) if code.co_argcount else None
+        if "super" in names or "__class__" not in code.co_freevars or first != Named(self.domain.module, SELF):
+            raise self.declined(node, f"reads {ast.unparse(node)}")
+        here = self.function.__closure__[code.co_freevars.index("__class__")].cell_contents
+        later = cls.__mro__[cls.__mro__.index(here) + 1 :]
+        owner = next((c for c in later if node.attr in vars(c)), object)
+        found = vars(owner).get(node.attr)
+        if not isinstance(found, FunctionType):
+            raise self.declined(node, f"reads {ast.unparse(node)}")
+        self.domain.record(SELF, ("__class__",), cls)
+        return Method(found, owner, (node.attr,))
+
+    def _call(self, node: ast.Call) -> object:
+        function, args = self.value(node.func), self.items(node.args)
+        named: dict[str, object] = {}
+        for keyword in node.keywords:
+            value = self.value(keyword.value)
+            if keyword.arg is not None:
+                named[keyword.arg] = value
+            else:
+                named |= self.spread(keyword.value, value)
+        if isinstance(function, TensorMethod | Child | self.domain.symbols):
+            return self.computed(node, function, args, named)
+        if isinstance(function, Activation):
+            if function.cls in _ACTIVATIONS:
+                return self.computed(node, _ACTIVATIONS[function.cls], args, named)
+            self.domain.record(function.cls, ("forward",), function.cls.forward)
+            return _called(self.domain, function.cls.forward, [function, *args], named, self.depth + 1)
+        if isinstance(function, Method):
+            self.domain.record(function.root, function.path, function.function)
+            return _called(
+                self.domain, function.function, [Named(self.domain.module, SELF), *args], named, self.depth + 1
+            )
+        if isinstance(function, Named):
+            value = function.value
+            self.domain.record(function.root, function.path, value)
+            if self.domain.computes(value):
+                return self.computed(node, value, args, named)
+            if isinstance(value, BuiltinFunctionType | type) and value in _OF_NUMBERS and not named:
+                args = [self.settled(node, v) for v in args]
+                if all(map(is_plain, args)) or value is len and isinstance(args[0], tuple):
+                    return value(*args)
+            elif isinstance(value, FunctionType) and not _is_torchs(value):
+                return _called(self.domain, value, args, named, self.depth + 1)
+        raise self.declined(node, f"calls {ast.unparse(node.func)}, which is not known to do the same each time")
+
+    def spread(self, node: ast.expr, value: object) -> Mapping[str, object]:
+        try:
+            return self.domain.spread(value)
+        except Declined as why:
+            raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
+
+
+def _makes_activations(value: object) -> bool:
+    """Whether a value is the table of transformers that makes a module of a class for each time that it is asked."""
+    return type(value).__module__ == "transformers.activations" and isinstance(value, dict)
+
+
+def _is_torchs(function: FunctionType) -> bool:
+    return function.__module__.split(".")[0] == "torch" and "forward" not in function.__qualname__
