@@ -43,12 +43,12 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
     entry: ClassVar[str] = "row_program"
 
     def why_not(self, facts: RowFacts, device: Device) -> No | None:
-        if settings.verify():
-            check_program(facts.program)
         first = None
         for schedule in _by_preference(facts):
             reason = schedule.refusal(facts, device)
             if reason is None:
+                if settings.verify():
+                    check_program(facts.program)
                 return None
             first = first or reason
         return No(first)
