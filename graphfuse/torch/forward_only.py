@@ -7,7 +7,6 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.operator import pass_by_autograd
 from graphfuse.runtime import torch_private
 from graphfuse.torch.step import defined
 
@@ -28,7 +27,6 @@ class ForwardOnly:
 def forward_only(name: str, variant: Variant, numbers: Sequence[str]) -> ForwardOnly:
     """The operator ``graphfuse::NAME`` of the tensors that a variant reads, and of numbers."""
     step = defined(name, variant, numbers)
-    pass_by_autograd(step.declaration, step.operator)
     function, operator = step.function, step.operator
 
     def run(*values: torch.Tensor | float | None) -> object:

@@ -24,7 +24,7 @@ from graphfuse.functional.explained import explain
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import row_class
 from graphfuse.runtime.kept import make_room
-from graphfuse.torch.norm import TYPES
+from graphfuse.torch.computation import TYPES
 from graphfuse.torch.operators import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon
 
 DEVICES = {"cuda": "CUDA", "cpu": "CPU"}

@@ -10,8 +10,8 @@ from graphfuse.functional.function import define
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.functional.tensor_parameter import TensorParameter, columns, like
 from graphfuse.runtime import torch_private
+from graphfuse.torch.computation import TYPES, X
 from graphfuse.torch.forward_only import ForwardOnly
-from graphfuse.torch.norm import TYPES, X
 
 WEIGHT, BIAS = (TensorParameter(name, TYPES, columns("x"), optional=True) for name in ("weight", "bias"))
 Y = TensorParameter("y", TYPES, like("x"), written=True)
@@ -28,9 +28,8 @@ def graph_of(rounded: bool = False, silu: bool = False) -> Variant:
 
     def draw(d: Drawing) -> None:
         graph, x = d.graph, d["x"]
-        length = graph.reduction(x, mode=reduction_mode.NORM2).set_dim((*d.layouts["x"].shape[:-1], 1))
-        if rounded:
-            length = d.rounded(length, "x")
+        length = d.by_rows(x, reduction_mode.NORM2)
+        length = d.rounded(length, "x") if rounded else length
         y = d.rounded(graph.div(x, graph.max(length, d.number("eps"))), "x")
         y = graph.mul(y, d.number("factor"))
         for name, step in (("weight", graph.mul), ("bias", graph.add)):

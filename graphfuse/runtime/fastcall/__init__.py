@@ -16,7 +16,7 @@ from graphfuse.runtime.fastcall.functions import DECLINED, Form, Given, New, fun
 from graphfuse.runtime.fastcall.guards import comparable
 from graphfuse.runtime.fastcall.packs import Execute, Space, execute
 from graphfuse.runtime.fastcall.starts import Part, Start, start
-from graphfuse.runtime.fastcall.writing import written
+from graphfuse.runtime.fastcall.writing import text, when, written
 
 __all__ = [
     "DECLINED",
@@ -32,5 +32,7 @@ __all__ = [
     "function",
     "row_class",
     "start",
+    "text",
+    "when",
     "written",
 ]
