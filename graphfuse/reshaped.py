@@ -1,6 +1,6 @@
 """A built plan for other row counts. It is planned once per class of counts, and compiles only new kernel texts.
 
-A class (``runtime.fastcall.row_class``) is planned on the first call with one of its counts: with the engines of the
+A class (``row_counts.row_class``) is planned on the first call with one of its counts: with the engines of the
 built plan for the same nodes, and with knobs for the largest count of the class. Kernels do not contain row counts, so
 knobs that were compiled before compile nothing. If every part of such a plan can be started for fewer rows, one plan
 serves the class. A part for one number of rows, such as one of the reference engine, needs a plan per count, with the
@@ -17,14 +17,13 @@ from graphfuse.engine import NoKnobs
 from graphfuse.enums import heur_mode
 from graphfuse.errors import GraphNotSupportedError, VariantPackError
 from graphfuse.ir import TensorId
-from graphfuse.leading import joined
 from graphfuse.lower import lower
 from graphfuse.overrides import Overrides, Shape, overridden, shapes
 from graphfuse.plan import Plan
 from graphfuse.planner import Planner
 from graphfuse.recorded import Recorded
-from graphfuse.runtime.executable import Executable, Recounted
-from graphfuse.runtime.fastcall import row_class
+from graphfuse.row_counts import joined, row_class
+from graphfuse.runtime.executable import Executable
 from graphfuse.runtime.variant_pack import Binder
 
 SHAPES_KEPT = 256
@@ -71,10 +70,10 @@ class Reshaped:
         counted = self._counted(frozen) if uids <= {t.uid for t in graph.bound} else None
         fixed = any(t.workspace is not None for t in graph.tensors)  # at an offset that may follow the count
         if counted is not None and not fixed and self._executable.serves_fewer:
-            made, chosen = self._built_class(counted.largest)
-            if made.counted(counted.most, False) is not None:
-                binder = self._binder(graph, chosen, roomy)
-                return Recounted(made, counted.most, counted.count, graph, binder)
+            largest, chosen = self._built_class(counted.largest)
+            binder = self._binder(graph, chosen, roomy)
+            if made := largest.of_fewer(counted.count, counted.most, graph, binder):
+                return made
         planner = self._planner.like(frozen)
         tuned = any(part.knobs != NoKnobs() for part in self._plan.parts)
         model = self._class(counted.largest)[1] if tuned and counted is not None else self._plan

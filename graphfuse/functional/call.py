@@ -17,6 +17,7 @@ from graphfuse.functional.layout import ALIGNMENT, Layout, check, check_given, l
 from graphfuse.functional.planning import Planned, Planning
 from graphfuse.functional.split import Kind, Split, split
 from graphfuse.functional.tensor_parameter import Shape, complete
+from graphfuse.row_counts import row_class
 from graphfuse.runtime import buffers, fastcall, torch_private
 from graphfuse.runtime import device as devices
 from graphfuse.runtime.fastcall import Form, Given, New
@@ -129,7 +130,7 @@ class Call:
             tuple(n if n in self.tensors else None for n in f.results if n in self.tensors or n in f.asked),
             ALIGNMENT,
         )
-        starts = {fastcall.row_class(split.count): (planned.start, planned.problem.workspace_bytes)}
+        starts = {row_class(split.count): (planned.start, planned.problem.workspace_bytes)}
 
         by_class = self.planning.by_class if planned.counted else lambda count: None
 
@@ -137,7 +138,7 @@ class Call:
             found = by_class(count)  # which holds no tensor
             if found is None:
                 return None
-            made = starts[fastcall.row_class(count)] = (found.start, found.problem.workspace_bytes)
+            made = starts[row_class(count)] = (found.start, found.problem.workspace_bytes)
             return made
 
         sizes = self._guarded(distinct)

@@ -13,7 +13,7 @@ from graphfuse.functional.call import Call
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.tensor_parameter import complete
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.fastcall import DECLINED, written
+from graphfuse.runtime.fastcall import DECLINED, text, trying, when, written
 from graphfuse.runtime.kept import make_room
 
 _KEPT = 1024
@@ -55,31 +55,6 @@ def define(f: Function) -> Callable[..., object]:
     return call
 
 
-_TEXT = """
-def call({parameters}):
-    if compiling():
-        # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
-        return run({others}) if {usual} else dispatched({parameters})
-    last = problems.get("last")
-    if last is not None:
-        result = last({parameters})
-        if result is not declined:
-            return result
-    try:
-        # What tells fast paths apart; each compares the rest itself.
-        key = ({key})
-        fast = problems.get(key)
-    except (AttributeError, IndexError, RuntimeError, TypeError):  # of what is no tensor, or has no strides
-        key = fast = None
-    if fast is not None and fast is not last:
-        result = fast({parameters})
-        if result is not declined:
-            problems["last"] = fast
-            return result
-    return first(key, {parameters})
-"""
-
-
 def _written(f: Function) -> Callable[..., object]:
     """The function as users call it: it looks up the fast path and runs it. Generated, as this is part of every call.
 
@@ -97,13 +72,28 @@ def _written(f: Function) -> Callable[..., object]:
     }
     new, others = operator.ports(f)
     ignored = [name for name in f.options if name not in others]
-    text = _TEXT.format(
-        parameters=", ".join(f.parameters),
-        others=", ".join(others),
-        usual=" and ".join(f"{name} is {f.defaults[name]}" for name in (*new, *ignored)) or "True",
-        key=_key(f),
+    usual = " and ".join(f"{name} is {f.defaults[name]}" for name in (*new, *ignored)) or "True"
+    parameters = ", ".join(f.parameters)
+    made = text(
+        "call",
+        f.parameters,
+        # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
+        when(["compiling()"], f"return run({', '.join(others)}) if {usual} else dispatched({parameters})"),
+        "last = problems.get('last')",
+        when(["last is not None"], f"result = last({parameters})", *when(["result is not declined"], "return result")),
+        trying(
+            [f"key = ({_key(f)})", "fast = problems.get(key)"],  # what tells fast paths apart; each compares the rest
+            "AttributeError, IndexError, RuntimeError, TypeError",  # of what is no tensor, or has no strides
+            "key = fast = None",
+        ),
+        when(
+            ["fast is not None and fast is not last"],
+            f"result = fast({parameters})",
+            *when(["result is not declined"], "problems['last'] = fast", "return result"),
+        ),
+        f"return first(key, {parameters})",
     )
-    call = written(f.name, "call", text, names)
+    call = written(f.name, "call", made, names)
     call.declaration = f
     call.problems = problems
     call.last = functools.partial(problems.get, "last")

@@ -10,7 +10,7 @@ from graphfuse.functional.declaration import Variant
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.problem import Problem
 from graphfuse.functional.split import Split
-from graphfuse.runtime import fastcall
+from graphfuse.row_counts import row_class
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Planning:
         runs_kernels = self.device.startswith(("cuda", str(EMULATOR)))
         if not count or not runs_kernels:
             return None
-        most = fastcall.row_class(count)
+        most = row_class(count)
         try:
             found = self._problem(self.split.at(most))
         except VariantPackError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
 from graphfuse.ir import packed_stride
-from graphfuse.leading import joined
+from graphfuse.row_counts import joined
 
 
 class Kind(enum.Enum):

@@ -21,8 +21,8 @@ from graphfuse.device import EMULATOR
 from graphfuse.errors import VariantPackError
 from graphfuse.explain import fallback
 from graphfuse.functional.explained import explain
+from graphfuse.row_counts import row_class
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.fastcall import row_class
 from graphfuse.runtime.kept import make_room
 from graphfuse.torch.computation import TYPES
 from graphfuse.torch.operators import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon

@@ -21,6 +21,18 @@ def trying(block: Lines, errors: str, *otherwise: str) -> Lines:
     return ["try:", block, f"except ({errors}):", otherwise]
 
 
+def misaligned(addresses: Sequence[str], alignment: int) -> str:
+    """The condition that one of the addresses is no multiple of an alignment."""
+    return f"({' | '.join(addresses)}) % {alignment}"
+
+
+def clashing(n: int, apart: str, near: tuple[object, object], beside: str = "", *more: str) -> str:
+    """The condition that two tensors share memory that they may not, which the name ``clashN`` tells exactly. apart:
+    their distance. near: between which distances it is asked. beside: a further condition. more: what it is given
+    before the distance."""
+    return f"{near[0]} < {apart} < {near[1]}{beside} and clash{n}({', '.join((*more, apart))})"
+
+
 def text(name: str, parameters: Sequence[str], *body: str | Lines) -> str:
     """The function as Python. body: its lines, of which some may come in sequences at the same level."""
     flat = itertools.chain.from_iterable([part] if isinstance(part, str) else part for part in body)
