@@ -234,13 +234,9 @@ class _Pair:
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """VariantPackError if they overlap where they may not in the call that the split is of."""
-        made, other = tensors[self.made], tensors[self.other]
-        if not self._conflict(self.split.layouts).clash(made.data_ptr() - other.data_ptr()):
-            return
-        accepted = "memory of its own"
-        if self.in_place:
-            accepted += ", or exactly that tensor's with the same data type, shape and stride"
-        raise VariantPackError(f"output {self.made!r} overlaps {self.other!r}; accepted: {accepted}")
+        conflict = self._conflict(self.split.layouts)
+        if conflict.clash(tensors[self.made].data_ptr() - tensors[self.other].data_ptr()):
+            raise conflict.refused(repr(self.made), repr(self.other))
 
     def _conflict(self, layouts: Mapping[str, Layout]) -> Conflict:
         one, two = (layouts[name] for name in (self.made, self.other))

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -24,20 +24,26 @@ DeclarationT = TypeVar("DeclarationT", bound=Callable[..., object])
 
 
 def function(
-    variants: Variant | Mapping[tuple[object, ...], Variant], *results: str, chosen_by: tuple[str, ...] = ()
+    variants: Variant | Mapping[tuple[object, ...], Variant],
+    *results: str,
+    chosen_by: tuple[str, ...] = (),
+    name: str = "",
+    without: Sequence[str] = (),
 ) -> Callable[[DeclarationT], DeclarationT]:
     """Decorator: makes the function of the signature and documentation decorated, and its operator ``graphfuse::NAME``.
 
-    variants: by the values of the options that `chosen_by` names. results: the names of what is returned.
+    variants: by the values of the options that `chosen_by` names. results: the names of what is returned. name: where
+    it is not that of what is decorated. without: parameters that it lacks.
     """
     variants = {(): variants} if isinstance(variants, Variant) else variants
 
     def declare(declaration: DeclarationT) -> DeclarationT:
-        signature = inspect.signature(declaration).parameters
-        defaults = {name: p.default for name, p in signature.items() if p.default is not p.empty}
-        made = Function(declaration.__name__, tuple(signature), defaults, chosen_by, variants, results)
+        parameters = {n: p for n, p in inspect.signature(declaration).parameters.items() if n not in without}
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        called = name or declaration.__name__
+        made = Function(called, tuple(parameters), defaults, chosen_by, variants, results)
         call = functools.wraps(declaration)(define(made))
-        call.__defaults__ = declaration.__defaults__
+        call.__defaults__ = tuple(defaults.values())
         packet = getattr(torch.ops.graphfuse, made.name)
         for overload in packet.overloads():
             operator.pass_by_autograd(made, getattr(packet, overload))

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.functional import tensor_parameter
 from graphfuse.functional.axes import Axes, axes
-from graphfuse.functional.declaration import NUMBERS, Function, Part, Variant
+from graphfuse.functional.declaration import NUMBERS, Function, Part
 from graphfuse.functional.layout import check, check_given, fake_layout
 from graphfuse.functional.operator import FUNCTIONS, LIBRARY, ports
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
@@ -187,7 +188,7 @@ def _planned(f: Function, given: Mapping[str, object]) -> _Plan:
     variant = f.variant(given)
     for a in variant.arguments:
         check_given(a, given.get(a.name))
-    used = _used(variant, given)
+    used = tensor_parameter.used(variant.arguments, given)
     tensors = {a.name: given[a.name] for a in used if given.get(a.name) is not None}
     layouts = {a.name: fake_layout(a, tensors[a.name]) for a in used if a.name in tensors}
     check(variant.arguments, layouts)
@@ -233,19 +234,6 @@ def _layouts(a: TensorParameter, shape: Shape) -> dict[torch.dtype, tuple[Shape,
         extents = stored(shape, kept)
         found[dtype] = extents, packed_stride(extents)
     return found
-
-
-def _used(variant: Variant, given: Mapping[str, object]) -> tuple[TensorParameter, ...]:
-    """As ``complete``, without allocating what is not given."""
-    found = []
-    for a in variant.arguments:
-        if a.only is not None and getattr(given.get(a.only[0]), "dtype", None) != a.only[1]:
-            continue
-        if a.asked is not None and not given[a.asked]:
-            continue
-        if given.get(a.name) is not None or not a.optional:
-            found.append(a)
-    return tuple(found)
 
 
 def _allocated(used: Sequence[TensorParameter], given: Mapping[str, Shape]) -> dict[str, Shape]:

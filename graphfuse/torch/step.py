@@ -92,11 +92,12 @@ def entered(
     listens there.
     """
     apply, apply_alone = formula.apply, torch_private.single_level_apply(alone)
+    asks = _any_requires_grad if of is None else lambda *values: _any_requires_grad(*values[:of])
 
     def below_autograd(keyset, *values):
         sharding.prepare()
         refuse_tangents(name, values)
-        if torch.is_grad_enabled() and _any_requires_grad(*values[:of]):
+        if torch.is_grad_enabled() and asks(*values):
             refuse_transforms(name)
             return apply(*values)
         return torch_private.below_autograd(inference.operator, keyset, *values)
@@ -104,7 +105,7 @@ def entered(
     def call(*values):
         if is_dynamo_compiling() or _observed():  # the compiler asks no closure of ours
             return inference.operator(*values)
-        if torch.is_grad_enabled() and _any_requires_grad(*values[:of]):
+        if torch.is_grad_enabled() and asks(*values):
             return apply_alone(*values)
         return inference.function(*values)
 
