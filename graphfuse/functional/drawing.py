@@ -92,23 +92,40 @@ class Drawing:
         along would take heads together."""
         return name in self and len(self.layouts[name].shape) > 1
 
+    def weighted(self, values: Tensor, zero_centred: bool = False) -> Tensor:
+        """Values times the argument "weight", or times it + 1; as they are where it is left out."""
+        scale = self.weight(zero_centred=zero_centred)
+        return values if scale is None else self.graph.mul(values, scale)
+
     def norm(
         self,
         x: Tensor,
-        scale: Tensor | None,
-        bias: Tensor | None = None,
+        weight: str | Tensor | None = "weight",
         *,
         centred: bool = False,
+        zero_centred: bool = False,
+        rounded: str | None = None,
         eps: str = "eps",
         statistics: Sequence[str] = (),
     ) -> Tensor:
-        """RMSNorm of x, or layer norm where it is centred. statistics: the arguments that get the numbers of each row,
-        which the training phase makes, where there are such arguments."""
+        """RMSNorm of x, or layer norm where it is centred, times the argument `weight` or it + 1, plus the argument
+        "bias", where these are given.
+
+        weight: its name, or what it was drawn as; None for 1 and no bias. rounded: the argument to whose type the norm
+        is rounded before it is multiplied. statistics: the arguments that get the numbers of each row, which the
+        training phase makes, where there are such arguments.
+        """
+        named = isinstance(weight, str)
+        scale, bias = (self.weight(weight, zero_centred), self.get("bias")) if named else (weight, None)
+        apart = scale is not None and (rounded or self.is_of_heads(weight if named else "weight"))
         training = any(name in self for name in statistics)
-        y, *made = self._norm(x, scale, bias, centred, eps, training)
+        y, *made = self._norm(x, *(None, None) if apart else (scale, bias), centred, eps, training)
         for name, t in zip(statistics, made, strict=True) if training else ():
             self.store(name, t)
-        return y
+        if not apart:
+            return y
+        y = self.graph.mul(self.rounded(y, rounded) if rounded else y, scale)
+        return y if bias is None else self.graph.add(y, bias)
 
     def training_norm(self, x: Tensor) -> list[Tensor]:
         """RMSNorm of x, and the inverse RMS of each row."""

@@ -1,15 +1,17 @@
 """Norms: alone, after a residual sum, and on both sides of one; RMSNorm also with weight + 1."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
+from graphfuse.errors import VariantPackError
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.tensor_parameter import (
     FLOATS,
     FORMATS,
+    Shape,
     TensorParameter,
     columns,
     columns_or_heads,
@@ -32,24 +34,25 @@ OUT = TensorParameter("out", FORMATS, like("input"), written=True, new=type_of("
 RESIDUAL_OUT = TensorParameter("residual_out", FLOATS, like("input"), written=True, new=type_of("residual"))
 
 
-def of_heads(d: Drawing, x: Tensor, weight: str = "weight", centred: bool = False) -> Tensor:
-    """The norm of x times a weight for each column, or one for each head and column, and plus a bias of its shape,
-    where these are given."""
-    scale, bias = d.get(weight), d.get("bias")
-    if not d.is_of_heads(weight):
-        return d.norm(x, scale, bias, centred=centred)
-    y = d.graph.mul(d.norm(x, None, centred=centred), scale)
-    return y if bias is None else d.graph.add(y, bias)
+QK_OUT = tuple(TensorParameter(f"{x}_out", FORMATS, like(x), written=True, new=type_of(x)) for x in "qk")
+
+
+def of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+    """q's shape, with heads of their own."""
+    q, k = shapes["q"], shapes["k"]
+    if len(q) < 2:
+        raise VariantPackError(f"q has shape {tuple(q)}; accepted: (..., heads, head_dim)")
+    return ((*q[:-2], *k[-2:-1], q[-1]),)
 
 
 def plain(d: Drawing) -> Tensor:
     """The norm of input."""
-    return d.norm(d["input"], d["weight"])
+    return d.norm(d["input"])
 
 
 def added(d: Drawing) -> Tensor:
     """The norm of input + residual, a sum that residual gets rounded and the norm does not."""
-    return d.norm(_sum(d), d["weight"])
+    return d.norm(_sum(d))
 
 
 def beside(d: Drawing, y: Tensor) -> Tensor:
@@ -61,9 +64,9 @@ def _before_and_after(zero_centred: bool) -> Variant:
     """A norm on each side of a residual sum, which residual_out gets rounded and the second norm does not."""
 
     def draw(d: Drawing) -> None:
-        first = d.norm(d["input"], d.weight(zero_centred=zero_centred))
+        first = d.norm(d["input"], zero_centred=zero_centred)
         total = d.store_read("residual_out", d.graph.add(first, d["residual"]))
-        d.store("out", d.norm(total, d.weight("next_weight", zero_centred)))
+        d.store("out", d.norm(total, "next_weight", zero_centred=zero_centred))
 
     next_weight = TensorParameter("next_weight", FLOATS, columns("input"))
     return Variant((INPUT, SUMMAND, WEIGHT, next_weight, OUT, RESIDUAL_OUT), draw)
@@ -88,24 +91,22 @@ def _in_place(draw: Callable[[Drawing], Tensor], *scales: TensorParameter) -> Va
 
 
 def _draw_qk(d: Drawing) -> None:
-    for name in ("q", "k"):
-        d.store(f"{name}_out", of_heads(d, d[name], f"{name}_weight"))
+    for x in "qk":
+        d.store(f"{x}_out", d.norm(d[x], f"{x}_weight"))
 
 
 _QK = Variant(
     (
         TensorParameter("q", FLOATS),
-        TensorParameter("k", FLOATS, lambda s: ((*s["q"][:-2], *s["k"][-2:-1], s["q"][-1]),), free=True),
-        TensorParameter("q_weight", FLOATS, columns_or_heads("q")),
-        TensorParameter("k_weight", FLOATS, columns_or_heads("k")),
-        TensorParameter("q_out", FORMATS, like("q"), written=True, new=type_of("q")),
-        TensorParameter("k_out", FORMATS, like("k"), written=True, new=type_of("k")),
+        TensorParameter("k", FLOATS, of_keys, free=True),
+        *(TensorParameter(f"{x}_weight", FLOATS, columns_or_heads(x)) for x in "qk"),
+        *QK_OUT,
     ),
     _draw_qk,
 )
 
 
-@function(_norm(lambda d: of_heads(d, d["input"]), WEIGHTS, BIAS), "out")
+@function(_norm(plain, WEIGHTS, BIAS), "out")
 def rmsnorm(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor,
@@ -132,7 +133,7 @@ def rmsnorm(
     """
 
 
-@function(_norm(lambda d: d.norm(d["input"], d.weight(zero_centred=True)), WEIGHT), "out")
+@function(_norm(lambda d: d.norm(d["input"], zero_centred=True), WEIGHT), "out")
 def gemma_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     weight: torch.Tensor,
@@ -143,7 +144,7 @@ def gemma_rmsnorm(
     """As ``rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
 
 
-@function(_in_place(lambda d: of_heads(d, _sum(d)), WEIGHTS, BIAS))
+@function(_in_place(added, WEIGHTS, BIAS))
 def fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -163,7 +164,7 @@ def fused_add_rmsnorm(
     """
 
 
-@function(_in_place(lambda d: d.norm(_sum(d), d.weight(zero_centred=True)), WEIGHT))
+@function(_in_place(lambda d: d.norm(_sum(d), zero_centred=True), WEIGHT))
 def gemma_fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -235,7 +236,7 @@ def qk_rmsnorm(
     """
 
 
-@function(_norm(lambda d: of_heads(d, d["input"], centred=True), MAYBE_WEIGHTS, MAYBE_BIAS), "out")
+@function(_norm(lambda d: d.norm(d["input"], centred=True), MAYBE_WEIGHTS, MAYBE_BIAS), "out")
 def layernorm(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor | None = None,
@@ -253,7 +254,7 @@ def layernorm(
     """
 
 
-@function(_in_place(lambda d: of_heads(d, _sum(d), centred=True), MAYBE_WEIGHTS, MAYBE_BIAS))
+@function(_in_place(lambda d: d.norm(_sum(d), centred=True), MAYBE_WEIGHTS, MAYBE_BIAS))
 def fused_add_layernorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,

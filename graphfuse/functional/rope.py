@@ -9,6 +9,7 @@ from graphfuse.errors import VariantPackError
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
+from graphfuse.functional.norms import QK_OUT, of_keys
 from graphfuse.functional.tensor_parameter import (
     FLOAT,
     FLOATS,
@@ -21,7 +22,6 @@ from graphfuse.functional.tensor_parameter import (
     columns_or_heads,
     like,
     one,
-    type_of,
 )
 from graphfuse.tensor import Tensor
 
@@ -29,14 +29,6 @@ from graphfuse.tensor import Tensor
 def of_tokens(name: str) -> Rule:
     """One value for each token: for the dimensions of another argument but heads and columns."""
     return lambda shapes: (shapes[name][:-2],)
-
-
-def of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
-    """q's shape, with heads of their own."""
-    q, k = shapes["q"], shapes["k"]
-    if len(q) < 2:
-        raise VariantPackError(f"q has shape {tuple(q)}; accepted: (..., heads, head_dim)")
-    return ((*q[:-2], *k[-2:-1], q[-1]),)
 
 
 def _angles(of: str) -> Rule:
@@ -160,7 +152,6 @@ def heads_and_angles(types: Types) -> tuple[TensorParameter, ...]:
 
 
 _GIVEN = heads_and_angles(FLOATS)
-_OUT = tuple(TensorParameter(f"{x}_out", FORMATS, like(x), written=True, new=type_of(x)) for x in "qk")
 _CACHES = tuple(
     TensorParameter(f"{x}_cache", FORMATS, _pages(f"{x}_cache"), free=True, table=True, written=True) for x in "kv"
 )
@@ -169,7 +160,7 @@ _CACHED = (
     TensorParameter("v", FLOATS, like("k")),
     *_CACHES,
     TensorParameter("slot_mapping", INTEGERS, of_tokens("q")),
-    _OUT[0],
+    QK_OUT[0],
     *(TensorParameter(f"{x}_scale", FLOAT, one, optional=True) for x in "kv"),
 )
 
@@ -181,7 +172,7 @@ def either_way(
     return {(neox,): Variant(tuple(arguments), functools.partial(draw, is_neox=neox)) for neox in (True, False)}
 
 
-@function(either_way((*_GIVEN, *_OUT), _draw), "q_out", "k_out", chosen_by=("is_neox",))
+@function(either_way((*_GIVEN, *QK_OUT), _draw), "q_out", "k_out", chosen_by=("is_neox",))
 def qk_norm_rope(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -26,14 +26,11 @@ class GatedNorm(Computation):
     gradients = (DX, DGATE, DWEIGHT)
 
     def _forward(self, d: Drawing) -> None:
-        graph, scale = d.graph, self._scale(d)
-        x = graph.mul(d["x"], self._activated(d)) if self.gate_first else d["x"]
-        apart = scale is not None and (self.rounded or d.is_of_heads())
-        y = d.norm(x, None if apart else scale, statistics=("inverse_rms",))
-        if apart:
-            y = graph.mul(d.rounded(y, "x") if self.rounded else y, scale)
+        weight, rounded = d.weight(zero_centred=self.zero_centred), "x" if self.rounded else None
+        x = d.graph.mul(d["x"], self._activated(d)) if self.gate_first else d["x"]
+        y = d.norm(x, weight, rounded=rounded, statistics=("inverse_rms",))
         if not self.gate_first:
-            y = graph.mul(d.rounded(y, "x") if self.rounded else y, self._activated(d))
+            y = d.graph.mul(d.rounded(y, "x") if rounded else y, self._activated(d))
         d.store("y", y)
 
     def _backward(self, d: Drawing) -> None:
@@ -43,7 +40,7 @@ class GatedNorm(Computation):
         normalized = graph.mul(d["x"], activated) if self.gate_first else d["x"]
         if not self.gate_first:
             if "dgate" in d:
-                y = self._weighted(d, graph.mul(normalized, d["inverse_rms"]))
+                y = d.weighted(graph.mul(normalized, d["inverse_rms"]), self.zero_centred)
                 d.store("dgate", graph.mul(graph.mul(self._slope(d, opened, activated), y), dy))
             if not {"dx", "dweight"} & d.layouts.keys():
                 return
@@ -53,7 +50,9 @@ class GatedNorm(Computation):
             d.store_sum("dweight", graph.mul(dy, graph.mul(normalized, d["inverse_rms"])))
         if not goes_on:
             return
-        dy, scale = (self._weighted(d, dy), None) if apart else (dy, self._scale(d))
+        dy, scale = (
+            (d.weighted(dy, self.zero_centred), None) if apart else (dy, d.weight(zero_centred=self.zero_centred))
+        )
         dnormalized, *found = graph.rmsnorm_backward(dy, normalized, scale, d["inverse_rms"], has_dbias=False)
         if "dweight" in d and not apart:
             d.store("dweight", found[0])
@@ -66,13 +65,6 @@ class GatedNorm(Computation):
         """The derivative of the activation, of what backward makes anyway: kernels fuse what hangs together."""
         closed = d.graph.mul(d.graph.sub(1.0, opened), activated)
         return closed if self.sigmoid else d.graph.add(closed, opened)
-
-    def _scale(self, d: Drawing) -> Tensor | None:
-        return d.weight(zero_centred=self.zero_centred)
-
-    def _weighted(self, d: Drawing, values: Tensor) -> Tensor:
-        scale = self._scale(d)
-        return values if scale is None else d.graph.mul(values, scale)
 
     def _activated(self, d: Drawing) -> Tensor:
         return d.graph.sigmoid(d["gate"]) if self.sigmoid else d.graph.swish(d["gate"])

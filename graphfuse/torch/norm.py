@@ -75,10 +75,6 @@ class Norm(Computation):
         d.store("total", total)
         return total
 
-    def weighted(self, d: Drawing, values: Tensor) -> Tensor:
-        scale = d.weight(zero_centred=self.zero_centred)
-        return values if scale is None else d.graph.mul(values, scale)
-
     def finish(self, d: Drawing, y: Tensor) -> None:
         """Store y, which has weight and bias, after SiLU and gate."""
         y = d.graph.swish(y) if self.silu else y
@@ -98,14 +94,9 @@ class Norm(Computation):
             d.store(name, dx) if len(sums) == 1 else d.store_read(name, dx)
 
     def _forward(self, d: Drawing) -> None:
-        x, scale, bias = self.summed(d), d.weight(zero_centred=self.zero_centred), d.get("bias")
-        apart = d.is_of_heads() or self.rounded and scale is not None
-        statistics = [a.name for a in self.statistics]
-        y = d.norm(x, *(None, None) if apart else (scale, bias), centred=self.centred, statistics=statistics)
-        if apart:
-            y = d.graph.mul(d.rounded(y, "x") if self.rounded else y, scale)
-            y = y if bias is None else d.graph.add(y, bias)
-        self.finish(d, y)
+        rounded, statistics = "x" if self.rounded else None, [a.name for a in self.statistics]
+        kind = {"centred": self.centred, "zero_centred": self.zero_centred}
+        self.finish(d, d.norm(self.summed(d), **kind, rounded=rounded, statistics=statistics))
 
     def _backward(self, d: Drawing) -> None:
         graph, dy = d.graph, d["dy"]

@@ -110,12 +110,12 @@ class NormByColumns:
         normal = graph.mul(graph.sub(x, d["mean"]) if self.norm.centred else x, inverse)
         if self.norm.rounded and "weight" in d:
             normal = d.rounded(normal, "x")
-        y = self.norm.weighted(d, normal)
+        y = self._weighted(d, normal)
         self.norm.finish(d, graph.add(y, d["bias"]) if "bias" in d else y)
 
     def _measure_backward(self, d: Drawing) -> None:
         graph, normal = d.graph, normal_again(d, d["x"])
-        grad = self.norm.weighted(d, self._before_activation(d, normal))
+        grad = self._weighted(d, self._before_activation(d, normal))
         d.store("along", d.by_rows(graph.mul(grad, normal)))
         if self.norm.centred:
             d.store("level", d.by_rows(grad))
@@ -123,7 +123,7 @@ class NormByColumns:
     def _finish_backward(self, d: Drawing) -> None:
         graph, normal = d.graph, normal_again(d, d["x"])
         if "dgate" in d:
-            d.store("dgate", graph.mul(d["dy"], graph.swish(self.norm.weighted(d, normal))))
+            d.store("dgate", graph.mul(d["dy"], graph.swish(self._weighted(d, normal))))
         grad = self._before_activation(d, normal)
         if "dweight" in d:
             d.store_sum("dweight", graph.mul(grad, normal))
@@ -131,7 +131,7 @@ class NormByColumns:
             d.store_sum("dbias", graph.identity(grad))
         if not {"dx", "dresidual"} & d.layouts.keys():
             return
-        scaled, again = self.norm.weighted(d, grad), not {"dweight", "dbias"} & d.layouts.keys()
+        scaled, again = self._weighted(d, grad), not {"dweight", "dbias"} & d.layouts.keys()
 
         def mean(name: str, own: Callable[[], Tensor]) -> Tensor:
             whole = graph.add(d.by_rows(own()), d[f"{name}_elsewhere"]) if again else d[name]
@@ -142,8 +142,11 @@ class NormByColumns:
             dx = graph.sub(dx, mean("level", lambda: graph.identity(scaled)))
         self.norm.store_gradients(d, graph.mul(dx, d["inverse_std" if self.norm.centred else "inverse_rms"]))
 
+    def _weighted(self, d: Drawing, values: Tensor) -> Tensor:
+        return d.weighted(values, self.norm.zero_centred)
+
     def _before_activation(self, d: Drawing, normal: Tensor) -> Tensor:
-        return self.norm.before_activation(d, lambda: self.norm.weighted(d, normal))
+        return self.norm.before_activation(d, lambda: self._weighted(d, normal))
 
 
 def _inverse_rms(made: Made, part: Part, eps: float) -> Made:
