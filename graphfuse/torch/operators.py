@@ -1,6 +1,7 @@
 """The operators: names, argument order, documentation. The computation of each is data beside it."""
 
 import torch
+from torch import Tensor
 
 from graphfuse.torch import adaptive, sandwich
 from graphfuse.torch.adaptive import AdaLayerNorm
@@ -13,13 +14,13 @@ from graphfuse.torch.normalize import Normalize
 from graphfuse.torch.softmax import Softmax
 from graphfuse.torch.unit_norm import unit_norm
 
-Norms = tuple[torch.Tensor, torch.Tensor]
+Norms = tuple[Tensor, Tensor]
 
 
 _EPS = {torch.float64: torch.finfo(torch.float64).eps}
 
 
-def epsilon(eps: float | None, x: torch.Tensor) -> float:
+def epsilon(eps: float | None, x: Tensor) -> float:
     """eps as a number. None is what torch takes for it: the epsilon of the type that is computed in."""
     return _EPS.get(getattr(x, "dtype", None), torch.finfo(torch.float32).eps) if eps is None else eps
 
@@ -77,12 +78,7 @@ SOFTMAX = differentiable("differentiable_softmax", Softmax())
 LOG_SOFTMAX = differentiable("differentiable_log_softmax", Softmax(log=True))
 
 
-def rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    eps: float | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, bias: Tensor | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight (+ bias) over the last dimension, computed in float32, rounded once to x's
     type.
 
@@ -100,24 +96,18 @@ def rms_norm(
     return RMS_NORM_BIAS.run(x, weight, bias, epsilon(eps, x))
 
 
-def rms_norm_silu(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
+def rms_norm_silu(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """SiLU of ``rms_norm``, rounded once. Backward makes the norm again from what ``rms_norm`` keeps."""
     return RMS_NORM_SILU.run(x, weight, epsilon(eps, x))
 
 
-def rms_norm_silu_gate(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
-) -> torch.Tensor:
+def rms_norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """``rms_norm_silu`` times gate, rounded once. gate: of x's shape, any of x's types. Backward needs gate, too."""
     return RMS_NORM_SILU_GATE.run(x, gate, weight, epsilon(eps, x))
 
 
 def add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    eps: float | None = None,
-    bias: torch.Tensor | None = None,
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None, bias: Tensor | None = None
 ) -> Norms:
     """(``rms_norm`` of total in x's type, total = x + residual in residual's type).
 
@@ -130,34 +120,28 @@ def add_rms_norm(
     return ADD_RMS_NORM_BIAS.run(x, residual, weight, bias, epsilon(eps, x))
 
 
-def gemma_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+def gemma_rms_norm(x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
     """``rms_norm`` times weight + 1 instead of weight; the sum is not rounded."""
     return GEMMA_RMS_NORM.run(x, weight, epsilon(eps, x))
 
 
-def gemma_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float | None = None
-) -> Norms:
+def gemma_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float | None = None) -> Norms:
     """``add_rms_norm`` times weight + 1 instead of weight; the sum is not rounded."""
     return GEMMA_ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
 
 
-def llama_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+def llama_rms_norm(x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
     """``rms_norm`` that is rounded to x's type before it is multiplied by weight, and again after: what the classes of
     Llama and most models of transformers compute. Gradients are those of ``rms_norm``."""
     return LLAMA_RMS_NORM.run(x, weight, epsilon(eps, x))
 
 
-def llama_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float | None = None
-) -> Norms:
+def llama_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float | None = None) -> Norms:
     """``add_rms_norm`` that is rounded before it is multiplied by weight, as ``llama_rms_norm``."""
     return LLAMA_ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
 
 
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
-) -> torch.Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """(x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias over the last dimension, computed in float32, rounded
     once to x's type: ``torch.nn.functional.layer_norm``.
 
@@ -170,11 +154,7 @@ def layer_norm(
 
 
 def add_layer_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Norms:
     """(``layer_norm`` of total in x's type, total = x + residual in residual's type), as ``add_rms_norm``."""
     if bias is None:
@@ -182,7 +162,7 @@ def add_layer_norm(
     return ADD_LAYER_NORM_BIAS.run(x, residual, weight, bias, eps)
 
 
-def ada_layer_norm(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+def ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float = 1e-6) -> Tensor:
     """``layer_norm`` without a weight, times scale + 1, plus shift: adaptive layer norm (Peebles and Xie 2023).
 
     x: (samples, ..., hidden), as of ``rms_norm``. scale: (samples, 1, ..., hidden), one row of values for each sample;
@@ -193,14 +173,14 @@ def ada_layer_norm(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, ep
     return ADA_LAYER_NORM.run(x, scale, shift, eps)
 
 
-def normalize(x: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
+def normalize(x: Tensor, eps: float = 1e-12) -> Tensor:
     """x / max(sqrt(sum(x^2)), eps) over the last dimension, computed in float32, rounded once to x's type:
     ``torch.nn.functional.normalize``. x: as of ``rms_norm``. Backward needs x and two numbers a row. Of a row shorter
     than eps, what it is divided by is a constant. Errors as of ``rms_norm``."""
     return NORMALIZE.run(x, eps)
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: Tensor) -> Tensor:
     """e^x over its sum along the last dimension, computed in float32, rounded once to x's type.
 
     x: as of ``rms_norm``. The largest element of each row is subtracted first. -infinity becomes 0; a row of nothing
@@ -210,6 +190,6 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return SOFTMAX.run(x)
 
 
-def log_softmax(x: torch.Tensor) -> torch.Tensor:
+def log_softmax(x: Tensor) -> Tensor:
     """The logarithm of ``softmax``, exact where that is next to 0. -infinity remains; otherwise as there."""
     return LOG_SOFTMAX.run(x)
