@@ -1,5 +1,7 @@
 """The operators: names, argument order, documentation. The computation of each is data beside it."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -45,37 +47,30 @@ LAYER_NORM = _norm("layer_norm", centred=True)
 LAYER_NORM_BIAS = _norm("layer_norm_bias", centred=True, bias=True)
 ADD_LAYER_NORM = _norm("add_layer_norm", residual=True, centred=True)
 ADD_LAYER_NORM_BIAS = _norm("add_layer_norm_bias", residual=True, centred=True, bias=True)
-# What models have that are fused, without a function of its own here.
-RMS_NORM_TIMES_SILU = differentiable("rms_norm_times_silu", GatedNorm())
-LLAMA_RMS_NORM_TIMES_SILU = differentiable("llama_rms_norm_times_silu", GatedNorm(rounded=True))
-GEMMA_RMS_NORM_TIMES_SILU = differentiable("gemma_rms_norm_times_silu", GatedNorm(zero_centred=True))
-RMS_NORM_TIMES_SIGMOID = differentiable("rms_norm_times_sigmoid", GatedNorm(sigmoid=True))
-LLAMA_RMS_NORM_TIMES_SIGMOID = differentiable("llama_rms_norm_times_sigmoid", GatedNorm(sigmoid=True, rounded=True))
-GEMMA_RMS_NORM_TIMES_SIGMOID = differentiable(
-    "gemma_rms_norm_times_sigmoid", GatedNorm(sigmoid=True, zero_centred=True)
-)
-RMS_NORM_OF_GATED = differentiable("rms_norm_of_gated", GatedNorm(gate_first=True))
-LLAMA_RMS_NORM_OF_GATED = differentiable("llama_rms_norm_of_gated", GatedNorm(gate_first=True, rounded=True))
-GEMMA_RMS_NORM_OF_GATED = differentiable("gemma_rms_norm_of_gated", GatedNorm(gate_first=True, zero_centred=True))
-
-
-def _sandwich(name: str, **kind: bool) -> ForwardOnly:
-    return forward_only(name, sandwich.sandwich(**kind), sandwich.NUMBERS)
-
-
-RMS_NORM_ADD_NORM = _sandwich("rms_norm_add_norm")
-LLAMA_RMS_NORM_ADD_NORM = _sandwich("llama_rms_norm_add_norm", rounded=True)
-GEMMA_RMS_NORM_ADD_NORM = _sandwich("gemma_rms_norm_add_norm", zero_centred=True)
-UNIT_NORM = unit_norm("unit_norm")
-UNIT_NORM_SILU = unit_norm("unit_norm_silu", silu=True)
-ROUNDED_UNIT_NORM = unit_norm("rounded_unit_norm", rounded=True)
-ROUNDED_UNIT_NORM_SILU = unit_norm("rounded_unit_norm_silu", rounded=True, silu=True)
 ADA_LAYER_NORM = differentiable("ada_layer_norm", AdaLayerNorm())
 ADD_ADA_LAYER_NORM = forward_only("add_ada_layer_norm", adaptive.added(), ("eps",))
 # The functions without gradients have the shorter names.
 NORMALIZE = differentiable("differentiable_normalize", Normalize())
 SOFTMAX = differentiable("differentiable_softmax", Softmax())
 LOG_SOFTMAX = differentiable("differentiable_log_softmax", Softmax(log=True))
+
+
+def _of_models() -> Iterator[tuple[str, Operator | ForwardOnly]]:
+    gates = {"times_silu": {}, "times_sigmoid": {"sigmoid": True}, "of_gated": {"gate_first": True}}
+    for prefix, kind in (("", {}), ("llama_", {"rounded": True}), ("gemma_", {"zero_centred": True})):
+        for suffix, gate in gates.items():
+            name = f"{prefix}rms_norm_{suffix}"
+            yield name, differentiable(name, GatedNorm(**kind, **gate))
+        name = f"{prefix}rms_norm_add_norm"
+        yield name, forward_only(name, sandwich.sandwich(**kind), sandwich.NUMBERS)
+    for prefix, rounded in (("", False), ("rounded_", True)):
+        for suffix, silu in (("", False), ("_silu", True)):
+            name = f"{prefix}unit_norm{suffix}"
+            yield name, unit_norm(name, rounded, silu)
+
+
+OF_MODELS = dict(_of_models())
+"""What models have that are fused, by name, without a function of its own here."""
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, bias: Tensor | None = None) -> Tensor:
