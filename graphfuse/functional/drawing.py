@@ -122,10 +122,13 @@ class Drawing:
         y, *made = self._norm(x, *(None, None) if apart else (scale, bias), centred, eps, training)
         for name, t in zip(statistics, made, strict=True) if training else ():
             self.store(name, t)
-        if not apart:
-            return y
-        y = self.graph.mul(self.rounded(y, rounded) if rounded else y, scale)
-        return y if bias is None else self.graph.add(y, bias)
+        return self.scaled(y, scale, bias, rounded) if apart else y
+
+    def scaled(self, normal: Tensor, scale: Tensor | None, bias: Tensor | None, rounded: str | None) -> Tensor:
+        """A norm, rounded to the type of the argument `rounded`, times scale, plus bias, where these are given."""
+        if scale is not None:
+            normal = self.graph.mul(self.rounded(normal, rounded) if rounded else normal, scale)
+        return normal if bias is None else self.graph.add(normal, bias)
 
     def training_norm(self, x: Tensor) -> list[Tensor]:
         """RMSNorm of x, and the inverse RMS of each row."""

@@ -116,20 +116,18 @@ def turned(d: Drawing, normal: Tensor, is_neox: bool) -> Tensor:
     return d.graph.rotate_pairs(normal, *angles(d), interleaved=not is_neox)
 
 
-def _rotated(d: Drawing, is_neox: bool) -> Tensor:
-    return turned(d, d.norm(both(d), None), is_neox)
-
-
-def _draw(d: Drawing, is_neox: bool) -> None:
-    y = _rotated(d, is_neox)
-    for name in "qk":
-        d.store(f"{name}_out", heads_of(d, y, name))
+def draw(d: Drawing, is_neox: bool) -> None:
+    """Both results, and the inverse RMS of each head where that is asked for."""
+    y, *inverse_rms = d.training_norm(both(d)) if "q_inverse_rms" in d else [d.norm(both(d), None)]
+    for name, made in (("out", turned(d, y, is_neox)), *(("inverse_rms", t) for t in inverse_rms)):
+        for x in "qk":
+            d.store(f"{x}_{name}", heads_of(d, made, x))
 
 
 def _draw_cached(d: Drawing, is_neox: bool) -> None:
     for name in ("k_cache", "v_cache"):
         _joined_pages(d, name)
-    y = _rotated(d, is_neox)
+    y = turned(d, d.norm(both(d), None), is_neox)
     slots = d.of_tokens("slot_mapping")
     d.store("q_out", heads_of(d, y, "q"))
     # All heads are divided, and those of keys are stored: so it is one kernel.
@@ -172,7 +170,7 @@ def either_way(
     return {(neox,): Variant(tuple(arguments), functools.partial(draw, is_neox=neox)) for neox in (True, False)}
 
 
-@function(either_way((*_GIVEN, *QK_OUT), _draw), "q_out", "k_out", chosen_by=("is_neox",))
+@function(either_way((*_GIVEN, *QK_OUT), draw), "q_out", "k_out", chosen_by=("is_neox",))
 def qk_norm_rope(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -108,10 +108,8 @@ class NormByColumns:
         squares = graph.add(self._squares(d, x)[0], d["elsewhere"])
         inverse = graph.rsqrt(graph.add(graph.mul(squares, d.number("share")), d.number("eps")))
         normal = graph.mul(graph.sub(x, d["mean"]) if self.norm.centred else x, inverse)
-        if self.norm.rounded and "weight" in d:
-            normal = d.rounded(normal, "x")
-        y = self._weighted(d, normal)
-        self.norm.finish(d, graph.add(y, d["bias"]) if "bias" in d else y)
+        scale, rounded = d.weight(zero_centred=self.norm.zero_centred), "x" if self.norm.rounded else None
+        self.norm.finish(d, d.scaled(normal, scale, d.get("bias"), rounded))
 
     def _measure_backward(self, d: Drawing) -> None:
         graph, normal = d.graph, normal_again(d, d["x"])

@@ -10,7 +10,7 @@ import torch
 from graphfuse.errors import VariantPackTypeError
 from graphfuse.functional import sharding
 from graphfuse.functional.drawing import Drawing
-from graphfuse.functional.rope import angle_parameters, angles, both, either_way, heads_and_angles, heads_of, turned
+from graphfuse.functional.rope import angle_parameters, angles, draw, either_way, heads_and_angles
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
 from graphfuse.torch.computation import DWEIGHT, DX, DY, NORMALIZED, TYPES, WEIGHT, of_rows
 from graphfuse.torch.step import defined, entered, made_once
@@ -20,15 +20,6 @@ NAME = "differentiable_qk_norm_rope"
 _GIVEN = heads_and_angles(TYPES)
 _MADE = tuple(TensorParameter(f"{x}_out", TYPES, like(x), written=True, new=type_of(x)) for x in "qk")
 _STATISTICS = tuple(of_rows(f"{x}_inverse_rms", written=True, of=x) for x in "qk")
-
-
-def _normalize(d: Drawing, is_neox: bool) -> None:
-    """Forward, with the inverse RMS of each head where that is asked for."""
-    training = _STATISTICS[0].name in d
-    y, *inverse_rms = d.training_norm(both(d)) if training else [d.norm(both(d), None)]
-    for name, made in (("out", turned(d, y, is_neox)), *(("inverse_rms", t) for t in inverse_rms)):
-        for x in "qk":
-            d.store(f"{x}_{name}", heads_of(d, made, x))
 
 
 def _differentiate(d: Drawing, is_neox: bool) -> None:
@@ -52,8 +43,8 @@ def _differentiate(d: Drawing, is_neox: bool) -> None:
 
 _NUMBERS, _BY = ("eps", "is_neox"), ("is_neox",)
 _READ = (DY, NORMALIZED, WEIGHT, *angle_parameters("dy", TYPES), of_rows("inverse_rms"))
-_inference = defined(NAME, either_way((*_GIVEN, *_MADE), _normalize), _NUMBERS, _BY, seen=True)
-_training = defined(f"{NAME}_training", either_way((*_GIVEN, *_MADE, *_STATISTICS), _normalize), _NUMBERS, _BY)
+_inference = defined(NAME, either_way((*_GIVEN, *_MADE), draw), _NUMBERS, _BY, seen=True)
+_training = defined(f"{NAME}_training", either_way((*_GIVEN, *_MADE, *_STATISTICS), draw), _NUMBERS, _BY)
 _asked = ("is_neox", DX.asked, DWEIGHT.asked)
 _gradients = defined(f"{NAME}_backward", either_way((*_READ, DX, DWEIGHT), _differentiate), _asked, _BY)
 _once = made_once(NAME, _gradients)
