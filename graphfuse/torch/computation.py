@@ -24,7 +24,7 @@ from graphfuse.tensor import Tensor
 TYPES = FLOATS | types(data_type.DOUBLE)
 STATISTICS = types(data_type.FLOAT, data_type.DOUBLE)
 
-Variants = Variant | Mapping[tuple[object, ...], Variant]
+Graphs = Variant | Mapping[tuple[object, ...], Variant]
 
 
 def type_computed_in(tensors: Mapping[str, torch.Tensor]) -> torch.dtype:
@@ -92,15 +92,15 @@ class Computation:
     """Whether the sum of x and residual is returned as total; backward then also reads dtotal."""
 
     @cached_property
-    def inference(self) -> Variants:
+    def inference(self) -> Graphs:
         return Variant((*self.tensors, *self.results), self._forward)
 
     @cached_property
-    def training(self) -> Variants:
+    def training(self) -> Graphs:
         return Variant((*self.tensors, *self.results, *self.statistics), self._forward)
 
     @cached_property
-    def backward(self) -> Variants:
+    def backward(self) -> Graphs:
         read = (*self.read_backward, *(DTOTAL,) * self.residual)
         return Variant((*read, *(a for a in self.gradients if a is not None)), self._backward)
 

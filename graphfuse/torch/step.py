@@ -14,6 +14,7 @@ from graphfuse.functional.declaration import Columns, Function, Variant
 from graphfuse.functional.function import define
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.runtime import torch_private
+from graphfuse.runtime.fastcall import text, when, written
 
 _observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
 
@@ -100,26 +101,36 @@ def entered(
     Torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
     listens there.
     """
-    apply, apply_alone = formula.apply, torch_private.single_level_apply(alone)
-    asks = _any_requires_grad if of is None else lambda *values: _any_requires_grad(*values[:of])
+    apply = formula.apply
 
     def below_autograd(keyset, *values):
         sharding.prepare()
         refuse_tangents(name, values)
-        if torch.is_grad_enabled() and asks(*values):
+        if torch.is_grad_enabled() and _any_requires_grad(*values[:of]):
             refuse_transforms(name)
             return apply(*values)
         return torch_private.below_autograd(inference.operator, keyset, *values)
 
-    def call(*values):
-        if is_dynamo_compiling() or _observed():  # the compiler asks no closure of ours
-            return inference.operator(*values)
-        if torch.is_grad_enabled() and asks(*values):
-            return apply_alone(*values)
-        return inference.function(*values)
-
     LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
-    return call
+    parameters = inference.declaration.parameters
+    given, watched = ", ".join(parameters), ", ".join(parameters[:of])
+    made = text(
+        "call",
+        parameters,
+        when(["compiling()", "observed()"], f"return operator({given})"),
+        when([f"grad_enabled() and requires_grad({watched})"], f"return apply({given})"),
+        f"return function({given})",
+    )
+    names = {
+        "compiling": is_dynamo_compiling,
+        "observed": _observed,
+        "operator": inference.operator,
+        "grad_enabled": torch.is_grad_enabled,
+        "requires_grad": _any_requires_grad,
+        "apply": torch_private.single_level_apply(alone),
+        "function": inference.function,
+    }
+    return written(f"call of {name}", "call", made, names)
 
 
 def refuse_transforms(name: str) -> None:

@@ -40,7 +40,7 @@ def start(
     place |= {t: f"c{t}" for t in constants}
     place |= {t: f"workspace + {offset}" for t, offset in in_workspace.items()}
     names: dict[str, object] = {f"c{t}": value for t, value in constants.items()}
-    lines: list[str | Lines] = ["pass"]
+    lines: list[str | Lines] = []
     for k, part in enumerate(parts):
         if part.rows is not None:
             lines.append(f"rows = count * {part.rows}" if part.rows > 1 else "rows = count")
@@ -57,7 +57,7 @@ def start(
                     lines += _kernel(k, arguments, part.rows is not None)
                     names |= _names(k, part.frozen, part.rows is not None)
     parameters = ("stream", "workspace", "count", *(f"t{t.id}" for t in bound))
-    return written("start", "start", text("start", parameters, lines), names)
+    return written("start", "start", text("start", parameters, lines or ["pass"]), names)
 
 
 def _kernel(k: int, arguments: str, by_rows: bool) -> Lines:
