@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from graphfuse.errors import VariantPackError
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
@@ -40,8 +39,6 @@ QK_OUT = tuple(TensorParameter(f"{x}_out", FORMATS, like(x), written=True, new=t
 def of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
     """q's shape, with heads of their own."""
     q, k = shapes["q"], shapes["k"]
-    if len(q) < 2:
-        raise VariantPackError(f"q has shape {tuple(q)}; accepted: (..., heads, head_dim)")
     return ((*q[:-2], *k[-2:-1], q[-1]),)
 
 

@@ -31,6 +31,12 @@ def of_tokens(name: str) -> Rule:
     return lambda shapes: (shapes[name][:-2],)
 
 
+def _of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+    if len(shapes["q"]) < 2:
+        raise VariantPackError(f"q has shape {tuple(shapes['q'])}; accepted: (..., heads, head_dim)")
+    return of_keys(shapes)
+
+
 def _angles(of: str) -> Rule:
     """Rows of cosines, then sines, for at most all pairs of a head's columns."""
 
@@ -143,7 +149,7 @@ def heads_and_angles(types: Types) -> tuple[TensorParameter, ...]:
     """Queries, keys, their weights and their angles. types: that all may have but positions."""
     return (
         TensorParameter("q", types),
-        TensorParameter("k", types, of_keys, free=True),
+        TensorParameter("k", types, _of_keys, free=True),
         *(TensorParameter(f"{x}_weight", types, columns_or_heads(x), optional=True) for x in "qk"),
         *angle_parameters("q", types),
     )
