@@ -5,7 +5,7 @@ is planned here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from graphfuse import ir
@@ -143,25 +143,14 @@ def overridden(recorded: Recorded, built: ir.Graph, found: Mapping[int, Placed])
         dim, stride = found.get(t.current_uid, (dims.get(id(t), ()), ()))
         changed = dim and tuple(t.get_dim()) != dim
         copies[id(t)] = t.detached(dim, stride) if changed or t.current_uid in found else t.detached()
-    nodes = [
-        replace(
-            node,
-            inputs={port: copies[id(t)] for port, t in node.inputs.items()},
-            outputs={port: copies[id(t)] for port, t in node.outputs.items()},
-        )
-        for node in recorded.nodes
-    ]
-    copied = Recorded(
-        recorded.name,
-        recorded.io_data_type,
-        recorded.intermediate_data_type,
-        recorded.compute_data_type,
-        recorded.intermediate_rounding,
-        list(copies.values()),
-        nodes,
-    )
+
+    def copied(ports: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {port: copies[id(t)] for port, t in ports.items()}
+
+    settings = {f.name: getattr(recorded, f.name) for f in fields(Recorded)}
+    nodes = [replace(node, inputs=copied(node.inputs), outputs=copied(node.outputs)) for node in recorded.nodes]
     try:
-        made = freeze(copied)
+        made = freeze(Recorded(**settings | {"tensors": [*copies.values()], "nodes": nodes}))
     except GraphValidationError as error:
         raise VariantPackError(f"override_shapes and override_strides: {error}") from None
     _check_columns(built, made)

@@ -1,6 +1,6 @@
 """A built plan for other row counts. It is planned once per class of counts, and compiles only new kernel texts.
 
-A class (``runtime.fastcall.row_class``) is planned on the first call with one of its counts: with the engines of the
+A class (``row_counts.row_class``) is planned on the first call with one of its counts: with the engines of the
 built plan for the same nodes, and with knobs for the largest count of the class. Kernels do not contain row counts, so
 knobs that were compiled before compile nothing. If every part of such a plan can be started for fewer rows, one plan
 serves the class. A part for one number of rows, such as one of the reference engine, needs a plan per count, with the
@@ -9,22 +9,18 @@ knobs of its class.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from graphfuse import ir, plan
 from graphfuse.engine import NoKnobs
-from graphfuse.enums import heur_mode
 from graphfuse.errors import GraphNotSupportedError, VariantPackError
-from graphfuse.ir import TensorId
-from graphfuse.leading import joined
 from graphfuse.lower import lower
-from graphfuse.overrides import Overrides, Shape, overridden, shapes
+from graphfuse.overrides import Overrides, overridden, shapes
 from graphfuse.plan import Plan
 from graphfuse.planner import Planner
 from graphfuse.recorded import Recorded
-from graphfuse.runtime.executable import Executable, Recounted
-from graphfuse.runtime.fastcall import row_class
+from graphfuse.row_counts import joined, row_class
+from graphfuse.runtime.executable import Executable
 from graphfuse.runtime.variant_pack import Binder
 
 SHAPES_KEPT = 256
@@ -32,16 +28,6 @@ SHAPES_KEPT = 256
 
 CLASSES_KEPT = 128
 """Of which plans are kept, the last used. 1 to 4096 rows are 80 classes."""
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Shapes whose leading axes, joined to one, have `count` positions. most: the largest count of its class. largest:
-    the same shapes with that count."""
-
-    count: int
-    most: int
-    largest: Overrides
 
 
 class Reshaped:
@@ -61,71 +47,81 @@ class Reshaped:
         self._built_class = functools.lru_cache(maxsize=CLASSES_KEPT)(self._executable_of_class)
 
     def _made(self, overrides: Overrides) -> Executable:
-        frozen = self._graph(overrides)
+        frozen, uids = self._graph(overrides), set(overrides.uids)
         graph = lower(frozen)
-        uids = set(overrides.uids)
-        roomy = frozenset(t.id for t in graph.bound if t.uid in uids)
+        roomy, device = frozenset(t.id for t in graph.bound if t.uid in uids), self._planner.device
+
+        def binder(p: Plan) -> Callable[[], Binder]:
+            return lambda: Binder(graph, device, p.workspace_bytes, p.in_place, p.placed, roomy)
+
         if frozen.tensors == self._built.tensors:
-            return self._executable.on(self._binder(graph, self._plan, roomy))
+            return self._executable.on(binder(self._plan))
         # A count of rows does not say what a virtual reshape makes.
-        counted = self._counted(frozen) if uids <= {t.uid for t in graph.bound} else None
+        count, largest = self._counted(frozen) if uids <= {t.uid for t in graph.bound} else (0, None)
         fixed = any(t.workspace is not None for t in graph.tensors)  # at an offset that may follow the count
-        if counted is not None and not fixed and self._executable.serves_fewer:
-            made, chosen = self._built_class(counted.largest)
-            if made.counted(counted.most, False) is not None:
-                binder = self._binder(graph, chosen, roomy)
-                return Recounted(made, counted.most, counted.count, graph, binder)
+        if largest is not None and not fixed and self._executable.serves_fewer:
+            executable, chosen = self._built_class(largest)
+            if made := executable.of_fewer(count, row_class(count), graph, binder(chosen)):
+                return made
         planner = self._planner.like(frozen)
         tuned = any(part.knobs != NoKnobs() for part in self._plan.parts)
-        model = self._class(counted.largest)[1] if tuned and counted is not None else self._plan
-        chosen = planner.adopt(_alike(planner, model) or _like(planner, model, self._modes))
-        return planner.executable().on(self._binder(planner.graph, chosen, roomy))
+        model = self._class(largest)[1] if tuned and largest is not None else self._plan
+        chosen = planner.adopt(_alike(planner, model) or self._like(planner, model))
+        return planner.executable().on(binder(chosen))
 
     def _graph(self, overrides: Overrides) -> ir.Graph:
         return overridden(self._recorded, self._built, shapes(self._built, overrides))
 
-    def _binder(self, graph: ir.Graph, chosen: Plan, roomy: frozenset[TensorId]) -> Callable[[], Binder]:
-        device = self._planner.device
-        return lambda: Binder(graph, device, chosen.workspace_bytes, chosen.in_place, chosen.placed, roomy)
-
-    @property
-    def _modes(self) -> list[heur_mode]:
-        return [proposal.mode for proposal in self._planner.proposals]
-
     def _planned_class(self, largest: Overrides) -> tuple[Planner, Plan]:
         planner = self._planner.like(self._graph(largest))
-        return planner, _like(planner, self._plan, self._modes)
+        return planner, self._like(planner, self._plan)
 
     def _executable_of_class(self, largest: Overrides) -> tuple[Executable, Plan]:
         planner, chosen = self._class(largest)
         chosen = planner.adopt(chosen)
         return planner.executable(), chosen
 
-    def _counted(self, graph: ir.Graph) -> Counted | None:
-        """The leading axes that are counted, as many as possible, of the tensors whose extents are not those of the
-        built graph; None where there are no rows."""
+    def _counted(self, graph: ir.Graph) -> tuple[int, Overrides | None]:
+        """How many positions the leading axes have together that are counted, as many axes as possible, of the tensors
+        whose extents are not those of the built graph; and these tensors with the largest count of the class. None
+        where there are no rows, and where no axes can be counted."""
         changed = [t for t in graph.bound if t.dim != self._built.tensors[t.id].dim]
+        other = 1 + max(extent for t in graph.tensors for extent in t.dim)  # that joins with no extent by chance
         for leading in range(min((len(t.dim) for t in changed), default=1) - 1, 0, -1):
-            counts = {math.prod(t.dim[:leading]) for t in changed}
-            rows = {t.id: row for t in changed if (row := _row(t, leading)) is not None}
-            if len(counts) > 1 or len(rows) < len(changed):
+            counts, rows = {math.prod(t.dim[:leading]) for t in changed}, [_row(t, leading) for t in changed]
+            if len(counts) > 1 or None in rows:
                 continue
             (count,) = counts
             if not count:
-                return None
-            other = 1 + max(extent for t in graph.tensors for extent in t.dim)  # that joins with no extent by chance
-            if all(self._fits(graph, _at(changed, leading, rows, n)) for n in (other, row_class(count))):
-                return Counted(count, row_class(count), _at(changed, leading, rows, row_class(count)))
-        return None
+                break
+            tried = [_at(changed, leading, rows, n) for n in (other, row_class(count))]
+            if all(map(self._fits, tried)):
+                return count, tried[1]
+        return 0, None
 
-    def _fits(self, graph: ir.Graph, overrides: Overrides) -> bool:
+    def _fits(self, overrides: Overrides) -> bool:
         """Whether the graph can have these shapes, and no others are changed by them."""
         try:
             made = self._graph(overrides)
         except VariantPackError:
             return False
-        uids = set(overrides.uids)
-        return all(t.dim == made.tensors[t.id].dim for t in graph.bound if t.uid not in uids)
+        return all(t.dim == self._built.tensors[t.id].dim for t in made.bound if t.uid not in overrides.uids)
+
+    def _like(self, planner: Planner, model: Plan) -> Plan:
+        """The best plan with the engines of another for the same nodes; where there is none, that with its knobs, too,
+        or the best of all. Of a plan that was named without any mode, its knobs are kept."""
+        modes = [proposal.mode for proposal in self._planner.proposals]
+        if not modes:
+            engines, knobs = [part.engine for part in model.parts], [part.knobs for part in model.parts]
+            return plan.named(planner.graph, planner.regions, engines, planner.device, knobs)
+        planner.create(modes)
+        allowed = [p for p in planner.plans if not planner.barred(p)]
+        same = [p for p in allowed if _recipe(p) == _recipe(model)]
+        found = same[0] if same else _alike(planner, model) or next(iter(allowed), None)
+        if found is None:
+            planner.check_support()  # says why each is barred
+        assert found is not None
+        return found
 
 
 def _row(t: ir.Tensor, leading: int) -> int | None:
@@ -137,17 +133,14 @@ def _row(t: ir.Tensor, leading: int) -> int | None:
     return max(found, t.stride[leading - 1])
 
 
-def _at(changed: list[ir.Tensor], leading: int, rows: Mapping[TensorId, int], count: int) -> Overrides:
+def _at(changed: list[ir.Tensor], leading: int, rows: list[int | None], count: int) -> Overrides:
     """These tensors with so many slices, the counted axes joined to the last of them."""
     ones = leading - 1
-
-    def placed() -> Iterator[tuple[int, Shape, Shape]]:
-        for t in changed:
-            row = rows[t.id]
-            dim = (*(1,) * ones, count, *t.dim[leading:])
-            yield t.uid, dim, (*(count * row,) * ones, row, *t.stride[leading:])
-
-    return Overrides(*map(tuple, zip(*placed(), strict=True)))
+    return Overrides(
+        tuple(t.uid for t in changed),
+        tuple((*(1,) * ones, count, *t.dim[leading:]) for t in changed),
+        tuple((*(count * row,) * ones, row, *t.stride[leading:]) for t, row in zip(changed, rows, strict=True)),
+    )
 
 
 def _recipe(p: Plan) -> list[tuple[str, tuple[int, ...]]]:
@@ -162,19 +155,3 @@ def _alike(planner: Planner, model: Plan) -> Plan | None:
     except GraphNotSupportedError:
         return None
     return found if _recipe(found) == _recipe(model) and not planner.barred(found) else None
-
-
-def _like(planner: Planner, model: Plan, modes: list[heur_mode]) -> Plan:
-    """The best plan with the engines of another for the same nodes; where there is none, that with its knobs, too, or
-    the best of all. modes: that are asked; of a plan that was named without any, its knobs are kept."""
-    if not modes:
-        engines, knobs = [part.engine for part in model.parts], [part.knobs for part in model.parts]
-        return plan.named(planner.graph, planner.regions, engines, planner.device, knobs)
-    planner.create(modes)
-    allowed = [p for p in planner.plans if not planner.barred(p)]
-    same = [p for p in allowed if _recipe(p) == _recipe(model)]
-    found = same[0] if same else _alike(planner, model) or next(iter(allowed), None)
-    if found is None:
-        planner.check_support()  # says why each is barred
-    assert found is not None
-    return found

@@ -109,12 +109,13 @@ class _One:
 def run_planted(tool: str, device: Device) -> None:
     """The kernel of planted.cu that bears the tool's name."""
     from graphfuse.runtime import launch, nvrtc
+    from support import launching
 
     source = Path(__file__).with_name("planted.cu").read_text()
     kernel = launch.load(nvrtc.compile(source, device.arch, "planted.cu"), tool, device)
     with memory_of(device) as memory:
         address = memory.take(64 * 4)
-        kernel.run(Launch(grid=1, block=64, arguments=(Address(0),)), _One(address), 0, 0)
+        launching.run(kernel, Launch(grid=1, block=64, arguments=(Address(0),)), _One(address))
         host = ctypes.create_string_buffer(64 * 4)
         memory.get(ctypes.addressof(host), address, 64 * 4)
 

@@ -57,8 +57,7 @@ def check(
     memory = {t: replace(m, content=bytes(len(m.content))) if t in launch.cleared else m for t, m in memory.items()}
     allocations = _allocations(memory, launch.scratch_bytes)
     packing = Packing(launch)
-    arguments = bytearray(packing.size)
-    packing.into(arguments, _Placeless(scalars or {}), 0)
+    arguments = packing.layout.pack(*(_value(a, launch, scalars or {}) for a in launch.arguments))
     relocations = []
     for argument, offset in zip(launch.arguments, packing.offsets, strict=True):
         if isinstance(argument, engine.Address):
@@ -72,7 +71,7 @@ def check(
             struct.pack(f"@{len(schedules)}Q", *schedules),
             *(struct.pack("@2Q", len(a.content), a.address % 256) for a in allocations),
             *(struct.pack("@3Q", *r) for r in relocations),
-            bytes(arguments),
+            arguments,
             *(a.content for a in allocations),
         ]
     )
@@ -112,17 +111,16 @@ def _place(allocations: Sequence[Memory], m: Memory) -> tuple[int, int]:
     raise AssertionError("every piece of memory is part of an allocation")
 
 
-class _Placeless:
-    """Buffers whose addresses are only known in the program."""
-
-    def __init__(self, scalars: Mapping[TensorId, float]):
-        self._scalars = scalars
-
-    def address(self, tensor: TensorId) -> int:
-        return 0
-
-    def scalar(self, tensor: TensorId) -> float:
-        return self._scalars[tensor]
+def _value(argument: engine.Argument, launch: engine.Launch, scalars: Mapping[TensorId, float]) -> float:
+    """The number of an argument; 0 for an address, which is only known in the program."""
+    match argument:
+        case engine.HostScalar(tensor):
+            return scalars[tensor]
+        case engine.Constant(_, value):
+            return value
+        case engine.RowCount():
+            return launch.by_rows.rows if launch.by_rows else 0
+    return 0
 
 
 def _run(program: Path, problem: bytes, entry: str, sanitizers: Build) -> bytes:

@@ -50,12 +50,6 @@ class Kernel:
         """What runs the kernel as `launch` says. No kernel begins before another ends, whatever `dependent` allows."""
         return Launcher(self._run, self.entry, launch, schedule)
 
-    def run(
-        self, launch: engine.Launch, buffers: engine.Buffers, scratch: int, stream: int = 0, schedule: int = FORWARD
-    ) -> None:
-        """Run the kernel once, to its end. Arguments and errors as of ``Launcher.start``."""
-        self.launcher(launch, schedule=schedule).start(buffers, scratch, stream)
-
 
 class Launcher:
     """A kernel with how it is run. It has all that generated code of ``runtime.fastcall`` uses of a
@@ -97,17 +91,6 @@ class Launcher:
         """Set 4 bytes at each address to zero."""
         for address in addresses:
             ctypes.memset(address, 0, 4)
-
-    def start(self, buffers: engine.Buffers, scratch: int, stream: int = 0) -> None:
-        """Run the kernel to its end, for the number of rows that the launch was planned for.
-
-        scratch: address that the launch's Scratch offsets count from. Errors as of `launch`.
-        """
-        self.clear(stream, [buffers.address(tensor) for tensor in self._launch.cleared])
-        if self._launch.grid:
-            memory, config, *_ = self.new(stream)
-            self.packing.into(memory, buffers, scratch)
-            self.launch(config, self.function, memory, None)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,43 +1,40 @@
 """Layer norm with a scale and a shift per sample, alone and after a gated residual sum, as in diffusion
 transformers."""
 
+from collections.abc import Callable
+
 import torch
 
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
-from graphfuse.functional.norms import INPUT, OUT, layer
-from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, like, samples, type_of
+from graphfuse.functional.norms import INPUT, OUT, RESIDUAL_OUT, SUMMAND
+from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, samples
 from graphfuse.tensor import Tensor
 
 _SCALE, _SHIFT = (TensorParameter(name, FLOATS, samples("input")) for name in ("scale", "shift"))
 
 
-def _modulated(d: Drawing, x: Tensor) -> Tensor:
-    y = d.graph.mul(layer(d, x, None, None), d.graph.add(d["scale"], 1.0))
-    return d.graph.add(y, d["shift"])
+def modulated(d: Drawing, normal: Tensor) -> Tensor:
+    return d.graph.add(d.graph.mul(normal, d.graph.add(d["scale"], 1.0)), d["shift"])
 
 
-def _added(d: Drawing) -> None:
-    x = d.graph.mul(d["input"], d["gate"]) if "gate" in d else d["input"]
-    total = d.graph.add(x, d["residual"])
-    d.store("residual_out", d.graph.identity(total))  # an output that is read would be read as stored
-    d.store("out", _modulated(d, total))
+def added(x: str, total: str, y: str) -> Callable[[Drawing], None]:
+    """Draws the gated residual sum and its norm. x, total, y: what the arguments are called."""
+
+    def draw(d: Drawing) -> None:
+        summand = d.graph.mul(d[x], d["gate"]) if "gate" in d else d[x]
+        summed = d.store_read(total, d.graph.add(summand, d["residual"]))
+        d.store(y, modulated(d, d.norm(summed, None, centred=True)))
+
+    return draw
 
 
-_PLAIN = Variant((INPUT, _SCALE, _SHIFT, OUT), lambda d: d.store("out", _modulated(d, d["input"])))
-_ADDED = Variant(
-    (
-        INPUT,
-        TensorParameter("residual", FLOATS, like("input")),
-        _SCALE,
-        _SHIFT,
-        TensorParameter("gate", FLOATS, samples("input"), optional=True),
-        OUT,
-        TensorParameter("residual_out", FLOATS, like("input"), written=True, new=type_of("residual")),
-    ),
-    _added,
+_PLAIN = Variant(
+    (INPUT, _SCALE, _SHIFT, OUT), lambda d: d.store("out", modulated(d, d.norm(d["input"], None, centred=True)))
 )
+_GATE = TensorParameter("gate", FLOATS, samples("input"), optional=True)
+_ADDED = Variant((INPUT, SUMMAND, _SCALE, _SHIFT, _GATE, OUT, RESIDUAL_OUT), added("input", "residual_out", "out"))
 
 
 @function(_PLAIN, "out")

@@ -17,6 +17,7 @@ from graphfuse.functional.layout import ALIGNMENT, Layout, check, check_given, l
 from graphfuse.functional.planning import Planned, Planning
 from graphfuse.functional.split import Kind, Split, split
 from graphfuse.functional.tensor_parameter import Shape, complete
+from graphfuse.row_counts import row_class
 from graphfuse.runtime import buffers, fastcall, torch_private
 from graphfuse.runtime import device as devices
 from graphfuse.runtime.fastcall import Form, Given, New
@@ -25,6 +26,7 @@ from graphfuse.runtime.overlaps import Conflict
 from graphfuse.runtime.storage import Storage
 from graphfuse.tables import store
 
+_Pair = tuple[str, str, Conflict]
 _KEPT = 64  # sizes and distances for which an answer is kept
 
 
@@ -87,8 +89,10 @@ class Call:
         """Start the plan, and count up versions of what is written. VariantPackError, before anything is started, where
         a tensor that is written overlaps another."""
         planned, problem = self.planned, self.planned.problem
-        for conflict in self._conflicts:
-            conflict.check(self.tensors)
+        for made, other, conflict in self._conflicts:
+            found = _laid_out(conflict, made, other, self.layouts)
+            if found.clash(self.tensors[made].data_ptr() - self.tensors[other].data_ptr()):
+                raise found.refused(repr(made), repr(other))
         space = torch.empty(problem.workspace_bytes, dtype=torch.uint8, device=self._torch_device)
         places = {name: t.data_ptr() for name, t in self.tensors.items()} | dict(self.numbers)
         values = [places[name] for name in problem.values]
@@ -110,7 +114,7 @@ class Call:
         # A guard says no to one tensor given twice, which a call in place does.
         same = {name: next(n for n in given if self.tensors[n] is self.tensors[name]) for name in given}
         distinct = [name for name in given if same[name] == name]
-        clashes = [c for c in self._conflicts if c.made in given and c.other in given and same[c.made] != same[c.other]]
+        clashes = [c for c in self._conflicts if {*c[:2]} <= {*given} and same[c[0]] != same[c[1]]]
         f, split, planned = self.function, self.split, self.planned
         form = Form(
             f.name,
@@ -123,13 +127,13 @@ class Call:
             tuple(New(n, split.kinds[n] is Kind.COUNTED, split.tail(n), split.kinds[n] is Kind.SIZED) for n in new),
             split.leading,
             len(split.tail(given[0])),
-            tuple((c.made, c.other) for c in clashes),
+            tuple((made, other) for made, other, _ in clashes),
             planned.problem.values,
             self._written,
             tuple(n if n in self.tensors else None for n in f.results if n in self.tensors or n in f.asked),
             ALIGNMENT,
         )
-        starts = {fastcall.row_class(split.count): (planned.start, planned.problem.workspace_bytes)}
+        starts = {row_class(split.count): (planned.start, planned.problem.workspace_bytes)}
 
         by_class = self.planning.by_class if planned.counted else lambda count: None
 
@@ -137,7 +141,7 @@ class Call:
             found = by_class(count)  # which holds no tensor
             if found is None:
                 return None
-            made = starts[fastcall.row_class(count)] = (found.start, found.problem.workspace_bytes)
+            made = starts[row_class(count)] = (found.start, found.problem.workspace_bytes)
             return made
 
         sizes = self._guarded(distinct)
@@ -157,7 +161,8 @@ class Call:
             if split.kinds[name] is Kind.SIZED:
                 extents = functools.lru_cache(maxsize=_KEPT)(functools.partial(split.extents, name))
                 names |= {f"{name}_extents": extents, f"{name}_nbytes": _nbytes(extents, self.layouts[name].dtype)}
-        names |= {f"clash{n}": functools.lru_cache(maxsize=_KEPT)(c.clash) for n, c in enumerate(clashes)}
+        for n, pair in enumerate(clashes):
+            names[f"clash{n}"] = functools.lru_cache(maxsize=_KEPT)(functools.partial(_clash, split, pair))
         return fastcall.function(form, names)
 
     @property
@@ -180,13 +185,11 @@ class Call:
         return tuple(found.values())
 
     @functools.cached_property
-    def _conflicts(self) -> tuple["_Pair", ...]:
-        """The pairs of tensors that may not share memory."""
-        problem, found = self.planned.problem, []
-        for made, other, conflict in problem.executable.binder.conflicts:
-            names = problem.parameters[made.name], problem.parameters[other.name]
-            found.append(_Pair(*names, self.split, conflict.in_place, conflict.same_type))
-        return tuple(found)
+    def _conflicts(self) -> tuple[_Pair, ...]:
+        """The pairs of parameters, the first one written, that may not share memory, or only be the same exactly."""
+        named = self.planned.problem.parameters
+        found = self.planned.problem.executable.binder.conflicts
+        return tuple((named[made.name], named[other.name], conflict) for made, other, conflict in found)
 
     def _given(self, name: str) -> Given:
         split, t = self.split, self.layouts[name]
@@ -217,34 +220,16 @@ class Call:
         return extents, strides
 
 
-@dataclass(frozen=True, eq=False)
-class _Pair:
-    """Two parameters, of which `made` is written: they may share no memory or, in place, be the same memory exactly."""
+def _laid_out(conflict: Conflict, made: str, other: str, layouts: Mapping[str, Layout]) -> Conflict:
+    """The conflict of two parameters with these layouts."""
+    one, two = (Storage(t.shape, t.stride, t.dtype.itemsize) for t in (layouts[made], layouts[other]))
+    return Conflict(one, two, conflict.in_place, conflict.same_type)
 
-    made: str
-    other: str
-    split: Split
-    in_place: bool
-    same_type: bool
 
-    def clash(self, count: int, apart: int) -> bool:
-        """Whether they overlap where they may not, for a count, if `made` begins `apart` bytes behind `other`."""
-        return self._conflict(dict(self.split.at(count))).clash(apart)
-
-    def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """VariantPackError if they overlap where they may not in the call that the split is of."""
-        made, other = tensors[self.made], tensors[self.other]
-        if not self._conflict(self.split.layouts).clash(made.data_ptr() - other.data_ptr()):
-            return
-        accepted = "memory of its own"
-        if self.in_place:
-            accepted += ", or exactly that tensor's with the same data type, shape and stride"
-        raise VariantPackError(f"output {self.made!r} overlaps {self.other!r}; accepted: {accepted}")
-
-    def _conflict(self, layouts: Mapping[str, Layout]) -> Conflict:
-        one, two = (layouts[name] for name in (self.made, self.other))
-        storages = (Storage(t.shape, t.stride, t.dtype.itemsize) for t in (one, two))
-        return Conflict(*storages, self.in_place, self.same_type)
+def _clash(split: Split, pair: _Pair, count: int, apart: int) -> bool:
+    """Whether two parameters overlap where they may not, for a count, if the first begins `apart` bytes behind."""
+    made, other, conflict = pair
+    return _laid_out(conflict, made, other, dict(split.at(count))).clash(apart)
 
 
 def _number(name: str, value: object) -> float:

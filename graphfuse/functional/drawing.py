@@ -1,10 +1,10 @@
 """The graph of a call while it is drawn. Arguments, by name, become its tensors."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from graphfuse.enums import norm_forward_phase, tensor_reordering
+from graphfuse.enums import norm_forward_phase, reduction_mode, tensor_reordering
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.runtime import storage
@@ -79,12 +79,81 @@ class Drawing:
         """`t`, which whoever reads it gets rounded to the type of the argument `name`."""
         return t.set_data_type(self.layouts[name].stored)
 
-    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        return self.graph.rmsnorm(x, weight, self.number("eps"), norm_forward_phase=norm_forward_phase.INFERENCE)[0]
+    def get(self, name: str) -> Tensor | None:
+        """The argument `name` as an input; None where it is left out."""
+        return self[name] if name in self else None
 
-    def training_norm(self, x: Tensor, weight: Tensor | None) -> list[Tensor]:
-        """The norm, and the inverse RMS of each row."""
-        return self.graph.rmsnorm(x, weight, self.number("eps"), norm_forward_phase=norm_forward_phase.TRAINING)
+    def weight(self, name: str = "weight", zero_centred: bool = False) -> Tensor | None:
+        """The argument `name`, or it + 1; None where it is left out."""
+        return self.graph.add(self[name], 1.0) if zero_centred and name in self else self.get(name)
+
+    def is_of_heads(self, name: str = "weight") -> bool:
+        """Whether the argument `name` is given, with other values for each head: norms along the axes that it varies
+        along would take heads together."""
+        return name in self and len(self.layouts[name].shape) > 1
+
+    def weighted(self, values: Tensor, zero_centred: bool = False) -> Tensor:
+        """Values times the argument "weight", or times it + 1; as they are where it is left out."""
+        scale = self.weight(zero_centred=zero_centred)
+        return values if scale is None else self.graph.mul(values, scale)
+
+    def norm(
+        self,
+        x: Tensor,
+        weight: str | Tensor | None = "weight",
+        *,
+        centred: bool = False,
+        zero_centred: bool = False,
+        rounded: str | None = None,
+        eps: str = "eps",
+        statistics: Sequence[str] = (),
+    ) -> Tensor:
+        """RMSNorm of x, or layer norm where it is centred, times the argument `weight` or it + 1, plus the argument
+        "bias", where these are given.
+
+        weight: its name, or what it was drawn as; None for 1 and no bias. rounded: the argument to whose type the norm
+        is rounded before it is multiplied. statistics: the arguments that get the numbers of each row, which the
+        training phase makes, where there are such arguments.
+        """
+        named = isinstance(weight, str)
+        scale, bias = (self.weight(weight, zero_centred), self.get("bias")) if named else (weight, None)
+        apart = scale is not None and (rounded or self.is_of_heads(weight if named else "weight"))
+        training = any(name in self for name in statistics)
+        y, *made = self._norm(x, *(None, None) if apart else (scale, bias), centred, eps, training)
+        for name, t in zip(statistics, made, strict=True) if training else ():
+            self.store(name, t)
+        return self.scaled(y, scale, bias, rounded) if apart else y
+
+    def scaled(self, normal: Tensor, scale: Tensor | None, bias: Tensor | None, rounded: str | None) -> Tensor:
+        """A norm, rounded to the type of the argument `rounded`, times scale, plus bias, where these are given."""
+        if scale is not None:
+            normal = self.graph.mul(self.rounded(normal, rounded) if rounded else normal, scale)
+        return normal if bias is None else self.graph.add(normal, bias)
+
+    def training_norm(self, x: Tensor) -> list[Tensor]:
+        """RMSNorm of x, and the inverse RMS of each row."""
+        return self._norm(x, None, None, False, "eps", True)
+
+    def _norm(self, x: Tensor, scale: Tensor | None, bias: Tensor | None, centred: bool, eps: str, training: bool):
+        op = self.graph.layernorm if centred else self.graph.rmsnorm
+        phase = norm_forward_phase.TRAINING if training else norm_forward_phase.INFERENCE
+        return op(x, scale=scale, epsilon=self.number(eps), bias=bias, norm_forward_phase=phase)
+
+    def by_rows(self, values: Tensor, mode: reduction_mode = reduction_mode.ADD) -> Tensor:
+        """A number for each row of the first argument."""
+        return self.graph.reduction(values, mode=mode).set_dim((*next(iter(self.layouts.values())).shape[:-1], 1))
+
+    def store_sum(self, name: str, values: Tensor) -> None:
+        """Write to the argument `name` the sums over all that its shape does not tell apart, as rows, or those of each
+        head; no kernel makes these with others."""
+        shape = self._padded(self.layouts[name].shape, ())[0]
+        self.store(name, self.graph.reduction(values, mode=reduction_mode.ADD).set_dim(shape))
+
+    def store_read(self, name: str, tensor: Tensor) -> Tensor:
+        """Write to the argument `name` a tensor that is also read, unrounded: an output that is read would be read as
+        stored. Returns it."""
+        self.store(name, self.graph.identity(tensor))
+        return tensor
 
     def scatter(self, name: str, tensor: Tensor, numbers: Tensor) -> None:
         """Write rows of `tensor` to the argument `name`, pages of them or rows, where `numbers` says."""
@@ -111,7 +180,7 @@ class Drawing:
 
     def _padded(self, dim: Shape, stride: Shape) -> tuple[Shape, Shape]:
         more = self.rank - len(dim)
-        outer = dim[0] * stride[0] if dim else 1
+        outer = dim[0] * stride[0] if dim and stride else 1
         return (*(1,) * more, *dim), (*(outer,) * more, *stride)
 
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from graphfuse.errors import GraphNotSupportedError, VariantPackError, VariantPackTypeError
+from graphfuse.errors import GraphNotSupportedError, VariantPackTypeError
 from graphfuse.explain import Explanation, explained
 from graphfuse.functional import operator, option, problem
 from graphfuse.functional.call import Call
@@ -76,8 +76,5 @@ def _watch(found: list[Explanation]) -> AbstractContextManager[object]:
 def _planned(f: Function, given: dict[str, object]) -> Explanation:
     option.check({name: given[name] for name in f.options})
     call = Call.of(f, given)
-    try:
-        _, planner = problem.planned(f.name, call.variant, dict(call.split.at(call.split.count)), call.device)
-    except VariantPackError:  # in the call's own words, as where it is run
-        _, planner = problem.planned(f.name, call.variant, dict(call.split.layouts), call.device)
+    _, planner = call.split.planned(lambda layouts: problem.planned(f.name, call.variant, dict(layouts), call.device))
     return explained(planner)

@@ -46,8 +46,6 @@ _FORMAT = ("block_size", "scale_format")
 def _variant(
     draw: Callable[[Drawing], Tensor], size: int, format: str, tiles: Mapping[str, bool], before: tuple, after: tuple
 ) -> Variant:
-    """tiles: the arguments that get the scales, and whether in tiles."""
-
     def quantize(d: Drawing) -> None:
         y = beside(d, draw(d))
         if "global_scale" in d:
@@ -70,22 +68,23 @@ def _variant(
     return Variant((INPUT, *before, WEIGHT, _ELEMENTS[size], *scales, _GLOBAL_SCALE, *after), quantize)
 
 
-def _variants(draw: Callable[[Drawing], Tensor], before: tuple = (), after: tuple = ()) -> Mapping[tuple, Variant]:
+# By the options behind the format: the arguments that get the scales, and whether in tiles.
+_ONE_LAYOUT = {(tiles,): {"block_scale": tiles} for tiles in (False, True)}
+_BOTH_LAYOUTS = {(): {"block_scale": True, "block_scale_unswizzled": False}}
+
+
+def _variants(
+    draw: Callable[[Drawing], Tensor], layouts: Mapping[tuple, Mapping], before: tuple = (), after: tuple = ()
+) -> Mapping[tuple, Variant]:
     made = {
-        (size, format, tiles): _variant(draw, size, format, {"block_scale": tiles}, before, after)
-        for size, format in set(_FORMATS.values())
-        for tiles in (False, True)
+        (format, key): _variant(draw, *format, tiles, before, after)
+        for format in set(_FORMATS.values())
+        for key, tiles in layouts.items()
     }
-    return {(*chosen, tiles): made[(*format, tiles)] for chosen, format in _FORMATS.items() for tiles in (False, True)}
+    return {(*chosen, *key): made[format, key] for chosen, format in _FORMATS.items() for key in layouts}
 
 
-def _both_layouts(draw: Callable[[Drawing], Tensor], before: tuple, after: tuple) -> Mapping[tuple, Variant]:
-    tiles = {"block_scale": True, "block_scale_unswizzled": False}
-    made = {format: _variant(draw, *format, tiles, before, after) for format in set(_FORMATS.values())}
-    return {chosen: made[format] for chosen, format in _FORMATS.items()}
-
-
-@function(_variants(plain), "y_fp4", "block_scale", chosen_by=(*_FORMAT, "is_sf_swizzled_layout"))
+@function(_variants(plain, _ONE_LAYOUT), "y_fp4", "block_scale", chosen_by=(*_FORMAT, "is_sf_swizzled_layout"))
 def rmsnorm_fp4quant(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor,
@@ -116,54 +115,6 @@ def rmsnorm_fp4quant(
 
     The rest, and errors, as of ``rmsnorm``. Returns (y_fp4, block_scale).
     """
-
-
-@function(
-    _variants(added, (RESIDUAL,), (NORM_BESIDE,)), "y_fp4", "block_scale", chosen_by=(*_FORMAT, "is_sf_swizzled_layout")
-)
-def add_rmsnorm_fp4quant(
-    input: torch.Tensor,  # noqa: A002
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    y_fp4: torch.Tensor | None = None,
-    block_scale: torch.Tensor | None = None,
-    global_scale: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    block_size: int = 16,
-    scale_format: str | None = None,
-    is_sf_swizzled_layout: bool = False,
-    enable_pdl: bool | None = None,
-    y_out: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales in one layout."""
-
-
-@function(
-    _both_layouts(added, (RESIDUAL,), (NORM_BESIDE,)),
-    "y_fp4",
-    "block_scale",
-    "block_scale_unswizzled",
-    chosen_by=_FORMAT,
-)
-def add_rmsnorm_fp4quant_both_layouts(
-    input: torch.Tensor,  # noqa: A002
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    y_fp4: torch.Tensor | None = None,
-    block_scale: torch.Tensor | None = None,
-    global_scale: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    block_size: int = 16,
-    scale_format: str | None = None,
-    block_scale_unswizzled: torch.Tensor | None = None,
-    enable_pdl: bool | None = None,
-    y_out: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scales in both layouts."""
-
-
-# Two operators of torch, each with one number of results, and FlashInfer's one function.
-_one_layout, _two_layouts = add_rmsnorm_fp4quant, add_rmsnorm_fp4quant_both_layouts
 
 
 def add_rmsnorm_fp4quant(
@@ -200,4 +151,21 @@ def add_rmsnorm_fp4quant(
     return _two_layouts(*tensors, eps, block_size, scale_format, block_scale_unswizzled, enable_pdl, y_out)
 
 
+# Two operators of torch, each with one number of results, and FlashInfer's one function.
+_one_layout = function(
+    _variants(added, _ONE_LAYOUT, (RESIDUAL,), (NORM_BESIDE,)),
+    "y_fp4",
+    "block_scale",
+    chosen_by=(*_FORMAT, "is_sf_swizzled_layout"),
+    without=("output_both_sf_layouts", "block_scale_unswizzled"),
+)(add_rmsnorm_fp4quant)
+_two_layouts = function(
+    _variants(added, _BOTH_LAYOUTS, (RESIDUAL,), (NORM_BESIDE,)),
+    "y_fp4",
+    "block_scale",
+    "block_scale_unswizzled",
+    chosen_by=_FORMAT,
+    name="add_rmsnorm_fp4quant_both_layouts",
+    without=("is_sf_swizzled_layout", "output_both_sf_layouts"),
+)(add_rmsnorm_fp4quant)
 add_rmsnorm_fp4quant.problems = _one_layout.problems

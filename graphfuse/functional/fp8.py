@@ -29,8 +29,7 @@ def _static(draw: Callable[[Drawing], Tensor], *residual: TensorParameter) -> Va
 
 def _by_rows(d: Drawing, y: Tensor) -> None:
     g, largest = d.graph, d.layouts["out"].stored.facts.max
-    amax = g.reduction(y, mode=reduction_mode.AMAX).set_dim((*d.layouts["out"].shape[:-1], 1))
-    scale = g.max(g.mul(amax, 1 / largest), 1 / (largest * SMALLEST))
+    scale = g.max(g.mul(d.by_rows(y, reduction_mode.AMAX), 1 / largest), 1 / (largest * SMALLEST))
     d.store("out", g.mul(y, g.reciprocal(scale)))
     d.store("scale", scale)
 

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from graphfuse.functional.call import Call
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.tensor_parameter import complete
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.fastcall import DECLINED, written
+from graphfuse.runtime.fastcall import DECLINED, text, trying, when, written
 from graphfuse.runtime.kept import make_room
 
 _KEPT = 1024
@@ -24,20 +24,26 @@ DeclarationT = TypeVar("DeclarationT", bound=Callable[..., object])
 
 
 def function(
-    variants: Variant | Mapping[tuple[object, ...], Variant], *results: str, chosen_by: tuple[str, ...] = ()
+    variants: Variant | Mapping[tuple[object, ...], Variant],
+    *results: str,
+    chosen_by: tuple[str, ...] = (),
+    name: str = "",
+    without: Sequence[str] = (),
 ) -> Callable[[DeclarationT], DeclarationT]:
     """Decorator: makes the function of the signature and documentation decorated, and its operator ``graphfuse::NAME``.
 
-    variants: by the values of the options that `chosen_by` names. results: the names of what is returned.
+    variants: by the values of the options that `chosen_by` names. results: the names of what is returned. name: where
+    it is not that of what is decorated. without: parameters that it lacks.
     """
     variants = {(): variants} if isinstance(variants, Variant) else variants
 
     def declare(declaration: DeclarationT) -> DeclarationT:
-        signature = inspect.signature(declaration).parameters
-        defaults = {name: p.default for name, p in signature.items() if p.default is not p.empty}
-        made = Function(declaration.__name__, tuple(signature), defaults, chosen_by, variants, results)
+        parameters = {n: p for n, p in inspect.signature(declaration).parameters.items() if n not in without}
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        called = name or declaration.__name__
+        made = Function(called, tuple(parameters), defaults, chosen_by, variants, results)
         call = functools.wraps(declaration)(define(made))
-        call.__defaults__ = declaration.__defaults__
+        call.__defaults__ = tuple(defaults.values())
         packet = getattr(torch.ops.graphfuse, made.name)
         for overload in packet.overloads():
             operator.pass_by_autograd(made, getattr(packet, overload))
@@ -53,31 +59,6 @@ def define(f: Function) -> Callable[..., object]:
     operator.define(f, call)
     call.__globals__["run"] = getattr(torch.ops.graphfuse, f.name).default
     return call
-
-
-_TEXT = """
-def call({parameters}):
-    if compiling():
-        # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
-        return run({others}) if {usual} else dispatched({parameters})
-    last = problems.get("last")
-    if last is not None:
-        result = last({parameters})
-        if result is not declined:
-            return result
-    try:
-        # What tells fast paths apart; each compares the rest itself.
-        key = ({key})
-        fast = problems.get(key)
-    except (AttributeError, IndexError, RuntimeError, TypeError):  # of what is no tensor, or has no strides
-        key = fast = None
-    if fast is not None and fast is not last:
-        result = fast({parameters})
-        if result is not declined:
-            problems["last"] = fast
-            return result
-    return first(key, {parameters})
-"""
 
 
 def _written(f: Function) -> Callable[..., object]:
@@ -97,13 +78,28 @@ def _written(f: Function) -> Callable[..., object]:
     }
     new, others = operator.ports(f)
     ignored = [name for name in f.options if name not in others]
-    text = _TEXT.format(
-        parameters=", ".join(f.parameters),
-        others=", ".join(others),
-        usual=" and ".join(f"{name} is {f.defaults[name]}" for name in (*new, *ignored)) or "True",
-        key=_key(f),
+    usual = " and ".join(f"{name} is {f.defaults[name]}" for name in (*new, *ignored)) or "True"
+    parameters = ", ".join(f.parameters)
+    made = text(
+        "call",
+        f.parameters,
+        # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
+        when(["compiling()"], f"return run({', '.join(others)}) if {usual} else dispatched({parameters})"),
+        "last = problems.get('last')",
+        when(["last is not None"], f"result = last({parameters})", *when(["result is not declined"], "return result")),
+        trying(
+            [f"key = ({_key(f)})", "fast = problems.get(key)"],  # what tells fast paths apart; each compares the rest
+            "AttributeError, IndexError, RuntimeError, TypeError",  # of what is no tensor, or has no strides
+            "key = fast = None",
+        ),
+        when(
+            ["fast is not None and fast is not last"],
+            f"result = fast({parameters})",
+            *when(["result is not declined"], "problems['last'] = fast", "return result"),
+        ),
+        f"return first(key, {parameters})",
     )
-    call = written(f.name, "call", text, names)
+    call = written(f.name, "call", made, names)
     call.declaration = f
     call.problems = problems
     call.last = functools.partial(problems.get, "last")

@@ -50,12 +50,13 @@ def loss_variant(*arguments: TensorParameter) -> Variants:
     return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))
 
 
-def gradient_variant(*arguments: TensorParameter) -> Variants:
-    """The gradient of cross entropy. arguments: tensors by the names input, target, logsumexp, grad, dinput."""
+def gradient_variant(*arguments: TensorParameter, grad: str = "grad") -> Variants:
+    """The gradient of cross entropy. arguments: tensors by the names input, target, logsumexp, dinput, and `grad`, that
+    of the loss."""
 
     def draw(d: Drawing, options: Mapping[str, object]) -> None:
-        grad, target, logsumexp = (d.of_rows(name) for name in ("grad", "target", "logsumexp"))
-        d.store("dinput", d.graph.cross_entropy_backward(grad, d["input"], target, logsumexp, **options))
+        dloss, target, logsumexp = (d.of_rows(name) for name in (grad, "target", "logsumexp"))
+        d.store("dinput", d.graph.cross_entropy_backward(dloss, d["input"], target, logsumexp, **options))
 
     return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))
 

@@ -1,16 +1,16 @@
 """Norms: alone, after a residual sum, and on both sides of one; RMSNorm also with weight + 1."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
-from graphfuse.enums import norm_forward_phase
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.tensor_parameter import (
     FLOATS,
     FORMATS,
+    Shape,
     TensorParameter,
     columns,
     columns_or_heads,
@@ -27,81 +27,50 @@ BIAS = TensorParameter("bias", FLOATS, like("weight"), optional=True)
 MAYBE_WEIGHTS = TensorParameter("weight", FLOATS, columns_or_heads("input"), optional=True)
 MAYBE_BIAS = TensorParameter("bias", FLOATS, like_or_columns("weight", "input"), optional=True)
 RESIDUAL = TensorParameter("residual", FLOATS, like("input"), written=True)
+SUMMAND = TensorParameter("residual", FLOATS, like("input"))
 NORM_BESIDE = TensorParameter("y_out", FLOATS, like("input"), written=True, optional=True)
 OUT = TensorParameter("out", FORMATS, like("input"), written=True, new=type_of("input"))
+RESIDUAL_OUT = TensorParameter("residual_out", FLOATS, like("input"), written=True, new=type_of("residual"))
 
 
-NormOp = Callable[[Drawing, Tensor, Tensor | None, Tensor | None], Tensor]
-"""Draws the norm of a tensor with these scale and bias, of one row, or without."""
+QK_OUT = tuple(TensorParameter(f"{x}_out", FORMATS, like(x), written=True, new=type_of(x)) for x in "qk")
 
 
-def rms(d: Drawing, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    return d.graph.rmsnorm(x, scale, d.number("eps"), bias, norm_forward_phase=norm_forward_phase.INFERENCE)[0]
-
-
-def layer(d: Drawing, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    return d.graph.layernorm(x, scale, bias, d.number("eps"), norm_forward_phase=norm_forward_phase.INFERENCE)[0]
-
-
-def of_heads(d: Drawing, x: Tensor, weight: str = "weight", norm: NormOp = rms) -> Tensor:
-    """The norm of x times a weight for each column, or one for each head and column, and plus a bias of its shape,
-    where these are given."""
-    scale, bias = (d[name] if name in d else None for name in (weight, "bias"))
-    if scale is None or len(d.layouts[weight].shape) == 1:
-        return norm(d, x, scale, bias)
-    # The axes along which a scale varies would be normalized together.
-    y = d.graph.mul(norm(d, x, None, None), scale)
-    return y if bias is None else d.graph.add(y, bias)
+def of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+    """q's shape, with heads of their own."""
+    q, k = shapes["q"], shapes["k"]
+    return ((*q[:-2], *k[-2:-1], q[-1]),)
 
 
 def plain(d: Drawing) -> Tensor:
     """The norm of input."""
-    return d.norm(d["input"], d["weight"])
+    return d.norm(d["input"])
 
 
 def added(d: Drawing) -> Tensor:
     """The norm of input + residual, a sum that residual gets rounded and the norm does not."""
-    return d.norm(_sum(d), d["weight"])
+    return d.norm(_sum(d))
 
 
 def beside(d: Drawing, y: Tensor) -> Tensor:
     """y, which y_out gets as well where it is given."""
-    if "y_out" in d:
-        d.store("y_out", d.graph.identity(y))  # an output that is read would be read as stored
-    return y
+    return d.store_read("y_out", y) if "y_out" in d else y
 
 
-def _zero_centred(d: Drawing) -> Tensor:
-    return d.norm(d["input"], d.graph.add(d["weight"], 1.0))
-
-
-def _added_zero_centred(d: Drawing) -> Tensor:
-    return d.norm(_sum(d), d.graph.add(d["weight"], 1.0))
-
-
-def _before_and_after(weight: Callable[[Drawing, str], Tensor]) -> Variant:
+def _before_and_after(zero_centred: bool) -> Variant:
     """A norm on each side of a residual sum, which residual_out gets rounded and the second norm does not."""
 
     def draw(d: Drawing) -> None:
-        total = d.graph.add(d.norm(d["input"], weight(d, "weight")), d["residual"])
-        d.store("residual_out", d.graph.identity(total))  # an output that is read would be read as stored
-        d.store("out", d.norm(total, weight(d, "next_weight")))
+        first = d.norm(d["input"], zero_centred=zero_centred)
+        total = d.store_read("residual_out", d.graph.add(first, d["residual"]))
+        d.store("out", d.norm(total, "next_weight", zero_centred=zero_centred))
 
-    arguments = (
-        INPUT,
-        TensorParameter("residual", FLOATS, like("input")),
-        WEIGHT,
-        TensorParameter("next_weight", FLOATS, columns("input")),
-        OUT,
-        TensorParameter("residual_out", FLOATS, like("input"), written=True, new=type_of("residual")),
-    )
-    return Variant(arguments, draw)
+    next_weight = TensorParameter("next_weight", FLOATS, columns("input"))
+    return Variant((INPUT, SUMMAND, WEIGHT, next_weight, OUT, RESIDUAL_OUT), draw)
 
 
 def _sum(d: Drawing) -> Tensor:
-    total = d.graph.add(d["input"], d["residual"])
-    d.store("residual", d.graph.identity(total))  # an output that is read would be read as stored
-    return total
+    return d.store_read("residual", d.graph.add(d["input"], d["residual"]))
 
 
 def _norm(draw: Callable[[Drawing], Tensor], *scales: TensorParameter) -> Variant:
@@ -119,24 +88,22 @@ def _in_place(draw: Callable[[Drawing], Tensor], *scales: TensorParameter) -> Va
 
 
 def _draw_qk(d: Drawing) -> None:
-    for name in ("q", "k"):
-        d.store(f"{name}_out", of_heads(d, d[name], f"{name}_weight"))
+    for x in "qk":
+        d.store(f"{x}_out", d.norm(d[x], f"{x}_weight"))
 
 
 _QK = Variant(
     (
         TensorParameter("q", FLOATS),
-        TensorParameter("k", FLOATS, lambda s: ((*s["q"][:-2], *s["k"][-2:-1], s["q"][-1]),), free=True),
-        TensorParameter("q_weight", FLOATS, columns_or_heads("q")),
-        TensorParameter("k_weight", FLOATS, columns_or_heads("k")),
-        TensorParameter("q_out", FORMATS, like("q"), written=True, new=type_of("q")),
-        TensorParameter("k_out", FORMATS, like("k"), written=True, new=type_of("k")),
+        TensorParameter("k", FLOATS, of_keys, free=True),
+        *(TensorParameter(f"{x}_weight", FLOATS, columns_or_heads(x)) for x in "qk"),
+        *QK_OUT,
     ),
     _draw_qk,
 )
 
 
-@function(_norm(lambda d: of_heads(d, d["input"]), WEIGHTS, BIAS), "out")
+@function(_norm(plain, WEIGHTS, BIAS), "out")
 def rmsnorm(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor,
@@ -163,7 +130,7 @@ def rmsnorm(
     """
 
 
-@function(_norm(_zero_centred, WEIGHT), "out")
+@function(_norm(lambda d: d.norm(d["input"], zero_centred=True), WEIGHT), "out")
 def gemma_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     weight: torch.Tensor,
@@ -174,7 +141,7 @@ def gemma_rmsnorm(
     """As ``rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
 
 
-@function(_in_place(lambda d: of_heads(d, _sum(d)), WEIGHTS, BIAS))
+@function(_in_place(added, WEIGHTS, BIAS))
 def fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -194,7 +161,7 @@ def fused_add_rmsnorm(
     """
 
 
-@function(_in_place(_added_zero_centred, WEIGHT))
+@function(_in_place(lambda d: d.norm(_sum(d), zero_centred=True), WEIGHT))
 def gemma_fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -206,7 +173,7 @@ def gemma_fused_add_rmsnorm(
     """As ``fused_add_rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
 
 
-@function(_before_and_after(lambda d, name: d[name]), "out", "residual_out")
+@function(_before_and_after(zero_centred=False), "out", "residual_out")
 def sandwich_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -230,7 +197,7 @@ def sandwich_rmsnorm(
     """
 
 
-@function(_before_and_after(lambda d, name: d.graph.add(d[name], 1.0)), "out", "residual_out")
+@function(_before_and_after(zero_centred=True), "out", "residual_out")
 def gemma_sandwich_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -266,7 +233,7 @@ def qk_rmsnorm(
     """
 
 
-@function(_norm(lambda d: of_heads(d, d["input"], norm=layer), MAYBE_WEIGHTS, MAYBE_BIAS), "out")
+@function(_norm(lambda d: d.norm(d["input"], centred=True), MAYBE_WEIGHTS, MAYBE_BIAS), "out")
 def layernorm(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor | None = None,
@@ -284,7 +251,7 @@ def layernorm(
     """
 
 
-@function(_in_place(lambda d: of_heads(d, _sum(d), norm=layer), MAYBE_WEIGHTS, MAYBE_BIAS))
+@function(_in_place(lambda d: d.norm(_sum(d), centred=True), MAYBE_WEIGHTS, MAYBE_BIAS))
 def fused_add_layernorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,

@@ -4,21 +4,17 @@ from collections.abc import Mapping
 
 from graphfuse.errors import VariantPackError, VariantPackTypeError
 
+_MADE = ("dx", "dresidual", "dweight", "dbias", "dgate", "dscale", "dshift")
+_SWITCHES = ("is_sf_swizzled_layout", *(f"needs_{name}" for name in _MADE))
+
 VALUES: Mapping[str, tuple[object, ...]] = {
     "enable_pdl": (None, True, False),
     "block_size": (16, 32),
     "group_size": (None, 128),
     "scale_format": (None, "e4m3", "ue8m0"),
-    "is_sf_swizzled_layout": (False, True),
     "output_both_sf_layouts": (False, True),
     "is_neox": (True, False),
-    "needs_dx": (False, True),
-    "needs_dresidual": (False, True),
-    "needs_dweight": (False, True),
-    "needs_dbias": (False, True),
-    "needs_dgate": (False, True),
-    "needs_dscale": (False, True),
-    "needs_dshift": (False, True),
+    **dict.fromkeys(_SWITCHES, (False, True)),
 }
 
 NUMBERS: Mapping[str, tuple[type, ...]] = {
@@ -28,24 +24,8 @@ NUMBERS: Mapping[str, tuple[type, ...]] = {
 }
 """Types of those that may be any number, as far as the graph accepts it: it is part of the kernel."""
 
-SCHEMA = {
-    "enable_pdl": "bool?",
-    "block_size": "int",
-    "group_size": "int?",
-    "scale_format": "str?",
-    "is_sf_swizzled_layout": "bool",
-    "is_neox": "bool",
-    "needs_dx": "bool",
-    "needs_dresidual": "bool",
-    "needs_dweight": "bool",
-    "needs_dbias": "bool",
-    "needs_dgate": "bool",
-    "needs_dscale": "bool",
-    "needs_dshift": "bool",
-    "ignore_index": "int",
-    "label_smoothing": "float",
-    "z_loss": "float",
-}
+SCHEMA = {"enable_pdl": "bool?", "block_size": "int", "group_size": "int?", "scale_format": "str?", "is_neox": "bool"}
+SCHEMA |= dict.fromkeys(_SWITCHES, "bool") | {name: kinds[0].__name__ for name, kinds in NUMBERS.items()}
 """How torch.library calls their types."""
 
 UNSUPPORTED = frozenset(VALUES) - frozenset(SCHEMA)

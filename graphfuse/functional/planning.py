@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from graphfuse.device import EMULATOR
 from graphfuse.errors import VariantPackError
-from graphfuse.functional import problem
+from graphfuse.functional import problem as problems
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.problem import Problem
 from graphfuse.functional.split import Split
-from graphfuse.runtime import fastcall
+from graphfuse.row_counts import row_class
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,10 @@ class Planning:
 
     def planned(self) -> Planned:
         """The plan of the split's count: of its class, where a plan can serve all of the class; else of its shapes."""
-        return self.by_class(self.split.count) or self._exact()
+        if found := self.by_class(self.split.count):
+            return found
+        problem = self.split.planned(self._problem)
+        return Planned(problem, problem.executable.starts[self._dependent(problem)])
 
     def by_class(self, count: int) -> Planned | None:
         """The plan of the class of a count, made for the largest of the class; None where it could not serve others:
@@ -48,23 +51,16 @@ class Planning:
         runs_kernels = self.device.startswith(("cuda", str(EMULATOR)))
         if not count or not runs_kernels:
             return None
-        most = fastcall.row_class(count)
+        most = row_class(count)
         try:
             found = self._problem(self.split.at(most))
         except VariantPackError:
-            return None  # raised for the call's own layouts, in its own words
+            return None  # raised for the call's own layouts
         start = found.executable.counted(most, self._dependent(found))
         return None if start is None else Planned(found, start, counted=True)
 
-    def _exact(self) -> Planned:
-        try:
-            found = self._problem(self.split.at(self.split.count))
-        except VariantPackError:
-            found = self._problem(tuple(self.split.layouts.items()))  # raises in the call's own words
-        return Planned(found, found.executable.starts[self._dependent(found)])
-
     def _problem(self, layouts: tuple[tuple[str, Layout], ...]) -> Problem:
-        return problem.plan(self.name, self.variant, layouts, self.device, self.generation)
+        return problems.plan(self.name, self.variant, layouts, self.device, self.generation)
 
     def _dependent(self, found: Problem) -> bool:
         return self.early and found.executable.undependable is None

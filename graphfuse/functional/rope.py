@@ -1,6 +1,7 @@
 """Queries and keys normalized and rotated: RMSNorm of each head, then rotary position embedding, in one kernel."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -8,7 +9,7 @@ from graphfuse.errors import VariantPackError
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
-from graphfuse.functional.norms import rms
+from graphfuse.functional.norms import QK_OUT, of_keys
 from graphfuse.functional.tensor_parameter import (
     FLOAT,
     FLOATS,
@@ -21,7 +22,6 @@ from graphfuse.functional.tensor_parameter import (
     columns_or_heads,
     like,
     one,
-    type_of,
 )
 from graphfuse.tensor import Tensor
 
@@ -31,12 +31,10 @@ def of_tokens(name: str) -> Rule:
     return lambda shapes: (shapes[name][:-2],)
 
 
-def of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
-    """q's shape, with heads of their own."""
-    q, k = shapes["q"], shapes["k"]
-    if len(q) < 2:
-        raise VariantPackError(f"q has shape {tuple(q)}; accepted: (..., heads, head_dim)")
-    return ((*q[:-2], *k[-2:-1], q[-1]),)
+def _of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+    if len(shapes["q"]) < 2:
+        raise VariantPackError(f"q has shape {tuple(shapes['q'])}; accepted: (..., heads, head_dim)")
+    return of_keys(shapes)
 
 
 def _angles(of: str) -> Rule:
@@ -124,20 +122,18 @@ def turned(d: Drawing, normal: Tensor, is_neox: bool) -> Tensor:
     return d.graph.rotate_pairs(normal, *angles(d), interleaved=not is_neox)
 
 
-def _rotated(d: Drawing, is_neox: bool) -> Tensor:
-    return turned(d, rms(d, both(d), None, None), is_neox)
-
-
-def _draw(d: Drawing, is_neox: bool) -> None:
-    y = _rotated(d, is_neox)
-    for name in "qk":
-        d.store(f"{name}_out", heads_of(d, y, name))
+def draw(d: Drawing, is_neox: bool) -> None:
+    """Both results, and the inverse RMS of each head where that is asked for."""
+    y, *inverse_rms = d.training_norm(both(d)) if "q_inverse_rms" in d else [d.norm(both(d), None)]
+    for name, made in (("out", turned(d, y, is_neox)), *(("inverse_rms", t) for t in inverse_rms)):
+        for x in "qk":
+            d.store(f"{x}_{name}", heads_of(d, made, x))
 
 
 def _draw_cached(d: Drawing, is_neox: bool) -> None:
     for name in ("k_cache", "v_cache"):
         _joined_pages(d, name)
-    y = _rotated(d, is_neox)
+    y = turned(d, d.norm(both(d), None), is_neox)
     slots = d.of_tokens("slot_mapping")
     d.store("q_out", heads_of(d, y, "q"))
     # All heads are divided, and those of keys are stored: so it is one kernel.
@@ -149,39 +145,38 @@ def _divided(d: Drawing, x: Tensor, scale: str) -> Tensor:
     return d.graph.mul(x, d.graph.reciprocal(d[scale])) if scale in d else x
 
 
-_GIVEN = (
-    TensorParameter("q", FLOATS),
-    TensorParameter("k", FLOATS, of_keys, free=True),
-    TensorParameter("q_weight", FLOATS, columns_or_heads("q"), optional=True),
-    TensorParameter("k_weight", FLOATS, columns_or_heads("k"), optional=True),
-    *angle_parameters("q"),
-)
-_Q_OUT = TensorParameter("q_out", FORMATS, like("q"), written=True, new=type_of("q"))
-_ARGUMENTS = (
-    *_GIVEN,
-    _Q_OUT,
-    TensorParameter("k_out", FORMATS, like("k"), written=True, new=type_of("k")),
-)
+def heads_and_angles(types: Types) -> tuple[TensorParameter, ...]:
+    """Queries, keys, their weights and their angles. types: that all may have but positions."""
+    return (
+        TensorParameter("q", types),
+        TensorParameter("k", types, _of_keys, free=True),
+        *(TensorParameter(f"{x}_weight", types, columns_or_heads(x), optional=True) for x in "qk"),
+        *angle_parameters("q", types),
+    )
 
 
+_GIVEN = heads_and_angles(FLOATS)
+_CACHES = tuple(
+    TensorParameter(f"{x}_cache", FORMATS, _pages(f"{x}_cache"), free=True, table=True, written=True) for x in "kv"
+)
 _CACHED = (
     *_GIVEN,
     TensorParameter("v", FLOATS, like("k")),
-    TensorParameter("k_cache", FORMATS, _pages("k_cache"), free=True, table=True, written=True),
-    TensorParameter("v_cache", FORMATS, _pages("v_cache"), free=True, table=True, written=True),
+    *_CACHES,
     TensorParameter("slot_mapping", INTEGERS, of_tokens("q")),
-    _Q_OUT,
-    TensorParameter("k_scale", FLOAT, one, optional=True),
-    TensorParameter("v_scale", FLOAT, one, optional=True),
+    QK_OUT[0],
+    *(TensorParameter(f"{x}_scale", FLOAT, one, optional=True) for x in "kv"),
 )
 
 
-@function(
-    {(is_neox,): Variant(_ARGUMENTS, lambda d, is_neox=is_neox: _draw(d, is_neox)) for is_neox in (True, False)},
-    "q_out",
-    "k_out",
-    chosen_by=("is_neox",),
-)
+def either_way(
+    arguments: Sequence[TensorParameter], draw: Callable[[Drawing, bool], None]
+) -> dict[tuple[object, ...], Variant]:
+    """The variants by is_neox."""
+    return {(neox,): Variant(tuple(arguments), functools.partial(draw, is_neox=neox)) for neox in (True, False)}
+
+
+@function(either_way((*_GIVEN, *QK_OUT), draw), "q_out", "k_out", chosen_by=("is_neox",))
 def qk_norm_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -213,11 +208,7 @@ def qk_norm_rope(
     """
 
 
-@function(
-    {(is_neox,): Variant(_CACHED, lambda d, is_neox=is_neox: _draw_cached(d, is_neox)) for is_neox in (True, False)},
-    "q_out",
-    chosen_by=("is_neox",),
-)
+@function(either_way(_CACHED, _draw_cached), "q_out", chosen_by=("is_neox",))
 def qk_norm_rope_cache(
     q: torch.Tensor,
     k: torch.Tensor,

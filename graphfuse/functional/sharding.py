@@ -11,6 +11,7 @@ torch is told of DTensors when there are any: torch takes half a second to impor
 """
 
 import functools
+import importlib
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,9 @@ from typing import Any
 import torch
 
 from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.functional import tensor_parameter
 from graphfuse.functional.axes import Axes, axes
-from graphfuse.functional.declaration import NUMBERS, Function, Part, Variant
+from graphfuse.functional.declaration import NUMBERS, Function, Part
 from graphfuse.functional.layout import check, check_given, fake_layout
 from graphfuse.functional.operator import FUNCTIONS, LIBRARY, ports
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
@@ -42,7 +44,7 @@ def register() -> None:
                 continue
             for operator in (name, f"{name}.out") if ports(f)[0] else (name,):
                 run = functools.partial(_dispatch, f)
-                torch.library.register_torch_dispatch(operator, _dtensor(), run, lib=LIBRARY)
+                torch.library.register_torch_dispatch(operator, _torch().DTensor, run, lib=LIBRARY)
             _known.add(name)
 
 
@@ -139,7 +141,7 @@ class _Plan:
         if local is None:
             return None
         shape, stride = result.layouts[local.dtype]
-        return _dtensor().from_local(
+        return _torch().DTensor.from_local(
             local, mesh, result.placements, run_check=False, shape=torch.Size(shape), stride=stride
         )
 
@@ -147,7 +149,7 @@ class _Plan:
         """The columns at hand, and the sum over ranks that have the others."""
 
         def sum(t: torch.Tensor) -> torch.Tensor:
-            return _dtensor().from_local(t, mesh, self.partial, run_check=False).full_tensor()
+            return _torch().DTensor.from_local(t, mesh, self.partial, run_check=False).full_tensor()
 
         return Part(local[self.first].shape[-1], self.columns, sum)
 
@@ -182,12 +184,10 @@ def _looks(value: object) -> object:
 
 
 def _planned(f: Function, given: Mapping[str, object]) -> _Plan:
-    from torch.distributed.tensor import Partial, Replicate
-
     variant = f.variant(given)
     for a in variant.arguments:
         check_given(a, given.get(a.name))
-    used = _used(variant, given)
+    used = tensor_parameter.used(variant.arguments, given)
     tensors = {a.name: given[a.name] for a in used if given.get(a.name) is not None}
     layouts = {a.name: fake_layout(a, tensors[a.name]) for a in used if a.name in tensors}
     check(variant.arguments, layouts)
@@ -206,24 +206,22 @@ def _planned(f: Function, given: Mapping[str, object]) -> _Plan:
             results.append(_Result(name, (), {}))
     first = used[0].name
     split = any(rule.columns for rule in rules)
-    partial = tuple(Partial("sum") if rule.columns else Replicate() for rule in rules)
+    partial = tuple(_torch().Partial("sum") if rule.columns else _torch().Replicate() for rule in rules)
     return _Plan(first, by_name, placements, tuple(results), shapes[first][-1] if split else 0, partial)
 
 
 def _placements(a: TensorParameter, of: Axes, rules: Sequence[Rule]) -> tuple:
     """Those of an argument whose dimensions follow the first tensor's as `of` tells."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
     found = []
     for rule in rules:
         if rule.axis is None:
-            found.append(Replicate())
+            found.append(_torch().Replicate())
         elif rule.axis in of:
-            found.append(Shard(of.index(rule.axis)))
+            found.append(_torch().Shard(of.index(rule.axis)))
         elif a.written and not rule.columns:
-            found.append(Partial(a.over_rows))
+            found.append(_torch().Partial(a.over_rows))
         else:  # of whole rows, by then, where columns are split
-            found.append(Replicate())
+            found.append(_torch().Replicate())
     return tuple(found)
 
 
@@ -233,19 +231,6 @@ def _layouts(a: TensorParameter, shape: Shape) -> dict[torch.dtype, tuple[Shape,
         extents = stored(shape, kept)
         found[dtype] = extents, packed_stride(extents)
     return found
-
-
-def _used(variant: Variant, given: Mapping[str, object]) -> tuple[TensorParameter, ...]:
-    """As ``complete``, without allocating what is not given."""
-    found = []
-    for a in variant.arguments:
-        if a.only is not None and getattr(given.get(a.only[0]), "dtype", None) != a.only[1]:
-            continue
-        if a.asked is not None and not given[a.asked]:
-            continue
-        if given.get(a.name) is not None or not a.optional:
-            found.append(a)
-    return tuple(found)
 
 
 def _allocated(used: Sequence[TensorParameter], given: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -258,21 +243,18 @@ def _allocated(used: Sequence[TensorParameter], given: Mapping[str, Shape]) -> d
 
 
 @functools.cache
-def _dtensor() -> type:
-    from torch.distributed.tensor import DTensor
-
-    return DTensor
+def _torch() -> Any:
+    """torch's module of DTensors, whose import takes half a second."""
+    return importlib.import_module("torch.distributed.tensor")
 
 
 def _replicated(value: torch.Tensor, mesh: Any) -> torch.Tensor:
     """A plain tensor that all ranks have."""
-    from torch.distributed.tensor import Replicate
-
-    return _dtensor().from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return _torch().DTensor.from_local(value, mesh, [_torch().Replicate()] * mesh.ndim, run_check=False)
 
 
 def _is_sharded(value: object) -> bool:
-    return isinstance(value, _dtensor())
+    return isinstance(value, _torch().DTensor)
 
 
 def _mesh(tensors: Mapping[str, torch.Tensor]):
@@ -295,12 +277,10 @@ def _mesh(tensors: Mapping[str, torch.Tensor]):
 def _rule(f, used, found, shapes, tensors, mesh, dim: int) -> Rule:
     """What is split along a dimension of the mesh: what the first tensor is split along, or else another that has all
     of its dimensions. Columns only where the function can. Nothing for a sum that is due and for other placements."""
-    from torch.distributed.tensor import Shard
-
     first, rows = used[0].name, splittable(used, found)
     full = [a.name for a in used if found[a.name] == found[first] and _is_sharded(tensors.get(a.name))]
     placements = [tensors[name].placements[dim] for name in full]
-    axes = [found[first][p.dim] for p in placements if type(p) is Shard]
+    axes = [found[first][p.dim] for p in placements if type(p) is _torch().Shard]
     for axis in axes:
         if axis in rows:
             return Rule(axis)

@@ -14,7 +14,7 @@ _PER_ROW = TensorParameter("out", FLOATS, rows("input"), written=True, new=torch
 
 def _normalize(d: Drawing) -> None:
     g, x = d.graph, d["input"]
-    length = g.reduction(x, mode=reduction_mode.NORM2).set_dim((*d.layouts["input"].shape[:-1], 1))
+    length = d.by_rows(x, reduction_mode.NORM2)
     d.store("out", g.div(x, g.max(length, d.number("eps"))))
 
 

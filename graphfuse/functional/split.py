@@ -6,13 +6,17 @@ on their count.
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from graphfuse.errors import VariantPackError
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
 from graphfuse.ir import packed_stride
-from graphfuse.leading import joined
+from graphfuse.row_counts import joined
+
+T = TypeVar("T")
 
 
 class Kind(enum.Enum):
@@ -48,6 +52,14 @@ class Split:
             return tuple(self.layouts.items())
         sizes = self._sizes(count)
         return tuple((name, self._at(name, count, sizes[name])) for name in self.layouts)
+
+    def planned(self, plan: Callable[[tuple[tuple[str, Layout], ...]], T]) -> T:
+        """What `plan` makes of the layouts for the split's count. VariantPackError in the words of the call's own
+        layouts."""
+        try:
+            return plan(self.at(self.count))
+        except VariantPackError:
+            return plan(tuple(self.layouts.items()))
 
     def tail(self, name: str) -> Shape:
         """The extents that are not counted, as torch has them."""

@@ -156,6 +156,19 @@ def no_rows(name: str, shape: Shape) -> VariantPackError:
     return VariantPackError(f"{name} has shape {tuple(shape)}; accepted: one dimension or more, the last not empty")
 
 
+def used(arguments: Iterable[TensorParameter], given: Mapping[str, object]) -> list[TensorParameter]:
+    """Those of the arguments that a call has, given or allocated. given: parameters by name."""
+    found = []
+    for a in arguments:
+        if a.only is not None and getattr(given.get(a.only[0]), "dtype", None) != a.only[1]:
+            continue
+        if a.asked is not None and not given[a.asked]:
+            continue
+        if given.get(a.name) is not None or not a.optional:
+            found.append(a)
+    return found
+
+
 def complete(arguments: Iterable[TensorParameter], given: Mapping[str, object]) -> dict[str, torch.Tensor]:
     """The tensors that are used, in order, those that the caller did not give allocated. torch.compile traces this.
 
@@ -164,15 +177,9 @@ def complete(arguments: Iterable[TensorParameter], given: Mapping[str, object]) 
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, Shape] = {}
     device = None
-    for a in arguments:
-        if a.only is not None and tensors[a.only[0]].dtype != a.only[1]:
-            continue
-        if a.asked is not None and not given[a.asked]:
-            continue
+    for a in used(arguments, given):
         value = given.get(a.name)
         if value is None:
-            if a.optional:
-                continue
             dtype = a.new if isinstance(a.new, torch.dtype) else a.new(tensors)
             value = torch.empty(stored(a.shape(shapes)[0], a.types[dtype]), dtype=dtype, device=device)
         if device is None:

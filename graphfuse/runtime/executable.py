@@ -29,9 +29,10 @@ class Executable:
     """A built plan that can be executed. Any number of threads may use one at once: what it knows is only ever added to
     or replaced.
 
-    parts: the frozen parts of the plan, given whether work may begin before the work before it ends.
-    binder: made on first use. undependable: why it may not begin early; None if it may. like_last: the fast path
-    of the last pack that was accepted.
+    parts: the frozen parts of the plan, given whether work may begin before the work before it ends. binder: made on
+    first use. undependable: why it may not begin early; None if it may. count: that it is started for, of a plan that
+    was made for a larger one; 0 for the number of rows that it was made for. start: what starts such a plan, given
+    whether work may begin early. like_last: the fast path of the last pack that was accepted.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class Executable:
         parts: Callable[[bool], Sequence[Part]],
         binder: Callable[[], Binder],
         undependable: str | None,
+        count: int = 0,
+        start: Callable[[bool], Start] | None = None,
     ):
         self.undependable = undependable
         self.like_last: Execute = declines
@@ -47,6 +50,7 @@ class Executable:
         self._parts = parts
         self.counted = functools.cache(self._counted)
         self._new_binder = binder
+        self._count, self._start_of = count, start or (lambda dependent: self._start(parts(dependent)))
         self._forms: tuple[Execute, ...] = ()
 
     @functools.cached_property
@@ -61,9 +65,9 @@ class Executable:
 
     @functools.cached_property
     def starts(self) -> Mapping[bool, Start]:
-        """What starts the plan for the number of rows that it was made for, by whether work may begin early."""
+        """What starts the plan with its count, by whether work may begin early."""
         ways = (False,) if self.undependable else (False, True)
-        return MappingProxyType({dependent: self._start(self._parts(dependent)) for dependent in ways})
+        return MappingProxyType({dependent: self._start_of(dependent) for dependent in ways})
 
     @property
     def serves_fewer(self) -> bool:
@@ -78,6 +82,13 @@ class Executable:
     def on(self, binder: Callable[[], Binder]) -> "Executable":
         """The same plan, with other checks of packs."""
         return Executable(self._graph, self._parts, binder, self.undependable)
+
+    def of_fewer(self, count: int, most: int, graph: Graph, binder: Callable[[], Binder]) -> "Executable | None":
+        """The same plan, which was made for a count of `most`, for `count`, which is no more; None where it cannot be.
+        graph, binder: of tensors with `count` in the place of `most`."""
+        if self.counted(most, False) is None:
+            return None
+        return Executable(graph, self._parts, binder, self.undependable, count, lambda d: self.counted(most, d))
 
     def _counted(self, count: int, dependent: bool) -> Start | None:
         """What starts the plan for any count up to this one; None where a part of the plan is for one number of rows.
@@ -120,6 +131,7 @@ class Executable:
             binder.conflicts,
             Space(binder.workspace_bytes, WORKSPACE_ALIGNMENT[binder.device.kind] if binder.workspace_bytes else 0),
             self.starts,
+            self._count,
         )
         if form is not None:
             self._keep((form, *self._forms[: _FORMS_KEPT - 1]))
@@ -135,29 +147,7 @@ class Executable:
         """What starts the plan at these addresses, given a stream."""
         run, space = self.starts[dependent], bindings.workspace
         values = tuple(bindings.scalars[t.id] if t.by_value else bindings.addresses[t.id] for t in self.bound)
-        return lambda stream: run(stream, space, 0, *values)
+        return lambda stream: run(stream, space, self._count, *values)
 
     def _keep(self, forms: tuple[Execute, ...]) -> None:
         self._forms, self.like_last = forms, forms[0]
-
-
-class Recounted(Executable):
-    """A plan that was made for a count of `most`, run for `count`, which is no more.
-
-    made: the plan. Its parts serve fewer rows, whose number is a multiple of `most`. graph, binder: of tensors with
-    `count` in the place of `most`.
-    """
-
-    def __init__(self, made: Executable, most: int, count: int, graph: Graph, binder: Callable[[], Binder]):
-        super().__init__(graph, made._parts, binder, made.undependable)
-        self._made, self._most, self._count = made, most, count
-
-    @functools.cached_property
-    def starts(self) -> Mapping[bool, Start]:
-        ways = (False,) if self.undependable else (False, True)
-        found = {dependent: self._made.counted(self._most, dependent) for dependent in ways}
-        return MappingProxyType({dependent: _counting(start, self._count) for dependent, start in found.items()})
-
-
-def _counting(start: Start, count: int) -> Start:
-    return lambda stream, space, _, *values: start(stream, space, count, *values)

@@ -73,12 +73,6 @@ class Kernel:
         self._allow(launch)
         return Launcher(self, launch, dependent)
 
-    def run(
-        self, launch: engine.Launch, buffers: engine.Buffers, scratch: int, stream: int, dependent: bool = False
-    ) -> None:
-        """Start the kernel once. Arguments and errors as of ``Launcher.start``."""
-        self.launcher(launch, dependent).start(buffers, scratch, stream)
-
     def elsewhere(self, error: int, start: Callable[[], int], launch: engine.Launch) -> None:
         """Handle a start that the driver refused: start again if the current context was the only reason, else raise.
 
@@ -133,7 +127,7 @@ class Launcher:
     packing: how a block's memory is filled. function: the kernel, as `launch` takes it. launch: the driver's launch
     function, called with the address of a block's configuration, `function`, the address of the block's table, and
     None; it returns the number of an error, 0 for none. waiting: the pool of each stream, by its address. The code
-    that ``runtime.fastcall`` generates uses these, and does what `start` does.
+    that ``runtime.fastcall`` generates uses these.
     """
 
     def __init__(self, kernel: Kernel, launch: engine.Launch, dependent: bool):
@@ -164,20 +158,6 @@ class Launcher:
         config = self._config(stream, self._launch.cooperative)
         memory = _Arguments(self.packing)
         return memory.bytes, config, config.getPtr(), memory.table, waiting, memory
-
-    def start(self, buffers: engine.Buffers, scratch: int, stream: int) -> None:
-        """Start the kernel once, for the number of rows that the launch was planned for.
-
-        scratch: address that the launch's Scratch offsets count from. The thread's current device stays what it was.
-        DeviceError with what the driver reports.
-        """
-        self.clear(stream, [buffers.address(tensor) for tensor in self._launch.cleared])
-        if self._launch.grid:
-            block = self.new(stream)
-            self.packing.into(block[0], buffers, scratch)
-            error = self.launch(block[2], self.function, block[3], None)
-            if error:
-                self.refused(error, block)
 
     def clear(self, stream: int, addresses: Sequence[int]) -> None:
         """Set 4 bytes at each address to zero."""

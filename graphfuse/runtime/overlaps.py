@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from graphfuse.errors import VariantPackError
 from graphfuse.runtime.storage import Storage, overlap
 
 _KEPT = 64
@@ -43,3 +44,10 @@ class Conflict:
             return False
         same = self.same_type and self.made.layout == self.other.layout
         return not (self.in_place and apart == 0 and same)
+
+    def refused(self, made: object, other: object) -> VariantPackError:
+        """The error where they clash, by what they are called."""
+        accepted = "memory of its own"
+        if self.in_place:
+            accepted += ", or exactly that tensor's with the same data type, shape and stride"
+        return VariantPackError(f"output {made} overlaps {other}; accepted: {accepted}")

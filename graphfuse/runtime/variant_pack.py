@@ -149,12 +149,8 @@ class Binder:
                 if start < workspace + self.workspace_bytes and workspace < start + self.storages[t.id].nbytes:
                     raise WorkspaceError(f"the workspace overlaps {t}; accepted: memory of its own")
         for made, other, conflict in self.conflicts:
-            if not conflict.clash(addresses[made.id] - addresses[other.id]):
-                continue
-            accepted = "memory of its own"
-            if conflict.in_place:
-                accepted += ", or exactly that tensor's with the same data type, shape and stride"
-            raise VariantPackError(f"output {made} overlaps {other}; accepted: {accepted}")
+            if conflict.clash(addresses[made.id] - addresses[other.id]):
+                raise conflict.refused(made, other)
 
     def match(self, pack: Mapping[object, object]) -> dict[TensorId, object]:
         """Values by tensor id; VariantPackError for missing, unknown and duplicate entries."""

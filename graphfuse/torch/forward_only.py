@@ -3,15 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch.compiler import is_dynamo_compiling
-
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.operator import pass_by_autograd
-from graphfuse.runtime import torch_private
-from graphfuse.torch.step import defined
-
-_observed = torch_private.observed()
+from graphfuse.torch.step import called, defined
 
 
 @dataclass(frozen=True)
@@ -28,10 +21,5 @@ class ForwardOnly:
 def forward_only(name: str, variant: Variant, numbers: Sequence[str]) -> ForwardOnly:
     """The operator ``graphfuse::NAME`` of the tensors that a variant reads, and of numbers."""
     step = defined(name, variant, numbers)
-    pass_by_autograd(step.declaration, step.operator)
-    function, operator = step.function, step.operator
-
-    def run(*values: torch.Tensor | float | None) -> object:
-        return operator(*values) if is_dynamo_compiling() or _observed() else function(*values)
-
-    return ForwardOnly(tuple(a.name for a in variant.arguments if not a.written), run)
+    names = tuple(a.name for a in variant.arguments if not a.written)
+    return ForwardOnly(names, called(step.operator, step.function))

@@ -1,88 +1,50 @@
 """Cross entropy with gradients: the loss of each row in one kernel, the gradient in another.
 
-``graphfuse::cross_entropy_loss`` is what users call. With gradients, autograd sees ``cross_entropy_loss_training`` run
-instead, and ``cross_entropy_loss_backward`` for the gradient. The logits, the targets and one number a row are kept.
+The logits, the targets and one number a row are kept.
 """
 
+from functools import cached_property
+
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError
-from graphfuse.functional import sharding
-from graphfuse.functional.losses import OPTIONS, gradient_variant, loss_variant
-from graphfuse.functional.operator import LIBRARY, pass_by_autograd
-from graphfuse.functional.tensor_parameter import FLOATS, INTEGERS, TensorParameter, each_row, like, type_of, types
-from graphfuse.runtime import torch_private
-from graphfuse.torch.step import defined, made_once, refuse_tangents, refuse_transforms
+from graphfuse.functional.losses import OPTIONS, Variants, gradient_variant, loss_variant
+from graphfuse.functional.tensor_parameter import INTEGERS, TensorParameter, each_row
+from graphfuse.torch.computation import STATISTICS, TYPES, Computation, gradient_of, type_computed_in
+from graphfuse.torch.formula import differentiable
 
-NAME = "cross_entropy_loss"
 REDUCTIONS = ("mean", "sum", "none")
 
-_observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
-_TYPES, _STATISTICS = FLOATS | types(data_type.DOUBLE), types(data_type.FLOAT, data_type.DOUBLE)
-
-
-def _statistics(tensors) -> torch.dtype:
-    return torch.float64 if tensors["input"].dtype == torch.float64 else torch.float32
-
-
 _ROW = each_row("input")
-_INPUT, _TARGET = TensorParameter("input", _TYPES), TensorParameter("target", INTEGERS, _ROW)
-_LOSS, _LOGSUMEXP = (
-    TensorParameter(name, _STATISTICS, _ROW, written=True, new=_statistics) for name in ("loss", "logsumexp")
-)
-_SAVED, _GRAD = (TensorParameter(name, _STATISTICS, _ROW) for name in ("logsumexp", "grad"))
-_DINPUT = TensorParameter("dinput", _TYPES, like("input"), written=True, new=type_of("input"))
-
-_BY = tuple(OPTIONS)
-_inference = defined(NAME, loss_variant(_INPUT, _TARGET, _LOSS), _BY, _BY)
-_training = defined(f"{NAME}_training", loss_variant(_INPUT, _TARGET, _LOSS, _LOGSUMEXP), _BY, _BY)
-_gradient = defined(f"{NAME}_backward", gradient_variant(_INPUT, _TARGET, _SAVED, _GRAD, _DINPUT), _BY, _BY)
-for _step in (_training, _gradient):
-    pass_by_autograd(_step.declaration, _step.operator)
-_once = made_once(NAME, _gradient)
 
 
-class CrossEntropy(torch.autograd.Function):
-    """The loss of each row. By the class's name torch calls the node of its graph."""
+class CrossEntropy(Computation):
+    """The loss of each row."""
 
-    @staticmethod
-    def forward(ctx, input, target, *options):  # noqa: A002
-        loss, logsumexp = _training(input, target, *options)
-        ctx.save_for_backward(input, target, logsumexp)
-        ctx.options = options
-        return loss
+    tensors = (TensorParameter("input", TYPES), TensorParameter("target", INTEGERS, _ROW))
+    numbers = ()
+    options = tuple(OPTIONS)
+    results, statistics = (
+        (TensorParameter(name, STATISTICS, _ROW, written=True, new=type_computed_in),) for name in ("loss", "logsumexp")
+    )
+    kept = ("input", "target", "logsumexp")
+    gradients = (gradient_of("input", asked=None), None)
 
-    @staticmethod
-    def backward(ctx, grad):
-        # The gradient of a sum is one element, expanded.
-        values = (*ctx.saved_tensors, grad.contiguous(), *ctx.options)
-        made = _once(*values) if torch.is_grad_enabled() else _gradient(*values)
-        return made, None, *(None for _ in ctx.options)
+    @cached_property
+    def inference(self) -> Variants:
+        return loss_variant(*self.tensors, *self.results)
 
+    @cached_property
+    def training(self) -> Variants:
+        return loss_variant(*self.tensors, *self.results, *self.statistics)
 
-_apply_alone = torch_private.single_level_apply(CrossEntropy)
-
-
-def _below_autograd(keyset, *values):
-    sharding.prepare()
-    refuse_tangents(NAME, values)
-    if torch.is_grad_enabled() and _any_requires_grad(*values):
-        refuse_transforms(NAME)
-        return CrossEntropy.apply(*values)
-    return torch_private.below_autograd(_inference.operator, keyset, *values)
+    @cached_property
+    def backward(self) -> Variants:
+        saved = (TensorParameter(name, STATISTICS, _ROW) for name in ("logsumexp", "dy"))
+        return gradient_variant(*self.tensors, *saved, self.gradients[0], grad="dy")
 
 
-LIBRARY.impl(NAME, _below_autograd, "Autograd", with_keyset=True)
-
-
-def _losses(*values) -> torch.Tensor:
-    if is_dynamo_compiling() or _observed():
-        return _inference.operator(*values)
-    if torch.is_grad_enabled() and _any_requires_grad(*values):
-        return _apply_alone(*values)
-    return _inference.function(*values)
+_CROSS_ENTROPY = differentiable("cross_entropy_loss", CrossEntropy())
 
 
 def cross_entropy(
@@ -106,7 +68,7 @@ def cross_entropy(
     Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument, before anything is written.
     """
     check_reduction(reduction)
-    loss = _losses(input, target, ignore_index, label_smoothing, z_loss)
+    loss = _CROSS_ENTROPY.run(input, target, ignore_index, label_smoothing, z_loss)
     if reduction == "none":
         return loss
     total = loss.sum()

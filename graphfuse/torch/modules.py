@@ -27,7 +27,7 @@ class _Norm:
     _last: the fast path of the last call without gradients, and what the module had then that the call depends on.
     """
 
-    _operator: ClassVar[Operator]
+    _operators: ClassVar[tuple[Operator, ...]]  # with one of its parameters, with two
     _affine: ClassVar[tuple[str, ...]]  # the names of its parameters
     _last: tuple
 
@@ -43,13 +43,15 @@ class _Norm:
         return {name: value for name, value in self.__dict__.items() if name != "_last"}
 
     def _scales(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Operator, tuple[torch.Tensor | None, ...]]:
-        """The operator for what the module has, and what of that it takes. tensors: looked at where something else
-        computes a parameter."""
-        raise NotImplementedError
-
-    def _kept(self, fast: Callable[..., object], scales: tuple[torch.Tensor | None, ...], eps: float) -> tuple:
-        """What is remembered as `_last`."""
-        raise NotImplementedError
+        """The operator for what the module has, and what of that it takes."""
+        own = self._parameters
+        weight, bias = own.get("weight", self), own.get("bias", self) if "bias" in self._affine else None
+        computed = weight is self or bias is self  # by something else
+        if computed or weight is None:  # which would tell the shape
+            self._check(tensors)
+        if computed:
+            weight, bias = self.weight, getattr(self, "bias", None)
+        return (self._operators[0], (weight,)) if bias is None else (self._operators[1], (weight, bias))
 
     def _run(self, tensors: tuple[torch.Tensor, ...]):
         """The operator over all dimensions of normalized_shape as one."""
@@ -72,14 +74,15 @@ class _Norm:
         made = self._run(tensors)
         known = (getattr(self, name) is self._parameters.get(name, self) for name in self._affine)
         if len(self.normalized_shape) == 1 and all(known):
-            operator, scales = self._scales(tensors)
-            fast = operator.inference.last() or _declines
-            self.__dict__["_last"] = self._kept(fast, scales, epsilon(self.eps, tensors[0]))
+            (operator, scales), eps = self._scales(tensors), epsilon(self.eps, tensors[0])
+            own = [getattr(self, name) for name in self._affine]
+            taken = eps if len(own) == 1 else (*scales, eps)
+            self.__dict__["_last"] = (operator.inference.last() or _declines, *own, self.eps, taken)
         return made
 
     def _check(self, tensors: tuple[torch.Tensor, ...]) -> None:
         shape = self.normalized_shape
-        for name, t in zip(self._operator.tensors, tensors, strict=False):  # a weight comes behind
+        for name, t in zip(self._operators[0].tensors, tensors, strict=False):  # a weight comes behind
             if not isinstance(t, torch.Tensor):
                 raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
             if t.is_nested:  # whose shape torch would not tell
@@ -92,7 +95,7 @@ class _Norm:
 class RMSNorm(_Norm, torch.nn.RMSNorm):
     """``torch.nn.RMSNorm`` by ``rms_norm``: normalized_shape, eps, elementwise_affine, device and dtype as there."""
 
-    _operator = RMS_NORM
+    _operators = (RMS_NORM,)
     _affine = ("weight",)
     # The weight and epsilon, and the epsilon as a number.
     _last: tuple[Callable[..., object], torch.Tensor | None, float | None, float] = (_declines, None, None, 0.0)
@@ -108,27 +111,17 @@ class RMSNorm(_Norm, torch.nn.RMSNorm):
                 return made
         return self._run_and_keep((x,))
 
-    def _scales(self, tensors):
-        weight = self._parameters.get("weight")
-        if weight is None:  # or something else computes it
-            self._check(tensors)
-            weight = self.weight
-        return self._operator, (weight,)
-
-    def _kept(self, fast, scales, eps):
-        return fast, self.weight, self.eps, eps
-
 
 class RMSNormSiLU(RMSNorm):
     """SiLU of RMSNorm, by ``rms_norm_silu``."""
 
-    _operator = RMS_NORM_SILU
+    _operators = (RMS_NORM_SILU,)
 
 
 class AddRMSNorm(RMSNorm):
     """RMSNorm of a residual sum, by ``add_rms_norm``."""
 
-    _operator = ADD_RMS_NORM
+    _operators = (ADD_RMS_NORM,)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual: (..., *normalized_shape). Returns (norm of the sum in x's type, sum in residual's type)."""
@@ -146,7 +139,7 @@ class LayerNorm(_Norm, torch.nn.LayerNorm):
     """``torch.nn.LayerNorm`` by ``layer_norm``: normalized_shape, eps, elementwise_affine, bias, device and dtype as
     there."""
 
-    _operator = LAYER_NORM
+    _operators = (LAYER_NORM, LAYER_NORM_BIAS)
     _affine = ("weight", "bias")
     # Weight, bias and epsilon, and what the fast path takes of them.
     _last: tuple[Callable[..., object], torch.Tensor | None, torch.Tensor | None, float | None, tuple] = (
@@ -168,15 +161,3 @@ class LayerNorm(_Norm, torch.nn.LayerNorm):
             if made is not DECLINED:
                 return made
         return self._run_and_keep((x,))
-
-    def _scales(self, tensors):
-        weight, bias = self._parameters.get("weight", self), self._parameters.get("bias", self)
-        computed = weight is self or bias is self  # by something else
-        if computed or weight is None:  # which would tell the shape
-            self._check(tensors)
-        if computed:
-            weight, bias = self.weight, self.bias
-        return (LAYER_NORM, (weight,)) if bias is None else (LAYER_NORM_BIAS, (weight, bias))
-
-    def _kept(self, fast, scales, eps):
-        return fast, self.weight, self.bias, self.eps, (*scales, eps)

@@ -10,33 +10,18 @@ has x at hand, and engines fuse what is around a reduction.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from graphfuse.enums import reduction_mode
-from graphfuse.functional.declaration import Columns, Part, Variant
+from graphfuse.functional.declaration import Part, Variant
 from graphfuse.functional.drawing import Drawing
-from graphfuse.functional.operator import pass_by_autograd
 from graphfuse.functional.tensor_parameter import TensorParameter, like, rows
 from graphfuse.tensor import Tensor
-from graphfuse.torch.norm import (
-    BIAS,
-    DTOTAL,
-    DY,
-    GATE,
-    NORMALIZED,
-    RESIDUAL,
-    STATISTICS,
-    TOTAL,
-    TYPES,
-    WEIGHT,
-    Norm,
-    X,
-    Y,
-    of_rows,
-)
+from graphfuse.torch.computation import DTOTAL, STATISTICS, TYPES, Y, normal_again, of_rows
+from graphfuse.torch.norm import Norm
 from graphfuse.torch.step import Step, defined
 
 Given = Mapping[str, object]
@@ -61,25 +46,19 @@ class NormByColumns:
 
     norm: Norm
 
-    @property
-    def forward(self) -> Columns:
-        return self._run_forward
-
-    @property
-    def backward(self) -> Columns:
-        return self._run_backward
-
-    def _run_forward(self, name: str, given: Given, part: Part) -> Made:
+    def forward(self, name: str, given: Given, part: Part) -> Made:
+        """As of ``Columns``."""
         norm = self.norm
-        made = _run(_step(f"{name}_measured", self.measured), given)
+        made = _run(_step(f"{name}_measured", self.measured, ()), given)
         join = _mean_and_inverse_std if norm.centred else _inverse_rms
         known = {**given, **made, **join(made, part, given["eps"]), "share": 1 / part.all}
         return known | _run(_step(f"{name}_finished", self.finished, ("eps", "share")), known)
 
-    def _run_backward(self, name: str, given: Given, part: Part) -> Made:
+    def backward(self, name: str, given: Given, part: Part) -> Made:
+        """As of ``Columns``."""
         known = dict.fromkeys(a.name for a in self._joined) | given | {"share": 1 / part.all}
         if given["needs_dx"] or given.get("needs_dresidual"):
-            for key, own in _run(_step(f"{name}_measured", self.measured_backward), given).items():
+            for key, own in _run(_step(f"{name}_measured", self.measured_backward, ()), given).items():
                 known[key] = part.sum(own)
                 known[f"{key}_elsewhere"] = known[key] - own
         others = (*(a.asked for a in self.norm.gradients), "share")
@@ -88,115 +67,84 @@ class NormByColumns:
     @functools.cached_property
     def measured(self) -> Variant:
         """The residual sum, and of the columns at hand what statistics are made of."""
-        residual = self.norm.residual
         made = (_OWN_MEAN, _APART) if self.norm.centred else (_SQUARES,)
-        return Variant((X, *(RESIDUAL,) * residual, *(TOTAL,) * residual, *made), self._measure)
+        summands = [a for a in self.norm.tensors if a.name in ("x", "residual")]
+        return Variant((*summands, *self.norm.results[1:], *made), self._measure)
 
     @functools.cached_property
     def finished(self) -> Variant:
-        norm = self.norm
-        read = (X, *(_SUMMED,) * norm.residual, *(GATE,) * norm.gate, WEIGHT, *(BIAS,) * norm.bias)
-        return Variant((*read, *(of_rows("mean"),) * norm.centred, _ELSEWHERE, Y), self._finish)
+        x, *others = (a for a in self.norm.tensors if a.name != "residual")
+        read = (x, *(_SUMMED,) * self.norm.residual, *others)
+        return Variant((*read, *(of_rows("mean"),) * self.norm.centred, _ELSEWHERE, Y), self._finish)
 
     @functools.cached_property
     def measured_backward(self) -> Variant:
         made = (_ALONG, *(_LEVEL,) * self.norm.centred)
-        return Variant((*self._read_backward, *made), self._measure_backward)
+        return Variant((*self.norm.read_backward, *made), self._measure_backward)
 
     @functools.cached_property
     def finished_backward(self) -> Variant:
-        read = (*self._read_backward, *(DTOTAL,) * self.norm.residual, *self._joined)
+        read = (*self.norm.read_backward, *(DTOTAL,) * self.norm.residual, *self._joined)
         return Variant((*read, *self.norm.gradients), self._finish_backward)
 
     @property
     def _joined(self) -> tuple[TensorParameter, ...]:
         return (*_joined("along"), *(_joined("level") if self.norm.centred else ()))
 
-    @property
-    def _read_backward(self) -> tuple[TensorParameter, ...]:
-        saved = (of_rows(a.name) for a in self.norm.statistics)
-        return (DY, NORMALIZED, *(GATE,) * self.norm.gate, WEIGHT, *saved)
-
     def _measure(self, d: Drawing) -> None:
-        graph, x = d.graph, d["x"]
-        if self.norm.residual:
-            x = graph.add(x, d["residual"])
-            d.store("total", x)
-        squares, mean = self._squares(d, x)
+        squares, mean = self._squares(d, self.norm.summed(d))
         d.store(self.measured.arguments[-1].name, squares)
         if mean is not None:
-            d.store("own_mean", graph.identity(mean))  # an output that is read would be read as stored
+            d.store_read("own_mean", mean)
 
     def _squares(self, d: Drawing, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The sum of squares of the columns at hand, of a layer norm from their own mean, which comes with it."""
-        mean = _of_rows(d, x, reduction_mode.AVG) if self.norm.centred else None
-        apart = x if mean is None else d.graph.sub(x, mean)
-        return _of_rows(d, d.graph.mul(apart, apart), reduction_mode.ADD), mean
+        mean = d.by_rows(x, reduction_mode.AVG) if self.norm.centred else None
+        centred = x if mean is None else d.graph.sub(x, mean)
+        return d.by_rows(d.graph.mul(centred, centred)), mean
 
     def _finish(self, d: Drawing) -> None:
         graph, x = d.graph, d["total" if self.norm.residual else "x"]
         squares = graph.add(self._squares(d, x)[0], d["elsewhere"])
         inverse = graph.rsqrt(graph.add(graph.mul(squares, d.number("share")), d.number("eps")))
         normal = graph.mul(graph.sub(x, d["mean"]) if self.norm.centred else x, inverse)
-        if self.norm.rounded and "weight" in d:
-            normal = d.rounded(normal, "x")
-        y = self._weighted(d, normal)
-        if "bias" in d:
-            y = graph.add(y, d["bias"])
-        if self.norm.silu:
-            y = graph.swish(y)
-        d.store("y", graph.mul(y, d["gate"]) if self.norm.gate else y)
+        scale, rounded = d.weight(zero_centred=self.norm.zero_centred), "x" if self.norm.rounded else None
+        self.norm.finish(d, d.scaled(normal, scale, d.get("bias"), rounded))
 
     def _measure_backward(self, d: Drawing) -> None:
-        graph, normal = d.graph, self._normal(d, d["x"])
+        graph, normal = d.graph, normal_again(d, d["x"])
         grad = self._weighted(d, self._before_activation(d, normal))
-        d.store("along", _of_rows(d, graph.mul(grad, normal), reduction_mode.ADD))
+        d.store("along", d.by_rows(graph.mul(grad, normal)))
         if self.norm.centred:
-            d.store("level", _of_rows(d, grad, reduction_mode.ADD))
+            d.store("level", d.by_rows(grad))
 
     def _finish_backward(self, d: Drawing) -> None:
-        graph, normal = d.graph, self._normal(d, d["x"])
+        graph, normal = d.graph, normal_again(d, d["x"])
         if "dgate" in d:
             d.store("dgate", graph.mul(d["dy"], graph.swish(self._weighted(d, normal))))
         grad = self._before_activation(d, normal)
-        for name, values in (("dweight", lambda: graph.mul(grad, normal)), ("dbias", lambda: graph.identity(grad))):
-            if name in d:
-                shape = d.layouts[name].shape
-                total = graph.reduction(values(), mode=reduction_mode.ADD)
-                d.store(name, total.set_dim((1,) * (d.rank - len(shape)) + shape))
-        sums = [name for name in ("dx", "dresidual") if name in d]
-        if not sums:
+        if "dweight" in d:
+            d.store_sum("dweight", graph.mul(grad, normal))
+        if "dbias" in d:
+            d.store_sum("dbias", graph.identity(grad))
+        if not {"dx", "dresidual"} & d.layouts.keys():
             return
         scaled, again = self._weighted(d, grad), not {"dweight", "dbias"} & d.layouts.keys()
 
         def mean(name: str, own: Callable[[], Tensor]) -> Tensor:
-            whole = graph.add(_of_rows(d, own(), reduction_mode.ADD), d[f"{name}_elsewhere"]) if again else d[name]
+            whole = graph.add(d.by_rows(own()), d[f"{name}_elsewhere"]) if again else d[name]
             return graph.mul(whole, d.number("share"))
 
         dx = graph.sub(scaled, graph.mul(normal, mean("along", lambda: graph.mul(scaled, normal))))
         if self.norm.centred:
             dx = graph.sub(dx, mean("level", lambda: graph.identity(scaled)))
-        dx = graph.mul(dx, d["inverse_std" if self.norm.centred else "inverse_rms"])
-        if "dtotal" in d:
-            dx = graph.add(dx, d["dtotal"])
-        for name in sums:  # an output that is read would be read as stored
-            d.store(name, dx if len(sums) == 1 else graph.identity(dx))
-
-    def _normal(self, d: Drawing, x: Tensor) -> Tensor:
-        """x normalized by statistics that are known."""
-        if self.norm.centred:
-            return d.graph.mul(d.graph.sub(x, d["mean"]), d["inverse_std"])
-        return d.graph.mul(x, d["inverse_rms"])
+        self.norm.store_gradients(d, graph.mul(dx, d["inverse_std" if self.norm.centred else "inverse_rms"]))
 
     def _weighted(self, d: Drawing, values: Tensor) -> Tensor:
-        if "weight" not in d:
-            return values
-        return d.graph.mul(values, d.graph.add(d["weight"], 1.0) if self.norm.zero_centred else d["weight"])
+        return d.weighted(values, self.norm.zero_centred)
 
     def _before_activation(self, d: Drawing, normal: Tensor) -> Tensor:
-        """dy, taken back through gate and SiLU."""
-        grad = d.graph.mul(d["dy"], d["gate"]) if self.norm.gate else d["dy"]
-        return d.graph.swish_backward(grad, self._weighted(d, normal)) if self.norm.silu else grad
+        return self.norm.before_activation(d, lambda: self._weighted(d, normal))
 
 
 def _inverse_rms(made: Made, part: Part, eps: float) -> Made:
@@ -212,16 +160,8 @@ def _mean_and_inverse_std(made: Made, part: Part, eps: float) -> Made:
     return {"mean": mean, "inverse_std": inverse_std, "elsewhere": apart - made["apart"]}
 
 
-def _of_rows(d: Drawing, values: Tensor, mode: reduction_mode) -> Tensor:
-    return d.graph.reduction(values, mode=mode).set_dim((*next(iter(d.layouts.values())).shape[:-1], 1))
-
-
-@functools.cache
-def _step(name: str, variant: Variant, others: Sequence[str] = ()) -> Step:
-    """Defined when it is first needed, which most programs never do."""
-    step = defined(name, variant, others)
-    pass_by_autograd(step.declaration, step.operator)
-    return step
+_step = functools.cache(defined)
+"""Defines a step when it is first needed, which most programs never do."""
 
 
 def _run(step: Step, given: Given) -> Made:

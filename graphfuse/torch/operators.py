@@ -1,6 +1,9 @@
 """The operators: names, argument order, documentation. The computation of each is data beside it."""
 
+from collections.abc import Iterator
+
 import torch
+from torch import Tensor
 
 from graphfuse.torch import adaptive, sandwich
 from graphfuse.torch.adaptive import AdaLayerNorm
@@ -13,13 +16,13 @@ from graphfuse.torch.normalize import Normalize
 from graphfuse.torch.softmax import Softmax
 from graphfuse.torch.unit_norm import unit_norm
 
-Norms = tuple[torch.Tensor, torch.Tensor]
+Norms = tuple[Tensor, Tensor]
 
 
 _EPS = {torch.float64: torch.finfo(torch.float64).eps}
 
 
-def epsilon(eps: float | None, x: torch.Tensor) -> float:
+def epsilon(eps: float | None, x: Tensor) -> float:
     """eps as a number. None is what torch takes for it: the epsilon of the type that is computed in."""
     return _EPS.get(getattr(x, "dtype", None), torch.finfo(torch.float32).eps) if eps is None else eps
 
@@ -44,31 +47,6 @@ LAYER_NORM = _norm("layer_norm", centred=True)
 LAYER_NORM_BIAS = _norm("layer_norm_bias", centred=True, bias=True)
 ADD_LAYER_NORM = _norm("add_layer_norm", residual=True, centred=True)
 ADD_LAYER_NORM_BIAS = _norm("add_layer_norm_bias", residual=True, centred=True, bias=True)
-# What models have that are fused, without a function of its own here.
-RMS_NORM_TIMES_SILU = differentiable("rms_norm_times_silu", GatedNorm())
-LLAMA_RMS_NORM_TIMES_SILU = differentiable("llama_rms_norm_times_silu", GatedNorm(rounded=True))
-GEMMA_RMS_NORM_TIMES_SILU = differentiable("gemma_rms_norm_times_silu", GatedNorm(zero_centred=True))
-RMS_NORM_TIMES_SIGMOID = differentiable("rms_norm_times_sigmoid", GatedNorm(sigmoid=True))
-LLAMA_RMS_NORM_TIMES_SIGMOID = differentiable("llama_rms_norm_times_sigmoid", GatedNorm(sigmoid=True, rounded=True))
-GEMMA_RMS_NORM_TIMES_SIGMOID = differentiable(
-    "gemma_rms_norm_times_sigmoid", GatedNorm(sigmoid=True, zero_centred=True)
-)
-RMS_NORM_OF_GATED = differentiable("rms_norm_of_gated", GatedNorm(gate_first=True))
-LLAMA_RMS_NORM_OF_GATED = differentiable("llama_rms_norm_of_gated", GatedNorm(gate_first=True, rounded=True))
-GEMMA_RMS_NORM_OF_GATED = differentiable("gemma_rms_norm_of_gated", GatedNorm(gate_first=True, zero_centred=True))
-
-
-def _sandwich(name: str, **kind: bool) -> ForwardOnly:
-    return forward_only(name, sandwich.sandwich(**kind), sandwich.NUMBERS)
-
-
-RMS_NORM_ADD_NORM = _sandwich("rms_norm_add_norm")
-LLAMA_RMS_NORM_ADD_NORM = _sandwich("llama_rms_norm_add_norm", rounded=True)
-GEMMA_RMS_NORM_ADD_NORM = _sandwich("gemma_rms_norm_add_norm", zero_centred=True)
-UNIT_NORM = unit_norm("unit_norm")
-UNIT_NORM_SILU = unit_norm("unit_norm_silu", silu=True)
-ROUNDED_UNIT_NORM = unit_norm("rounded_unit_norm", rounded=True)
-ROUNDED_UNIT_NORM_SILU = unit_norm("rounded_unit_norm_silu", rounded=True, silu=True)
 ADA_LAYER_NORM = differentiable("ada_layer_norm", AdaLayerNorm())
 ADD_ADA_LAYER_NORM = forward_only("add_ada_layer_norm", adaptive.added(), ("eps",))
 # The functions without gradients have the shorter names.
@@ -77,12 +55,25 @@ SOFTMAX = differentiable("differentiable_softmax", Softmax())
 LOG_SOFTMAX = differentiable("differentiable_log_softmax", Softmax(log=True))
 
 
-def rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    eps: float | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
+def _of_models() -> Iterator[tuple[str, Operator | ForwardOnly]]:
+    gates = {"times_silu": {}, "times_sigmoid": {"sigmoid": True}, "of_gated": {"gate_first": True}}
+    for prefix, kind in (("", {}), ("llama_", {"rounded": True}), ("gemma_", {"zero_centred": True})):
+        for suffix, gate in gates.items():
+            name = f"{prefix}rms_norm_{suffix}"
+            yield name, differentiable(name, GatedNorm(**kind, **gate))
+        name = f"{prefix}rms_norm_add_norm"
+        yield name, forward_only(name, sandwich.sandwich(**kind), sandwich.NUMBERS)
+    for prefix, rounded in (("", False), ("rounded_", True)):
+        for suffix, silu in (("", False), ("_silu", True)):
+            name = f"{prefix}unit_norm{suffix}"
+            yield name, unit_norm(name, rounded, silu)
+
+
+OF_MODELS = dict(_of_models())
+"""What models have that are fused, by name, without a function of its own here."""
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, bias: Tensor | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight (+ bias) over the last dimension, computed in float32, rounded once to x's
     type.
 
@@ -100,24 +91,18 @@ def rms_norm(
     return RMS_NORM_BIAS.run(x, weight, bias, epsilon(eps, x))
 
 
-def rms_norm_silu(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
+def rms_norm_silu(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """SiLU of ``rms_norm``, rounded once. Backward makes the norm again from what ``rms_norm`` keeps."""
     return RMS_NORM_SILU.run(x, weight, epsilon(eps, x))
 
 
-def rms_norm_silu_gate(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
-) -> torch.Tensor:
+def rms_norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """``rms_norm_silu`` times gate, rounded once. gate: of x's shape, any of x's types. Backward needs gate, too."""
     return RMS_NORM_SILU_GATE.run(x, gate, weight, epsilon(eps, x))
 
 
 def add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    eps: float | None = None,
-    bias: torch.Tensor | None = None,
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None, bias: Tensor | None = None
 ) -> Norms:
     """(``rms_norm`` of total in x's type, total = x + residual in residual's type).
 
@@ -130,34 +115,28 @@ def add_rms_norm(
     return ADD_RMS_NORM_BIAS.run(x, residual, weight, bias, epsilon(eps, x))
 
 
-def gemma_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+def gemma_rms_norm(x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
     """``rms_norm`` times weight + 1 instead of weight; the sum is not rounded."""
     return GEMMA_RMS_NORM.run(x, weight, epsilon(eps, x))
 
 
-def gemma_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float | None = None
-) -> Norms:
+def gemma_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float | None = None) -> Norms:
     """``add_rms_norm`` times weight + 1 instead of weight; the sum is not rounded."""
     return GEMMA_ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
 
 
-def llama_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+def llama_rms_norm(x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
     """``rms_norm`` that is rounded to x's type before it is multiplied by weight, and again after: what the classes of
     Llama and most models of transformers compute. Gradients are those of ``rms_norm``."""
     return LLAMA_RMS_NORM.run(x, weight, epsilon(eps, x))
 
 
-def llama_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float | None = None
-) -> Norms:
+def llama_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float | None = None) -> Norms:
     """``add_rms_norm`` that is rounded before it is multiplied by weight, as ``llama_rms_norm``."""
     return LLAMA_ADD_RMS_NORM.run(x, residual, weight, epsilon(eps, x))
 
 
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
-) -> torch.Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """(x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias over the last dimension, computed in float32, rounded
     once to x's type: ``torch.nn.functional.layer_norm``.
 
@@ -170,11 +149,7 @@ def layer_norm(
 
 
 def add_layer_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Norms:
     """(``layer_norm`` of total in x's type, total = x + residual in residual's type), as ``add_rms_norm``."""
     if bias is None:
@@ -182,7 +157,7 @@ def add_layer_norm(
     return ADD_LAYER_NORM_BIAS.run(x, residual, weight, bias, eps)
 
 
-def ada_layer_norm(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+def ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float = 1e-6) -> Tensor:
     """``layer_norm`` without a weight, times scale + 1, plus shift: adaptive layer norm (Peebles and Xie 2023).
 
     x: (samples, ..., hidden), as of ``rms_norm``. scale: (samples, 1, ..., hidden), one row of values for each sample;
@@ -193,14 +168,14 @@ def ada_layer_norm(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, ep
     return ADA_LAYER_NORM.run(x, scale, shift, eps)
 
 
-def normalize(x: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
+def normalize(x: Tensor, eps: float = 1e-12) -> Tensor:
     """x / max(sqrt(sum(x^2)), eps) over the last dimension, computed in float32, rounded once to x's type:
     ``torch.nn.functional.normalize``. x: as of ``rms_norm``. Backward needs x and two numbers a row. Of a row shorter
     than eps, what it is divided by is a constant. Errors as of ``rms_norm``."""
     return NORMALIZE.run(x, eps)
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: Tensor) -> Tensor:
     """e^x over its sum along the last dimension, computed in float32, rounded once to x's type.
 
     x: as of ``rms_norm``. The largest element of each row is subtracted first. -infinity becomes 0; a row of nothing
@@ -210,6 +185,6 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return SOFTMAX.run(x)
 
 
-def log_softmax(x: torch.Tensor) -> torch.Tensor:
+def log_softmax(x: Tensor) -> Tensor:
     """The logarithm of ``softmax``, exact where that is next to 0. -infinity remains; otherwise as there."""
     return LOG_SOFTMAX.run(x)

@@ -21,10 +21,11 @@ from graphfuse.device import EMULATOR
 from graphfuse.errors import VariantPackError
 from graphfuse.explain import fallback
 from graphfuse.functional.explained import explain
+from graphfuse.row_counts import row_class
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.fastcall import row_class
 from graphfuse.runtime.kept import make_room
-from graphfuse.torch.norm import TYPES
+from graphfuse.torch.computation import TYPES
+from graphfuse.torch.formula import Operator
 from graphfuse.torch.operators import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon
 
 DEVICES = {"cuda": "CUDA", "cpu": "CPU"}
@@ -191,38 +192,43 @@ def _backward_of_formula(grad, x, shape, rstd, weight, mask) -> Tensors:
 
 
 def _rms_norm(x, shape, weight, eps) -> Tensors:
-    flat, scale = _flat(shape, x, weight=weight)
-    y, rstd = _made(RMS_NORM.training, flat, scale, epsilon(eps, x))
-    return y.view(x.shape), _of_rows(rstd, x, shape)
+    return _forward(RMS_NORM, x, shape, epsilon(eps, x), weight=weight)
 
 
 def _rms_norm_backward(grad, x, shape, rstd, weight, mask) -> Tensors:
-    rows, flat_x, scale = _flat(shape, grad, x, weight=weight)
-    asked = mask[0], mask[1] and weight is not None
-    made = _made(RMS_NORM.gradients, rows, flat_x, scale, _statistics(rstd, rows), *asked)
-    return _shaped(made, x, weight)
+    return _backward(RMS_NORM, grad, x, shape, (rstd,), mask, weight)
 
 
 def _layer_norm(x, shape, weight, bias, eps) -> Tensors:
-    flat, scale, shift = _flat(shape, x, weight=weight, bias=bias)
     if bias is None:
-        y, *found = _made(LAYER_NORM.training, flat, scale, eps)
+        y, *found = _forward(LAYER_NORM, x, shape, eps, weight=weight)
     else:
-        y, *found = _made(LAYER_NORM_BIAS.training, flat, scale, shift, eps)
+        y, *found = _forward(LAYER_NORM_BIAS, x, shape, eps, weight=weight, bias=bias)
     # On the CPU torch has statistics in the type of x.
-    kind = x.dtype if x.device.type == "cpu" else found[0].dtype
-    return y.view(x.shape), *(_of_rows(t, x, shape).to(kind) for t in found)
+    return y, *(t.to(x.dtype) if x.device.type == "cpu" else t for t in found)
 
 
 def _layer_norm_backward(grad, x, shape, mean, rstd, weight, bias, mask) -> Tensors:
-    rows, flat_x, scale = _flat(shape, grad, x, weight=weight)
-    saved = (_statistics(t, rows) for t in (mean, rstd))
-    asked = mask[0], mask[1] and weight is not None
     if bias is None:
-        dx, dweight = _shaped(_made(LAYER_NORM.gradients, rows, flat_x, scale, *saved, *asked), x, weight)
-        return dx, dweight, None
-    made = _made(LAYER_NORM_BIAS.gradients, rows, flat_x, scale, *saved, *asked, mask[2])
-    return _shaped(made, x, weight, bias)
+        return *_backward(LAYER_NORM, grad, x, shape, (mean, rstd), mask[:2], weight), None
+    return _backward(LAYER_NORM_BIAS, grad, x, shape, (mean, rstd), mask, weight, bias)
+
+
+def _forward(operator: Operator, x, shape, eps, **scales) -> Tensors:
+    y, *statistics = _made(operator.training, *_flat(shape, x, **scales), eps)
+    return y.view(x.shape), *(t.view(*x.shape[: x.dim() - len(shape)], *(1 for _ in shape)) for t in statistics)
+
+
+def _backward(operator: Operator, grad, x, shape, statistics, mask, weight, *bias) -> Tensors:
+    """The gradients of x, weight and bias, in their shapes and types."""
+    rows, flat_x, scale = _flat(shape, grad, x, weight=weight)
+    # One number a row, in the type that graphfuse keeps them in.
+    kept = (t.to(torch.promote_types(t.dtype, torch.float32)).reshape(*rows.shape[:-1], 1) for t in statistics)
+    asked = mask[0], mask[1] and weight is not None, *mask[2:]
+    made = _made(operator.gradients, rows, flat_x, scale, *kept, *asked)
+    return tuple(
+        None if t is None else t.view(a.shape).to(a.dtype) for t, a in zip(made, (x, weight, *bias), strict=True)
+    )
 
 
 _OPERATORS: dict[str, Callable[..., Tensors]] = {
@@ -262,20 +268,6 @@ def _made(function: Callable[..., object], *values: object) -> Tensors:
         raise _Declined(why)
     made = function(*values)
     return made if isinstance(made, tuple) else (made,)
-
-
-def _statistics(t: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """One number a row, in the type that graphfuse keeps them in."""
-    return t.to(torch.promote_types(t.dtype, torch.float32)).reshape(*rows.shape[:-1], 1)
-
-
-def _of_rows(t: torch.Tensor, x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return t.view(*x.shape[: x.dim() - len(shape)], *(1 for _ in shape))
-
-
-def _shaped(made: Tensors, *like: torch.Tensor | None) -> Tensors:
-    """Gradients in the shapes and types of what they are of."""
-    return tuple(None if t is None else t.view(a.shape).to(a.dtype) for t, a in zip(made, like, strict=True))
 
 
 def _looks(t: torch.Tensor) -> tuple:

@@ -5,71 +5,32 @@ instead, and ``..._backward`` once for queries and once for keys. All that is gi
 Backward rotates back, then it is the backward of RMSNorm.
 """
 
-from collections.abc import Callable, Sequence
-
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from graphfuse.enums import norm_forward_phase, reduction_mode
 from graphfuse.errors import VariantPackTypeError
 from graphfuse.functional import sharding
-from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
-from graphfuse.functional.norms import rms
-from graphfuse.functional.operator import LIBRARY, pass_by_autograd
-from graphfuse.functional.rope import angle_parameters, angles, both, heads_of, of_keys, turned
-from graphfuse.functional.tensor_parameter import TensorParameter, columns_or_heads, like, rows, type_of
-from graphfuse.runtime import torch_private
-from graphfuse.tensor import Tensor
-from graphfuse.torch.norm import DWEIGHT, DX, DY, NORMALIZED, STATISTICS, TYPES, WEIGHT, of_rows, type_computed_in
-from graphfuse.torch.step import defined, made_once, refuse_tangents, refuse_transforms
+from graphfuse.functional.rope import angle_parameters, angles, draw, either_way, heads_and_angles
+from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
+from graphfuse.torch.computation import DWEIGHT, DX, DY, NORMALIZED, TYPES, WEIGHT, of_rows
+from graphfuse.torch.step import defined, entered, made_once
 
 NAME = "differentiable_qk_norm_rope"
 
-_observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
-
-
-def _inverse_rms(x: str) -> TensorParameter:
-    return TensorParameter(f"{x}_inverse_rms", STATISTICS, rows(x), written=True, new=type_computed_in)
-
-
-_GIVEN = (
-    TensorParameter("q", TYPES),
-    TensorParameter("k", TYPES, of_keys, free=True),
-    TensorParameter("q_weight", TYPES, columns_or_heads("q"), optional=True),
-    TensorParameter("k_weight", TYPES, columns_or_heads("k"), optional=True),
-    *angle_parameters("q", TYPES),
-)
+_GIVEN = heads_and_angles(TYPES)
 _MADE = tuple(TensorParameter(f"{x}_out", TYPES, like(x), written=True, new=type_of(x)) for x in "qk")
-
-
-def _infer(d: Drawing, is_neox: bool) -> None:
-    _store(d, turned(d, rms(d, both(d), None, None), is_neox), "out")
-
-
-def _train(d: Drawing, is_neox: bool) -> None:
-    phase = norm_forward_phase.TRAINING
-    y, inverse_rms = d.graph.rmsnorm(both(d), None, d.number("eps"), norm_forward_phase=phase)
-    _store(d, turned(d, y, is_neox), "out")
-    _store(d, inverse_rms, "inverse_rms")
-
-
-def _store(d: Drawing, t: Tensor, name: str) -> None:
-    for x in "qk":
-        d.store(f"{x}_{name}", heads_of(d, t, x))
+_STATISTICS = tuple(of_rows(f"{x}_inverse_rms", written=True, of=x) for x in "qk")
 
 
 def _differentiate(d: Drawing, is_neox: bool) -> None:
     """Of queries alone, or of keys."""
     graph = d.graph
     grad = graph.rotate_pairs(d["dy"], *angles(d), interleaved=not is_neox, inverse=True)
-    weight = d["weight"] if "weight" in d else None
-    if weight is not None and len(d.layouts["weight"].shape) > 1:
+    weight = d.get("weight")
+    if d.is_of_heads():
         # The kernel of the backward adds up columns of all rows, for a weight that is the same for all.
         if "dweight" in d:
-            normal, shape = graph.mul(d["x"], d["inverse_rms"]), d.layouts["weight"].shape
-            total = graph.reduction(graph.mul(grad, normal), mode=reduction_mode.ADD)
-            d.store("dweight", total.set_dim((1,) * (d.rank - len(shape)) + shape))
+            d.store_sum("dweight", graph.mul(grad, graph.mul(d["x"], d["inverse_rms"])))
         if "dx" not in d:
             return
         grad, weight = graph.mul(grad, weight), None
@@ -80,21 +41,12 @@ def _differentiate(d: Drawing, is_neox: bool) -> None:
         d.store("dweight", dweight)
 
 
-def _variants(
-    arguments: Sequence[TensorParameter], draw: Callable[[Drawing, bool], None]
-) -> dict[tuple[bool], Variant]:
-    return {(neox,): Variant(tuple(arguments), lambda d, neox=neox: draw(d, neox)) for neox in (True, False)}
-
-
 _NUMBERS, _BY = ("eps", "is_neox"), ("is_neox",)
 _READ = (DY, NORMALIZED, WEIGHT, *angle_parameters("dy", TYPES), of_rows("inverse_rms"))
-_STATISTICS = tuple(map(_inverse_rms, "qk"))
-_inference = defined(NAME, _variants((*_GIVEN, *_MADE), _infer), _NUMBERS, _BY)
-_training = defined(f"{NAME}_training", _variants((*_GIVEN, *_MADE, *_STATISTICS), _train), _NUMBERS, _BY)
+_inference = defined(NAME, either_way((*_GIVEN, *_MADE), draw), _NUMBERS, _BY, seen=True)
+_training = defined(f"{NAME}_training", either_way((*_GIVEN, *_MADE, *_STATISTICS), draw), _NUMBERS, _BY)
 _asked = ("is_neox", DX.asked, DWEIGHT.asked)
-_gradients = defined(f"{NAME}_backward", _variants((*_READ, DX, DWEIGHT), _differentiate), _asked, _BY)
-for _step in (_training, _gradients):
-    pass_by_autograd(_step.declaration, _step.operator)
+_gradients = defined(f"{NAME}_backward", either_way((*_READ, DX, DWEIGHT), _differentiate), _asked, _BY)
 _once = made_once(NAME, _gradients)
 
 
@@ -133,24 +85,8 @@ class QKNormRopeFunction(torch.autograd.Function):
         return dq, dk, dq_weight, dk_weight, None, None, None, None
 
 
-_apply_alone = torch_private.single_level_apply(QKNormRopeFunction)
-
-
-def _differentiable(values: Sequence[object]) -> bool:
-    """Whether a gradient is asked for that there is: of queries, keys or weights."""
-    return torch.is_grad_enabled() and _any_requires_grad(*values[:4])
-
-
-def _below_autograd(keyset, *values):
-    sharding.prepare()
-    refuse_tangents(NAME, values)
-    if _differentiable(values):
-        refuse_transforms(NAME)
-        return QKNormRopeFunction.apply(*values)
-    return torch_private.below_autograd(_inference.operator, keyset, *values)
-
-
-LIBRARY.impl(NAME, _below_autograd, "Autograd", with_keyset=True)
+# Of queries, keys and weights there are gradients.
+_run = entered(NAME, _inference, QKNormRopeFunction, QKNormRopeFunction, of=4)
 
 
 def qk_norm_rope(
@@ -175,10 +111,7 @@ def qk_norm_rope(
     None. A position that the cache does not have makes the gradients of the token's heads and of the weights NaN, as it
     makes the results. Gradients cannot be differentiated again. Errors as of ``rms_norm``.
     """
-    values = (q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox)
-    if is_dynamo_compiling() or _observed():
-        return _inference.operator(*values)
-    return _apply_alone(*values) if _differentiable(values) else _inference.function(*values)
+    return _run(q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox)
 
 
 class QKNormRope(torch.nn.Module):

@@ -1,11 +1,9 @@
 """A norm on each side of a residual sum, in one kernel, rounded wherever the three steps round."""
 
-from graphfuse.enums import norm_forward_phase
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.tensor_parameter import TensorParameter, columns
-from graphfuse.tensor import Tensor
-from graphfuse.torch.norm import RESIDUAL, TOTAL, TYPES, X, Y
+from graphfuse.torch.computation import RESIDUAL, TOTAL, TYPES, X, Y
 
 WEIGHT, NEXT_WEIGHT = (TensorParameter(n, TYPES, columns("x"), optional=True) for n in ("weight", "next_weight"))
 NUMBERS = ("eps", "next_eps")
@@ -18,18 +16,11 @@ def sandwich(zero_centred: bool = False, rounded: bool = False) -> Variant:
     ``graphfuse.functional.sandwich_rmsnorm``. zero_centred, rounded: as of ``Norm``, for both norms.
     """
 
-    def norm(d: Drawing, x: Tensor, weight: str, eps: str) -> Tensor:
-        scale = d[weight] if weight in d else None
-        if scale is not None and zero_centred:
-            scale = d.graph.add(scale, 1.0)
-        apart = rounded and scale is not None
-        given = None if apart else scale
-        y, _ = d.graph.rmsnorm(x, given, d.number(eps), norm_forward_phase=norm_forward_phase.INFERENCE)
-        return d.graph.mul(d.rounded(y, "x"), scale) if apart else y
+    kind = {"zero_centred": zero_centred, "rounded": "x" if rounded else None}
 
     def draw(d: Drawing) -> None:
-        total = d.graph.add(d.rounded(norm(d, d["x"], "weight", "eps"), "x"), d["residual"])
+        total = d.graph.add(d.rounded(d.norm(d["x"], **kind), "x"), d["residual"])
         d.store("total", total)
-        d.store("y", norm(d, total, "next_weight", "next_eps"))
+        d.store("y", d.norm(total, "next_weight", eps="next_eps", **kind))
 
     return Variant((X, RESIDUAL, WEIGHT, NEXT_WEIGHT, Y, TOTAL), draw)

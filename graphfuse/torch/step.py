@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from graphfuse.errors import GraphNotSupportedError
+from graphfuse.functional import sharding
 from graphfuse.functional.declaration import Columns, Function, Variant
 from graphfuse.functional.function import define
+from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.runtime import torch_private
+from graphfuse.runtime.fastcall import text, when, written
 
-_observed = torch_private.observed()
+_observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,11 @@ def defined(
     others: Sequence[str],
     chosen_by: tuple[str, ...] = (),
     columns: Columns | None = None,
+    seen: bool = False,
 ) -> Step:
     """Defines ``graphfuse::NAME`` of the arguments that a variant reads and `others`, which returns what it writes.
     variants: one, or by the values of those of `others` that `chosen_by` names. columns: how it runs where these are
-    split over ranks."""
+    split over ranks. seen: whether autograd has a formula for it, or else takes no notice of it."""
     variants = {(): variants} if isinstance(variants, Variant) else variants
     variant = next(iter(variants.values()))
     read = [a for a in variant.arguments if not a.written]
@@ -49,8 +54,10 @@ def defined(
         results=tuple(a.name for a in variant.arguments if a.written),
         columns=columns,
     )
-    call = define(function)
-    return Step(function, call, getattr(torch.ops.graphfuse, name).default)
+    made = Step(function, define(function), getattr(torch.ops.graphfuse, name).default)
+    if not seen:
+        pass_by_autograd(function, made.operator)
+    return made
 
 
 def made_once(name: str, gradients: Step) -> Callable[..., object]:
@@ -69,6 +76,61 @@ def made_once(name: str, gradients: Step) -> Callable[..., object]:
             )
 
     return Once.apply
+
+
+def called(operator: Callable[..., object], function: Callable[..., object]) -> Callable[..., object]:
+    """A function without gradients as users call it: its operator where somebody wants to see what is called."""
+
+    def call(*values):
+        return operator(*values) if is_dynamo_compiling() or _observed() else function(*values)
+
+    return call
+
+
+def entered(
+    name: str,
+    inference: Step,
+    formula: type[torch.autograd.Function],
+    alone: type[torch.autograd.Function],
+    of: int | None = None,
+) -> Callable[..., object]:
+    """What users call, ``graphfuse::NAME``: the inference graph; with gradients, the formula, which autograd sees.
+    alone: the formula for calls that nobody else wants to see. of: how many of the arguments, the first ones, have
+    gradients; None for all.
+
+    Torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
+    listens there.
+    """
+    apply = formula.apply
+
+    def below_autograd(keyset, *values):
+        sharding.prepare()
+        refuse_tangents(name, values)
+        if torch.is_grad_enabled() and _any_requires_grad(*values[:of]):
+            refuse_transforms(name)
+            return apply(*values)
+        return torch_private.below_autograd(inference.operator, keyset, *values)
+
+    LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
+    parameters = inference.declaration.parameters
+    given, watched = ", ".join(parameters), ", ".join(parameters[:of])
+    made = text(
+        "call",
+        parameters,
+        when(["compiling()", "observed()"], f"return operator({given})"),
+        when([f"grad_enabled() and requires_grad({watched})"], f"return apply({given})"),
+        f"return function({given})",
+    )
+    names = {
+        "compiling": is_dynamo_compiling,
+        "observed": _observed,
+        "operator": inference.operator,
+        "grad_enabled": torch.is_grad_enabled,
+        "requires_grad": _any_requires_grad,
+        "apply": torch_private.single_level_apply(alone),
+        "function": inference.function,
+    }
+    return written(f"call of {name}", "call", made, names)
 
 
 def refuse_transforms(name: str) -> None:

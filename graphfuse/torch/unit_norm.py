@@ -1,7 +1,6 @@
 """Rows of length 1, scaled: RMSNorm as the VAE of WAN writes it, with ``torch.nn.functional.normalize``."""
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from graphfuse.enums import reduction_mode
 from graphfuse.functional.declaration import Function, Variant
@@ -9,15 +8,13 @@ from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import define
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.functional.tensor_parameter import TensorParameter, columns, like
-from graphfuse.runtime import torch_private
+from graphfuse.torch.computation import TYPES, X
 from graphfuse.torch.forward_only import ForwardOnly
-from graphfuse.torch.norm import TYPES, X
+from graphfuse.torch.step import called
 
 WEIGHT, BIAS = (TensorParameter(name, TYPES, columns("x"), optional=True) for name in ("weight", "bias"))
 Y = TensorParameter("y", TYPES, like("x"), written=True)
 NUMBERS = ("eps", "factor", "dim")
-
-_observed = torch_private.observed()
 
 
 def graph_of(rounded: bool = False, silu: bool = False) -> Variant:
@@ -28,9 +25,8 @@ def graph_of(rounded: bool = False, silu: bool = False) -> Variant:
 
     def draw(d: Drawing) -> None:
         graph, x = d.graph, d["x"]
-        length = graph.reduction(x, mode=reduction_mode.NORM2).set_dim((*d.layouts["x"].shape[:-1], 1))
-        if rounded:
-            length = d.rounded(length, "x")
+        length = d.by_rows(x, reduction_mode.NORM2)
+        length = d.rounded(length, "x") if rounded else length
         y = d.rounded(graph.div(x, graph.max(length, d.number("eps"))), "x")
         y = graph.mul(y, d.number("factor"))
         for name, step in (("weight", graph.mul), ("bias", graph.add)):
@@ -70,9 +66,4 @@ def unit_norm(name: str, rounded: bool = False, silu: bool = False) -> ForwardOn
     LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
     LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"graphfuse::{name}", lambda x, *others: torch.empty_like(x), lib=LIBRARY)
-    operator = getattr(torch.ops.graphfuse, name).default
-
-    def run(*values: torch.Tensor | float | None) -> torch.Tensor:
-        return operator(*values) if is_dynamo_compiling() or _observed() else compute(*values)
-
-    return ForwardOnly(("x", "weight", "bias"), run)
+    return ForwardOnly(("x", "weight", "bias"), called(getattr(torch.ops.graphfuse, name).default, compute))

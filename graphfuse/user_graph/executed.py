@@ -35,8 +35,8 @@ class Executed(Planned):
         With overrides as of ``execute``: what an execute with these shapes needs, and enough for fewer rows of the same
         class of counts. The plan for them is built where it was not yet, so that execute has nothing to build.
         """
-        planner = self._need(self._planner, "build_plans")
-        return self._workspace_size(planner.selected(), handle, override_uids, override_shapes, override_strides)
+        index = self._need(self._planner, "build_plans").selected()
+        return self.get_workspace_size_plan_at_index(index, handle, override_uids, override_shapes, override_strides)
 
     def get_workspace_size_plan_at_index(
         self,
@@ -48,16 +48,13 @@ class Executed(Planned):
     ) -> int:
         """Bytes of workspace of one plan; of one that is not built, as far as they are known by then. With overrides,
         for which it has to be built, as of ``get_workspace_size``."""
-        self._plan(index)
-        return self._workspace_size(index, handle, override_uids, override_shapes, override_strides)
-
-    def _workspace_size(self, index: int, handle: Handle | None, uids: object, dims: object, strides: object) -> int:
+        planned = self._plan(index)
         planner = self._need(self._planner, "build_plans")
         if handle is not None:
             planner.stream_of(handle)  # of another device, or destroyed
-        if uids is None and dims is None and strides is None:
-            return planner.at(index).workspace_bytes
-        return self._overridden(index, uids, dims, strides).binder.workspace_bytes
+        if override_uids is None and override_shapes is None and override_strides is None:
+            return planned.workspace_bytes
+        return self._overridden(index, override_uids, override_shapes, override_strides).binder.workspace_bytes
 
     def execute(
         self,
@@ -128,9 +125,7 @@ class Executed(Planned):
     ) -> None:
         """Run one built plan without selecting it. Overrides, tensor_uids and tensor_dict: as of ``execute``."""
         planner = self._need(self._planner, "build_plans")
-        pack: Any = variant_pack
-        if tensor_dict is not None or tensor_uids is not None:
-            pack = variant_packs.pack("execute_plan_at_index", variant_pack, tensor_dict, tensor_uids)
+        pack = variant_packs.pack("execute_plan_at_index", variant_pack, tensor_dict, tensor_uids)
         check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
         found = self._executable(index, override_uids, override_shapes, override_strides)
         planner.run(found, pack, workspace, handle, programmatic_dependent_launch, self._check_keys)

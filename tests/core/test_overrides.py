@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from graphfuse import GraphStateError, VariantPackError, data_type, heur_mode, norm_forward_phase, reshaped
-from graphfuse.runtime.fastcall import row_class
+from graphfuse.row_counts import row_class
 from support import graphs, oracle
 from support.overridden import COLUMNS, FALLBACK, OPEN, PLANS, check, new, norm, to, values
 

@@ -13,7 +13,7 @@ from graphfuse import (
     reduction_mode,
     tensor_reordering,
 )
-from graphfuse.runtime.fastcall import row_class
+from graphfuse.row_counts import row_class
 from support import graphs, oracle
 from support.graphs import BF16, E4M3, FLOAT
 from support.overridden import COLUMNS, FALLBACK, OPEN, PLANS, check, new, norm, to, values

@@ -16,7 +16,7 @@ from graphfuse.emulator.kernel import Launcher
 from graphfuse.errors import KernelFaultError
 from graphfuse.functional import call as calls
 from graphfuse.functional import problem
-from graphfuse.runtime.fastcall import row_class
+from graphfuse.row_counts import row_class
 from graphfuse.tables import store
 from graphfuse.torch import RMSNorm
 from support.functional_calls import NAMES, Tensors, call, check

@@ -12,6 +12,7 @@ from graphfuse.runtime import device, launch, nvrtc
 from graphfuse.runtime.handle import current_stream
 from support import graphs
 from support.graphs import BF16, Norm
+from support.launching import prepared
 
 pytestmark = pytest.mark.gpu
 
@@ -89,11 +90,11 @@ class Producer:
             1024,
             (*map(Address, range(5)), *(Constant("int32", n) for n in words), Constant("int64", LATE_NS)),
         )
-        self._launcher = kernel("produce").launcher(how)
-        self._at = At(inputs["x"], target["x"], inputs["weight"], target["weight"], self.ended)
+        at = At(inputs["x"], target["x"], inputs["weight"], target["weight"], self.ended)
+        self._start = prepared(kernel("produce").launcher(how), how, at)
 
     def __call__(self):
-        self._launcher.start(self._at, 0, current_stream(device.get("cuda:0")))
+        self._start(current_stream(device.get("cuda:0")))
 
 
 def tell(kernel, entry: str, x: torch.Tensor, producer: Producer, dependent: bool) -> tuple[bool, int]:
@@ -101,10 +102,10 @@ def tell(kernel, entry: str, x: torch.Tensor, producer: Producer, dependent: boo
     began, seen = (torch.full((1,), -1, dtype=torch.int64, device="cuda") for _ in range(2))
     how = Launch(1, 1, (Address(0), Address(1), Address(2)))
     stream = current_stream(device.get("cuda:0"))
-    launcher = kernel(entry).launcher(how, dependent)
+    start = prepared(kernel(entry).launcher(how, dependent), how, At(x, began, seen))
     torch.cuda.synchronize()
     producer()
-    launcher.start(At(x, began, seen), 0, stream)
+    start(stream)
     torch.cuda.synchronize()
     return began.item() < producer.ended.item(), seen.item()
 

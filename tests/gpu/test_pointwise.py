@@ -6,7 +6,7 @@ import torch
 
 from graphfuse.engine import Address, Constant, Launch
 from graphfuse.runtime import device, launch, nvrtc
-from support import scalar_forms
+from support import launching, scalar_forms
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +27,7 @@ def form():
         torch.cuda.synchronize()
         arguments = (*map(Address, range(3)), Constant("int32", a.size))
         kernel = launch.load(cubin, f"form_{index}", chip)
-        kernel.run(Launch(grid=-(-a.size // 256), block=256, arguments=arguments), Buffers(), 0, 0)
+        launching.run(kernel, Launch(grid=-(-a.size // 256), block=256, arguments=arguments), Buffers())
         torch.cuda.synchronize()
         return tensors[2].cpu().numpy()
 

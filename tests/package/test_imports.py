@@ -31,7 +31,7 @@ LAYERS = (
     ("recorded", "lower", "op_methods", "cover"),
     ("engine", "freeze", "graph_json", "printing"),
     ("arguments",),
-    ("launch_limits", "leading", "match", "codegen", "overrides", "signature"),
+    ("launch_limits", "match", "codegen", "overrides", "row_counts", "signature"),
     ("patterns",),
     ("engines", "runtime", "emulator"),
     ("plugins", "tables", "record"),

@@ -27,8 +27,9 @@ from graphfuse.engine import (
     Scratch,
 )
 from graphfuse.ir import Tensor
+from graphfuse.row_counts import row_class
 from graphfuse.runtime import fastcall, torch_private
-from graphfuse.runtime.fastcall import DECLINED, Form, Given, New, Part, functions, row_class, writing
+from graphfuse.runtime.fastcall import DECLINED, Form, Given, New, Part, functions, writing
 
 # Classes of row counts
 

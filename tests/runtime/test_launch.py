@@ -10,6 +10,7 @@ from graphfuse.engine import Address, Constant, HostScalar, Launch, Scratch
 from graphfuse.errors import DeviceError
 from graphfuse.runtime import device, launch, nvrtc
 from graphfuse.runtime.handle import current_stream
+from support.launching import run, start
 
 pytestmark = pytest.mark.gpu
 
@@ -97,7 +98,7 @@ def test_every_kind_of_argument(kernel):
     )
     record = kernel("record")
     for scale in (1.5, -0.0, float("inf")):
-        record.run(how, At({5: out.data_ptr()}, {6: scale}), 4096, 0)
+        run(record, how, At({5: out.data_ptr()}, {6: scale}), 4096, 0)
         expected = [bits(scale), 4352, -7, -(1 << 40), bits(0.1), (1 << 63) + 1 - (1 << 64), 3, 64]
         assert out.tolist() == expected
 
@@ -109,14 +110,14 @@ def test_one_kernel_serves_many_launches(kernel):
     fill = kernel("fill")
     for grid in range(100):  # more than are remembered
         out = torch.zeros(128, 32, device="cuda:0")
-        fill.run(replace(FILL, grid=grid), At({0: out.data_ptr()}, {1: 2.0}), 0, 0)
+        run(fill, replace(FILL, grid=grid), At({0: out.data_ptr()}, {1: 2.0}), 0, 0)
         assert out.sum(1).count_nonzero().item() == grid
 
 
 def test_a_kernel_without_arguments_and_a_grid_of_zero(kernel):
-    kernel("nothing").run(Launch(1, 1, ()), At(), 0, 0)
+    run(kernel("nothing"), Launch(1, 1, ()), At(), 0, 0)
     # Nothing is launched, so not even the buffers are asked.
-    kernel("fill").run(replace(FILL, grid=0), None, 0, 0)
+    run(kernel("fill"), replace(FILL, grid=0), At({0: 0}, {1: 0.0}), 0, 0)
 
 
 def test_the_stream_is_used(kernel):
@@ -124,7 +125,7 @@ def test_the_stream_is_used(kernel):
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        fill.run(FILL, At({0: out.data_ptr()}, {1: 3.0}), 0, current_stream(fill.device))
+        run(fill, FILL, At({0: out.data_ptr()}, {1: 3.0}), 0, current_stream(fill.device))
     assert out.eq(0).all()  # recorded, not run
     graph.replay()
     assert out.eq(3).all()
@@ -136,7 +137,7 @@ def test_clusters(kernel):
     ranks = kernel("ranks")
     for cluster in (1, 2, 8, 16):
         out = torch.full((32, 2), -1, dtype=torch.int32, device="cuda:0")
-        ranks.run(Launch(32, 64, (Address(0),), cluster=cluster), At({0: out.data_ptr()}), 0, 0)
+        run(ranks, Launch(32, 64, (Address(0),), cluster=cluster), At({0: out.data_ptr()}), 0, 0)
         assert out.tolist() == [[i % cluster, cluster] for i in range(32)]
 
 
@@ -145,10 +146,10 @@ def test_more_shared_memory_than_every_block_gets(kernel):
     for nbytes in (limit, 1024, 64 << 10, limit):
         out = torch.zeros(2, dtype=torch.int32, device="cuda:0")
         how = Launch(2, 32, (Address(0), Constant("int32", nbytes // 4 - 1)), shared_bytes=nbytes)
-        shared.run(how, At({0: out.data_ptr()}), 0, 0)
+        run(shared, how, At({0: out.data_ptr()}), 0, 0)
         assert out.tolist() == [7, 7]
     with pytest.raises(DeviceError, match=f"kernel 'shared' on cuda:0 .*{limit + 4} bytes of shared memory"):
-        shared.run(replace(how, shared_bytes=limit + 4), At({0: out.data_ptr()}), 0, 0)
+        run(shared, replace(how, shared_bytes=limit + 4), At({0: out.data_ptr()}), 0, 0)
 
 
 def test_attributes(kernel):
@@ -168,7 +169,7 @@ def test_threads_on_their_own_streams(kernel):
             stream = torch.cuda.Stream()
             for i in range(50):
                 at = At({0: outs[n, i].data_ptr()}, {1: float(100 * n + i)})
-                fill.run(FILL, at, 0, stream.cuda_stream)
+                run(fill, FILL, at, 0, stream.cuda_stream)
             stream.synchronize()
         except Exception as error:
             failures.append(error)
@@ -191,7 +192,7 @@ def test_a_thread_that_never_touched_cuda(kernel):
 
     def work():
         seen.append(int(driver.cuCtxGetCurrent()[1]))
-        fill.run(FILL, At({0: out.data_ptr()}, {1: 4.0}), 0, 0)
+        run(fill, FILL, At({0: out.data_ptr()}, {1: 4.0}), 0, 0)
         seen.append(int(driver.cuCtxGetCurrent()[1]))
 
     thread = threading.Thread(target=work)
@@ -215,7 +216,7 @@ def test_another_context_of_the_same_device_is_current(kernel):
         context = other_context(driver)
         try:
             seen.append(int(driver.cuCtxGetCurrent()[1]) == int(context))
-            launcher.start(At({0: out.data_ptr()}, {1: 6.0}), 0, 0)
+            start(launcher, FILL, At({0: out.data_ptr()}, {1: 6.0}), 0, 0)
             seen.append(int(driver.cuCtxGetCurrent()[1]) == int(context))
         except Exception as error:
             failures.append(error)
@@ -247,7 +248,7 @@ def test_a_launcher_starts_again_and_again_on_any_thread(kernel):
     for _ in range(3):
         outs.zero_()
         torch.cuda.synchronize()
-        threads = [threading.Thread(target=launcher.start, args=(at, 0, 0)) for at in buffers]
+        threads = [threading.Thread(target=start, args=(launcher, FILL, at)) for at in buffers]
         for t in threads:
             t.start()
         for t in threads:
@@ -263,14 +264,14 @@ def test_torchs_current_device_stays(kernel):
     out = torch.zeros(128, device="cuda:1")
     torch.cuda.synchronize(1)
     with torch.cuda.device(0):
-        fill.run(FILL, At({0: out.data_ptr()}, {1: 5.0}), 0, 0)
+        run(fill, FILL, At({0: out.data_ptr()}, {1: 5.0}), 0, 0)
         assert torch.cuda.current_device() == 0 and device.get().ordinal == 0
     assert out.eq(5).all()
 
 
 def test_a_launch_the_driver_refuses_names_the_kernel(kernel):
     with pytest.raises(DeviceError, match="kernel 'fill' on cuda:0 with grid 4, block 2048.*CUDA_ERROR_INVALID"):
-        kernel("fill").run(replace(FILL, block=2048), At({0: 0}, {1: 0.0}), 0, 0)
+        run(kernel("fill"), replace(FILL, block=2048), At({0: 0}, {1: 0.0}), 0, 0)
 
 
 def test_loading_what_is_not_there(cubin):

@@ -11,7 +11,7 @@ from graphfuse.emulator import kernel
 from graphfuse.emulator.check import Memory, check
 from graphfuse.emulator.compiler import Build
 from graphfuse.engine import Launch, knobs_to_dict
-from support import graphs
+from support import graphs, launching
 
 
 class Varies(AssertionError):
@@ -33,7 +33,7 @@ class Arrays:
 
 def run(source: str, entry: str, launch: Launch, arrays: Mapping[int, np.ndarray], scalars=(), schedule=0) -> None:
     """In this process; the arrays are changed."""
-    kernel.load(source, entry).run(launch, Arrays(arrays, dict(scalars)), 0, schedule=schedule)
+    launching.run(kernel.load(source, entry), launch, Arrays(arrays, dict(scalars)), schedule=schedule)
 
 
 def extent(array: np.ndarray) -> tuple[int, int]:

@@ -23,7 +23,7 @@ def llama(x, w, eps):
 @pytest.mark.emulate
 def test_a_sandwich_is_one_kernel(kernels):
     x, r, w, v = drawn(6, 72), drawn(6, 72, seed=1), drawn(72, seed=2), drawn(72, seed=3)
-    y, total = operators.LLAMA_RMS_NORM_ADD_NORM.run(x, r, w, v, EPS, NEXT)
+    y, total = operators.OF_MODELS["llama_rms_norm_add_norm"].run(x, r, w, v, EPS, NEXT)
     assert kernels["llama_rms_norm_add_norm"] == [True]
     want = llama(x, w, EPS) + r
     assert torch.equal(total, want)
@@ -35,7 +35,7 @@ def test_a_sandwich_is_one_kernel(kernels):
 def test_a_norm_along_channels_is_one_kernel_in_either_layout(layout, kernels):
     x = drawn(1, 32, 2, 4, 6).contiguous(memory_format=layout)
     w, b = drawn(32, seed=1), drawn(32, seed=2)
-    y = operators.ROUNDED_UNIT_NORM_SILU.run(x, w, b, 1e-12, 32**0.5, -4)
+    y = operators.OF_MODELS["rounded_unit_norm_silu"].run(x, w, b, 1e-12, 32**0.5, -4)
     assert kernels["rounded_unit_norm_silu_rows"] == [True]
     assert y.stride() == x.stride()
     want = F.silu(F.normalize(x, dim=1) * 32**0.5 * w.view(-1, 1, 1, 1) + b.view(-1, 1, 1, 1))
@@ -96,5 +96,5 @@ def test_opcheck():
 
 def test_results_have_no_gradient():
     x = drawn(3, 64).requires_grad_()
-    assert not any(t.requires_grad for t in operators.RMS_NORM_ADD_NORM.run(x, x, None, None, EPS, NEXT))
-    assert not operators.UNIT_NORM.run(x, None, None, EPS, 8.0, -1).requires_grad
+    assert not any(t.requires_grad for t in operators.OF_MODELS["rms_norm_add_norm"].run(x, x, None, None, EPS, NEXT))
+    assert not operators.OF_MODELS["unit_norm"].run(x, None, None, EPS, 8.0, -1).requires_grad

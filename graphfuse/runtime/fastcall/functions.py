@@ -6,44 +6,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from graphfuse.row_counts import ROW_CLASS
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.fastcall.writing import written
+from graphfuse.runtime.fastcall.writing import clashing, misaligned, text, trying, when, written
 
 DECLINED = object()
 """The answer to a call unlike the earlier one: nothing has been done."""
-
-_FUNCTION = """
-def call({parameters}):
-    try:
-        if {unlike}:
-            return declined
-        shape = {first}.shape  # a nested tensor, which to compare would end the process, has none
-        if {nested}:
-            return declined
-        if not alike({tensors}):
-            return declined
-        {extents}
-        if {shapes}:
-            return declined
-        {addresses}
-    except (AttributeError, RuntimeError, TypeError):  # of no tensor, none with memory
-        return declined
-    count = {count}
-    if {misplaced}:
-        return declined
-    found = starts.get({row_class}) or prepare(count)
-    if found is None:
-        return declined
-    start, nbytes = found
-    {made}
-    space = 0
-    if nbytes:
-        workspace = empty((nbytes,), (1,), uint8)
-        space = workspace.data_ptr()
-    start(stream(), space, count, {values})
-    {bumped}
-    return {results}
-"""
 
 
 @dataclass(frozen=True)
@@ -139,34 +107,45 @@ class Form:
         differ += [f"{g.name}.shape != {g.name}_extents({self._count})[0]" for g in shapes if g.sized]
         misplaced = [*self._misaligned(at, [by_name[name] for name in distinct])]
         for n, (made, other) in enumerate(self.clashes):
-            apart = f"{at[made]} - {at[other]}"
-            near = f"-{by_name[made].nbytes} < {apart} < {by_name[other].nbytes}"
-            beside = by_name[made].beside(by_name[other], apart)
-            misplaced.append(f"{near}{beside} and clash{n}(count, {apart})")
+            one, two, apart = by_name[made], by_name[other], f"{at[made]} - {at[other]}"
+            misplaced.append(clashing(n, apart, (f"-{one.nbytes}", two.nbytes), one.beside(two, apart), "count"))
         results = ", ".join(str(name) for name in self.results)
-        return _FUNCTION.format(
-            parameters=", ".join(self.parameters),
-            unlike=" or ".join(unlike),
-            first=first.name,
-            nested=" or ".join(f"{n}.is_nested" for n in distinct if n != first.name) or "False",
-            tensors=", ".join(distinct),
-            extents=f"{', '.join(extents + ['_'] * self.trailing)}{',' * (self.leading + self.trailing == 1)} = shape",
-            shapes=" or ".join(differ) or "False",
-            addresses="; ".join(f"{n}_at = {n}.data_ptr()" for n in distinct),
-            count=self._count,
-            misplaced=" or ".join(misplaced),
-            row_class=ROW_CLASS,
-            made="; ".join(self._new(extents, n) for n in self.new) or "pass",
-            values=", ".join(at.get(v, v) for v in self.values),
-            bumped=f"bump({_tuple(*self.written)})" if self.written else "pass",
-            results=f"({results})" if len(self.results) > 1 else results or "None",
+        declined = "return declined"
+        return text(
+            "call",
+            self.parameters,
+            trying(
+                [
+                    *when(unlike, declined),
+                    # A nested tensor, which to compare would end the process, has no shape.
+                    f"shape = {first.name}.shape",
+                    *when([f"{n}.is_nested" for n in distinct if n != first.name], declined),
+                    *when([f"not alike({', '.join(distinct)})"], declined),
+                    f"{''.join(f'{e}, ' for e in extents + ['_'] * self.trailing)}= shape",
+                    *when(differ, declined),
+                    *(f"{n}_at = {n}.data_ptr()" for n in distinct),
+                ],
+                "AttributeError, RuntimeError, TypeError",  # of no tensor, none with memory
+                declined,
+            ),
+            f"count = {self._count}",
+            when(misplaced, declined),
+            f"found = starts.get({ROW_CLASS}) or prepare(count)",
+            when(["found is None"], declined),
+            "start, nbytes = found",
+            [self._new(extents, n) for n in self.new],
+            "space = 0",
+            when(["nbytes"], "workspace = empty((nbytes,), (1,), uint8)", "space = workspace.data_ptr()"),
+            f"start({', '.join(('stream()', 'space', 'count', *(at.get(v, v) for v in self.values)))})",
+            [f"bump({_tuple(*self.written)})"] if self.written else [],
+            f"return {f'({results})' if len(self.results) > 1 else results or 'None'}",
         )
 
     def _misaligned(self, at: Mapping[str, str], given: Sequence[Given]) -> Iterator[str]:
         """Conditions under which addresses are aligned otherwise than the plan was made for: no less, as kernels access
         as much at once, and no more, as for such there are faster ones."""
         if most := [at[g.name] for g in given if g.alignment == self.alignment]:
-            yield f"({' | '.join(most)}) % {self.alignment}"
+            yield misaligned(most, self.alignment)
         for g in given:
             if g.alignment < self.alignment:
                 yield f"{at[g.name]} & -{at[g.name]} != {g.alignment}"
@@ -191,11 +170,6 @@ class Form:
 def _tuple(*items: object) -> str:
     return f"({''.join(f'{item}, ' for item in items)})"
 
-
-ROW_CLASS = "(count if count < 16 else -(-count >> (s := count.bit_length() - 4)) << s)"
-"""The class of a count, as Python: the count rounded up to four significant bits, which is the largest of its class."""
-
-row_class: Callable[[int], int] = eval(f"lambda count: {ROW_CLASS}")
 
 _LARGEST = "3.4028234e38"
 """Numbers of smaller magnitude are float32's; others are looked at in full."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from graphfuse import engine
 from graphfuse.ir import Tensor, TensorId
-from graphfuse.runtime.fastcall.writing import written
+from graphfuse.runtime.fastcall.writing import Lines, text, trying, when, written
 
 Start = Callable[..., None]
 """Of stream, address of the workspace, count, and the address or number of each bound tensor, in order. count: what the
-numbers of rows are multiples of (``Part.rows``); 0 where the plan is for one number of rows."""
+numbers of rows are multiples of (``Part.rows``); of no matter where the plan is for one number of rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,34 +23,6 @@ class Part:
     frozen: engine.Frozen
     scratch: int = 0
     rows: int | None = None
-
-
-_START = """
-def start(stream, workspace, count, {values}):
-{parts}
-    return None
-"""
-
-# The pool of a stream holds blocks that nobody uses (runtime.launch). After an error the block is not put back.
-_KERNEL = """
-    try:
-        block = waiting{k}[stream].pop()
-    except (KeyError, IndexError):
-        block = new{k}(stream)
-    memory, config, place, table, waiting, _ = block
-    {grid}
-    pack{k}(memory, 0, {arguments})
-    error = launch{k}(place, function{k}, table, None)
-    if error:
-        refused{k}(error, block)
-    waiting.append(block)
-"""
-
-_GRID = """known, grid = known{k}[0]
-    if known != rows:
-        grid = grid{k}(rows)
-        known{k}[0] = rows, grid
-    config.gridDimX = grid"""
 
 
 def start(
@@ -68,28 +40,42 @@ def start(
     place |= {t: f"c{t}" for t in constants}
     place |= {t: f"workspace + {offset}" for t, offset in in_workspace.items()}
     names: dict[str, object] = {f"c{t}": value for t, value in constants.items()}
-    lines: list[str] = []
+    lines: list[str | Lines] = []
     for k, part in enumerate(parts):
         if part.rows is not None:
-            lines.append(f"    rows = count * {part.rows}" if part.rows > 1 else "    rows = count")
+            lines.append(f"rows = count * {part.rows}" if part.rows > 1 else "rows = count")
         arguments = ", ".join(_argument(a, place, part) for a in part.frozen.arguments)
         match part.frozen:
             case engine.FrozenCall(run=run):
-                lines.append(f"    run{k}(stream, {arguments})")
+                lines.append(f"run{k}(stream, {arguments})")
                 names[f"run{k}"] = run
             case engine.FrozenKernel(launch, launcher):
                 if launch.cleared:
-                    lines.append(f"    clear{k}(stream, [{', '.join(place[t] for t in launch.cleared)}])")
+                    lines.append(f"clear{k}(stream, [{', '.join(place[t] for t in launch.cleared)}])")
                     names[f"clear{k}"] = launcher.clear
                 if launch.grid:
-                    grid = "" if part.rows is None else _GRID.format(k=k)
-                    lines.append(_KERNEL.format(k=k, grid=grid, arguments=arguments))
-                    names |= _kernel(k, part.frozen, by_rows=part.rows is not None)
-    text = _START.format(values=", ".join(f"t{t.id}" for t in bound), parts="\n".join(lines))
-    return written("start", "start", text, names)
+                    lines += _kernel(k, arguments, part.rows is not None)
+                    names |= _names(k, part.frozen, part.rows is not None)
+    parameters = ("stream", "workspace", "count", *(f"t{t.id}" for t in bound))
+    return written("start", "start", text("start", parameters, lines or ["pass"]), names)
 
 
-def _kernel(k: int, frozen: engine.FrozenKernel, by_rows: bool) -> dict[str, object]:
+def _kernel(k: int, arguments: str, by_rows: bool) -> Lines:
+    """Starts the kernel of part `k`. The pool of a stream holds blocks that nobody uses (runtime.launch); after an
+    error the block is not put back."""
+    changed = when(["known != rows"], f"grid = grid{k}(rows)", f"known{k}[0] = rows, grid")
+    return [
+        *trying([f"block = waiting{k}[stream].pop()"], "KeyError, IndexError", f"block = new{k}(stream)"),
+        "memory, config, place, table, waiting, _ = block",
+        *([f"known, grid = known{k}[0]", *changed, "config.gridDimX = grid"] if by_rows else ()),
+        f"pack{k}(memory, 0, {arguments})",
+        f"error = launch{k}(place, function{k}, table, None)",
+        *when(["error"], f"refused{k}(error, block)"),
+        "waiting.append(block)",
+    ]
+
+
+def _names(k: int, frozen: engine.FrozenKernel, by_rows: bool) -> dict[str, object]:
     """What the code that starts the kernel of part `k` refers to."""
     launcher, rows = frozen.launcher, frozen.rows
     names = {

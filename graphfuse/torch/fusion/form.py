@@ -92,7 +92,7 @@ def _table() -> Iterator[tuple[Form, Serving]]:
             for rounded in ("", "rounded_"):
                 name = f"{rounded}unit_norm{silu}"
                 form = Form("unit", weight, bias, rounded=bool(rounded), after=after)
-                yield form, Serving(name, getattr(of, name.upper()), unit_norm.NUMBERS)
+                yield form, Serving(name, of.OF_MODELS[name], unit_norm.NUMBERS)
 
 
 _KINDS = (("", {"weight": "w"}), ("llama_", {"weight": "w", "rounded": True}), ("gemma_", {"weight": "1 + w"}))
@@ -107,13 +107,13 @@ def _gated() -> Iterator[tuple[Form, Serving]]:
     for prefix, kind in (*_KINDS, ("", {})):
         for suffix, gate in served.items():
             name = f"{prefix}rms_norm_{suffix}"
-            yield Form("rms", **kind, **gate), Serving(name, getattr(operators, name.upper()))
+            yield Form("rms", **kind, **gate), Serving(name, operators.OF_MODELS[name])
 
 
 def _sandwiches() -> Iterator[tuple[Form, Serving]]:
     for prefix, kind in (*_KINDS, ("", {})):
         name = f"{prefix}rms_norm_add_norm"
-        served = Serving(name, getattr(operators, name.upper()), sandwich.NUMBERS)
+        served = Serving(name, operators.OF_MODELS[name], sandwich.NUMBERS)
         yield Form("rms", **kind, residual=True, inner=True), served
 
 
