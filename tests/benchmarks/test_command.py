@@ -106,7 +106,8 @@ def test_without_a_gpu_it_says_so():
     ],
 )
 def test_without_a_gpu_the_other_benches_say_so(name):
-    done = subprocess.run([sys.executable, "-m", f"graphfuse.benchmarks.{name}"], capture_output=True, text=True)
+    program = [sys.executable, "-m", f"graphfuse.benchmarks.programs.{name}"]
+    done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith(f"{name} needs a GPU: ")
 
 

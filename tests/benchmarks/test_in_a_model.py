@@ -8,10 +8,11 @@ import types
 import pytest
 import torch
 
-from graphfuse.benchmarks import chain_knobs, in_a_model, session
-from graphfuse.benchmarks.chain import LAYERS, Case
+from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import in_place, through
-from graphfuse.benchmarks.peers import graphfuse, products, torch_eager
+from graphfuse.benchmarks.peers import graphfuse, torch_eager
+from graphfuse.benchmarks.programs import chain_knobs, in_a_model, products
+from graphfuse.benchmarks.programs.chain import LAYERS, Case
 from graphfuse.benchmarks.results import Results, name
 from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle
@@ -181,6 +182,6 @@ def test_knobs_are_tried_in_the_chain():
 )
 def test_the_command_line(arguments, said):
     done = subprocess.run(
-        [sys.executable, "-m", "graphfuse.benchmarks.in_a_model", *arguments], capture_output=True, text=True
+        [sys.executable, "-m", "graphfuse.benchmarks.programs.in_a_model", *arguments], capture_output=True, text=True
     )
     assert done.returncode == (0 if arguments == ["--help"] else 2) and said in done.stdout + done.stderr

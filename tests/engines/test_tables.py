@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 from graphfuse import engines, heur_mode, plan, plugins
-from graphfuse.benchmarks import (
-    chain_knobs,
-    in_a_model,
-    rmsnorm_backward,
-    rmsnorm_silu,
-    rmsnorm_training,
-    sizes,
-)
+from graphfuse.benchmarks import rmsnorm_backward, rmsnorm_silu, rmsnorm_training, sizes
 from graphfuse.benchmarks.benches import BENCHES
+from graphfuse.benchmarks.programs import chain_knobs, in_a_model
 from graphfuse.device import ARCHES, for_arch
 from graphfuse.engine import ProblemClass, knobs_from_dict, knobs_to_dict
 from graphfuse.freeze import freeze

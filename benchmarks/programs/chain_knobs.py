@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphfuse.benchmarks import session, turns
-from graphfuse.benchmarks.chain import EPS, LAYERS, Case, sampler
+from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Norm, in_place, through
-from graphfuse.benchmarks.peers import products
+from graphfuse.benchmarks.programs import products, turns
+from graphfuse.benchmarks.programs.chain import EPS, LAYERS, Case, sampler
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS
 from graphfuse.enums import heur_mode, norm_forward_phase

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphfuse.benchmarks.model_cases import MODELS, PREFILL, STEP, Case, Work
-from graphfuse.benchmarks.model_counts import KINDS, OTHER
-from graphfuse.benchmarks.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED
+from graphfuse.benchmarks.programs.model_cases import MODELS, PREFILL, STEP, Case, Work
+from graphfuse.benchmarks.programs.model_counts import KINDS, OTHER
+from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.tables import Table
 from graphfuse.benchmarks.target import Target

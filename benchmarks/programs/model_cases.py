@@ -85,7 +85,7 @@ class Decoder:
         import torch
         import transformers
 
-        from graphfuse.benchmarks import model_decoder
+        from graphfuse.benchmarks.programs import model_decoder
 
         # A vocabulary is not used: layers are given vectors.
         config = getattr(transformers, self.config)(
@@ -119,7 +119,7 @@ class Block:
     def make(self, work: Work, device: str) -> Made:
         import torch
 
-        from graphfuse.benchmarks import model_blocks
+        from graphfuse.benchmarks.programs import model_blocks
 
         torch.manual_seed(7)
         with torch.device(device):
@@ -153,7 +153,7 @@ def _draw_norms(model: torch.nn.Module) -> None:
 
 def _dense(model: torch.nn.Module) -> None:
     """GPT-OSS without experts: what they cost depends on where tokens go."""
-    from graphfuse.benchmarks.model_blocks import DenseExperts
+    from graphfuse.benchmarks.programs.model_blocks import DenseExperts
 
     config = model.config
     for layer in model.layers:

@@ -1,6 +1,6 @@
 """What keeps our kernel busy: a few cases under Nsight Compute.
 
-    python -m graphfuse.benchmarks.profile [BENCH] [--record FOLDER] [--csv FILE]
+    python -m graphfuse.benchmarks.programs.profile [BENCH] [--record FOLDER] [--csv FILE]
 
 One launch of each case of a bench is profiled in a child of `ncu`, with tuned knobs of the first-party tables, a
 cold L2 and the clocks as they are. ncu replays the kernel; cooperative launches of clusters, which it cannot replay,
@@ -26,12 +26,12 @@ from graphfuse.benchmarks import (
     add_rmsnorm_blocks,
     layernorm,
     layernorm_backward,
-    ncu,
     rmsnorm_backward,
     rmsnorm_channels,
     rmsnorm_silu,
     sizes,
 )
+from graphfuse.benchmarks.programs import ncu
 from graphfuse.benchmarks.untuned import untuned
 from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError
@@ -110,7 +110,8 @@ def planned(bench: str, handle: object) -> dict[ncu.Replay, list[int]]:
 
 def start(bench: str, places: Sequence[int]) -> list[str]:
     """The command of a child."""
-    return [sys.executable, "-c", f"from graphfuse.benchmarks.profile import child; child({bench!r}, {places!r})"]
+    code = f"from graphfuse.benchmarks.programs.profile import child; child({bench!r}, {places!r})"
+    return [sys.executable, "-c", code]
 
 
 def child(bench: str, places: Sequence[int]) -> None:

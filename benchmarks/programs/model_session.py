@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from graphfuse.benchmarks import model_check, model_counts, session, turns
-from graphfuse.benchmarks.llama import milliseconds
-from graphfuse.benchmarks.model_cases import WORKS, Case, Model, Work
-from graphfuse.benchmarks.model_counts import OutOfTime, limited
-from graphfuse.benchmarks.model_ways import Way
+from graphfuse.benchmarks import session
+from graphfuse.benchmarks.programs import model_check, model_counts, turns
+from graphfuse.benchmarks.programs.llama import milliseconds
+from graphfuse.benchmarks.programs.model_cases import WORKS, Case, Model, Work
+from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited
+from graphfuse.benchmarks.programs.model_ways import Way
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,6 @@
 """Models with our operators in them, beside the same models without: measured in models.
 
-    python -m graphfuse.benchmarks.models [--record FOLDER] [--resume] [--only NAME ...] [--ways NAME ...]
+    python -m graphfuse.benchmarks.programs.models [--record FOLDER] [--resume] [--only NAME ...] [--ways NAME ...]
                                           [--rounds 30] [--quick] [--list] [--json]
 
 A few layers of published models' sizes, random weights, bfloat16 (`model_cases`): prefill of 1 x 4096 tokens, a
@@ -23,10 +23,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from graphfuse import record
-from graphfuse.benchmarks import command, model_record, model_session, session, tables
+from graphfuse.benchmarks import command, session, tables
 from graphfuse.benchmarks.bench import Bench
-from graphfuse.benchmarks.model_cases import CASES, MODELS, QUICK, Case, Model
-from graphfuse.benchmarks.model_ways import EAGER, OURS, WAYS, Way
+from graphfuse.benchmarks.programs import model_record, model_session
+from graphfuse.benchmarks.programs.model_cases import CASES, MODELS, QUICK, Case, Model
+from graphfuse.benchmarks.programs.model_ways import EAGER, OURS, WAYS, Way
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.untuned import untuned
 

@@ -1,7 +1,8 @@
 """What a norm costs between the matrix products of a model, ours beside its peers'.
 
-    python -m graphfuse.benchmarks.in_a_model [--record FOLDER] [--resume] [--rows N] [--columns N] [--peers NAME]
-                                              [--quick] [--seconds 4] [--least 30] [--knobs COUNT]
+    python -m graphfuse.benchmarks.programs.in_a_model [--record FOLDER] [--resume] [--rows N] [--columns N]
+                                                       [--peers NAME] [--quick] [--seconds 4] [--least 30]
+                                                       [--knobs COUNT]
 
 A chain of 12 times [matrix product, residual add + RMSNorm, matrix product] is one CUDA graph for each peer, and one
 without the norms. A round replays each of them once, or as often as makes some milliseconds. What a norm takes is the
@@ -18,11 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graphfuse import record
-from graphfuse.benchmarks import chain_knobs, command, session, tables, target, turns
+from graphfuse.benchmarks import command, session, tables, target
 from graphfuse.benchmarks.bench import Bench
-from graphfuse.benchmarks.chain import LAYERS, Case, sampler
 from graphfuse.benchmarks.peer import Peer
-from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, products, quack, torch_compile, torch_eager
+from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, quack, torch_compile, torch_eager
+from graphfuse.benchmarks.programs import chain_knobs, products, turns
+from graphfuse.benchmarks.programs.chain import LAYERS, Case, sampler
 from graphfuse.benchmarks.results import Results, name
 from graphfuse.benchmarks.untuned import untuned
 
