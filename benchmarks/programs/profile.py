@@ -44,16 +44,21 @@ CASES = {
         *(rmsnorm_silu.Case(1560, 320, o) for o in ("nvfp4", "bf16")),
     ),
     "rmsnorm-backward": (
-        *(rmsnorm_backward.Case(r, c, "bf16") for r, c in _BACKWARD),
-        rmsnorm_backward.Case(32768, 32768, "fp32"),
+        *(rmsnorm_backward.RmsNormBackwardCase(r, c, "bf16") for r, c in _BACKWARD),
+        rmsnorm_backward.RmsNormBackwardCase(32768, 32768, "fp32"),
     ),
-    "add-rmsnorm-backward": tuple(rmsnorm_backward.ResidualCase(32768, c, "bf16") for c in (8192, 32768)),
-    "layernorm": (layernorm.Case(4096, 1024), layernorm.Case(4096, 8192), layernorm.Case(32768, 1024)),
+    "add-rmsnorm-backward": tuple(rmsnorm_backward.AddRmsNormBackwardCase(32768, c, "bf16") for c in (8192, 32768)),
+    "layernorm": (
+        layernorm.LayerNormCase(4096, 1024),
+        layernorm.LayerNormCase(4096, 8192),
+        layernorm.LayerNormCase(32768, 1024),
+    ),
     "layernorm-backward": tuple(
-        layernorm_backward.Case(*size) for size in ((4096, 1024), (4096, 2048), (4096, 4096), (32768, 2048))
+        layernorm_backward.LayerNormBackwardCase(*size)
+        for size in ((4096, 1024), (4096, 2048), (4096, 4096), (32768, 2048))
     ),
     "add-rmsnorm-fp8-blocks": tuple(
-        add_rmsnorm_blocks.Case(rows, 7168, output)
+        add_rmsnorm_blocks.AddRmsNormBlocksCase(rows, 7168, output)
         for rows, output in itertools.product((16, 128, 4096), add_rmsnorm_blocks.OUTPUTS)
     ),
     "rmsnorm-channels": tuple(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from graphfuse.benchmarks import session
-from graphfuse.benchmarks.add_rmsnorm import Case as AddCase
+from graphfuse.benchmarks.add_rmsnorm import AddRmsNormCase as AddCase
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.peer import Peer, Work
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager

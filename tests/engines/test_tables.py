@@ -106,7 +106,7 @@ def test_planning_for_a_b200_uses_it_and_says_so():
     assert part.why == "published for NVIDIA B200, not measured here"
 
 
-BACKWARD = rmsnorm_backward.Case(4096, 1024, "bf16")
+BACKWARD = rmsnorm_backward.RmsNormBackwardCase(4096, 1024, "bf16")
 (PART,) = parts(BACKWARD.graph(), H200)
 # A CTA an SM, which takes row after row.
 STAYING = [
