@@ -89,13 +89,16 @@ class Buffer:
 
         like = {"dtype": getattr(torch, self.type.facts.torch), "device": device}
         shape = (math.prod(self.dim),) if self.flat else self.dim
-        return (self.values or unset)(*shape, **like)
+        if self.stride is None:
+            return (self.values or unset)(*shape, **like)
+        made = torch.empty_strided(shape, self.stride, **like)
+        return made if self.values in (None, unset) else made.copy_(self.values(*shape, **like))
 
 
 class BufferSet:
     """The tensors of one call as attributes; None is one that the case does not have."""
 
-    def __init__(self, case: RowCase, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    def __init__(self, case: BufferCase, tensors: Mapping[str, torch.Tensor | None]) -> None:
         self.case, self.eps = case, case.eps
         vars(self).update(tensors)
 
@@ -108,17 +111,13 @@ class BufferSet:
         }
 
 
-@dataclass(frozen=True)
-class RowCase:
-    """rows x columns. output: names the type of what is made, in the record."""
+class BufferCase:
+    """A case made of its buffers; it has rows, columns and output, which names the type of what is made."""
 
     rows: int
     columns: int
-    output: str = "bf16"
+    output: str
     eps: ClassVar[float] = 1e-6
-
-    def __str__(self) -> str:
-        return f"{self.output} {self.rows}x{self.columns}"
 
     def buffers(self) -> dict[str, Buffer | None]:
         """By name: inputs in the order in which `draw` takes them, and outputs. None is one that this case does not
@@ -141,6 +140,10 @@ class RowCase:
         the root of their number."""
         return iter(())
 
+    def of_rows(self, tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Some rows of a buffer."""
+        return tensor[rows] if tensor.itemsize > 1 else judge.taken(tensor, rows)
+
     @property
     def drawn(self) -> dict[str, Buffer]:
         """Buffers that the graph has."""
@@ -150,18 +153,6 @@ class RowCase:
     def moved(self) -> int:
         """Bytes: each input read once, each output written once."""
         return sum(buffer.moved for buffer in self.drawn.values())
-
-    def whole(self, type: data_type, values: Values | None = None) -> Buffer:
-        """A tensor of rows and columns."""
-        return Buffer(type, (self.rows, self.columns), values=values)
-
-    def by_column(self, type: data_type, values: Values | None = None, **more: bool) -> Buffer:
-        """An element for each column; an input is the same in all sets."""
-        return Buffer(type, (1, self.columns), values=values, shared=values is not None, flat=True, **more)
-
-    def by_row(self, type: data_type, values: Values | None = None, alignment: int | None = None) -> Buffer:
-        """An element for each row."""
-        return Buffer(type, (self.rows, 1), values=values, flat=True, alignment=alignment or type.nbytes(1))
 
     def graph(self, handle=None) -> pygraph:
         return self.graph_of(self.draw, handle)
@@ -216,9 +207,7 @@ class RowCase:
         rows = judge.checked_rows(self.rows, device)
         for part in rows.split(max(1, _JUDGED // self.columns)):
             for name, exact, accuracy in self.exact(operands, part):
-                tensor = getattr(operands, name)
-                found = tensor[part] if tensor.itemsize > 1 else judge.taken(tensor, part)
-                found = found.double().view(exact.shape)
+                found = self.of_rows(getattr(operands, name), part).double().view(exact.shape)
                 if complaint := judge.wrong(found, exact, accuracy.of(tight).around(exact), part, name):
                     return complaint
         sums: dict[str, tuple[torch.Tensor, Accuracy]] = {}
@@ -232,6 +221,30 @@ class RowCase:
             if complaint := judge.wrong(getattr(operands, name)[None].double(), exact, accepted, rows[:1], name):
                 return complaint
         return None
+
+
+@dataclass(frozen=True)
+class RowCase(BufferCase):
+    """rows x columns."""
+
+    rows: int
+    columns: int
+    output: str = "bf16"
+
+    def __str__(self) -> str:
+        return f"{self.output} {self.rows}x{self.columns}"
+
+    def whole(self, type: data_type, values: Values | None = None) -> Buffer:
+        """A tensor of rows and columns."""
+        return Buffer(type, (self.rows, self.columns), values=values)
+
+    def by_column(self, type: data_type, values: Values | None = None, **more: bool) -> Buffer:
+        """An element for each column; an input is the same in all sets."""
+        return Buffer(type, (1, self.columns), values=values, shared=values is not None, flat=True, **more)
+
+    def by_row(self, type: data_type, values: Values | None = None, alignment: int | None = None) -> Buffer:
+        """An element for each row."""
+        return Buffer(type, (self.rows, 1), values=values, flat=True, alignment=alignment or type.nbytes(1))
 
 
 def by_parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

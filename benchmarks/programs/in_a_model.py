@@ -24,7 +24,7 @@ from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, quack, torch_compile, torch_eager
 from graphfuse.benchmarks.programs import chain_knobs, products, turns
-from graphfuse.benchmarks.programs.chain import LAYERS, Case, sampler
+from graphfuse.benchmarks.programs.chain import LAYERS, ChainCase, sampler
 from graphfuse.benchmarks.results import Results, name
 from graphfuse.benchmarks.untuned import untuned
 
@@ -56,8 +56,8 @@ def _targets(*way: str) -> tuple[target.Target, ...]:
 BENCH = Bench(
     name="in-a-model",
     title="Residual add → RMSNorm between matrix products, bf16, in place",
-    cases=tuple(Case(r, c) for c, r in itertools.product((2048, 4096, 8192), (1, 16, 128, 512, 2048, 8192))),
-    quick=(Case(1, 4096), Case(512, 4096), Case(2048, 8192)),
+    cases=tuple(ChainCase(r, c) for c, r in itertools.product((2048, 4096, 8192), (1, 16, 128, 512, 2048, 8192))),
+    quick=(ChainCase(1, 4096), ChainCase(512, 4096), ChainCase(2048, 8192)),
     peers=(
         *graphfuse.IN_A_MODEL,
         liger.IN_A_MODEL,
@@ -74,7 +74,7 @@ BENCH = Bench(
 
 
 def measure(
-    case: Case, peers: Sequence[Peer], arch: int, device: str, clock: session.Clock, least: int, seconds: float
+    case: ChainCase, peers: Sequence[Peer], arch: int, device: str, clock: session.Clock, least: int, seconds: float
 ) -> dict:
     """The record's entry of one case."""
     (chain,) = case.sets(1, device)

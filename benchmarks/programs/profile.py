@@ -40,8 +40,8 @@ _SILU = ((399360, 1024), (399360, 512), (24960, 1024))
 _BACKWARD = ((4096, 1024), (4096, 2048), (4096, 16384), (32768, 4096), (32768, 8192), (32768, 32768))
 CASES = {
     "rmsnorm-silu": (
-        *(rmsnorm_silu.Case(r, c, o) for r, c in _SILU for o in ("nvfp4", "fp8_e4m3", "bf16")),
-        *(rmsnorm_silu.Case(1560, 320, o) for o in ("nvfp4", "bf16")),
+        *(rmsnorm_silu.RmsNormSiluCase(r, c, o) for r, c in _SILU for o in ("nvfp4", "fp8_e4m3", "bf16")),
+        *(rmsnorm_silu.RmsNormSiluCase(1560, 320, o) for o in ("nvfp4", "bf16")),
     ),
     "rmsnorm-backward": (
         *(rmsnorm_backward.RmsNormBackwardCase(r, c, "bf16") for r, c in _BACKWARD),
@@ -62,7 +62,7 @@ CASES = {
         for rows, output in itertools.product((16, 128, 4096), add_rmsnorm_blocks.OUTPUTS)
     ),
     "rmsnorm-channels": tuple(
-        rmsnorm_channels.Case(*video, layout)
+        rmsnorm_channels.RmsNormChannelsCase(*video, layout)
         for video in rmsnorm_channels.VIDEOS
         for layout in rmsnorm_channels.LAYOUTS
     ),

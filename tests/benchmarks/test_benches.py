@@ -26,9 +26,9 @@ BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH, layernorm_b
 BACKWARD += (qk_norm_rope_training.BENCH,)
 KERNELS = {"qk-norm": 2, "qk-norm-rope-cache": 2, "qk-norm-rope-training": 3}
 SMALL = [add_rmsnorm.AddRmsNormCase(5, 96, output) for output in add_rmsnorm.OUTPUTS]
-SMALL += [qk_norm.Case(5, 4, 2), rmsnorm_backward.AddRmsNormBackwardCase(1100, 24, "bf16")]
+SMALL += [qk_norm.QkNormCase(5, 4, 2), rmsnorm_backward.AddRmsNormBackwardCase(1100, 24, "bf16")]
 SMALL += [rmsnorm_backward.RmsNormBackwardCase(37, 96, output) for output in rmsnorm_backward.OUTPUTS]
-SMALL += [rmsnorm_channels.Case(24, 2, 3, 5, layout) for layout in rmsnorm_channels.LAYOUTS]
+SMALL += [rmsnorm_channels.RmsNormChannelsCase(24, 2, 3, 5, layout) for layout in rmsnorm_channels.LAYOUTS]
 SMALL += [rmsnorm_training.RmsNormTrainingCase(37, 96, output) for output in rmsnorm_training.OUTPUTS]
 SMALL += [
     norm_add_norm.NormAddNormCase(5, 96),

@@ -13,12 +13,12 @@ from graphfuse.benchmarks import command
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.benchmarks.results import Results
-from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
+from graphfuse.benchmarks.rmsnorm_silu import BENCH, RmsNormSiluCase
 from graphfuse.benchmarks.sizes import OUTPUTS
 from support import bench_record
 from support.bench_runs import wall_clock
 
-SMALL = [Case(33, 64, output) for output in OUTPUTS]
+SMALL = [RmsNormSiluCase(33, 64, output) for output in OUTPUTS]
 
 
 def invoke(*arguments: str):

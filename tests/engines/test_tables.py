@@ -91,7 +91,7 @@ def parts(graph, device, tunings=Tunings()):
 
 
 def test_the_sm100_table_is_the_translation_of_what_is_published():
-    script = runpy.run_path(str(ROOT / "benchmarks" / "published_sm100.py"))
+    script = runpy.run_path(str(ROOT / "benchmarks" / "programs" / "published_sm100.py"))
     entries = store.parse(script["TABLE"].read_bytes())
     assert store.to_text([*script["translated"](entries)]) == script["TABLE"].read_text()
     assert {json.dumps(sorted(e.published)) for e in entries} == {
