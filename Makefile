@@ -72,7 +72,7 @@ bench: $(INSTALLED)
 
 bench-docs: $(INSTALLED)
 	.venv/bin/python -m pip install $(PIP_ARGS) --quiet --editable '.[bench]'
-	.venv/bin/python -m graphfuse.benchmarks.render
+	.venv/bin/python -m graphfuse.benchmarks.programs.render
 
 docs: $(DOCUMENTED)
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet

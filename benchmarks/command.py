@@ -16,6 +16,9 @@ from graphfuse.benchmarks.untuned import untuned
 from graphfuse.errors import GraphfuseError
 
 WIDTH = 140
+PROGRAMS = {"models": "graphfuse.benchmarks.programs.models"}
+"""Modules with main(arguments, program, no_gpu): a command line, how it is called, the exit code without a GPU. Clones
+have them, installed packages do not."""
 PART = "-part"
 """Of the name of a record that does not have all cases of all peers."""
 

@@ -1,8 +1,9 @@
 """A peer: somebody's way to do a case, ours and the stream limit among them."""
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graphfuse.benchmarks import record
 
@@ -23,9 +24,16 @@ class Work:
     check: Callable[[], str | None] | None = None
 
 
+def changed(operands: object, **fields: object) -> object:
+    """A buffer set with the tensors of another, but for these."""
+    made = copy.copy(operands)
+    vars(made).update(fields)
+    return made
+
+
 def returning(case, sets: Sequence[object], fields: Sequence[str], function: Callable) -> Work:
     """For a peer that makes its outputs itself: function(set) gives one for each of `fields`."""
-    mine = [replace(s) for s in sets]
+    mine = [changed(s) for s in sets]
 
     def call(s) -> None:
         vars(s).update(zip(fields, function(s), strict=True))
@@ -36,7 +44,7 @@ def returning(case, sets: Sequence[object], fields: Sequence[str], function: Cal
 def overwriting(case, sets: Sequence[object], call: Callable, **fields: str) -> Work:
     """For a peer that writes over its inputs: call(set), where an output of the set, named by each of `fields`, is a
     copy of the input that it takes the place of. The case's own inputs stay, so the first result can be judged."""
-    mine = [replace(s, **{out: getattr(s, given).clone() for out, given in fields.items()}) for s in sets]
+    mine = [changed(s, **{out: getattr(s, given).clone() for out, given in fields.items()}) for s in sets]
     return Work([functools.partial(call, s) for s in mine], check=lambda: case.wrong(mine[0], tight=False))
 
 

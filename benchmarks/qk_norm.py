@@ -28,7 +28,7 @@ ACCURACY = Accuracy(Tolerance(2**-7, 2**-20), Tolerance(2**-5, 2**-7))
 
 
 @dataclass
-class Operands:
+class QkNormOperands:
     """One buffer set, all bfloat16. x (rows, all heads x HEAD): a token's heads of Q, of K, of V. q, k
     (rows, heads, HEAD) are views of it, joint of both; q_out, k_out are those views for who works in place. before: x
     as it was. q_weight, k_weight (HEAD); joint_weight (heads of Q and K, HEAD) has them for each head."""
@@ -55,7 +55,7 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class Case:
+class QkNormCase:
     """rows tokens. q_heads, k_heads: heads of Q, and of K, of which V has as many."""
 
     rows: int
@@ -104,7 +104,7 @@ class Case:
         y.set_output().set_name(name).set_data_type(data_type.BFLOAT16)
         y.set_dim([self.rows, heads, HEAD]).set_stride([self.columns, HEAD, 1])
 
-    def sets(self, count: int, device: str) -> list[Operands]:
+    def sets(self, count: int, device: str) -> list[QkNormOperands]:
         """Sets of random numbers of their own, with the same weights: 1 and -1, as a row that is normalized again
         and again in place would else come to nothing but its largest weight's element."""
         import torch
@@ -121,17 +121,17 @@ class Case:
             x = before.clone()
             q, k, _ = x.unflatten(1, (-1, HEAD)).split((*heads, self.k_heads), dim=1)
             joint = x.unflatten(1, (-1, HEAD))[:, : sum(heads)]
-            made.append(Operands(x, q, k, q, k, joint, before, q_weight, k_weight, joint_weight))
+            made.append(QkNormOperands(x, q, k, q, k, joint, before, q_weight, k_weight, joint_weight))
         return made
 
     def tensors(self, device: str) -> dict[str, torch.Tensor]:
         return self.sets(1, device)[0].pack()
 
-    def spoil(self, operands: Operands) -> None:
+    def spoil(self, operands: QkNormOperands) -> None:
         """The inputs again, which are three times too large."""
         operands.x.copy_(operands.before)
 
-    def wrong(self, operands: Operands, tight: bool) -> str | None:
+    def wrong(self, operands: QkNormOperands, tight: bool) -> str | None:
         """Why the heads are wrong; V is to be as it was."""
         import torch
 
@@ -151,8 +151,8 @@ class Case:
 BENCH = Bench(
     name="qk-norm",
     title="RMSNorm of Q's and K's heads in packed QKV, bf16",
-    cases=tuple(Case(r, *heads) for heads, r in itertools.product(HEADS, ROWS)),
-    quick=tuple(Case(r, 32, 8) for r in (1, 128, 32768)),
+    cases=tuple(QkNormCase(r, *heads) for heads, r in itertools.product(HEADS, ROWS)),
+    quick=tuple(QkNormCase(r, 32, 8) for r in (1, 128, 32768)),
     peers=(
         graphfuse.PEER,
         graphfuse.DEPENDENT,

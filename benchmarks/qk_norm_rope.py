@@ -28,7 +28,7 @@ ACCURACY = Accuracy(Tolerance(2**-7, 2**-18), Tolerance(2**-5, 2**-7))
 
 
 @dataclass
-class Operands:
+class QkNormRopeOperands:
     """One buffer set. x (rows, all heads x HEAD), bfloat16: a token's heads of Q, of K, of V; q, k (rows, heads, HEAD)
     are views of it. q_out, k_out: of their shapes. q_weight, k_weight (HEAD). table (POSITIONS, HEAD), bfloat16: the
     cosines of each position's pairs, then their sines. positions (rows), int64."""
@@ -56,7 +56,7 @@ def joined(graph: pygraph, given: dict[str, Tensor], suffix: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Case:
+class QkNormRopeCase:
     """rows tokens. q_heads, k_heads: heads of Q, and of K, of which V has as many. interleaved: pairs of neighbouring
     columns, else of the halves of a head."""
 
@@ -124,7 +124,7 @@ class Case:
         out = self.part(graph, y, name).set_output().set_name(f"{name}_out").set_data_type(data_type.BFLOAT16)
         out.set_stride([self.heads[name] * HEAD, HEAD, 1])
 
-    def sets(self, count: int, device: str) -> list[Operands]:
+    def sets(self, count: int, device: str) -> list[QkNormRopeOperands]:
         """Sets of random numbers of their own, with the same weights and table."""
         import torch
 
@@ -139,17 +139,17 @@ class Case:
             q, k, _ = x.unflatten(1, (-1, HEAD)).split((*heads, self.k_heads), dim=1)
             q_out, k_out = (torch.empty(self.rows, n, HEAD, dtype=x.dtype, device=device) for n in heads)
             positions = torch.arange(self.rows, device=device) % POSITIONS
-            made.append(Operands(x, q, k, q_out, k_out, q_weight, k_weight, table, positions))
+            made.append(QkNormRopeOperands(x, q, k, q_out, k_out, q_weight, k_weight, table, positions))
         return made
 
     def tensors(self, device: str) -> dict[str, torch.Tensor]:
         return self.sets(1, device)[0].pack()
 
-    def spoil(self, operands: Operands) -> None:
+    def spoil(self, operands: QkNormRopeOperands) -> None:
         operands.q_out.fill_(99.0)
         operands.k_out.fill_(99.0)
 
-    def wrong(self, operands: Operands, tight: bool) -> str | None:
+    def wrong(self, operands: QkNormRopeOperands, tight: bool) -> str | None:
         rows = judge.checked_rows(self.rows, operands.x.device)
         for name in "qk":
             y = normalized(getattr(operands, name)[rows].double(), getattr(operands, f"{name}_weight"), operands.eps)
@@ -161,7 +161,7 @@ class Case:
                 return complaint
         return None
 
-    def turned(self, operands: Operands, y: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def turned(self, operands: QkNormRopeOperands, y: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Heads of some rows, rotated."""
         import torch
 
@@ -179,10 +179,10 @@ BENCH = Bench(
     name="qk-norm-rope",
     title="RMSNorm and rotary position embedding of Q's and K's heads, bf16",
     cases=(
-        *(Case(r, *heads) for heads, r in itertools.product(HEADS, ROWS)),
-        *(Case(r, *HEADS[0], interleaved=True) for r in ROWS),
+        *(QkNormRopeCase(r, *heads) for heads, r in itertools.product(HEADS, ROWS)),
+        *(QkNormRopeCase(r, *HEADS[0], interleaved=True) for r in ROWS),
     ),
-    quick=tuple(Case(r, 32, 8) for r in (1, 64, 4096)),
+    quick=tuple(QkNormRopeCase(r, 32, 8) for r in (1, 64, 4096)),
     peers=(
         graphfuse.PEER,
         graphfuse.DEPENDENT,

@@ -34,7 +34,7 @@ _STORED = {
 
 
 @dataclass(kw_only=True)
-class Operands(qk_norm_rope.Operands):
+class QkNormRopeCacheOperands(qk_norm_rope.QkNormRopeOperands):
     """One buffer set: beside the heads v, a view of x like k; k_cache, v_cache (slots, heads, HEAD), pages of PAGE
     slots one after another; slots (rows), int64; scales: of K and V, float32 (1), None for caches in bfloat16."""
 
@@ -54,7 +54,7 @@ class Operands(qk_norm_rope.Operands):
 
 
 @dataclass(frozen=True)
-class Case(qk_norm_rope.Case):
+class QkNormRopeCacheCase(qk_norm_rope.QkNormRopeCase):
     """A case whose keys, and values beside them, go to caches of one of TYPES."""
 
     @property
@@ -91,7 +91,7 @@ class Case(qk_norm_rope.Case):
         scale = graph.tensor([1, 1, 1], data_type=data_type.FLOAT, byte_alignment=4, name=f"{name}_scale")
         return graph.mul(t, graph.reciprocal(scale))
 
-    def sets(self, count: int, device: str) -> list[Operands]:
+    def sets(self, count: int, device: str) -> list[QkNormRopeCacheOperands]:
         import torch
 
         dtype = getattr(torch, TYPES[self.output].facts.torch)
@@ -102,18 +102,20 @@ class Case(qk_norm_rope.Case):
             caches = (torch.zeros(self.slots, self.k_heads, HEAD, device=device).to(dtype) for _ in "kv")
             slots = torch.randperm(self.slots, device=device)[: self.rows]
             made.append(
-                Operands(**vars(plain), v=v, k_cache=next(caches), v_cache=next(caches), slots=slots, scales=scales)
+                QkNormRopeCacheOperands(
+                    **vars(plain), v=v, k_cache=next(caches), v_cache=next(caches), slots=slots, scales=scales
+                )
             )
         return made
 
-    def spoil(self, operands: Operands) -> None:
+    def spoil(self, operands: QkNormRopeCacheOperands) -> None:
         import torch
 
         operands.q_out.fill_(99.0)
         for cache in (operands.k_cache, operands.v_cache):
             cache.view(torch.uint8).fill_(0x7A)
 
-    def wrong(self, operands: Operands, tight: bool) -> str | None:
+    def wrong(self, operands: QkNormRopeCacheOperands, tight: bool) -> str | None:
         rows = judge.checked_rows(self.rows, operands.x.device)
         for name in "qk":
             y = qk_norm_rope.normalized(
@@ -141,8 +143,8 @@ class Case(qk_norm_rope.Case):
 BENCH = Bench(
     name="qk-norm-rope-cache",
     title="RMSNorm and rotary position embedding of Q's and K's heads, K and V to a paged cache, bf16",
-    cases=tuple(Case(r, *HEADS, output=output) for output, r in itertools.product(TYPES, ROWS)),
-    quick=tuple(Case(r, *HEADS, output=output) for output in TYPES for r in (16, 4096)),
+    cases=tuple(QkNormRopeCacheCase(r, *HEADS, output=output) for output, r in itertools.product(TYPES, ROWS)),
+    quick=tuple(QkNormRopeCacheCase(r, *HEADS, output=output) for output in TYPES for r in (16, 4096)),
     peers=(
         graphfuse.PEER,
         graphfuse.DEPENDENT,

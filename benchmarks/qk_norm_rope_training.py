@@ -29,7 +29,7 @@ _SUMMED = 256  # tokens whose exact gradients are in memory at the same time
 
 
 @dataclass(kw_only=True)
-class Operands(qk_norm_rope.Operands):
+class QkNormRopeTrainingOperands(qk_norm_rope.QkNormRopeOperands):
     """One buffer set: beside the heads dq_out, dk_out, dq, dk (rows, heads, HEAD), dq_weight, dk_weight (HEAD),
     bfloat16; q_inverse_rms, k_inverse_rms (rows, heads, 1), float32."""
 
@@ -52,7 +52,7 @@ class Operands(qk_norm_rope.Operands):
 
 
 @dataclass(frozen=True)
-class Case(qk_norm_rope.Case):
+class QkNormRopeTrainingCase(qk_norm_rope.QkNormRopeCase):
     """A case with the gradients of both results given."""
 
     @property
@@ -81,7 +81,7 @@ class Case(qk_norm_rope.Case):
             dx.set_stride([self.heads[name] * HEAD, HEAD, 1])
         return graph
 
-    def sets(self, count: int, device: str) -> list[Operands]:
+    def sets(self, count: int, device: str) -> list[QkNormRopeTrainingOperands]:
         import torch
 
         made = []
@@ -92,19 +92,19 @@ class Case(qk_norm_rope.Case):
                 more |= {f"d{name}_out": torch.randn_like(out), f"d{name}": torch.empty_like(out)}
                 more[f"d{name}_weight"] = torch.empty_like(plain.q_weight)
                 more[f"{name}_inverse_rms"] = torch.empty(*out.shape[:2], 1, device=device)
-            made.append(Operands(**vars(plain), **more))
+            made.append(QkNormRopeTrainingOperands(**vars(plain), **more))
         return made
 
-    def spoil(self, operands: Operands) -> None:
+    def spoil(self, operands: QkNormRopeTrainingOperands) -> None:
         super().spoil(operands)
         for name in "qk":
             for made in (f"d{name}", f"d{name}_weight", f"{name}_inverse_rms"):
                 getattr(operands, made).fill_(math.nan)
 
-    def wrong(self, operands: Operands, tight: bool) -> str | None:
+    def wrong(self, operands: QkNormRopeTrainingOperands, tight: bool) -> str | None:
         return super().wrong(operands, tight) or self._wrong_gradients(operands, tight)
 
-    def _wrong_gradients(self, operands: Operands, tight: bool) -> str | None:
+    def _wrong_gradients(self, operands: QkNormRopeTrainingOperands, tight: bool) -> str | None:
         """Those of heads on some tokens, those of weights over all."""
         import torch
 
@@ -129,7 +129,7 @@ class Case(qk_norm_rope.Case):
                 return complaint
         return None
 
-    def _exact(self, operands: Operands, name: str, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _exact(self, operands: QkNormRopeTrainingOperands, name: str, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The gradient of some tokens' heads, the largest magnitudes that it is made of, and the terms of the weight's
         gradient: by torch.autograd, in float64."""
         import torch
@@ -147,8 +147,11 @@ class Case(qk_norm_rope.Case):
 BENCH = Bench(
     name="qk-norm-rope-training",
     title="RMSNorm and rotary position embedding of Q's and K's heads, forward and backward, bf16",
-    cases=(*(Case(r, *HEADS) for r in ROWS), *(Case(r, *HEADS, interleaved=True) for r in ROWS)),
-    quick=tuple(Case(r, *HEADS) for r in (16, 1024)),
+    cases=(
+        *(QkNormRopeTrainingCase(r, *HEADS) for r in ROWS),
+        *(QkNormRopeTrainingCase(r, *HEADS, interleaved=True) for r in ROWS),
+    ),
+    quick=tuple(QkNormRopeTrainingCase(r, *HEADS) for r in (16, 1024)),
     peers=(
         graphfuse.PEER,
         torch_compile.QK_NORM_ROPE_TRAINING,

@@ -7,19 +7,20 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from graphfuse.benchmarks import judge, target
+from graphfuse.benchmarks import target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import graphfuse, liger, quack, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
+from graphfuse.benchmarks.row_case import TYPES, Buffer, RowCase, around_one, by_parts, normal, unset
 from graphfuse.dtypes import data_type
-from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch
 
-EPS = 1e-6
-TYPES = {"bf16": data_type.BFLOAT16, "fp16": data_type.HALF, "fp32": data_type.FLOAT}
+    from graphfuse.benchmarks.row_case import BufferSet, Exact
+
+OUTPUTS = ("bf16", "fp16", "fp32")
 TABLE = tuple((4096, columns) for columns in (1024, 2048, 4096, 8192, 16384))
 """Rows and columns that published results of others have."""
 SIZES = (*TABLE, *((32768, c) for c in (4096, 8192, 32768)), *((8192, c) for c in (128, 768, 5120)))
@@ -36,116 +37,49 @@ _DWEIGHT = {
     "fp16": Accuracy(Tolerance(2**-11 + 2**-14, 2**-14), Tolerance(2**-10, 2**-8)),
     "fp32": Accuracy(Tolerance(2**-18, 2**-14), Tolerance(2**-16, 2**-12)),
 }
-_SUMMED = 1024  # rows whose exact gradients are in memory at the same time
-
-
-@dataclass
-class Operands:
-    """One buffer set, of the case's type: x, dy, dx (rows, columns), weight, dweight (columns). residual: the
-    gradient of the residual branch, like dx, or None. inverse_rms (rows) float32."""
-
-    x: torch.Tensor
-    dy: torch.Tensor
-    weight: torch.Tensor
-    inverse_rms: torch.Tensor
-    residual: torch.Tensor | None
-    dx: torch.Tensor
-    dweight: torch.Tensor
-
-    def pack(self) -> dict[str, torch.Tensor]:
-        """By the names of the case's graph."""
-        named = {"x": self.x, "dy": self.dy, "weight": self.weight[None], "inverse_rms": self.inverse_rms[:, None]}
-        named |= {"dx": self.dx, "dweight": self.dweight[None]}
-        return named if self.residual is None else named | {"residual": self.residual}
 
 
 @dataclass(frozen=True)
-class Case:
-    """rows x columns of one of TYPES."""
+class RmsNormBackwardCase(RowCase):
+    """rows x columns of one of OUTPUTS. residual: the gradient of the residual branch."""
 
-    rows: int
-    columns: int
-    output: str
     residual: ClassVar[bool] = False
 
-    def __str__(self) -> str:
-        return f"{self.output} {self.rows}x{self.columns}"
+    def buffers(self) -> dict[str, Buffer | None]:
+        dtype = TYPES[self.output]
+        return {
+            "x": self.whole(dtype, normal()),
+            "dy": self.whole(dtype, normal()),
+            "weight": self.by_column(dtype, around_one),
+            "inverse_rms": self.by_row(data_type.FLOAT, unset),
+            "residual": self.whole(dtype, normal()) if self.residual else None,
+            "dx": self.whole(dtype),
+            "dweight": self.by_column(dtype),
+        }
 
-    @property
-    def moved(self) -> int:
-        """Bytes: x and the gradients of rows, the inverse RMS, the weight and its gradient."""
-        whole = 4 if self.residual else 3
-        return TYPES[self.output].nbytes(self.columns) * (whole * self.rows + 2) + 4 * self.rows
-
-    def graph(self, handle=None) -> pygraph:
-        graph, dtype = pygraph(intermediate_data_type=data_type.FLOAT, handle=handle), TYPES[self.output]
-        x, dy = (graph.tensor([self.rows, self.columns], data_type=dtype, name=name) for name in ("x", "dy"))
-        weight = graph.tensor([1, self.columns], data_type=dtype, name="weight")
-        inverse_rms = graph.tensor([self.rows, 1], data_type=data_type.FLOAT, byte_alignment=4, name="inverse_rms")
+    def draw(self, graph, x, dy, weight, inverse_rms, residual=None):
         dx, dweight, _ = graph.rmsnorm_backward(dy, x, weight, inverse_rms, has_dbias=False)
-        if self.residual:
-            dx = graph.add(dx, graph.tensor([self.rows, self.columns], data_type=dtype, name="residual"))
-        for made, name in ((dx, "dx"), (dweight, "dweight")):
-            made.set_output().set_name(name).set_data_type(dtype)
-        return graph
+        return {"dx": dx if residual is None else graph.add(dx, residual), "dweight": dweight}
 
-    def sets(self, count: int, device: str) -> list[Operands]:
-        """Sets of random numbers of their own, with one weight."""
-        import torch
+    def fill(self, operands: BufferSet) -> None:
+        for x, inverse_rms in by_parts(operands.x, operands.inverse_rms):
+            inverse_rms.copy_((x.double().square().mean(1) + self.eps).rsqrt())
 
-        dtype = getattr(torch, TYPES[self.output].facts.torch)
+    def exact(self, operands: BufferSet, rows: torch.Tensor) -> Exact:
+        normalized, scaled = self._normal(operands, rows), operands.dy[rows].double() * operands.weight.double()
+        along = normalized * (scaled * normalized).mean(1, keepdim=True)
+        dx = operands.inverse_rms[rows, None].double() * (scaled - along)
+        yield "dx", dx if operands.residual is None else dx + operands.residual[rows].double(), _DX[self.output]
 
-        def random() -> torch.Tensor:
-            return torch.randn(self.rows, self.columns, dtype=dtype, device=device)
+    def terms(self, operands: BufferSet, rows: torch.Tensor) -> Exact:
+        yield "dweight", operands.dy[rows].double() * self._normal(operands, rows), _DWEIGHT[self.output]
 
-        weight = (torch.rand(self.columns, device=device) + 0.5).to(dtype)
-
-        def one() -> Operands:
-            x, residual = random(), random() if self.residual else None
-            inverse_rms = torch.empty(self.rows, device=device)
-            for rows in torch.arange(self.rows, device=device).split(_SUMMED):
-                inverse_rms[rows] = (x[rows].double().square().mean(1) + EPS).rsqrt().float()
-            return Operands(x, random(), weight, inverse_rms, residual, torch.empty_like(x), torch.empty_like(weight))
-
-        return [one() for _ in range(count)]
-
-    def tensors(self, device: str) -> dict[str, torch.Tensor]:
-        return self.sets(1, device)[0].pack()
-
-    def spoil(self, operands: Operands) -> None:
-        """NaN, which no result is."""
-        for tensor in (operands.dx, operands.dweight):
-            tensor.fill_(math.nan)
-
-    def wrong(self, operands: Operands, tight: bool) -> str | None:
-        """Why the gradients are wrong: the input's on some rows, the weight's in all columns."""
-        import torch
-
-        rows = judge.checked_rows(self.rows, operands.x.device)
-        exact = torch.empty(len(rows), self.columns, dtype=torch.float64, device=operands.x.device)
-        for part, made in zip(rows.split(_SUMMED), exact.split(_SUMMED), strict=True):
-            made.copy_(self._dx(operands, part))
-        accepted = _DX[self.output].of(tight).around(exact)
-        if complaint := judge.wrong(judge.taken(operands.dx, rows).double(), exact, accepted, rows, "dx"):
-            return complaint
-        exact = torch.zeros(1, self.columns, dtype=torch.float64, device=operands.x.device)
-        for part in torch.arange(self.rows, device=exact.device).split(_SUMMED):
-            exact += (operands.dy[part].double() * self._normal(operands, part)).sum(0)
-        tolerance = _DWEIGHT[self.output].of(tight)
-        accepted = Tolerance(tolerance.relative, tolerance.absolute * math.sqrt(self.rows)).around(exact)
-        return judge.wrong(operands.dweight[None].double(), exact, accepted, rows[:1], "dweight")
-
-    def _normal(self, operands: Operands, rows: torch.Tensor) -> torch.Tensor:
+    def _normal(self, operands: BufferSet, rows: torch.Tensor) -> torch.Tensor:
         return operands.x[rows].double() * operands.inverse_rms[rows, None].double()
-
-    def _dx(self, operands: Operands, rows: torch.Tensor) -> torch.Tensor:
-        normal, scaled = self._normal(operands, rows), operands.dy[rows].double() * operands.weight.double()
-        dx = operands.inverse_rms[rows, None].double() * (scaled - normal * (scaled * normal).mean(1, keepdim=True))
-        return dx if operands.residual is None else dx + operands.residual[rows].double()
 
 
 @dataclass(frozen=True)
-class ResidualCase(Case):
+class AddRmsNormBackwardCase(RmsNormBackwardCase):
     """A case with the gradient of the residual branch added to that of the input."""
 
     residual: ClassVar[bool] = True
@@ -159,25 +93,32 @@ def _in_table(case: dict) -> bool:
     return (case["rows"], case["columns"]) in TABLE
 
 
+def _wide(case: dict) -> bool:
+    return case["columns"] >= 2048
+
+
 BENCH = Bench(
     name="rmsnorm-backward",
     title="RMSNorm backward, gradients of input and weight",
-    cases=tuple(Case(r, c, output) for output, (r, c) in itertools.product(TYPES, SIZES)),
-    quick=tuple(Case(4096, c, "bf16") for c in (1024, 4096, 16384)),
+    cases=tuple(RmsNormBackwardCase(r, c, output) for output, (r, c) in itertools.product(OUTPUTS, SIZES)),
+    quick=tuple(RmsNormBackwardCase(4096, c, "bf16") for c in (1024, 4096, 16384)),
     peers=_PEERS,
     targets=(
-        *(target.slowest_against_best((output,), 1.02) for output in TYPES),
+        *(target.slowest_against_best((output,), 1.02) for output in OUTPUTS),
         target.mean_speedup("quack", "Quack, sizes of the published table", ("bf16", "fp16"), 1.5, _in_table),
-        *(target.least_of_stream_where(o, lambda c: c["columns"] >= 2048, "from 2048 columns on", 0.85) for o in TYPES),
-        *(target.least_of_stream_where(o, lambda c: c["rows"] == 32768, "32768 rows", 0.95) for o in TYPES),
+        *(
+            target.least_of_stream_where(o, lambda c: c["columns"] >= 2048, "from 2048 columns on", 0.85)
+            for o in OUTPUTS
+        ),
+        *(target.least_of_stream_where(o, lambda c: c["rows"] == 32768, "32768 rows", 0.95) for o in OUTPUTS),
     ),
 )
 
 RESIDUAL_BENCH = Bench(
     name="add-rmsnorm-backward",
     title="Residual add → RMSNorm backward, gradients of input and weight, the residual branch's added",
-    cases=tuple(ResidualCase(r, c, "bf16") for r, c in RESIDUAL),
-    quick=(ResidualCase(4096, 4096, "bf16"),),
+    cases=tuple(AddRmsNormBackwardCase(r, c, "bf16") for r, c in RESIDUAL),
+    quick=(AddRmsNormBackwardCase(4096, 4096, "bf16"),),
     peers=_PEERS,
     targets=(
         target.slowest_against_best(("bf16",), 1.02),

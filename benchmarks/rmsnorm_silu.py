@@ -29,7 +29,7 @@ ACCURACY = {
 
 
 @dataclass
-class Operands:
+class RmsNormSiluOperands:
     """One buffer set. x (rows, columns) and weight (columns) bfloat16; scales float8_e4m3fn for NVFP4, else None."""
 
     x: torch.Tensor
@@ -44,15 +44,15 @@ class Operands:
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
-class Case(Size):
+class RmsNormSiluCase(Size):
     """A size with what a bench asks of it: buffer sets, and a judgement of outputs."""
 
-    def sets(self, count: int, device: str) -> list[Operands]:
+    def sets(self, count: int, device: str) -> list[RmsNormSiluOperands]:
         """Sets of random numbers of their own, with one weight."""
         made = [self.tensors(device) for _ in range(count)]
-        return [Operands(t["x"], made[0]["weight"], t["out"], t.get("block_scale")) for t in made]
+        return [RmsNormSiluOperands(t["x"], made[0]["weight"], t["out"], t.get("block_scale")) for t in made]
 
-    def spoil(self, operands: Operands) -> None:
+    def spoil(self, operands: RmsNormSiluOperands) -> None:
         """NaN, which no result is."""
         import torch
 
@@ -60,7 +60,7 @@ class Case(Size):
             if tensor is not None:
                 tensor.view(torch.uint8).fill_(0xFF)
 
-    def wrong(self, operands: Operands, tight: bool) -> str | None:
+    def wrong(self, operands: RmsNormSiluOperands, tight: bool) -> str | None:
         import torch
 
         rows = judge.checked_rows(self.rows, operands.x.device)
@@ -76,7 +76,7 @@ class Case(Size):
         return judge.wrong(found, exact, accepted, rows)
 
 
-def _exact(operands: Operands, rows: torch.Tensor) -> torch.Tensor:
+def _exact(operands: RmsNormSiluOperands, rows: torch.Tensor) -> torch.Tensor:
     import torch
 
     x = operands.x[rows].double()
@@ -110,8 +110,8 @@ TARGETS = (
 BENCH = Bench(
     name="rmsnorm-silu",
     title="RMSNorm → SiLU, bf16 input",
-    cases=tuple(Case(r, c, o) for o, c, r in itertools.product(OUTPUTS, COLUMNS, ROWS)),
-    quick=tuple(Case(r, c, o) for o, c, r in itertools.product(OUTPUTS, (64, 1024), (1560, 399360))),
+    cases=tuple(RmsNormSiluCase(r, c, o) for o, c, r in itertools.product(OUTPUTS, COLUMNS, ROWS)),
+    quick=tuple(RmsNormSiluCase(r, c, o) for o, c, r in itertools.product(OUTPUTS, (64, 1024), (1560, 399360))),
     peers=(
         graphfuse.PEER,
         graphfuse.DEPENDENT,

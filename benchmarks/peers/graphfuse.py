@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from graphfuse.benchmarks.peer import Peer, Work, in_place, overwriting, through
+from graphfuse.benchmarks.peer import Peer, Work, changed, in_place, overwriting, through
 
 DEPENDENT_LAUNCH, ONE_LAUNCH, INFERENCE_PHASE = "dependent launch", "one launch", "inference phase"
 TWO_KERNELS = "two kernels"
@@ -48,15 +48,15 @@ def _one_launch(case, sets) -> Work:
 
 
 def _inference(case, sets) -> Work:
-    mine = [replace(s, inverse_rms=None) for s in sets]
+    mine = [changed(s, inverse_rms=None) for s in sets]
     made = work(case.inference_graph(handle(sets)), [s.pack() for s in mine])
     return replace(made, check=lambda: case.wrong(mine[0], tight=True))
 
 
 def _norm_add_then_norm(case, sets) -> Work:
     on = handle(sets)
-    first = work(case.first_graph(on), [s.first_pack() for s in sets])
-    second = work(case.second_graph(on), [s.second_pack() for s in sets])
+    first = work(case.first_graph(on), [s.pack("x", "before", "residual", "sum") for s in sets])
+    second = work(case.second_graph(on), [s.pack("sum", "after", "out") for s in sets])
 
     def both(make_sum, normalize) -> None:
         make_sum()

@@ -256,9 +256,9 @@ def _add_rmsnorm_blocks(case, sets) -> Work:
     def norm(s):
         y, total = add_rmsnorm(s.x, s.residual, s.weight, s.eps)
         codes, scales = quantized_in_blocks(y)
-        return codes, scales.T, total, y if case.both else None
+        return codes, scales, total, y if case.both else None
 
-    return returning(case, sets, ("out", "by_block", "sum", "normed"), norm)
+    return returning(case, sets, ("out", "scales", "sum", "normed"), norm)
 
 
 RMSNORM_CHANNELS = Peer("torch_eager", "torch eager, new tensors", _rmsnorm_channels, ("torch",))

@@ -2,6 +2,7 @@
 
 import importlib
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -19,20 +20,34 @@ class Bench(TyperCommand):
     """The command whose first argument may be a program: what follows is the program's own command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from graphfuse.benchmarks.programs import PROGRAMS
+        from graphfuse.benchmarks.command import PROGRAMS
 
         if args and args[0] in PROGRAMS:
-            program = importlib.import_module(PROGRAMS[args[0]])
-            program.main(args[1:], f"{ctx.command_path} {args[0]}", exits.NO_DEVICE)
+            _program(PROGRAMS[args[0]], args[0]).main(args[1:], f"{ctx.command_path} {args[0]}", exits.NO_DEVICE)
             raise typer.Exit
         return super().parse_args(ctx, args)
+
+
+def _program(module: str, name: str) -> ModuleType:
+    """A module of the clone; where there is none, the command ends and says so."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not module.startswith(str(error.name)):
+            raise
+        typer.echo(
+            f"graphfuse bench {name} needs a clone of the repository, installed from it by pip install -e .; "
+            "an installed package does not have it",
+            err=True,
+        )
+        raise typer.Exit(exits.USAGE) from None
 
 
 def bench(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="which bench, or `models`, which has options of its own: bench models --help",
+            help="which bench, or in a clone `models`, which has options of its own: bench models --help",
             show_default=DEFAULT,
         ),
     ] = None,
@@ -56,15 +71,14 @@ def bench(
 ) -> None:
     """Time the kernels beside their peers, in one process and run, on the GPU."""
     from graphfuse.benchmarks import command
-    from graphfuse.benchmarks.programs import PROGRAMS
 
     if name is None and listing:
         _list_benches(bool(output or rows or columns or peers or quick or record or resume), as_json)
         return
     name = name or DEFAULT
-    if name in PROGRAMS:
+    if name in command.PROGRAMS:
         raise typer.BadParameter(f"{name} has options of its own and comes first: graphfuse bench {name} ...")
-    found = find_bench(name, PROGRAMS)
+    found = find_bench(name, command.PROGRAMS)
     chosen = command.Choice(tuple(output), tuple(rows), tuple(columns), tuple(peers), quick)
     if wrong := chosen.unknown(found):
         raise typer.BadParameter(wrong)
@@ -92,7 +106,6 @@ def _list_benches(more: bool, as_json: bool) -> None:
     """All benches, one a line. more: whether options choose something of one."""
     from graphfuse.benchmarks import command
     from graphfuse.benchmarks.benches import BENCHES
-    from graphfuse.benchmarks.programs import PROGRAMS
 
     if more:
         raise typer.BadParameter(
@@ -100,9 +113,9 @@ def _list_benches(more: bool, as_json: bool) -> None:
             param_hint="--list",
         )
     if as_json:
-        print_json({"benches": command.described_benches(BENCHES.values()), "programs": list(PROGRAMS)})
+        print_json({"benches": command.described_benches(BENCHES.values()), "programs": list(command.PROGRAMS)})
     else:
-        typer.echo(command.benches_listed(BENCHES.values(), PROGRAMS))
+        typer.echo(command.benches_listed(BENCHES.values(), command.PROGRAMS))
 
 
 def tune(

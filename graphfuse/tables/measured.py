@@ -1,6 +1,6 @@
 """Times of engines, by family, that ``ranking`` makes entries of.
 
-Written by `python -m graphfuse.benchmarks.ranking --write`.
+Written by `python -m graphfuse.benchmarks.programs.ranking --write`.
 """
 
 SOURCES: tuple[dict[str, object], ...] = (

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from graphfuse.benchmarks import session
-from graphfuse.benchmarks.add_rmsnorm import BENCH, FP8, Case
+from graphfuse.benchmarks.add_rmsnorm import BENCH, FP8, AddRmsNormCase
 from graphfuse.benchmarks.peer import Work, overwriting
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
-SMALL = [Case(5, 96, output) for output in ("bf16", "fp8_e4m3")]
+SMALL = [AddRmsNormCase(5, 96, output) for output in ("bf16", "fp8_e4m3")]
 ADDING = {"bf16": torch_eager.ADD_RMSNORM, "fp8_e4m3": torch_eager.ADD_RMSNORM_FP8}
 
 
@@ -63,11 +63,11 @@ def test_a_wrong_sum_or_row_is_seen(case, tight):
     assert "wrong sum: 480 of 480" in session.checked(case, operands, Work([lambda: None]), tight)
     work.calls[0]()
     assert case.wrong(operands, tight) is None
-    for tensor, said in ((operands.sum, "wrong sum"), (operands.out, "wrong result")):
+    for tensor, said in ((operands.sum, "wrong sum"), (operands.out, "wrong out")):
         bits = tensor.view(torch.uint8)
         before, last = bits.clone(), bits[4, -1].item()
         bits[4, -1] = last ^ 0x24
         assert f"{said}: 1 of 480 values checked, first in row 4, column 95" in case.wrong(operands, tight)
         bits.copy_(before)
     operands.eps = 1.0
-    assert "wrong result" in case.wrong(operands, tight)
+    assert "wrong out" in case.wrong(operands, tight)

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from graphfuse.benchmarks import session
-from graphfuse.benchmarks.add_rmsnorm_blocks import OUTPUTS, Case
+from graphfuse.benchmarks.add_rmsnorm_blocks import OUTPUTS, AddRmsNormBlocksCase
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
-SMALL = [Case(37, 384, output) for output in OUTPUTS]
+SMALL = [AddRmsNormBlocksCase(37, 384, output) for output in OUTPUTS]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: c.output)
@@ -43,13 +43,13 @@ def test_what_is_wrong_is_seen(case):
     item = operands.out.view(torch.uint8)
     before = item[36, 383].item()
     item[36, 383] = before ^ 0x48  # bits of the exponent
-    assert "wrong result: 1 of 14208 values checked, first in row 36, column 383" in case.wrong(operands, False)
+    assert "wrong out: 1 of 14208 values checked, first in row 36, column 383" in case.wrong(operands, False)
     item[36, 383] = before
     operands.scales[36, 2] *= 1.5
-    assert "wrong scale: 1 of 111 values checked, first in row 36, column 2" in case.wrong(operands, False)
+    assert "wrong scales: 1 of 111 values checked, first in row 36, column 2" in case.wrong(operands, False)
     if case.both:
         operands.normed[36, 383] += 0.5
-        assert "wrong normalized row: 1 of 14208 values checked, first in row 36" in case.wrong(operands, False)
+        assert "wrong normed: 1 of 14208 values checked, first in row 36" in case.wrong(operands, False)
     operands.sum[36, 383] += 0.5
     assert "wrong sum: 1 of 14208 values checked, first in row 36, column 383" in case.wrong(operands, False)
 

@@ -25,14 +25,19 @@ from graphfuse.runtime.handle import Handle, create_handle
 BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH, layernorm_backward.BENCH)
 BACKWARD += (qk_norm_rope_training.BENCH,)
 KERNELS = {"qk-norm": 2, "qk-norm-rope-cache": 2, "qk-norm-rope-training": 3}
-SMALL = [add_rmsnorm.Case(5, 96, output) for output in add_rmsnorm.TYPES]
-SMALL += [qk_norm.Case(5, 4, 2), rmsnorm_backward.ResidualCase(1100, 24, "bf16")]
-SMALL += [rmsnorm_backward.Case(37, 96, output) for output in rmsnorm_backward.TYPES]
-SMALL += [rmsnorm_channels.Case(24, 2, 3, 5, layout) for layout in rmsnorm_channels.LAYOUTS]
-SMALL += [rmsnorm_training.Case(37, 96, output) for output in rmsnorm_training.TYPES]
-SMALL += [norm_add_norm.Case(5, 96), layernorm.Case(5, 96), softmax.Case(5, 96), silu_mul_fp8.Case(5, 96)]
-SMALL += [layernorm_backward.Case(37, 96), cross_entropy.Case(5, 96)]
-SMALL += [add_rmsnorm_blocks.Case(5, 256, output) for output in add_rmsnorm_blocks.OUTPUTS]
+SMALL = [add_rmsnorm.AddRmsNormCase(5, 96, output) for output in add_rmsnorm.OUTPUTS]
+SMALL += [qk_norm.QkNormCase(5, 4, 2), rmsnorm_backward.AddRmsNormBackwardCase(1100, 24, "bf16")]
+SMALL += [rmsnorm_backward.RmsNormBackwardCase(37, 96, output) for output in rmsnorm_backward.OUTPUTS]
+SMALL += [rmsnorm_channels.RmsNormChannelsCase(24, 2, 3, 5, layout) for layout in rmsnorm_channels.LAYOUTS]
+SMALL += [rmsnorm_training.RmsNormTrainingCase(37, 96, output) for output in rmsnorm_training.OUTPUTS]
+SMALL += [
+    norm_add_norm.NormAddNormCase(5, 96),
+    layernorm.LayerNormCase(5, 96),
+    softmax.SoftmaxCase(5, 96),
+    silu_mul_fp8.SiluMulFp8Case(5, 96),
+]
+SMALL += [layernorm_backward.LayerNormBackwardCase(37, 96), cross_entropy.CrossEntropyCase(5, 96)]
+SMALL += [add_rmsnorm_blocks.AddRmsNormBlocksCase(5, 256, output) for output in add_rmsnorm_blocks.OUTPUTS]
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)

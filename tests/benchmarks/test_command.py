@@ -13,12 +13,12 @@ from graphfuse.benchmarks import command, record
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.benchmarks.results import Results
-from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
+from graphfuse.benchmarks.rmsnorm_silu import BENCH, RmsNormSiluCase
 from graphfuse.benchmarks.sizes import OUTPUTS
 from support import bench_record
 from support.bench_runs import wall_clock
 
-SMALL = [Case(33, 64, output) for output in OUTPUTS]
+SMALL = [RmsNormSiluCase(33, 64, output) for output in OUTPUTS]
 
 
 def invoke(*arguments: str):
@@ -106,7 +106,8 @@ def test_without_a_gpu_it_says_so():
     ],
 )
 def test_without_a_gpu_the_other_benches_say_so(name):
-    done = subprocess.run([sys.executable, "-m", f"graphfuse.benchmarks.{name}"], capture_output=True, text=True)
+    program = [sys.executable, "-m", f"graphfuse.benchmarks.programs.{name}"]
+    done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith(f"{name} needs a GPU: ")
 
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from graphfuse.benchmarks import cross_entropy, session
-from graphfuse.benchmarks.cross_entropy import Case
+from graphfuse.benchmarks import row_case, session
+from graphfuse.benchmarks.cross_entropy import CrossEntropyCase
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
-SMALL = Case(37, 96)
+SMALL = CrossEntropyCase(37, 96)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_our_kernel_makes_losses():
 
 @pytest.mark.parametrize("tight", [True, False])
 def test_a_wrong_loss_is_seen_in_any_part_of_the_rows(tight, monkeypatch):
-    monkeypatch.setattr(cross_entropy, "_JUDGED", 960)  # ten rows
+    monkeypatch.setattr(row_case, "_JUDGED", 960)  # ten rows
     (operands,) = SMALL.sets(1, "cpu")
     SMALL.spoil(operands)
     assert "wrong loss: 10 of 10 values checked, first in row 0" in SMALL.wrong(operands, tight)

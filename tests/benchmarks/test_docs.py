@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from graphfuse.benchmarks import host_record, in_a_model, llama, plot, profile, record, render
+from graphfuse.benchmarks import record
 from graphfuse.benchmarks.benches import BENCHES
+from graphfuse.benchmarks.programs import host_record, in_a_model, llama, plot, profile, render
 from graphfuse.benchmarks.results import Results
 from support import bench_record
 

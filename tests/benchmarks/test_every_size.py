@@ -2,8 +2,9 @@
 
 import pytest
 
-from graphfuse.benchmarks import every_size, sizes
-from graphfuse.benchmarks.every_size import Measured
+from graphfuse.benchmarks import sizes
+from graphfuse.benchmarks.programs import every_size
+from graphfuse.benchmarks.programs.every_size import Measured
 from graphfuse.benchmarks.sizes import Size
 from graphfuse.device import for_arch
 

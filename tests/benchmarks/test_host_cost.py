@@ -10,9 +10,10 @@ import sys
 import pytest
 import torch
 
-from graphfuse.benchmarks import bare, host_calls, host_cost, host_record, row_counts, tables
-from graphfuse.benchmarks.host_calls import NORM, SILU, Call, Sets
-from graphfuse.benchmarks.host_record import BARE, HostCost
+from graphfuse.benchmarks import tables
+from graphfuse.benchmarks.programs import bare, host_calls, host_cost, host_record, row_counts
+from graphfuse.benchmarks.programs.host_calls import NORM, SILU, Call, Sets
+from graphfuse.benchmarks.programs.host_record import BARE, HostCost
 from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle
 from support import bench_record
@@ -319,6 +320,6 @@ def test_a_part_is_no_whole(arguments, whole):
 )
 def test_the_command_line(arguments, said):
     done = subprocess.run(
-        [sys.executable, "-m", "graphfuse.benchmarks.host_cost", *arguments], capture_output=True, text=True
+        [sys.executable, "-m", "graphfuse.benchmarks.programs.host_cost", *arguments], capture_output=True, text=True
     )
     assert done.returncode == (0 if arguments == ["--help"] else 2) and said in done.stdout + done.stderr

@@ -8,16 +8,17 @@ import types
 import pytest
 import torch
 
-from graphfuse.benchmarks import chain_knobs, in_a_model, session
-from graphfuse.benchmarks.chain import LAYERS, Case
+from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import in_place, through
-from graphfuse.benchmarks.peers import graphfuse, products, torch_eager
+from graphfuse.benchmarks.peers import graphfuse, torch_eager
+from graphfuse.benchmarks.programs import chain_knobs, in_a_model, products
+from graphfuse.benchmarks.programs.chain import LAYERS, ChainCase
 from graphfuse.benchmarks.results import Results, name
 from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle
 from support import bench_record
 
-SMALL = Case(5, 96)
+SMALL = ChainCase(5, 96)
 BENCH = in_a_model.BENCH
 PEERS = [p for p in BENCH.peers if p.name not in ("torch_compile",)]
 
@@ -76,15 +77,15 @@ def test_another_chain_is_wrong(norm):
 
 
 def test_one_wrong_row_is_seen():
-    (chain,) = sets = Case(70, 96).sets(1, "cpu")
-    session.checked(Case(70, 96), chain, torch_eager.IN_A_MODEL.make(SMALL, sets), False)
-    assert Case(70, 96).wrong(chain, False) is None
+    (chain,) = sets = ChainCase(70, 96).sets(1, "cpu")
+    session.checked(ChainCase(70, 96), chain, torch_eager.IN_A_MODEL.make(SMALL, sets), False)
+    assert ChainCase(70, 96).wrong(chain, False) is None
     chain.out[-1] *= 1.5
-    assert "wrong result" in Case(70, 96).wrong(chain, False)
+    assert "wrong result" in ChainCase(70, 96).wrong(chain, False)
 
 
 def test_products_alone_stay_finite():
-    (chain,) = sets = Case(5, 256).sets(1, "cpu")
+    (chain,) = sets = ChainCase(5, 256).sets(1, "cpu")
     work = products.PEER.make(SMALL, sets)
     assert session.checked(SMALL, chain, work, False) is None
     assert 0.3 < chain.out.float().square().mean().sqrt() < 3
@@ -162,7 +163,7 @@ def test_other_knobs_are_planned_with_every_eviction(case):
 def test_knobs_are_tried_in_the_chain():
     others = {f"other{i}": LAYERS * (13.0 + i) for i in range(99)}
     clock = stepping_clock(alone=LAYERS * 10.0, first=LAYERS * 12.0, **others)
-    case = Case(3, 64)
+    case = ChainCase(3, 64)
     found = chain_knobs.trials(case, 0, 2, 0.0, "emulator", clock)
     assert len(found) > 3 and not any(trial.wrong for trial in found)
     assert found[0] == chain_knobs.Trial(found[0].label, 2.0, 1.0) and found[0].label.startswith("first plan")
@@ -181,6 +182,6 @@ def test_knobs_are_tried_in_the_chain():
 )
 def test_the_command_line(arguments, said):
     done = subprocess.run(
-        [sys.executable, "-m", "graphfuse.benchmarks.in_a_model", *arguments], capture_output=True, text=True
+        [sys.executable, "-m", "graphfuse.benchmarks.programs.in_a_model", *arguments], capture_output=True, text=True
     )
     assert done.returncode == (0 if arguments == ["--help"] else 2) and said in done.stdout + done.stderr

@@ -3,13 +3,13 @@
 import pytest
 
 from graphfuse.benchmarks import session
-from graphfuse.benchmarks.layernorm import BENCH, Case
+from graphfuse.benchmarks.layernorm import BENCH, LayerNormCase
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
-SMALL = Case(37, 96)
+SMALL = LayerNormCase(37, 96)
 
 
 def test_the_sizes_asked_for():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import graphfuse.torch as ours
-from graphfuse.benchmarks import llama, tables
+from graphfuse.benchmarks import tables
+from graphfuse.benchmarks.programs import llama
 from support import bench_record
 
 CONFIG = llama.CONFIG | {
@@ -110,6 +111,6 @@ def test_without_transformers_it_says_so(monkeypatch):
 )
 def test_the_command_line(arguments, said):
     done = subprocess.run(
-        [sys.executable, "-m", "graphfuse.benchmarks.llama", *arguments], capture_output=True, text=True
+        [sys.executable, "-m", "graphfuse.benchmarks.programs.llama", *arguments], capture_output=True, text=True
     )
     assert done.returncode == (0 if arguments == ["--help"] else 2) and said in done.stdout + done.stderr

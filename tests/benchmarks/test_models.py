@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,19 +14,10 @@ from typer.testing import CliRunner
 
 import graphfuse.torch as ours
 from graphfuse import cli
-from graphfuse.benchmarks import (
-    command,
-    model_check,
-    model_counts,
-    model_record,
-    model_session,
-    models,
-    record,
-    render,
-    tables,
-)
-from graphfuse.benchmarks.model_cases import CASES, DECODE, MODELS, PREFILL, STEP, WORKS, Block, cases
-from graphfuse.benchmarks.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS, Running, Way, compiled
+from graphfuse.benchmarks import command, record, tables
+from graphfuse.benchmarks.programs import model_check, model_counts, model_record, model_session, models, render
+from graphfuse.benchmarks.programs.model_cases import CASES, DECODE, MODELS, PREFILL, STEP, WORKS, Block, cases
+from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS, Running, Way, compiled
 from graphfuse.benchmarks.results import Results
 from graphfuse.runtime import timing
 from support import bench_record
@@ -334,7 +324,7 @@ def test_tables_tell_what_is_missing():
 
 
 def test_the_page_of_its_record(tmp_path):
-    text = (Path(render.__file__).parents[1] / "docs" / "performance" / "models.md").read_text()
+    text = (render.FOLDER / "models.md").read_text()
     content = bench_record.models()
     content["cases"][1]["peers"][OURS] = {"error": "late"}
     record.write(tmp_path, "models", content["environment"], content)
@@ -411,5 +401,6 @@ def test_the_list_as_json():
 def test_without_a_gpu_it_says_so():
     done = CliRunner().invoke(cli.app, ["bench", "models"])
     assert done.exit_code == 3 and done.output.startswith("models needs a GPU: ")
-    done = subprocess.run([sys.executable, "-m", "graphfuse.benchmarks.models"], capture_output=True, text=True)
+    program = [sys.executable, "-m", "graphfuse.benchmarks.programs.models"]
+    done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("models needs a GPU: ")

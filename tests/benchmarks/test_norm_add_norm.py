@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graphfuse.benchmarks import session
-from graphfuse.benchmarks.norm_add_norm import BENCH, Case
+from graphfuse.benchmarks.norm_add_norm import BENCH, NormAddNormCase
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
 from graphfuse.benchmarks.results import Results
@@ -12,7 +12,7 @@ from graphfuse.runtime.handle import create_handle
 from support import bench_record
 from support.bench_runs import made
 
-SMALL = Case(37, 96)
+SMALL = NormAddNormCase(37, 96)
 OURS = (graphfuse.PEER, graphfuse.NORM_ADD_THEN_NORM, graphfuse.NORM_THEN_ADD_NORM)
 
 
@@ -31,7 +31,10 @@ def test_our_kernel_and_our_two_are_right():
     assert session.checked(SMALL, sets[0], one, tight=True) is None and one.note.count("rows[") == 1
     found = sets[0].sum.clone(), sets[0].out.clone()
     SMALL.spoil(sets[0])
-    for graph, pack in ((SMALL.first_graph, sets[0].first_pack()), (SMALL.second_graph, sets[0].second_pack())):
+    for graph, pack in (
+        (SMALL.first_graph, sets[0].pack("x", "before", "residual", "sum")),
+        (SMALL.second_graph, sets[0].pack("sum", "after", "out")),
+    ):
         graphfuse.work(graph(on), [pack]).calls[0]()
     assert torch.equal(found[0], sets[0].sum) and torch.equal(found[1], sets[0].out)  # to the bit
 
@@ -43,7 +46,7 @@ def test_a_wrong_sum_or_row_is_seen(tight):
     assert "wrong sum: 3552 of 3552" in session.checked(SMALL, operands, Work([lambda: None]), tight)
     work.calls[0]()
     assert SMALL.wrong(operands, tight) is None
-    for tensor, said in ((operands.out, "wrong result"), (operands.sum, "wrong sum")):
+    for tensor, said in ((operands.out, "wrong out"), (operands.sum, "wrong sum")):
         before = tensor[36, 95].clone()
         tensor[36, 95] += 0.5
         assert f"{said}: 1 of 3552 values checked, first in row 36, column 95" in SMALL.wrong(operands, tight)

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from graphfuse.benchmarks import ncu, profile, sizes
+from graphfuse.benchmarks import sizes
+from graphfuse.benchmarks.programs import ncu, profile
 from graphfuse.device import for_arch
 from graphfuse.engine import Launch
 from graphfuse.runtime.handle import Handle

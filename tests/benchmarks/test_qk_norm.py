@@ -6,11 +6,11 @@ import torch
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import graphfuse, torch_eager
-from graphfuse.benchmarks.qk_norm import Case
+from graphfuse.benchmarks.qk_norm import QkNormCase
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
-QK = Case(5, 4, 2)
+QK = QkNormCase(5, 4, 2)
 
 
 def test_eager_torch_normalizes_heads():

@@ -6,14 +6,14 @@ import torch
 from graphfuse.benchmarks import qk_norm_rope, session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import graphfuse, torch_eager
-from graphfuse.benchmarks.qk_norm_rope import Case
+from graphfuse.benchmarks.qk_norm_rope import QkNormRopeCase
 from graphfuse.benchmarks.qk_norm_rope_cache import TYPES
-from graphfuse.benchmarks.qk_norm_rope_cache import Case as CacheCase
-from graphfuse.benchmarks.qk_norm_rope_training import Case as TrainingCase
+from graphfuse.benchmarks.qk_norm_rope_cache import QkNormRopeCacheCase as CacheCase
+from graphfuse.benchmarks.qk_norm_rope_training import QkNormRopeTrainingCase as TrainingCase
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
-CASES = [Case(5, 4, 2), Case(5, 4, 2, interleaved=True)]
+CASES = [QkNormRopeCase(5, 4, 2), QkNormRopeCase(5, 4, 2, interleaved=True)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -35,7 +35,7 @@ def test_our_kernel_rotates_heads(case):
 def test_a_wrong_head_is_seen(case):
     (operands,) = sets = case.sets(1, "cpu")
     assert "wrong" in session.checked(case, operands, Work([lambda: None]), False)
-    other = Case(5, 4, 2, interleaved=not case.interleaved)
+    other = QkNormRopeCase(5, 4, 2, interleaved=not case.interleaved)
     right, wrong = (torch_eager.qk_norm_rope(*_given(operands), of.interleaved) for of in (case, other))
 
     def write(q, k) -> None:

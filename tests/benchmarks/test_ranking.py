@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from graphfuse.benchmarks import ranking
+from graphfuse.benchmarks.programs import ranking
 from graphfuse.errors import GraphNotSupportedError
 from graphfuse.ops import OPS
 from graphfuse.tables import measured

@@ -4,10 +4,10 @@ import pytest
 
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
-from graphfuse.benchmarks.rmsnorm_backward import TYPES, Case, ResidualCase
+from graphfuse.benchmarks.rmsnorm_backward import OUTPUTS, AddRmsNormBackwardCase, RmsNormBackwardCase
 from support.bench_runs import made
 
-SMALL = [*(Case(37, 96, output) for output in TYPES), ResidualCase(1100, 24, "bf16")]
+SMALL = [*(RmsNormBackwardCase(37, 96, output) for output in OUTPUTS), AddRmsNormBackwardCase(1100, 24, "bf16")]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: f"{type(c).__name__} {c.output}")

@@ -6,14 +6,14 @@ import torch
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import graphfuse, torch_eager
-from graphfuse.benchmarks.rmsnorm_channels import BENCH, CONTIGUOUS, LAYOUTS, Case
+from graphfuse.benchmarks.rmsnorm_channels import BENCH, CONTIGUOUS, LAYOUTS, RmsNormChannelsCase
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_eager_torch_is_right(layout):
-    case = Case(24, 2, 3, 8, layout)
+    case = RmsNormChannelsCase(24, 2, 3, 8, layout)
     sets, work = made(torch_eager.RMSNORM_CHANNELS, case)
     assert session.checked(case, sets[0], work, False) is None
 
@@ -22,7 +22,7 @@ def test_eager_torch_is_right(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_our_kernels_copy_nothing(layout):
     """Each layout has the engine whose threads read neighbours."""
-    case = Case(24, 2, 3, 8, layout)
+    case = RmsNormChannelsCase(24, 2, 3, 8, layout)
     sets = case.sets(2, "cpu")
     work = graphfuse.work(case.graph(create_handle("emulator")), [s.pack() for s in sets])
     assert work.note.count("rows[") == 1
@@ -31,18 +31,18 @@ def test_our_kernels_copy_nothing(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_wrong_value_is_seen(layout):
-    case = Case(24, 2, 3, 8, layout)
+    case = RmsNormChannelsCase(24, 2, 3, 8, layout)
     (operands,) = case.sets(1, "cpu")
     right = torch_eager.rmsnorm_channels(operands.x, operands.weight, operands.eps)
     assert session.checked(case, operands, Work([lambda: operands.out.copy_(right)]), False) is None
-    assert "wrong result: 1152 of 1152" in session.checked(case, operands, Work([lambda: None]), False)
+    assert "wrong out: 1152 of 1152" in session.checked(case, operands, Work([lambda: None]), False)
     operands.out.copy_(right)
     operands.out[0, 5, 1, 2, 7] += 1
-    assert "wrong result: 1 of 1152 values checked, first in row 47, column 5" in case.wrong(operands, False)
+    assert "wrong out: 1 of 1152 values checked, first in row 47, column 5" in case.wrong(operands, False)
 
 
 def test_layouts_are_those_of_torch():
     for case in BENCH.cases:
         x = torch.empty(1, case.columns, case.frames, case.height, case.width, device="meta")
         x = x if case.layout == CONTIGUOUS else x.to(memory_format=torch.channels_last_3d)
-        assert (list(x.shape), list(x.stride())) == (case.dim, case.stride)
+        assert (x.shape, x.stride()) == (case.drawn["x"].dim, case.drawn["x"].stride)

@@ -6,11 +6,11 @@ import torch
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, stream, torch_eager
-from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
+from graphfuse.benchmarks.rmsnorm_silu import BENCH, RmsNormSiluCase
 from graphfuse.benchmarks.sizes import OUTPUTS
 from support.bench_runs import made
 
-SMALL = [Case(33, 64, output) for output in OUTPUTS]
+SMALL = [RmsNormSiluCase(33, 64, output) for output in OUTPUTS]
 
 
 def test_the_seeds_sizes():
@@ -20,7 +20,7 @@ def test_the_seeds_sizes():
 
 @pytest.mark.parametrize("output, each", [("bf16", 4), ("fp8_e4m3", 3), ("nvfp4", 2 + 0.5 + 1 / 16)])
 def test_bytes_are_those_of_the_tensors(output, each):
-    case = Case(48, 160, output)
+    case = RmsNormSiluCase(48, 160, output)
     (operands,) = case.sets(1, "cpu")
     tensors = [t for t in (operands.x, operands.weight, operands.out, operands.scales) if t is not None]
     assert case.moved == sum(t.numel() * t.itemsize for t in tensors) == 48 * 160 * each + 320
@@ -62,7 +62,7 @@ def test_our_own_result_is_held_to_one_rounding():
 
 
 def test_the_last_row_is_always_checked():
-    case = Case(9000, 64, "bf16")
+    case = RmsNormSiluCase(9000, 64, "bf16")
     (operands,) = case.sets(1, "cpu")
     graphfuse.PEER.make(case, [operands]).calls[0]()
     operands.out[-1] = 0

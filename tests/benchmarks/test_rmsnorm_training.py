@@ -1,21 +1,19 @@
 """The bench of the training phase beside the inference phase: what is right, what is wrong, what is compared."""
 
-from dataclasses import replace
-
 import pytest
 
 from graphfuse import heur_mode
 from graphfuse.benchmarks import session
-from graphfuse.benchmarks.peer import Work
+from graphfuse.benchmarks.peer import Work, changed
 from graphfuse.benchmarks.peers import graphfuse, stream
 from graphfuse.benchmarks.results import Results
-from graphfuse.benchmarks.rmsnorm_training import BENCH, TYPES, Case
+from graphfuse.benchmarks.rmsnorm_training import BENCH, OUTPUTS, RmsNormTrainingCase
 from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle, create_handle
 from support import bench_record
 from support.bench_runs import made
 
-SMALL = [Case(37, 96, output) for output in TYPES]
+SMALL = [RmsNormTrainingCase(37, 96, output) for output in OUTPUTS]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: c.output)
@@ -30,7 +28,7 @@ def test_both_phases_compute_the_case(peer, case):
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: c.output)
 def test_our_kernels_of_both_phases_are_right(case):
     (operands,) = case.sets(1, "cpu")
-    for graph, s in ((case.graph, operands), (case.inference_graph, replace(operands, inverse_rms=None))):
+    for graph, s in ((case.graph, operands), (case.inference_graph, changed(operands, inverse_rms=None))):
         work = graphfuse.work(graph(create_handle("emulator")), [s.pack()])
         case.spoil(operands)
         work.calls[0]()
@@ -47,7 +45,7 @@ def test_a_wrong_inverse_rms_or_row_is_seen(peer, case):
     work.calls[0]()
     assert check() is None
     operands.inverse_rms[36] *= 1 + 2**-12  # which inference does not have
-    assert ("inverse RMS: 1 of 37 values checked, first in row 36" in (check() or "")) == (peer is graphfuse.PEER)
+    assert ("inverse_rms: 1 of 37 values checked, first in row 36" in (check() or "")) == (peer is graphfuse.PEER)
     work.calls[0]()
     operands.y[36, 95] *= 1 + 2**-6
     assert "wrong y: 1 of 3552 values checked, first in row 36, column 95" in check()

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from graphfuse.benchmarks import session
-from graphfuse.benchmarks.add_rmsnorm import Case as AddCase
+from graphfuse.benchmarks.add_rmsnorm import AddRmsNormCase as AddCase
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.peer import Peer, Work
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
-from graphfuse.benchmarks.rmsnorm_silu import BENCH, Case
+from graphfuse.benchmarks.rmsnorm_silu import BENCH, RmsNormSiluCase
 from support.bench_runs import wall_clock
 
 
@@ -29,7 +29,7 @@ PEERS = (
 
 
 def test_a_session_says_what_became_of_every_peer():
-    case = Case(4, 64, "bf16")
+    case = RmsNormSiluCase(4, 64, "bf16")
     entry = session.measure(BENCH, case, PEERS, 90, "cpu", wall_clock())
     assert {k: v for k, v in entry.items() if k != "peers"} == {
         "rows": 4,

@@ -6,11 +6,11 @@ import torch
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
-from graphfuse.benchmarks.silu_mul_fp8 import Case
+from graphfuse.benchmarks.silu_mul_fp8 import SiluMulFp8Case
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
-SMALL = Case(37, 96)
+SMALL = SiluMulFp8Case(37, 96)
 
 
 @pytest.mark.parametrize("peer", [graphfuse.PEER, torch_eager.SILU_MUL_FP8, stream.PEER], ids=lambda p: p.name)
@@ -37,7 +37,7 @@ def test_a_wrong_scale_or_element_is_seen(tight):
     item = operands.out.view(torch.uint8)
     before = item[36, 95].item()
     item[36, 95] = before ^ 0x48  # bits of the exponent
-    assert "wrong result: 1 of 3552 values checked, first in row 36, column 95" in SMALL.wrong(operands, tight)
+    assert "wrong out: 1 of 3552 values checked, first in row 36, column 95" in SMALL.wrong(operands, tight)
     item[36, 95] = before
     operands.scale[36] *= 1 + 2**-5
     assert "wrong scale: 1 of 37 values checked, first in row 36" in SMALL.wrong(operands, tight)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from graphfuse.benchmarks import session, softmax
+from graphfuse.benchmarks import row_case, session
 from graphfuse.benchmarks.peer import Work
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_eager
-from graphfuse.benchmarks.softmax import Case
+from graphfuse.benchmarks.softmax import SoftmaxCase
 from graphfuse.runtime.handle import create_handle
 from support.bench_runs import made
 
-SMALL = Case(37, 96)
+SMALL = SoftmaxCase(37, 96)
 
 
 @pytest.mark.parametrize("peer", [graphfuse.PEER, torch_eager.SOFTMAX, stream.PEER], ids=lambda p: p.name)
@@ -28,7 +28,7 @@ def test_our_kernel_takes_softmax():
 
 @pytest.mark.parametrize("tight", [True, False])
 def test_a_wrong_element_is_seen_in_any_part_of_the_rows(tight, monkeypatch):
-    monkeypatch.setattr(softmax, "_JUDGED", 960)  # ten rows
+    monkeypatch.setattr(row_case, "_JUDGED", 960)  # ten rows
     sets, work = made(graphfuse.PEER, SMALL, 1)
     (operands,) = sets
     assert "wrong y: 960 of 960 values checked, first in row 0" in session.checked(

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from graphfuse.benchmarks import turns
+from graphfuse.benchmarks.programs import turns
 
 
 def taken(least: int, seconds: float = 0.0):

@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 from graphfuse import data_type, engines, heur_mode, norm_forward_phase, plan, plugins, pygraph, reduction_mode
-from graphfuse.benchmarks import (
-    chain_knobs,
-    in_a_model,
-    rmsnorm_backward,
-    rmsnorm_silu,
-    rmsnorm_training,
-    sizes,
-)
+from graphfuse.benchmarks import rmsnorm_backward, rmsnorm_silu, rmsnorm_training, sizes
 from graphfuse.benchmarks.benches import BENCHES
+from graphfuse.benchmarks.programs import chain_knobs, in_a_model
 from graphfuse.device import ARCHES, for_arch
 from graphfuse.engine import ProblemClass, knobs_from_dict, knobs_to_dict
 from graphfuse.freeze import freeze
@@ -140,7 +134,7 @@ def test_a_problem_is_the_same_however_its_steps_are_spelled():
 
 
 def test_the_sm100_table_is_the_translation_of_what_is_published():
-    script = runpy.run_path(str(ROOT / "benchmarks" / "published_sm100.py"))
+    script = runpy.run_path(str(ROOT / "benchmarks" / "programs" / "published_sm100.py"))
     entries = store.parse(script["TABLE"].read_bytes())
     assert store.to_text([*script["translated"](entries)]) == script["TABLE"].read_text()
     assert {json.dumps(sorted(e.published)) for e in entries} == {
@@ -155,7 +149,7 @@ def test_planning_for_a_b200_uses_it_and_says_so():
     assert part.why == "published for NVIDIA B200, not measured here"
 
 
-BACKWARD = rmsnorm_backward.Case(4096, 1024, "bf16")
+BACKWARD = rmsnorm_backward.RmsNormBackwardCase(4096, 1024, "bf16")
 (PART,) = parts(BACKWARD.graph(), H200)
 # A CTA an SM, which takes row after row.
 STAYING = [

@@ -9,8 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from graphfuse import WorkspaceError, heur_mode, record
-from graphfuse.benchmarks import sizes
+from graphfuse import WorkspaceError, heur_mode
+from graphfuse.benchmarks import record, sizes
 from graphfuse.cli import app
 from graphfuse.engines.rows import RowEngine
 from graphfuse.runtime import device as devices
@@ -162,7 +162,7 @@ def test_the_command_tunes_skips_and_goes_on(tmp_path):
 
 
 def test_the_heuristics_benchmark_measures_what_it_says(tmp_path):
-    command = [sys.executable, "-m", "graphfuse.benchmarks.heuristics", "--sizes", "3", "--record", tmp_path]
+    command = [sys.executable, "-m", "graphfuse.benchmarks.programs.heuristics", "--sizes", "3", "--record", tmp_path]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 of 3 sizes: median" in done.stdout and len([*tmp_path.glob("heuristics-*.json")]) == 1

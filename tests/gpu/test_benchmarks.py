@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import graphfuse
-from graphfuse.benchmarks import profile
+from graphfuse.benchmarks.programs import profile
 
 pytestmark = pytest.mark.gpu
 

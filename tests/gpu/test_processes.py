@@ -57,7 +57,7 @@ def test_eight_processes_race_on_a_cold_cache(python, tmp_path):
 
 def test_the_build_time_benchmark_measures_what_it_says(tmp_path):
     """One process compiles, the next finds the kernel on disk. The times themselves are the benchmark's record."""
-    command = [sys.executable, "-m", "graphfuse.benchmarks.build_time", "--repeats", "1", "--record", tmp_path]
+    command = [sys.executable, "-m", "graphfuse.benchmarks.programs.build_time", "--repeats", "1", "--record", tmp_path]
     subprocess.run(command, check=True, capture_output=True, text=True)
     (file,) = tmp_path.glob("build-time-*.json")
     medians = json.loads(file.read_text())["medians_ms"]

@@ -51,7 +51,7 @@ LAYERS = (
 SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel", "engines.rows.problem"}
 """What engines have in common."""
 
-LATE = ("runtime.cuda_core", "benchmarks.model_blocks", "benchmarks.model_decoder")
+LATE = ("runtime.cuda_core", "benchmarks.programs.model_blocks", "benchmarks.programs.model_decoder")
 """What imports heavy packages at once, and is imported late itself."""
 
 # Closer rules within packages whose modules see each other.

@@ -17,6 +17,8 @@ from graphfuse.cli import new_plugin
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (".py", ".pyi", ".typed", ".cu", ".cuh", ".json", ".cpp", ".hpp")
 FOLDERS = {"graphfuse": "graphfuse"} | {f: f"graphfuse/{f}" for f in ("engines", "patterns", "benchmarks")}
+CLONE = ROOT / "benchmarks" / "programs"
+"""What clones alone have: measurements of models, and what makes the docs from records."""
 TEMPLATE = {f"graphfuse/cli/plugin_template/{path}" for path in new_plugin.FILES}
 
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("install")]
@@ -41,7 +43,9 @@ def shipped() -> set[str]:
         f"{target}/{path.relative_to(ROOT / folder)}"
         for folder, target in FOLDERS.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in SHIPPED and not {"__pycache__", "plugin_template"}.intersection(path.parts)
+        if path.suffix in SHIPPED
+        and not {"__pycache__", "plugin_template"}.intersection(path.parts)
+        and CLONE not in path.parents
     }
     return found | TEMPLATE
 
@@ -127,6 +131,14 @@ def test_it_runs_from_there(installed, cache):
     # The main job itself, with nothing of the tree on the path.
     example = shutil.copy(ROOT / "examples" / "rmsnorm_silu.py", home / "sample.py")
     assert "relative error" in run(installed, example, cwd=home, GRAPHFUSE_CACHE_DIR=str(cache))
+
+
+def test_what_clones_alone_have_says_so(installed, tmp_path):
+    done = subprocess.run(
+        [installed, "-m", "graphfuse", "bench", "models", "--list"], cwd=tmp_path, capture_output=True, text=True,
+        env=environment(),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "") and "bench models needs a clone of the repository" in done.stderr
 
 
 def test_kernels_can_be_made_from_there(installed):

@@ -1,10 +1,10 @@
 """A record as a run on a GPU would leave it, with invented times."""
 
-from graphfuse.benchmarks import cudnn_calls, host_record, in_a_model, llama, wan_block
 from graphfuse.benchmarks.benches import BENCHES
-from graphfuse.benchmarks.model_cases import CASES
-from graphfuse.benchmarks.model_counts import KINDS, OTHER
-from graphfuse.benchmarks.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS
+from graphfuse.benchmarks.programs import cudnn_calls, host_record, in_a_model, llama, wan_block
+from graphfuse.benchmarks.programs.model_cases import CASES
+from graphfuse.benchmarks.programs.model_counts import KINDS, OTHER
+from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS
 
 SPEED = {"graphfuse": 4.0, "cudnn_oss": 0.3, "cudnn_a": 2.0, "flashinfer": 0.31, "torch_compile": 3.5}
 SPEED |= {"torch_eager": 1.2, "graphfuse_dependent": 4.1, "stream": 4.2, "quack": 3.6, "liger": 3.4}
@@ -57,7 +57,7 @@ def _peers(bench) -> dict:
 
 
 def chains() -> dict:
-    """A record of benchmarks.in_a_model: each norm takes as long as its place in the list says, products 100 us."""
+    """A record of programs.in_a_model: each norm takes as long as its place in the list says, products 100 us."""
     bench = in_a_model.BENCH
 
     def entry(place: int, peer: str) -> dict:
@@ -85,7 +85,7 @@ def chains() -> dict:
 
 
 def host_cost() -> dict:
-    """A record of benchmarks.host_cost: calls of 1, 2, 3 ... times a bare launch of 4 us, Quack absent."""
+    """A record of programs.host_cost: calls of 1, 2, 3 ... times a bare launch of 4 us, Quack absent."""
     names = [
         host_record.BARE,
         host_record.EXECUTE,
@@ -128,7 +128,7 @@ def host_cost() -> dict:
 
 
 def llama_model() -> dict:
-    """A record of benchmarks.llama."""
+    """A record of programs.llama."""
     times = dict(zip((llama.OURS, llama.TORCH, llama.OWN), (4.0, 5.0, 6.0), strict=True))
     cases = [
         {
@@ -148,7 +148,7 @@ def _spread(us: float) -> dict[str, float]:
 
 
 def cudnn_calls_model() -> dict:
-    """A record of benchmarks.cudnn_calls."""
+    """A record of programs.cudnn_calls."""
     host = {cudnn_calls.EXECUTE: 9.0, cudnn_calls.BOUND: 7.0, cudnn_calls.TORCH: 20.0, cudnn_calls.PACKAGE: 12.0}
     us = {cudnn_calls.BOUND: _spread(27.0), cudnn_calls.TORCH: _spread(28.0)}
     return {
@@ -160,7 +160,7 @@ def cudnn_calls_model() -> dict:
 
 
 def wan_block_model() -> dict:
-    """A record of benchmarks.wan_block."""
+    """A record of programs.wan_block."""
     names = (wan_block.OURS, wan_block.UNTUNED, wan_block.EAGER, wan_block.CONTIGUOUS, wan_block.COMPILED)
     us = {name: _spread(found) for name, found in zip(names, (100.0, 110.0, 150.0, 160.0, 102.0), strict=True)}
     cases = [
@@ -170,13 +170,13 @@ def wan_block_model() -> dict:
 
 
 def ranking() -> dict:
-    """A record of benchmarks.ranking."""
+    """A record of programs.ranking."""
     us = {"rmsnorm": {"512x4096": {"rows": 4.0, "cudnn": 5.0}}, "matmul": {"512x64x64": {"cudnn": 20.0}}}
     return {"environment": environment(), "us": us}
 
 
 def profile() -> dict:
-    """A record of benchmarks.profile."""
+    """A record of programs.profile."""
     figures = {
         "us": 300.2,
         "ghz": 1.75,
@@ -204,7 +204,7 @@ def profile() -> dict:
 
 
 def models() -> dict:
-    """A record of benchmarks.models."""
+    """A record of programs.models."""
     ways = (EAGER, COMPILED, OURS, OURS_COMPILED)
     times = dict(zip(ways, (4.0, 3.0, 2.5, 2.4), strict=True))
     ours = ways[2:]

@@ -7,7 +7,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from graphfuse.benchmarks.model_blocks import DiTBlock, Stack
+from graphfuse.benchmarks.programs.model_blocks import DiTBlock, Stack
 from graphfuse.torch import compile_report, fuse
 from graphfuse.torch.fusion import find
 from graphfuse.torch.fusion.compiled import replace_in

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from graphfuse.benchmarks.model_cases import DECODE, MODELS, PREFILL, STEP
+from graphfuse.benchmarks.programs.model_cases import DECODE, MODELS, PREFILL, STEP
 from graphfuse.torch import compile_report
 from support.small_models import SMALL
 

@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphfuse.benchmarks import session, turns
-from graphfuse.benchmarks.chain import EPS, LAYERS, Case, sampler
+from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Norm, in_place, through
-from graphfuse.benchmarks.peers import products
+from graphfuse.benchmarks.programs import products, turns
+from graphfuse.benchmarks.programs.chain import EPS, LAYERS, ChainCase, sampler
 from graphfuse.dtypes import data_type
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS
 from graphfuse.enums import heur_mode, norm_forward_phase
@@ -36,7 +36,7 @@ class Trial:
     wrong: str | None = None
 
 
-def graph(case: Case, handle=None) -> pygraph:
+def graph(case: ChainCase, handle=None) -> pygraph:
     """As ``functional.fused_add_rmsnorm`` draws it: the sum is stored rounded and normalized as it is."""
     made = pygraph(intermediate_data_type=data_type.FLOAT, handle=handle)
     size = [case.rows, case.columns]
@@ -49,7 +49,7 @@ def graph(case: Case, handle=None) -> pygraph:
     return made
 
 
-def planned(case: Case, count: int, handle=None) -> tuple[pygraph, dict[str, int]]:
+def planned(case: ChainCase, count: int, handle=None) -> tuple[pygraph, dict[str, int]]:
     """The graph, and its plans by words for their knobs: the first one, then others made from the model's first
     `count`. Nothing is compiled yet."""
     made = graph(case, handle)
@@ -85,7 +85,7 @@ def norm(made: pygraph, index: int) -> Norm:
     return in_place(run)
 
 
-def trials(case: Case, count: int, least: int, seconds: float, device: str, clock: session.Clock) -> list[Trial]:
+def trials(case: ChainCase, count: int, least: int, seconds: float, device: str, clock: session.Clock) -> list[Trial]:
     """The fastest first."""
     from graphfuse.runtime.handle import create_handle
 
@@ -116,7 +116,7 @@ def trials(case: Case, count: int, least: int, seconds: float, device: str, cloc
     return sorted(found, key=lambda trial: trial.us) + failed
 
 
-def lines(case: Case, count: int, least: int, seconds: float) -> Iterator[str]:
+def lines(case: ChainCase, count: int, least: int, seconds: float) -> Iterator[str]:
     """What all knobs took, a line each."""
     from graphfuse.runtime import timing
 

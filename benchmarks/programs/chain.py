@@ -71,7 +71,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Case:
+class ChainCase:
     """rows x columns of bfloat16 through LAYERS layers."""
 
     rows: int

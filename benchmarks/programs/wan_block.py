@@ -1,6 +1,6 @@
 """A residual block of the WAN VAE's decoder: our norms around cuDNN's convolutions, beside torch.
 
-    python -m graphfuse.benchmarks.wan_block [--record FOLDER] [--quick]
+    python -m graphfuse.benchmarks.programs.wan_block [--record FOLDER] [--quick]
 
 The graph of `examples/wan_vae_block.py`: twice norm, SiLU and a causal 3-D convolution with bias, plus the input. Peers
 are the same block by torch's functions, on tensors in either layout, and compiled by torch.compile with max-autotune.

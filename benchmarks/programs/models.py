@@ -1,6 +1,6 @@
 """Models with our operators in them, beside the same models without: measured in models.
 
-    python -m graphfuse.benchmarks.models [--record FOLDER] [--resume] [--only NAME ...] [--ways NAME ...]
+    python -m graphfuse.benchmarks.programs.models [--record FOLDER] [--resume] [--only NAME ...] [--ways NAME ...]
                                           [--rounds 30] [--quick] [--list] [--json]
 
 A few layers of published models' sizes, random weights, bfloat16 (`model_cases`): prefill of 1 x 4096 tokens, a
@@ -22,10 +22,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from graphfuse.benchmarks import command, model_record, model_session, record, session, tables
+from graphfuse.benchmarks import command, record, session, tables
 from graphfuse.benchmarks.bench import Bench
-from graphfuse.benchmarks.model_cases import CASES, MODELS, QUICK, Case, Model
-from graphfuse.benchmarks.model_ways import EAGER, OURS, WAYS, Way
+from graphfuse.benchmarks.programs import model_record, model_session
+from graphfuse.benchmarks.programs.model_cases import CASES, MODELS, QUICK, Model, ModelCase
+from graphfuse.benchmarks.programs.model_ways import EAGER, OURS, WAYS, Way
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.untuned import untuned
 
@@ -45,7 +46,7 @@ ROUNDS, QUICK_ROUNDS = 30, 10
 WIDTH = 200
 
 
-def chosen(only: Sequence[str], quick: bool) -> tuple[Case, ...]:
+def chosen(only: Sequence[str], quick: bool) -> tuple[ModelCase, ...]:
     """Cases by name, MODEL or MODEL/WORK; ValueError for a name that none has."""
     have = QUICK if quick else CASES
     names = [*dict.fromkeys(case.model for case in have), *map(str, have)]
@@ -64,7 +65,7 @@ def chosen_ways(names: Sequence[str]) -> tuple[Way, ...]:
     return tuple(way for way in WAYS if not names or way.name in names)
 
 
-def listing(cases: Sequence[Case], ways: Sequence[Way]) -> str:
+def listing(cases: Sequence[ModelCase], ways: Sequence[Way]) -> str:
     """Cases and ways, one a line, with what is missing here, and how long all of it takes at most."""
     lines = [f"{BENCH.name}: {BENCH.title}"]
     for way in ways:
@@ -78,7 +79,7 @@ def listing(cases: Sequence[Case], ways: Sequence[Way]) -> str:
     return "\n".join([*lines, f"  {_at_most(cases, ways)}"])
 
 
-def described(cases: Sequence[Case], ways: Sequence[Way]) -> dict:
+def described(cases: Sequence[ModelCase], ways: Sequence[Way]) -> dict:
     """What `listing` says, as JSON values."""
     return {
         "bench": BENCH.name,
@@ -88,7 +89,7 @@ def described(cases: Sequence[Case], ways: Sequence[Way]) -> dict:
     }
 
 
-def _at_most(cases: Sequence[Case], ways: Sequence[Way]) -> str:
+def _at_most(cases: Sequence[ModelCase], ways: Sequence[Way]) -> str:
     seconds = model_session.longest([way for way in ways if not way.why_absent(None, 0)])
     here = [case for case in cases if not MODELS[case.model].why_not()]
     return f"at most {len(here) * seconds / 60:.0f} min: {len(here)} cases of {seconds / 60:.1f} min at most"
@@ -136,14 +137,14 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None, no_
     sys.exit(1 if failures(results, cases) else 0)
 
 
-def failures(results: Results, cases: Sequence[Case]) -> list[str]:
+def failures(results: Results, cases: Sequence[ModelCase]) -> list[str]:
     """The names of those of the cases that failed in some way."""
     failed = [e for e in results.record["cases"] if any("error" in one for one in e["peers"].values())]
     return [name for entry in failed if (name := model_record.name(entry)) in map(str, cases)]
 
 
 def run(
-    cases: Sequence[Case],
+    cases: Sequence[ModelCase],
     ways: Sequence[Way],
     folder: Path | None,
     resume: bool,

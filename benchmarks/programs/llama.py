@@ -1,6 +1,6 @@
 """A Llama of transformers with its norms replaced: what that does to a prefill and to a training step.
 
-    python -m graphfuse.benchmarks.llama [--record FOLDER] [--rounds 200] [--quick]
+    python -m graphfuse.benchmarks.programs.llama [--record FOLDER] [--rounds 200] [--quick]
 
 Random weights, 8 layers of 1,024, bfloat16. Its 17 norms are transformers' own, torch.nn.RMSNorm, or
 graphfuse.torch.RMSNorm, with the same weights. Wall time of a call until the GPU is done, the models in turns: small
@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphfuse.benchmarks import record, tables, turns
+from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks.programs import turns
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
 

@@ -1,6 +1,6 @@
 """The SM100 table of the RMSNorm engine, translated from what the cuDNN frontend publishes for B200.
 
-    python -m graphfuse.benchmarks.published_sm100
+    python -m graphfuse.benchmarks.programs.published_sm100
 
 Writes the knobs in engines/rows/rows.sm_100.json anew from the figures that each entry keeps
 under "published": what that engine was swept to on a B200, by its authors. Nothing here was
@@ -18,7 +18,7 @@ from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.tables import store
 
-TABLE = Path(__file__).resolve().parent.parent / "engines" / "rows" / "rows.sm_100.json"
+TABLE = Path(__file__).resolve().parents[2] / "engines" / "rows" / "rows.sm_100.json"
 DEVICE = for_arch("sm_100a")
 ENGINE = RowEngine()
 

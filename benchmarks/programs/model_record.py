@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphfuse.benchmarks.model_cases import MODELS, PREFILL, STEP, Case, Work
-from graphfuse.benchmarks.model_counts import KINDS, OTHER
-from graphfuse.benchmarks.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED
+from graphfuse.benchmarks.programs.model_cases import MODELS, PREFILL, STEP, ModelCase, ModelWork
+from graphfuse.benchmarks.programs.model_counts import KINDS, OTHER
+from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.tables import Table
 from graphfuse.benchmarks.target import Target
@@ -22,7 +22,7 @@ def speed_up(case: dict, ours: str, over: str) -> float | None:
     return 1 / ratio if ratio else None
 
 
-def slowest(work: Work, ours: str, over: str, title: str, limit: float) -> Target:
+def slowest(work: ModelWork, ours: str, over: str, title: str, limit: float) -> Target:
     """The least speed-up of decoder layers."""
 
     def figure(r: Results) -> tuple[float, str] | None:
@@ -45,7 +45,7 @@ TARGETS = (
 
 
 def name(case: dict) -> str:
-    return str(Case(**{field: value for field, value in case.items() if field != "peers"}))
+    return str(ModelCase(**{field: value for field, value in case.items() if field != "peers"}))
 
 
 def _named(case: dict) -> tuple[str, str]:

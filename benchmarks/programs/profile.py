@@ -1,6 +1,6 @@
 """What keeps our kernel busy: a few cases under Nsight Compute.
 
-    python -m graphfuse.benchmarks.profile [BENCH] [--record FOLDER] [--csv FILE]
+    python -m graphfuse.benchmarks.programs.profile [BENCH] [--record FOLDER] [--csv FILE]
 
 One launch of each case of a bench is profiled in a child of `ncu`, with tuned knobs of the first-party tables, a
 cold L2 and the clocks as they are. ncu replays the kernel; cooperative launches of clusters, which it cannot replay,
@@ -26,13 +26,13 @@ from graphfuse.benchmarks import (
     add_rmsnorm_blocks,
     layernorm,
     layernorm_backward,
-    ncu,
     record,
     rmsnorm_backward,
     rmsnorm_channels,
     rmsnorm_silu,
     sizes,
 )
+from graphfuse.benchmarks.programs import ncu
 from graphfuse.benchmarks.untuned import untuned
 from graphfuse.engine import Launch
 from graphfuse.errors import GraphfuseError
@@ -41,24 +41,29 @@ _SILU = ((399360, 1024), (399360, 512), (24960, 1024))
 _BACKWARD = ((4096, 1024), (4096, 2048), (4096, 16384), (32768, 4096), (32768, 8192), (32768, 32768))
 CASES = {
     "rmsnorm-silu": (
-        *(rmsnorm_silu.Case(r, c, o) for r, c in _SILU for o in ("nvfp4", "fp8_e4m3", "bf16")),
-        *(rmsnorm_silu.Case(1560, 320, o) for o in ("nvfp4", "bf16")),
+        *(rmsnorm_silu.RmsNormSiluCase(r, c, o) for r, c in _SILU for o in ("nvfp4", "fp8_e4m3", "bf16")),
+        *(rmsnorm_silu.RmsNormSiluCase(1560, 320, o) for o in ("nvfp4", "bf16")),
     ),
     "rmsnorm-backward": (
-        *(rmsnorm_backward.Case(r, c, "bf16") for r, c in _BACKWARD),
-        rmsnorm_backward.Case(32768, 32768, "fp32"),
+        *(rmsnorm_backward.RmsNormBackwardCase(r, c, "bf16") for r, c in _BACKWARD),
+        rmsnorm_backward.RmsNormBackwardCase(32768, 32768, "fp32"),
     ),
-    "add-rmsnorm-backward": tuple(rmsnorm_backward.ResidualCase(32768, c, "bf16") for c in (8192, 32768)),
-    "layernorm": (layernorm.Case(4096, 1024), layernorm.Case(4096, 8192), layernorm.Case(32768, 1024)),
+    "add-rmsnorm-backward": tuple(rmsnorm_backward.AddRmsNormBackwardCase(32768, c, "bf16") for c in (8192, 32768)),
+    "layernorm": (
+        layernorm.LayerNormCase(4096, 1024),
+        layernorm.LayerNormCase(4096, 8192),
+        layernorm.LayerNormCase(32768, 1024),
+    ),
     "layernorm-backward": tuple(
-        layernorm_backward.Case(*size) for size in ((4096, 1024), (4096, 2048), (4096, 4096), (32768, 2048))
+        layernorm_backward.LayerNormBackwardCase(*size)
+        for size in ((4096, 1024), (4096, 2048), (4096, 4096), (32768, 2048))
     ),
     "add-rmsnorm-fp8-blocks": tuple(
-        add_rmsnorm_blocks.Case(rows, 7168, output)
+        add_rmsnorm_blocks.AddRmsNormBlocksCase(rows, 7168, output)
         for rows, output in itertools.product((16, 128, 4096), add_rmsnorm_blocks.OUTPUTS)
     ),
     "rmsnorm-channels": tuple(
-        rmsnorm_channels.Case(*video, layout)
+        rmsnorm_channels.RmsNormChannelsCase(*video, layout)
         for video in rmsnorm_channels.VIDEOS
         for layout in rmsnorm_channels.LAYOUTS
     ),
@@ -111,7 +116,8 @@ def planned(bench: str, handle: object) -> dict[ncu.Replay, list[int]]:
 
 def start(bench: str, places: Sequence[int]) -> list[str]:
     """The command of a child."""
-    return [sys.executable, "-c", f"from graphfuse.benchmarks.profile import child; child({bench!r}, {places!r})"]
+    code = f"from graphfuse.benchmarks.programs.profile import child; child({bench!r}, {places!r})"
+    return [sys.executable, "-c", code]
 
 
 def child(bench: str, places: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """What one call costs the host: wall time of calls on tiny problems, ours beside a bare driver launch and peers.
 
-    python -m graphfuse.benchmarks.host_cost [--record FOLDER] [--only TEXT ...] [--sets 1,16,256,2000]
+    python -m graphfuse.benchmarks.programs.host_cost [--record FOLDER] [--only TEXT ...] [--sets 1,16,256,2000]
                                              [--parts addresses rows memory] [--rounds 60] [--quick]
 
 addresses: each call works on the next of k address sets, as in a model, where no two calls have the same buffers. A
@@ -21,10 +21,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from graphfuse.benchmarks import host_calls, host_record, record, row_counts, session, tables, turns
-from graphfuse.benchmarks.host_calls import Call, Sets
-from graphfuse.benchmarks.host_peers import PEERS
-from graphfuse.benchmarks.host_record import BARE, HostCost
+from graphfuse.benchmarks import record, session, tables
+from graphfuse.benchmarks.programs import host_calls, host_record, row_counts, turns
+from graphfuse.benchmarks.programs.host_calls import Call, Sets
+from graphfuse.benchmarks.programs.host_peers import PEERS
+from graphfuse.benchmarks.programs.host_record import BARE, HostCost
 from graphfuse.benchmarks.untuned import untuned
 
 CALLS, WITH_BACKWARD = 200, 60

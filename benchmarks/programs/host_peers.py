@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from graphfuse.benchmarks.host_calls import SILU, Call, Sets, backward
+from graphfuse.benchmarks.programs.host_calls import SILU, Call, Sets, backward
 
 
 def compiled(sets: Sets) -> list[Call]:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from graphfuse.benchmarks import model_check, model_counts, session, turns
-from graphfuse.benchmarks.llama import milliseconds
-from graphfuse.benchmarks.model_cases import WORKS, Case, Model, Work
-from graphfuse.benchmarks.model_counts import OutOfTime, limited
-from graphfuse.benchmarks.model_ways import Way
+from graphfuse.benchmarks import session
+from graphfuse.benchmarks.programs import model_check, model_counts, turns
+from graphfuse.benchmarks.programs.llama import milliseconds
+from graphfuse.benchmarks.programs.model_cases import WORKS, Model, ModelCase, ModelWork
+from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited
+from graphfuse.benchmarks.programs.model_ways import Way
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ def longest(ways: Sequence[Way]) -> float:
     return BUILD_SECONDS + sum(way.seconds for way in ways) + TIMING_SECONDS
 
 
-def measure(case: Case, model: Model, ways: Sequence[Way], device: str, rounds: int) -> dict:
+def measure(case: ModelCase, model: Model, ways: Sequence[Way], device: str, rounds: int) -> dict:
     """The record's entry of one case: for each way what was measured, or why nothing was."""
     absent = model.why_not()
     if absent is not None:
@@ -47,11 +48,11 @@ def measure(case: Case, model: Model, ways: Sequence[Way], device: str, rounds: 
     return _entry(case, entries)
 
 
-def _entry(case: Case, entries: dict[str, dict]) -> dict:
+def _entry(case: ModelCase, entries: dict[str, dict]) -> dict:
     return {**vars(case), "peers": entries}
 
 
-def _measured(case: Case, model: Model, ways: Sequence[Way], device: str, rounds: int) -> dict[str, dict]:
+def _measured(case: ModelCase, model: Model, ways: Sequence[Way], device: str, rounds: int) -> dict[str, dict]:
     import torch
 
     work = WORKS[case.work]
@@ -89,7 +90,7 @@ def _measured(case: Case, model: Model, ways: Sequence[Way], device: str, rounds
 
 def _ready(
     way: Way,
-    case: Case,
+    case: ModelCase,
     module: torch.nn.Module,
     inputs: Sequence[torch.Tensor],
     exact: model_check.Values,
@@ -120,7 +121,7 @@ def _ready(
 
 
 def _call(
-    work: Work,
+    work: ModelWork,
     run: Callable[..., torch.Tensor],
     module: torch.nn.Module,
     inputs: Sequence[torch.Tensor],
@@ -142,7 +143,7 @@ def _call(
     return step
 
 
-def _sampler(work: Work, call: Callable[[], object], cuda: bool) -> Callable[[], float]:
+def _sampler(work: ModelWork, call: Callable[[], object], cuda: bool) -> Callable[[], float]:
     """Wall time until the GPU is done, or where the work is in a CUDA graph, GPU time of its replay."""
     import torch
 

@@ -1,6 +1,6 @@
 """How near sizes that no table has come to the stream limit, and rows of any length to rows of whole vectors.
 
-    python -m graphfuse.benchmarks.every_size [named random lengths] [--sizes 60] [--seed N] [--search]
+    python -m graphfuse.benchmarks.programs.every_size [named random lengths] [--sizes 60] [--seed N] [--search]
                                               [--time-budget 500] [--record FOLDER]
 
 Tables are left aside. Of each size, our kernel with the knobs of each ranking and the stream limit of its bytes are

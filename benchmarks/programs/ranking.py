@@ -1,6 +1,6 @@
 """Which engine comes first in a family of nodes: times of all that take them, as the table of ``graphfuse.tables``.
 
-    python -m graphfuse.benchmarks.ranking [--write] [--family rmsnorm] [--record FOLDER]
+    python -m graphfuse.benchmarks.programs.ranking [--write] [--family rmsnorm] [--record FOLDER]
 
 Each problem of a family runs on every engine that takes it alone, on cold buffers. An engine's figure in the table is
 the geometric mean of its times over the family's problems that all engines of the family take. Families that fewer than

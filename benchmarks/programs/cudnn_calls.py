@@ -1,6 +1,6 @@
 """matmul + bias + GELU by cuDNN's engine: what a call costs the host, and how long the GPU takes, beside torch.
 
-    python -m graphfuse.benchmarks.cudnn_calls [--record FOLDER] [--rounds 60]
+    python -m graphfuse.benchmarks.programs.cudnn_calls [--record FOLDER] [--rounds 60]
 
 Host: the wall time of a call of a tiny problem, a sample being 200 calls, all calls in turns; beside them the package's
 own `execute` of the same graph. GPU: the time of a call in a captured
@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from graphfuse.benchmarks import record, tables, turns
+from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks.programs import turns
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
 

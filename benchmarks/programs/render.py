@@ -1,6 +1,6 @@
 """The tables and plots of the docs, made from the records.
 
-    python -m graphfuse.benchmarks.render [--check]
+    python -m graphfuse.benchmarks.programs.render [--check]
 
 Tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->`; whatever is there is replaced. A bench without a page
 in docs/performance gets one.
@@ -14,12 +14,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from graphfuse.benchmarks import cudnn_calls, host_record, in_a_model, llama, plot, profile, ranking, tables, wan_block
+from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.benches import BENCHES
-from graphfuse.benchmarks.model_record import TARGETS, costs, spent, times
+from graphfuse.benchmarks.programs import cudnn_calls, host_record, in_a_model, llama, plot, profile, ranking, wan_block
+from graphfuse.benchmarks.programs.model_record import TARGETS, costs, spent, times
 from graphfuse.benchmarks.results import Results
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "nvidia-h200"
 FOLDER = ROOT / "docs" / "performance"
 MARKED = re.compile(r"(<!-- bench:(\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)

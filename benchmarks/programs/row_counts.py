@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from graphfuse.benchmarks import host_record, turns
+from graphfuse.benchmarks.programs import host_record, turns
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,8 @@
 """What a norm costs between the matrix products of a model, ours beside its peers'.
 
-    python -m graphfuse.benchmarks.in_a_model [--record FOLDER] [--resume] [--rows N] [--columns N] [--peers NAME]
-                                              [--quick] [--seconds 4] [--least 30] [--knobs COUNT]
+    python -m graphfuse.benchmarks.programs.in_a_model [--record FOLDER] [--resume] [--rows N] [--columns N]
+                                                       [--peers NAME] [--quick] [--seconds 4] [--least 30]
+                                                       [--knobs COUNT]
 
 A chain of 12 times [matrix product, residual add + RMSNorm, matrix product] is one CUDA graph for each peer, and one
 without the norms. A round replays each of them once, or as often as makes some milliseconds. What a norm takes is the
@@ -17,11 +18,12 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from graphfuse.benchmarks import chain_knobs, command, record, session, tables, target, turns
+from graphfuse.benchmarks import command, record, session, tables, target
 from graphfuse.benchmarks.bench import Bench
-from graphfuse.benchmarks.chain import LAYERS, Case, sampler
 from graphfuse.benchmarks.peer import Peer
-from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, products, quack, torch_compile, torch_eager
+from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, quack, torch_compile, torch_eager
+from graphfuse.benchmarks.programs import chain_knobs, products, turns
+from graphfuse.benchmarks.programs.chain import LAYERS, ChainCase, sampler
 from graphfuse.benchmarks.results import Results, name
 from graphfuse.benchmarks.untuned import untuned
 
@@ -53,8 +55,8 @@ def _targets(*way: str) -> tuple[target.Target, ...]:
 BENCH = Bench(
     name="in-a-model",
     title="Residual add → RMSNorm between matrix products, bf16, in place",
-    cases=tuple(Case(r, c) for c, r in itertools.product((2048, 4096, 8192), (1, 16, 128, 512, 2048, 8192))),
-    quick=(Case(1, 4096), Case(512, 4096), Case(2048, 8192)),
+    cases=tuple(ChainCase(r, c) for c, r in itertools.product((2048, 4096, 8192), (1, 16, 128, 512, 2048, 8192))),
+    quick=(ChainCase(1, 4096), ChainCase(512, 4096), ChainCase(2048, 8192)),
     peers=(
         *graphfuse.IN_A_MODEL,
         liger.IN_A_MODEL,
@@ -71,7 +73,7 @@ BENCH = Bench(
 
 
 def measure(
-    case: Case, peers: Sequence[Peer], arch: int, device: str, clock: session.Clock, least: int, seconds: float
+    case: ChainCase, peers: Sequence[Peer], arch: int, device: str, clock: session.Clock, least: int, seconds: float
 ) -> dict:
     """The record's entry of one case."""
     (chain,) = case.sets(1, device)

@@ -1,6 +1,6 @@
 """How long import and a first build take, in fresh processes: with a cold and a warm kernel cache.
 
-    python -m graphfuse.benchmarks.build_time [--record FOLDER] [--repeats 5]
+    python -m graphfuse.benchmarks.programs.build_time [--record FOLDER] [--repeats 5]
 
 "build" is `graph.build` alone, from validate to the loaded kernel. What a process pays once
 whatever it builds is measured beside it: importing torch and cuda.core, the CUDA context,

@@ -1,6 +1,7 @@
 """How good the choice of knobs is where nothing was tuned: the heuristic's first against an exhaustive search.
 
-    python -m graphfuse.benchmarks.heuristics [--record FOLDER] [--all FILE] [--sizes 60] [--seed N] [--time-budget 240]
+    python -m graphfuse.benchmarks.programs.heuristics [--record FOLDER] [--all FILE] [--sizes 60] [--seed N]
+                                                       [--time-budget 240]
 
 For each of 60 random sizes, tables left aside, all knobs of mode B are timed, the best of
 them and the heuristic's choice again by the whole protocol, and at last these two in turns:

@@ -16,7 +16,7 @@ CACHED = 1024
 
 
 @dataclass(frozen=True)
-class Work:
+class ModelWork:
     """layers: of the model. gradients: a step of training, with an optimizer. graph: the call is a CUDA graph."""
 
     name: str
@@ -25,7 +25,8 @@ class Work:
     graph: bool = False
 
 
-PREFILL, DECODE, STEP = Work("prefill", 2), Work("decode", 2, graph=True), Work("training-step", 4, gradients=True)
+PREFILL, DECODE = ModelWork("prefill", 2), ModelWork("decode", 2, graph=True)
+STEP = ModelWork("training-step", 4, gradients=True)
 WORKS = {work.name: work for work in (PREFILL, DECODE, STEP)}
 
 
@@ -48,7 +49,7 @@ class Model(Protocol):
     def why_not(self) -> str | None:
         """Why it cannot be made here; None if it can."""
 
-    def make(self, work: Work, device: str) -> Made:
+    def make(self, work: ModelWork, device: str) -> Made:
         """The module in bfloat16 and its inputs. Called with them, it returns one tensor. The same values each time."""
 
 
@@ -81,11 +82,11 @@ class Decoder:
             else f"transformers {transformers.__version__} has no {self.config}"
         )
 
-    def make(self, work: Work, device: str) -> Made:
+    def make(self, work: ModelWork, device: str) -> Made:
         import torch
         import transformers
 
-        from graphfuse.benchmarks import model_decoder
+        from graphfuse.benchmarks.programs import model_decoder
 
         # A vocabulary is not used: layers are given vectors.
         config = getattr(transformers, self.config)(
@@ -116,10 +117,10 @@ class Block:
     def why_not(self) -> str | None:
         return None
 
-    def make(self, work: Work, device: str) -> Made:
+    def make(self, work: ModelWork, device: str) -> Made:
         import torch
 
-        from graphfuse.benchmarks import model_blocks
+        from graphfuse.benchmarks.programs import model_blocks
 
         torch.manual_seed(7)
         with torch.device(device):
@@ -153,7 +154,7 @@ def _draw_norms(model: torch.nn.Module) -> None:
 
 def _dense(model: torch.nn.Module) -> None:
     """GPT-OSS without experts: what they cost depends on where tokens go."""
-    from graphfuse.benchmarks.model_blocks import DenseExperts
+    from graphfuse.benchmarks.programs.model_blocks import DenseExperts
 
     config = model.config
     for layer in model.layers:
@@ -202,7 +203,7 @@ MODELS: dict[str, Model] = {
 
 
 @dataclass(frozen=True)
-class Case:
+class ModelCase:
     """A model at a work, as the record names it. size: of the input."""
 
     model: str
@@ -214,9 +215,9 @@ class Case:
         return f"{self.model}/{self.work}"
 
 
-def cases(models: Mapping[str, Model]) -> tuple[Case, ...]:
+def cases(models: Mapping[str, Model]) -> tuple[ModelCase, ...]:
     return tuple(
-        Case(model.name, work, "x".join(map(str, shape)), WORKS[work].layers)
+        ModelCase(model.name, work, "x".join(map(str, shape)), WORKS[work].layers)
         for model in models.values()
         for work, shape in model.shapes.items()
     )
