@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.interpreter import Declined, Domain, TensorMethod, run
 from graphfuse.torch.fusion.meaning import MEANING, is_known
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain
@@ -22,6 +22,7 @@ from graphfuse.torch.fusion.reads import SELF, Read, is_plain
 HALF_TYPES = (torch.bfloat16, torch.float16)
 _SAME_UNDER_AUTOCAST = frozenset("cast same view expand permute slice mul add sub neg silu sigmoid".split())
 """Operations that autocast leaves in the types that they are given."""
+_DISPATCH_MODE = torch_private.dispatch_mode()
 _ANY_COLUMNS = 64
 _BESIDE = (3, 4, 5, 6)
 """Extents behind channels, for a module whose parameters have extents of 1 there."""
@@ -220,6 +221,8 @@ def traced(
 ) -> Traced:
     """The graph of forward. types: of full tensors, and of parameters. free: numbers in place of attributes that may
     be others later. Raises Declined, and whatever forward raises."""
+    if _DISPATCH_MODE is None:
+        raise Declined("this torch shows nobody what a forward calls")
     inputs, shape, cls = required(module), of.shape(rank or of.rank, variant), type(module)
     own = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_floating_point()]
     recorder, behind = Recorder(), (1,) * of.behind
@@ -241,7 +244,7 @@ def traced(
     )
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(_DISPATCH_MODE or object):
     """The graph of aten's operations that run meanwhile."""
 
     def __init__(self) -> None:
