@@ -80,6 +80,7 @@ def test_in_softmax(name):
     assert_caught(bug, "" if found == right.contents() else WRONG, ADDRESS, {})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("op, middle", sorted({(op, middle) for op, middle, _ in BUGS.values()}))
 def test_without_a_bug_nothing_is_found(op, middle):
     right, kernel = planned(op, middle), planned(op, middle)

@@ -30,6 +30,8 @@ from graphfuse.ir import Tensor
 from graphfuse.runtime import fastcall, torch_private
 from graphfuse.runtime.fastcall import DECLINED, Form, Given, New, Part, functions, row_class, writing
 
+pytestmark = pytest.mark.torch
+
 # Classes of row counts
 
 

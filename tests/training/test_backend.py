@@ -19,7 +19,7 @@ from graphfuse.torch import compile_report, fuse
 from graphfuse.torch.fusion import compiled
 from support.compiled import EPS, HIDDEN, became, rows
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -13,6 +13,8 @@ from graphfuse.torch import compile_report, fuse, unfuse
 from graphfuse.torch.fusion import attention
 from graphfuse.torch.fusion.compiled import forget
 
+pytestmark = pytest.mark.torch
+
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -10,7 +10,7 @@ from graphfuse.torch import compile_report
 from support.small_models import SMALL
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 
 NAME = "scaled_dot_product_attention"
 GROUPED = ("llama-3-8b", "qwen3-8b", "olmo-2-7b", "gemma-3-12b")

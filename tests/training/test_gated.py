@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from graphfuse.torch import operators
 
+pytestmark = pytest.mark.torch
+
 EPS = 1e-5
 HALF, DOUBLE = torch.bfloat16, torch.float64
 

@@ -14,6 +14,8 @@ import graphfuse
 from graphfuse import torch as training
 from support.training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, operator_checks, results, tensors
 
+pytestmark = pytest.mark.torch
+
 ROWS = (5, 7, 3, 129, 2)  # the first one unlike other extents, which torch would take for the same
 # Inductor tries the C++ compiler out and compiles a header before its first kernel: in one process.
 # Inductor is given the same graph, and takes seconds: one operator of each kind.

@@ -12,6 +12,8 @@ from graphfuse.functional.operator import FUNCTIONS
 from graphfuse.functional.sharding import splittable
 from graphfuse.torch import sharding
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "| operators | whole on every rank | split by samples alone | added up | hidden dimension |"
 
