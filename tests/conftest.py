@@ -45,14 +45,18 @@ def pytest_collection_modifyitems(config, items):
 
 
 def stand_ins(items):
-    """Mark cases of tests that are marked `each_value` as `further`, but for some that together have every value of
-    every argument; of an argument that is a record, of every field."""
+    """Mark cases as `further`: of a test marked `some(n)`, all but n; of one marked `each_value`, all but some that
+    together have every value of every argument."""
     tests = {}
     for item in items:
-        if item.get_closest_marker("each_value"):
+        marks = {mark.name for mark in item.iter_markers()}
+        if marks & {"each_value", "some"} and not marks & {"gpu", "thorough"}:  # which make test does not run anyway
             tests.setdefault((item.path, item.cls, item.originalname), []).append(item)
     for cases in tests.values():
-        chosen = covering.covering([covering.values(case.callspec.params) for case in cases])
+        if mark := cases[0].get_closest_marker("some"):
+            chosen = covering.spread(len(cases), *mark.args)
+        else:
+            chosen = covering.covering([covering.values(case.callspec.params) for case in cases])
         for number, case in enumerate(cases):
             if number not in chosen:
                 case.add_marker(pytest.mark.further)

@@ -109,6 +109,7 @@ def some_knobs(problem: Channels) -> list[AcrossKnobs]:
     return list(found.values())
 
 
+@pytest.mark.some(1)
 @pytest.mark.emulate
 @pytest.mark.parametrize(
     ("columns", "least", "options"),

@@ -80,7 +80,7 @@ def test_every_magnitude(element, device):
     assert scale[-1].isnan() and (codes[-1] == 0x7F).all()
 
 
-@pytest.mark.each_value
+@pytest.mark.some(1)
 @pytest.mark.emulate
 @pytest.mark.parametrize("by_columns", [False, True], ids=["by rows", "by columns"])
 @pytest.mark.parametrize("x", [FLOAT, BF16], ids=lambda x: x.name)

@@ -109,7 +109,7 @@ SPREAD = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("given", "made"), [(BF16, BF16), (BF16, FLOAT), (FLOAT, FLOAT)], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize(("columns", "knobs"), SPREAD.values(), ids=SPREAD)
 def test_knobs_do_not_decide_the_order(columns, knobs, given, made):

@@ -21,6 +21,7 @@ def planned(name: str, rows: int):
     return variant, Planned(problem.graph("emulator"), pack | outputs, variant.knobs_on(H200)), pack, outputs
 
 
+@pytest.mark.some(18)
 @pytest.mark.parametrize("name", ROW_FUNCTIONS)
 def test_values(name):
     for rows in ROW_FUNCTIONS[name].row_counts(H200):

@@ -62,6 +62,7 @@ def shuffled(counts, seed=0):
     return counts
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_plans(name, planned, no_long_way):
     """Any number of rows is right; one whose class is known is neither planned nor compiled."""
@@ -98,6 +99,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(name):
             assert torch.equal(bits(got[n]), bits(results[n][first:last])), (n, first, last)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_gradients(name, planned):
     """Sums over the rows of any number of one class, by one plan each way."""

@@ -110,6 +110,7 @@ def test_planned_by_the_public_api(name):
     assert graph.get_workspace_size_plan_at_index(index) == launches[0].scratch_bytes
 
 
+@pytest.mark.further
 def test_rows_do_not_change_the_source():
     for variant in VARIANTS.values():
         knobs = variant.knobs_on(H200)
@@ -117,6 +118,7 @@ def test_rows_do_not_change_the_source():
         assert sources == {variant.source(H200)}
 
 
+@pytest.mark.further
 @pytest.mark.xdist_group("digest")
 def test_the_digest_is_of_sources_alone(monkeypatch):
     digest = variants.digest()

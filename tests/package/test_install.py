@@ -215,6 +215,7 @@ def test_a_users_project_passes_mypy_strict(installed, project):
     assert lines[-1].startswith("Found 2 errors in 1 file")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("installed", ["wheel"], indirect=True)
 @pytest.mark.parametrize("mode", ["basic", "strict"])
 def test_a_users_project_passes_pyright(installed, project, mode):
@@ -270,6 +271,7 @@ def test_a_foreign_package_brings_a_pattern_and_an_engine(installed, foreign, tm
     assert missing.returncode and "GraphNotSupportedError" in missing.stderr
 
 
+@pytest.mark.further
 @WHEEL
 def test_a_broken_foreign_package_is_named(installed, foreign, tmp_path):
     shutil.copytree(foreign, tmp_path / "foreign", ignore=shutil.ignore_patterns("__pycache__"))

@@ -67,6 +67,7 @@ def test_cells_of_the_notebook(script, on, monkeypatch):
     hold(told.getvalue(), "emulator")
 
 
+@pytest.mark.further
 @on_devices
 def test_a_notebook_in_jupyter(device, on, monkeypatch, tmp_path):
     """In a kernel of its own, where the explanation shows itself as a picture."""

@@ -147,6 +147,7 @@ class OneNorm(RowEngine):
         return No("several sums over a row") if several else super().why_not(facts, device)
 
 
+@pytest.mark.some(1)
 @pytest.mark.emulate
 @pytest.mark.parametrize("kind", ["stored sum", "sum between"])
 def test_two_kernels_where_no_engine_takes_one_and_knobs_do_not_decide_a_bit(kind):
@@ -201,7 +202,7 @@ def test_what_is_held_of_a_row_is_what_was_read_and_then_the_sum_as_it_is_rounde
     assert RowSplit.of(part.facts).plan(part.knobs).held_bytes == 4  # the sum, unrounded
 
 
-@pytest.mark.each_value
+@pytest.mark.some(1)
 @pytest.mark.compile
 @pytest.mark.parametrize("kind", ["stored sum", "sum between", "to fp8"])
 @pytest.mark.parametrize("columns", [2560, 5376])

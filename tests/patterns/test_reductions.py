@@ -159,6 +159,7 @@ KNOBS = {
 SPREAD = ["layer_norm", "softmax", "log_sum_exp", "two_in_a_phase", "range", "four_phases"]
 
 
+@pytest.mark.some(2)
 @pytest.mark.emulate
 @pytest.mark.parametrize("family", SPREAD)
 def test_knobs_do_not_decide_a_bit(family):
@@ -171,6 +172,7 @@ def test_knobs_do_not_decide_a_bit(family):
     assert len(set(found.values())) == 1, {name: hash(y) for name, y in found.items()}
 
 
+@pytest.mark.some(1)
 @pytest.mark.emulate
 @pytest.mark.parametrize("knobs", [PersistentKnobs(64, 64, 3, 1, 1), PersistentKnobs(128, 64, 3, 1, 2)])
 def test_two_sums_that_come_together_while_the_next_row_begins(knobs):

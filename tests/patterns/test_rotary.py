@@ -79,6 +79,7 @@ def test_the_reference_engine_has_these_values(kind):
     problem.hold(pack)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("interleaved", [False, True], ids=["half-split", "interleaved"])
 def test_the_same_bits_for_every_knob(interleaved):
     problem = Rotary(tokens=3, columns=128, rotary=64, interleaved=interleaved)
@@ -109,6 +110,7 @@ def own_pairs(problem: Rotary, threads: int = 64, ahead: int = 0) -> ByRowKnobs:
     return ByRowKnobs(problem.columns // 2 // (4 if problem.dtype is FLOAT else 8), threads, 1, 1, ahead)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kind", OWN_PAIRS.values(), ids=OWN_PAIRS)
 def test_threads_that_have_both_columns_of_a_pair_give_the_same_bits(kind):
     problem = Rotary(tokens=5, **kind)

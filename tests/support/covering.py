@@ -24,3 +24,8 @@ def values(arguments: Mapping[str, object]) -> frozenset[Hashable]:
         else:
             found.add((name, repr(value)))
     return frozenset(found)
+
+
+def spread(count: int, wanted: int) -> set[int]:
+    """The indices of so many of `count` cases, from the first on, as far apart as they can be."""
+    return {number * count // min(count, wanted) for number in range(min(count, wanted))}

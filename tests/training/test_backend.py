@@ -270,6 +270,7 @@ def graphs_of(backend, dynamic, marked, sizes, **options):
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "dynamic, marked, sizes",
     [(None, False, (2, 5, 7, 1)), (True, False, (2, 5)), (None, True, (2, 5)), (False, False, (2, 5, 2))],

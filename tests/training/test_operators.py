@@ -48,6 +48,7 @@ def with_backends(name):
     yield pytest.param(name, "inductor", False, marks=kept)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("name", "backend", "marked"), [case for name in OPERATORS for case in with_backends(name)])
 def test_one_graph_for_all_row_counts(name, backend, marked):
     """torch makes a graph of its own of 0 and 1, unless rows are marked as unknown."""
