@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from graphfuse.runtime import nvrtc, toolkit
+from graphfuse.runtime import cache, nvrtc, toolkit
 from support import cubin
 from support.variants import FIRST, TARGETS, VARIANTS, Variant
 
@@ -54,9 +54,15 @@ def compiled(names: tuple[str, ...], arch: str) -> dict[str, cubin.Code]:
 
 @functools.cache
 def _compiled(name: str, arch: str) -> bytes:
+    """From the disk if it was compiled before without a warning: as what it is kept there, its name says."""
     variant, log = VARIANTS[name], io.StringIO()
-    code = nvrtc.compile(variant.source(TARGETS[arch]), arch, f"{variant.engine.name}.cu", log)
-    assert not log.getvalue().strip("\0 \n"), f"{name!r} for {arch}: {log.getvalue()}"
+    source, place = variant.source(TARGETS[arch]), f"{variant.engine.name}.cu"
+    key = cache.key(source, arch, f"{place} without a warning", nvrtc.needs(source))
+    code = cache._read(key)
+    if code is None:
+        code = nvrtc.compile(source, arch, place, log)
+        assert not log.getvalue().strip("\0 \n"), f"{name!r} for {arch}: {log.getvalue()}"
+        cache._write(key, code)
     return code
 
 

@@ -71,6 +71,7 @@ def planned(op: str, middle: float) -> Planned:
     return Planned(g, {"x": values.bfloat16(), "y": torch.full(y.get_dim(), 7.0)}, KNOBS)
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", BUGS)
 def test_in_softmax(name):
     op, middle, bug = BUGS[name]

@@ -251,6 +251,7 @@ def report(planned: Planned, right: dict[str, bytes], build, source: str | None 
     return "" if all(found[name] == want for name, want in right.items()) else WRONG
 
 
+@pytest.mark.some(3)
 @pytest.mark.emulate
 @pytest.mark.parametrize(
     "name, build", [(name, build) for name, (_, bug) in BUGS.items() for build in bug.found], ids=str

@@ -241,6 +241,7 @@ def report(planned: Planned, right: dict[str, bytes], build, source: str | None 
     return "" if all(found[name] == want for name, want in right.items()) else WRONG
 
 
+@pytest.mark.some(4)
 @pytest.mark.emulate
 @pytest.mark.parametrize("name, build", each(BUGS), ids=str)
 def test_planted_bugs_are_found(name, build):

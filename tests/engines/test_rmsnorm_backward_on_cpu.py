@@ -126,7 +126,7 @@ def test_every_way_of_spreading_rows(chosen, build):
         assert again.check(build) == left
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("name", "build"), DELAYED_BUILDS)
 def test_every_way_of_delaying_the_second_phase(name, build):
     """The same bits as without, and in every schedule."""

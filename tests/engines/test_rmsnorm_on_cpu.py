@@ -98,7 +98,7 @@ def every_knob(problem: Problem) -> list[ByRowKnobs]:
     return [k for k in knobs if ENGINE.illegal(problem.facts, k, DEVICE) is None]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "x, columns, least",
     [("BFLOAT16", 111, 8), ("BFLOAT16", 992, 23), ("BFLOAT16", 1024, 23), ("FLOAT", 3424, 8), ("HALF", 40, 11)],

@@ -69,7 +69,7 @@ def around(name):
     return function
 
 
-@pytest.mark.each_value
+@pytest.mark.some(12)
 @pytest.mark.parametrize("marked", [False, True], ids=["from 2 on", "from 0 on"])
 @pytest.mark.parametrize("name", NAMES)
 def test_one_graph_for_all_row_counts(name, marked):
@@ -101,6 +101,7 @@ def test_shapes_that_are_not_known_are_checked_by_the_call():
         fast(x, residual, torch.randn(64))
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     ("name", "kinds"), [v for v in OPERATORS.values() if v[1]], ids=[n for n, v in OPERATORS.items() if v[1]]
 )

@@ -62,7 +62,7 @@ def shuffled(counts, seed=0):
     return counts
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_plans(name, planned, no_long_way):
     """Any number of rows is right; one whose class is known is neither planned nor compiled."""

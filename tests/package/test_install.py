@@ -118,6 +118,7 @@ def cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.some(1)
 def test_it_runs_from_there(installed, cache):
     home = installed.parent
     where = run(
@@ -129,6 +130,7 @@ def test_it_runs_from_there(installed, cache):
     assert "relative error" in run(installed, example, cwd=home, GRAPHFUSE_CACHE_DIR=str(cache))
 
 
+@pytest.mark.some(1)
 def test_kernels_can_be_made_from_there(installed):
     code = """
 import graphfuse as c

@@ -40,7 +40,7 @@ def hold(told: str, device: str) -> None:
     assert len(told.splitlines()) >= 3
 
 
-@pytest.mark.each_value
+@pytest.mark.some(6)
 @on_devices
 @by_script
 def test_script(script, device, on):

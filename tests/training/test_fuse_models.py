@@ -196,7 +196,7 @@ def compiler():
     torch.compiler.reset()
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_values(name, compiler):
     model = made(name)

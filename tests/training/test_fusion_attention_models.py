@@ -51,7 +51,7 @@ def checked(module, x, gradients=False):
     return [(e.became, e.why) for e in compile_report().graphs[-1].entries if "attn" in e.name.rpartition(".")[2]]
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("work", [PREFILL, STEP], ids=lambda work: work.name)
 @pytest.mark.parametrize("name", GROUPED)
 def test_causal_masks_go(name, work, attention_calls):

@@ -22,6 +22,7 @@ ROWS = (5, 7, 3, 129, 2)  # the first one unlike other extents, which torch woul
 IN_INDUCTOR = ("rms_norm", "add_layer_norm_bias", "rms_norm_silu_gate")
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("weight", [None, False], ids=["weight", "no weight"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_opcheck(name, weight):

@@ -100,6 +100,7 @@ THEN = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("then", THEN)
 def test_torch_hears_of_rules_when_there_are_dtensors(then):
     program = PROGRAM + THEN[then] + "\nassert len(functional.sharding._known) == len(functional.operator.FUNCTIONS)"
