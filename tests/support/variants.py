@@ -406,7 +406,7 @@ def _features(variant: Variant) -> frozenset:
         for field in dataclasses.fields(part):
             value = getattr(part, field.name)
             if field.name == "columns":
-                value = value.bit_length() // 4, value % 8 == 0
+                value = min(value.bit_length(), 16) // 4, value.bit_length() > 28, value % 8 == 0
             elif "stride" in field.name or field.name == "offset":
                 value = bool(value)
             values = (op.name for op in value) if field.name == "chain" else [value]
