@@ -13,6 +13,7 @@ import pytest
 
 from graphfuse.benchmarks import record
 from graphfuse.tables import store
+from support import covering
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,12 +35,31 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "room" in item.fixturenames:  # tests that take much of a GPU's memory do not run side by side
             item.add_marker(pytest.mark.xdist_group("memory"))
+    stand_ins(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     # Asking for devices costs an import of CUDA: only where a GPU test was asked for.
     if marked and "not gpu" not in config.option.markexpr:
         reason = record.no_gpu()
         for item in marked if reason else ():
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def stand_ins(items):
+    """Mark cases as `further`: of a test marked `some(n)`, all but n; of one marked `each_value`, all but some that
+    together have every value of every argument."""
+    tests = {}
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if marks & {"each_value", "some"} and not marks & {"gpu", "thorough"}:  # which make test does not run anyway
+            tests.setdefault((item.path, item.cls, item.originalname), []).append(item)
+    for cases in tests.values():
+        if mark := cases[0].get_closest_marker("some"):
+            chosen = covering.spread(len(cases), *mark.args)
+        else:
+            chosen = covering.covering([covering.values(case.callspec.params) for case in cases])
+        for number, case in enumerate(cases):
+            if number not in chosen:
+                case.add_marker(pytest.mark.further)
 
 
 def pytest_collection_finish(session):

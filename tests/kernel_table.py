@@ -4,7 +4,6 @@ import csv
 import functools
 import io
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
@@ -12,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from graphfuse.device import Device
-from graphfuse.runtime import nvrtc, toolkit
+from graphfuse.runtime import cache, nvrtc, toolkit
 from support import cubin
-from support.variants import TARGETS, VARIANTS, Variant
+from support.variants import FIRST, TARGETS, VARIANTS, Variant
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "records" / "kernel-resources.csv"
 PINS = PATH.parent.parent.parent / "kernel-table.txt"
@@ -56,9 +54,15 @@ def compiled(names: tuple[str, ...], arch: str) -> dict[str, cubin.Code]:
 
 @functools.cache
 def _compiled(name: str, arch: str) -> bytes:
+    """From the disk if it was compiled before without a warning: as what it is kept there, its name says."""
     variant, log = VARIANTS[name], io.StringIO()
-    code = nvrtc.compile(variant.source(TARGETS[arch]), arch, f"{variant.engine.name}.cu", log)
-    assert not log.getvalue().strip("\0 \n"), f"{name!r} for {arch}: {log.getvalue()}"
+    source, place = variant.source(TARGETS[arch]), f"{variant.engine.name}.cu"
+    key = cache.key(source, arch, f"{place} without a warning", nvrtc.needs(source))
+    code = cache._read(key)
+    if code is None:
+        code = nvrtc.compile(source, arch, place, log)
+        assert not log.getvalue().strip("\0 \n"), f"{name!r} for {arch}: {log.getvalue()}"
+        cache._write(key, code)
     return code
 
 
@@ -69,20 +73,32 @@ CHECKED = {
 """What tests compile: every variant for SM90 and, for time's sake, a quarter of them for each other chip."""
 
 
-def checked(wanted: Callable[[Variant, Device], bool] = lambda variant, device: True) -> list:
-    """Those of CHECKED that are wanted, as parameters (name, arch) of a test that looks at `code`; the tests
-    of one chip run in one process."""
+def chips() -> list:
+    """Each of TARGETS and whether it is the first variants or the others, as parameters (arch, first) of a test that
+    looks at the `code` of these."""
     return [
-        pytest.param(name, arch, marks=pytest.mark.xdist_group(arch))
-        for arch, names in CHECKED.items()
-        for name in names
-        if wanted(VARIANTS[name], TARGETS[arch])
+        pytest.param(arch, first, marks=[pytest.mark.xdist_group(arch), *([] if first else [pytest.mark.further])])
+        for arch in CHECKED
+        for first in (True, False)
     ]
 
 
+def checked() -> list:
+    """CHECKED, as parameters (name, arch) of a test that looks at `code`; the tests of one chip run in one process."""
+    return [pytest.param(n, c.values[0], marks=c.marks) for c in chips() for n in among(*c.values)]
+
+
+@functools.cache
+def among(arch: str, first: bool) -> tuple[str, ...]:
+    """Those of CHECKED that `make test` compiles, or the others. Of a chip that is not SM90 it is every second one of
+    the first variants."""
+    chosen = [name for name in CHECKED[arch] if name in FIRST][:: 1 if arch == "sm_90a" else 2]
+    return tuple(name for name in CHECKED[arch] if (name in chosen) == first)
+
+
 def code(name: str, arch: str) -> cubin.Code:
-    """One of CHECKED, compiled with all others for the chip."""
-    return compiled(CHECKED[arch], arch)[name]
+    """One of CHECKED, compiled with all others for the chip that are in its lane."""
+    return compiled(among(arch, name in among(arch, True)), arch)[name]
 
 
 def row(variant: Variant, arch: str, code: cubin.Code) -> tuple[int, ...]:

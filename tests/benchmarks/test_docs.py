@@ -147,6 +147,7 @@ def test_a_record_of_it_makes_its_section(bench, tmp_path):
     assert render.rendered(once, tmp_path) == once
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", ["rmsnorm-silu", "rmsnorm-backward"])
 def test_the_same_record_gives_the_same_plots(name, tmp_path):
     pytest.importorskip("matplotlib")

@@ -228,6 +228,7 @@ def test_ours_run_with_changing_row_counts():
     assert len(row_counts.in_turn("cpu", nothing, 2, 4)) == 3
 
 
+@pytest.mark.further
 def test_what_calls_leave_is_seen(monkeypatch):
     held = []
 

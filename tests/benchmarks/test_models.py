@@ -52,6 +52,7 @@ def way(name: str, make, **more) -> Way:
     return Way(name, name, make, **more)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders_run_with_the_norms_replaced(name):
     pytest.importorskip("transformers", minversion="5.0")
@@ -70,7 +71,7 @@ def test_decoders_run_with_the_norms_replaced(name):
         assert entries[EAGER]["ours_over"][OURS] > 0
 
 
-@pytest.mark.parametrize("name", ["dit", "wan-vae"])
+@pytest.mark.parametrize("name", [pytest.param("dit", marks=pytest.mark.further), "wan-vae"])
 def test_blocks_run_every_way(name):
     for entries in measured(name, (PLAIN, TRACED, *WAYS[2:])).values():
         for each in WAYS:
@@ -88,6 +89,7 @@ def test_a_decoding_step_is_compiled():
     assert found[COMPILED]["ms"]["low"] > 0, found
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoding_step_is_that_of_a_growing_cache(name):
     transformers = pytest.importorskip("transformers", minversion="5.0")

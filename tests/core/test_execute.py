@@ -11,6 +11,8 @@ from graphfuse import VariantPackError, VariantPackTypeError, WorkspaceError, he
 from support import graphs
 from support.graphs import BF16, E4M3, FP4, Norm
 
+pytestmark = pytest.mark.torch
+
 CASE = Norm(rows=6, columns=32, bias=BF16, eps=None, training=True)
 UNTOUCHED = 0xA5
 

@@ -120,6 +120,7 @@ def read_only(t):
     return array
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("case", "change"),
     [pytest.param(CASE, change, id=name) for name, change in REFUSED.items()]
@@ -186,6 +187,7 @@ SAME = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME)
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("case", [CASE, QUICK], ids=["", "quick"])

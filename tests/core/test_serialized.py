@@ -324,6 +324,7 @@ def ahead_of(case, **figures) -> Planner:
     return Planner(g.frozen, Handle(replace(for_arch("sm_90a"), **figures)), (), ())
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", [name for name, bench in BENCHES.items() if bench.quick])
 def test_recipes_of_every_bench_are_the_plans(name):
     for case in BENCHES[name].quick:

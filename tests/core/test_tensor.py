@@ -8,6 +8,8 @@ import graphfuse
 from graphfuse import GraphTypeError, GraphValidationError, data_type, heur_mode, tensor_reordering
 from support import graphs
 
+pytestmark = pytest.mark.torch
+
 SETTINGS = [
     ("dim", [2, 3], [2, 3]),
     ("dim", (2, 0), [2, 0]),

@@ -18,6 +18,8 @@ from graphfuse import (
     norm_forward_phase,
 )
 
+pytestmark = pytest.mark.torch
+
 INFERENCE = norm_forward_phase.INFERENCE
 
 

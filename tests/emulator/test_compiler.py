@@ -271,6 +271,7 @@ def test_kernels_are_free_of_warnings():
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.further
 def test_the_machine_runs_without_its_own_stack_switch(cache, monkeypatch):
     """As on processors that have none: ucontext instead."""
     plain = compiler._runtime_source

@@ -17,7 +17,7 @@ from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from support import graphs
 from support.emulation import Planned
-from support.variants import VARIANTS, Variant
+from support.variants import VARIANTS, Variant, cases
 
 pytestmark = pytest.mark.emulate
 
@@ -49,7 +49,7 @@ def assert_same(found: dict[str, bytes], wanted: dict[str, bytes]) -> None:
         assert found[name] == content, name
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", cases(SMALL))
 def test_addresses(name):
     for rows in rows_of(name):
         problem = planned(SMALL[name], rows)
@@ -113,6 +113,7 @@ IN_PLACE = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE])
 @pytest.mark.parametrize(("columns", "knobs"), IN_PLACE.values(), ids=IN_PLACE)
 def test_in_place(columns, knobs, build):

@@ -130,6 +130,7 @@ def report(planned: Planned, build, source: str, expected: dict[str, bytes]) -> 
         return VARIES
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("name", "build"), [(name, build) for name, (_, bug) in BUGS.items() for build in bug.found])
 def test_in_the_kernel_across_rows(name, build):
     problem, bug = BUGS[name]

@@ -110,6 +110,7 @@ def planned(case: Gradient, knobs: PersistentKnobs) -> Planned:
     return Planned(case.graph("emulator"), case.inputs() | case.outputs(), knobs)
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("name", "build"), [(name, build) for name, (_, bug) in BUGS.items() for build in bug.found])
 def test_in_the_backward_kernel(name, build):
     problem, bug = BUGS[name]

@@ -313,6 +313,7 @@ RMSNORM = {
 }
 
 
+@pytest.mark.some(18)
 @pytest.mark.parametrize(("name", "build"), each(RMSNORM))
 def test_in_rmsnorm(name, build):
     (options, knobs), bug = RMSNORM[name]

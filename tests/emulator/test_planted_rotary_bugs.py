@@ -44,6 +44,7 @@ BUGS = {
 """By name, with what is found: another result, or an access outside of all tensors."""
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", BUGS)
 def test_is_seen(name):
     case, bug = BUGS[name]

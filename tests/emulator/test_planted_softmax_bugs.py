@@ -72,6 +72,7 @@ def planned(op: str, middle: float) -> Planned:
     return Planned(g, {"x": values.bfloat16(), "y": torch.full(y.get_dim(), 7.0)}, KNOBS)
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", BUGS)
 def test_in_softmax(name):
     op, middle, bug = BUGS[name]
@@ -81,6 +82,7 @@ def test_in_softmax(name):
     assert_caught(bug, "" if found == right.contents() else WRONG, ADDRESS, {})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("op, middle", sorted({(op, middle) for op, middle, _ in BUGS.values()}))
 def test_without_a_bug_nothing_is_found(op, middle):
     right, kernel = planned(op, middle), planned(op, middle)

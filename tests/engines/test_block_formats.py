@@ -91,6 +91,7 @@ class Blocks:
             np.testing.assert_array_equal(outputs[name].numpy(), want, err_msg=name)
 
 
+@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("x", [FLOAT, HALF, BF16], ids=lambda x: x.name)
@@ -121,6 +122,7 @@ def test_tiny_and_huge_scales_are_exact():
         assert (outputs["row scales"] == 127 + power).all()
 
 
+@pytest.mark.some(1)
 @pytest.mark.emulate
 @pytest.mark.parametrize("size, scale", [(16, E8M0), (32, E8M0), (16, E4M3)], ids=str)
 @pytest.mark.parametrize("layouts", [("row",), ("tiles", "row"), ("row", "tiles")], ids=" ".join)
@@ -141,6 +143,7 @@ def test_any_knobs(size, scale, layouts, x):
             np.testing.assert_array_equal(outputs[name].numpy(), want, err_msg=f"{name} {choice}")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("size, scale", [(16, E8M0), (32, E8M0), (16, E4M3)], ids=str)
 @pytest.mark.parametrize("elements", [True, False], ids=["elements", "scales alone"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])
@@ -248,6 +251,7 @@ def report(planned: Planned, right: dict[str, bytes], build, source: str | None 
     return "" if all(found[name] == want for name, want in right.items()) else WRONG
 
 
+@pytest.mark.some(3)
 @pytest.mark.emulate
 @pytest.mark.parametrize(
     "name, build", [(name, build) for name, (_, bug) in BUGS.items() for build in bug.found], ids=str

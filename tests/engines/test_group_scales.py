@@ -22,6 +22,7 @@ ALL = ("x", "silu", "norm")
 SHAPES = [(1, 128), (3, 256), (130, 1536), (3, 7168), (1, 14336), (130, 128)]
 
 
+@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("rows, columns", SHAPES)
 @pytest.mark.parametrize("by_columns", [False, True], ids=["by rows", "by columns"])
@@ -30,6 +31,7 @@ def test_groups(of, by_columns, rows, columns):
     quantized.check(Quantized(rows, columns, of, by_columns=by_columns))
 
 
+@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("rows, columns", SHAPES)
 @pytest.mark.parametrize("of", ALL)
@@ -37,6 +39,7 @@ def test_a_scale_for_each_row(of, rows, columns):
     quantized.check(Quantized(rows, columns, of, None))
 
 
+@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("element, scale", [(E4M3, FLOAT), (E5M2, FLOAT), (E4M3, E8M0), (E5M2, E8M0)])
 @pytest.mark.parametrize("x", [FLOAT, HALF, BF16], ids=lambda x: x.name)
@@ -77,6 +80,7 @@ def test_every_magnitude(element, device):
     assert scale[-1].isnan() and (codes[-1] == 0x7F).all()
 
 
+@pytest.mark.some(1)
 @pytest.mark.emulate
 @pytest.mark.parametrize("by_columns", [False, True], ids=["by rows", "by columns"])
 @pytest.mark.parametrize("x", [FLOAT, BF16], ids=lambda x: x.name)
@@ -237,6 +241,7 @@ def report(planned: Planned, right: dict[str, bytes], build, source: str | None 
     return "" if all(found[name] == want for name, want in right.items()) else WRONG
 
 
+@pytest.mark.some(4)
 @pytest.mark.emulate
 @pytest.mark.parametrize("name, build", each(BUGS), ids=str)
 def test_planted_bugs_are_found(name, build):

@@ -140,6 +140,7 @@ def overwriting(case: Case | Gradient, knobs: object, over: dict[str, str]) -> P
     return problem
 
 
+@pytest.mark.some(5)
 @pytest.mark.emulate
 @pytest.mark.parametrize(("case", "over"), IN_PLACE.values(), ids=IN_PLACE)
 def test_long_rows_in_place(case, over):
@@ -158,6 +159,7 @@ def test_long_rows_in_place(case, over):
         assert torch.equal(apart.pack["sum"], (apart.pack["x"].float() + apart.pack["residual"].float()).bfloat16())
 
 
+@pytest.mark.some(1)
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE])
 def test_long_rows_in_place_in_every_order_of_threads(build):

@@ -12,6 +12,8 @@ from graphfuse.ops import OPS
 from support import graphs, oracle
 from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm
 
+pytestmark = pytest.mark.torch
+
 CASES = {
     "relu": ({}, {"negative_slope": 0.25}, {"lower_clip": -0.5, "upper_clip": 0.75}),
     "swish": ({}, {"swish_beta": 1.702}, {"swish_beta": -0.5}, {"swish_beta": 0.0}),
@@ -23,6 +25,7 @@ def test_every_pointwise_op_has_a_reference_here():
     assert set(oracle.POINTWISE) == {op.name for op in OPS.values() if op.pointwise}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("compute", [FLOAT, data_type.DOUBLE])
 @pytest.mark.parametrize(("name", "attributes"), [(n, a) for n in oracle.POINTWISE for a in CASES.get(n, ({},))])
 def test_pointwise_op(name, attributes, compute):
@@ -55,6 +58,7 @@ def _rows_alone(data: torch.Tensor, run) -> None:
             assert torch.equal(run(part.clone()), whole[first : first + count]), f"{len(part)} rows from {first}"
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("compute", [FLOAT, data_type.DOUBLE])
 @pytest.mark.parametrize("name", oracle.POINTWISE)
 def test_a_value_does_not_depend_on_where_it_stands(name, compute):

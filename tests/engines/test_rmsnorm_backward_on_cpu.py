@@ -21,11 +21,13 @@ pytestmark = pytest.mark.emulate
 SOME = random.Random(0).sample(CASES, len(CASES) // 3)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_combinations(case):
     gradients.check(case, "emulator")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("columns", [1, 17, 111, 760, 3420, 16384])
 @pytest.mark.parametrize("dtype", [BF16, FLOAT], ids=lambda d: d.name)
 def test_row_lengths(columns, dtype):
@@ -104,6 +106,7 @@ def first_choice(case: Gradient) -> dict[str, torch.Tensor]:
     return outputs
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "build",
     [None, Build.ADDRESS, pytest.param(Build.RACE, marks=pytest.mark.thorough)],
@@ -123,6 +126,7 @@ def test_every_way_of_spreading_rows(chosen, build):
         assert again.check(build) == left
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("name", "build"), DELAYED_BUILDS)
 def test_every_way_of_delaying_the_second_phase(name, build):
     """The same bits as without, and in every schedule."""
@@ -160,6 +164,7 @@ def test_a_row_is_the_same_alone_and_among_others():
         assert torch.equal(outputs["dx"], wanted[:rows])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["x", "grad", "residual"])
 @pytest.mark.parametrize(
     "chosen", [knobs(32, 64), knobs(32, 64, 1), knobs(128, 64, 2, 4)], ids=["ahead", "none", "cluster"]

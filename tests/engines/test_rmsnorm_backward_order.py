@@ -87,6 +87,7 @@ def run(columns: int, given: data_type, made: data_type, knobs: PersistentKnobs,
 TYPES = [(BF16, BF16), (BF16, FLOAT), (HALF, HALF), (HALF, BF16), (FLOAT, FLOAT), (FLOAT, BF16)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("given", "made"), TYPES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("columns", [6, 64, 1000, 1004, 2056])
 def test_what_is_written_does_not_decide_the_order(columns, given, made):
@@ -108,6 +109,7 @@ SPREAD = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("given", "made"), [(BF16, BF16), (BF16, FLOAT), (FLOAT, FLOAT)], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize(("columns", "knobs"), SPREAD.values(), ids=SPREAD)
 def test_knobs_do_not_decide_the_order(columns, knobs, given, made):

@@ -47,6 +47,7 @@ def test_types_and_layouts(options):
         np.testing.assert_allclose(problem.buffers[RMS], problem.expected_inverse, rtol=1e-6)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [data_type.FP8_E4M3, data_type.FP8_E5M2])
 @pytest.mark.parametrize("columns, largest", [(16, 4.0), (111, 4.0), (256, 1e4)])
 def test_fp8_is_the_float32_result_rounded(dtype, columns, largest):
@@ -64,6 +65,7 @@ def test_fp8_is_the_float32_result_rounded(dtype, columns, largest):
     np.testing.assert_array_equal(problem.run().view(np.uint8), expected)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "rows, columns, x", [(1, 16, "BFLOAT16"), (3, 48, "FLOAT"), (3, 64, "HALF"), (2, 1040, "FLOAT")]
 )
@@ -96,6 +98,7 @@ def every_knob(problem: Problem) -> list[ByRowKnobs]:
     return [k for k in knobs if ENGINE.illegal(problem.facts, k, DEVICE) is None]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "x, columns, least",
     [("BFLOAT16", 111, 8), ("BFLOAT16", 992, 23), ("BFLOAT16", 1024, 23), ("FLOAT", 3424, 8), ("HALF", 40, 11)],

@@ -21,6 +21,7 @@ def planned(name: str, rows: int):
     return variant, Planned(problem.graph("emulator"), pack | outputs, variant.knobs_on(H200)), pack, outputs
 
 
+@pytest.mark.some(18)
 @pytest.mark.parametrize("name", ROW_FUNCTIONS)
 def test_values(name):
     for rows in ROW_FUNCTIONS[name].row_counts(H200):
@@ -29,6 +30,7 @@ def test_values(name):
         variant.hold(rows, pack, outputs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("name", ["softmax of 1000", "logsumexp of 1000", "layer norm of pieces"])
 def test_under_sanitizers_in_all_schedules(name, build):

@@ -6,6 +6,8 @@ import torch
 from graphfuse import VariantPackError, functional
 from support.functional_calls import NAMES, OUTS, Call, call, outs
 
+pytestmark = pytest.mark.torch
+
 WRITTEN = {
     "fused_add_rmsnorm": ("input", "residual"),
     "gemma_fused_add_rmsnorm": ("input", "residual"),
@@ -53,6 +55,7 @@ def compiled(name: str, written: str):
 WAYS = [function, operator, compiled]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("name", "written"), CASES)
 def test_what_requires_a_gradient_is_not_written(name, written, way):
@@ -76,6 +79,7 @@ def test_what_requires_a_gradient_is_not_written(name, written, way):
         run(**given(name, written))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("name", "written"), CASES)
 def test_what_is_kept_for_backward_and_written_is_torchs_error(name, written, way):

@@ -10,6 +10,8 @@ from graphfuse.functional import problem
 from support import oracle
 from support.functional_calls import EPS, F8, F8_WIDE, check
 
+pytestmark = pytest.mark.torch
+
 
 def values(shape, seed, dtype=torch.bfloat16):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -127,6 +129,7 @@ def test_weights_of_both_kinds_in_turns():
         check({"out": functional.rmsnorm(x, weight, EPS, bias=bias)}, {"out": exact(x, weight, bias)})
 
 
+@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("shape", [(5, 3, 64), (1, 3, 64), (2, 5, 3, 72)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,9 +23,12 @@ from support.functional_calls import (
     outs,
 )
 
+pytestmark = pytest.mark.torch
+
 ROWS = (5, 7, 3, 129, 2)  # the first one unlike other extents, which torch would take for the same
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("name", "kinds"), OPERATORS.values(), ids=OPERATORS)
 def test_opcheck(name, kinds):
     operator_check(name, kinds)
@@ -66,6 +69,7 @@ def around(name):
     return function
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("marked", [False, True], ids=["from 2 on", "from 0 on"])
 @pytest.mark.parametrize("name", NAMES)
 def test_one_graph_for_all_row_counts(name, marked):
@@ -97,6 +101,7 @@ def test_shapes_that_are_not_known_are_checked_by_the_call():
         fast(x, residual, torch.randn(64))
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     ("name", "kinds"), [v for v in OPERATORS.values() if v[1]], ids=[n for n, v in OPERATORS.items() if v[1]]
 )
@@ -185,6 +190,7 @@ def test_some_tensors_given():
             assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("swizzled", [False, True])
 def test_blocks_compile(size, swizzled):

@@ -136,6 +136,7 @@ def tensors_of(values):
 ARGUMENTS = [(name, argument) for name in NAMES for argument in call(name).tensors]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
 def test_types(name, argument):
     made = call(name)

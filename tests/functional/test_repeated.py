@@ -16,6 +16,8 @@ from graphfuse.tables.entry import Entry, Source
 from support import toys
 from support.functional_calls import NAMES, WITH_EPS, Tensors, call, check
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_problem_is_planned_once(name):
@@ -151,6 +153,7 @@ def test_problems_with_a_workspace(monkeypatch, no_long_way):
         check(made.run(), made.exact)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])
 @pytest.mark.parametrize("name", ["rmsnorm", "fused_add_rmsnorm"])
 def test_no_tensor_is_kept_alive(name, device, plan_on):

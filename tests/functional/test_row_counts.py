@@ -62,6 +62,7 @@ def shuffled(counts, seed=0):
     return counts
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_plans(name, planned, no_long_way):
     """Any number of rows is right; one whose class is known is neither planned nor compiled."""
@@ -98,6 +99,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(name):
             assert torch.equal(bits(got[n]), bits(results[n][first:last])), (n, first, last)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_gradients(name, planned):
     """Sums over the rows of any number of one class, by one plan each way."""
@@ -130,6 +132,7 @@ def norm6(x, weight):
 STRIDES = [(8, 128, 1), (512, 128, 1), (0, 128, 1), (1000, 128, 1), (COLUMNS, COLUMNS, 1)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("given", ["input", "out"])
 @pytest.mark.parametrize("of_heads", [False, True])
 @pytest.mark.parametrize("strides", STRIDES, ids=str)

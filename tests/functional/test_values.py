@@ -12,6 +12,8 @@ FLOATS = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(64,), (5, 64), (2, 3, 64), (2, 1, 3, 96), (0, 64)]
 
 
+@pytest.mark.torch
+@pytest.mark.each_value
 @pytest.mark.parametrize("weight", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", NAMES)
@@ -20,6 +22,7 @@ def test_types(name, dtype, weight):
     check(made.run(), made.exact)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_shapes(name, shape):
@@ -37,6 +40,7 @@ def test_odd_rows(name, hidden):
     check(made.run(), made.exact)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", [*FLOATS, F8, F8_WIDE])
 @pytest.mark.parametrize(
     "name",
@@ -199,6 +203,8 @@ def test_the_second_layout_is_ignored_where_it_is_not_asked_for():
     assert results["block_scale"].shape == (5, 4) and (ignored == 7).all()
 
 
+@pytest.mark.torch
+@pytest.mark.each_value
 @pytest.mark.parametrize("scaled", [None, 3.5])
 @pytest.mark.parametrize("swizzled", [False, True])
 @pytest.mark.parametrize("kind", [None, FP4, torch.uint8, F8, F8_WIDE], ids=str)

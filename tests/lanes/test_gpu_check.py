@@ -150,6 +150,7 @@ def test_standing(tmp_path):
     assert line.endswith("is of these kernel sources: tests: not run; memcheck clean")
 
 
+@pytest.mark.further
 @pytest.mark.xdist_group("digest")
 def test_standing_of_these_sources(note):
     """Never fails for an old record; its text is printed at the end of the run."""

@@ -9,7 +9,7 @@ from graphfuse.engine import knobs_to_dict
 from graphfuse.ops import OPS
 from graphfuse.runtime.handle import Handle
 from support import variants
-from support.variants import FORWARD, LOSSES, TARGETS, VARIANTS
+from support.variants import ACROSS, BACKWARD, FIRST, FORWARD, LOSSES, TARGETS, VARIANTS
 
 H200 = TARGETS["sm_90a"]
 FACTS = [v.facts() for v in FORWARD.values()]
@@ -41,6 +41,28 @@ def test_every_type_of_logits_and_targets_both_ways():
 def test_every_pointwise_op():
     used = {step.op_name for v in VARIANTS.values() for step in v.facts().program.steps} & OPS.keys()
     assert used == {op.name for op in OPS.values() if op.pointwise}
+
+
+def test_the_first_variants_have_every_type_op_and_schedule():
+    assert len(FIRST) <= len(VARIANTS) // 2
+    assert FIRST & FORWARD.keys() and FIRST & BACKWARD.keys() and FIRST & LOSSES.keys() and FIRST & ACROSS.keys()
+    first, every = ([v.facts().program for n, v in VARIANTS.items() if n in names] for names in (FIRST, VARIANTS))
+    for types_of in (
+        lambda p: {view.dtype for view in p.inputs if view.rows},
+        lambda p: {view.dtype for view in p.inputs if not view.rows},
+        lambda p: {store.view.dtype for store in p.stores},
+        lambda p: {scalar.dtype for scalar in p.scalars},
+        lambda p: {step.op_name for step in p.steps},
+    ):
+        assert set().union(*map(types_of, first)) == set().union(*map(types_of, every))
+    spread = [{k for n in names if (k := _spread(n))} for names in (FIRST & FORWARD.keys(), FORWARD)]
+    assert spread[0] == spread[1]
+
+
+def _spread(name: str) -> tuple | None:
+    """How the knobs of a variant that has some spread rows."""
+    knobs = VARIANTS[name].knobs
+    return knobs and (type(knobs).__name__, knobs.threads_per_row)
 
 
 @pytest.mark.parametrize("access, widths", [("load<", {2, 4, 8, 16}), ("store_", {1, 2, 4, 8, 16})])
@@ -88,6 +110,7 @@ def test_planned_by_the_public_api(name):
     assert graph.get_workspace_size_plan_at_index(index) == launches[0].scratch_bytes
 
 
+@pytest.mark.further
 def test_rows_do_not_change_the_source():
     for variant in VARIANTS.values():
         knobs = variant.knobs_on(H200)
@@ -95,6 +118,7 @@ def test_rows_do_not_change_the_source():
         assert sources == {variant.source(H200)}
 
 
+@pytest.mark.further
 @pytest.mark.xdist_group("digest")
 def test_the_digest_is_of_sources_alone(monkeypatch):
     digest = variants.digest()

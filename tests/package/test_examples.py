@@ -20,6 +20,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem not in WHOLE], ids=lambda p: p.stem)
 def test_example(path, tmp_path):
     command = [sys.executable, path, *ARGUMENTS.get(path.stem, ())]

@@ -122,6 +122,7 @@ def cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.some(1)
 def test_it_runs_from_there(installed, cache):
     home = installed.parent
     where = run(
@@ -141,6 +142,7 @@ def test_what_clones_alone_have_says_so(installed, tmp_path):
     assert (done.returncode, done.stdout) == (2, "") and "bench models needs a clone of the repository" in done.stderr
 
 
+@pytest.mark.some(1)
 def test_kernels_can_be_made_from_there(installed):
     code = """
 import graphfuse as c
@@ -227,6 +229,7 @@ def test_a_users_project_passes_mypy_strict(installed, project):
     assert lines[-1].startswith("Found 2 errors in 1 file")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("installed", ["wheel"], indirect=True)
 @pytest.mark.parametrize("mode", ["basic", "strict"])
 def test_a_users_project_passes_pyright(installed, project, mode):
@@ -282,6 +285,7 @@ def test_a_foreign_package_brings_a_pattern_and_an_engine(installed, foreign, tm
     assert missing.returncode and "GraphNotSupportedError" in missing.stderr
 
 
+@pytest.mark.further
 @WHEEL
 def test_a_broken_foreign_package_is_named(installed, foreign, tmp_path):
     shutil.copytree(foreign, tmp_path / "foreign", ignore=shutil.ignore_patterns("__pycache__"))

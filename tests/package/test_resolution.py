@@ -112,6 +112,7 @@ def resolve(tmp_path_factory) -> Resolve:
     return resolve
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("python", "chip"), PLACES)
 @pytest.mark.parametrize("form", FORMS)
 def test_it_resolves(resolve, note, form, python, chip):
@@ -125,6 +126,7 @@ def test_it_resolves(resolve, note, form, python, chip):
     note(f"resolved: {form}: torch {found['torch']}, cuda-bindings {found['cuda-bindings']}")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("python", (PYTHONS[0], PYTHONS[-1]))
 @pytest.mark.parametrize("major", ("12", "13"))
 def test_an_extra_brings_one_cuda_version(resolve, major, python):

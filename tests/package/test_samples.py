@@ -40,6 +40,7 @@ def hold(told: str, device: str) -> None:
     assert len(told.splitlines()) >= 3
 
 
+@pytest.mark.some(6)
 @on_devices
 @by_script
 def test_script(script, device, on):
@@ -66,6 +67,7 @@ def test_cells_of_the_notebook(script, on, monkeypatch):
     hold(told.getvalue(), "emulator")
 
 
+@pytest.mark.further
 @on_devices
 def test_a_notebook_in_jupyter(device, on, monkeypatch, tmp_path):
     """In a kernel of its own, where the explanation shows itself as a flowchart."""

@@ -91,6 +91,7 @@ KINDS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows, columns", [(1, 64), (7, 1000), (4, 33)])
@@ -146,6 +147,7 @@ class OneNorm(RowEngine):
         return No("several sums over a row") if several else super().why_not(facts, device)
 
 
+@pytest.mark.some(1)
 @pytest.mark.emulate
 @pytest.mark.parametrize("kind", ["stored sum", "sum between"])
 def test_two_kernels_where_no_engine_takes_one_and_knobs_do_not_decide_a_bit(kind):
@@ -168,6 +170,7 @@ def contents(pack: dict[str, torch.Tensor]) -> bytes:
     return b"".join(t.view(torch.uint8).numpy().tobytes() for t in outputs)
 
 
+@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("knobs", ["part of a warp", "all read before", "two CTAs"])
@@ -199,6 +202,7 @@ def test_what_is_held_of_a_row_is_what_was_read_and_then_the_sum_as_it_is_rounde
     assert RowSplit.of(part.facts).plan(part.knobs).held_bytes == 4  # the sum, unrounded
 
 
+@pytest.mark.some(1)
 @pytest.mark.compile
 @pytest.mark.parametrize("kind", ["stored sum", "sum between", "to fp8"])
 @pytest.mark.parametrize("columns", [2560, 5376])

@@ -69,6 +69,7 @@ KNOBS = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.emulate
 @pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
 @pytest.mark.parametrize("knobs", KNOBS.values(), ids=KNOBS)

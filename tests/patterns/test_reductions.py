@@ -127,6 +127,7 @@ def exact(family: str, pack: dict[str, torch.Tensor]) -> torch.Tensor:
 SIZES = [(1, 64), (7, 1000), (4, 33), (2, 40000)]
 
 
+@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rows, columns", SIZES)
@@ -158,6 +159,7 @@ KNOBS = {
 SPREAD = ["layer_norm", "softmax", "log_sum_exp", "two_in_a_phase", "range", "four_phases"]
 
 
+@pytest.mark.some(2)
 @pytest.mark.emulate
 @pytest.mark.parametrize("family", SPREAD)
 def test_knobs_do_not_decide_a_bit(family):
@@ -170,6 +172,7 @@ def test_knobs_do_not_decide_a_bit(family):
     assert len(set(found.values())) == 1, {name: hash(y) for name, y in found.items()}
 
 
+@pytest.mark.some(1)
 @pytest.mark.emulate
 @pytest.mark.parametrize("knobs", [PersistentKnobs(64, 64, 3, 1, 1), PersistentKnobs(128, 64, 3, 1, 2)])
 def test_two_sums_that_come_together_while_the_next_row_begins(knobs):
@@ -194,6 +197,7 @@ def test_schedules_that_read_rows_again_agree(family):
     assert torch.equal(*found)
 
 
+@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("knobs", ["part of a warp", "warps", "two CTAs", "warps stay", "a cluster stays"])
@@ -218,6 +222,7 @@ def test_a_norm_written_as_nodes_is_the_kernel_of_the_op(norm, rows, columns):
     assert by_hand == op
 
 
+@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("rows, columns", [(1, 96), (5, 1000)])

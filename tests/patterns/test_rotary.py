@@ -79,6 +79,7 @@ def test_the_reference_engine_has_these_values(kind):
     problem.hold(pack)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("interleaved", [False, True], ids=["half-split", "interleaved"])
 def test_the_same_bits_for_every_knob(interleaved):
     problem = Rotary(tokens=3, columns=128, rotary=64, interleaved=interleaved)
@@ -109,6 +110,7 @@ def own_pairs(problem: Rotary, threads: int = 64, ahead: int = 0) -> ByRowKnobs:
     return ByRowKnobs(problem.columns // 2 // (4 if problem.dtype is FLOAT else 8), threads, 1, 1, ahead)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kind", OWN_PAIRS.values(), ids=OWN_PAIRS)
 def test_threads_that_have_both_columns_of_a_pair_give_the_same_bits(kind):
     problem = Rotary(tokens=5, **kind)
@@ -122,6 +124,7 @@ def test_threads_that_have_both_columns_of_a_pair_give_the_same_bits(kind):
         assert run.contents() == first.contents()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize(
     "kind", [dict(beyond=True), dict(slots=9), dict(columns=80, rotary=32, interleaved=True)], ids=str
@@ -135,6 +138,7 @@ def test_under_sanitizers_in_all_schedules(kind, build):
     assert all(found[name] == run.contents()[name] for name in problem.outputs())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("own", [False, True], ids=["lanes", "own"])
 def test_in_place(build, own):
@@ -211,6 +215,7 @@ def test_two_pieces_of_different_pairs_are_refused():
         planned(Rotary(columns=128, rotary=64), ByRowKnobs(8, 128))
 
 
+@pytest.mark.each_value
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
 @pytest.mark.parametrize("kind", [dict(), dict(rotary=64), dict(interleaved=True), dict(slots=9)], ids=str)

@@ -60,6 +60,7 @@ def test_the_reference_engine_has_these_values(kind):
     problem.hold(pack)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("interleaved", [False, True], ids=["half-split", "interleaved"])
 def test_the_same_bits_for_every_knob(interleaved):
     """Of rows; sums over rows are as near as the order of their terms lets them be."""

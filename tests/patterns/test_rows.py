@@ -26,6 +26,7 @@ def planned(case: Case, arch: str) -> Planner:
     return graph._planner
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_every_combination_is_one_kernel(arch):
     assert len(CASES) == 576
@@ -34,6 +35,7 @@ def test_every_combination_is_one_kernel(arch):
         assert [part.engine.name for part in plan.parts] == ["rows"] and plan.workspace_bytes == 0, case
 
 
+@pytest.mark.some(1)
 @pytest.mark.compile
 @pytest.mark.parametrize("place, arch", [pytest.param(i, a, id=a) for i, a in enumerate(ARCHES)])
 def test_combinations_compile(place, arch):
@@ -52,6 +54,7 @@ def test_the_reference_engine(case):
     rows.check(case, [heur_mode.FALLBACK])
 
 
+@pytest.mark.some(12)
 @pytest.mark.emulate
 @pytest.mark.parametrize("case", CASES[::17], ids=str)
 def test_the_generated_kernel(case):

@@ -9,6 +9,8 @@ from graphfuse.dtypes import data_type
 from graphfuse.errors import VariantPackError, VariantPackTypeError
 from graphfuse.runtime.buffers import Buffer, describe, number
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.mark.parametrize("dtype", [d for d in data_type if d not in (data_type.NOT_SET, data_type.FP4_E2M1)])
 def test_torch_tensors_of_every_type(dtype):

@@ -11,7 +11,7 @@ import pytest
 
 from graphfuse.runtime import cache, nvrtc, toolkit
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.torch]
 
 ARCH = "sm_90a"
 

@@ -6,6 +6,8 @@ from graphfuse.device import CPU, EMULATOR
 from graphfuse.errors import DeviceError, SettingError
 from graphfuse.runtime import device
 
+pytestmark = pytest.mark.torch
+
 
 def test_without_a_visible_device_the_cpu_is_what_there_is(python):
     code = """

@@ -31,6 +31,8 @@ from graphfuse.row_counts import row_class
 from graphfuse.runtime import fastcall, torch_private
 from graphfuse.runtime.fastcall import DECLINED, Form, Given, New, Part, functions, writing
 
+pytestmark = pytest.mark.torch
+
 # Classes of row counts
 
 

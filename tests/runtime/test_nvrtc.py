@@ -3,7 +3,7 @@ import pytest
 from graphfuse.errors import KernelCompileError, ToolkitNotFoundError
 from graphfuse.runtime import nvrtc, toolkit
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.torch]
 
 KERNEL = 'extern "C" __global__ void k(float* p, float a, float b) { p[0] = %s; }\n'
 

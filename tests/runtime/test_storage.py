@@ -10,6 +10,8 @@ from graphfuse.errors import VariantPackError
 from graphfuse.ir import Tensor
 from graphfuse.runtime.storage import Storage, overlap, storage
 
+pytestmark = pytest.mark.torch
+
 
 def tensor(dtype: data_type, dim: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     return Tensor(0, 0, "t", dtype, dim, stride)

@@ -7,6 +7,8 @@ import pytest
 from graphfuse.errors import ToolkitNotFoundError
 from graphfuse.runtime import toolkit
 
+pytestmark = pytest.mark.torch
+
 MAJOR = toolkit._wanted_major()
 NAME = f"libnvrtc.so.{MAJOR}"
 

@@ -18,6 +18,8 @@ import graphfuse.functional  # noqa: F401 - makes operators
 import graphfuse.torch  # noqa: F401
 from graphfuse.runtime import torch_private
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(set(re.findall(r'_find\("([\w.]+)"\)', Path(torch_private.__file__).read_text())))
 NEWER = {"_inductor.custom_graph_pass.CustomInferenceAwareGraphPass"}

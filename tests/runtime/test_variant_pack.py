@@ -11,6 +11,8 @@ from graphfuse.errors import VariantPackError, VariantPackTypeError, WorkspaceEr
 from graphfuse.ir import Graph, Node, Tensor, packed_stride
 from graphfuse.runtime.variant_pack import Binder
 
+pytestmark = pytest.mark.torch
+
 GPU = for_arch("sm_90a")
 BF16, FP32 = data_type.BFLOAT16, data_type.FLOAT
 

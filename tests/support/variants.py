@@ -7,8 +7,10 @@ the code of a kernel. A new engine adds its variants to VARIANTS and nothing els
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+import pytest
 
 from graphfuse import match
 from graphfuse.device import ARCHES, Device, for_arch
@@ -22,7 +24,7 @@ from graphfuse.enums import heur_mode
 from graphfuse.freeze import freeze
 from graphfuse.lower import lower
 from graphfuse.patterns.rows import PATTERN
-from support import graphs
+from support import covering, graphs
 from support.channels import Channels
 from support.gradients import ACTIVATIONS, TYPES, WEIGHTS, Gradient
 from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
@@ -395,3 +397,28 @@ ACROSS: dict[str, Variant] = {
 }
 
 VARIANTS: dict[str, Variant] = FORWARD | BACKWARD | LOSSES | ACROSS
+
+
+def _features(variant: Variant) -> frozenset:
+    """The values of all fields of its problem and its knobs; of lengths and strides, what code depends on."""
+    found = set()
+    for part in filter(None, (variant.problem, variant.knobs)):
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if field.name == "columns":
+                value = min(value.bit_length(), 16) // 4, value.bit_length() > 28, value % 8 == 0
+            elif "stride" in field.name or field.name == "offset":
+                value = bool(value)
+            values = (op.name for op in value) if field.name == "chain" else [value]
+            found |= {(type(part).__name__, field.name, str(v)) for v in values}
+    return frozenset(found)
+
+
+_NAMES = tuple(VARIANTS)
+FIRST = frozenset(_NAMES[n] for n in covering.covering([_features(v) for v in VARIANTS.values()]))
+"""Those that `make test` runs: they have all that any variant has. The others are further cases."""
+
+
+def cases(names: Iterable[str]) -> list:
+    """Variants' names as parameters of a test."""
+    return [name if name in FIRST else pytest.param(name, marks=pytest.mark.further) for name in names]

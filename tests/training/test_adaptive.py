@@ -6,6 +6,8 @@ import torch
 from graphfuse import VariantPackError
 from graphfuse.torch import ada_layer_norm
 
+pytestmark = pytest.mark.torch
+
 TYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 SHAPES = [  # of x, and of scale and shift
     ((3, 5, 48), (3, 1, 48)),

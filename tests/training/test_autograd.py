@@ -12,6 +12,8 @@ from graphfuse import torch as training
 from graphfuse.engines.reference import ReferenceEngine
 from support.training_calls import OPERATORS, gradients, grads, tensors
 
+pytestmark = pytest.mark.torch
+
 
 def kept(function) -> Counter:
     """Bytes and types of the tensors that are saved for backward while function runs."""

@@ -19,7 +19,7 @@ from graphfuse.torch import compile_report, fuse
 from graphfuse.torch.fusion import compiled
 from support.compiled import EPS, HIDDEN, became, rows
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -270,6 +270,7 @@ def graphs_of(backend, dynamic, marked, sizes, **options):
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "dynamic, marked, sizes",
     [(None, False, (2, 5, 7, 1)), (True, False, (2, 5)), (None, True, (2, 5)), (False, False, (2, 5, 2))],

@@ -17,7 +17,7 @@ from graphfuse.torch.fusion import compiled, cost
 from graphfuse.torch.fusion.match import find
 from support.compiled import EPS, HIDDEN, became, rows
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 ROOT = Path(__file__).resolve().parents[2]
 
 # Costs

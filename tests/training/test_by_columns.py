@@ -11,6 +11,8 @@ from graphfuse.torch.norm import Norm
 from graphfuse.torch.norm_by_columns import NormByColumns
 from support.training_calls import EPS, layer_norm, norm
 
+pytestmark = pytest.mark.torch
+
 KINDS = {
     "rms_norm": {},
     "bias": {"bias": True},

@@ -7,6 +7,8 @@ from torch.nn import functional as F
 from graphfuse import VariantPackError
 from graphfuse.torch import operators
 
+pytestmark = pytest.mark.torch
+
 EPS, NEXT = 1e-5, 1e-3
 HALF = torch.bfloat16
 

@@ -13,6 +13,8 @@ from graphfuse.torch import fuse, unfuse
 from support.dispatched import operators
 from support.norm_modules import HALF, HIDDEN, LlamaNorm
 
+pytestmark = pytest.mark.torch
+
 
 class Layer(torch.nn.Module):
     def __init__(self, norm=LlamaNorm):

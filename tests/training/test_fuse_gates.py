@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from graphfuse.torch import fuse, kernel_mapping, unfuse
 from support.dispatched import operators
 
+pytestmark = pytest.mark.torch
+
 HIDDEN, EPS = 32, 1e-5
 HALF = torch.bfloat16
 

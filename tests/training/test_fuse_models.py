@@ -13,6 +13,8 @@ from graphfuse.torch import compile_report, fuse, unfuse
 from graphfuse.torch.fusion import attention
 from graphfuse.torch.fusion.compiled import forget
 
+pytestmark = pytest.mark.torch
+
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -75,6 +77,7 @@ def norms(model):
     return {n.removesuffix(".weight") for n in model.state_dict() if re.search(r"norm\.weight$", n)}
 
 
+@pytest.mark.some(9)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_norm_is_found(name, device):
@@ -193,6 +196,7 @@ def compiler():
     torch.compiler.reset()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_values(name, compiler):
     model = made(name)
@@ -218,6 +222,7 @@ def test_compiled_values(name, compiler):
     assert {e.name for e in replaced if e.became not in ATTENTION.get(name, {})} == norms(model)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_text", "qwen3"])
 def test_compiled_gradients(name, compiler):
     model = made(name)

@@ -10,6 +10,8 @@ from graphfuse.torch.fusion.form import Form
 from graphfuse.torch.fusion.module import Norm, Refused, recognized
 from support.norm_modules import HALF, HIDDEN, GatedNorm, LlamaNorm
 
+pytestmark = pytest.mark.torch
+
 
 class Counting(LlamaNorm):
     def forward(self, hidden_states):

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphfuse.torch import compile_report, fuse, unfuse
 from graphfuse.torch.fusion import eager_attention
 
+pytestmark = pytest.mark.torch
+
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
 NAME = "attention_with_sinks"

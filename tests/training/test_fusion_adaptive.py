@@ -13,7 +13,7 @@ from graphfuse.torch.fusion import find
 from graphfuse.torch.fusion.compiled import replace_in
 from support.traces import recorded
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 HALF, FULL = torch.bfloat16, torch.float32
 S, T, W = 2, 5, 64
 ADA, ADDED = "ada_layer_norm", "add_ada_layer_norm"

@@ -10,7 +10,7 @@ from graphfuse.torch import compile_report
 from graphfuse.torch.fusion import attention, constant
 from support.attention_graphs import CAUSED, NAME, N, checked, qkv, with_mask
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 SEEN = "all is seen: no mask"
 INF = float("inf")
 

@@ -10,7 +10,7 @@ from graphfuse.torch import compile_report
 from support.small_models import SMALL
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 
 NAME = "scaled_dot_product_attention"
 GROUPED = ("llama-3-8b", "qwen3-8b", "olmo-2-7b", "gemma-3-12b")
@@ -51,6 +51,7 @@ def checked(module, x, gradients=False):
     return [(e.became, e.why) for e in compile_report().graphs[-1].entries if "attn" in e.name.rpartition(".")[2]]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("work", [PREFILL, STEP], ids=lambda work: work.name)
 @pytest.mark.parametrize("name", GROUPED)
 def test_causal_masks_go(name, work, attention_calls):
@@ -63,6 +64,7 @@ def test_causal_masks_go(name, work, attention_calls):
     assert len(entries) == 2 and all(e[0] == NAME and e[1].startswith("causal: no mask") for e in entries)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", GROUPED)
 def test_no_mask_in_a_decoding_step(name, attention_calls):
     checked(*made(name, DECODE))
@@ -75,6 +77,7 @@ def test_attention_that_is_written_out_is_as_it_was(attention_calls):
     assert checked(*made("gemma-2-9b", PREFILL)) == [] == attention_calls
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("window, notes", [(16, ["causal: no mask"] * 2), (4, ["", "causal: no mask"])], ids=str)
 @pytest.mark.parametrize("work", [PREFILL, STEP], ids=lambda work: work.name)
 def test_causal_masks_go_where_there_are_sinks(work, window, notes):

@@ -5,6 +5,8 @@ import torch
 
 from graphfuse.torch.fusion.mask import ALL, CAUSAL, Seen, allows
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float16])
 def test_what_masks_allow(dtype, monkeypatch):

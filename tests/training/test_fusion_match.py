@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from graphfuse.torch.fusion import find, rewrite
 from support.traces import FULL, HIDDEN, as_tuple, full, given, recorded
 
+pytestmark = pytest.mark.torch
+
 EPS = 1e-5
 HALF = torch.bfloat16
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from graphfuse.torch.fusion.attention import has_grouped_kernel
 from support.attention_graphs import CAUSED, NAME, N, checked, expanded, qkv, with_mask
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 
 REPEATS = {
     "expand": expanded,

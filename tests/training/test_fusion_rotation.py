@@ -10,7 +10,7 @@ from graphfuse.torch.fusion.compiled import replace_in
 from graphfuse.torch.fusion.rotation import pairs
 from support.traces import recorded
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 EPS = 1e-5
 HALF, FULL = torch.bfloat16, torch.float32
 B, T, D = 2, 5, 32

@@ -8,7 +8,7 @@ from graphfuse.torch import compile_report
 from graphfuse.torch.fusion.compiled import replace_in
 from support.traces import recorded
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 
 HALF, FULL = torch.bfloat16, torch.float32
 B, H, G, N, M, D = 2, 4, 2, 5, 7, 8

@@ -13,7 +13,7 @@ from graphfuse.torch.fusion.surroundings import regions
 from support.attention_graphs import N, checked, expanded, qkv, with_mask
 from support.dispatched import Called
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 ANY = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from graphfuse.torch import operators
 
+pytestmark = pytest.mark.torch
+
 EPS = 1e-5
 HALF, DOUBLE = torch.bfloat16, torch.float64
 
@@ -32,6 +34,7 @@ def drawn(shape, weight=None, dtype=torch.float32, seed=0):
     return [torch.randn(s, generator=g).to(dtype).requires_grad_() for s in (shape, shape, weight or shape[-1:])]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("weight", [(6,), (4, 6), None], ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_values_and_gradients(name, weight):

@@ -35,6 +35,7 @@ def test_eps(name, eps):
     check(name, tensors(name, (3, 6), torch.float64), eps=eps)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("name", "asked"), [(n, a) for n, o in OPERATORS.items() for a in o.tensors])
 def test_one_gradient(name, asked):
     given = tensors(name, (3, 6), torch.float64, grad=False)

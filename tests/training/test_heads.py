@@ -8,6 +8,8 @@ from graphfuse import torch as training
 from graphfuse.functional import problem
 from support.training_calls import EPS, close, norm
 
+pytestmark = pytest.mark.torch
+
 SHAPES = {
     "tokens": (5, 3, 64),
     "batch": (2, 4, 3, 64),

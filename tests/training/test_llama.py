@@ -6,6 +6,8 @@ import torch
 from graphfuse import torch as training
 from support.training_calls import passed, tensors
 
+pytestmark = pytest.mark.torch
+
 EPS = 1e-6
 HALF = [torch.bfloat16, torch.float16]
 

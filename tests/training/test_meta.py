@@ -9,6 +9,8 @@ from graphfuse import torch as training
 from support.functional_calls import NAMES, call
 from support.training_calls import OPERATORS, tensors
 
+pytestmark = pytest.mark.torch
+
 MODULES = {
     training.RMSNorm: torch.nn.RMSNorm,
     training.RMSNormSiLU: torch.nn.RMSNorm,

@@ -11,6 +11,8 @@ import torch
 import graphfuse
 from graphfuse.torch import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
 
+pytestmark = pytest.mark.torch
+
 MODULES = [RMSNorm, RMSNormSiLU, AddRMSNorm, LayerNorm]
 
 

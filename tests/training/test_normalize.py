@@ -5,6 +5,8 @@ import torch
 
 from graphfuse.torch import normalize
 
+pytestmark = pytest.mark.torch
+
 TYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 EPS = 0.25
 

@@ -14,12 +14,15 @@ import graphfuse
 from graphfuse import torch as training
 from support.training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, operator_checks, results, tensors
 
+pytestmark = pytest.mark.torch
+
 ROWS = (5, 7, 3, 129, 2)  # the first one unlike other extents, which torch would take for the same
 # Inductor tries the C++ compiler out and compiles a header before its first kernel: in one process.
 # Inductor is given the same graph, and takes seconds: one operator of each kind.
 IN_INDUCTOR = ("rms_norm", "add_layer_norm_bias", "rms_norm_silu_gate")
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("weight", [None, False], ids=["weight", "no weight"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_opcheck(name, weight):
@@ -46,6 +49,7 @@ def with_backends(name):
     yield pytest.param(name, "inductor", False, marks=kept)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("name", "backend", "marked"), [case for name in OPERATORS for case in with_backends(name)])
 def test_one_graph_for_all_row_counts(name, backend, marked):
     """torch makes a graph of its own of 0 and 1, unless rows are marked as unknown."""

@@ -13,6 +13,8 @@ import graphfuse
 from graphfuse import torch as training
 from support.training_calls import EPS, layer_norm, norm
 
+pytestmark = pytest.mark.torch
+
 FORWARD, BACKWARD = "native_layer_norm", "native_layer_norm_backward"
 RMS, RMS_BACKWARD = "_fused_rms_norm", "_fused_rms_norm_backward"
 

@@ -11,6 +11,8 @@ from graphfuse import torch as training
 from graphfuse.torch import QKNormRope, qk_norm_rope
 from support import oracle
 
+pytestmark = pytest.mark.torch
+
 EPS = 1e-5
 NAME = "differentiable_qk_norm_rope"
 LEAVES = ("q", "k", "q_weight", "k_weight")

@@ -5,7 +5,7 @@ import torch
 
 from support import ranks, sharded
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.torch]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ from graphfuse.functional.operator import FUNCTIONS
 from graphfuse.functional.sharding import splittable
 from graphfuse.torch import sharding
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "| operators | whole on every rank | split by samples alone | added up | hidden dimension |"
 
@@ -98,6 +100,7 @@ THEN = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("then", THEN)
 def test_torch_hears_of_rules_when_there_are_dtensors(then):
     program = PROGRAM + THEN[then] + "\nassert len(functional.sharding._known) == len(functional.operator.FUNCTIONS)"

@@ -14,6 +14,8 @@ from graphfuse.torch import attention, attention_with_sinks
 from graphfuse.torch.attention import CPU, EFFICIENT, FLASH, PLAIN, WINDOWED, Case, chosen
 from support.dispatched import Called
 
+pytestmark = pytest.mark.torch
+
 HALF, FULL, DOUBLE = torch.bfloat16, torch.float32, torch.float64
 
 

@@ -8,6 +8,8 @@ from torch.utils.checkpoint import checkpoint
 from graphfuse import GraphNotSupportedError, VariantPackError, VariantPackTypeError
 from graphfuse import torch as training
 
+pytestmark = pytest.mark.torch
+
 FUNCTIONS = {"softmax": training.softmax, "log_softmax": training.log_softmax}
 TYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 SHAPES = [(64,), (1, 64), (5, 64), (2, 3, 48), (2, 1, 3, 17), (7, 1), (0, 64), (3, 0, 8)]

@@ -11,6 +11,7 @@ TYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(64,), (1, 64), (5, 64), (2, 3, 48), (2, 1, 3, 17), (7, 1), (0, 64), (3, 0, 8)]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(
     ("name", "weight"), [*itertools.product(OPERATORS, TYPES), *((n, False) for n in WITHOUT_WEIGHT)]
@@ -42,6 +43,7 @@ def in_other_strides(t):
     return memory[..., 1::2].copy_(t.detach().transpose(0, 1)).transpose(0, 1).requires_grad_(t.requires_grad)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", OPERATORS)
 def test_strides(name):
     given = {n: in_other_strides(t) for n, t in tensors(name, (5, 3, 16)).items()}
@@ -62,6 +64,7 @@ def test_gradients_of_any_strides(name, of):
         torch.testing.assert_close(got[n], g, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", OPERATORS)
 def test_only_gradients_that_are_needed(name):
     arguments = OPERATORS[name].tensors

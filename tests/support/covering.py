@@ -1,0 +1,31 @@
+"""Which cases of a test stand for all of them."""
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+
+
+def covering(cases: Sequence[frozenset[Hashable]]) -> set[int]:
+    """Indices of cases that have every feature that any of them has: few of them, if not always the fewest, as the case
+    with the most features that are missing comes next."""
+    missing, chosen = set().union(*cases), set()
+    while missing:
+        best = max(range(len(cases)), key=lambda n: len(cases[n] & missing))
+        chosen.add(best)
+        missing -= cases[best]
+    return chosen
+
+
+def values(arguments: Mapping[str, object]) -> frozenset[Hashable]:
+    """The features that a case has by its arguments: each of them, or each field of one that is a record."""
+    found = set()
+    for name, value in arguments.items():
+        if dataclasses.is_dataclass(value):
+            found |= {(name, field.name, repr(getattr(value, field.name))) for field in dataclasses.fields(value)}
+        else:
+            found.add((name, repr(value)))
+    return frozenset(found)
+
+
+def spread(count: int, wanted: int) -> set[int]:
+    """The indices of so many of `count` cases, from the first on, as far apart as they can be."""
+    return {number * count // min(count, wanted) for number in range(min(count, wanted))}
