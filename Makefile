@@ -3,7 +3,7 @@
 # make test-further  further cases of the same claims; .ci/run runs both
 # make test-all   those and what takes longer
 # make check      ruff and mypy
-# make stub       graphfuse/op_methods.pyi, the types of op methods, from the op table
+# make stub       graphfuse/op_graph/op_methods.pyi, the types of op methods, from the op table
 # make test-torch TORCH=2.12.1  the plain tests on another torch; TORCH=oldest, TORCH=newest: that pyproject.toml admits
 # make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json
 # make gpu-check  those, then the kernels under compute-sanitizer; writes docs/records/gpu-check-DEVICE.json

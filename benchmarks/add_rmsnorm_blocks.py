@@ -8,14 +8,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import norm_forward_phase
 from graphfuse.benchmarks import target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
 from graphfuse.benchmarks.row_case import Buffer, RowCase, around_one, normal, rms_normal
-from graphfuse.dtypes import data_type
-from graphfuse.enums import norm_forward_phase
 
 if TYPE_CHECKING:
     import torch

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from graphfuse.base.errors import GraphfuseError
 from graphfuse.benchmarks import record, session, tables
 from graphfuse.benchmarks.bench import Bench, Case
 from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.untuned import untuned
-from graphfuse.errors import GraphfuseError
 
 WIDTH = 140
 PROGRAMS = {"models": "graphfuse.benchmarks.programs.models"}

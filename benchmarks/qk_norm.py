@@ -7,14 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import norm_forward_phase
 from graphfuse.benchmarks import judge, target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, quack, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
-from graphfuse.dtypes import data_type
-from graphfuse.enums import norm_forward_phase
-from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch

@@ -7,15 +7,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import norm_forward_phase
 from graphfuse.benchmarks import judge, target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.qk_norm import HEAD, HEADS
-from graphfuse.dtypes import data_type
-from graphfuse.enums import norm_forward_phase
-from graphfuse.tensor import Tensor
-from graphfuse.user_graph import pygraph
+from graphfuse.op_graph.tensor import Tensor
 
 if TYPE_CHECKING:
     import torch

@@ -7,6 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import norm_forward_phase
 from graphfuse.benchmarks import judge, qk_norm_rope, target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
@@ -14,9 +17,6 @@ from graphfuse.benchmarks.peers import graphfuse, stream, torch_compile, torch_e
 from graphfuse.benchmarks.qk_norm import HEAD
 from graphfuse.benchmarks.qk_norm_rope import EPS, joined
 from graphfuse.benchmarks.qk_norm_rope_training import HEADS
-from graphfuse.dtypes import data_type
-from graphfuse.enums import norm_forward_phase
-from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch

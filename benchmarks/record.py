@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from graphfuse.record import CHECKOUT, DISTRIBUTIONS, environment, gpu_needed, no_gpu, version
+from graphfuse.runtime.record import CHECKOUT, DISTRIBUTIONS, environment, gpu_needed, no_gpu, version
 
 __all__ = ["CHECKOUT", "DISTRIBUTIONS", "environment", "gpu_needed", "no_gpu", "path", "version", "write"]
 

@@ -6,20 +6,20 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import norm_forward_phase
 from graphfuse.benchmarks import target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import graphfuse, quack, stream
 from graphfuse.benchmarks.rmsnorm_backward import SIZES
 from graphfuse.benchmarks.row_case import TYPES, Buffer, RowCase, around_one, normal
-from graphfuse.dtypes import data_type
-from graphfuse.enums import norm_forward_phase
 
 if TYPE_CHECKING:
     import torch
 
+    from graphfuse.api import pygraph
     from graphfuse.benchmarks.row_case import BufferSet, Exact
-    from graphfuse.user_graph import pygraph
 
 OUTPUTS = ("bf16", "fp32")
 # One rounding of what is exact but for a float32 sum.

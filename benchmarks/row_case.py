@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
 from graphfuse.benchmarks import judge
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
-from graphfuse.dtypes import data_type
-from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch
 
-    from graphfuse.tensor import Tensor
+    from graphfuse.op_graph.tensor import Tensor
 
 TYPES = {
     "bf16": data_type.BFLOAT16,

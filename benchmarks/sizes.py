@@ -4,15 +4,16 @@ import itertools
 import random
 from dataclasses import dataclass, replace
 
-from graphfuse import plan, plugins
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type
-from graphfuse.enums import heur_mode, norm_forward_phase
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
-from graphfuse.plan import Plan
-from graphfuse.planner import Planner
-from graphfuse.user_graph import pygraph
+from graphfuse.api import pygraph
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode, norm_forward_phase
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
+from graphfuse.planning import plan
+from graphfuse.planning import registry as plugins
+from graphfuse.planning.plan import Plan
+from graphfuse.planning.planner import Planner
 
 EPS = 1e-6
 COLUMNS = (64, 128, 160, 256, 320, 512, 640, 1024)

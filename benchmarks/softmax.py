@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphfuse.base.dtypes import data_type
 from graphfuse.benchmarks import target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import graphfuse, quack, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
 from graphfuse.benchmarks.row_case import Buffer, RowCase, normal
-from graphfuse.dtypes import data_type
 
 if TYPE_CHECKING:
     import torch

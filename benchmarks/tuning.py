@@ -7,11 +7,11 @@ from typing import Protocol
 
 import typer
 
+from graphfuse.api import pygraph
 from graphfuse.benchmarks import sizes
 from graphfuse.benchmarks.sizes import planner
-from graphfuse.plan import Part
+from graphfuse.planning.plan import Part
 from graphfuse.tables.entry import Entry
-from graphfuse.user_graph import pygraph
 
 _QUICK = {"columns": (64, 1024), "rows": (1560, 99840)}
 _LEAST = 1.0  # seconds that it makes sense to begin another class with

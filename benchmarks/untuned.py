@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphfuse import settings
+from graphfuse.base import settings
 
 
 @contextlib.contextmanager

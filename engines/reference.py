@@ -1,18 +1,19 @@
 """The reference engine: any graph, with the op table's semantics in torch. It needs no GPU."""
 
-from graphfuse import memory, reordering, rounding
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type, holding
-from graphfuse.engine import Buffers, HostEngine, No, NoKnobs
-from graphfuse.enums import heur_mode, tensor_reordering
-from graphfuse.ir import Node, Subgraph, Tensor
-from graphfuse.served import EVERYTHING
+from graphfuse.base import reordering, rounding
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type, holding
+from graphfuse.base.enums import heur_mode, tensor_reordering
+from graphfuse.contract import memory
+from graphfuse.contract.engine import Buffers, HostEngine, No, NoKnobs
+from graphfuse.contract.served import EVERYTHING
+from graphfuse.op_graph.ir import Node, Subgraph, Tensor
 
 
 class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
     """Runs node by node in each node's compute type, on the CPU or the GPU. What is only moved keeps its value.
 
-    Every value is rounded to its tensor's type once, by ``graphfuse.rounding``; a virtual
+    Every value is rounded to its tensor's type once, by ``graphfuse.base.rounding``; a virtual
     tensor's is its node's compute type, unless the graph rounds to the declared ones.
     """
 

@@ -11,11 +11,20 @@ import torch
 
 import graphfuse
 from graphfuse import data_type, heur_mode
-from graphfuse.codegen.render import render
-from graphfuse.device import Device
-from graphfuse.engine import Address, Constant, KernelEngine, Launch, No, NoKnobs
-from graphfuse.ir import Tensor
-from graphfuse.match import Match, Pattern, PatternGraph
+from graphfuse.plugin import (
+    Address,
+    Constant,
+    Device,
+    KernelEngine,
+    Launch,
+    Match,
+    No,
+    NoKnobs,
+    Pattern,
+    PatternGraph,
+    Tensor,
+    render,
+)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,19 @@ import torch
 
 import graphfuse
 from graphfuse import data_type, heur_mode, norm_forward_phase
-from graphfuse.engine import No
-from graphfuse.match import Match, Pattern, PatternGraph
-from graphfuse.patterns import rows
-from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.emitter import Emitter
-from graphfuse.rows.program import Store
-from graphfuse.rows.steps import Chain, Number, renamed
+from graphfuse.plugin import (
+    Chain,
+    Emitter,
+    Match,
+    No,
+    Number,
+    Pattern,
+    PatternGraph,
+    RowFacts,
+    Store,
+    renamed,
+    row_facts,
+)
 
 CAP, SCALE = 2.0, 100.0
 
@@ -31,7 +37,7 @@ def template(g: PatternGraph):
 def facts(match: Match) -> RowFacts | No:
     """The rows pattern reads the nodes, from the one that says what a row is: it knows layouts, types and scalars. The
     steps are then the author's own."""
-    found = rows.facts(replace(match, anchor=match.node("rmsnorm")))
+    found = row_facts(replace(match, anchor=match.node("rmsnorm")))
     return found if isinstance(found, No) else replace(found, program=without_tanh(found))
 
 

@@ -7,9 +7,9 @@ that need them are imported on first use.
 import sys
 from typing import TYPE_CHECKING
 
-from graphfuse import cudnn_names
-from graphfuse.dtypes import data_type
-from graphfuse.enums import (
+from graphfuse.base import cudnn_names
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import (
     behavior_note,
     build_plan_policy,
     convolution_mode,
@@ -21,7 +21,7 @@ from graphfuse.enums import (
     reshape_mode,
     tensor_reordering,
 )
-from graphfuse.errors import (
+from graphfuse.base.errors import (
     CheckFailedError,
     CompilerNotFoundError,
     DeviceError,
@@ -52,12 +52,12 @@ if TYPE_CHECKING:  # what `_LAZY` loads when it is first used
     from graphfuse import explain as explain
     from graphfuse import functional as functional
     from graphfuse import torch as torch
-    from graphfuse.building import graph, graph_cache, jit
+    from graphfuse.api import pygraph
+    from graphfuse.api.building import graph, graph_cache, jit
+    from graphfuse.api.wrapper import Graph
     from graphfuse.functional import fused_rmsnorm_silu
+    from graphfuse.op_graph.tensor import Tensor
     from graphfuse.runtime.handle import Handle, create_handle, destroy_handle, get_stream, set_stream
-    from graphfuse.tensor import Tensor
-    from graphfuse.user_graph import pygraph
-    from graphfuse.wrapper import Graph
 
 __version__ = "0.1.0"
 
@@ -79,12 +79,12 @@ def backend_version_string() -> str:
 
 
 _LAZY = {
-    "pygraph": "graphfuse.user_graph",
-    "Tensor": "graphfuse.tensor",
-    "Graph": "graphfuse.wrapper",
-    "graph": "graphfuse.building",
-    "graph_cache": "graphfuse.building",
-    "jit": "graphfuse.building",
+    "pygraph": "graphfuse.api",
+    "Tensor": "graphfuse.op_graph.tensor",
+    "Graph": "graphfuse.api.wrapper",
+    "graph": "graphfuse.api.building",
+    "graph_cache": "graphfuse.api.building",
+    "jit": "graphfuse.api.building",
     "Handle": "graphfuse.runtime.handle",
     "create_handle": "graphfuse.runtime.handle",
     "destroy_handle": "graphfuse.runtime.handle",

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from graphfuse.ir import Graph, Tensor, TensorId
+from graphfuse.op_graph.ir import Graph, Tensor, TensorId
 from graphfuse.ops import aligned
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from graphfuse.dtypes import data_type
-from graphfuse.engine import No
-from graphfuse.ir import Subgraph, TensorId
+from graphfuse.base.dtypes import data_type
+from graphfuse.contract.engine import No
+from graphfuse.op_graph.ir import Subgraph, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import RowLayout
 from graphfuse.patterns.places import Piece

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from graphfuse.dtypes import data_type
-from graphfuse.enums import reduction_mode
-from graphfuse.ir import Graph, Node, TensorId
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import reduction_mode
+from graphfuse.op_graph.ir import Graph, Node, TensorId
 from graphfuse.ops import EXPANSIONS, OPS, REDUCTIONS, Expansion, quantize_axis
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.role import Matched, Role

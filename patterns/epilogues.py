@@ -7,8 +7,8 @@ The nodes are taken as they are. The library's engine knows which of them it can
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphfuse.ir import Graph, Subgraph
-from graphfuse.match import Match, Pattern, convex, single
+from graphfuse.contract.match import Match, Pattern, convex, single
+from graphfuse.op_graph.ir import Graph, Subgraph
 
 PRODUCTS = ("matmul", "conv_fprop")
 """Ops after which pointwise nodes are taken."""

@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from graphfuse.engine import No
-from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Tensor, TensorId
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.contract.engine import No
+from graphfuse.op_graph.ir import Tensor, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
 from graphfuse.rows.program import Extent

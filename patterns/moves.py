@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from graphfuse.ir import Node, TensorId
+from graphfuse.op_graph.ir import Node, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
 from graphfuse.patterns.role import Matched, Role

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from graphfuse.ir import Tensor
+from graphfuse.op_graph.ir import Tensor
 from graphfuse.rows.pairs import COLUMNS, EachColumn
 from graphfuse.rows.views import ROWS, Indexed, Place, Within
 

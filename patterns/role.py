@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graphfuse.ir import Graph, Node, TensorId
+from graphfuse.op_graph.ir import Graph, Node, TensorId
 from graphfuse.ops import Expansion
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphfuse.engine import No
-from graphfuse.ir import Graph
-from graphfuse.match import Match, Pattern, convex, single
+from graphfuse.contract.engine import No
+from graphfuse.contract.match import Match, Pattern, convex, single
+from graphfuse.op_graph.ir import Graph
 from graphfuse.patterns.builder import Builder
 from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from graphfuse.dtypes import data_type
-from graphfuse.engine import No
-from graphfuse.ir import Node, Subgraph, TensorId
+from graphfuse.base.dtypes import data_type
+from graphfuse.contract.engine import No
+from graphfuse.op_graph.ir import Node, Subgraph, TensorId
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.pairs import EachPair
 from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Step

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import graphfuse
-from graphfuse import cudnn_names
+from graphfuse.base import cudnn_names
 from graphfuse.ops import OPS
 
 ROOT = Path(__file__).resolve().parents[1]

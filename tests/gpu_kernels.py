@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from graphfuse.device import Device
-from graphfuse.engine import Address, Launch, knobs_to_dict
+from graphfuse.base.device import Device
+from graphfuse.contract.engine import Address, Launch, knobs_to_dict
 from graphfuse.runtime import device as devices
 
 

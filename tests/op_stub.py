@@ -1,4 +1,4 @@
-"""Writes graphfuse/op_methods.pyi, what type checkers and editors know of the op methods, from the op table.
+"""Writes graphfuse/op_graph/op_methods.pyi, what type checkers and editors know of the op methods, from the op table.
 
     python tests/op_stub.py
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from graphfuse.ops import OPS, SPELLINGS, Attribute, Op, Port, Spelling
 
-FILE = Path(__file__).resolve().parent.parent / "graphfuse" / "op_methods.pyi"
+FILE = Path(__file__).resolve().parent.parent / "graphfuse" / "op_graph" / "op_methods.pyi"
 
 HEAD = """\
 # Made by tests/op_stub.py from the op table (graphfuse/ops/table.py); do not edit.
@@ -24,9 +24,9 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from graphfuse.dtypes import data_type
-from graphfuse.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode, reshape_mode
-from graphfuse.tensor import Tensor
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode, reshape_mode
+from graphfuse.op_graph.tensor import Tensor
 
 class OpMethods:
 """

@@ -5,7 +5,6 @@ comments above it.
 """
 
 import dataclasses
-import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docstrings import listed
+from graphfuse import plugin
 from graphfuse.ops import OPS, SPELLINGS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,13 +21,13 @@ HEADERS = ROOT / "graphfuse" / "codegen" / "headers"
 COMMAND = "python tests/plugin_reference.py"
 
 PYTHON = {
-    "graphfuse.match": ("Pattern", "PatternGraph", "Match", "convex"),
-    "graphfuse.ir": ("Tensor", "Node", "Subgraph", "Graph"),
-    "graphfuse.served": ("Served",),
-    "graphfuse.engine": (
+    "Patterns": ("Pattern", "PatternGraph", "Match", "convex"),
+    "The frozen graph": ("Tensor", "Node", "Subgraph", "Graph"),
+    "Engines": (
         "KernelEngine",
         "HostEngine",
         "Engine",
+        "Served",
         "No",
         "NoKnobs",
         "Launch",
@@ -41,12 +41,25 @@ PYTHON = {
         "Prepared",
         "Site",
         "FrozenCall",
+        "Device",
     ),
-    "graphfuse.device": ("Device",),
-    "graphfuse.codegen.render": ("render", "template"),
-    "graphfuse.testing": ("check", "Report", "Finding", "Line"),
+    "Kernel text": ("render", "template"),
+    "Facts that are a row program": (
+        "RowFacts",
+        "row_facts",
+        "RowProgram",
+        "Store",
+        "Emitter",
+        "Chain",
+        "Number",
+        "renamed",
+    ),
+    "Checking": ("check", "listed"),
 }
-"""By module, in the order in which an author meets them."""
+"""Names of graphfuse.plugin by subject, in the order in which an author meets them."""
+
+ELSEWHERE = {"data_type", "heur_mode", "Buffers", "EVERYTHING"}
+"""Names of users' graphs, and names of values that the others' texts say."""
 
 VOCABULARY = {*OPS, *SPELLINGS}
 """Op methods, which ``pygraph`` documents."""
@@ -134,15 +147,15 @@ def render() -> str:
     lines = [
         "# Plug-in reference",
         "",
-        "This page has what plug-ins use: patterns, facts, engines, launches and checks in Python, then the headers of",
-        "kernels. [Writing a plug-in](extending.md) says how they fit together.",
+        "This page has what plug-ins use: the names of `graphfuse.plugin`, then the headers of kernels.",
+        "[Writing a plug-in](extending.md) says how they fit together.",
         "",
         f"`{COMMAND}` writes this page from the sources. A test compares it with them.",
     ]
-    for module, names in PYTHON.items():
-        lines += ["", f"## `{module}`"]
+    for subject, names in PYTHON.items():
+        lines += ["", f"## {subject}"]
         for name in names:
-            lines += ["", *_python(getattr(importlib.import_module(module), name), name)]
+            lines += ["", *_python(getattr(plugin, name), name)]
     lines += [
         "",
         "# Headers",

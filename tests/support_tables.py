@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from graphfuse import data_type, heur_mode, norm_forward_phase, reduction_mode, tensor_reordering
-from graphfuse.device import ARCHES, for_arch
+from graphfuse.api import pygraph
+from graphfuse.base.device import ARCHES, for_arch
+from graphfuse.base.errors import GraphfuseError
+from graphfuse.contract.launch_limits import largest_cluster
 from graphfuse.engines.cudnn.nodes import SAYINGS
-from graphfuse.errors import GraphfuseError
-from graphfuse.launch_limits import largest_cluster
+from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import BLOCKS, OPS
 from graphfuse.runtime.handle import Handle
-from graphfuse.tensor import Tensor
-from graphfuse.user_graph import pygraph
 
 ROOT = Path(__file__).resolve().parents[1]
 PATH = ROOT / "docs" / "support.md"

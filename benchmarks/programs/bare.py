@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from graphfuse import engine
+from graphfuse.contract import engine
 from graphfuse.runtime import cache
 from graphfuse.runtime.device import check
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from graphfuse import settings
+from graphfuse.base import settings
 from graphfuse.benchmarks import record
 
 CHILD = """
@@ -27,7 +27,8 @@ import torch, cuda.core
 t.append(time.perf_counter())
 torch.zeros(1, device="cuda"); torch.cuda.synchronize()
 t.append(time.perf_counter())
-from graphfuse import data_type, heur_mode, norm_forward_phase, planner, plugins
+from graphfuse import data_type, heur_mode, norm_forward_phase
+from graphfuse.planning import planner, registry as plugins
 from graphfuse.runtime import cache, device, launch, nvrtc
 plugins.installed()
 t.append(time.perf_counter())

@@ -10,16 +10,16 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode, norm_forward_phase
+from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Norm, in_place, through
 from graphfuse.benchmarks.programs import products, turns
 from graphfuse.benchmarks.programs.chain import EPS, LAYERS, ChainCase, sampler
-from graphfuse.dtypes import data_type
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS
-from graphfuse.enums import heur_mode, norm_forward_phase
-from graphfuse.errors import GraphNotSupportedError
 from graphfuse.tuning.report import words
-from graphfuse.user_graph import pygraph
 
 ENGINE = "rows"
 FIRST = "first plan"

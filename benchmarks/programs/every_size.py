@@ -20,18 +20,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
 from graphfuse.benchmarks import record, sizes
 from graphfuse.benchmarks.peers import stream
 from graphfuse.benchmarks.sizes import Size
-from graphfuse.device import Device
-from graphfuse.engine import knobs_to_dict
+from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.engines.rows.by_row.cost import cost as model
 from graphfuse.engines.rows.by_row.cost import is_usual
 from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
 from graphfuse.engines.rows.by_row.split import RowSplit
-from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.plan import Part
+from graphfuse.planning.plan import Part
 
 NAMED = (
     Size(343, 18416, "fp8_e4m3"),
@@ -172,7 +172,7 @@ def measure(size: Size, search: bool) -> Measured:
     """On the current device, everything in turns."""
     import torch
 
-    from graphfuse.planner import prepare
+    from graphfuse.planning.planner import prepare
     from graphfuse.runtime import timing
     from graphfuse.tuning.autotune import bind
     from graphfuse.tuning.workbench import Workbench, reference

@@ -14,11 +14,11 @@ import statistics
 import time
 from pathlib import Path
 
+from graphfuse.base.enums import heur_mode
 from graphfuse.benchmarks import record, sizes
-from graphfuse.engine import knobs_to_dict
-from graphfuse.enums import heur_mode
-from graphfuse.plan import Part
-from graphfuse.planner import prepare
+from graphfuse.contract.engine import knobs_to_dict
+from graphfuse.planning.plan import Part
+from graphfuse.planning.planner import prepare
 from graphfuse.tuning.report import Trial, words
 from graphfuse.tuning.search import HALVING, Round, search
 

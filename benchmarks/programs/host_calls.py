@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode, norm_forward_phase
 from graphfuse.benchmarks.programs import bare, host_record
 from graphfuse.benchmarks.programs.host_record import BACKWARD, KEPT, manner
-from graphfuse.dtypes import data_type
-from graphfuse.enums import heur_mode, norm_forward_phase
-from graphfuse.user_graph import pygraph
 
 if TYPE_CHECKING:
     import torch

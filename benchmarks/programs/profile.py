@@ -21,7 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphfuse import settings
+from graphfuse.base import settings
+from graphfuse.base.errors import GraphfuseError
 from graphfuse.benchmarks import (
     add_rmsnorm_blocks,
     layernorm,
@@ -34,8 +35,7 @@ from graphfuse.benchmarks import (
 )
 from graphfuse.benchmarks.programs import ncu
 from graphfuse.benchmarks.untuned import untuned
-from graphfuse.engine import Launch
-from graphfuse.errors import GraphfuseError
+from graphfuse.contract.engine import Launch
 
 _SILU = ((399360, 1024), (399360, 512), (24960, 1024))
 _BACKWARD = ((4096, 1024), (4096, 2048), (4096, 16384), (32768, 4096), (32768, 8192), (32768, 32768))

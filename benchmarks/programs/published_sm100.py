@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import sizes
-from graphfuse.device import for_arch
-from graphfuse.engine import knobs_to_dict
+from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.tables import store

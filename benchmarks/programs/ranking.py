@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode, norm_forward_phase
+from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.benchmarks import record, tables
 from graphfuse.benchmarks.untuned import untuned
-from graphfuse.dtypes import data_type
-from graphfuse.enums import heur_mode, norm_forward_phase
-from graphfuse.errors import GraphNotSupportedError
 from graphfuse.tables import measured
 from graphfuse.tables.entry import Source
-from graphfuse.user_graph import pygraph
 
 ENGINES = ("rows", "cudnn", "reference")
 BF16 = data_type.BFLOAT16

@@ -86,7 +86,7 @@ def calls(
     """The block by everybody on inputs by name, and what the record tells of ours. Each call returns its result."""
     import torch
 
-    from graphfuse.enums import heur_mode
+    from graphfuse.base.enums import heur_mode
 
     workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device="cuda")
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from ctypes import addressof
 from types import ModuleType
 
-from graphfuse.engine import Address, Argument, Constant, FrozenCall, HostScalar, Scratch
+from graphfuse.base.errors import DeviceError, GraphNotSupportedError
+from graphfuse.contract.engine import Address, Argument, Constant, FrozenCall, HostScalar, Scratch
 from graphfuse.engines.cudnn import devices
 from graphfuse.engines.cudnn.handles import Handles
 from graphfuse.engines.cudnn.plans import Built, errors, words
 from graphfuse.engines.cudnn.support import BY_VALUE
-from graphfuse.errors import DeviceError, GraphNotSupportedError
-from graphfuse.ir import Graph
+from graphfuse.op_graph.ir import Graph
 
 _SCALAR_BYTES = 16  # that each number's memory takes
 

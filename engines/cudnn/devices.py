@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from graphfuse.device import Device
-from graphfuse.engine import No
+from graphfuse.base.device import Device
+from graphfuse.contract.engine import No
 
 
 def why_not(device: Device) -> No | None:

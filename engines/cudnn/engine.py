@@ -8,17 +8,17 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type
-from graphfuse.engine import Engine, No, Prepared, ProblemClass, Site
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import behavior_note, heur_mode, numerical_note
+from graphfuse.base.errors import GraphNotSupportedError
+from graphfuse.contract.engine import Engine, No, Prepared, ProblemClass, Site
+from graphfuse.contract.served import Served
 from graphfuse.engines.cudnn import calls, devices, package, plans, support
 from graphfuse.engines.cudnn.handles import Handles
 from graphfuse.engines.cudnn.plans import Built, CudnnKnobs, Proposed
-from graphfuse.enums import behavior_note, heur_mode, numerical_note
-from graphfuse.errors import GraphNotSupportedError
-from graphfuse.ir import Graph, Subgraph
+from graphfuse.op_graph.ir import Graph, Subgraph
 from graphfuse.patterns.epilogues import EpilogueFacts
-from graphfuse.served import Served
 
 MOST = 8
 """Plans that are proposed in mode A, of cuDNN's own; in mode B all are."""

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from graphfuse.enums import convolution_mode
-from graphfuse.ir import Graph, Node
+from graphfuse.base.enums import convolution_mode
+from graphfuse.op_graph.ir import Graph, Node
 from graphfuse.ops import OPS, rmsnorm_axes
 
 Arguments = Mapping[str, object]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from graphfuse.engine import No
+from graphfuse.contract.engine import No
 
 OLDEST = (1, 32)
 """Of nvidia-cudnn-frontend. Graphs are built in Python, with uids given when tensors are made."""

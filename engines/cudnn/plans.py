@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from graphfuse.engine import No
+from graphfuse.base.enums import behavior_note, heur_mode, numerical_note
+from graphfuse.base.errors import GraphNotSupportedError
+from graphfuse.contract.engine import No
 from graphfuse.engines.cudnn.translation import Translation, translate
-from graphfuse.enums import behavior_note, heur_mode, numerical_note
-from graphfuse.errors import GraphNotSupportedError
-from graphfuse.ir import Subgraph
+from graphfuse.op_graph.ir import Subgraph
 
 MODES = (heur_mode.A, heur_mode.B, heur_mode.FALLBACK)
 """That cuDNN is asked in, best first."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from graphfuse.ir import Graph, Node, Tensor
+from graphfuse.op_graph.ir import Graph, Node, Tensor
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Extents and strides."""

@@ -1,12 +1,12 @@
 """The first reason why cuDNN is not asked, found without importing its package."""
 
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type
-from graphfuse.engine import No
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.contract.engine import No
 from graphfuse.engines.cudnn import package, ranks
 from graphfuse.engines.cudnn.nodes import SAYINGS
-from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Subgraph, Tensor
+from graphfuse.op_graph.ir import Subgraph, Tensor
 
 ALIGNMENT = 16
 """Bytes that the frontend tells cuDNN every address is a multiple of."""

@@ -8,8 +8,8 @@ choose from.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from graphfuse.dtypes import data_type
-from graphfuse.ir import Node, Subgraph, TensorId
+from graphfuse.base.dtypes import data_type
+from graphfuse.op_graph.ir import Node, Subgraph, TensorId
 
 
 def ordered(facts: Subgraph) -> tuple[Node, ...]:

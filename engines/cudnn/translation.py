@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
-from graphfuse.dtypes import data_type
+from graphfuse.base.dtypes import data_type
 from graphfuse.engines.cudnn.nodes import SAYINGS
 from graphfuse.engines.cudnn.ranks import Layout, layouts
 from graphfuse.engines.cudnn.terms import ordered
-from graphfuse.ir import Node, Subgraph, Tensor, TensorId
+from graphfuse.op_graph.ir import Node, Subgraph, Tensor, TensorId
 
 
 @dataclass(frozen=True)

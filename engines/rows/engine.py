@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from graphfuse import settings
-from graphfuse.device import Device
-from graphfuse.engine import KernelEngine, Launch, No, ProblemClass
+from graphfuse.base import settings
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
+from graphfuse.contract.engine import KernelEngine, Launch, No, ProblemClass
+from graphfuse.contract.served import Served
 from graphfuse.engines.rows.across import Across, AcrossKnobs
 from graphfuse.engines.rows.by_row import ByRow, ByRowKnobs
 from graphfuse.engines.rows.kernel import in_place
 from graphfuse.engines.rows.notes import notes
 from graphfuse.engines.rows.persistent import Persistent, PersistentKnobs
 from graphfuse.engines.rows.schedule import Schedule
-from graphfuse.enums import heur_mode
-from graphfuse.ir import TensorId
+from graphfuse.op_graph.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.check_program import check_program
-from graphfuse.served import Served
 
 RowKnobs = ByRowKnobs | PersistentKnobs | AcrossKnobs
 

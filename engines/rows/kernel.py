@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from graphfuse.codegen import rowwise
 from graphfuse.codegen.phase_plan import PhasePlan, alike
-from graphfuse.ir import TensorId
+from graphfuse.op_graph.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
 
 _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int

@@ -6,8 +6,8 @@ may rely on the checks before it.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from graphfuse.device import Device
-from graphfuse.launch_limits import MAX_CTAS, MAX_THREADS, largest_cluster  # noqa: F401 - schedules' limits, too
+from graphfuse.base.device import Device
+from graphfuse.contract.launch_limits import MAX_CTAS, MAX_THREADS, largest_cluster  # noqa: F401 - schedules' limits, too
 from graphfuse.rows.pairs import Pairs
 
 WARP = 32

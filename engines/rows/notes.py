@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type
 from graphfuse.engines.rows.support import FP8
 from graphfuse.ops import OPS
 from graphfuse.rows.program import RowProgram

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 
 from graphfuse.codegen.phase_plan import access
-from graphfuse.engine import ProblemClass
+from graphfuse.contract.engine import ProblemClass
 from graphfuse.ops import BLOCKS, Cost
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import RowProgram, Store, cost_of

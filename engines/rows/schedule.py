@@ -7,15 +7,15 @@ from functools import lru_cache
 from itertools import chain
 from typing import ClassVar, Generic, TypeVar
 
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
 from graphfuse.codegen.parameters import arguments
 from graphfuse.codegen.render import render, template
-from graphfuse.device import Device
-from graphfuse.engine import Launch, ProblemClass
+from graphfuse.contract.engine import Launch, ProblemClass
 from graphfuse.engines.rows.kernel import Access, prelude
 from graphfuse.engines.rows.limits import MAX_CTAS
 from graphfuse.engines.rows.split import Split
 from graphfuse.engines.rows.support import program_reasons
-from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
 
 KnobsT = TypeVar("KnobsT")

@@ -4,7 +4,7 @@ import abc
 from typing import Generic, TypeVar
 
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.engine import ByRows
+from graphfuse.contract.engine import ByRows
 from graphfuse.patterns.rows import RowFacts
 
 KnobsT = TypeVar("KnobsT")

@@ -7,8 +7,8 @@ may rely on the checks before it.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type
 from graphfuse.engines.rows.limits import MOST_PAIRED, WARP
 from graphfuse.ops import BLOCKS
 from graphfuse.patterns.rows import RowFacts

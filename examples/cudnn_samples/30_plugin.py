@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 
 import graphfuse as cudnn
+from graphfuse.base.device import Device
 from graphfuse.codegen.render import render
-from graphfuse.device import Device
-from graphfuse.engine import Address, Constant, KernelEngine, Launch, No, NoKnobs
-from graphfuse.ir import Tensor
-from graphfuse.match import Match, Pattern, PatternGraph
+from graphfuse.contract.engine import Address, Constant, KernelEngine, Launch, No, NoKnobs
+from graphfuse.contract.match import Match, Pattern, PatternGraph
+from graphfuse.op_graph.ir import Tensor
 from graphfuse.testing import check
 
 torch.manual_seed(0)

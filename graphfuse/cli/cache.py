@@ -11,7 +11,7 @@ from graphfuse.cli import exits, output
 from graphfuse.cli.kept import Kind, kinds, summary
 from graphfuse.cli.output import Json
 from graphfuse.explain.account import count
-from graphfuse.kept_file import KeptFile
+from graphfuse.files.kept_file import KeptFile
 
 app = typer.Typer(name="cache", cls=exits.Group, help="List, check and remove compiled kernels and tuned knobs.")
 

@@ -19,11 +19,11 @@ from graphfuse.explain.account import count
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from graphfuse.device import Device
-    from graphfuse.enums import heur_mode
-    from graphfuse.errors import KernelCompileError
-    from graphfuse.plan import Plan
-    from graphfuse.user_graph import pygraph
+    from graphfuse.api import pygraph
+    from graphfuse.base.device import Device
+    from graphfuse.base.enums import heur_mode
+    from graphfuse.base.errors import KernelCompileError
+    from graphfuse.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ def compile(
     """
     from rich.console import Console
 
-    from graphfuse.device import for_arch
-    from graphfuse.enums import heur_mode
-    from graphfuse.errors import GraphfuseError
+    from graphfuse.base.device import for_arch
+    from graphfuse.base.enums import heur_mode
+    from graphfuse.base.errors import GraphfuseError
     from graphfuse.runtime import cache, toolkit
 
     device, mode = for_arch(arch), heur_mode.B if every else heur_mode.OPENSOURCE
@@ -122,9 +122,10 @@ def compile(
 
 def plans(graph: pygraph, device: Device, mode: heur_mode) -> tuple[Plan, ...]:
     """Those of generated kernels, best first; GraphNotSupportedError with every engine's reason where there is none."""
-    from graphfuse import plan, plugins
-    from graphfuse.errors import GraphNotSupportedError
-    from graphfuse.lower import lower
+    from graphfuse.base.errors import GraphNotSupportedError
+    from graphfuse.op_graph.lower import lower
+    from graphfuse.planning import plan
+    from graphfuse.planning import registry as plugins
     from graphfuse.tables import store
 
     graph.validate()
@@ -141,9 +142,10 @@ def plans(graph: pygraph, device: Device, mode: heur_mode) -> tuple[Plan, ...]:
 def write(file: Path, graph: pygraph, plans: tuple[Plan, ...]) -> None:
     """Serialize a graph with these plans of it, the first of them selected. BadParameter where the file cannot be
     written."""
-    from graphfuse import plan, plugins, recipe, serialized
-    from graphfuse.lower import lower
-    from graphfuse.planner import codes_of
+    from graphfuse.op_graph.lower import lower
+    from graphfuse.planning import plan, recipe, serialized
+    from graphfuse.planning import registry as plugins
+    from graphfuse.planning.planner import codes_of
 
     regions, _ = plan.matches(lower(graph.frozen), plugins.installed())
     codes = [code for p in plans for code in codes_of(p)]
@@ -166,8 +168,8 @@ def _compiled(
     """(kernel, cubin or the error) of each, side by side in threads, with a progress bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from graphfuse.errors import KernelCompileError
-    from graphfuse.planner import compilers
+    from graphfuse.base.errors import KernelCompileError
+    from graphfuse.planning.planner import compilers
     from graphfuse.runtime import cache
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

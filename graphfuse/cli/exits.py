@@ -5,7 +5,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from graphfuse.errors import DeviceError, GraphfuseError, SettingError
+from graphfuse.base.errors import DeviceError, GraphfuseError, SettingError
 
 FAULT = 1
 USAGE = 2
@@ -41,7 +41,7 @@ class Group(TyperGroup):
 
 def need_gpu(command: str) -> None:
     """End the command with NO_DEVICE where nothing can run on a GPU."""
-    from graphfuse.record import gpu_needed
+    from graphfuse.runtime.record import gpu_needed
 
     if reason := gpu_needed(command):
         typer.echo(reason, err=True)

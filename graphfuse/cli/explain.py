@@ -34,10 +34,10 @@ def explain(
     Of a bench without --case, the first case. Nothing is compiled. Exits with 1 if there is no plan.
     """
     from graphfuse import explain as explaining
-    from graphfuse.device import for_arch
-    from graphfuse.enums import heur_mode
-    from graphfuse.errors import GraphNotSupportedError
-    from graphfuse.planner import Planner
+    from graphfuse.base.device import for_arch
+    from graphfuse.base.enums import heur_mode
+    from graphfuse.base.errors import GraphNotSupportedError
+    from graphfuse.planning.planner import Planner
 
     for option, value, accepted in (("--mode", mode, MODES), ("--format", form, FORMATS)):
         if value not in accepted:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from graphfuse.base.device import Device
+from graphfuse.base.errors import CompilerNotFoundError, GraphfuseError, PluginError, SettingError, ToolkitNotFoundError
 from graphfuse.cli.kept import Kind, kinds
-from graphfuse.device import Device
-from graphfuse.errors import CompilerNotFoundError, GraphfuseError, PluginError, SettingError, ToolkitNotFoundError
-from graphfuse.kept_file import foreign
+from graphfuse.files.kept_file import foreign
 
 FAULT = "fault"
 NOTE = "note"
@@ -34,8 +34,8 @@ class Finding:
 
 def settings() -> Iterator[Finding]:
     """Environment variables that are read."""
-    from graphfuse import settings as read
-    from graphfuse.errors import DeviceError
+    from graphfuse.base import settings as read
+    from graphfuse.base.errors import DeviceError
     from graphfuse.runtime import device
 
     asked: Mapping[str, Callable[[], object]] = {
@@ -159,7 +159,7 @@ def compiler() -> Iterator[Finding]:
 
 def caches() -> Iterator[Finding]:
     """Whether what is compiled and tuned can be kept, and what is kept is sound."""
-    from graphfuse import settings as read
+    from graphfuse.base import settings as read
 
     for kind in kinds().values():
         variable = "GRAPHFUSE_TUNING_DIR" if kind.lasting else "GRAPHFUSE_CACHE_DIR"
@@ -208,7 +208,7 @@ def _folder(kind: Kind, folder: Path, unset: str) -> Iterator[tuple[str, str]]:
 def tables() -> Iterator[Finding]:
     """Whether the tables of tuned knobs that come with engines can be read."""
     from graphfuse import engines
-    from graphfuse.device import ARCHES, for_arch
+    from graphfuse.base.device import ARCHES, for_arch
     from graphfuse.tables import store
 
     count = 0
@@ -224,7 +224,7 @@ def tables() -> Iterator[Finding]:
 
 def installed() -> Iterator[Finding]:
     """Whether patterns and engines of installed packages can be used, together, too."""
-    from graphfuse import plugins
+    from graphfuse.planning import registry as plugins
 
     found = plugins.listed()
     for one in found:

@@ -16,8 +16,9 @@ from graphfuse.cli.output import Json
 def info(as_json: Json = False) -> None:
     """Print versions, caches, plug-ins and settings, then what doctor finds."""
     import graphfuse
-    from graphfuse import plugins, record, settings
-    from graphfuse.runtime import device
+    from graphfuse.base import settings
+    from graphfuse.planning import registry as plugins
+    from graphfuse.runtime import device, record
 
     found = {
         "graphfuse": graphfuse.__version__,

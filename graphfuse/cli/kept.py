@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graphfuse.errors import GraphfuseError
-from graphfuse.kept_file import KeptFile
+from graphfuse.base.errors import GraphfuseError
+from graphfuse.files.kept_file import KeptFile
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Kind:
 
 
 def kinds() -> dict[str, Kind]:
-    from graphfuse import settings
+    from graphfuse.base import settings
     from graphfuse.emulator import store as libraries
     from graphfuse.runtime import cache as cubins
     from graphfuse.tables import store as tables

@@ -98,7 +98,8 @@ def _refuse(name: str, package: str) -> None:
         raise typer.BadParameter(f"{name!r} means something else in Python", param_hint="NAME")
     if where := next(_installed(name, package), None):
         raise typer.BadParameter(f"{name!r} is installed: {where}; names must differ", param_hint="NAME")
-    from graphfuse import engines, patterns, plugins
+    from graphfuse import engines, patterns
+    from graphfuse.planning import registry as plugins
 
     known = plugins.installed()
     requested = (*engines.ON_REQUEST, *(pattern for some in patterns.ON_REQUEST.values() for pattern in some))

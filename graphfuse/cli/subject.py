@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphfuse.base.errors import GraphfuseError
 from graphfuse.cli import exits
-from graphfuse.errors import GraphfuseError
 
 if TYPE_CHECKING:
+    from graphfuse.api import pygraph
+    from graphfuse.base.device import Device
     from graphfuse.benchmarks.bench import Bench
-    from graphfuse.device import Device
-    from graphfuse.user_graph import pygraph
 
 Subject = Annotated[
     str,
@@ -82,7 +82,7 @@ def _some(name: str, known: Collection[str], bench: str) -> str:
 
 
 def _returned(subject: str) -> pygraph:
-    from graphfuse.user_graph import pygraph
+    from graphfuse.api import pygraph
 
     place, _, name = subject.rpartition(":")
     if not place or not name:

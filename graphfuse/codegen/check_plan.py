@@ -6,8 +6,8 @@ worked out again. GRAPHFUSE_VERIFY=on has every plan checked that is printed.
 
 from collections.abc import Iterator
 
+from graphfuse.base.errors import MalformedError
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.errors import MalformedError
 from graphfuse.rows.check_program import check_program
 from graphfuse.rows.steps import Chain, Load, Operand, Reduce
 

@@ -3,8 +3,8 @@
 import re
 from functools import cache
 
+from graphfuse.base.errors import MalformedError
 from graphfuse.codegen.render import template
-from graphfuse.errors import MalformedError
 
 HEADERS = ("math.cuh", "platform.cuh")
 """What declares them; C's own functions, too."""

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 
 from graphfuse.codegen.declared import check_form
-from graphfuse.engine import Address, Argument, HostScalar
+from graphfuse.contract.engine import Address, Argument, HostScalar
 from graphfuse.ops import OPS
 from graphfuse.rows.program import FUSED
 from graphfuse.rows.steps import AnyStep, Operand, Scalar, Step

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from graphfuse.codegen.expressions import argument, parameter_type
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.engine import Address, Argument, Constant, RowCount, Scratch
+from graphfuse.contract.engine import Address, Argument, Constant, RowCount, Scratch
 from graphfuse.rows.program import Store
 from graphfuse.rows.views import View
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from graphfuse.dtypes import data_type
+from graphfuse.base.dtypes import data_type
 from graphfuse.ops import Cost
 from graphfuse.rows.program import SWAP, RowProgram, Store, cost_of
 from graphfuse.rows.steps import Chain, Load, Number, Operand, Scalar, Step

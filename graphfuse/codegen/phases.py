@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from graphfuse.base.enums import reduction_mode
 from graphfuse.codegen import pieces
 from graphfuse.codegen.copies import Copies
 from graphfuse.codegen.elements import Elements, packed_type
@@ -9,7 +10,6 @@ from graphfuse.codegen.expressions import literal
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.codegen.stores import stored
 from graphfuse.codegen.sums import added
-from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
 from graphfuse.rows.steps import Join, Load
 from graphfuse.rows.views import View

@@ -7,7 +7,7 @@ the text.
 
 from collections.abc import Iterator
 
-from graphfuse import settings
+from graphfuse.base import settings
 from graphfuse.codegen import addresses, elements, parameters, per_row, phases, stores, sums
 from graphfuse.codegen.check_plan import check_plan
 from graphfuse.codegen.copies import copies

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import reduction_mode
 from graphfuse.codegen import pieces
 from graphfuse.codegen.elements import Elements
 from graphfuse.codegen.parameters import Pointer
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.dtypes import data_type
-from graphfuse.enums import reduction_mode
 from graphfuse.ops import REDUCTIONS
 from graphfuse.rows.program import RowProgram, Store
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphfuse import engine, launch_limits, signature
-from graphfuse.arguments import Packing
-from graphfuse.device import EMULATOR
+from graphfuse.base.device import EMULATOR
+from graphfuse.base.errors import KernelFaultError
+from graphfuse.contract import engine, launch_limits, signature
+from graphfuse.contract.arguments import Packing
 from graphfuse.emulator.compiler import Build, build
 from graphfuse.emulator.kernel import FORWARD, REVERSE, LaunchRecord
-from graphfuse.errors import KernelFaultError
-from graphfuse.ir import TensorId
+from graphfuse.op_graph.ir import TensorId
 
 SCHEDULES = (FORWARD, REVERSE, 20)
 _SECONDS = 300

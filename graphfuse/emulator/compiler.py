@@ -9,11 +9,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from graphfuse import settings
+from graphfuse.base import settings
+from graphfuse.base.errors import CompilerNotFoundError, KernelCompileError
 from graphfuse.codegen.render import template
 from graphfuse.emulator import store
 from graphfuse.emulator.store import Store
-from graphfuse.errors import CompilerNotFoundError, KernelCompileError
 
 _RUNTIME = ("entry.hpp", "fiber.hpp", "launch.hpp", "library.cpp", "machine.cpp", "runner.cpp", "sanitizers.hpp")
 # -g1 has the lines and inlined functions that reports name; -g would double the time of sanitizer builds.

@@ -5,10 +5,10 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 
-from graphfuse import engine
-from graphfuse.arguments import Packing
+from graphfuse.base.errors import KernelFaultError
+from graphfuse.contract import engine
+from graphfuse.contract.arguments import Packing
 from graphfuse.emulator.compiler import Build, build
-from graphfuse.errors import KernelFaultError
 
 FORWARD, REVERSE = 0, 1
 """Schedules: threads in order, or the last first. Any other number is the seed of a random one."""

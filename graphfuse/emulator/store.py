@@ -18,8 +18,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphfuse import settings
-from graphfuse.kept_file import KeptFile, files, foreign
+from graphfuse.base import settings
+from graphfuse.files.kept_file import KeptFile, files, foreign
 
 LIMIT = 512 << 20
 """Bytes, unless GRAPHFUSE_CACHE_LIMIT says how many: a kernel's library is some 50 KB, its program with sanitizers some

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphfuse.traffic import Traffic
+from graphfuse.planning.traffic import Traffic
 
 
 @dataclass(frozen=True)

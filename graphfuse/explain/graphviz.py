@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 
-from graphfuse.errors import GraphvizError
+from graphfuse.base.errors import GraphvizError
 from graphfuse.explain import chart
 from graphfuse.explain.account import Account, count, printable
 

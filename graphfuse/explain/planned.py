@@ -1,6 +1,5 @@
 """Reads the account from a planner. Nothing is planned or compiled for it."""
 
-from graphfuse import plan, traffic
 from graphfuse.explain.account import (
     Account,
     MatchEntry,
@@ -12,9 +11,10 @@ from graphfuse.explain.account import (
     VerdictEntry,
 )
 from graphfuse.explain.explanation import Explanation
-from graphfuse.ir import Graph, Node, Subgraph, Tensor
-from graphfuse.plan import Part
-from graphfuse.planner import Planner
+from graphfuse.op_graph.ir import Graph, Node, Subgraph, Tensor
+from graphfuse.planning import plan, traffic
+from graphfuse.planning.plan import Part
+from graphfuse.planning.planner import Planner
 from graphfuse.tables.ranking import rank
 
 

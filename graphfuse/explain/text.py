@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.explain.account import Account, MatchEntry, PlanEntry, RegionEntry, VerdictEntry
-from graphfuse.traffic import Traffic
+from graphfuse.planning.traffic import Traffic
 
 
 def text(account: Account) -> str:

@@ -10,7 +10,7 @@ from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, OUT, RESIDUAL_OUT, SUMMAND
 from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, samples
-from graphfuse.tensor import Tensor
+from graphfuse.op_graph.tensor import Tensor
 
 _SCALE, _SHIFT = (TensorParameter(name, FLOATS, samples("input")) for name in ("scale", "shift"))
 

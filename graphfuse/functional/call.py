@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from graphfuse import settings
-from graphfuse.device import EMULATOR
-from graphfuse.dtypes import data_type
-from graphfuse.errors import VariantPackError
+from graphfuse.base import settings
+from graphfuse.base.device import EMULATOR
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import VariantPackError
+from graphfuse.contract.row_counts import row_class
 from graphfuse.functional import watched
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.layout import ALIGNMENT, Layout, check, check_given, layout
 from graphfuse.functional.planning import Planned, Planning
 from graphfuse.functional.split import Kind, Split, split
 from graphfuse.functional.tensor_parameter import Shape, complete
-from graphfuse.row_counts import row_class
 from graphfuse.runtime import buffers, fastcall, torch_private
 from graphfuse.runtime import device as devices
 from graphfuse.runtime.fastcall import Form, Given, New

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from graphfuse.errors import VariantPackError
+from graphfuse.base.errors import VariantPackError
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.tensor_parameter import TensorParameter
 

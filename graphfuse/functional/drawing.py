@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from graphfuse.enums import norm_forward_phase, reduction_mode, tensor_reordering
+from graphfuse.api import pygraph
+from graphfuse.base.enums import norm_forward_phase, reduction_mode, tensor_reordering
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.tensor_parameter import Shape
+from graphfuse.op_graph.tensor import Tensor
 from graphfuse.runtime import storage
-from graphfuse.tensor import Tensor
-from graphfuse.user_graph import pygraph
 
 
 class Drawing:

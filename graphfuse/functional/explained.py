@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from graphfuse.errors import GraphNotSupportedError, VariantPackTypeError
+from graphfuse.base.errors import GraphNotSupportedError, VariantPackTypeError
 from graphfuse.explain import Explanation, explained
 from graphfuse.functional import operator, option, problem
 from graphfuse.functional.call import Call

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from graphfuse.dtypes import data_type
+from graphfuse.base.dtypes import data_type
 from graphfuse.functional import option
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
@@ -21,7 +21,7 @@ from graphfuse.functional.tensor_parameter import (
     swizzled,
     types,
 )
-from graphfuse.tensor import Tensor
+from graphfuse.op_graph.tensor import Tensor
 
 _GLOBAL_SCALE = TensorParameter("global_scale", FLOAT, one, optional=True)
 _PAIRS = types(data_type.FP4_E2M1, as_bytes=True)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from graphfuse.enums import reduction_mode
+from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, NORM_BESIDE, RESIDUAL, WEIGHT, added, beside, plain
 from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, FP8, Rule, TensorParameter, blocks, like, one, rows
-from graphfuse.tensor import Tensor
+from graphfuse.op_graph.tensor import Tensor
 
 SMALLEST = 512
 """A row's scale is never below 1 / (largest finite element * this), so that a row of zeros has one to divide by."""

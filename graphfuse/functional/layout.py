@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from graphfuse.dtypes import data_type
-from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, no_rows, stored
 
 ALIGNMENT = 16

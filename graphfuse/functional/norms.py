@@ -18,7 +18,7 @@ from graphfuse.functional.tensor_parameter import (
     like_or_columns,
     type_of,
 )
-from graphfuse.tensor import Tensor
+from graphfuse.op_graph.tensor import Tensor
 
 INPUT = TensorParameter("input", FLOATS)
 WEIGHT = TensorParameter("weight", FLOATS, columns("input"))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 
 _MADE = ("dx", "dresidual", "dweight", "dbias", "dgate", "dscale", "dshift")
 _SWITCHES = ("is_sf_swizzled_layout", *(f"needs_{name}" for name in _MADE))

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphfuse.device import EMULATOR
-from graphfuse.errors import VariantPackError
+from graphfuse.base.device import EMULATOR
+from graphfuse.base.errors import VariantPackError
+from graphfuse.contract.row_counts import row_class
 from graphfuse.functional import problem as problems
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.problem import Problem
 from graphfuse.functional.split import Split
-from graphfuse.row_counts import row_class
 
 
 @dataclass(frozen=True, eq=False)

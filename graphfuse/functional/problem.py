@@ -5,20 +5,20 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from graphfuse.dtypes import data_type
-from graphfuse.enums import build_plan_policy, heur_mode
-from graphfuse.errors import GraphNotSupportedError, GraphValidationError, ReferenceEngineWarning, VariantPackError
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import build_plan_policy, heur_mode
+from graphfuse.base.errors import GraphNotSupportedError, GraphValidationError, ReferenceEngineWarning, VariantPackError
 from graphfuse.explain import explained, fallback
-from graphfuse.freeze import freeze
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.layout import Layout
-from graphfuse.ir import Subgraph
-from graphfuse.plan import Plan
-from graphfuse.planner import Planner
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.ir import Subgraph
+from graphfuse.planning.plan import Plan
+from graphfuse.planning.planner import Planner
 from graphfuse.runtime.executable import Executable
 from graphfuse.runtime.handle import Handle, create_handle
-from graphfuse.user_graph import pygraph
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from graphfuse.errors import VariantPackError
+from graphfuse.base.errors import VariantPackError
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
@@ -23,7 +23,7 @@ from graphfuse.functional.tensor_parameter import (
     like,
     one,
 )
-from graphfuse.tensor import Tensor
+from graphfuse.op_graph.tensor import Tensor
 
 
 def of_tokens(name: str) -> Rule:

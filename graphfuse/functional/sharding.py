@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 from graphfuse.functional import tensor_parameter
 from graphfuse.functional.axes import Axes, axes
 from graphfuse.functional.declaration import NUMBERS, Function, Part
 from graphfuse.functional.layout import check, check_given, fake_layout
 from graphfuse.functional.operator import FUNCTIONS, LIBRARY, ports
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
-from graphfuse.ir import packed_stride
+from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.kept import make_room
 

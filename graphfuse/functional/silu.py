@@ -2,7 +2,7 @@
 
 import torch
 
-from graphfuse.dtypes import data_type
+from graphfuse.base.dtypes import data_type
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function

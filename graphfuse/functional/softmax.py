@@ -2,7 +2,7 @@
 
 import torch
 
-from graphfuse.enums import reduction_mode
+from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import Drawing
 from graphfuse.functional.function import function
@@ -38,7 +38,7 @@ def softmax(
     input: (..., columns), bfloat16, float16 or float32, any strides. out: of input's shape, any strides; of these
     types, or float8_e4m3fn or float8_e5m2, saturating; it may be input itself where types agree. Default: input's
     type, newly allocated. enable_pdl and errors as of ``rmsnorm``. Returns out, which has no gradient:
-    ``graphfuse.torch.softmax`` has one.
+    ``graphfuse.torch.operators.softmax`` has one.
     """
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from graphfuse.errors import VariantPackError
+from graphfuse.base.errors import VariantPackError
+from graphfuse.contract.row_counts import joined
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
-from graphfuse.ir import packed_stride
-from graphfuse.row_counts import joined
+from graphfuse.op_graph.ir import packed_stride
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from math import prod
 
 import torch
 
-from graphfuse.dtypes import data_type
-from graphfuse.errors import VariantPackError
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import VariantPackError
 
 Shape = tuple[int, ...]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from graphfuse.errors import VariantPackError
+from graphfuse.base.errors import VariantPackError
 
 
 def refuse(written: Mapping[str, object]) -> None:

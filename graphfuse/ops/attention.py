@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from graphfuse.dtypes import data_type
-from graphfuse.enums import diagonal_alignment
-from graphfuse.errors import GraphValidationError
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import diagonal_alignment
+from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import layouts
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphfuse.dtypes import data_type
+from graphfuse.base.dtypes import data_type
 
 SMALLEST_SCALE = 2.0**-126
 """FLOAT scales are never below it: the smallest number whose inverse float32 holds, so that a block of zeros has one to

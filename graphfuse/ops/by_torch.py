@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from graphfuse.errors import MalformedError
+from graphfuse.base.errors import MalformedError
 from graphfuse.ops.expansion import Join, RowArithmetic
 from graphfuse.ops.op import Attributes, Op
 from graphfuse.ops.reductions import REDUCTIONS

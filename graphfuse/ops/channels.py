@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from graphfuse.enums import norm_forward_phase
-from graphfuse.errors import GraphValidationError
+from graphfuse.base.enums import norm_forward_phase
+from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import norms
 from graphfuse.ops.expansion import Columns, Expansion, RowArithmetic, Values
 from graphfuse.ops.op import Attributes, Op, Port, Shape

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from graphfuse.dtypes import data_type
-from graphfuse.errors import GraphValidationError
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from graphfuse.enums import reshape_mode
-from graphfuse.errors import GraphValidationError
+from graphfuse.base.enums import reshape_mode
+from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.layouts import packed_stride, row_major
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape, Stride
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from graphfuse.enums import norm_forward_phase
+from graphfuse.base.enums import norm_forward_phase
 from graphfuse.ops import shapes
 from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphfuse.dtypes import data_type
+from graphfuse.base.dtypes import data_type
 from graphfuse.ops.expansion import Expansion
 
 Shape = tuple[int, ...]

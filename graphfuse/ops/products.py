@@ -4,8 +4,8 @@ import itertools
 import math
 from collections.abc import Mapping
 
-from graphfuse.enums import convolution_mode
-from graphfuse.errors import GraphValidationError
+from graphfuse.base.enums import convolution_mode
+from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import layouts
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphfuse.enums import reduction_mode
+from graphfuse.base.enums import reduction_mode
 from graphfuse.ops.expansion import Join, RowArithmetic
 
 

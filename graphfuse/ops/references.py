@@ -4,8 +4,8 @@ The torch module is passed as `t`, because nothing here imports it. Most pointwi
 with an expansion have none: `by_torch` computes that.
 """
 
-from graphfuse import rounding
-from graphfuse.dtypes import data_type
+from graphfuse.base import rounding
+from graphfuse.base.dtypes import data_type
 from graphfuse.ops.blocks import SMALLEST_SCALE
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from graphfuse.errors import GraphValidationError
+from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 
 

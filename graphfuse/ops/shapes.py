@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from graphfuse.dtypes import data_type
-from graphfuse.enums import norm_forward_phase
-from graphfuse.errors import GraphValidationError
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import norm_forward_phase
+from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.blocks import BLOCKS
 from graphfuse.ops.op import Attributes, Shape
 

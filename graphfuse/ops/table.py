@@ -10,9 +10,9 @@ It loads neither torch nor CUDA: reference functions get the torch module as `t`
 import operator
 from dataclasses import replace
 
-from graphfuse.dtypes import data_type
-from graphfuse.enums import reduction_mode
-from graphfuse.errors import MalformedError
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import reduction_mode
+from graphfuse.base.errors import MalformedError
 from graphfuse.ops import (
     attention,
     by_torch,

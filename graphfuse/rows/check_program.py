@@ -6,7 +6,7 @@ Patterns make programs, plug-ins' among them. GRAPHFUSE_VERIFY=on has every prog
 from collections.abc import Iterator
 from string import Formatter
 
-from graphfuse.errors import MalformedError
+from graphfuse.base.errors import MalformedError
 from graphfuse.ops import OPS
 from graphfuse.rows.pairs import COLUMNS
 from graphfuse.rows.program import FUSED, SWAP, ColumnSum, Extent, RowProgram, Store

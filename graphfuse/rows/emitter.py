@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from graphfuse.dtypes import data_type
+from graphfuse.base.dtypes import data_type
 from graphfuse.ops import Join, RowArithmetic
 from graphfuse.rows.steps import AnyStep, Chain, Column, Number, Operand, Reduce, Step
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphfuse.dtypes import data_type
+from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS, Cost
 from graphfuse.rows.pairs import Pairs
 from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, Scalar, Step

@@ -6,8 +6,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from graphfuse.dtypes import data_type
-from graphfuse.ir import Tensor, TensorId
+from graphfuse.base.dtypes import data_type
+from graphfuse.op_graph.ir import Tensor, TensorId
 from graphfuse.ops import Join
 
 

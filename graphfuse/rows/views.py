@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from graphfuse.dtypes import data_type
-from graphfuse.ir import TensorId
+from graphfuse.base.dtypes import data_type
+from graphfuse.op_graph.ir import TensorId
 from graphfuse.rows.pairs import COLUMNS, EachColumn
 
 Parameter = tuple[str, str, int]

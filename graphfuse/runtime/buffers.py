@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphfuse.dtypes import data_type, fit, from_foreign
-from graphfuse.errors import VariantPackError, VariantPackTypeError
-from graphfuse.ir import packed_stride
+from graphfuse.base.dtypes import data_type, fit, from_foreign
+from graphfuse.base.errors import VariantPackError, VariantPackTypeError
+from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import device as devices
 
 ACCEPTED = "a torch tensor, a numpy array, an object with __cuda_array_interface__ or __dlpack__, an address"

@@ -15,8 +15,8 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphfuse import settings
-from graphfuse.kept_file import KeptFile, files
+from graphfuse.base import settings
+from graphfuse.files.kept_file import KeptFile, files
 from graphfuse.runtime import nvrtc
 from graphfuse.runtime.toolkit import Toolkit
 

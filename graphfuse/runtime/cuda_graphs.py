@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from graphfuse.device import Device
-from graphfuse.errors import GraphStateError
+from graphfuse.base.device import Device
+from graphfuse.base.errors import GraphStateError
 from graphfuse.runtime import device as devices
 
 Start = Callable[[int], None]

@@ -1,13 +1,13 @@
-"""The devices of this machine: fills ``graphfuse.device.Device`` from the CUDA driver."""
+"""The devices of this machine: fills ``graphfuse.base.device.Device`` from the CUDA driver."""
 
 import contextlib
 import functools
 import threading
 from collections.abc import Iterator
 
-from graphfuse import settings
-from graphfuse.device import CPU, EMULATOR, Device
-from graphfuse.errors import DeviceError, SettingError
+from graphfuse.base import settings
+from graphfuse.base.device import CPU, EMULATOR, Device
+from graphfuse.base.errors import DeviceError, SettingError
 
 # Field of Device -> CU_DEVICE_ATTRIBUTE_*.
 _ATTRIBUTES = {

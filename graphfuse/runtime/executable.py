@@ -4,9 +4,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from graphfuse.engine import FrozenKernel
-from graphfuse.errors import GraphNotSupportedError
-from graphfuse.ir import Graph, Tensor
+from graphfuse.base.errors import GraphNotSupportedError
+from graphfuse.contract.engine import FrozenKernel
+from graphfuse.op_graph.ir import Graph, Tensor
 from graphfuse.runtime import fastcall
 from graphfuse.runtime.fastcall import Execute, Part, Space, Start
 from graphfuse.runtime.variant_pack import WORKSPACE_ALIGNMENT, Binder, Bindings

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from graphfuse.device import Device
-from graphfuse.errors import DeviceError, GraphStateError, GraphTypeError
+from graphfuse.base.device import Device
+from graphfuse.base.errors import DeviceError, GraphStateError, GraphTypeError
 from graphfuse.runtime import device as devices
 from graphfuse.runtime import torch_private
 

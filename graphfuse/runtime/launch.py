@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from graphfuse import engine
-from graphfuse.arguments import Packing
-from graphfuse.device import Device
-from graphfuse.errors import DeviceError
+from graphfuse.base.device import Device
+from graphfuse.base.errors import DeviceError
+from graphfuse.contract import engine
+from graphfuse.contract.arguments import Packing
 from graphfuse.runtime import device as devices
 from graphfuse.runtime.kept import make_room
 

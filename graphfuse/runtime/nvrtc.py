@@ -3,7 +3,7 @@
 import re
 from typing import TextIO
 
-from graphfuse.errors import KernelCompileError
+from graphfuse.base.errors import KernelCompileError
 from graphfuse.runtime import toolkit
 
 OPTIONS = {"std": "c++17", "fma": False, "lineinfo": True}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphfuse.errors import VariantPackError
+from graphfuse.base.errors import VariantPackError
 from graphfuse.runtime.storage import Storage, overlap
 
 _KEPT = 64

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphfuse.dtypes import data_type
-from graphfuse.enums import tensor_reordering
-from graphfuse.errors import VariantPackError
-from graphfuse.ir import Tensor
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.base.errors import VariantPackError
+from graphfuse.op_graph.ir import Tensor
 
 Shape = tuple[int, ...]
 

@@ -14,8 +14,8 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphfuse import settings
-from graphfuse.errors import ToolkitNotFoundError
+from graphfuse.base import settings
+from graphfuse.base.errors import ToolkitNotFoundError
 
 SYSTEM_ROOT = Path("/usr/local/cuda")
 # Names of this machine's folder in a toolkit's targets/, and its number in an ELF header.

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type
-from graphfuse.enums import tensor_reordering
-from graphfuse.errors import VariantPackError, VariantPackTypeError, WorkspaceError
-from graphfuse.ir import Graph, Tensor, TensorId
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.base.errors import VariantPackError, VariantPackTypeError, WorkspaceError
+from graphfuse.op_graph.ir import Graph, Tensor, TensorId
 from graphfuse.runtime import buffers
 from graphfuse.runtime.buffers import Buffer
 from graphfuse.runtime.overlaps import Conflict

@@ -8,8 +8,8 @@ of registration. What the caller passes is registered first, and so comes before
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from graphfuse.device import Device
-from graphfuse.match import Region
+from graphfuse.base.device import Device
+from graphfuse.contract.match import Region
 from graphfuse.tables import measured
 from graphfuse.tables.entry import Source
 from graphfuse.tables.tunings import arch

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
-from graphfuse import settings
-from graphfuse.device import Device
-from graphfuse.engine import Engine
-from graphfuse.errors import HomeNotFoundError, PluginError
-from graphfuse.kept_file import KeptFile, files
+from graphfuse.base import settings
+from graphfuse.base.device import Device
+from graphfuse.base.errors import HomeNotFoundError, PluginError
+from graphfuse.contract.engine import Engine
+from graphfuse.files.kept_file import KeptFile, files
 from graphfuse.tables.entry import Entry, Source
 from graphfuse.tables.tunings import Tunings, arch
 

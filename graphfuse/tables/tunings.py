@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from graphfuse.device import Device
-from graphfuse.engine import Engine, ProblemClass, knobs_from_dict
-from graphfuse.enums import heur_mode
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
+from graphfuse.contract.engine import Engine, ProblemClass, knobs_from_dict
 from graphfuse.tables.entry import Entry
 
 HEURISTIC = "heuristic"

@@ -1,7 +1,7 @@
 """Runs an engine's work as execute does: of engines that run from Python, and of any engine on a GPU."""
 
-from graphfuse.errors import GraphfuseError, KernelFaultError
-from graphfuse.planner import Planner
+from graphfuse.base.errors import GraphfuseError, KernelFaultError
+from graphfuse.planning.planner import Planner
 from graphfuse.runtime.handle import Handle
 from graphfuse.testing.subject import REFERENCE, Subject
 from graphfuse.testing.taken import Taken

@@ -4,10 +4,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
+from graphfuse.base.device import ARCHES, CPU, EMULATOR, Device, for_arch
+from graphfuse.base.errors import KernelCompileError, PluginError, ToolkitNotFoundError
+from graphfuse.contract.engine import Engine
 from graphfuse.emulator.compiler import Build
-from graphfuse.engine import Engine
-from graphfuse.errors import KernelCompileError, PluginError, ToolkitNotFoundError
 from graphfuse.testing import calls, kernels, timing
 from graphfuse.testing.machine_code import resources
 from graphfuse.testing.report import Finding, Line, Report

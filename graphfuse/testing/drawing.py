@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from graphfuse.dtypes import data_type
-from graphfuse.errors import GraphfuseError
-from graphfuse.ir import Graph
-from graphfuse.lower import lower
-from graphfuse.match import Capture, Made, NodeTemplate, Pattern, PatternGraph, Symbol, above
-from graphfuse.user_graph import pygraph
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import GraphfuseError
+from graphfuse.contract.match import Capture, Made, NodeTemplate, Pattern, PatternGraph, Symbol, above
+from graphfuse.op_graph.ir import Graph
+from graphfuse.op_graph.lower import lower
 
 ROWS, COLUMNS = 4, 64
 

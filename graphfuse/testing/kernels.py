@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from graphfuse.base.errors import GraphfuseError, KernelCompileError, KernelFaultError
+from graphfuse.contract.engine import Launch
 from graphfuse.emulator.check import Memory, check
 from graphfuse.emulator.compiler import Build
-from graphfuse.engine import Launch
-from graphfuse.errors import GraphfuseError, KernelCompileError, KernelFaultError
-from graphfuse.ir import TensorId
+from graphfuse.op_graph.ir import TensorId
 from graphfuse.testing.taken import Taken
 from graphfuse.testing.valued import ValuedGraph
 

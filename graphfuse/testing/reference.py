@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from graphfuse import rounding
-from graphfuse.dtypes import data_type
-from graphfuse.ir import Graph, Tensor, TensorId
+from graphfuse.base import rounding
+from graphfuse.base.dtypes import data_type
+from graphfuse.op_graph.ir import Graph, Tensor, TensorId
 
 _PLACE = {
     data_type.FLOAT: 2.0**-23,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from graphfuse.errors import CheckFailedError
+from graphfuse.base.errors import CheckFailedError
 
 _SHOWN = 8  # findings and reasons that are printed in full
 

@@ -1,8 +1,8 @@
 """Converts between a tensor's values and its bytes in memory, gaps included."""
 
-from graphfuse import reordering, rounding
-from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Tensor
+from graphfuse.base import reordering, rounding
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.op_graph.ir import Tensor
 from graphfuse.runtime.storage import storage
 
 POISON = 0xFF

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from graphfuse import plugins
-from graphfuse.engine import Engine
-from graphfuse.errors import GraphTypeError, GraphValidationError
-from graphfuse.ir import Subgraph
-from graphfuse.match import Pattern
-from graphfuse.plugins import Registry
+from graphfuse.api import pygraph
+from graphfuse.base.errors import GraphTypeError, GraphValidationError
+from graphfuse.contract.engine import Engine
+from graphfuse.contract.match import Pattern
+from graphfuse.op_graph.ir import Subgraph
+from graphfuse.planning import registry as plugins
+from graphfuse.planning.registry import Registry
 from graphfuse.testing.drawing import Drawing, drawings, given
-from graphfuse.user_graph import pygraph
 
 REFERENCE = "reference"
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphfuse import plan
-from graphfuse.device import Device
-from graphfuse.engine import Engine
-from graphfuse.enums import heur_mode
-from graphfuse.plan import Part
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
+from graphfuse.contract.engine import Engine
+from graphfuse.planning import plan
+from graphfuse.planning.plan import Part
 from graphfuse.testing.subject import REFERENCE, Subject
 from graphfuse.testing.variants import Case
 

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from graphfuse.errors import DeviceError
-from graphfuse.planner import prepare
-from graphfuse.record import gpu_needed
+from graphfuse.base.errors import DeviceError
+from graphfuse.planning.planner import prepare
+from graphfuse.runtime.record import gpu_needed
 from graphfuse.testing.subject import Subject
 from graphfuse.testing.taken import Taken, taken
 from graphfuse.testing.valued import ValuedGraph

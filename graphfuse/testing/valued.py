@@ -1,6 +1,6 @@
 """A graph with values for its inputs: what memory holds before an engine's work, and what is wrong with it after."""
 
-from graphfuse.ir import Graph, Tensor
+from graphfuse.op_graph.ir import Graph, Tensor
 from graphfuse.testing import reference, storage
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from graphfuse import verify
-from graphfuse.dtypes import data_type
-from graphfuse.enums import tensor_reordering
-from graphfuse.errors import GraphValidationError
-from graphfuse.ir import Graph, Tensor, TensorId, packed_stride
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.base.errors import GraphValidationError
+from graphfuse.op_graph import verify
+from graphfuse.op_graph.ir import Graph, Tensor, TensorId, packed_stride
 from graphfuse.testing.drawing import Drawing
 
 Variation = Callable[[Graph], "Graph | None"]

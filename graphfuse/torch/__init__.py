@@ -8,10 +8,10 @@ is for users. ``fuse`` puts the operators into models (docs/models.md).
 """
 
 from graphfuse.torch import sharding
-from graphfuse.torch.fusion import compile_report, fuse, inductor_pass, kernel_mapping, unfuse
-from graphfuse.torch.losses import CrossEntropyLoss, cross_entropy
-from graphfuse.torch.modules import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
-from graphfuse.torch.operators import (
+from graphfuse.torch.attention.sinks import attention_with_sinks
+from graphfuse.torch.models import compile_report, fuse, inductor_pass, kernel_mapping, unfuse
+from graphfuse.torch.modules.norms import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
+from graphfuse.torch.operators.declared import (
     ada_layer_norm,
     add_layer_norm,
     add_rms_norm,
@@ -27,9 +27,9 @@ from graphfuse.torch.operators import (
     rms_norm_silu_gate,
     softmax,
 )
+from graphfuse.torch.operators.losses import CrossEntropyLoss, cross_entropy
+from graphfuse.torch.operators.rope import QKNormRope, qk_norm_rope
 from graphfuse.torch.override import override
-from graphfuse.torch.rope import QKNormRope, qk_norm_rope
-from graphfuse.torch.sinks import attention_with_sinks
 
 __all__ = [
     "AddRMSNorm",

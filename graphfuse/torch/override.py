@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 
-from graphfuse import settings
-from graphfuse.device import EMULATOR
-from graphfuse.errors import VariantPackError
+from graphfuse.base import settings
+from graphfuse.base.device import EMULATOR
+from graphfuse.base.errors import VariantPackError
+from graphfuse.contract.row_counts import row_class
 from graphfuse.explain import fallback
 from graphfuse.functional.explained import explain
-from graphfuse.row_counts import row_class
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.kept import make_room
-from graphfuse.torch.computation import TYPES
-from graphfuse.torch.formula import Operator
-from graphfuse.torch.operators import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon
+from graphfuse.torch.operators.computation import TYPES
+from graphfuse.torch.operators.declared import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon
+from graphfuse.torch.operators.formula import Operator
 
 DEVICES = {"cuda": "CUDA", "cpu": "CPU"}
 """Types of devices, and torch's dispatch keys for them."""

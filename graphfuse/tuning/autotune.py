@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphfuse import plan, record
-from graphfuse.device import Device
-from graphfuse.engine import Engine, ProblemClass, knobs_from_dict, knobs_to_dict
-from graphfuse.enums import heur_mode
-from graphfuse.errors import DeviceError, GraphNotSupportedError, GraphTypeError
-from graphfuse.plan import Part, Plan
-from graphfuse.planner import Planner
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
+from graphfuse.base.errors import DeviceError, GraphNotSupportedError, GraphTypeError
+from graphfuse.contract.engine import Engine, ProblemClass, knobs_from_dict, knobs_to_dict
+from graphfuse.planning import plan
+from graphfuse.planning.plan import Part, Plan
+from graphfuse.planning.planner import Planner
+from graphfuse.runtime import record
 from graphfuse.tables import store
 from graphfuse.tables.entry import Entry, Source, Timed
 from graphfuse.tables.tunings import arch, said

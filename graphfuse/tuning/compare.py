@@ -1,9 +1,9 @@
 """Compares a kernel's result with the reference, within what the data type allows. On torch tensors of any device."""
 
-from graphfuse import reordering
-from graphfuse.dtypes import data_type
-from graphfuse.enums import tensor_reordering
-from graphfuse.ir import Subgraph, Tensor
+from graphfuse.base import reordering
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.op_graph.ir import Subgraph, Tensor
 from graphfuse.runtime.storage import storage
 
 STEPS = 1

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
-from graphfuse.device import Device
-from graphfuse.engine import knobs_to_dict
-from graphfuse.errors import DeviceError
-from graphfuse.plan import Part
-from graphfuse.planner import UNPREPARED, compilers, prepare
+from graphfuse.base.device import Device
+from graphfuse.base.errors import DeviceError
+from graphfuse.contract.engine import knobs_to_dict
+from graphfuse.planning.plan import Part
+from graphfuse.planning.planner import UNPREPARED, compilers, prepare
 from graphfuse.runtime import timing
 from graphfuse.tuning.report import BEST, BROKEN, TIMED, WRONG, Trial
 from graphfuse.tuning.workbench import Workbench

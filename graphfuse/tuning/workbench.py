@@ -3,11 +3,12 @@ engine's result for the same inputs. The user's tensors are only read, once."""
 
 from collections.abc import Callable, Mapping, Sequence
 
-from graphfuse import memory, plugins
-from graphfuse.device import Device
-from graphfuse.engine import NoKnobs, Prepared
-from graphfuse.ir import TensorId
-from graphfuse.plan import Part, Plan
+from graphfuse.base.device import Device
+from graphfuse.contract import memory
+from graphfuse.contract.engine import NoKnobs, Prepared
+from graphfuse.op_graph.ir import TensorId
+from graphfuse.planning import registry as plugins
+from graphfuse.planning.plan import Part, Plan
 from graphfuse.runtime import fastcall, handle, timing
 from graphfuse.runtime.variant_pack import Bindings
 from graphfuse.tuning import compare

@@ -3,6 +3,7 @@
 import pytest
 
 from graphfuse import heur_mode
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import (
     add_rmsnorm,
     add_rmsnorm_blocks,
@@ -19,7 +20,6 @@ from graphfuse.benchmarks import (
     softmax,
 )
 from graphfuse.benchmarks.benches import BENCHES
-from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle, create_handle
 
 BACKWARD = (rmsnorm_backward.BENCH, rmsnorm_backward.RESIDUAL_BENCH, layernorm_backward.BENCH)

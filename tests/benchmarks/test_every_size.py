@@ -2,11 +2,11 @@
 
 import pytest
 
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import sizes
 from graphfuse.benchmarks.programs import every_size
 from graphfuse.benchmarks.programs.every_size import Measured
 from graphfuse.benchmarks.sizes import Size
-from graphfuse.device import for_arch
 
 DEVICE = for_arch("sm_90a")
 

@@ -10,11 +10,11 @@ import sys
 import pytest
 import torch
 
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.programs import bare, host_calls, host_cost, host_record, row_counts
 from graphfuse.benchmarks.programs.host_calls import NORM, SILU, Call, Sets
 from graphfuse.benchmarks.programs.host_record import BARE, HostCost
-from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle
 from support import bench_record
 

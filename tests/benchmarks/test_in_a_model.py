@@ -8,13 +8,13 @@ import types
 import pytest
 import torch
 
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import in_place, through
 from graphfuse.benchmarks.peers import graphfuse, torch_eager
 from graphfuse.benchmarks.programs import chain_knobs, in_a_model, products
 from graphfuse.benchmarks.programs.chain import LAYERS, ChainCase
 from graphfuse.benchmarks.results import Results, name
-from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle
 from support import bench_record
 

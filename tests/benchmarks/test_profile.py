@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import sizes
 from graphfuse.benchmarks.programs import ncu, profile
-from graphfuse.device import for_arch
-from graphfuse.engine import Launch
+from graphfuse.contract.engine import Launch
 from graphfuse.runtime.handle import Handle
 
 RAW = """==PROF== Connected to process 4711 (/usr/bin/python3.12)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.benchmarks.programs import ranking
-from graphfuse.errors import GraphNotSupportedError
 from graphfuse.ops import OPS
 from graphfuse.tables import measured
 from graphfuse.tables.entry import Source

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from graphfuse import settings
+from graphfuse.base import settings
 from graphfuse.benchmarks import command, record, session
 from graphfuse.benchmarks.rmsnorm_silu import BENCH
 from graphfuse.benchmarks.untuned import untuned

@@ -3,12 +3,12 @@
 import pytest
 
 from graphfuse import heur_mode
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import session
 from graphfuse.benchmarks.peer import Work, changed
 from graphfuse.benchmarks.peers import graphfuse, stream
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.rmsnorm_training import BENCH, OUTPUTS, RmsNormTrainingCase
-from graphfuse.device import for_arch
 from graphfuse.runtime.handle import Handle, create_handle
 from support import bench_record
 from support.bench_runs import made

@@ -3,9 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import record, sizes, tuning
 from graphfuse.cli import app
-from graphfuse.device import for_arch
 from graphfuse.tables.entry import Entry, Source
 
 SIZES = (*sizes.seeds(), *sizes.off_the_table())

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from graphfuse import settings
+from graphfuse.base import settings
+from graphfuse.base.errors import SettingError
 from graphfuse.emulator import store
-from graphfuse.errors import SettingError
 from graphfuse.runtime import cache as cubins
 from graphfuse.tables import store as tables
 from graphfuse.tables.entry import Entry, Source

@@ -8,7 +8,8 @@ import pytest
 import typer.main
 
 import graphfuse.torch
-from graphfuse import errors, functional, settings
+from graphfuse import functional
+from graphfuse.base import errors, settings
 from graphfuse.cli import app
 from graphfuse.ops import OPS, SPELLINGS
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphfuse import plugins
+from graphfuse.base.device import for_arch
+from graphfuse.base.errors import DeviceError, PluginError, ToolkitNotFoundError
 from graphfuse.cli import faults
-from graphfuse.device import for_arch
 from graphfuse.emulator import store
-from graphfuse.errors import DeviceError, PluginError, ToolkitNotFoundError
+from graphfuse.planning import registry as plugins
 from graphfuse.runtime import cache as cubins
 from graphfuse.runtime import device, toolkit
 from graphfuse.tables import store as tables

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from graphfuse import heur_mode
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.rmsnorm_silu import BENCH
 from graphfuse.cli import compile
-from graphfuse.device import for_arch
 from graphfuse.runtime import cache
 
 CASE = "bf16 1560x64"
@@ -114,7 +114,7 @@ def test_a_page_that_cannot_be_written(run, mine, tmp_path):
 @pytest.mark.compile
 def test_kernels_compiled_ahead_are_those_that_planning_looks_for(answer, monkeypatch):
     """With memory forgotten, as in another process."""
-    from graphfuse import planner
+    from graphfuse.planning import planner
     from graphfuse.runtime import launch
 
     report = answer("compile", "rmsnorm-silu", "--case", CASE, "--arch", "sm_90a")
@@ -143,7 +143,7 @@ def test_what_is_there_is_not_compiled_again(run, answer):
 
 
 def test_a_file_holds_one_graph(run, tmp_path):
-    """What it is good for is in tests/core/test_serialized.py."""
+    """What it is good for is in tests/planning/test_serialized.py."""
     file = tmp_path / "all.plan"
     done = run("compile", "rmsnorm-silu", "--arch", "sm_90a", "--output", str(file))
     assert done.exit_code == 2 and "--case" in done.output and not file.exists()

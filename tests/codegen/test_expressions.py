@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import MalformedError
 from graphfuse.codegen.declared import check_form
 from graphfuse.codegen.expressions import argument, expression, literal, parameter_type
-from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, HostScalar
-from graphfuse.errors import MalformedError
+from graphfuse.contract.engine import Address, HostScalar
 from graphfuse.ops import OPS
 from graphfuse.rows.program import FUSED, RowProgram
 from graphfuse.rows.steps import Chain, Load, Scalar, Step

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import MalformedError
 from graphfuse.codegen import rowwise
 from graphfuse.codegen.check_plan import check_plan
-from graphfuse.dtypes import data_type
 from graphfuse.engines.rows import RowEngine
-from graphfuse.errors import MalformedError
 from graphfuse.rows.check_program import check_program
 from graphfuse.rows.program import ColumnSum, RowProgram
 from graphfuse.rows.steps import Chain, Column, Join, Load, Number, Pick, Reduce, Step

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from graphfuse.base.errors import CompilerNotFoundError, KernelCompileError, KernelFaultError
 from graphfuse.emulator import compiler, kernel, store
 from graphfuse.emulator.compiler import Build, build
-from graphfuse.errors import CompilerNotFoundError, KernelCompileError, KernelFaultError
 from support import emulation
 from support.small_kernels import CASES, changed
 

@@ -10,8 +10,8 @@ import functools
 
 import pytest
 
-from graphfuse.device import EMULATOR
-from graphfuse.dtypes import data_type
+from graphfuse.base.device import EMULATOR
+from graphfuse.base.dtypes import data_type
 from graphfuse.emulator.compiler import Build
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs

@@ -5,10 +5,10 @@ import torch
 
 import graphfuse
 from graphfuse import DeviceError, KernelCompileError, heur_mode, norm_forward_phase
+from graphfuse.base.device import EMULATOR
+from graphfuse.base.enums import build_plan_policy
 from graphfuse.codegen.render import render
-from graphfuse.device import EMULATOR
-from graphfuse.engine import Address, Constant, KernelEngine, Launch, NoKnobs, Scratch
-from graphfuse.enums import build_plan_policy
+from graphfuse.contract.engine import Address, Constant, KernelEngine, Launch, NoKnobs, Scratch
 from support import graphs, oracle
 from support.graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm
 
@@ -111,7 +111,7 @@ def test_plans_and_explain_say_so():
 
 
 def test_the_plan_is_that_of_an_h200():
-    from graphfuse.device import for_arch
+    from graphfuse.base.device import for_arch
     from graphfuse.engines.rows import RowEngine
 
     g = emulated(Norm(rows=4096, columns=4096))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from graphfuse.device import ARCHES, for_arch
+from graphfuse.base.device import ARCHES, for_arch
 from graphfuse.emulator.compiler import Build
 from support import emulation
 from support.small_kernels import CASES
@@ -50,7 +50,7 @@ def test_compiles_for(name, arch):
     if for_arch(arch.replace("120a", "120")).sm >= case.sm:
         assert nvrtc.compile(case.source(), arch, f"{name}.cu")
     else:
-        from graphfuse.errors import KernelCompileError
+        from graphfuse.base.errors import KernelCompileError
 
         with pytest.raises(KernelCompileError):
             nvrtc.compile(case.source(), arch, f"{name}.cu")

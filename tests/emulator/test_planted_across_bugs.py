@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from graphfuse.base.errors import KernelFaultError
 from graphfuse.codegen.render import template
 from graphfuse.engines.rows.across import AcrossKnobs as Knobs
-from graphfuse.errors import KernelFaultError
 from support.bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, plant
 from support.channels import Channels
 from support.emulation import Planned, Varies

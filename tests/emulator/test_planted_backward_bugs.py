@@ -2,9 +2,9 @@
 
 import pytest
 
+from graphfuse.base.errors import KernelFaultError
 from graphfuse.codegen.render import template
 from graphfuse.engines.rows.persistent import PersistentKnobs
-from graphfuse.errors import KernelFaultError
 from support.bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, plant
 from support.emulation import Planned, Varies
 from support.gradients import Gradient

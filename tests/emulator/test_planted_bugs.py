@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from graphfuse.base.dtypes import data_type
 from graphfuse.codegen.render import template
-from graphfuse.dtypes import data_type
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from support.bugs import ADDRESS, RACE, VARIES, WRONG, Bug, assert_caught, caught, each, plant
 from support.rmsnorm_problem import SCALES, Problem, Y

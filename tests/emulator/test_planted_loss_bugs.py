@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from graphfuse.base.errors import KernelFaultError
 from graphfuse.codegen.render import template
 from graphfuse.engines.rows.by_row import ByRowKnobs
-from graphfuse.errors import KernelFaultError
 from support.bugs import ADDRESS, WRONG, Bug, assert_caught, plant
 from support.emulation import Planned, Varies
 from support.graphs import FLOAT

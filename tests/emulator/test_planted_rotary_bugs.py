@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from graphfuse.errors import KernelFaultError
+from graphfuse.base.errors import KernelFaultError
 from support.bugs import ADDRESS, WRONG, Bug, plant
 from support.emulation import Planned, Varies
 from support.rotary import Rotary

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from graphfuse.base.dtypes import data_type
 from graphfuse.codegen.expressions import literal
-from graphfuse.dtypes import data_type
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from support import graphs
 from support.bugs import ADDRESS, WRONG, Bug, assert_caught, plant

@@ -25,10 +25,10 @@ from graphfuse import (
     pygraph,
     testing,
 )
-from graphfuse.device import EMULATOR
-from graphfuse.engine import HostEngine, No, NoKnobs
-from graphfuse.record import no_gpu
+from graphfuse.base.device import EMULATOR
+from graphfuse.contract.engine import HostEngine, No, NoKnobs
 from graphfuse.runtime import nvrtc, toolkit
+from graphfuse.runtime.record import no_gpu
 from graphfuse.testing import Report
 from graphfuse.testing.machine_code import Resources, resources
 from graphfuse.testing.subject import subject_of

@@ -7,8 +7,8 @@ import torch
 
 import graphfuse as gf
 from graphfuse import GraphNotSupportedError, data_type, heur_mode, reduction_mode
-from graphfuse.device import for_arch
-from graphfuse.engine import knobs_to_dict
+from graphfuse.base.device import for_arch
+from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.across import AcrossKnobs
 from graphfuse.engines.rows.across.legal import legal

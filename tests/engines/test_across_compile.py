@@ -2,9 +2,9 @@
 
 import pytest
 
-from graphfuse.device import for_arch
+from graphfuse.base.device import for_arch
+from graphfuse.base.enums import heur_mode
 from graphfuse.engines.rows.across.split import RowSplit, available
-from graphfuse.enums import heur_mode
 from graphfuse.runtime import nvrtc
 from support import cubin
 from support.variants import ACROSS

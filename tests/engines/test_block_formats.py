@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from graphfuse import data_type, heur_mode, norm_forward_phase, tensor_reordering
+from graphfuse.base.device import ARCHES, for_arch
+from graphfuse.base.errors import KernelFaultError
 from graphfuse.codegen.render import template
-from graphfuse.device import ARCHES, for_arch
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs
-from graphfuse.errors import KernelFaultError
 from graphfuse.runtime import nvrtc
 from graphfuse.runtime.handle import Handle
 from support import cubin, graphs, oracle

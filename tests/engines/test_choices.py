@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import sizes
-from graphfuse.device import for_arch
 from graphfuse.runtime import nvrtc
 from support import cubin
 

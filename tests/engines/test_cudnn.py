@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphfuse import convolution_mode, data_type, norm_forward_phase, reduction_mode
-from graphfuse.device import EMULATOR, for_arch
-from graphfuse.engine import No
+from graphfuse.base.device import EMULATOR, for_arch
+from graphfuse.contract.engine import No
 from graphfuse.engines import cudnn as ours
 from graphfuse.engines.cudnn import package, ranks, support
-from graphfuse.ir import Subgraph
+from graphfuse.op_graph.ir import Subgraph
 from graphfuse.ops import OPS
 from support import graphs, whole
 from support.graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm

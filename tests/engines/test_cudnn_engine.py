@@ -7,20 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 
-from graphfuse import (
-    GraphNotSupportedError,
-    GraphValidationError,
-    SettingError,
-    data_type,
-    heur_mode,
-    plan,
-    plugins,
-    reduction_mode,
-)
-from graphfuse.device import for_arch
+from graphfuse import GraphNotSupportedError, GraphValidationError, SettingError, data_type, heur_mode, reduction_mode
+from graphfuse.base.device import for_arch
 from graphfuse.engines.cudnn import CudnnEngine, devices, engine, plans
-from graphfuse.ir import Subgraph
+from graphfuse.op_graph.ir import Subgraph
 from graphfuse.patterns import epilogues
+from graphfuse.planning import plan
+from graphfuse.planning import registry as plugins
 from support import graphs, whole
 from support.graphs import BF16, FLOAT
 from support.products import lowered, product

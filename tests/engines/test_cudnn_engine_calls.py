@@ -17,11 +17,11 @@ from graphfuse import (
     GraphNotSupportedError,
     heur_mode,
 )
-from graphfuse.device import for_arch
-from graphfuse.engine import Address, Constant, HostScalar, Scratch
+from graphfuse.base.device import for_arch
+from graphfuse.contract.engine import Address, Constant, HostScalar, Scratch
 from graphfuse.engines.cudnn import CudnnEngine, calls, devices, engine, handles, plans
 from graphfuse.engines.cudnn.translation import Translation
-from graphfuse.ir import Subgraph
+from graphfuse.op_graph.ir import Subgraph
 from graphfuse.patterns import epilogues
 from support import graphs
 from support.products import lowered, product

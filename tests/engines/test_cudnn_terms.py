@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from graphfuse import data_type
 from graphfuse.engines.cudnn.terms import ordered
-from graphfuse.ir import Subgraph
+from graphfuse.op_graph.ir import Subgraph
 from support import graphs
 
 SHAPE = [2, 3, 4, 4]

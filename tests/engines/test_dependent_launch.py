@@ -5,7 +5,7 @@ import re
 import pytest
 
 import kernel_table
-from graphfuse.device import for_arch
+from graphfuse.base.device import for_arch
 from support.variants import TARGETS, VARIANTS
 
 _MEMORY = re.compile(r"(LD|LDG|LDGSTS|LDL|ST|STG|STL|RED|REDG|ATOM|ATOMG|UBLKCP|UBLKRED|UTMA\w*)(\.|$)")

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from graphfuse import GraphNotSupportedError, heur_mode, norm_forward_phase, reduction_mode
+from graphfuse.base.device import for_arch
+from graphfuse.base.errors import KernelFaultError
 from graphfuse.codegen.render import template
-from graphfuse.device import for_arch
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs
-from graphfuse.errors import KernelFaultError
 from support import graphs, oracle, quantized
 from support.bugs import ADDRESS, RACE, WRONG, Bug, assert_caught, each, plant
 from support.emulation import Planned, Varies

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from graphfuse import norm_forward_phase, pygraph
-from graphfuse.device import EMULATOR, for_arch
+from graphfuse.base.device import EMULATOR, for_arch
+from graphfuse.base.enums import heur_mode
 from graphfuse.emulator.compiler import Build
 from graphfuse.engines.rows.by_row import ByRow, ByRowKnobs
 from graphfuse.engines.rows.persistent import Persistent, PersistentKnobs
-from graphfuse.enums import heur_mode
-from graphfuse.plan import Part
+from graphfuse.planning.plan import Part
 from support import graphs
 from support.emulation import Planned
 from support.gradients import Gradient

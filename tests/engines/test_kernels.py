@@ -6,8 +6,8 @@ import re
 import pytest
 
 import kernel_table
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type
 from graphfuse.engines.rows.across.split import RowSplit as AcrossSplit
 from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.persistent.split import RowSplit as BackwardSplit

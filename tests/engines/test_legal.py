@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from graphfuse import heur_mode, plan, plugins
+from graphfuse import heur_mode
+from graphfuse.base.device import for_arch
 from graphfuse.benchmarks.benches import BENCHES
-from graphfuse.device import for_arch
 from graphfuse.engines.rows import RowEngine, across, by_row, persistent
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
+from graphfuse.planning import plan
+from graphfuse.planning import registry as plugins
 
 ENGINE = RowEngine()
 SCHEDULES = {"rmsnorm-silu": by_row.ByRow, "rmsnorm-backward": persistent.Persistent, "rmsnorm-channels": across.Across}

@@ -5,22 +5,22 @@ import re
 
 import pytest
 
-from graphfuse import match
-from graphfuse.device import ARCHES, CPU, EMULATOR, Device, for_arch
-from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, Constant, HostScalar, RowCount
+from graphfuse.api import pygraph
+from graphfuse.base.device import ARCHES, CPU, EMULATOR, Device, for_arch
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode, norm_forward_phase
+from graphfuse.contract import match
+from graphfuse.contract.engine import Address, Constant, HostScalar, RowCount
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.engines.rows.persistent import PersistentKnobs
-from graphfuse.enums import heur_mode, norm_forward_phase
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
 from graphfuse.ops import EXPANSIONS
 from graphfuse.patterns.rows import PATTERN, RowFacts
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.program import RowProgram, Store
 from graphfuse.rows.steps import Chain, Join, Load, Scalar, Step
-from graphfuse.user_graph import pygraph
 from support.described import Described, Tensor
 
 

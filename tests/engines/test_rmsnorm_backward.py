@@ -5,13 +5,14 @@ import re
 
 import pytest
 
-from graphfuse import heur_mode, match
-from graphfuse.device import ARCHES, CPU, for_arch
-from graphfuse.engine import Address, Scratch
+from graphfuse import heur_mode
+from graphfuse.base.device import ARCHES, CPU, for_arch
+from graphfuse.contract import match
+from graphfuse.contract.engine import Address, Scratch
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.persistent import PersistentKnobs
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
 from graphfuse.patterns.rows import PATTERN
 from support import graphs
 from support.gradients import CASES, Gradient

@@ -4,11 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from graphfuse import heur_mode, match
-from graphfuse.device import ARCHES, for_arch
+from graphfuse import heur_mode
+from graphfuse.base.device import ARCHES, for_arch
+from graphfuse.contract import match
 from graphfuse.engines.rows import RowEngine
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
 from graphfuse.patterns.rows import PATTERN
 from graphfuse.runtime import nvrtc
 from support import cubin

@@ -2,8 +2,8 @@
 
 import pytest
 
-from graphfuse.device import for_arch
-from graphfuse.enums import heur_mode
+from graphfuse.base.device import for_arch
+from graphfuse.base.enums import heur_mode
 from graphfuse.runtime import nvrtc
 from support import cubin
 from support.variants import VARIANTS

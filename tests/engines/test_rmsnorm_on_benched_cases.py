@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from graphfuse import plugins
+from graphfuse.base.device import for_arch
+from graphfuse.base.enums import heur_mode
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.codegen.render import template
-from graphfuse.device import for_arch
-from graphfuse.enums import heur_mode
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
-from graphfuse.plan import matches, propose
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
+from graphfuse.planning import registry as plugins
+from graphfuse.planning.plan import matches, propose
 
 H200 = for_arch("sm_90a")
 AS_USUAL, READS_LAST, ALL_FIRST = range(3)

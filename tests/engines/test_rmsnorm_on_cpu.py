@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from graphfuse.dtypes import data_type
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode
 from graphfuse.engines.rows.by_row import ByRowKnobs
-from graphfuse.enums import heur_mode
 from support import oracle
 from support.rmsnorm_problem import DEVICE, ENGINE, NUMPY, RMS, SCALED, SCALES, B, Problem, W, X, Y, assert_close
 

@@ -8,8 +8,8 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from graphfuse.dtypes import data_type
-from graphfuse.freeze import freeze
+from graphfuse.base.dtypes import data_type
+from graphfuse.op_graph.freeze import freeze
 from graphfuse.ops import EXPANSIONS, OPS, Join, by_torch
 from graphfuse.testing.reference import evaluated
 from support import graphs, row_ops

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from graphfuse import data_type, engines, heur_mode, norm_forward_phase, plan, plugins, pygraph, reduction_mode
+from graphfuse import data_type, engines, heur_mode, norm_forward_phase, pygraph, reduction_mode
+from graphfuse.base.device import ARCHES, for_arch
 from graphfuse.benchmarks import rmsnorm_backward, rmsnorm_silu, rmsnorm_training, sizes
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.programs import chain_knobs, in_a_model
-from graphfuse.device import ARCHES, for_arch
-from graphfuse.engine import ProblemClass, knobs_from_dict, knobs_to_dict
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
+from graphfuse.contract.engine import ProblemClass, knobs_from_dict, knobs_to_dict
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
+from graphfuse.planning import plan
+from graphfuse.planning import registry as plugins
 from graphfuse.rows.steps import Join
 from graphfuse.tables import store
 from graphfuse.tables.entry import Entry, Source

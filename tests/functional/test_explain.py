@@ -34,7 +34,7 @@ def emulator(plan_on):
 def nothing_runs(monkeypatch, request):
     """Only planning: a build would compile."""
     if "warn" not in request.node.name:
-        monkeypatch.setattr("graphfuse.planner.Planner.build", None)
+        monkeypatch.setattr("graphfuse.planning.planner.Planner.build", None)
 
 
 def x(*shape, **kind):

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from graphfuse import functional, fused_rmsnorm_silu, plugins
+from graphfuse import functional, fused_rmsnorm_silu
+from graphfuse.contract.match import Pattern
 from graphfuse.functional import problem
 from graphfuse.functional.problem import plan
-from graphfuse.match import Pattern
+from graphfuse.planning import registry as plugins
 from graphfuse.tables import store
 from graphfuse.tables.entry import Entry, Source
 from support import toys

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from graphfuse import VariantPackError, functional
+from graphfuse.base.errors import KernelFaultError
+from graphfuse.contract.row_counts import row_class
 from graphfuse.emulator import kernel
 from graphfuse.emulator.kernel import Launcher
-from graphfuse.errors import KernelFaultError
 from graphfuse.functional import call as calls
 from graphfuse.functional import problem
-from graphfuse.row_counts import row_class
 from graphfuse.tables import store
 from graphfuse.torch import RMSNorm
 from support.functional_calls import NAMES, Tensors, call, check

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from graphfuse.dtypes import data_type
+from graphfuse.base.dtypes import data_type
 from graphfuse.functional.layout import ALIGNMENT, Layout
 from graphfuse.functional.split import Kind, Split, split
 from graphfuse.functional.tensor_parameter import (

@@ -52,7 +52,7 @@ def python():
 @pytest.fixture(scope="module")
 def cudnn():
     """The cuDNN frontend; a test that needs it is skipped where that or libcudnn is missing."""
-    from graphfuse.engine import No
+    from graphfuse.contract.engine import No
     from graphfuse.engines.cudnn import package
 
     found = package.load()

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from graphfuse import heur_mode, plugins
+from graphfuse import heur_mode
+from graphfuse.planning import registry as plugins
 from support import graphs, whole
 from support.on_cudnn import ENGINES, INFERENCE, new, run, takes, values
 

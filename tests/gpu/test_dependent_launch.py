@@ -7,7 +7,7 @@ import torch
 
 import graphfuse
 from graphfuse.codegen.render import render
-from graphfuse.engine import Address, Constant, Launch
+from graphfuse.contract.engine import Address, Constant, Launch
 from graphfuse.runtime import device, launch, nvrtc
 from graphfuse.runtime.handle import current_stream
 from support import graphs

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphfuse.engine import Address, Constant, Launch
+from graphfuse.contract.engine import Address, Constant, Launch
 from graphfuse.runtime import device, launch, nvrtc
 from support import launching, scalar_forms
 

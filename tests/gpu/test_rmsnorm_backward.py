@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphfuse import heur_mode
-from graphfuse.engine import knobs_to_dict
+from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.engines.rows.persistent import PersistentKnobs
 from support import gradients, graphs, oracle
 from support.gradients import ACTIVATIONS, CASES, TYPES, Gradient

@@ -22,7 +22,7 @@ OTHERWISE = {
     "benchmarks/test_figures.py",
     "benchmarks/test_models.py",
     "cli/test_docs.py",
-    "core/test_repeated_execute.py",
+    "api/test_repeated_execute.py",
     "functional/test_cross_entropy.py",
     "functional/test_rope.py",
     "training/test_cross_entropy.py",

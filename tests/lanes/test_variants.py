@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from graphfuse.dtypes import data_type
-from graphfuse.engine import knobs_to_dict
+from graphfuse.base.dtypes import data_type
+from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.ops import OPS
 from graphfuse.runtime.handle import Handle
 from support import variants

@@ -5,14 +5,8 @@ import torch
 
 import cudnn_compatibility as compatibility
 import graphfuse
-from graphfuse import (
-    GraphfuseError,
-    GraphNotSupportedError,
-    GraphTypeError,
-    NotOfferedError,
-    create_handle,
-    cudnn_names,
-)
+from graphfuse import GraphfuseError, GraphNotSupportedError, GraphTypeError, NotOfferedError, create_handle
+from graphfuse.base import cudnn_names
 from graphfuse.ops import OPS, SPELLINGS
 from support import graphs
 

@@ -88,7 +88,8 @@ def test_the_reference_has_every_public_name():
     """By the places where they are defined: a submodule may have the name of a function."""
     import graphfuse.testing
     import graphfuse.torch
-    from graphfuse import errors, functional
+    from graphfuse import functional
+    from graphfuse.base import errors
 
     for package, page in ((functional, "functional"), (graphfuse.torch, "torch")):
         shown = re.findall(r"^::: (\S+)$", (DOCS / "api" / f"{page}.md").read_text(), re.MULTILINE)

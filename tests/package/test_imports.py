@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import graphlib
 import json
 import re
 import subprocess
@@ -17,36 +18,31 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ("engines", "patterns", "benchmarks")
 """Folders that are installed as packages of graphfuse."""
 
-# From the ground up: a module imports only modules of rows above its own (a name stands
-# for its whole package). Names in one row do not know each other.
+# From the ground up: a module imports only modules of rows above its own (a name stands for a room, or for a module
+# beside the rooms). Names in one row do not know each other.
 LAYERS = (
-    ("errors",),
-    ("cudnn_keywords", "cudnn_names"),
-    ("dtypes", "enums"),
-    ("device", "json_values", "kept_file", "reordering", "rounding", "sealed", "settings"),
-    ("memory", "workspace"),
+    ("base",),
+    ("files",),
     ("ops",),
-    ("ir",),
-    ("rows", "tensor", "verify", "vocabulary", "served", "traffic"),
-    ("recorded", "lower", "op_methods", "cover"),
-    ("engine", "freeze", "graph_json", "printing"),
-    ("arguments",),
-    ("launch_limits", "match", "codegen", "overrides", "row_counts", "signature"),
+    ("op_graph",),
+    ("rows",),
+    ("contract",),
+    ("codegen",),
     ("patterns",),
     ("engines", "runtime", "emulator"),
-    ("plugins", "tables", "record"),
-    ("guard",),
-    ("plan",),
-    ("recipe",),
-    ("planner", "serialized"),
-    ("explain", "reshaped", "tuning"),
-    ("user_graph",),
-    ("building", "functional", "wrapper"),
+    ("tables",),
+    ("planning",),
+    ("explain", "tuning"),
+    ("api",),
+    ("functional",),
     ("torch",),
     ("benchmarks", "testing"),
-    ("cli",),
+    ("plugin", "cli"),
     ("__main__",),
 )
+
+# The rooms of graphfuse.torch, in the same order.
+TORCH_LAYERS = (("sharding", "operators"), ("modules", "override"), ("fusion",), ("attention",), ("models",))
 
 SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel", "engines.rows.problem"}
 """What engines have in common."""
@@ -56,11 +52,11 @@ LATE = ("runtime.cuda_core", "benchmarks.programs.model_blocks", "benchmarks.pro
 
 # Closer rules within packages whose modules see each other.
 NEVER = {
-    "engines": {"engines", "plan", "planner", "plugins", "runtime", "emulator", "user_graph"},
+    "engines": {"engines", "planning", "runtime", "emulator", "api"},
     "patterns": {"engines", "codegen", "runtime"},
     "codegen": {"runtime", "engines", "patterns"},
-    "emulator": {"engines", "patterns", "runtime", "ops", "match"},
-    "runtime": {"emulator", "engines", "patterns", "codegen", "ops", "match"},
+    "emulator": {"engines", "patterns", "runtime", "ops", "contract.match"},
+    "runtime": {"emulator", "engines", "patterns", "codegen", "ops", "contract.match"},
 }
 
 
@@ -101,70 +97,81 @@ def imports(name: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def inside(name: str) -> list[tuple[str, str]]:
+@functools.cache
+def inside(name: str) -> tuple[tuple[str, str], ...]:
     """Imports of graphfuse's own modules, dotted below graphfuse."""
     own = [(i.removeprefix("graphfuse."), when) for i, when in imports(name) if i.startswith("graphfuse.")]
     # `from graphfuse.a import b`: b is a module of its own or a name in a.
-    return [(i if i in modules() else i.rpartition(".")[0] or i, when) for i, when in own]
+    return tuple((i if i in modules() else i.rpartition(".")[0] or i, when) for i, when in own)
 
 
 def package(name: str) -> str:
     return name.split(".")[0]
 
 
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+def levels(layers) -> dict[str, int]:
+    return {name: level for level, names in enumerate(layers) for name in names}
+
+
+LEVEL = levels(LAYERS)
 MODULES = sorted(set(modules()) - {"__init__"})
 
 
 def test_the_table_has_every_module():
     assert {package(name) for name in MODULES} == set(LEVEL)
+    assert {name.split(".")[1] for name in MODULES if name.startswith("torch.")} == set(levels(TORCH_LAYERS))
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_go_one_way(name):
-    """Whether at once, inside a function or for type checkers alone."""
-    me = package(name)
-    for other, _ in inside(name):
-        its = package(other)
-        assert its == me or LEVEL[its] < LEVEL[me], f"{name} imports {other}, which is not below it"
+@pytest.mark.parametrize(("within", "layers"), [("", LAYERS), ("torch.", TORCH_LAYERS)], ids=["graphfuse", "torch"])
+def test_imports_go_one_way(within, layers):
+    """Whether at once, inside a function or for type checkers alone. So no two rooms import each other."""
+    level, upward = levels(layers), []
+    for name in MODULES:
+        me = package(name.removeprefix(within))
+        for other, _ in inside(name) if name.startswith(within) else ():
+            its = package(other.removeprefix(within))
+            if other.startswith(within) and its != me and level[its] >= level[me]:
+                upward.append(f"{name} imports {other}, which is not below it")
+    assert not upward
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_closer_rules(name):
-    if "." in name:  # a package's __init__ lists its members
-        for other, _ in inside(name):
-            own = other.split(".")[:2] == name.split(".")[:2]  # an engine may be a package
-            if not own and other not in SHARED:
-                assert package(other) not in NEVER.get(package(name), ()), f"{name} imports {other}"
+def test_closer_rules():
+    refused = []
+    for name in MODULES:
+        if "." in name:  # a package's __init__ lists its members
+            for other, _ in inside(name):
+                own = other.split(".")[:2] == name.split(".")[:2]  # an engine may be a package
+                never = NEVER.get(package(name), ())
+                if not own and other not in SHARED and any(f"{other}.".startswith(f"{n}.") for n in never):
+                    refused.append(f"{name} imports {other}")
+    assert not refused
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_no_circle(name):
+def test_no_circle():
     """Nor one by imports inside functions or for type checkers: what a module needs can be read without it."""
-    before = {other: name for other, _ in inside(name)}
-    waiting = list(before)
-    while waiting:
-        module = waiting.pop()
-        for other, _ in inside(module):
-            if other not in before:
-                before[other] = module
-                waiting.append(other)
-    assert name not in before, f"{name} is imported by {before.get(name)}, which it needs"
+    try:
+        tuple(graphlib.TopologicalSorter({n: {o for o, _ in inside(n)} - {n} for n in MODULES}).static_order())
+    except graphlib.CycleError as error:
+        raise AssertionError(f"modules that need each other: {error.args[1]}") from None
 
 
-@pytest.mark.parametrize("name", ["__init__", *MODULES])
-def test_who_touches_the_outside(name):
-    names = [i for i, _ in imports(name)]
-    cuda = [i for i in names if i.split(".")[0] in ("cuda", "cupy", "pynvml")]
-    assert not cuda or package(name) in ("runtime", "benchmarks")
-    # Which others import late in their turn; functional and torch are for torch's tensors, whose operators they make.
-    if name not in LATE:
-        late = (f"graphfuse.{m}" for m in LATE)
-        heavy = ("torch", "numpy", "cuda", *late)[package(name) in ("functional", "torch") :]
-        assert not [i for i, when in imports(name) if when == "now" and any(f"{i}.".startswith(f"{h}.") for h in heavy)]
-    text = ast.unparse(modules()[name])
-    if name != "settings":
-        assert not re.search(r"\bos\.environ|\bgetenv|\bimport environ", text)
+def test_who_touches_the_outside():
+    found = []
+    for name in ("__init__", *MODULES):
+        names = [i for i, _ in imports(name)]
+        cuda = [i for i in names if i.split(".")[0] in ("cuda", "cupy", "pynvml")]
+        if cuda and package(name) not in ("runtime", "benchmarks"):
+            found.append(f"{name} imports {cuda}")
+        # Which others import late in their turn; functional and torch make operators of torch's tensors.
+        if name not in LATE:
+            late = (f"graphfuse.{m}" for m in LATE)
+            heavy = ("torch", "numpy", "cuda", *late)[package(name) in ("functional", "torch") :]
+            now = [i for i, when in imports(name) if when == "now" and any(f"{i}.".startswith(f"{h}.") for h in heavy)]
+            found += [f"{name} imports {i} at once" for i in now]
+        text = ast.unparse(modules()[name])
+        if name != "base.settings" and re.search(r"\bos\.environ|\bgetenv|\bimport environ", text):
+            found.append(f"{name} reads the environment")
+    assert not found
 
 
 def python(code: str, *arguments: str, cwd=None) -> str:
@@ -194,7 +201,7 @@ def test_building_a_graph_needs_neither_torch_nor_cuda():
 
 def test_importing_registers_nothing():
     code = (
-        "import graphfuse, graphfuse.plugins, sys\n"
+        "import graphfuse, graphfuse.planning.registry, sys\n"
         "print([m for m in sys.modules if m.startswith(('graphfuse.engines', 'graphfuse.patterns'))])"
     )
     assert python(code) == "[]"

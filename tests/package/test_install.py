@@ -146,9 +146,9 @@ def test_what_clones_alone_have_says_so(installed, tmp_path):
 def test_kernels_can_be_made_from_there(installed):
     code = """
 import graphfuse as c
-from graphfuse import plan, plugins
-from graphfuse.device import for_arch
-from graphfuse.lower import lower
+from graphfuse.planning import plan, registry as plugins
+from graphfuse.base.device import for_arch
+from graphfuse.op_graph.lower import lower
 g = c.pygraph(io_data_type=c.data_type.HALF, intermediate_data_type=c.data_type.FLOAT)
 y = g.rmsnorm(g.tensor([8, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=c.norm_forward_phase.INFERENCE)[0]
 g.swish(y).set_output()
@@ -224,7 +224,7 @@ def test_a_users_project_passes_mypy_strict(installed, project):
     out = types_checked(project, "mypy", "--python-executable", installed)
     lines = out.splitlines()
     assert not [line for line in lines if line.startswith(("first.py", "rest.py"))], out
-    for said in ('Revealed type is "graphfuse.tensor.Tensor"', '"Tensor | float"', 'no attribute "rmsnrm"'):
+    for said in ('Revealed type is "graphfuse.op_graph.tensor.Tensor"', '"Tensor | float"', 'no attribute "rmsnrm"'):
         assert said in out
     assert lines[-1].startswith("Found 2 errors in 1 file")
 

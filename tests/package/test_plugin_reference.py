@@ -5,6 +5,7 @@ import re
 import pytest
 
 import plugin_reference as reference
+from graphfuse import plugin
 
 PAGE = reference.PATH.read_text()
 HEADERS = sorted(path.stem for path in reference.HEADERS.glob("*.cuh"))
@@ -25,6 +26,12 @@ def test_every_function_of_a_header_is_there(header):
     missing = {name for name in declared if f" {name}(" not in section and f"`{name}(" not in section} - internal
     assert not missing
     assert len(re.findall("^- `", section, re.MULTILINE)) == len(reference.declarations(text))
+
+
+def test_every_name_for_authors_is_there():
+    said = [name for names in reference.PYTHON.values() for name in names]
+    assert sorted({*said, *reference.ELSEWHERE}) == sorted(plugin.__all__)
+    assert len(said) == len({*said} - reference.ELSEWHERE)
 
 
 def test_comments_stand_by_what_they_are_about():
@@ -49,7 +56,7 @@ def test_links_and_files_of_the_guide_are_there():
 def test_the_guide_tells_every_field_that_serves_has():
     from dataclasses import fields
 
-    from graphfuse.served import Served
+    from graphfuse.plugin import Served
 
     guide = (reference.PATH.parent / "extending.md").read_text()
     told = set(re.findall(r"^\| `(\w+)` \|", guide[guide.index("## What `serves` declares") :].split("\n## ")[0], re.M))

@@ -4,7 +4,7 @@ import pytest
 
 import support_tables
 from graphfuse import data_type, norm_forward_phase
-from graphfuse.errors import GraphfuseError
+from graphfuse.base.errors import GraphfuseError
 from graphfuse.ops import OPS
 
 

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from graphfuse import heur_mode, norm_forward_phase, plan, plugins, reduction_mode
-from graphfuse.device import for_arch
+from graphfuse import heur_mode, norm_forward_phase, reduction_mode
+from graphfuse.base.device import for_arch
+from graphfuse.contract.engine import No
 from graphfuse.emulator.compiler import Build
-from graphfuse.engine import No
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.engines.rows.by_row.split import RowSplit
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
+from graphfuse.planning import plan
+from graphfuse.planning import registry as plugins
 from graphfuse.rows.steps import Chain, Join, Load
 from graphfuse.runtime import nvrtc
 from support import cubin, graphs, oracle

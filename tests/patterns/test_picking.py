@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from graphfuse import GraphNotSupportedError, data_type, heur_mode, reduction_mode
+from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.emulator.compiler import Build
-from graphfuse.engine import knobs_to_dict
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.rows.steps import Pick, Reduce

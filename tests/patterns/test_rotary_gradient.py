@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graphfuse import GraphNotSupportedError, heur_mode, norm_forward_phase
-from graphfuse.device import for_arch
+from graphfuse.base.device import for_arch
 from graphfuse.emulator.compiler import Build
 from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.runtime import nvrtc

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from graphfuse import heur_mode, norm_forward_phase, tensor_reordering
-from graphfuse.device import ARCHES, for_arch
-from graphfuse.planner import Planner
+from graphfuse.base.device import ARCHES, for_arch
+from graphfuse.planning.planner import Planner
 from graphfuse.runtime import nvrtc
 from graphfuse.runtime.handle import Handle
 from support import cubin, graphs, rows

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from graphfuse.dtypes import data_type
-from graphfuse.errors import VariantPackError, VariantPackTypeError
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 from graphfuse.runtime.buffers import Buffer, describe, number
 
 pytestmark = pytest.mark.torch

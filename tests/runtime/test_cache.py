@@ -139,7 +139,7 @@ def test_threads_that_want_one_source_compile_it_once(source):
 
 
 def test_a_source_that_fails_does_not_stand_in_the_way_of_the_next_try(source):
-    from graphfuse.errors import KernelCompileError
+    from graphfuse.base.errors import KernelCompileError
 
     for _ in range(2):
         with pytest.raises(KernelCompileError):
@@ -204,7 +204,7 @@ def test_the_disk_keeps_no_more_than_its_limit(source, forget, monkeypatch):
 
 
 def test_nothing_is_left_of_a_source_that_fails(source):
-    from graphfuse.errors import KernelCompileError
+    from graphfuse.base.errors import KernelCompileError
 
     with pytest.raises(KernelCompileError):
         cache.cubin(source + "nonsense", ARCH, "k")

@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
-from graphfuse.device import CPU, EMULATOR
-from graphfuse.errors import DeviceError, SettingError
+from graphfuse.base.device import CPU, EMULATOR
+from graphfuse.base.errors import DeviceError, SettingError
 from graphfuse.runtime import device
 
 pytestmark = pytest.mark.torch
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.torch
 
 def test_without_a_visible_device_the_cpu_is_what_there_is(python):
     code = """
-from graphfuse.errors import DeviceError
+from graphfuse.base.errors import DeviceError
 from graphfuse.runtime import device
 print(device.count(), device.get(), device.pointer_device(4096))
 for spec in ("cuda", "cuda:7", 0):

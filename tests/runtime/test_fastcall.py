@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphfuse.arguments import Packing
-from graphfuse.dtypes import data_type
-from graphfuse.engine import (
+from graphfuse.base.dtypes import data_type
+from graphfuse.contract.arguments import Packing
+from graphfuse.contract.engine import (
     Address,
     ByRows,
     Constant,
@@ -26,8 +26,8 @@ from graphfuse.engine import (
     RowCount,
     Scratch,
 )
-from graphfuse.ir import Tensor
-from graphfuse.row_counts import row_class
+from graphfuse.contract.row_counts import row_class
+from graphfuse.op_graph.ir import Tensor
 from graphfuse.runtime import fastcall, torch_private
 from graphfuse.runtime.fastcall import DECLINED, Form, Given, New, Part, functions, writing
 

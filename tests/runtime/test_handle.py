@@ -1,7 +1,7 @@
 import pytest
 
-from graphfuse.device import CPU
-from graphfuse.errors import DeviceError, GraphStateError
+from graphfuse.base.device import CPU
+from graphfuse.base.errors import DeviceError, GraphStateError
 from graphfuse.runtime.handle import create_handle, current_stream, destroy_handle, get_stream, set_stream
 
 

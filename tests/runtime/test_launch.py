@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from graphfuse.engine import Address, Constant, HostScalar, Launch, Scratch
-from graphfuse.errors import DeviceError
+from graphfuse.base.errors import DeviceError
+from graphfuse.contract.engine import Address, Constant, HostScalar, Launch, Scratch
 from graphfuse.runtime import device, launch, nvrtc
 from graphfuse.runtime.handle import current_stream
 from support.launching import run, start

@@ -1,6 +1,6 @@
 import pytest
 
-from graphfuse.errors import KernelCompileError, ToolkitNotFoundError
+from graphfuse.base.errors import KernelCompileError, ToolkitNotFoundError
 from graphfuse.runtime import nvrtc, toolkit
 
 pytestmark = [pytest.mark.compile, pytest.mark.torch]
@@ -70,7 +70,7 @@ def test_an_architecture_nvrtc_does_not_know():
 def test_a_failure_leaves_nothing_behind_on_standard_error(python):
     code = """
 import gc
-from graphfuse.errors import KernelCompileError
+from graphfuse.base.errors import KernelCompileError
 from graphfuse.runtime import nvrtc
 try:
     nvrtc.compile("nonsense", "sm_90a", "k")

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from graphfuse import settings
-from graphfuse.errors import GraphfuseError, HomeNotFoundError, SettingError
+from graphfuse.base import settings
+from graphfuse.base.errors import GraphfuseError, HomeNotFoundError, SettingError
 
 
 @pytest.mark.parametrize("value", ["cpu", "emulator", "cuda", "cuda:0", "cuda:12"])

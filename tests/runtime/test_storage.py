@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphfuse.dtypes import data_type
-from graphfuse.errors import VariantPackError
-from graphfuse.ir import Tensor
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import VariantPackError
+from graphfuse.op_graph.ir import Tensor
 from graphfuse.runtime.storage import Storage, overlap, storage
 
 pytestmark = pytest.mark.torch

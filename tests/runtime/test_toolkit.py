@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from graphfuse.errors import ToolkitNotFoundError
+from graphfuse.base.errors import ToolkitNotFoundError
 from graphfuse.runtime import toolkit
 
 pytestmark = pytest.mark.torch

@@ -5,10 +5,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from graphfuse.device import CPU, for_arch
-from graphfuse.dtypes import data_type
-from graphfuse.errors import VariantPackError, VariantPackTypeError, WorkspaceError
-from graphfuse.ir import Graph, Node, Tensor, packed_stride
+from graphfuse.base.device import CPU, for_arch
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import VariantPackError, VariantPackTypeError, WorkspaceError
+from graphfuse.op_graph.ir import Graph, Node, Tensor, packed_stride
 from graphfuse.runtime.variant_pack import Binder
 
 pytestmark = pytest.mark.torch

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphfuse.base.errors import KernelFaultError
 from graphfuse.emulator.compiler import Build
-from graphfuse.errors import KernelFaultError
 from support import emulation
 from support.emulation import Varies
 

@@ -3,8 +3,8 @@ that the pattern would make of each."""
 
 from dataclasses import dataclass, replace
 
-from graphfuse.dtypes import data_type
-from graphfuse.ir import TensorId
+from graphfuse.base.dtypes import data_type
+from graphfuse.op_graph.ir import TensorId
 from graphfuse.ops import EXPANSIONS
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.emitter import Emitter

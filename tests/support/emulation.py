@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from graphfuse import heur_mode, pygraph
+from graphfuse.contract.engine import Launch, knobs_to_dict
 from graphfuse.emulator import kernel
 from graphfuse.emulator.check import Memory, check
 from graphfuse.emulator.compiler import Build
-from graphfuse.engine import Launch, knobs_to_dict
 from support import graphs, launching
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from graphfuse.engine import Address, Buffers, FrozenKernel, HostScalar, Launch
+from graphfuse.contract.engine import Address, Buffers, FrozenKernel, HostScalar, Launch
 from graphfuse.runtime import fastcall
 
 

@@ -1,7 +1,7 @@
 """Graphs of one matrix product, and graphs as planning gets them."""
 
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
 from support.graphs import BF16
 
 

@@ -5,10 +5,10 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from graphfuse.device import for_arch
-from graphfuse.dtypes import data_type
+from graphfuse.base.device import for_arch
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode
 from graphfuse.engines.rows import RowEngine
-from graphfuse.enums import heur_mode
 from graphfuse.rows.steps import Chain, Scalar, Step
 from support import emulation
 from support.described import Described, Tensor

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from graphfuse import data_type, norm_forward_phase, pygraph, reduction_mode
-from graphfuse.tensor import Tensor
+from graphfuse.op_graph.tensor import Tensor
 from support import graphs, oracle
 from support.graphs import BF16, FLOAT, TORCH
 

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from graphfuse import data_type, norm_forward_phase, pygraph, reduction_mode
+from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import EXPANSIONS, OPS, REDUCTIONS
-from graphfuse.tensor import Tensor
 from support import graphs, oracle
 from support.graphs import BF16, E4M3, E5M2, FLOAT, HALF, TORCH
 from support.losses import INT32, INT64, INTEGERS

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from subprocess import PIPE
 
-from graphfuse import settings
+from graphfuse.base import settings
 
 # Tool -> its own options. A call that fails raises in the program: memcheck need not report it, and
 # cuda.bindings probes for entry points that drivers lack. Padding makes a step past the end a step outside.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from graphfuse.codegen.render import render
-from graphfuse.engine import Address, Constant, Launch
+from graphfuse.contract.engine import Address, Constant, Launch
 
 _FOLDER = Path(__file__).parents[1] / "emulator" / "kernels"
 

@@ -5,14 +5,14 @@ They cut a graph into as many regions as one likes, on any device.
 
 from dataclasses import dataclass
 
-from graphfuse.device import Device
-from graphfuse.engine import Address, Buffers, HostEngine, KernelEngine, Launch, No, NoKnobs
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
+from graphfuse.contract.engine import Address, Buffers, HostEngine, KernelEngine, Launch, No, NoKnobs
+from graphfuse.contract.match import Match, Pattern, PatternGraph
+from graphfuse.contract.served import EVERYTHING
 from graphfuse.engines.reference import ReferenceEngine
-from graphfuse.enums import heur_mode
-from graphfuse.ir import Subgraph
-from graphfuse.match import Match, Pattern, PatternGraph
+from graphfuse.op_graph.ir import Subgraph
 from graphfuse.ops import OPS
-from graphfuse.served import EVERYTHING
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from graphfuse import match
-from graphfuse.device import ARCHES, Device, for_arch
-from graphfuse.engine import KernelEngine
+from graphfuse.base.device import ARCHES, Device, for_arch
+from graphfuse.base.enums import heur_mode
+from graphfuse.contract import match
+from graphfuse.contract.engine import KernelEngine
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.across import AcrossKnobs
 from graphfuse.engines.rows.across.split import RowSplit as AcrossSplit
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.engines.rows.persistent import PersistentKnobs
-from graphfuse.enums import heur_mode
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
 from graphfuse.patterns.rows import PATTERN
 from support import covering, graphs
 from support.channels import Channels

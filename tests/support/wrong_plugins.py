@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode
 from graphfuse.codegen.render import render
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, Constant, HostScalar, KernelEngine, Launch, No, NoKnobs
-from graphfuse.enums import heur_mode
-from graphfuse.ir import Tensor
-from graphfuse.match import Match, Pattern, PatternGraph
-from graphfuse.served import Served
+from graphfuse.contract.engine import Address, Constant, HostScalar, KernelEngine, Launch, No, NoKnobs
+from graphfuse.contract.match import Match, Pattern, PatternGraph
+from graphfuse.contract.served import Served
+from graphfuse.op_graph.ir import Tensor
 
 THREADS = 64
 

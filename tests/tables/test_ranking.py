@@ -4,14 +4,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from graphfuse import engines, heur_mode, plan, plugins
-from graphfuse.device import CPU, for_arch
-from graphfuse.engine import HostEngine
+from graphfuse import engines, heur_mode
+from graphfuse.base.device import CPU, for_arch
+from graphfuse.contract.engine import HostEngine
 from graphfuse.engines.rows import RowEngine
-from graphfuse.freeze import freeze
-from graphfuse.ir import Subgraph
-from graphfuse.lower import lower
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.ir import Subgraph
+from graphfuse.op_graph.lower import lower
 from graphfuse.ops import OPS
+from graphfuse.planning import plan
+from graphfuse.planning import registry as plugins
 from graphfuse.tables.entry import Source
 from graphfuse.tables.ranking import ANY, OTHERS, RANKING, Rank
 from support import graphs, toys

@@ -9,10 +9,10 @@ import warnings
 
 import pytest
 
-from graphfuse.device import CPU, EMULATOR, for_arch
+from graphfuse.base.device import CPU, EMULATOR, for_arch
+from graphfuse.base.errors import PluginError
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.engines.rows import RowEngine
-from graphfuse.errors import PluginError
 from graphfuse.tables import store
 from graphfuse.tables.entry import Entry, Source, Timed
 

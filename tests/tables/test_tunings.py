@@ -4,12 +4,14 @@ import dataclasses
 
 import pytest
 
-from graphfuse import heur_mode, plan, plugins
-from graphfuse.device import for_arch
-from graphfuse.engine import knobs_to_dict
+from graphfuse import heur_mode
+from graphfuse.base.device import for_arch
+from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.engines.rows import RowEngine
-from graphfuse.freeze import freeze
-from graphfuse.lower import lower
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.lower import lower
+from graphfuse.planning import plan
+from graphfuse.planning import registry as plugins
 from graphfuse.tables.entry import Entry, Source, Timed
 from graphfuse.tables.tunings import Tunings
 from support.graphs import FP4, HALF, Norm

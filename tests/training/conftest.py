@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from graphfuse.engine import KernelEngine
+from graphfuse.contract.engine import KernelEngine
 from graphfuse.functional import problem
-from graphfuse.torch.fusion import compiled
-from graphfuse.torch.fusion.compiled import forget
+from graphfuse.torch.models import compiled
+from graphfuse.torch.models.compiled import forget
 
 
 @pytest.fixture

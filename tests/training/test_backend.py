@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from graphfuse.errors import SettingError
+from graphfuse.base.errors import SettingError
 from graphfuse.torch import compile_report, fuse
-from graphfuse.torch.fusion import compiled
+from graphfuse.torch.models import compiled
 from support.compiled import EPS, HIDDEN, became, rows
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

@@ -6,9 +6,9 @@ import torch
 from graphfuse.explain import fallback
 from graphfuse.functional.declaration import Part
 from graphfuse.functional.explained import explain
-from graphfuse.torch import norm_by_columns
-from graphfuse.torch.norm import Norm
-from graphfuse.torch.norm_by_columns import NormByColumns
+from graphfuse.torch.operators import norm_by_columns
+from graphfuse.torch.operators.norm import Norm
+from graphfuse.torch.operators.norm_by_columns import NormByColumns
 from support.training_calls import EPS, layer_norm, norm
 
 pytestmark = pytest.mark.torch

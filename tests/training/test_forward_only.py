@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse import VariantPackError
-from graphfuse.torch import operators
+from graphfuse.torch.operators import declared as operators
 
 pytestmark = pytest.mark.torch
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from graphfuse.torch import compile_report, fuse, unfuse
-from graphfuse.torch.fusion import attention
-from graphfuse.torch.fusion.compiled import forget
+from graphfuse.torch.attention import masked as attention
+from graphfuse.torch.models.compiled import forget
 
 pytestmark = pytest.mark.torch
 

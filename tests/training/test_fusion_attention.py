@@ -7,7 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from graphfuse.torch import compile_report
-from graphfuse.torch.fusion import attention, constant
+from graphfuse.torch.attention import constant
+from graphfuse.torch.attention import masked as attention
 from support.attention_graphs import CAUSED, NAME, N, checked, qkv, with_mask
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

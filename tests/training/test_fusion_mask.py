@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from graphfuse.torch.fusion.mask import ALL, CAUSAL, Seen, allows
+from graphfuse.torch.attention.mask import ALL, CAUSAL, Seen, allows
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float16])
 def test_what_masks_allow(dtype, monkeypatch):
-    monkeypatch.setattr("graphfuse.torch.fusion.mask._AT_ONCE", 16)  # rows at a time
+    monkeypatch.setattr("graphfuse.torch.attention.mask._AT_ONCE", 16)  # rows at a time
 
     def made(seen):
         return seen if dtype is torch.bool else torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch import operators
+from graphfuse.torch.operators import declared as operators
 
 pytestmark = pytest.mark.torch
 

@@ -10,8 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from graphfuse import GraphNotSupportedError, VariantPackError, VariantPackTypeError
-from graphfuse.torch import attention, attention_with_sinks
-from graphfuse.torch.attention import CPU, EFFICIENT, FLASH, PLAIN, WINDOWED, Case, chosen
+from graphfuse.torch import attention_with_sinks
+from graphfuse.torch.attention import operator as attention
+from graphfuse.torch.attention.operator import CPU, EFFICIENT, FLASH, PLAIN, WINDOWED, Case, chosen
 from support.dispatched import Called
 
 pytestmark = pytest.mark.torch

@@ -5,18 +5,12 @@ import functools
 
 import pytest
 
-from graphfuse import (
-    GraphNotSupportedError,
-    GraphStateError,
-    GraphTypeError,
-    VariantPackError,
-    heur_mode,
-    plan,
-    settings,
-)
-from graphfuse.engine import ProblemClass
-from graphfuse.freeze import freeze
-from graphfuse.planner import Planner
+from graphfuse import GraphNotSupportedError, GraphStateError, GraphTypeError, VariantPackError, heur_mode
+from graphfuse.base import settings
+from graphfuse.contract.engine import ProblemClass
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.planning import plan
+from graphfuse.planning.planner import Planner
 from graphfuse.runtime.timing import Time
 from graphfuse.tables.entry import Source
 from graphfuse.tuning import autotune

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from graphfuse import norm_forward_phase, reordering
-from graphfuse.dtypes import data_type
-from graphfuse.enums import tensor_reordering
-from graphfuse.freeze import freeze
-from graphfuse.ir import Subgraph, Tensor
-from graphfuse.lower import lower
+from graphfuse import norm_forward_phase
+from graphfuse.base import reordering
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.ir import Subgraph, Tensor
+from graphfuse.op_graph.lower import lower
 from graphfuse.tuning import compare
 from support import graphs
 from support.graphs import TORCH

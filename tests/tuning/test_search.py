@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from graphfuse import heur_mode
-from graphfuse.device import EMULATOR
+from graphfuse.base.device import EMULATOR
 from graphfuse.engines.rows import RowEngine
-from graphfuse.freeze import freeze
-from graphfuse.planner import Planner
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.planning.planner import Planner
 from graphfuse.runtime.timing import Time
 from graphfuse.tuning.autotune import bind
 from graphfuse.tuning.report import BEST, BROKEN, NOT_TRIED, TIMED, WRONG, PartReport, Report

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from graphfuse.device import Device
+from graphfuse.base.device import Device
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.across.split import RowSplit
 from graphfuse.engines.rows.limits import WARP

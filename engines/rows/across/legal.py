@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from graphfuse.device import Device
+from graphfuse.base.device import Device
 from graphfuse.engines.rows.across.knobs import MOST_GROUPS, AcrossKnobs
 from graphfuse.engines.rows.across.split import RowSplit, available
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS

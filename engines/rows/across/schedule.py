@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from graphfuse.device import Device
-from graphfuse.engine import Constant, Launch, ProblemClass, RowCount
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
+from graphfuse.contract.engine import Constant, Launch, ProblemClass, RowCount
 from graphfuse.engines.rows.across.axes import side_by_side
 from graphfuse.engines.rows.across.cost import cost, usual
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
@@ -18,7 +19,6 @@ from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import Schedule, best_first
 from graphfuse.engines.rows.support import tensor_reasons
-from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan, access
-from graphfuse.engine import ByRows
+from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.across.axes import side_by_side, turned, varying
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.limits import WARP

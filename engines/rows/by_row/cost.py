@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from graphfuse.device import Device
+from graphfuse.base.device import Device
 from graphfuse.engines.rows.by_row.knobs import ALL_FIRST, AS_USUAL, READS_LAST, ByRowKnobs
 from graphfuse.engines.rows.by_row.split import RowSplit
 from graphfuse.engines.rows.limits import MAX_THREADS, WARP

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from graphfuse.device import Device
+from graphfuse.base.device import Device
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
 from graphfuse.engines.rows.by_row.split import RowSplit, held_registers
 from graphfuse.engines.rows.limits import (

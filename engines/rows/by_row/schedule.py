@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from graphfuse.device import Device
-from graphfuse.engine import Launch, ProblemClass
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
+from graphfuse.contract.engine import Launch, ProblemClass
 from graphfuse.engines.rows.by_row.cost import READ_AHEAD, cost, eviction, is_usual
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
 from graphfuse.engines.rows.by_row.legal import legal, malformed, may_read_ahead, unfit
@@ -15,7 +16,6 @@ from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
 from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import PROPOSED, Schedule
 from graphfuse.engines.rows.support import pair_reasons, tensor_reasons
-from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
 
 

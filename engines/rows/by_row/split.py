@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
-from graphfuse.engine import ByRows
+from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
 from graphfuse.engines.rows.limits import WARP, has_own_pairs
 from graphfuse.engines.rows.split import Split

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from graphfuse.device import Device
+from graphfuse.base.device import Device
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.engines.rows.persistent.split import RowSplit

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from graphfuse.device import Device
+from graphfuse.base.device import Device
 from graphfuse.engines.rows.limits import (
     MAX_CTAS,
     block_faults,

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from graphfuse.device import Device
-from graphfuse.engine import Launch, ProblemClass
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
+from graphfuse.contract.engine import Launch, ProblemClass
 from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.persistent.cost import cost
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
@@ -14,7 +15,6 @@ from graphfuse.engines.rows.persistent.split import RowSplit
 from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import Schedule, best_first
 from graphfuse.engines.rows.support import pair_reasons, place_reasons, tensor_reasons
-from graphfuse.enums import heur_mode
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
-from graphfuse.engine import ByRows
+from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.kernel import overwritable
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs

@@ -1,11 +1,12 @@
 """The plug-in as its users meet it: installed, found by name, right on every problem that it takes."""
 
 import graphfuse
-from graphfuse import data_type, heur_mode, plugins, testing
+from graphfuse import data_type, heur_mode
+from graphfuse.plugin import check, listed
 
 
 def test_it_is_installed():
-    found = {p.kind: p.state for p in plugins.listed() if p.name == "bias_gelu"}
+    found = {p.kind: p.state for p in listed() if p.name == "bias_gelu"}
     assert found == {"pattern": "loaded", "engine": "loaded"}
 
 
@@ -19,4 +20,4 @@ def test_it_takes_a_graph():
 
 def test_it_is_right():
     """Raises with a report of what is wrong. More problems and kernels: problems=200, programs=20."""
-    print(testing.check("bias_gelu", problems=12, programs=2))
+    print(check("bias_gelu", problems=12, programs=2))

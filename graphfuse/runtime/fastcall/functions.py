@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from graphfuse.row_counts import ROW_CLASS
+from graphfuse.contract.row_counts import ROW_CLASS
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall.writing import clashing, misaligned, text, trying, when, written
 

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from graphfuse.errors import VariantPackError
-from graphfuse.ir import Tensor, TensorId
+from graphfuse.base.errors import VariantPackError
+from graphfuse.op_graph.ir import Tensor, TensorId
+from graphfuse.op_graph.tensor import Tensor as GraphTensor
 from graphfuse.runtime.buffers import number
 from graphfuse.runtime.fastcall.guards import comparable, guard
 from graphfuse.runtime.fastcall.starts import Start
 from graphfuse.runtime.fastcall.writing import clashing, misaligned, text, trying, when, written
 from graphfuse.runtime.overlaps import Conflict
 from graphfuse.runtime.storage import storage
-from graphfuse.tensor import Tensor as GraphTensor
 
 _KEYS = frozenset({str, int, GraphTensor, type(None)})
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from graphfuse import engine
-from graphfuse.ir import Tensor, TensorId
+from graphfuse.contract import engine
+from graphfuse.op_graph.ir import Tensor, TensorId
 from graphfuse.runtime.fastcall.writing import Lines, text, trying, when, written
 
 Start = Callable[..., None]

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphfuse.torch import operators, sandwich, unit_norm
-from graphfuse.torch.formula import Operator
-from graphfuse.torch.forward_only import ForwardOnly
+from graphfuse.torch.operators import declared as operators
+from graphfuse.torch.operators import sandwich, unit_norm
+from graphfuse.torch.operators.formula import Operator
+from graphfuse.torch.operators.forward_only import ForwardOnly
 
 ADAPTED = "(1 + scale) + shift"
 

@@ -17,7 +17,7 @@ from graphfuse.torch.fusion.match import find, rounds_otherwise
 from graphfuse.torch.fusion.meaning import dtype, op, writes
 from graphfuse.torch.fusion.reads import watched
 from graphfuse.torch.fusion.site import Site
-from graphfuse.torch.modules import LayerNorm, RMSNorm
+from graphfuse.torch.modules.norms import LayerNorm, RMSNorm
 
 HALF, OTHER_HALF, SINGLE = torch.bfloat16, torch.float16, torch.float32
 _RANKS = (1, 2, 3, 4, 5)

@@ -10,7 +10,7 @@ from graphfuse.torch.fusion import rotated, surroundings
 from graphfuse.torch.fusion.meaning import KEYS, changes, op, value
 from graphfuse.torch.fusion.rotation import Pair
 from graphfuse.torch.fusion.site import Site
-from graphfuse.torch.operators import epsilon
+from graphfuse.torch.operators.declared import epsilon
 
 _view = torch.ops.aten.view.default
 _VECTORS = ("weight", "bias")

@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from graphfuse.torch.fusion.meaning import KEYS, dtype, same, value
 from graphfuse.torch.fusion.rotation import OPERATOR, Pair, Rotation
-from graphfuse.torch.operators import epsilon
+from graphfuse.torch.operators.declared import epsilon
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -67,7 +67,7 @@ def results_made_over_rows(mesh):
     """Of one that says nothing of how parts become the whole, tensors are gathered."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    from graphfuse.enums import reduction_mode
+    from graphfuse.base.enums import reduction_mode
     from graphfuse.functional.declaration import Function, Variant
     from graphfuse.functional.function import define
     from graphfuse.functional.operator import pass_by_autograd

@@ -2,12 +2,19 @@
 
 from collections.abc import Sequence
 
-from graphfuse.codegen.render import render, template
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, Constant, KernelEngine, Launch, No
-from graphfuse.enums import heur_mode
-from graphfuse.served import Served
+from graphfuse.plugin import (
+    Address,
+    Constant,
+    Device,
+    KernelEngine,
+    Launch,
+    No,
+    Served,
+    data_type,
+    heur_mode,
+    render,
+    template,
+)
 
 from .facts import Facts
 from .knobs import ALL, Knobs

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphfuse.dtypes import data_type
-from graphfuse.ir import Tensor
+from graphfuse.plugin import Tensor, data_type
 
 
 @dataclass(frozen=True)

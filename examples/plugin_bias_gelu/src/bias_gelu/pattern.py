@@ -1,6 +1,6 @@
 """Which nodes fit, gelu(x + bias), and what the engine is told of them."""
 
-from graphfuse.match import Match, Pattern, PatternGraph
+from graphfuse.plugin import Match, Pattern, PatternGraph
 
 from .facts import Facts
 

@@ -3,13 +3,24 @@
 import ctypes
 from dataclasses import dataclass
 
-from graphfuse.device import Device
-from graphfuse.dtypes import data_type
-from graphfuse.engine import Address, Buffers, Constant, HostEngine, KernelEngine, Launch, No, NoKnobs
-from graphfuse.enums import heur_mode
-from graphfuse.ir import Tensor
-from graphfuse.match import Match, Pattern, PatternGraph
-from graphfuse.served import Served
+from graphfuse.plugin import (
+    Address,
+    Buffers,
+    Constant,
+    Device,
+    HostEngine,
+    KernelEngine,
+    Launch,
+    Match,
+    No,
+    NoKnobs,
+    Pattern,
+    PatternGraph,
+    Served,
+    Tensor,
+    data_type,
+    heur_mode,
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,248 @@
+"""A graph as the user draws it: tensors and nodes, which ``validate`` freezes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from graphfuse.api import node_arguments
+from graphfuse.api.checks import check_unasked
+from graphfuse.api.uids import Uids
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.base.errors import (
+    GraphfuseError,
+    GraphNotSupportedError,
+    GraphStateError,
+    GraphTypeError,
+    GraphValidationError,
+)
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.ir import packed_stride
+from graphfuse.op_graph.op_methods import OpMethods
+from graphfuse.op_graph.recorded import NodeRecord, Recorded
+from graphfuse.op_graph.tensor import Tensor, checked_name, checked_number, checked_type
+from graphfuse.ops import Op
+
+if TYPE_CHECKING:
+    from graphfuse.op_graph import ir
+
+StepT = TypeVar("StepT")
+
+
+class Drawn(Recorded, OpMethods):
+    """Tensors and nodes, in the order in which the user made them. Any change undoes the steps done before."""
+
+    _ir: ir.Graph | None
+
+    def _empty(self) -> None:
+        self.tensors.clear()
+        self.nodes.clear()
+        self._node_names: set[str] = set()
+        self._nodes_of: Counter[str] = Counter()
+        self._uids = Uids()
+        self._forget()
+
+    def tensor(
+        self,
+        dim: Sequence[int],
+        stride: Sequence[int] | None = None,
+        data_type: object = data_type.NOT_SET,
+        is_virtual: bool = False,
+        is_pass_by_value: bool = False,
+        ragged_offset: None = None,
+        reordering_type: tensor_reordering = tensor_reordering.NONE,
+        name: str = "",
+        uid: int | None = None,
+        ragged_offset_multiplier: int = 1,
+        alignment_value: int = 1,
+        *,
+        byte_alignment: int = 16,
+    ) -> Tensor:
+        """A tensor that execute gets a value for. dim and stride in elements; stride defaults to row-major.
+
+        uid: None, or cuDNN's -1, for one of the graph's choice. byte_alignment: what every address bound to it is
+        a multiple of.
+        """
+        unasked = {
+            "ragged_offset": ragged_offset,
+            "ragged_offset_multiplier": ragged_offset_multiplier,
+            "alignment_value": alignment_value,
+        }
+        check_unasked(f"tensor {name!r}", unasked)
+        t = self._new_tensor(name)
+        try:
+            t.set_dim(dim).set_stride(packed_stride(t.get_dim()) if stride is None else stride)
+            t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
+            t.set_byte_alignment(byte_alignment).set_reordering_type(reordering_type)
+            return t if uid is None or (type(uid) is int and uid == -1) else t.set_uid(uid)
+        except GraphfuseError:
+            # What was refused leaves nothing behind that validate would stumble over.
+            self.tensors.remove(t)
+            self._uids.remove(t)
+            raise
+
+    def tensor_like(self, template: object, name: str = "", is_virtual: bool = False) -> Tensor:
+        """A tensor with the shape and strides (in elements), data type and alignment of `template`.
+
+        template: a graph tensor, a torch tensor, or any array with DLPack or an array
+        interface. A one-element array on the CPU becomes a pass-by-value scalar.
+        """
+        if isinstance(template, Tensor):
+            return self.tensor(
+                template.get_dim(),
+                template.get_stride() or None,
+                template.get_data_type(),
+                is_virtual,
+                template.get_is_pass_by_value(),
+                reordering_type=template.get_reordering_type(),
+                name=name,
+                byte_alignment=template.get_byte_alignment(),
+            )
+        from graphfuse.runtime import buffers, storage
+
+        found = buffers.describe(template)
+        if found.dim is None or found.dtype is None:  # an address, which has neither
+            raise GraphTypeError(f"tensor_like: {template!r} has no shape; give a tensor or an array")
+        dim, stride = storage.unpacked(found.dtype, found.dim or (1,), found.stride or (1,))
+        scalar = found.device == "cpu" and all(extent == 1 for extent in dim)
+        alignment = 1 << 8 if not found.address else found.address & -found.address
+        return self.tensor(
+            dim,
+            stride,
+            found.dtype,
+            is_virtual,
+            scalar,
+            name=name,
+            byte_alignment=min(16, alignment),
+        )
+
+    def tensor_scalar(self, value: float, scalar_type: object = data_type.FLOAT, name: str = "") -> Tensor:
+        """A constant: a one-element tensor passed by value whose number is fixed in the graph.
+
+        Its rank is inferred from the node that reads it, unless set.
+        """
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise GraphTypeError(f"tensor_scalar: value must be an int or float, got {value!r}")
+        scalar_type = checked_type(f"tensor {name!r}", scalar_type)
+        value = checked_number(f"tensor {name!r}", value, scalar_type)
+        t = self._new_tensor(name).set_is_virtual(False).set_is_pass_by_value(True).set_data_type(scalar_type)
+        t.value = value
+        return t
+
+    def concatenate(
+        self,
+        axis: int,
+        in_place_index: None = None,
+        *,
+        inputs: Sequence[Tensor],
+        name: str = "",
+        compute_data_type: data_type | Any = data_type.NOT_SET,
+    ) -> Tensor:
+        """The elements of each of `inputs` in turn along axis: ``join`` of two, its result joined with the next.
+
+        in_place_index: which input lies where the output has it; only None is offered.
+        """
+        where = f"concatenate {name!r}" if name else "concatenate"
+        if in_place_index is not None:
+            raise GraphNotSupportedError(f"{where}: in_place_index is not offered; leave it out")
+        if not isinstance(inputs, Sequence) or len(inputs) < 2:
+            raise GraphTypeError(f"{where}: inputs must be a list of two tensors or more, got {inputs!r}")
+        for n, t in enumerate(inputs):  # before anything is drawn
+            self._check_operand(where, f"inputs[{n}]", t)
+        self._check_free(where, name)
+        first, *between, last = inputs
+        for t in between:
+            first = self.join(first, t, axis, compute_data_type)
+        return self.join(first, last, axis, compute_data_type, name)
+
+    def _new_tensor(self, name: str) -> Tensor:
+        name = checked_name("tensor", name) or f"tensor_{len(self.tensors)}"
+        t = Tensor(self._uids.free(), name, self._forget, self._uids.claim)
+        self._uids.add(t)
+        self.tensors.append(t)
+        self._forget()
+        return t
+
+    def _add(
+        self, op: Op, given: dict[str, object], compute_data_type: object, name: str
+    ) -> Tensor | None | list[Tensor | None]:
+        name = checked_name(f"node of {op.name}", name) or self._free_name(op)
+        where = f"node {name!r} ({op.name})"
+        self._check_free(where, name)
+        attributes = node_arguments.attributes(where, op, given)
+        inputs = self._inputs(where, op, given, name)
+        compute = checked_type(f"{where}: compute_data_type", compute_data_type)
+        compute = self.compute_data_type if compute is data_type.NOT_SET else compute
+        outputs = {p.name: self._new_tensor(f"{name}::{p.label or p.name}") for p in op.outputs}
+        node = NodeRecord(name, op, inputs, outputs, attributes, compute)
+        self.nodes.append(node)
+        self._node_names.add(name)
+        self._nodes_of[op.name] += 1
+        self._forget()
+        made = [None if port in node.absent else t for port, t in outputs.items()]
+        return made[0] if len(made) == 1 else made
+
+    def _inputs(self, where: str, op: Op, given: Mapping[str, object], name: str) -> dict[str, Tensor]:
+        """The tensor at each port of a node; a number becomes a constant of the graph."""
+        inputs = {}
+        for port in op.inputs:
+            value: Any = given.get(port.name)
+            if value is None and port.optional:
+                continue
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                value = self.tensor_scalar(value, name=f"{name}::{port.name}")
+            self._check_operand(where, port.name, value, node_arguments.order(op))
+            inputs[port.name] = value
+        return inputs
+
+    def _check_operand(self, where: str, port: str, value: object, order: str = "") -> None:
+        if not isinstance(value, Tensor):
+            raise GraphTypeError(f"{where}: {port} must be a tensor of this graph or a number, got {value!r}{order}")
+        if not self._uids.has(value):
+            raise GraphValidationError(f"{where}: {port} ({value.get_name()!r}) belongs to another graph")
+
+    def _check_free(self, where: str, name: str) -> None:
+        if name in self._node_names:
+            raise GraphValidationError(f"{where}: another node has this name; node names must differ")
+
+    def _free_name(self, op: Op) -> str:
+        number = self._nodes_of[op.name]
+        while f"{op.name}.{number}" in self._node_names:
+            number += 1
+        return f"{op.name}.{number}"
+
+    def validate(self) -> None:
+        """Infer what was not set and check the whole graph; GraphValidationError says what is wrong."""
+        self._ir = freeze(self)
+
+    @property
+    def frozen(self) -> ir.Graph:
+        """What ``validate`` made of the graph."""
+        return self._need(self._ir, "validate")
+
+    def key(self) -> str:
+        """A digest of the computation: names and the order of nodes do not matter."""
+        return self._need(self._ir, "validate").key()
+
+    def query_tensor_attributes_of_uid(self, uid: int) -> Tensor:
+        """The tensor with this uid; GraphValidationError if there is none."""
+        found = self._uids.find(uid)
+        if found is None:
+            raise GraphValidationError(
+                f"graph {self.name!r} has no tensor with uid {uid!r}; it has {self._uids.sorted()}"
+            )
+        return found
+
+    def _need(self, value: StepT | None, step: str) -> StepT:
+        if value is None:
+            raise GraphStateError(
+                f"graph {self.name!r}: call {step}() first "
+                "(changing the graph or a tensor undoes the steps done before)"
+            )
+        return value
+
+    def _forget(self) -> None:
+        """The graph has changed."""
+        self._ir = None

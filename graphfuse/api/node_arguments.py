@@ -1,0 +1,61 @@
+"""What a call of an op method gives for the op's attributes, checked against the op table."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError
+from graphfuse.op_graph.tensor import checked_number
+from graphfuse.ops import Attribute, Op
+
+
+def attributes(where: str, op: Op, given: Mapping[str, object]) -> dict[str, Any]:
+    """The value of each attribute of `op`, of what was given by name or by default.
+
+    where: what an error says it is about. GraphTypeError for a wrong type, GraphNotSupportedError for one of cuDNN's
+    options that is not offered.
+    """
+    _check_offered(where, op, given)
+    return {a.name: _value(where, op, a, given.get(a.name, a.default)) for a in op.attributes}
+
+
+def order(op: Op) -> str:
+    """What an error says of the order of the op's arguments, where it is easily mistaken."""
+    return f"; {op.order}" if op.order else ""
+
+
+def _value(where: str, op: Op, a: Attribute, given: Any) -> Any:
+    if given is None and not a.required:  # cuDNN's default of each of them
+        given = a.default
+    if a.several:
+        return None if given is None and not a.required else _all_of(where, a, given)
+    fits = isinstance(given, a.types) and (bool in a.types or not isinstance(given, bool))
+    if not fits:
+        accepted = " or ".join(t.__name__ for t in a.types)
+        raise GraphTypeError(f"{where}: {a.name} must be {accepted}, got {given!r}{order(op)}")
+    # Kernels compute with it in float32.
+    return checked_number(f"{where}: {a.name}", given, data_type.FLOAT) if a.types == (float, int) else given
+
+
+def _check_offered(where: str, op: Op, given: Mapping[str, object]) -> None:
+    for name, only in op.not_offered:
+        value = given.get(name)
+        if value is not None and (type(value) is not type(only) or value != only):
+            leave = "leave it out" if only is None else f"leave it out, or {only!r}"
+            raise GraphNotSupportedError(f"{where}: {name} is not offered; {leave}")
+
+
+def _all_of(where: str, a: Attribute, given: object) -> tuple[object, ...]:
+    value: Any = given
+    try:
+        values = tuple(value)
+        if a.types == (int,):
+            # Of numpy, too; a bool is no extent.
+            values = tuple(v if isinstance(v, bool) else v.__index__() for v in values)
+        fits = all(isinstance(v, a.types) and not isinstance(v, bool) for v in values)
+    except (TypeError, AttributeError):
+        fits = False
+    if not fits:
+        accepted = " or ".join(t.__name__ for t in a.types)
+        raise GraphTypeError(f"{where}: {a.name} must be a sequence of {accepted}, got {value!r}")
+    return values

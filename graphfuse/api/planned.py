@@ -1,0 +1,187 @@
+"""The plans of a graph: the steps that make them, what there is to know of each, and which may be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from graphfuse.api.checks import check_unasked, several
+from graphfuse.api.drawn import Drawn
+from graphfuse.base.cudnn_keywords import also
+from graphfuse.base.enums import behavior_note, build_plan_policy, heur_mode, numerical_note
+from graphfuse.base.errors import GraphTypeError
+
+if TYPE_CHECKING:
+    from graphfuse.base.device import Device
+    from graphfuse.planning.plan import Plan
+    from graphfuse.planning.planner import Planner
+    from graphfuse.runtime.handle import Handle
+
+GraphT = TypeVar("GraphT", bound="Planned")
+NoteT = TypeVar("NoteT")
+
+
+class Planned(Drawn):
+    """A graph with a planner once ``build_operation_graph`` made one."""
+
+    handle: Handle | None
+    _planner: Planner | None
+
+    def build_operation_graph(self, *, patterns: Sequence[object] = (), engines: Sequence[object] = ()) -> None:
+        """Match patterns, after ``validate`` where that has not been called. patterns, engines: extra objects, or
+        names to restrict to, for this graph.
+
+        The name "emulator" among the engines has kernels run on the CPU, for CPU tensors.
+        """
+        from graphfuse.planning.planner import Planner
+
+        patterns, engines = several("patterns", patterns), several("engines", engines)
+        if self._ir is None:
+            self.validate()
+        self._planner = Planner(self.frozen, self.handle, patterns, engines)
+
+    def create_execution_plans(self, heuristics: Sequence[heur_mode] = (heur_mode.A,)) -> None:
+        """Rank plans for each heuristic mode in turn; GraphNotSupportedError lists every engine's reason if none."""
+        modes = _modes(heuristics)
+        self._need(self._planner, "build_operation_graph").create(modes)
+
+    def check_support(self) -> None:
+        """GraphNotSupportedError if no plan is left after deselection."""
+        self._need(self._planner, "build_operation_graph").check_support()
+
+    def build_plans(self, policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE, *, ctx: None = None) -> None:
+        """Prepare the first plan that can be (HEURISTICS_CHOICE), or all that can (ALL), and select the first.
+
+        A plan that turns out not to work here is passed over, with a warning if its kernel does not compile.
+        GraphNotSupportedError where none is left, KernelCompileError where the only one does not compile.
+        """
+        check_unasked("build_plans", {"ctx": ctx})
+        _check_policy("build_plans", policy)
+        self._need(self._planner, "build_operation_graph").build(policy)
+
+    def build(
+        self,
+        heuristics: Sequence[heur_mode] = (heur_mode.A,),
+        policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE,
+        *,
+        patterns: Sequence[object] = (),
+        engines: Sequence[object] = (),
+        ctx: None = None,
+    ) -> None:
+        """All steps from validate to build_plans."""
+        check_unasked("build", {"ctx": ctx})
+        _check_policy("build", policy)
+        self.validate()
+        self.build_operation_graph(patterns=patterns, engines=engines)
+        self.create_execution_plans(heuristics)
+        self.check_support()
+        self.build_plans(policy)
+
+    def get_execution_plan_count(self) -> int:
+        """Number of plans, deselected ones included; 0 before ``create_execution_plans``."""
+        return 0 if self._planner is None else len(self._planner.plans)
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        return self._plan(index).name
+
+    def get_engine_and_knobs_at_index(self, index: int) -> tuple[object, object]:
+        """(engine name, knob dict), as ``create_execution_plan`` takes them; tuples of both for several regions."""
+        return self._plan(index).engine_and_knobs
+
+    def get_engine_count(self) -> int:
+        """Number of engines that planning may ask."""
+        return len(self._need(self._planner, "build_operation_graph").registry.engines)
+
+    def get_knobs_for_engine(self, engine: str) -> tuple[tuple[str, ...], ...]:
+        """The names of an engine's knobs; of one with several kinds of knobs, those of each. Values are those of
+        ``get_engine_and_knobs_at_index``."""
+        return self._need(self._planner, "build_operation_graph").knob_names(engine)
+
+    def get_behavior_notes(self) -> list[behavior_note]:
+        """Those of the selected plan."""
+        planner = self._need(self._planner, "build_plans")
+        return _in_order(behavior_note, planner.at(planner.selected()).behavior_notes)
+
+    def get_behavior_notes_for_plan_at_index(self, index: int) -> list[behavior_note]:
+        return _in_order(behavior_note, self._plan(index).behavior_notes)
+
+    def get_numerical_notes_at_index(self, index: int) -> tuple[str, ...]:
+        """How the plan rounds, converts and sums, in words."""
+        return self._plan(index).notes
+
+    def get_kernel_source_at_index(self, index: int) -> tuple[str, ...]:
+        """The CUDA C++ text of each kernel of a plan, in the order in which they run; none of the reference engine.
+        The plan need not be built."""
+        return self._plan(index).sources
+
+    @property
+    def device(self) -> Device:
+        """Where it is planned to run."""
+        return self._need(self._planner, "build_operation_graph").device
+
+    @also(engine_id="engine")
+    def create_execution_plan(self, engine: object, knobs: object = None) -> int:
+        """Append the plan that `engine` (a name) and `knobs` (a dict) name; its index is returned."""
+        return self._need(self._planner, "build_operation_graph").append(engine, knobs)
+
+    def build_plan_at_index(self, index: int) -> None:
+        """Compile one plan and select it."""
+        self._need(self._planner, "create_execution_plans").build_at(index)
+
+    def deselect_engines(self: GraphT, engine_names: Sequence[str]) -> GraphT:
+        """Bar plans that use an engine with one of these names; those built already count as not built."""
+        names = several("deselect_engines", engine_names)
+        self._need(self._planner, "create_execution_plans").bar_engines(names)
+        return self
+
+    def deselect_workspace_greater_than(self: GraphT, workspace_limit: int) -> GraphT:
+        """Bar plans that need more than `workspace_limit` bytes; those built already count as not built."""
+        self._need(self._planner, "create_execution_plans").bar_workspace(workspace_limit)
+        return self
+
+    def select_behavior_notes(self: GraphT, notes: Sequence[behavior_note]) -> GraphT:
+        """Bar plans that lack one of these notes; those built already count as not built."""
+        return self._bar_notes("select_behavior_notes", behavior_note, notes, True)
+
+    def deselect_behavior_notes(self: GraphT, notes: Sequence[behavior_note]) -> GraphT:
+        """Bar plans that have one of these notes; those built already count as not built."""
+        return self._bar_notes("deselect_behavior_notes", behavior_note, notes, False)
+
+    def select_numeric_notes(self: GraphT, notes: Sequence[numerical_note]) -> GraphT:
+        """Bar plans that lack one of these notes; those built already count as not built."""
+        return self._bar_notes("select_numeric_notes", numerical_note, notes, True)
+
+    def deselect_numeric_notes(self: GraphT, notes: Sequence[numerical_note]) -> GraphT:
+        """Bar plans that have one of these notes; those built already count as not built."""
+        return self._bar_notes("deselect_numeric_notes", numerical_note, notes, False)
+
+    def _bar_notes(self: GraphT, what: str, kind: type, notes: Sequence[object], wanted: bool) -> GraphT:
+        found = several(what, notes)
+        for note in found:
+            if not isinstance(note, kind):
+                raise GraphTypeError(f"{what}: give a list of {kind.__name__}, got {note!r}")
+        self._need(self._planner, "build_operation_graph").bar_notes(found, wanted)
+        return self
+
+    def _plan(self, index: int) -> Plan:
+        return self._need(self._planner, "create_execution_plans").at(index)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._planner = None
+
+
+def _in_order(kind: Iterable[NoteT], notes: frozenset[NoteT]) -> list[NoteT]:
+    return [note for note in kind if note in notes]
+
+
+def _check_policy(what: str, policy: object) -> None:
+    if not isinstance(policy, build_plan_policy):
+        raise GraphTypeError(f"{what}: policy must be a build_plan_policy, got {policy!r}")
+
+
+def _modes(heuristics: object) -> tuple[heur_mode, ...]:
+    modes = tuple(heuristics) if isinstance(heuristics, list | tuple) else (heuristics,)
+    if not modes or not all(isinstance(m, heur_mode) for m in modes):
+        raise GraphTypeError(f"heuristics must be a list of heur_mode, got {heuristics!r}")
+    return modes

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, data types, enumerations, device facts, settings. Nothing here knows graphs."""

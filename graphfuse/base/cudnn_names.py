@@ -1,0 +1,181 @@
+"""Names of cuDNN's frontend (1.32) that are not offered here, each with a substitute, and the error that names it.
+
+A test fails if a listed name is offered by now.
+"""
+
+import enum
+import re
+from collections.abc import Mapping
+from typing import NoReturn
+
+from graphfuse.base.errors import NotOfferedError
+
+_CACHED = "kernels are cached in memory and on disk by their text, which holds no row count: leave it out"
+_DEVICELESS = "give the device as a handle: pygraph(handle=create_handle(DEVICE))"
+_CAPTURE = "capture execute in a CUDA graph, with torch.cuda.graph or the driver: it allocates nothing"
+_KNOBS = "knobs are a dict by name, see get_engine_and_knobs_at_index"
+_INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
+_RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
+_VALUES = "no kernel here needs a promise about a tensor's values: leave it out; set_byte_alignment is of addresses"
+_TORCH = "torch, before or after the graph"
+_ATTENTION = "torch.nn.functional.scaled_dot_product_attention; graphfuse.functional.qk_rmsnorm norms queries and keys"
+_FP8 = "sdpa, of bfloat16 or float16"
+_RECURRENCE = "there are no recurrences over a sequence; norms and gates around one are graphs of their own"
+_RECURRENCES = tuple(
+    f"{name}{step}"
+    for name in ("gdn", "gdn2", "gdp", "kda", "mamba2")
+    for step in ("", "_bwd", "_summary", "_summary_bwd")
+)
+_NORM = "write it with reduction, sub, mul and rsqrt: reductions along one set of axes become one kernel"
+_MATMUL = "torch.matmul, and the operations around it as a graph of their own"
+_CONVOLUTION = "torch.nn.functional.conv2d or conv3d, and the operations around it as a graph of their own"
+_ENUM = "no operation here takes it"
+
+MODULE: Mapping[str, str] = {
+    "DeviceInfo": "Handle.device has what is known of a device",
+    "FRONTEND_KNOB_TYPE_BASE": _KNOBS,
+    "GraphContext": "pygraph's constructor takes the data types",
+    "Node": _INSPECT,
+    "NodeType": _INSPECT,
+    "attention_implementation": _ENUM,
+    "create_device_properties": _DEVICELESS,
+    "create_kernel_cache": _CACHED,
+    "cuda_graph_retention": _CAPTURE,
+    "datatypes": "data types may be given as torch's or numpy's",
+    "experimental": "graphfuse.functional and graphfuse.torch have functions ready to call",
+    "fla": _RECURRENCE,
+    "get_last_error_string": "errors are exceptions, GraphfuseError, whose messages say it all",
+    "graph_types": _INSPECT,
+    "handle": "its type is graphfuse.Handle",
+    "is_frontend_knob_type": _KNOBS,
+    "jax": "arrays of JAX can be given to execute by DLPack",
+    "knob": _KNOBS,
+    "knob_type": _KNOBS,
+    "moe_grouped_matmul_mode": _ENUM,
+    "nodes": _INSPECT,
+    "scalar_type": "tensor_scalar makes a constant, tensor(is_pass_by_value=True) what execute is given",
+    "sdpa_capabilities": "graph.explain() says which engine runs a node of sdpa, and why others declined",
+}
+
+_KERNELS = tuple(
+    (re.compile(pattern, re.IGNORECASE), hint)
+    for pattern, hint in (
+        ("attention|attn|gqa|hca|hstu|sdpa|kv_lengths|mask_plan|^csa|^(bsa|dsa|nsa)$", _ATTENTION),
+        ("gemm|moe|mhc_?projection|blockscaledtensor|pack_(back|for)ward_weights", _MATMUL),
+        ("conv[13]d", "torch.nn.functional.conv1d or conv3d, and what follows as a graph of its own"),
+        ("rms_?norm", "rmsnorm, and what follows, as a graph; graphfuse.functional.fused_rmsnorm_silu is one of them"),
+        ("rope", "rotate with torch"),
+        ("^gnn", "no operation here goes along the edges of a graph: torch's index_add and scatter_reduce do"),
+        ("engram|triangle_?mult", "products with torch; norms and gates around them are graphs of their own"),
+    )
+)
+"""What takes the place of kernels that cuDNN's frontend has ready-made. They are many, and others with each version:
+families of them, the first that fits."""
+
+PYGRAPH: Mapping[str, str] = {
+    "add_square": "add(a, mul(b, b))",
+    "logical_and": "mul of two comparisons, which are 1 and 0",
+    "logical_not": "cmp_eq of a comparison, which is 1 or 0, and 0.0",
+    "logical_or": "max of two comparisons, which are 1 and 0",
+    "elu": "binary_select(x, mul(sub(exp(x), 1.0), alpha), cmp_gt(x, 0.0))",
+    "elu_backward": "mul(loss, binary_select(1.0, mul(exp(x), alpha), cmp_gt(x, 0.0)))",
+    "pow": "mul for squares and cubes, sqrt, or exp(mul(log(x), y)) of x above 0",
+    "softplus": "add(max(x, 0.0), log(add(exp(neg(abs(x))), 1.0)))",
+    "softplus_backward": "mul(loss, sigmoid(x))",
+    "erf": "gelu, if it is for that; else torch, before or after the graph",
+    **dict.fromkeys(("ceil", "cos", "floor", "mod", "sin", "tan"), _TORCH),
+    "genstats": _NORM,
+    **dict.fromkeys(("moe_grouped_matmul", "moe_grouped_matmul_bwd"), _MATMUL),
+    **dict.fromkeys(("conv_dgrad", "conv_wgrad"), _CONVOLUTION),
+    **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
+    **dict.fromkeys(("sdpa_backward", "sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
+    "scaled_dot_product_flash_attention": "sdpa, with the same keywords",
+    "scaled_dot_product_flash_attention_backward": _ATTENTION,
+    **dict.fromkeys(_RECURRENCES, _RECURRENCE),
+    "rope": "rotate_pairs, which takes cosines and sines; graphfuse.functional.qk_norm_rope norms, too",
+    "rope_backward": "rotate_pairs(inverse=True)",
+    "block_scale_dequantize": "mul by the scales, in torch",
+    "backend_plan_entries": "get_execution_plan_count and get_plan_name_at_index: all plans are in one list",
+    "plans": "get_execution_plan_count and get_plan_name_at_index",
+    "select_plan": "build_plan_at_index builds a plan and selects it",
+    "selected_engine": "explanation().regions tells the engine of each region",
+    "context": "the constructor takes the data types",
+    "find_tensor": "query_tensor_attributes_of_uid; execute takes names, too",
+    "get_node": _INSPECT,
+    "get_inputs": _INSPECT,
+    "get_outputs": _INSPECT,
+    "inspect": _INSPECT,
+    "get_cuda_graph_retention": _CAPTURE,
+}
+
+TENSOR: Mapping[str, str] = {
+    "get_alignment": "get_byte_alignment",
+    "set_alignment": "set_byte_alignment",
+    "set_alignment_value": _VALUES,
+    "get_has_compile_time_constant": "tensor.value is None for what is no constant",
+    "get_ragged_offset_multiplier": _RAGGED,
+    "set_ragged_offset": _RAGGED,
+    "set_ragged_offset_multiplier": _RAGGED,
+    "get_vector_count": "there are no vectorized layouts; strides say where elements are",
+    "get_vector_dimension": "there are no vectorized layouts; strides say where elements are",
+    "set_vector_count_and_dimension": "there are no vectorized layouts; strides say where elements are",
+    "validate": "graph.validate checks all tensors",
+}
+
+_VECTORS = "there are no vectorized or reordered layouts of integers"
+
+MEMBERS: Mapping[str, Mapping[str, str]] = {
+    "data_type": {
+        "FAST_FLOAT_FOR_FP8": "FLOAT",
+        "FP8_E5M3": "FP8_E4M3, FP8_E5M2 or FP8_E8M0",
+        "INT4": "INT8",
+        "INT8x32": f"INT8; {_VECTORS}",
+        "INT8x4": f"INT8; {_VECTORS}",
+        "UINT8x4": f"UINT8; {_VECTORS}",
+    },
+    "reduction_mode": {"NOT_SET": "name the mode"},
+    "tensor_reordering": {"F16x16": "NONE", "INT8x32": f"NONE; {_VECTORS}"},
+}
+"""Members of enumerations, by the enumeration's name."""
+
+KEYWORDS: Mapping[str, tuple[object, str]] = {
+    "sm_count": (None, "kernels are planned for the whole device: leave it out"),
+    "sm_version": (None, _DEVICELESS),
+    "kernel_cache": (None, _CACHED),
+    "device_property": (None, _DEVICELESS),
+    "cuda_graph_retention": (None, _CAPTURE),
+    "ctx": (None, "give the handle, whose device and stream count, to the graph's constructor or to execute"),
+    "ragged_offset": (None, _RAGGED),
+    "ragged_offset_multiplier": (1, _RAGGED),
+    "alignment_value": (1, _VALUES),
+}
+"""Arguments of pygraph's methods that are accepted where they ask for nothing: the value that does, and what takes the
+place of any other."""
+
+
+class Members(enum.EnumMeta):
+    """The type of enumerations of cuDNN's, whose other members answer with what to use instead."""
+
+    def __getattr__(cls, name: str) -> object:
+        known = getattr(enum.EnumMeta, "__getattr__", None)  # until Python 3.11 it finds the members
+        if known is not None:
+            try:
+                return known(cls, name)
+            except AttributeError:
+                pass
+        refuse(cls.__name__, name, MEMBERS.get(cls.__name__, {}), cls)
+
+
+def refuse_of_module(name: str, owner: object) -> NoReturn:
+    """The error for an attribute of the package that is not there, with a hint for a ready-made kernel, too."""
+    kernel = next((hint for pattern, hint in _KERNELS if pattern.search(name)), None)
+    if kernel is not None and name not in MODULE and not name.startswith("_"):
+        raise NotOfferedError(f"graphfuse has no {name!r}, nor others of cuDNN's ready-made kernels; instead: {kernel}")
+    refuse("graphfuse", name, MODULE, owner)
+
+
+def refuse(where: str, name: str, instead: Mapping[str, str], owner: object) -> NoReturn:
+    """The error for an attribute that is not there: a typed one with the hint if cuDNN has it."""
+    if name in instead:
+        raise NotOfferedError(f"{where} has no {name!r}, which cuDNN's frontend has; instead: {instead[name]}")
+    raise AttributeError(f"{where} has no attribute {name!r}", name=name, obj=owner)

@@ -1,0 +1,97 @@
+"""The device that an engine plans for: a frozen record, without CUDA calls.
+
+``graphfuse.runtime.device`` fills one in from the driver. ``for_arch`` has the published figures of an architecture, so
+that plans and kernels can be made without the chip.
+"""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+
+from graphfuse.base.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Device:
+    """One processor that plans are made for.
+
+    kind: "cuda", "cpu", or "emulator", which runs kernels as a GPU does but on CPU memory.
+    ordinal: CUDA device number (0 for others). compute_capability: (major, minor); (0, 0)
+    for the CPU. Sizes are in bytes: l2_bytes, shared_memory_per_block (opt-in limit),
+    shared_memory_per_sm, memory_bytes (0 where it is not known).
+    """
+
+    kind: str
+    ordinal: int = 0
+    name: str = ""
+    compute_capability: tuple[int, int] = (0, 0)
+    sm_count: int = 0
+    threads_per_sm: int = 0
+    registers_per_sm: int = 0
+    shared_memory_per_block: int = 0
+    shared_memory_per_sm: int = 0
+    l2_bytes: int = 0
+    memory_bytes: int = 0
+
+    @property
+    def sm(self) -> int:
+        """Compute capability as one number: (9, 0) is 90, (12, 0) is 120."""
+        major, minor = self.compute_capability
+        return major * 10 + minor
+
+    @property
+    def arch(self) -> str:
+        """The name NVRTC takes, with the suffix that unlocks the chip's own instructions."""
+        return f"sm_{self.sm}{ARCH_SUFFIX.get(self.sm, '')}"
+
+    @property
+    def runs_kernels(self) -> bool:
+        """Whether kernels made with ``codegen.headers`` run there; plain CUDA C++ needs kind "cuda"."""
+        return self.kind in ("cuda", "emulator")
+
+    @property
+    def memory(self) -> str:
+        """Where its tensors are, as torch names it: "cpu" or "cuda:N"."""
+        return str(self) if self.kind == "cuda" else "cpu"
+
+    def __str__(self) -> str:
+        return f"cuda:{self.ordinal}" if self.kind == "cuda" else self.kind
+
+
+def _host_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
+        return 0
+
+
+CPU = Device("cpu", name="CPU", memory_bytes=_host_memory())
+
+# Chips whose arch-specific ("a") instructions the kernels use; others compile plain.
+ARCH_SUFFIX = {90: "a", 100: "a", 103: "a", 120: "a"}
+
+# Published figures (CUDA C++ programming guide, table of compute capabilities; SMs, L2
+# and memory of the largest data-centre or workstation part).
+_ARCHES = {
+    "sm_80": Device("cuda", 0, "A100", (8, 0), 108, 2048, 65536, 163 << 10, 164 << 10, 40 << 20, 80 << 30),
+    "sm_86": Device("cuda", 0, "A40", (8, 6), 84, 1536, 65536, 99 << 10, 100 << 10, 6 << 20, 48 << 30),
+    "sm_89": Device("cuda", 0, "L40S", (8, 9), 142, 1536, 65536, 99 << 10, 100 << 10, 96 << 20, 48 << 30),
+    "sm_90a": Device("cuda", 0, "H200", (9, 0), 132, 2048, 65536, 227 << 10, 228 << 10, 60 << 20, 141 << 30),
+    "sm_100a": Device("cuda", 0, "B200", (10, 0), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20, 192 << 30),
+    "sm_103a": Device("cuda", 0, "B300", (10, 3), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20, 288 << 30),
+    "sm_120": Device("cuda", 0, "RTX PRO 6000", (12, 0), 188, 1536, 65536, 99 << 10, 100 << 10, 128 << 20, 96 << 30),
+}
+ARCHES = tuple(_ARCHES)
+
+EMULATOR = dataclasses.replace(
+    _ARCHES["sm_90a"], kind="emulator", name="H200 emulated on the CPU", memory_bytes=CPU.memory_bytes
+)
+"""Plans as an H200 would get them, run by ``graphfuse.emulator``."""
+
+
+def for_arch(arch: str) -> Device:
+    """The record of a chip by architecture name, for planning without one."""
+    try:
+        return _ARCHES[arch]
+    except KeyError:
+        raise SettingError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}") from None

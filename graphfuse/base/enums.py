@@ -1,0 +1,101 @@
+"""The enumerations of the public API, with cuDNN's names."""
+
+import enum
+
+from graphfuse.base.cudnn_names import Members
+
+
+class _Named(enum.Enum, metaclass=Members):
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class heur_mode(_Named):  # noqa: N801 - cuDNN's spelling
+    """Which engines are asked for plans, and how they are ranked."""
+
+    OPENSOURCE = "opensource"  # generated kernels only
+    A = "a"  # generated kernels first, then what runs the rest
+    B = "b"  # as A, with each engine's wider knob space
+    FALLBACK = "fallback"  # the reference engine
+
+
+class behavior_note(_Named):  # noqa: N801
+    """What plans do that callers may have to know of; ``select_behavior_notes`` chooses by it."""
+
+    RUNTIME_COMPILATION = "runtime_compilation"
+    REQUIRES_FILTER_INT8x32_REORDER = "requires_filter_int8x32_reorder"
+    REQUIRES_BIAS_INT8x32_REORDER = "requires_bias_int8x32_reorder"
+    SUPPORTS_CUDA_GRAPH_NATIVE_API = "supports_cuda_graph_native_api"
+    CUBLASLT_DEPENDENCY = "cublaslt_dependency"
+
+
+class numerical_note(_Named):  # noqa: N801
+    """What plans do that shows in their numbers; ``select_numeric_notes`` chooses by it."""
+
+    TENSOR_CORE = "tensor_core"
+    DOWN_CONVERT_INPUTS = "down_convert_inputs"
+    REDUCED_PRECISION_REDUCTION = "reduced_precision_reduction"
+    FFT = "fft"
+    NONDETERMINISTIC = "nondeterministic"
+    WINOGRAD = "winograd"
+    WINOGRAD_TILE_4x4 = "winograd_tile_4x4"
+    WINOGRAD_TILE_6x6 = "winograd_tile_6x6"
+    WINOGRAD_TILE_13x13 = "winograd_tile_13x13"
+    STRICT_NAN_PROP = "strict_nan_prop"
+
+
+class build_plan_policy(_Named):  # noqa: N801
+    """HEURISTICS_CHOICE builds the first plan that works, ALL builds every plan that does."""
+
+    HEURISTICS_CHOICE = "heuristics_choice"
+    ALL = "all"
+
+
+class norm_forward_phase(_Named):  # noqa: N801
+    """INFERENCE writes the normalized tensor; TRAINING also the inverse RMS of each row."""
+
+    NOT_SET = "not_set"
+    INFERENCE = "inference"
+    TRAINING = "training"
+
+
+class tensor_reordering(_Named):  # noqa: N801
+    """In which order the elements of a tensor are in memory: NONE, as dim and stride say."""
+
+    NONE = "none"
+    F8_128x4 = "f8_128x4"  # of block scales, see graphfuse/base/reordering.py
+
+
+class reshape_mode(_Named):  # noqa: N801
+    """Which element goes where in ``reshape``."""
+
+    LOGICAL = "logical"  # in row-major order of indices, whatever strides are
+    VIEW_ONLY = "view_only"  # in the order in which they lie in memory
+
+
+class reduction_mode(_Named):  # noqa: N801
+    """How ``reduction`` makes one number of several."""
+
+    ADD = "add"
+    MUL = "mul"
+    MIN = "min"
+    MAX = "max"
+    AMAX = "amax"  # of the magnitudes
+    AVG = "avg"
+    NORM1 = "norm1"
+    NORM2 = "norm2"
+    MUL_NO_ZEROS = "mul_no_zeros"
+
+
+class convolution_mode(_Named):  # noqa: N801
+    """Whether ``conv_fprop`` slides the weight as it is (CROSS_CORRELATION) or turned around (CONVOLUTION)."""
+
+    CONVOLUTION = "convolution"
+    CROSS_CORRELATION = "cross_correlation"
+
+
+class diagonal_alignment(_Named):  # noqa: N801
+    """Where the diagonal of ``sdpa`` begins: at the first row and column, or so that it ends at the last ones."""
+
+    TOP_LEFT = "top_left"
+    BOTTOM_RIGHT = "bottom_right"

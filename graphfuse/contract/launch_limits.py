@@ -1,0 +1,150 @@
+"""Checks a launch against the device and its nodes, when planning, before anything is compiled.
+
+Only the driver checks what a compiler decides, such as registers and static shared memory.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+
+from graphfuse.base.device import EMULATOR, Device
+from graphfuse.contract.arguments import CTYPES
+from graphfuse.contract.engine import Address, ByRows, Constant, HostScalar, Launch, RowCount, Scratch
+from graphfuse.op_graph.ir import Subgraph
+
+MAX_THREADS = 1024
+"""Threads a CTA."""
+MAX_CTAS = 2**31 - 1
+"""CTAs a grid."""
+
+_WARP = 32
+_LISTED = 32  # the emulator lists CTAs, of 4 bytes each, in an eighth of the memory at most
+_CLUSTER_SM = 90  # and newer
+_LARGEST_CLUSTER = {90: 16, 100: 16, 103: 16}  # CTAs; elsewhere the portable 8
+_RESERVED_SHARED = 1 << 10  # bytes a CTA that the system has of an SM's shared memory
+
+
+def fault(launch: Launch, device: Device, subgraph: Subgraph | None = None) -> str | None:
+    """The first field that the device, or these nodes, do not allow: what was given and what is accepted. None if there
+    is none. subgraph: None for a launch of no graph, whose arguments name tensors of its own."""
+    return next(_faults(launch, device, subgraph), None)
+
+
+def largest_cluster(device: Device) -> int:
+    """CTAs of a cluster at most."""
+    return _LARGEST_CLUSTER.get(device.sm, 8) if device.sm >= _CLUSTER_SM else 1
+
+
+def _faults(launch: Launch, device: Device, subgraph: Subgraph | None) -> Iterator[str]:
+    listed = device.memory_bytes // _LISTED if device.kind == EMULATOR.kind else 0
+    most = min(listed or MAX_CTAS, MAX_CTAS)
+    yield from _number("grid", launch.grid, 0, most)
+    yield from _number("block", launch.block, 1, MAX_THREADS)
+    yield from _number("cluster", launch.cluster, 1, largest_cluster(device))
+    yield from _number("shared_bytes", launch.shared_bytes, 0, device.shared_memory_per_block or None)
+    yield from _number("scratch_bytes", launch.scratch_bytes, 0, device.memory_bytes or None)
+    if launch.grid % launch.cluster:
+        yield f"grid is {launch.grid}; accepted: a multiple of the cluster's {launch.cluster}"
+    if launch.by_rows is not None:
+        yield from _rows(launch, launch.by_rows, most)
+    yield from _together(launch, device)
+    yield from _arguments(launch, subgraph)
+    if subgraph is not None:
+        yield from _cleared(launch, subgraph)
+
+
+def _number(name: str, value: object, least: int, most: int | None) -> Iterator[str]:
+    if type(value) is not int or value < least or (most is not None and value > most):
+        accepted = f"an int of {least} or more" if most is None else f"an int, {least} to {most}"
+        yield f"{name} is {value!r}; accepted: {accepted}"
+
+
+def _rows(launch: Launch, rows: ByRows, most: int) -> Iterator[str]:
+    for name, least, limit in (("rows", 0, None), ("together", 1, None), ("least", 0, rows.most), ("cluster", 1, None)):
+        yield from _number(f"by_rows.{name}", getattr(rows, name), least, limit)
+    if rows.most is not None:
+        yield from _number("by_rows.most", rows.most, 1, None)
+    if rows.cluster % launch.cluster:
+        yield f"by_rows.cluster is {rows.cluster}; accepted: a multiple of the cluster's {launch.cluster}"
+    if launch.grid != rows.grid(rows.rows):
+        yield f"grid is {launch.grid}; accepted: {rows.grid(rows.rows)}, as by_rows has for {rows.rows} rows"
+    yield from _number("by_rows: its largest grid", rows.clusters * rows.cluster, 0, most)
+
+
+def _together(launch: Launch, device: Device) -> Iterator[str]:
+    """A cooperative launch runs all at once. How many clusters a chip of a kind holds only its driver knows."""
+    if not launch.cooperative or not device.sm_count or (launch.cluster != 1 and device.kind != EMULATOR.kind):
+        return
+    threads = -(-launch.block // _WARP) * _WARP
+    an_sm = device.threads_per_sm // threads
+    if launch.shared_bytes:
+        an_sm = min(an_sm, device.shared_memory_per_sm // (launch.shared_bytes + _RESERVED_SHARED))
+    most = device.sm_count * an_sm
+    if launch.grid > most:
+        yield (
+            f"grid is {launch.grid} of a cooperative launch of {launch.block} threads and {launch.shared_bytes} bytes "
+            f"of shared memory a CTA; accepted: 0 to {most}, which {device} can hold at once"
+        )
+
+
+def _arguments(launch: Launch, subgraph: Subgraph | None) -> Iterator[str]:
+    for number, argument in enumerate(launch.arguments):
+        reason = _REASONS.get(type(argument), _unknown)(argument, launch, subgraph)
+        if reason:
+            yield f"arguments[{number}] is {argument!r}; accepted: {reason}"
+
+
+def _unknown(argument: object, launch: Launch, subgraph: Subgraph | None) -> str:
+    return f"one of {', '.join(kind.__name__ for kind in _REASONS)}"
+
+
+def _tensor(argument: Address | HostScalar, launch: Launch, subgraph: Subgraph | None) -> str | None:
+    if subgraph is None:
+        return None
+    by_value, ids = isinstance(argument, HostScalar), (*subgraph.inputs, *subgraph.outputs)
+    known = [subgraph.graph.tensors[t] for t in ids if subgraph.graph.tensors[t].by_value is by_value]
+    if any(argument.tensor == t.id for t in known):
+        return None
+    where = "passed by value" if by_value else "in memory"
+    return f"the id of a tensor {where} that the nodes read or write: " + (
+        ", ".join(f"{t.id} ({t.name!r})" for t in known) or "there is none"
+    )
+
+
+def _scratch(argument: Scratch, launch: Launch, subgraph: Subgraph | None) -> str | None:
+    if type(argument.offset) is int and 0 <= argument.offset <= launch.scratch_bytes:
+        return None
+    return f"an offset of 0 to {launch.scratch_bytes}, the launch's scratch_bytes"
+
+
+def _constant(argument: Constant, launch: Launch, subgraph: Subgraph | None) -> str | None:
+    code = CTYPES.get(argument.ctype)
+    if code is None:
+        return f"a ctype of {', '.join(CTYPES)}"
+    try:
+        struct.pack(code, argument.value)
+    except (struct.error, OverflowError):
+        return f"a value that {argument.ctype} has"
+    return None
+
+
+def _row_count(argument: RowCount, launch: Launch, subgraph: Subgraph | None) -> str | None:
+    return "a RowCount in launches that have by_rows" if launch.by_rows is None else None
+
+
+_REASONS: dict[type, Callable[..., str | None]] = {
+    Address: _tensor,
+    HostScalar: _tensor,
+    Scratch: _scratch,
+    Constant: _constant,
+    RowCount: _row_count,
+}
+"""By kind of argument: what is accepted, where the argument is not."""
+
+
+def _cleared(launch: Launch, subgraph: Subgraph) -> Iterator[str]:
+    tensors = subgraph.graph.tensors
+    accepted = [t for t in subgraph.outputs if tensors[t].nbytes == 4]
+    for t in launch.cleared:
+        if t not in accepted:
+            known = ", ".join(f"{i} ({tensors[i].name!r})" for i in accepted) or "there is none"
+            yield f"cleared has {t!r}; accepted: the id of a tensor of 4 bytes that the nodes write: {known}"

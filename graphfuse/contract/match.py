@@ -1,0 +1,298 @@
+"""Patterns: small graphs of the same operations, found in a frozen graph by structure alone.
+
+    def template(g):
+        y, inverse_rms = g.rmsnorm(g.capture("input"), g.capture("scale"), g.capture("epsilon"))
+        return {"output": g.swish(y), "inverse_rms": inverse_rms}
+
+    PATTERN = Pattern("my_norm", template, facts=lambda match: MyFacts(...))
+
+Names and the order of nodes do not matter. The operands of a commutative op may be swapped. An attribute that the
+template leaves out matches any value. An input port that it leaves out must be absent. A tensor inside a match must be
+virtual and read only inside the match, unless the template returns it under a name.
+
+A pattern that grows also takes nodes around its template. `grow` chooses them, and the facts then describe every output
+of the subgraph. `convex` helps to choose nodes that can run as one.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from graphfuse.base.errors import PluginError
+from graphfuse.contract.engine import No
+from graphfuse.op_graph import vocabulary
+from graphfuse.op_graph.ir import Graph, Node, Subgraph, TensorId
+from graphfuse.ops import OPS, Op
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """Any tensor, remembered as `name`; an optional one may be absent. The same object matches one tensor."""
+
+    name: str
+    optional: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class NodeTemplate:
+    op: Op
+    inputs: Mapping[str, "Symbol"]
+    attributes: Mapping[str, object]
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """An output port of a template node."""
+
+    node: NodeTemplate
+    port: str
+
+
+Symbol = Capture | Made
+
+
+def _add_template(graph: "PatternGraph", op: Op, given: dict[str, object]):
+    ports = {p.name for p in op.inputs}
+    inputs = {k: v for k, v in given.items() if k in ports and v is not None}
+    for port, symbol in inputs.items():
+        if not isinstance(symbol, Capture | Made):
+            raise TypeError(
+                f"pattern node {op.name}: {port} must be a capture or another node's output, got {symbol!r}"
+            )
+    node = NodeTemplate(op, inputs, {k: v for k, v in given.items() if k not in ports})
+    made = [Made(node, p.name) for p in op.outputs]
+    return made[0] if len(made) == 1 else made
+
+
+@vocabulary.methods(_add_template, {})
+class PatternGraph:
+    """What a template is written with: the op methods of ``pygraph``, and `capture`."""
+
+    def capture(self, name: str, optional: bool = False) -> Capture:
+        return Capture(name, optional)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"no op is named {name!r}; there are: {', '.join(OPS)}")
+
+
+@dataclass(frozen=True)
+class Match:
+    """One place where a pattern fits.
+
+    subgraph: the matched nodes. tensors: captures and named outputs, without absent optional captures and unused
+    outputs. anchor: the template's node that depends on all others.
+    """
+
+    subgraph: Subgraph
+    tensors: Mapping[str, TensorId]
+    anchor: Node
+
+    @property
+    def graph(self) -> Graph:
+        return self.subgraph.graph
+
+    def node(self, op_name: str) -> Node:
+        """The first node of this op in the match."""
+        return next(node for node in self.subgraph.nodes if node.op_name == op_name)
+
+
+Template = Callable[[PatternGraph], Mapping[str, Made]]
+
+
+def single(op_name: str) -> Template:
+    """The template of one node of an op, whatever it is given and makes."""
+
+    def template(g: PatternGraph) -> Mapping[str, Made]:
+        op = OPS[op_name]
+        made = getattr(g, op_name)(**{port.name: g.capture(port.name, port.optional) for port in op.inputs})
+        made = made if len(op.outputs) > 1 else [made]
+        return {port.name: symbol for port, symbol in zip(op.outputs, made, strict=True)}
+
+    return template
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A named template, and the function that turns a match into frozen facts, or returns No.
+
+    template: one template, or several alternatives. facts: called with each Match. grow: returns the sets of nodes (by
+    index) to take for a match of a template; each is tried in turn.
+    """
+
+    name: str
+    template: Template | tuple[Template, ...]
+    facts: Callable[[Match], object]
+    grow: Callable[[Match], Iterable[frozenset[int]]] | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """A match of a pattern with its facts: what engines are asked about."""
+
+    pattern: str
+    subgraph: Subgraph
+    facts: object
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A match that the pattern's facts function could not describe."""
+
+    pattern: str
+    subgraph: Subgraph
+    why: No
+
+
+def find(pattern: Pattern, graph: Graph) -> Iterator[Region | Declined]:
+    """Every place where `pattern` fits, in node order."""
+    templates = pattern.template if isinstance(pattern.template, tuple) else (pattern.template,)
+    read = [_read(pattern.name, template) for template in templates]
+    seen: set[tuple[int, ...]] = set()
+    for index, (outputs, anchor) in itertools.product(range(len(graph.nodes)), read):
+        for found in _match_node(graph, anchor, index, _Found({}, {}, {})):
+            match = _complete(graph, outputs, found, index, grows=pattern.grow is not None)
+            if match is not None:
+                for m in _grown(pattern, match):
+                    if m.subgraph.node_ids not in seen:  # two anchors may grow to the same nodes
+                        seen.add(m.subgraph.node_ids)
+                        yield _described(pattern, m)
+                break
+
+
+def _grown(pattern: Pattern, match: Match) -> Iterator[Match]:
+    if pattern.grow is None:
+        yield match
+        return
+    for nodes in dict.fromkeys(pattern.grow(match)):
+        if not nodes or not nodes <= set(range(len(match.graph.nodes))):
+            raise PluginError(f"pattern {pattern.name!r}: grow must return sets of numbers of nodes, got {nodes!r}")
+        yield replace(match, subgraph=Subgraph(match.graph, tuple(sorted(nodes))))
+
+
+def _described(pattern: Pattern, match: Match) -> Region | Declined:
+    facts = pattern.facts(match)
+    if type(facts).__hash__ is None:
+        raise PluginError(f"pattern {pattern.name!r}: facts must be a frozen dataclass, got {facts!r}")
+    kind = Declined if isinstance(facts, No) else Region
+    return kind(pattern.name, match.subgraph, facts)
+
+
+def convex(graph: Graph, inside: Iterable[int], may_join: Callable[[int, frozenset[int]], bool]) -> frozenset[int]:
+    """The set `inside`, grown by neighbours that may join, their neighbours and so on. No path leads out of the set and
+    back into it, so it can run as one. may_join(index, set so far) decides."""
+    grown = frozenset(inside)
+    while True:
+        for index in sorted(_neighbours(graph, grown)):
+            wider = grown | {index}
+            if may_join(index, grown) and _is_convex(graph, wider):
+                grown = wider
+                break
+        else:
+            return grown
+
+
+def _neighbours(graph: Graph, nodes: frozenset[int]) -> set[int]:
+    found: set[int] = set()
+    for index in nodes:
+        found |= {graph.producer[t] for _, t in graph.nodes[index].inputs if t in graph.producer}
+        found |= {reader for _, t in graph.nodes[index].outputs for reader in graph.consumers.get(t, ())}
+    return found - nodes
+
+
+def _is_convex(graph: Graph, nodes: frozenset[int]) -> bool:
+    return not graph.needs(Subgraph(graph, tuple(sorted(nodes))).inputs, nodes)
+
+
+def _read(name: str, template: Template) -> tuple[Mapping[str, Made], NodeTemplate]:
+    """What the template returns, and the node that matching starts from; PluginError if it is no template."""
+    outputs = template(PatternGraph())
+    valid = isinstance(outputs, Mapping) and outputs and all(isinstance(s, Made) for s in outputs.values())
+    if not valid:
+        raise PluginError(f"pattern {name!r}: the template must return node outputs by name, got {outputs!r}")
+    ends = [made.node for made in outputs.values()]
+    for anchor in ends:
+        if all(end in above(anchor) for end in ends):
+            return outputs, anchor
+    raise PluginError(f"pattern {name!r}: one returned node must depend on all others; {list(outputs)} do not")
+
+
+def above(node: NodeTemplate) -> set[NodeTemplate]:
+    """`node` and every node template that it reads from."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        found = {s.node for s in waiting.pop().inputs.values() if isinstance(s, Made)} - seen
+        seen |= found
+        waiting += found
+    return seen
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A partial assignment of template parts to graph parts."""
+
+    nodes: Mapping[NodeTemplate, int]
+    tensors: Mapping[Capture, TensorId]
+    names: Mapping[str, TensorId]
+
+
+def _match_node(graph: Graph, template: NodeTemplate, index: int, found: _Found) -> Iterator[_Found]:
+    node = graph.nodes[index]
+    if template in found.nodes:
+        if found.nodes[template] == index:
+            yield found
+        return
+    if node.op is not template.op or index in found.nodes.values():
+        return
+    given = dict(node.attributes)
+    if any(given[name] != value for name, value in template.attributes.items()):
+        return
+    start = _Found({**found.nodes, template: index}, found.tensors, found.names)
+    wanted = list(template.inputs.items())
+    for ports in _port_orders(node, [port for port, _ in wanted]):
+        actual = [(symbol, node.input(port)) for port, (_, symbol) in zip(ports, wanted, strict=True)]
+        extra = {port for port, _ in node.inputs} - set(ports)
+        if not extra:
+            yield from _match_inputs(graph, actual, start)
+
+
+def _port_orders(node: Node, ports: list[str]) -> list[list[str]]:
+    if node.op.commutative and len({node.input(port) for port in ports}) == 2:
+        return [ports, ports[::-1]]
+    return [ports]
+
+
+def _match_inputs(graph: Graph, wanted: list[tuple[Symbol, TensorId | None]], found: _Found) -> Iterator[_Found]:
+    if not wanted:
+        yield found
+        return
+    (symbol, tensor), rest = wanted[0], wanted[1:]
+    for extended in _match_tensor(graph, symbol, tensor, found):
+        yield from _match_inputs(graph, rest, extended)
+
+
+def _match_tensor(graph: Graph, symbol: Symbol, tensor: TensorId | None, found: _Found) -> Iterator[_Found]:
+    if isinstance(symbol, Capture):
+        if tensor is None:
+            if symbol.optional:
+                yield found
+        elif found.tensors.get(symbol, tensor) == tensor:
+            names = {**found.names, symbol.name: tensor}
+            yield _Found(found.nodes, {**found.tensors, symbol: tensor}, names)
+        return
+    made_by = graph.producer.get(tensor)
+    if made_by is not None and graph.nodes[made_by].output(symbol.port) == tensor:
+        yield from _match_node(graph, symbol.node, made_by, found)
+
+
+def _complete(graph: Graph, outputs: Mapping[str, Made], found: _Found, anchor: int, grows: bool) -> Match | None:
+    """The Match for an assignment, or None if a tensor would be dropped; of one that grows, facts hold all outputs."""
+    tensors = dict(found.names)
+    for name, made in outputs.items():
+        t = graph.nodes[found.nodes[made.node]].output(made.port)
+        if t is not None and (not graph.tensors[t].virtual or t in graph.consumers):
+            tensors[name] = t
+    subgraph = Subgraph(graph, tuple(sorted(found.nodes.values())))
+    if not grows and any(t not in tensors.values() for t in subgraph.outputs):
+        return None
+    return Match(subgraph, tensors, graph.nodes[anchor])

@@ -1,0 +1,196 @@
+"""From the user's graph to the frozen IR: infers shapes, strides and data types, and checks everything.
+
+It also decides the dtype of virtual tensors: their node's compute type or, with intermediate_rounding "declared", the
+type that they declare. Of a node that moves integers or float64 to one that sees more of them, it is theirs.
+"""
+
+from collections.abc import Mapping
+
+from graphfuse.base.dtypes import FACTS, data_type, holding
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.base.errors import GraphValidationError
+from graphfuse.op_graph import ir, verify
+from graphfuse.op_graph.ir import packed_stride
+from graphfuse.op_graph.recorded import NodeRecord, Recorded
+from graphfuse.op_graph.tensor import Tensor, checked_number
+
+COMPUTE_TYPES = (data_type.FLOAT, data_type.DOUBLE)
+# E8M0 holds powers of two alone: a scale's type, which ordinary results do not round to.
+OUTPUT_TYPES = tuple(dtype for dtype in FACTS if dtype is not data_type.FP8_E8M0)
+
+
+def freeze(graph: Recorded) -> ir.Graph:
+    """The IR of `graph`. Writes inferred dim, stride and data type back to the user's tensors."""
+    if not graph.nodes:
+        raise GraphValidationError(f"graph {graph.name!r} has no nodes")
+    for t in graph.tensors:
+        t.clear_inferred()
+    written = {id(t) for node in graph.nodes for t in node.outputs.values()}
+    for t in graph.tensors:
+        if id(t) not in written:
+            _infer_data_type(graph, t, None)
+    for node in graph.nodes:
+        _infer(graph, node)
+    for t in graph.tensors:
+        if t.value is not None and not t.get_dim():
+            t.inferred_dim = t.inferred_stride = (1,)  # a constant that no node reads
+    absent = {id(node.outputs[port]) for node in graph.nodes for port in node.absent}
+    kept = [t for t in graph.tensors if id(t) not in absent]
+    ids = {id(t): i for i, t in enumerate(kept)}
+    carried = _carried(graph)
+    tensors = tuple(_freeze_tensor(i, t, carried.get(id(t), t.get_data_type())) for i, t in enumerate(kept))
+    nodes = tuple(_freeze_node(node, ids) for node in graph.nodes)
+    frozen = ir.Graph(graph.name, tensors, nodes)
+    verify.check_ir(frozen)
+    _check_live(frozen)
+    return frozen
+
+
+def _infer(graph: Recorded, node: NodeRecord) -> None:
+    where = f"node {node.name!r} ({node.op.name})"
+    if node.compute not in COMPUTE_TYPES:
+        raise GraphValidationError(
+            f"{where}: compute data type is {node.compute.name}; accepted: {', '.join(c.name for c in COMPUTE_TYPES)}"
+        )
+    given = [t for t in node.inputs.values() if t.value is None] or node.inputs.values()
+    rank = max(len(t.get_dim()) for t in given) or 1
+    for t in node.inputs.values():
+        if t.value is not None and not t.get_dim():
+            t.inferred_dim = t.inferred_stride = (1,) * rank
+    shapes = _shapes(node.inputs)
+    wanted = {port: shape for port, shape in _shapes(node.outputs).items() if shape}
+    try:
+        inferred = node.op.infer(shapes, node.attributes, wanted)
+    except GraphValidationError as error:
+        raise GraphValidationError(f"{where}: {error}{_shared_constants(node, rank)}") from None
+    defaults, stored = {p.name: p.dtype for p in node.op.outputs}, node.op.stored(node.attributes)
+    for port, t in node.outputs.items():
+        if port in node.absent:
+            if not t.get_is_virtual():
+                raise GraphValidationError(
+                    f"{where}: {port} is marked as output, but with {_given(node)} the node does not write it"
+                )
+            continue
+        shape = tuple(inferred[port])
+        if not t.get_dim():
+            t.inferred_dim = shape
+        elif tuple(t.get_dim()) != shape:
+            raise GraphValidationError(f"{where}: {port} has dim {t.get_dim()}, but the node makes {list(shape)}")
+        if not t.get_stride():
+            t.inferred_stride = _stride(node, shape)
+        accepted = stored.get(port, OUTPUT_TYPES)
+        _infer_data_type(graph, t, accepted[0] if port in stored else defaults[port])
+        if t.get_is_virtual() and node.op.keeps(port):
+            raise GraphValidationError(
+                f"{where}: {port} is virtual; accepted: an output, whose memory it keeps in part"
+            )
+        if not t.get_is_virtual() and t.get_data_type() not in accepted:
+            names = ", ".join(dtype.name for dtype in accepted)
+            raise GraphValidationError(f"{where}: {port} is stored as {t.get_data_type().name}; accepted: {names}")
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {port: tuple(t.get_dim()) for port, t in tensors.items()}
+
+
+def _shared_constants(node: NodeRecord, rank: int) -> str:
+    """A remedy, where a constant has got its rank from an earlier node."""
+    for t in node.inputs.values():
+        if t.value is not None and len(t.inferred_dim) not in (0, rank):
+            return f"; constant {t.get_name()!r} has the rank of the node that reads it first: make one for each rank"
+    return ""
+
+
+def _stride(node: NodeRecord, dim: tuple[int, ...]) -> tuple[int, ...]:
+    if node.op.strides is not None:
+        return node.op.strides(dim, node.attributes, {port: tuple(t.get_stride()) for port, t in node.inputs.items()})
+    alike = (i for i in node.inputs.values() if tuple(i.get_dim()) == dim)
+    return _stride_like(dim, next(alike, next(iter(node.inputs.values()))))
+
+
+def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
+    """Packed, with the axes in the source's order of strides (so NHWC stays NHWC)."""
+    strides = source.get_stride()
+    if not len(source.get_dim()) == len(strides) == len(dim):
+        return packed_stride(dim)
+    # Extents of 1 and broadcast axes say nothing about the order: they stay where they stand.
+    told = [axis for axis in range(len(dim)) if dim[axis] != 1 and strides[axis]]
+    ranked = iter(sorted(told, key=lambda axis: (-strides[axis], axis)))
+    return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
+
+
+def _infer_data_type(graph: Recorded, t: Tensor, default: data_type | None) -> None:
+    if t.get_data_type() is not data_type.NOT_SET:
+        return
+    # As cuDNN's frontend has it: a graph's type for intermediates is that of inputs and outputs, or FLOAT.
+    between = (graph.intermediate_data_type, graph.io_data_type, data_type.FLOAT)
+    known = between if t.get_is_virtual() else (graph.io_data_type,)
+    t.inferred_data_type = default or next((d for d in known if d is not data_type.NOT_SET), data_type.NOT_SET)
+    if t.get_data_type() is data_type.NOT_SET:
+        raise GraphValidationError(
+            f"tensor {t.get_name()!r} has no data type: call set_data_type, or give the graph an io_data_type"
+        )
+
+
+def _carried(graph: Recorded) -> dict[int, data_type]:
+    """What virtual tensors carry that are not rounded to the type they declare."""
+    if graph.intermediate_rounding == "declared":
+        return {}
+    carried: dict[int, data_type] = {}
+    readers: dict[int, set[data_type | None]] = {}
+    for node in graph.nodes:
+        for port, t in node.inputs.items():
+            readers.setdefault(id(t), set()).add(None if port in node.op.exact else node.compute)
+    for node in graph.nodes:
+        moved = {carried.get(id(t), t.get_data_type()) for t in (node.inputs[port] for port in node.op.moved)}
+        held = holding(moved)
+        for t in (t for t in node.outputs.values() if t.get_is_virtual()):
+            # Where all readers round it to the compute type anyway, it has that: engines read no other.
+            is_kept = held.is_wide and readers.get(id(t)) != {node.compute}
+            carried[id(t)] = held if is_kept else node.compute
+    return carried
+
+
+def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.Tensor:
+    if t.value is not None:
+        checked_number(f"tensor {t.get_name()!r}", t.value, t.get_data_type())
+    reordered = t.get_reordering_type() is not tensor_reordering.NONE
+    return ir.Tensor(
+        id=number,
+        uid=t.current_uid,
+        name=t.get_name(),
+        dtype=dtype,
+        dim=tuple(t.get_dim()),
+        stride=packed_stride(t.get_dim()) if reordered else tuple(t.get_stride()),
+        virtual=t.get_is_virtual(),
+        by_value=t.get_is_pass_by_value(),
+        value=t.value,
+        alignment=t.get_byte_alignment(),
+        reordering=t.get_reordering_type(),
+    )
+
+
+def _freeze_node(node: NodeRecord, ids: dict[int, int]) -> ir.Node:
+    written = {port: t for port, t in node.outputs.items() if port not in node.absent}
+    outputs = {port: (tuple(t.get_dim()), t.get_data_type()) for port, t in written.items()}
+    return ir.Node(
+        name=node.name,
+        op_name=node.op.name,
+        inputs=tuple((port, ids[id(t)]) for port, t in node.inputs.items()),
+        outputs=tuple((port, ids[id(node.outputs[port])]) for port in outputs),
+        attributes=tuple(node.op.frozen(node.attributes, _shapes(node.inputs), outputs).items()),
+        compute=node.compute,
+    )
+
+
+def _given(node: NodeRecord) -> str:
+    given = [f"{name}={value}" for name, value in node.attributes.items()]
+    return ", ".join([*given, *(f"no {p.name}" for p in node.op.inputs if p.name not in node.inputs)])
+
+
+def _check_live(graph: ir.Graph) -> None:
+    if not graph.outputs:
+        raise GraphValidationError(f"graph {graph.name!r} has no output: call set_output(True) on what it should write")
+    for node in graph.nodes:
+        if all(graph.tensors[t].virtual and t not in graph.consumers for _, t in node.outputs):
+            raise GraphValidationError(f"{node}: nothing reads its result; call set_output(True) on it or leave it out")

@@ -1,0 +1,282 @@
+"""The frozen graph that matching and planning work on: tensors, nodes, subgraphs.
+
+``freeze`` makes it from the user's graph, with every shape, stride and data type. It never changes afterwards.
+``verify.check_ir`` checks its invariants.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from graphfuse.base import reordering
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.ops import OPS, Op
+from graphfuse.ops.layouts import packed_stride as packed_stride
+
+TensorId = int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the graph. dim and stride are in elements.
+
+    virtual: exists only between nodes. by_value: a host scalar, given at execute or, if set, `value`. alignment: its
+    address is a multiple of this many bytes. workspace: a fixed byte offset in the workspace, for results that callers
+    read there. reordering: the order of elements in memory; if there is one, the stride has no meaning.
+    """
+
+    id: TensorId
+    uid: int
+    name: str
+    dtype: data_type
+    dim: tuple[int, ...]
+    stride: tuple[int, ...]
+    virtual: bool = False
+    by_value: bool = False
+    value: float | None = None
+    alignment: int = 16
+    workspace: int | None = None
+    reordering: tensor_reordering = tensor_reordering.NONE
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for extent in self.dim:
+            count *= extent
+        return count
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to one past the last (0 for an empty tensor); of a reordered one, with padding."""
+        if self.reordering is tensor_reordering.F8_128x4:
+            return reordering.padded(self.dim)
+        if 0 in self.dim:
+            return 0
+        return 1 + sum((e - 1) * s for e, s in zip(self.dim, self.stride, strict=True))
+
+    @property
+    def packed_axis(self) -> int | None:
+        """The axis along which neighbours touch: the one that types below a byte are packed along."""
+        touching = (axis for axis, (e, s) in enumerate(zip(self.dim, self.stride, strict=True)) if e > 1 and s == 1)
+        return next(touching, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        return self.dtype.nbytes(self.span)
+
+    def __str__(self) -> str:
+        plain = self.reordering is tensor_reordering.NONE
+        layout = f"stride {list(self.stride)}" if plain else self.reordering.name
+        return f"tensor {self.name!r} ({self.dtype.name} {list(self.dim)}, {layout})"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation. inputs and outputs map port names to tensor ids, absent ports left out."""
+
+    name: str
+    op_name: str
+    inputs: tuple[tuple[str, TensorId], ...]
+    outputs: tuple[tuple[str, TensorId], ...]
+    attributes: tuple[tuple[str, object], ...] = ()
+    compute: data_type = data_type.FLOAT
+
+    @property
+    def op(self) -> Op:
+        return OPS[self.op_name]
+
+    def input(self, port: str) -> TensorId | None:
+        return dict(self.inputs).get(port)
+
+    def output(self, port: str) -> TensorId | None:
+        return dict(self.outputs).get(port)
+
+    def attribute(self, name: str) -> object:
+        return dict(self.attributes)[name]
+
+    def __str__(self) -> str:
+        return f"node {self.name!r} ({self.op_name})"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Tensors by id and nodes in an order in which each comes after its producers."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def producer(self) -> Mapping[TensorId, int]:
+        """Tensor id -> index of the node that writes it."""
+        return {t: i for i, node in enumerate(self.nodes) for _, t in node.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[TensorId, tuple[int, ...]]:
+        """Tensor id -> indices of the nodes that read it, once per port."""
+        found: dict[TensorId, list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            for _, t in node.inputs:
+                found.setdefault(t, []).append(i)
+        return {t: tuple(nodes) for t, nodes in found.items()}
+
+    def needs(self, tensors: Iterable[TensorId], nodes: Collection[int]) -> bool:
+        """Whether computing one of `tensors` takes one of `nodes`."""
+        return not self.above(tensors, min(nodes, default=0)).isdisjoint(nodes)
+
+    def above(self, tensors: Iterable[TensorId], first: int = 0) -> set[int]:
+        """The nodes, from the index `first` on, that computing `tensors` takes."""
+        waiting, found = list(tensors), set()
+        while waiting:
+            made_by = self.producer.get(waiting.pop(), -1)
+            # What a node needs comes before it: nothing from `first` on stands behind an earlier one.
+            if made_by >= first and made_by not in found:
+                found.add(made_by)
+                waiting += [t for _, t in self.nodes[made_by].inputs]
+        return found
+
+    def below(self, tensors: Iterable[TensorId]) -> set[int]:
+        """The nodes that need one of `tensors`."""
+        waiting, found = list(tensors), set()
+        while waiting:
+            readers = set(self.consumers.get(waiting.pop(), ())) - found
+            found |= readers
+            waiting += [t for i in readers for _, t in self.nodes[i].outputs]
+        return found
+
+    @cached_property
+    def bound(self) -> tuple[Tensor, ...]:
+        """The tensors that execute needs a value for, in id order."""
+        used = {t for node in self.nodes for _, t in node.inputs + node.outputs}
+        return tuple(
+            t for t in self.tensors if t.id in used and not t.virtual and t.value is None and t.workspace is None
+        )
+
+    @cached_property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What the graph writes for its caller, in id order."""
+        return tuple(t for t in self.tensors if t.id in self.producer and not t.virtual)
+
+    def key(self) -> str:
+        """A digest of the computation: node order and names do not matter, all else does."""
+        return _key(self)
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """Some nodes of a graph, in order, with what they read from and write to outside.
+
+    Compared and hashed by its nodes: planning does both often, and always within one graph.
+    """
+
+    graph: Graph = field(repr=False, compare=False)
+    node_ids: tuple[int, ...]
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self.graph.nodes[i] for i in self.node_ids)
+
+    @cached_property
+    def inputs(self) -> tuple[TensorId, ...]:
+        made = {t for node in self.nodes for _, t in node.outputs}
+        return _unique(t for node in self.nodes for _, t in node.inputs if t not in made)
+
+    @cached_property
+    def outputs(self) -> tuple[TensorId, ...]:
+        """Written tensors that are not virtual or that a node outside reads."""
+        inside = set(self.node_ids)
+        return _unique(
+            t
+            for node in self.nodes
+            for _, t in node.outputs
+            if not self.graph.tensors[t].virtual or not inside.issuperset(self.graph.consumers.get(t, ()))
+        )
+
+
+def _unique(ids: Iterable[TensorId]) -> tuple[TensorId, ...]:
+    return tuple(dict.fromkeys(ids))
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _key(graph: Graph) -> str:
+    colors = _colors(graph)
+    lines: list[object] = []
+    numbers: dict[TensorId, int] = {}
+    # Numbering in a walk from the ends, in an order that no name and no position decides,
+    # writes down the whole graph: equal texts are equal computations.
+    ends = [t.id for t in graph.tensors if t.id in graph.producer and t.id not in graph.consumers]
+    waiting = sorted(ends + [t.id for t in graph.outputs], key=lambda t: (colors[t], t), reverse=True)
+    while waiting:
+        t = waiting[-1]
+        made_by = graph.producer.get(t)
+        missing = [] if made_by is None or t in numbers else _unnumbered(graph.nodes[made_by], numbers)
+        if missing:
+            waiting += reversed(missing)
+            continue
+        waiting.pop()
+        if t in numbers:
+            continue
+        if made_by is None:
+            numbers[t] = len(numbers)
+            lines.append(_own(graph.tensors[t]))
+            continue
+        node = graph.nodes[made_by]
+        outs = sorted(node.outputs)
+        numbers.update({o: len(numbers) + k for k, (_, o) in enumerate(outs)})
+        ins = [(port, numbers[i]) for port, i in sorted(node.inputs)]
+        lines.append((_described(node), ins, [(port, _own(graph.tensors[o])) for port, o in outs]))
+    return _digest(*lines)
+
+
+def _unnumbered(node: Node, numbers: Mapping[TensorId, int]) -> list[TensorId]:
+    return [t for _, t in sorted(node.inputs) if t not in numbers]
+
+
+def _colors(graph: Graph) -> dict[TensorId, str]:
+    """A digest per tensor of its surroundings, refined until no more tensors are told apart."""
+    colors = {t.id: _digest(_own(t)) for t in graph.tensors}
+    told_apart = 0
+    while told_apart < len(set(colors.values())):
+        told_apart = len(set(colors.values()))
+        # Down and up in the order of the nodes, so that one round sees all that a tensor is made from and
+        # all that is made from it: a chain takes a few rounds, whatever its length.
+        for node in graph.nodes:
+            around = _around(node, colors)
+            colors |= {t: _digest(colors[t], port, around) for port, t in node.outputs}
+        read: dict[TensorId, list[object]] = {t.id: [] for t in graph.tensors}
+        for node in reversed(graph.nodes):
+            colors |= {t: _digest(colors[t], sorted(read[t])) for _, t in node.outputs}
+            around = _around(node, colors)
+            for port, t in node.inputs:
+                read[t].append((port, around))
+        colors |= {t: _digest(colors[t], sorted(found)) for t, found in read.items() if t not in graph.producer}
+    return colors
+
+
+def _around(node: Node, colors: Mapping[TensorId, str]) -> str:
+    return _digest(_described(node), [(port, colors[t]) for port, t in sorted(node.inputs) + sorted(node.outputs)])
+
+
+def _own(t: Tensor) -> tuple:
+    # Number, uid and name are left out: they say which tensor, not what is computed.
+    return (
+        t.dtype.name,
+        t.dim,
+        t.stride,
+        t.virtual,
+        t.by_value,
+        t.value,
+        t.alignment,
+        t.workspace,
+        t.reordering.name,
+    )
+
+
+def _described(node: Node) -> tuple:
+    return (node.op_name, node.compute.name, tuple((k, repr(v)) for k, v in sorted(node.attributes)))

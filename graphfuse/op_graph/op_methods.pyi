@@ -1,0 +1,791 @@
+# Made by tests/op_stub.py from the op table (graphfuse/ops/table.py); do not edit.
+#
+# Numbers may stand for tensors of one element. A method of several outputs is typed as returning a tuple, which has a
+# type for each; it returns a list, as cuDNN's do. An output that is not always made may be None: `Tensor | Any` says
+# so without asking for a check where it is known to be there. Options of cuDNN's that are not offered stand behind the
+# star: they may be given where they ask for nothing.
+import builtins
+from collections.abc import Sequence
+from typing import Any
+
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode, reshape_mode
+from graphfuse.op_graph.tensor import Tensor
+
+class OpMethods:
+    def rmsnorm(
+        self,
+        input: Tensor | float,
+        scale: Tensor | float | None = None,
+        epsilon: Tensor | float = ...,
+        bias: Tensor | float | None = None,
+        norm_forward_phase: norm_forward_phase = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | Any]:
+        """RMS normalization: Y = input * inv_variance * scale (+ bias) with
+        inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies
+        (Zhang and Sennrich 2019, equation 4, with epsilon inside the root). Without a scale it is
+        1 and the axis is the last one. bias has the extents of scale: input's along those axes,
+        1 along others. Either may have a lower rank than input, whose last axes it then has.
+        epsilon, one element, must be given. Returns [Y, inv_variance];
+        inv_variance is None in the INFERENCE phase."""
+
+    def layernorm(
+        self,
+        input: Tensor | float,
+        scale: Tensor | float | None = None,
+        bias: Tensor | float | None = None,
+        epsilon: Tensor | float = ...,
+        norm_forward_phase: norm_forward_phase = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
+        """Layer normalization: (input - mean) * inv_variance * scale + bias, over the axes along which scale
+        varies, those of rmsnorm without a scale; mean is that of input, inv_variance is
+        1 / sqrt(mean((input - mean)^2) + epsilon), of the differences themselves. scale and bias may be left
+        out, then 1 and 0. norm_forward_phase must be given. Returns [Y, mean, inv_variance], the last two None
+        in INFERENCE."""
+
+    def rmsnorm_backward(
+        self,
+        grad: Tensor | float,
+        input: Tensor | float,
+        scale: Tensor | float | None = None,
+        inv_variance: Tensor | float = ...,
+        has_dbias: bool = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
+        """Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With
+        n = input * inv_variance and g = grad * scale, over the same axes as rmsnorm:
+        DX = inv_variance * (g - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the sums over
+        all rows, in the shape of scale; their order is not specified. has_dbias must be given. Returns
+        [DX, DScale, DBias]; DBias is None without has_dbias, and without a scale, which is 1 then,
+        DScale is, too, and has_dbias must be False."""
+
+    def layernorm_backward(
+        self,
+        grad: Tensor | float,
+        input: Tensor | float,
+        scale: Tensor | float | None = None,
+        mean: Tensor | float = ...,
+        inv_variance: Tensor | float = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
+        """Gradients of layernorm, from grad, that of Y, and what the TRAINING phase had and made. With
+        n = (input - mean) * inv_variance and g = grad * scale, over the same axes as layernorm:
+        DX = inv_variance * (g - mean(g) - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the
+        sums over all rows, in the shape of scale; their order is not specified. Returns [DX, DScale, DBias];
+        without a scale, which is 1 then, the last two are None."""
+
+    def adalayernorm(
+        self,
+        input: Tensor | float,
+        scale: Tensor | float,
+        bias: Tensor | float | None = None,
+        epsilon: Tensor | float = ...,
+        norm_forward_phase: norm_forward_phase = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
+        """Layer normalization with a scale and a bias of each sample (adaptive layer norm: Peebles and Xie 2023):
+        layernorm over the axes along which scale varies, but the first, along which samples are, so that scale
+        has input's extent. bias has scale's shape and may be left out, then 0. norm_forward_phase must be given.
+        Returns [Y, mean, inv_variance], the last two None in INFERENCE."""
+
+    def adalayernorm_backward(
+        self,
+        grad: Tensor | float,
+        input: Tensor | float,
+        scale: Tensor | float,
+        mean: Tensor | float,
+        inv_variance: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of adalayernorm, as layernorm_backward makes them, but DScale and DBias, in the shape of
+        scale, are sums over the rows of each sample. Kernels make these of a single sample alone; of several
+        they make DX. Returns [DX, DScale, DBias]."""
+
+    def softmax(
+        self,
+        input: Tensor | float,
+        axis: int | None = -1,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """e^input over its sum along axis, by way of e^(input - m) with m the largest along axis, so that nothing
+        overflows. -infinity becomes 0. Where all are -infinity, or one is infinity or NaN, all become NaN."""
+
+    def log_softmax(
+        self,
+        input: Tensor | float,
+        axis: int | None = -1,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The logarithm of softmax along axis, as input - m - log(sum(e^(input - m))) with m the largest along axis.
+        -infinity remains. Where all are -infinity, or one is infinity or NaN, all become NaN."""
+
+    def logsumexp(
+        self,
+        input: Tensor | float,
+        axis: int | None = -1,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """log(sum(e^input)) along axis, whose extent becomes 1, as m + log(sum(e^(input - m))) with m the largest
+        along axis. Where all are -infinity it is -infinity, where one is infinity and none NaN, infinity.
+        Stored as FLOAT unless set otherwise."""
+
+    def softmax_backward(
+        self,
+        grad: Tensor | float,
+        output: Tensor | float,
+        axis: int | None = -1,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of softmax, from grad, that of its output, and output: (grad - sum(grad * output)) * output, the
+        sum along axis. Returns DX."""
+
+    def log_softmax_backward(
+        self,
+        grad: Tensor | float,
+        output: Tensor | float,
+        axis: int | None = -1,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of log_softmax, from grad, that of its output, and output: grad - e^output * sum(grad), the sum
+        along axis. Returns DX."""
+
+    def reduction(
+        self,
+        input: Tensor | float,
+        mode: reduction_mode | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        group_offset: None = ...,
+    ) -> Tensor:
+        """One number per group of elements, by mode: ADD sum, MUL product, MIN, MAX, AMAX max|input|,
+        AVG mean, NORM1 sum|input|, NORM2 sqrt(sum input^2), MUL_NO_ZEROS product of all but zeros.
+        set_dim of the result says which axes are reduced: those where it is 1; unset, all of them.
+        NaN stays NaN. The order of sums and products is not specified. Of no elements: 0, 1 for
+        products, +-infinity for MIN and MAX, NaN for AVG. Stored as FLOAT unless set otherwise."""
+
+    def block_scale_quantize(
+        self,
+        input: Tensor | float,
+        block_size: int | None = 16,
+        axis: int | None = None,
+        transpose: bool | None = False,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        group_offset: None = ...,
+    ) -> tuple[Tensor, Tensor]:
+        """Block quantization: each block of block_size elements along axis (default: the last one that
+        is not 1) gets the scale max|input| * (1 / largest finite element), rounded to the scale's
+        type, and the elements are input * (1 / scale as stored), inverses and products in float32.
+        block_size 16, NVFP4: FP4_E2M1 elements, FP8_E4M3 scales, or FP8_E8M0 if set.
+        block_size 32, MXFP8 and MXFP4 (OCP Microscaling Formats 1.0): FP8_E4M3 elements, or
+        FP8_E5M2 or FP4_E2M1 if set, FP8_E8M0 scales.
+        block_size 128: FP8_E4M3 elements, or FP8_E5M2 if set, FLOAT scales, or FP8_E8M0 if set.
+        FLOAT scales are rounded by the product alone and never below 2^-126, which is that of zeros; an
+        infinity in a block makes its scale infinite, all that is finite zero and the infinity NaN.
+        FP8_E4M3 scales round to nearest even and saturate; a block whose scale rounds to zero becomes
+        zeros. FP8_E8M0 scales round up to a power of two from 2^-127 to 2^127, as cuDNN's and
+        FlashInfer's do, so that no element saturates; the conversion that OCP describes rounds down.
+        Elements round to nearest even and saturate, those of FP4 after rounding to a multiple of
+        2^-22 (2^-21 from 2 on, 2^-20 from 4 on). Returns [Y, scale]."""
+
+    def add(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """a + b."""
+
+    def sub(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """a - b."""
+
+    def mul(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """a * b."""
+
+    def div(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """a / b."""
+
+    def scale(
+        self,
+        input: Tensor | float,
+        scale: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """input * scale."""
+
+    def max(
+        self,
+        input0: Tensor | float,
+        input1: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The larger of the two (0 is larger than -0); NaN if either is."""
+
+    def min(
+        self,
+        input0: Tensor | float,
+        input1: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The smaller of the two (-0 is smaller than 0); NaN if either is."""
+
+    def abs(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """|input|."""
+
+    def neg(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """-input."""
+
+    def reciprocal(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """1 / input."""
+
+    def sqrt(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """Square root; NaN below 0."""
+
+    def rsqrt(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """1 / sqrt(input)."""
+
+    def exp(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """e^input."""
+
+    def log(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """Natural logarithm; NaN below 0."""
+
+    def identity(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """input unchanged (a place to change the data type)."""
+
+    def relu(
+        self,
+        input: Tensor | float,
+        negative_slope: float | None = 0.0,
+        lower_clip: float | None = 0.0,
+        upper_clip: float | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """min(input, upper_clip) above lower_clip, else lower_clip + negative_slope * (input - lower_clip)."""
+
+    def sigmoid(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """1 / (1 + exp(-input))."""
+
+    def tanh(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """Hyperbolic tangent."""
+
+    def swish(
+        self,
+        input: Tensor | float,
+        swish_beta: float | None = 1.0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """input * sigmoid(swish_beta * input); SiLU when swish_beta is 1."""
+
+    def gelu(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """input * Phi(input) with the normal distribution function (the erf form)."""
+
+    def gelu_approx_tanh(
+        self,
+        input: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """0.5 * input * (1 + tanh(sqrt(2/pi) * (input + 0.044715 * input^3)))."""
+
+    def relu_backward(
+        self,
+        loss: Tensor | float,
+        input: Tensor | float,
+        negative_slope: float | None = 0.0,
+        lower_clip: float | None = 0.0,
+        upper_clip: float | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of relu, from that of its result: loss where input is above lower_clip and at most
+        upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is."""
+
+    def sigmoid_backward(
+        self,
+        loss: Tensor | float,
+        input: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """loss * sigmoid(input) * sigmoid(-input)."""
+
+    def tanh_backward(
+        self,
+        loss: Tensor | float,
+        input: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """loss * (1 - tanh(input)^2)."""
+
+    def swish_backward(
+        self,
+        loss: Tensor | float,
+        input: Tensor | float,
+        swish_beta: float | None = 1.0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """loss * s * (1 + swish_beta * input * (1 - s)) with s = sigmoid(swish_beta * input)."""
+
+    def gelu_backward(
+        self,
+        loss: Tensor | float,
+        input: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """loss * (Phi(input) + input * phi(input)) with the normal distribution function and its density."""
+
+    def gelu_approx_tanh_backward(
+        self,
+        loss: Tensor | float,
+        input: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """loss times the derivative of gelu_approx_tanh at input."""
+
+    def gen_index(
+        self,
+        input: Tensor | float,
+        axis: int = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The number of each element of input along axis, from 0, as a number of the compute data type: FLOAT has all
+        up to 2^24. Of input only the shape counts. A negative axis counts from the last."""
+
+    def cmp_eq(
+        self,
+        input: Tensor | float,
+        comparison: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """1 where input == comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        in no order with everything."""
+
+    def cmp_neq(
+        self,
+        input: Tensor | float,
+        comparison: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """1 where input != comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        unequal to everything."""
+
+    def cmp_gt(
+        self,
+        input: Tensor | float,
+        comparison: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """1 where input > comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        in no order with everything."""
+
+    def cmp_ge(
+        self,
+        input: Tensor | float,
+        comparison: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """1 where input >= comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        in no order with everything."""
+
+    def cmp_lt(
+        self,
+        input: Tensor | float,
+        comparison: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """1 where input < comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        in no order with everything."""
+
+    def cmp_le(
+        self,
+        input: Tensor | float,
+        comparison: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """1 where input <= comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        in no order with everything."""
+
+    def binary_select(
+        self,
+        input0: Tensor | float,
+        input1: Tensor | float,
+        mask: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """input0 where mask is not 0, else input1."""
+
+    def cross_entropy(
+        self,
+        input: Tensor | float,
+        target: Tensor | float,
+        ignore_index: int | None = -100,
+        label_smoothing: float | None = 0.0,
+        z_loss: float | None = 0.0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor]:
+        """Cross entropy of the softmax of each row of input, its last axis, with the target's column:
+        loss = logsumexp - (1 - label_smoothing) * input[target] - label_smoothing * mean(input)
+        + z_loss * logsumexp^2, with logsumexp = log(sum(exp(input))), and 0 for rows that are ignored. target: one
+        a row, of any type, INT32 and INT64 among them; the number of a column. A row whose target is
+        ignore_index counts for nothing. A target that is neither that nor the number of a column makes the loss
+        NaN;
+        nothing is read there. A row with infinity, or
+        of -infinity alone, has NaN for both. Returns [loss, logsumexp], one a row each, FLOAT unless set."""
+
+    def cross_entropy_backward(
+        self,
+        grad: Tensor | float,
+        input: Tensor | float,
+        target: Tensor | float,
+        logsumexp: Tensor | float,
+        ignore_index: int | None = -100,
+        label_smoothing: float | None = 0.0,
+        z_loss: float | None = 0.0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of cross_entropy, from grad, that of the loss, one a row, and the logsumexp that it made:
+        DX = grad * (exp(input - logsumexp) * (1 + 2 * z_loss * logsumexp) - (1 - label_smoothing) * [column =
+        target] - label_smoothing / columns), and 0 in rows that are ignored, whatever their grad and input. target:
+        one a row, of any type, INT32 and INT64 among them; the number of a column. A row whose target is
+        ignore_index counts for nothing. A target that is neither that nor the number of a column makes the row's DX
+        NaN;
+        nothing is read there. Attributes
+        as of cross_entropy. Returns DX."""
+
+    def matmul(
+        self,
+        A: Tensor | float,
+        B: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        padding: float = ...,
+    ) -> Tensor:
+        """The matrix product C = A B of [batch axes..., M, K] and [batch axes..., K, N], of which one may have extent
+        1 along a batch axis where the other has more. Strides say how A and B lie: either may be transposed.
+        Inputs of any float type; products and sums are in the compute data type, FLOAT unless set, in an order
+        that is not specified, and C is rounded once, to its own type. The reference engine's are torch.matmul's: on
+        a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says. C is row-major unless set.
+        padding, which in cuDNN fills what ragged extents leave, must be 0."""
+
+    def conv_fprop(
+        self,
+        image: Tensor | float,
+        weight: Tensor | float,
+        padding: Sequence[int] | None = None,
+        pre_padding: Sequence[int] | None = None,
+        post_padding: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        convolution_mode: convolution_mode | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Convolution of image [N, C, H, W] or [N, C, D, H, W] with weight [K, C / groups, taps along each spatial
+        axis]: the number of groups is the quotient of their channels. Strides say how they lie: channels-last is
+        C with stride 1. padding, zeros on both sides of each spatial axis, or pre_padding and post_padding; stride
+        and dilation; without them 0, 1 and 1. convolution_mode: CROSS_CORRELATION, as in neural networks, or
+        CONVOLUTION, which turns the weight around. Products and sums are in the compute data type, FLOAT unless
+        set, in an order that is not specified, and Y is rounded once, to its own type. Y has
+        [N, K, (extent + padding - dilation (taps - 1) - 1) / stride + 1, ...], channels-last unless set."""
+
+    def sdpa(
+        self,
+        q: Tensor | float,
+        k: Tensor | float,
+        v: Tensor | float,
+        attn_scale: Tensor | float | None = None,
+        bias: Tensor | float | None = None,
+        is_inference: bool | None = None,
+        generate_stats: bool | None = None,
+        use_causal_mask: bool | None = False,
+        use_causal_mask_bottom_right: bool | None = False,
+        sliding_window_length: int | None = None,
+        diagonal_alignment: diagonal_alignment | None = ...,
+        diagonal_band_left_bound: int | None = None,
+        diagonal_band_right_bound: int | None = None,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        block_mask: None = ...,
+        use_alibi_mask: bool = ...,
+        use_padding_mask: bool = ...,
+        seq_len_q: None = ...,
+        seq_len_kv: None = ...,
+        cu_seq_len_q: None = ...,
+        cu_seq_len_kv: None = ...,
+        max_total_seq_len_q: None = ...,
+        max_total_seq_len_kv: None = ...,
+        dropout: None = ...,
+        rng_dump: None = ...,
+        paged_attention_k_table: None = ...,
+        paged_attention_v_table: None = ...,
+        paged_attention_max_seq_len_kv: None = ...,
+        score_mod: None = ...,
+        score_max: None = ...,
+        score_sum_exp: None = ...,
+        sink_token: None = ...,
+        kv_mask: None = ...,
+        implementation: None = ...,
+        unfuse_fma: bool = ...,
+        stats_use_log2: bool = ...,
+        softmax_precision: None = ...,
+        attn_scale_prefolded: bool = ...,
+    ) -> tuple[Tensor, Tensor | Any]:
+        """Attention of q [batch, heads, rows, columns] to k and v (Vaswani et al. 2017, equation 1):
+        O = softmax(attn_scale * q k^T + bias) v. Heads of k and v must divide those of q: head h of q attends to
+        head h / (heads of q / heads of k), so one serves several (grouped and multi-query attention). attn_scale,
+        a number or a tensor of one element, is 1 if left out; bias has the extents of the scores or 1.
+        Row i attends to column j where i - diagonal_band_left_bound < j <= i + diagonal_band_right_bound, all the
+        way where a bound is None; with diagonal_alignment BOTTOM_RIGHT i counts from rows of k - rows of q.
+        use_causal_mask is TOP_LEFT with right bound 0, use_causal_mask_bottom_right BOTTOM_RIGHT likewise,
+        sliding_window_length the left bound. A row with nothing to attend to has 0 and, for Stats, -infinity.
+        Returns [O, Stats]; Stats, FLOAT unless set, is the log-sum-exp of each row's scores, made with
+        generate_stats=True, or is_inference=False, else None. Scores, their exponentials and sums are in the
+        compute data type, FLOAT unless set, and are not rounded on the way: cuDNN's kernels round the exponentials
+        to q's type. O is rounded once, to its own type. Both are row-major unless set."""
+
+    def instancenorm(
+        self,
+        input: Tensor | float,
+        scale: Tensor | float,
+        bias: Tensor | float,
+        epsilon: Tensor | float,
+        norm_forward_phase: norm_forward_phase = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
+        """Instance normalization of [N, C, spatial axes...] (Ulyanov et al. 2016):
+        Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) +
+        epsilon),
+        means over the spatial axes; scale and bias are [1, C, 1, ...]. norm_forward_phase must be given. Returns
+        [Y, mean, inv_variance], the last two, [N, C, 1, ...], None in INFERENCE."""
+
+    def instancenorm_backward(
+        self,
+        grad: Tensor | float,
+        input: Tensor | float,
+        scale: Tensor | float,
+        mean: Tensor | float,
+        inv_variance: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of instancenorm, from grad, that of Y, and what forward made: as layernorm_backward
+        makes them, DScale and DBias, sums over samples and spatial axes, in the shape of scale. Returns
+        [DX, DScale, DBias]."""
+
+    def batchnorm(
+        self,
+        input: Tensor | float,
+        scale: Tensor | float,
+        bias: Tensor | float,
+        in_running_mean: Tensor | float | None = None,
+        in_running_var: Tensor | float | None = None,
+        epsilon: Tensor | float = ...,
+        momentum: Tensor | float | None = None,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        peer_stats: list[Any] = ...,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | Any, Tensor | Any]:
+        """Batch normalization of [N, C, spatial axes...] in training (Ioffe and Szegedy 2015):
+        Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) +
+        epsilon),
+        means over samples and spatial axes; scale and bias are [1, C, 1, ...]. With in_running_mean,
+        in_running_var and momentum, one element, next_running_mean = (1 - momentum) * in_running_mean +
+        momentum * mean, and next_running_var likewise of the unbiased variance, divided by one less than the
+        count. Returns [Y, mean, inv_variance, next_running_mean, next_running_var], all but Y [1, C, 1, ...], the
+        last two None without what they are made from."""
+
+    def batchnorm_inference(
+        self,
+        input: Tensor | float,
+        mean: Tensor | float,
+        inv_variance: Tensor | float,
+        scale: Tensor | float,
+        bias: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Batch normalization of [N, C, spatial axes...] by statistics that are given, [1, C, 1, ...] as scale and
+        bias are: Y = (input - mean) * inv_variance * scale + bias."""
+
+    def batchnorm_backward(
+        self,
+        grad: Tensor | float,
+        input: Tensor | float,
+        scale: Tensor | float,
+        mean: Tensor | float,
+        inv_variance: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        peer_stats: list[Any] = ...,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of batchnorm, from grad, that of Y, and what forward made: as layernorm_backward
+        makes them, DScale and DBias, sums over samples and spatial axes, in the shape of scale. Returns
+        [DX, DScale, DBias]."""
+
+    def transpose(
+        self,
+        input: Tensor | float,
+        permutation: Sequence[int] = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """input with its axes in another order: axis i of the output is axis permutation[i] of input. The output's
+        strides are input's in that order, unless set: a view of the same layout."""
+
+    def slice(
+        self,
+        input: Tensor | float,
+        slices: Sequence[builtins.slice] = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The elements of input that slices name, a Python slice with a step above 0 for each axis. The output's
+        strides are input's times the steps, unless set: a view of the same layout."""
+
+    def reshape(
+        self,
+        input: Tensor | float,
+        reshape_mode: reshape_mode | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The elements of input in row-major order of their indices, in another shape of as many elements. That is
+        the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY).
+        It is the same for tensors in row-major order without gaps."""
+
+    def gather_rows(
+        self,
+        input: Tensor | float,
+        index: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Slices of input along its first axis, by number: output[i, ...] = input[index[i, ...], ...]. index, of any
+        type, INT32 and INT64 among them, has extent 1 along the last axis, and along others where input has more;
+        it may vary along axes where input has extent 1. The slice of a number that input does not have is NaN;
+        nothing is read there."""
+
+    def scatter_rows(
+        self,
+        input: Tensor | float,
+        index: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. What
+        no number names stays as it is in memory. A number below 0, or one that output has not, is of no slice:
+        that one is not written. Of two slices with one number either is written. index is as that of gather_rows;
+        output must be given its dim, and be an output of the graph: a cache that is filled bit by bit."""
+
+    def rotate_pairs(
+        self,
+        input: Tensor | float,
+        cos: Tensor | float,
+        sin: Tensor | float,
+        interleaved: bool | None = False,
+        inverse: bool | None = False,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Rotary position embedding (Su et al. 2021): pairs of columns of input, rotated by angles of which cos and
+        sin are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and
+        n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns
+        from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all
+        axes but the last. cuDNN's rope is another op: it takes angles."""
+
+    def join(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        axis: int = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The elements of a, then those of b along axis. A negative axis counts from the last."""
+
+    def bias(
+        self,
+        input: Tensor | float,
+        bias: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """input + bias: a node of add."""
+
+    def leaky_relu(
+        self,
+        input: Tensor | float,
+        negative_slope: float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """input above 0, else negative_slope * input: a node of relu."""
+
+    def leaky_relu_backward(
+        self,
+        loss: Tensor | float,
+        input: Tensor | float,
+        negative_slope: float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of leaky_relu, from that of its result: a node of relu_backward."""

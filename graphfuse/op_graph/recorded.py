@@ -1,0 +1,44 @@
+"""What a user recorded in a graph, before anything is inferred. ``freeze`` and ``printing`` read it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from graphfuse.base.dtypes import data_type
+from graphfuse.op_graph.tensor import Tensor
+from graphfuse.ops import Op
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A node as the user made it."""
+
+    name: str
+    op: Op
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    attributes: Mapping[str, object]
+    compute: data_type
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Output ports that the node does not write."""
+        return self.op.absent(self.attributes, frozenset(self.inputs))
+
+
+@dataclass(eq=False, repr=False)
+class Recorded:
+    """A graph as recorded.
+
+    io_data_type, intermediate_data_type, compute_data_type: for tensors and nodes that have no type of their own.
+    intermediate_rounding: "float32", or "declared" if virtual tensors are rounded to the type they declare. nodes: each
+    after those it reads from. takes_overrides: whether calls may give other leading extents.
+    """
+
+    name: str
+    io_data_type: data_type
+    intermediate_data_type: data_type
+    compute_data_type: data_type
+    intermediate_rounding: str
+    tensors: list[Tensor] = field(default_factory=list)
+    nodes: list[NodeRecord] = field(default_factory=list)
+    takes_overrides: bool = False

@@ -1,0 +1,219 @@
+"""The tensor a user sees and sets up; `freeze` turns it into an `ir.Tensor`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from graphfuse.base import cudnn_names, dtypes
+from graphfuse.base.cudnn_keywords import also
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.base.errors import GraphTypeError, GraphValidationError
+
+
+class Tensor:
+    """A tensor of a graph; every setter returns the tensor, so that calls chain.
+
+    Made by ``pygraph.tensor`` and the op methods, not directly. Dimensions and strides
+    are in elements, outermost first. What is not set is inferred by ``validate``.
+    """
+
+    def __init__(self, uid: int, name: str, changed: Callable[[], None], claim: Callable[[Tensor, int], None]):
+        self._changed = changed
+        self._claim = claim
+        self._uid = uid
+        self._name = name
+        self._dim: tuple[int, ...] | None = None
+        self._stride: tuple[int, ...] | None = None
+        self._data_type = data_type.NOT_SET
+        self._virtual = True
+        self._by_value = False
+        self._alignment = 16
+        self._reordering = tensor_reordering.NONE
+        # What validate worked out, kept apart from what the user said: a later change
+        # upstream must not collide with an old inference.
+        self.inferred_dim: tuple[int, ...] = ()
+        self.inferred_stride: tuple[int, ...] = ()
+        self.inferred_data_type = data_type.NOT_SET
+        self.value: float | None = None
+        """The number of a constant made by ``tensor_scalar`` or a Python float; else None."""
+
+    def set_dim(self, dim: Sequence[int]) -> Tensor:
+        """Extents per axis, each >= 0 (0 makes the tensor empty)."""
+        self._dim = _integers(self, "dim", dim)
+        return self._done()
+
+    def set_stride(self, stride: Sequence[int]) -> Tensor:
+        """Elements between neighbours along each axis, each >= 0."""
+        self._stride = _integers(self, "stride", stride)
+        return self._done()
+
+    @also(dtype="data_type")
+    def set_data_type(self, data_type: object) -> Tensor:  # noqa: A002 - cuDNN's spelling
+        """A ``data_type``, or a torch or numpy dtype."""
+        self._data_type = checked_type(f"tensor {self._name!r}", data_type)
+        return self._done()
+
+    @also(value="is_output")
+    def set_output(self, is_output: bool = True) -> Tensor:
+        """Whether callers give a buffer that this tensor is written to."""
+        self._virtual = not is_output
+        return self._done()
+
+    @also(value="is_virtual")
+    def set_is_virtual(self, is_virtual: bool) -> Tensor:
+        """Whether the tensor lives only between nodes."""
+        self._virtual = bool(is_virtual)
+        return self._done()
+
+    @also(value="is_pass_by_value")
+    def set_is_pass_by_value(self, is_pass_by_value: bool) -> Tensor:
+        """Whether execute gets a host number instead of a device buffer."""
+        self._by_value = bool(is_pass_by_value)
+        return self._done()
+
+    def set_name(self, name: str) -> Tensor:
+        if not name:
+            raise GraphTypeError(f"tensor {self._name!r}: a name must be a non-empty str, got {name!r}")
+        self._name = checked_name(f"tensor {self._name!r}", name)
+        return self._done()
+
+    def set_uid(self, uid: int) -> Tensor:
+        """The number that ``execute`` knows the tensor by; unique in the graph.
+
+        Numbers that users chose, or that ``get_uid`` has told them, stay: choosing one of them is a
+        GraphValidationError. Any other is free to be chosen; its holder then gets another.
+        """
+        self._claim(self, uid)
+        self._uid = uid
+        return self._done()
+
+    def set_byte_alignment(self, alignment: int) -> Tensor:
+        """Bytes that every address bound to this tensor is a multiple of: a power of two, default 16.
+
+        Lower it for slices that start anywhere; kernels then use narrower accesses.
+        """
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise GraphValidationError(
+                f"tensor {self._name!r}: byte alignment must be a power of two, got {alignment!r}"
+            )
+        self._alignment = alignment
+        return self._done()
+
+    def set_reordering_type(self, reordering_type: tensor_reordering) -> Tensor:
+        """The order of the elements in memory. F8_128x4 is for the scales of ``block_scale_quantize``, whose blocks
+        must run along the last axis.
+
+        dim stays [rows..., blocks], strides say nothing. The memory is that of ceil(rows / 128) * 128
+        rows of ceil(blocks / 4) * 4 elements; what is beyond the tensor's own is not written.
+        """
+        if not isinstance(reordering_type, tensor_reordering):
+            raise GraphTypeError(
+                f"tensor {self._name!r}: reordering type must be a tensor_reordering, got {reordering_type!r}"
+            )
+        self._reordering = reordering_type
+        return self._done()
+
+    def get_dim(self) -> list[int]:
+        """Extents, empty if neither set nor inferred yet."""
+        return list(self._dim or self.inferred_dim)
+
+    def get_stride(self) -> list[int]:
+        return list(self._stride or self.inferred_stride)
+
+    def get_data_type(self) -> data_type:
+        return self.inferred_data_type if self._data_type is data_type.NOT_SET else self._data_type
+
+    def clear_inferred(self) -> None:
+        """Forget what validate worked out."""
+        self.inferred_dim = self.inferred_stride = ()
+        self.inferred_data_type = data_type.NOT_SET
+
+    def get_name(self) -> str:
+        return self._name
+
+    def get_uid(self) -> int:
+        """The number that ``execute`` knows the tensor by. From now on it stays (see ``set_uid``)."""
+        self._claim(self, self._uid)
+        return self._uid
+
+    @property
+    def current_uid(self) -> int:
+        """The uid, which may change: for what reads it on no user's behalf."""
+        return self._uid
+
+    def get_is_virtual(self) -> bool:
+        return self._virtual
+
+    def get_is_pass_by_value(self) -> bool:
+        return self._by_value
+
+    def get_byte_alignment(self) -> int:
+        return self._alignment
+
+    def get_reordering_type(self) -> tensor_reordering:
+        return self._reordering
+
+    if not TYPE_CHECKING:  # to which every attribute would be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            cudnn_names.refuse("a tensor", name, cudnn_names.TENSOR, self)
+
+    def detached(self, dim: Sequence[int] = (), stride: Sequence[int] = ()) -> Tensor:
+        """A copy that belongs to no graph. dim: other extents, with strides that are these or, if there are none,
+        inferred."""
+        made = copy.copy(self)
+        made._changed, made._claim = _unheard, _unheard
+        if dim:
+            made._dim, made._stride = tuple(dim), tuple(stride) or None
+        return made
+
+    def _done(self) -> Tensor:
+        self._changed()
+        return self
+
+    def __repr__(self) -> str:
+        return f"<tensor {self._name!r} uid={self._uid} dim={self.get_dim()} {self.get_data_type().name}>"
+
+
+def _unheard(*_: object) -> None:
+    """What changes of a tensor of no graph undo."""
+
+
+def checked_type(where: str, value: object) -> data_type:
+    """The data type that `value` means; GraphTypeError names `where`."""
+    try:
+        return dtypes.from_foreign(value)
+    except TypeError as error:
+        raise GraphTypeError(f"{where}: {error}") from None
+
+
+def checked_name(where: str, value: object) -> str:
+    """`value` if it is a str; GraphTypeError names `where`."""
+    if not isinstance(value, str):
+        raise GraphTypeError(f"{where}: a name must be a str, got {value!r}")
+    return value
+
+
+def checked_number(where: str, value: float, dtype: data_type) -> float:
+    """`value` as a float that `dtype` can hold; GraphValidationError names `where`."""
+    try:
+        return dtypes.fit(value, dtype)
+    except ValueError as error:
+        raise GraphValidationError(f"{where}: {error}") from None
+
+
+def _integers(tensor: Tensor, what: str, values: Sequence[int]) -> tuple[int, ...]:
+    try:
+        numbers = tuple(v.__index__() for v in values)
+    except (TypeError, AttributeError):
+        raise GraphTypeError(
+            f"tensor {tensor.get_name()!r}: {what} must be a sequence of integers, got {values!r}"
+        ) from None
+    if not numbers or any(n < 0 for n in numbers):
+        raise GraphValidationError(
+            f"tensor {tensor.get_name()!r}: {what} must be one or more integers >= 0, got {values!r}"
+        )
+    return numbers

@@ -1,0 +1,104 @@
+"""The invariants between stages: of the frozen graph, and of a plan's partition of it."""
+
+from collections.abc import Sequence
+
+from graphfuse.base.enums import tensor_reordering
+from graphfuse.base.errors import GraphValidationError
+from graphfuse.op_graph.ir import Graph, Subgraph, Tensor
+
+MAX_RANK = 8
+_MOST_BYTES = 2**63 - 1  # offsets are signed 64-bit numbers
+
+
+def check_ir(graph: Graph) -> None:
+    """GraphValidationError unless `graph` is well formed; run after freezing and after each rewrite."""
+    seen: set[int] = set()
+    uids: dict[int, str] = {}
+    for i, t in enumerate(graph.tensors):
+        if t.id != i:
+            raise GraphValidationError(f"{t} has id {t.id} at position {i}")
+        if t.uid in uids:
+            raise GraphValidationError(f"{t} has uid {t.uid}, which tensor {uids[t.uid]!r} has too; uids must differ")
+        uids[t.uid] = t.name
+        _check_tensor(t)
+        if t.id not in graph.producer:
+            seen.add(t.id)
+            if t.virtual and t.id in graph.consumers:
+                raise GraphValidationError(f"{t} is virtual but no node writes it")
+        elif t.by_value:
+            raise GraphValidationError(f"{t} is passed by value but {graph.nodes[graph.producer[t.id]]} writes it")
+        elif _overlaps_itself(t):
+            raise GraphValidationError(f"{t} is written but its strides map several elements to one address")
+    for t in graph.tensors:
+        if t.reordering is not tensor_reordering.NONE:
+            _check_reordered(graph, t)
+    for node in graph.nodes:
+        for port, t in node.inputs:
+            if t not in seen:
+                raise GraphValidationError(f"{node}: input {port!r} ({graph.tensors[t]}) is read before it is written")
+        for port, t in node.outputs:
+            if t in seen:
+                raise GraphValidationError(f"{node}: output {port!r} ({graph.tensors[t]}) is written twice")
+            seen.add(t)
+
+
+def _check_tensor(t: Tensor) -> None:
+    if not 1 <= len(t.dim) <= MAX_RANK:
+        raise GraphValidationError(f"{t} must have 1 to {MAX_RANK} dimensions")
+    if len(t.stride) != len(t.dim):
+        raise GraphValidationError(f"{t} must have one stride per dimension")
+    if t.nbytes > _MOST_BYTES or t.elements > _MOST_BYTES:
+        raise GraphValidationError(f"{t} spans more than 2^63 - 1 bytes")
+    if t.value is not None and not t.by_value:
+        raise GraphValidationError(f"{t} has the value {t.value} and must be passed by value")
+    if t.by_value and t.elements != 1:
+        raise GraphValidationError(f"{t} is passed by value and must have one element, it has {t.elements}")
+    if t.dtype.bits < 8 and t.elements:
+        axis = t.packed_axis
+        others = [s for a, (e, s) in enumerate(zip(t.dim, t.stride, strict=True)) if e > 1 and a != axis]
+        if axis is None or t.dim[axis] % 2 or any(s % 2 for s in others):
+            raise GraphValidationError(
+                f"{t} packs two elements a byte: one axis must have stride 1 and an even extent, "
+                "other strides must be even"
+            )
+
+
+def _check_reordered(graph: Graph, t: Tensor) -> None:
+    node = graph.nodes[graph.producer[t.id]] if t.id in graph.producer else None
+    if node is None or node.op_name != "block_scale_quantize" or node.output("scale") != t.id:
+        raise GraphValidationError(f"{t} is reordered; accepted: scales that block_scale_quantize makes")
+    if t.virtual:
+        raise GraphValidationError(f"{t} is reordered and virtual: only what is in memory has an order there")
+    if t.dtype.bits != 8:
+        raise GraphValidationError(f"{t} is reordered as F8_128x4; accepted: scales of 8 bits")
+    if node.attribute("axis") != len(t.dim) - 1:
+        raise GraphValidationError(
+            f"{t} is reordered and {node} quantizes along axis {node.attribute('axis')}; "
+            f"accepted: blocks along the last axis, {len(t.dim) - 1}"
+        )
+
+
+def _overlaps_itself(t: Tensor) -> bool:
+    reach = 0
+    for stride, extent in sorted((s, e) for e, s in zip(t.dim, t.stride, strict=True) if e > 1):
+        if stride <= reach:
+            return bool(t.elements)
+        reach += (extent - 1) * stride
+    return False
+
+
+def check_partition(graph: Graph, regions: Sequence[Subgraph]) -> None:
+    """GraphValidationError unless `regions`, in order, compute every node once, after what it needs."""
+    done: set[int] = set()
+    for region in regions:
+        for i in region.node_ids:
+            if i in done:
+                raise GraphValidationError(f"{graph.nodes[i]} is planned twice")
+        for t in region.inputs:
+            made_by = graph.producer.get(t)
+            if made_by is not None and made_by not in done:
+                raise GraphValidationError(f"{graph.tensors[t]} is read before {graph.nodes[made_by]} has run")
+        done.update(region.node_ids)
+    missing = [str(node) for i, node in enumerate(graph.nodes) if i not in done]
+    if missing:
+        raise GraphValidationError(f"not planned: {', '.join(missing)}")

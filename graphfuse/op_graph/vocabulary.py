@@ -1,0 +1,89 @@
+"""Graph methods made from the op table, shared by the user's graph and by pattern templates."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+
+from graphfuse.base.errors import GraphTypeError
+from graphfuse.ops import OPS, SPELLINGS, Op, Spelling
+
+_POSITIONAL, _KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
+
+def methods(call: Callable[..., object], trailing: Mapping[str, object]) -> Callable[[type], type]:
+    """Class decorator: one method per op and spelling, `call(self, op, ports and attributes given, **trailing)`.
+
+    trailing: extra keyword parameters of every method with their defaults.
+    """
+
+    def decorate(cls: type) -> type:
+        for op in OPS.values():
+            setattr(cls, op.name, _of_op(op, call, trailing))
+        for spelling in SPELLINGS.values():
+            setattr(cls, spelling.name, _of_spelling(spelling, call, trailing))
+        return cls
+
+    return decorate
+
+
+def _of_op(op: Op, call: Callable[..., object], trailing: Mapping[str, object]) -> Callable[..., object]:
+    # In the table's order. What stands after an optional port has a default, as Python wants it, and must be
+    # given all the same if it is not optional itself.
+    optional = next((i for i, p in enumerate(op.inputs) if p.optional), len(op.inputs))
+    required = [a for a in op.attributes if a.required]
+    rest = [a for a in op.attributes if not a.required]
+    parameters = [
+        *(inspect.Parameter(p.name, _POSITIONAL) for p in op.inputs[:optional]),
+        *(inspect.Parameter(p.name, _POSITIONAL, default=None) for p in op.inputs[optional:]),
+        *(inspect.Parameter(a.name, _POSITIONAL, default=a.default) for a in (*required, *rest)),
+        *(inspect.Parameter(name, _POSITIONAL, default=default) for name, default in trailing.items()),
+        *(inspect.Parameter(name, _KEYWORD, default=only) for name, only in op.not_offered),
+    ]
+    needed = [p.name for p in op.inputs if not p.optional]
+    return _method(
+        op.name, op.doc, parameters, needed, trailing, lambda self, given, extra: call(self, op, given, **extra)
+    )
+
+
+def _of_spelling(spelling: Spelling, call: Callable[..., object], trailing: Mapping[str, object]):
+    op, names = OPS[spelling.op], dict(spelling.parameters)
+    parameters = [
+        *(inspect.Parameter(name, _POSITIONAL) for name in names),
+        *(inspect.Parameter(name, _POSITIONAL, default=default) for name, default in trailing.items()),
+    ]
+
+    def add(self, given: Mapping[str, object], extra: Mapping[str, object]):
+        return call(self, op, {names[name]: value for name, value in given.items()}, **extra)
+
+    return _method(spelling.name, spelling.doc, parameters, (), trailing, add)
+
+
+def _method(
+    name: str,
+    doc: str,
+    parameters: Sequence[inspect.Parameter],
+    needed: Sequence[str],
+    trailing: Mapping[str, object],
+    add: Callable[..., object],
+) -> Callable[..., object]:
+    """needed: the parameters that must be given though they have a default. add(self, given, extra)."""
+    signature = inspect.Signature([inspect.Parameter("self", _POSITIONAL), *parameters])
+    accepted = ", ".join(str(p) for p in parameters)
+
+    def method(*args, **kwargs):
+        try:
+            bound = signature.bind(*args, **kwargs)
+            absent = next((n for n in needed if n not in bound.arguments), None)
+            if absent is not None:
+                raise TypeError(f"missing a required argument: {absent!r}")
+        except TypeError as error:
+            raise GraphTypeError(f"{name}: {error}; accepted: {accepted}") from None
+        given = dict(bound.arguments)
+        self = given.pop("self")
+        extra = {name: given.pop(name, default) for name, default in trailing.items()}
+        return add(self, given, extra)
+
+    method.__name__ = name
+    method.__qualname__ = f"pygraph.{name}"
+    method.__doc__ = doc
+    method.__signature__ = signature
+    return method

@@ -1,0 +1,167 @@
+"""Calls of third-party patterns and engines. An exception becomes a PluginError, which names the package, what the
+plug-in was asked, and the nodes.
+
+Answers are not looked at, but for what would end the process or let it hang: launches, and the arguments of kernels. An
+answer of a wrong type raises where it is used, and that is in such a call, too.
+
+First-party patterns and engines are called directly. Their exceptions are bugs of this package, or of the machine.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+
+from graphfuse.base.device import Device
+from graphfuse.base.errors import DeviceError, GraphNotSupportedError, KernelCompileError, PluginError, SerializedError
+from graphfuse.contract import launch_limits, match, signature
+from graphfuse.contract.engine import Engine, Frozen, FrozenCall, Kernel, Launch, No, Outline, Prepared, Site
+from graphfuse.contract.match import Declined, Match, Pattern, Region
+from graphfuse.op_graph.ir import Graph, Subgraph
+from graphfuse.planning.registry import FIRST_PARTY, Origin, origin, said, shown
+
+_warned: set[tuple[str, str]] = set()
+
+
+def call(item: Pattern | Engine, about: Graph | Subgraph, stage: str, function: Callable, *arguments: object) -> object:
+    """What `function`, of a pattern or engine, answers. about: what it is asked about. stage: what it is asked.
+    PluginError for whatever it raises."""
+    if origin(item) is FIRST_PARTY:
+        return function(*arguments)
+    try:
+        return function(*arguments)
+    except PASSED.get(stage, ()):
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failure(item, about, stage, f"raised {said(error)}") from error
+
+
+def matches(pattern: Pattern, graph: Graph) -> list[Region | Declined]:
+    """Every place where the pattern fits; PluginError as of ``call``."""
+    if origin(pattern) is FIRST_PARTY:
+        return list(match.find(pattern, graph))
+    try:
+        return list(match.find(_guarded(pattern, graph), graph))
+    except PluginError as error:
+        if error.stage:
+            raise
+        raise _failure(pattern, graph, "matching", str(error)) from None
+    except Exception as error:
+        raise _failure(pattern, graph, "matching", f"raised {said(error)}") from error
+
+
+def try_out(part, device: Device) -> None:
+    """Asks the engine of a part (``plan.Part``) what will be asked when it runs, and looks at its launch. PluginError
+    as of ``call``."""
+    engine, about = part.engine, part.region.subgraph
+    checked_outline(part, device)
+    if origin(engine) is not FIRST_PARTY:
+        call(engine, about, "in_place", lambda: dict(engine.in_place(part.facts, part.knobs)))
+        call(engine, about, "notes", lambda: "".join(engine.notes(part.facts, part.knobs, device)))
+        call(engine, about, "describing", lambda: (part.name, hash(part.knobs)))
+
+
+def checked_outline(part, device: Device) -> Outline | Launch:
+    """The part's outline; PluginError where the device does not allow a launch, whoever made it."""
+    engine, about = part.engine, part.region.subgraph
+    outline = call(engine, about, "launch", lambda: part.outline)
+    if not isinstance(outline, Outline | Launch):
+        raise _failure(engine, about, "launch", f"gave {shown(outline)}; accepted: a Launch")
+    is_launch = isinstance(outline, Launch)
+    wrong = call(engine, about, "launch", launch_limits.fault, outline, device, about) if is_launch else None
+    if wrong:
+        raise _failure(engine, about, "launch", f"gave a Launch whose {wrong}")
+    return outline
+
+
+def prepared(part, device: Device, kernel: Callable[[str, str], Kernel]) -> Prepared:
+    """The part's work, ready to run. kernel: makes the device's kernel of a source and the name of its entry.
+    PluginError as of ``call``, and where a kernel does not take what the launch passes."""
+    engine, about, outline = part.engine, part.region.subgraph, checked_outline(part, device)
+
+    def compiled(source: str, entry: str) -> Kernel:
+        wrong = signature.fault(source, entry, outline) if isinstance(outline, Launch) else None
+        if wrong:
+            raise _failure(engine, about, "launch", f"gave a Launch whose {wrong}")
+        return kernel(source, entry)
+
+    def made(site: Site) -> Prepared:
+        found = engine.prepare(part.facts, part.knobs, device, site)
+        return dataclasses.replace(found, freeze=lambda later: _guarded_frozen(engine, about, found.freeze(later)))
+
+    # Apart from prepare, so that an error says what in the words of who writes kernels.
+    sources = call(engine, about, "source", engine.sources, part.facts, part.knobs)
+    return call(engine, about, "prepare", made, Site(about, outline, compiled, sources))
+
+
+def _guarded_frozen(engine: Engine, about: Subgraph, frozen: Frozen) -> Frozen:
+    if not isinstance(frozen, FrozenCall):
+        return frozen
+    return dataclasses.replace(frozen, run=running(engine, about, frozen.run))
+
+
+def running(engine: Engine, about: Subgraph, run: Callable) -> Callable:
+    """`run`, which does the engine's work, with PluginError for whatever it raises."""
+    if origin(engine) is FIRST_PARTY:
+        return run
+
+    def guarded(*arguments: object) -> object:
+        try:
+            return run(*arguments)
+        except (Exception, SystemExit) as error:
+            raise _failure(engine, about, "run", f"raised {said(error)}") from error
+
+    return guarded
+
+
+def left_out(item: Pattern | Engine, error: Exception, origins: Mapping[int, Origin]) -> No:
+    """Why an installed pattern or engine is not used; of any other the error is raised.
+
+    origins: of what the graph's caller did not pass. Each plug-in is warned of once for each thing that it is asked.
+    """
+    if origins.get(id(item), FIRST_PARTY) is FIRST_PARTY:
+        raise error
+    why = str(error) if isinstance(error, PluginError) else f"{_whose(item)}: {str(error).splitlines()[0]}"
+    once = _whose(item), getattr(error, "stage", None) or type(error).__name__
+    if once not in _warned:
+        _warned.add(once)
+        warnings.warn(f"a plug-in is left out: {why}", RuntimeWarning, stacklevel=2)
+    return No(f"it is left out: {why}")
+
+
+def _whose(item: Pattern | Engine) -> str:
+    kind, where = "pattern" if isinstance(item, Pattern) else "engine", origin(item)
+    return f"{kind} {item.name!r}" + ("" if where is None else f" of {where}")
+
+
+def _failure(item: Pattern | Engine, about: Graph | Subgraph, stage: str, what: str) -> PluginError:
+    where, nodes = origin(item), tuple(node.name for node in about.nodes)
+    error = PluginError(f"{_whose(item)}: {stage} for {', '.join(nodes)} {what}")
+    error.distribution = None if where is None else where.distribution
+    error.plugin, error.stage, error.nodes = item.name, stage, nodes
+    return error
+
+
+def _guarded(pattern: Pattern, graph: Graph) -> Pattern:
+    """The pattern with its functions called by ``call``."""
+
+    def asked(stage: str, function: Callable) -> Callable:
+        return lambda given: call(pattern, getattr(given, "subgraph", graph), stage, function, given)
+
+    def facts(given: Match) -> object:
+        found = pattern.facts(given)
+        hash(found)  # planning looks matches up by their facts
+        return found
+
+    templates = pattern.template if isinstance(pattern.template, tuple) else (pattern.template,)
+    return dataclasses.replace(
+        pattern,
+        template=tuple(asked("template", template) for template in templates),
+        facts=asked("facts", facts),
+        grow=None if pattern.grow is None else asked("grow", lambda m: tuple(pattern.grow(m))),
+    )
+
+
+PASSED: Mapping[str, tuple[type[Exception], ...]] = {
+    "prepare": (GraphNotSupportedError, KernelCompileError, DeviceError, PluginError, SerializedError)
+}
+"""By what is asked: what may be raised."""

@@ -1,0 +1,431 @@
+"""From a lowered graph to ranked plans. Pure functions; nothing is compiled here.
+
+`propose` is the whole stage: find every match, ask every engine, choose regions, rank.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import chain, islice
+from types import MappingProxyType
+
+from graphfuse.base.device import EMULATOR, Device
+from graphfuse.base.enums import behavior_note, heur_mode, numerical_note
+from graphfuse.base.errors import GraphNotSupportedError, PluginError
+from graphfuse.contract.engine import Engine, Launch, No, Outline, knobs_to_dict
+from graphfuse.contract.match import Declined, Pattern, Region
+from graphfuse.op_graph import verify
+from graphfuse.op_graph.ir import Graph, Subgraph, TensorId
+from graphfuse.planning import cover, guard, workspace
+from graphfuse.planning.registry import Origin, Registry
+from graphfuse.tables.ranking import RANKING, Rank, rank
+from graphfuse.tables.tunings import Tunings
+
+ALIGNMENT = workspace.ALIGNMENT
+
+MOST_PARTITIONS = 500
+"""So many partitions are looked at for the one that a user's engines run, those that save most bytes first."""
+
+_CIRCLE = No("it and another region would wait for each other")
+
+_EMULATED = "emulator: kernels run as C++ on the CPU; what a GPU approximates is the C library's function"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one engine said about one region in one mode; why is None if it can run it."""
+
+    region: Region
+    engine: str
+    why: No | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One region with the engine and knobs that run it. why: where the knobs come from, in words;
+    empty where there is nothing to choose."""
+
+    region: Region
+    engine: Engine
+    knobs: object
+    why: str = field(default="", compare=False)
+
+    @property
+    def facts(self) -> object:
+        return facts_for(self.engine, self.region)
+
+    @cached_property
+    def outline(self) -> Outline | Launch:
+        return self.engine.outline(self.facts, self.knobs)
+
+    @property
+    def name(self) -> str:
+        knobs = ", ".join(f"{k}={v}" for k, v in sorted(knobs_to_dict(self.knobs).items()))
+        return f"{self.engine.name}[{knobs}]" if knobs else self.engine.name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Parts in the order they run. placed: tensor id -> byte offset in the workspace.
+    scratch: byte offset of each part's own scratch memory."""
+
+    parts: tuple[Part, ...]
+    placed: Mapping[TensorId, int] = field(repr=False)
+    scratch: tuple[int, ...]
+    workspace_bytes: int
+    device: Device = field(repr=False)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether kernels run on the CPU."""
+        return self.device.kind == EMULATOR.kind and any(part.engine.emulated for part in self.parts)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What the engines have to say; put together for the plans that are asked, which few of many are."""
+        found = dict.fromkeys(n for p in self.parts for n in p.engine.notes(p.facts, p.knobs, self.device))
+        return (*found, _EMULATED) if self.emulated else tuple(found)
+
+    @property
+    def behavior_notes(self) -> frozenset[behavior_note]:
+        """Those of any part."""
+        notes = (p.engine.behavior_notes_of(p.facts, p.knobs, self.device) for p in self.parts)
+        return frozenset().union(*notes)
+
+    @property
+    def numerical_notes(self) -> frozenset[numerical_note]:
+        """Those of any part."""
+        notes = (p.engine.numerical_notes_of(p.facts, p.knobs, self.device) for p in self.parts)
+        return frozenset().union(*notes)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The CUDA C++ text of each kernel, in the order in which they run."""
+        return tuple(text for part in self.parts for text in part.engine.sources(part.facts, part.knobs))
+
+    @property
+    def name(self) -> str:
+        return ("emulator: " if self.emulated else "") + " + ".join(part.name for part in self.parts)
+
+    @property
+    def engine_and_knobs(self) -> tuple[object, object]:
+        names = tuple(part.engine.name for part in self.parts)
+        knobs = tuple(knobs_to_dict(part.knobs) for part in self.parts)
+        return (names[0], knobs[0]) if len(self.parts) == 1 else (names, knobs)
+
+    @cached_property
+    def in_place(self) -> frozenset[tuple[TensorId, TensorId]]:
+        """(input, output) tensors that may be the same memory: the engine can, and no other part reads the input,
+        or writes it: an output would be lost."""
+        pairs = ((p, pair) for p in self.parts for pair in p.engine.in_place(p.facts, p.knobs))
+        return frozenset(
+            pair
+            for part, pair in pairs
+            if pair[0] not in part.region.subgraph.graph.producer
+            if not any(pair[0] in other.region.subgraph.inputs for other in self.parts if other is not part)
+        )
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What one heuristic mode came to: its plans, and every answer on the way. regions: what decided which matches are
+    fused, in words; empty where no pattern matches."""
+
+    mode: heur_mode
+    plans: tuple[Plan, ...]
+    verdicts: tuple[Verdict, ...]
+    uncovered: tuple[str, ...]
+    regions: str = ""
+
+
+def matches(graph: Graph, registry: Registry) -> tuple[tuple[Region, ...], tuple[Declined, ...]]:
+    """Every match of every pattern, those of most nodes first, and those without facts.
+    Of matches with the same nodes and facts the first pattern's is kept."""
+    found = [m for pattern in registry.patterns for m in _found(pattern, graph, registry.origins)]
+    distinct = {(m.subgraph.node_ids, m.facts): m for m in reversed(found) if isinstance(m, Region)}
+    regions = sorted(reversed(distinct.values()), key=lambda r: -len(r.subgraph.node_ids))
+    return tuple(regions), tuple(m for m in found if isinstance(m, Declined))
+
+
+def _found(pattern: Pattern, graph: Graph, origins: Mapping[int, Origin]) -> list[Region | Declined]:
+    try:
+        return guard.matches(pattern, graph)
+    except PluginError as error:
+        return [Declined(pattern.name, Subgraph(graph, ()), guard.left_out(pattern, error, origins))]
+
+
+def propose(
+    graph: Graph,
+    regions: Sequence[Region],
+    engines: Sequence[Engine],
+    device: Device,
+    mode: heur_mode,
+    tunings: Tunings = Tunings(),
+    ranking: Sequence[Rank] = RANKING,
+    origins: Mapping[int, Origin] = MappingProxyType({}),
+) -> Proposal:
+    """Plans of one mode, best first. origins: of engines that the caller did not pass, by id: what goes wrong in one of
+    these leaves it out.
+
+    Matched regions go to the engines of their facts, those that together save most bytes (``cover``); several patterns
+    may have a region of the same nodes, each with engines of its own, which are all asked in mode B and where `ranking`
+    has an entry of the family. What is left goes to engines that run any
+    subgraph. Where these do not take it, regions are chosen anew, by the number of nodes that they have before bytes.
+    Which engine of a region comes first `ranking` says, else the order of `engines`. Of an
+    engine's knobs, tuned ones come first. Alternatives differ from the best plan in one region.
+    """
+
+    def ask(region: Region, engines: Sequence[Engine]) -> list[Part]:
+        return [part for e in engines for part in _ask(region, e, device, mode, tunings, origins, verdicts)]
+
+    def ranked(region: Region, options: list[Part]) -> list[Part]:
+        places = rank(region, device, ranking).places([part.engine.name for part in options])
+        return [options[n] for n in sorted(range(len(options)), key=places.__getitem__)]
+
+    @cache
+    def fused(nodes: Subgraph) -> list[Part]:
+        """What runs nodes of a region as one, best first; nothing where no engine of its facts does. Several patterns
+        may have a region of these nodes, each with engines of its own."""
+        found = [r for r in regions if r.subgraph == nodes]
+        # Asking takes time: a library compiles to know whether it can. Those of the first pattern do, unless the table
+        # has another engine before them, or many plans are wanted.
+        order, options = rank(found[0], device, ranking), list[Part]()
+        for region in found:
+            if mode is heur_mode.B or not order.is_first_of({part.engine.name for part in options}):
+                options += ask(region, special)
+            if not any(isinstance(region.facts, e.facts) for e in engines if e.facts is not Subgraph):
+                kind = type(region.facts).__name__
+                verdicts.append(Verdict(region, "planning", No(f"it matched, and no engine serves its facts, {kind}")))
+        return ranked(found[0], options + ask(found[0], general)) if options else []
+
+    asked = [e for e in engines if mode in e.modes]
+    verdicts: list[Verdict] = []
+    special = [e for e in asked if e.facts is not Subgraph]
+    general = [e for e in asked if e.facts is Subgraph]
+    for most_nodes in (False, True):
+        sets = [r.subgraph for r in regions]
+        chosen = cover.choose(graph, sets, lambda n: bool(fused(sets[n])), most_nodes)
+        verdicts += [Verdict(regions[n], "planning", _CIRCLE) for n in chosen.waiting]
+        taken = {sets[n]: fused(sets[n]) for n in chosen.chosen}
+        table: list[list[Part]] = []
+        uncovered: list[str] = []
+        for subgraph in blocks(graph, [*taken]):
+            options = taken.get(subgraph)
+            if options is None:
+                rest = Region("", subgraph, subgraph)
+                options = ranked(rest, ask(rest, general))
+                if not options:
+                    uncovered += [str(node) for node in subgraph.nodes]
+            table.append(options)
+        if not uncovered:
+            break
+    plans = () if uncovered else tuple(_alternatives(graph, table, device))
+    why = _chosen_why(chosen, len(regions), most_nodes)
+    return Proposal(mode, plans, tuple(dict.fromkeys(verdicts)), tuple(uncovered), why)
+
+
+def _chosen_why(chosen: cover.Cover, matches: int, most_nodes: bool) -> str:
+    if not matches:
+        return ""
+    found = f"{len(chosen.chosen)} of {matches} matches are fused, which saves {chosen.saved} bytes"
+    kind = "choice with as many nodes" if most_nodes else "choice"
+    if chosen.exact:
+        return f"{found}; no other {kind} that engines take saves more"
+    return f"{found}; taken greedily, those that save most first: a better choice was not found in {chosen.steps} steps"
+
+
+def facts_for(engine: Engine, region: Region) -> object | None:
+    """What `engine` looks at in `region`: the pattern's facts, or the bare subgraph; None if it serves neither."""
+    if isinstance(region.facts, engine.facts):
+        return region.facts
+    return region.subgraph if engine.facts is Subgraph else None
+
+
+def _ask(
+    region: Region,
+    engine: Engine,
+    device: Device,
+    mode: heur_mode,
+    tunings: Tunings,
+    origins: Mapping[int, Origin],
+    verdicts: list[Verdict],
+) -> list[Part]:
+    """Parts that the engine runs the region as, best first. Its answer goes to `verdicts`."""
+    facts = facts_for(engine, region)
+    if facts is None:
+        return []
+    about, parts = region.subgraph, []
+    try:
+        why = _declined(engine, facts, about, device)
+        if why is None:
+            proposed = guard.call(engine, about, "propose", engine.propose, facts, device, mode)
+            ranked = guard.call(engine, about, "problem", tunings.ranked, engine, facts, device, mode, proposed)
+            parts = [Part(region, engine, choice.knobs, choice.why) for choice in ranked]
+            why = None if parts else No("it proposes no knobs")
+            for part in parts:
+                guard.try_out(part, device)
+    except PluginError as error:
+        why, parts = guard.left_out(engine, error, origins), []
+    verdicts.append(Verdict(region, engine.name, why))
+    return parts
+
+
+def _declined(engine: Engine, facts: object, about: Subgraph, device: Device) -> No | None:
+    undeclared = engine.serves.why_not(about)
+    return No(undeclared) if undeclared else guard.call(engine, about, "why_not", engine.why_not, facts, device)
+
+
+def schedule(graph: Graph, regions: Sequence[Subgraph]) -> tuple[Subgraph, ...] | None:
+    """`regions` and a subgraph for each node outside them, in an order in which each comes after
+    what it needs; None if two regions need each other."""
+    inside = {i for region in regions for i in region.node_ids}
+    blocks = [*regions, *(Subgraph(graph, (i,)) for i in range(len(graph.nodes)) if i not in inside)]
+    owner = {i: n for n, block in enumerate(blocks) for i in block.node_ids}
+    needs = [{owner[graph.producer[t]] for t in block.inputs if t in graph.producer} for block in blocks]
+    needed_by: dict[int, list[int]] = {}
+    for n, needed in enumerate(needs):
+        for m in needed:
+            needed_by.setdefault(m, []).append(n)
+    # Kahn's algorithm; among what is ready, the block whose first node comes first.
+    ready = [(block.node_ids[0], n) for n, block in enumerate(blocks) if not needs[n]]
+    heapq.heapify(ready)
+    order: list[Subgraph] = []
+    while ready:
+        _, n = heapq.heappop(ready)
+        order.append(blocks[n])
+        for m in needed_by.get(n, ()):
+            needs[m].discard(n)
+            if not needs[m]:
+                heapq.heappush(ready, (blocks[m].node_ids[0], m))
+    return tuple(order) if len(order) == len(blocks) else None
+
+
+def blocks(graph: Graph, fused: Sequence[Subgraph]) -> Iterator[Subgraph]:
+    """`fused` and the rest, in an order in which they can run; neighbours of the rest are joined into one."""
+    run: list[int] = []
+    together = set(fused)
+    for subgraph in schedule(graph, fused):
+        if subgraph not in together:
+            run += subgraph.node_ids
+            continue
+        if run:
+            yield Subgraph(graph, tuple(sorted(run)))
+            run = []
+        yield subgraph
+    if run:
+        yield Subgraph(graph, tuple(sorted(run)))
+
+
+def _alternatives(graph: Graph, table: Sequence[Sequence[Part]], device: Device) -> Iterator[Plan]:
+    best = [options[0] for options in table]
+    yield assemble(graph, best, device)
+    for i, options in enumerate(table):
+        for part in options[1:]:
+            yield assemble(graph, [*best[:i], part, *best[i + 1 :]], device)
+
+
+def assemble(graph: Graph, parts: Sequence[Part], device: Device, workspaces: Sequence[int] | None = None) -> Plan:
+    """The plan that runs `parts` in order: checked, with its workspace laid out. workspaces: bytes of each part's own,
+    once it is prepared; None for those of the outlines."""
+    subgraphs = [part.region.subgraph for part in parts]
+    verify.check_partition(graph, subgraphs)
+    sizes = [part.outline.workspace_bytes for part in parts] if workspaces is None else workspaces
+    return Plan(tuple(parts), *_layout(graph, subgraphs, sizes), device)
+
+
+def named(
+    graph: Graph, regions: Sequence[Region], engines: Sequence[Engine], device: Device, knobs: Sequence[object]
+) -> Plan:
+    """The plan that uses exactly `engines` with `knobs`, one pair per part in running order.
+
+    Where these engines run several partitions of the graph, it is the one that saves most bytes: first of regions that
+    engines of their facts run, as ``propose`` has them; then of all regions, as engines of any subgraph run them too.
+    """
+    unique = list(dict.fromkeys(engines))
+
+    @cache
+    def declined(engine: Engine, region: Region) -> bool:
+        facts = facts_for(engine, region)
+        return facts is None or _declined(engine, facts, region.subgraph, device) is not None
+
+    special = [e for e in unique if e.facts is not Subgraph]
+    served = [r for r in regions if not all(declined(e, r) for e in special)]
+    illegal: GraphNotSupportedError | None = None
+    for partition in islice(chain(_partitions(graph, served), _partitions(graph, regions)), MOST_PARTITIONS):
+        if len(partition) != len(engines) or any(map(declined, engines, partition)):
+            continue
+        chosen = [Part(region, e, k) for region, e, k in zip(partition, engines, knobs, strict=True)]
+        try:
+            for part in chosen:
+                _check_knobs(part, device)
+        except GraphNotSupportedError as error:
+            illegal = illegal or error
+            continue
+        return assemble(graph, chosen, device)
+    if illegal:
+        raise illegal
+    proposals = [propose(graph, regions, unique, device, mode) for mode in heur_mode]
+    reasons = "\n".join(dict.fromkeys(line for p in proposals for line in refusals(p)))
+    names = ", ".join(e.name for e in engines)
+    raise GraphNotSupportedError(f"engines ({names}) do not cover graph {graph.name!r} in this order:\n{reasons}")
+
+
+def _partitions(graph: Graph, regions: Sequence[Region]) -> Iterator[list[Region]]:
+    """Ways to cut the graph into some of `regions` and what is left, in running order; those that save most first."""
+    for chosen in cover.ranked(graph, [r.subgraph for r in regions]):
+        fused = {regions[n].subgraph: regions[n] for n in chosen}
+        yield [fused.get(b) or Region("", b, b) for b in blocks(graph, [*fused])]
+
+
+def _check_knobs(part: Part, device: Device) -> None:
+    """GraphNotSupportedError unless the part can have its knobs."""
+    no = guard.call(part.engine, part.region.subgraph, "illegal", part.engine.illegal, part.facts, part.knobs, device)
+    if no is not None:
+        raise GraphNotSupportedError(f"engine {part.engine.name!r} cannot use {part.knobs}: {no}")
+    guard.try_out(part, device)
+
+
+def unmatched(graph: Graph, regions: Sequence[Region], declined: Sequence[Declined]) -> tuple[int, ...]:
+    """The nodes that no pattern matches, not even where its facts then say no."""
+    found = {i for m in (*regions, *declined) for i in m.subgraph.node_ids}
+    return tuple(i for i in range(len(graph.nodes)) if i not in found)
+
+
+def refusals(proposal: Proposal) -> list[str]:
+    """Each engine's reason against, and the nodes that nothing took, a line each."""
+    lines = [f"  {v.engine}: {v.why} [{_what(v.region)}]" for v in proposal.verdicts if v.why is not None]
+    if proposal.uncovered:
+        lines.append(f"  no engine of mode {proposal.mode.name} takes {', '.join(proposal.uncovered)}")
+    return lines
+
+
+def _what(region: Region) -> str:
+    nodes = ", ".join(node.name for node in region.subgraph.nodes)
+    return f"pattern {region.pattern}: {nodes}" if region.pattern else nodes
+
+
+def _layout(
+    graph: Graph, parts: Sequence[Subgraph], sizes: Sequence[int]
+) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
+    """Where tensors between parts and the parts' scratch memory lie: what is not in use at once shares memory
+    (``workspace``), beside the tensors whose place is fixed. sizes: bytes of the parts' own memory."""
+    placed = {t.id: t.workspace for t in graph.tensors if t.workspace is not None and t.id in graph.producer}
+    floor = max((graph.tensors[t].nbytes + at for t, at in placed.items()), default=0)
+    where = {i: n for n, part in enumerate(parts) for i in part.node_ids}
+    wanted: list[tuple[workspace.Block, TensorId | None]] = []  # a tensor's, or a part's scratch memory
+    for n, part in enumerate(parts):
+        for t in part.outputs:
+            if graph.tensors[t].virtual:
+                last = max(where[i] for i in graph.consumers[t])
+                wanted.append((workspace.Block(n, last, graph.tensors[t].nbytes), t))
+        if sizes[n]:
+            wanted.append((workspace.Block(n, n, sizes[n]), None))
+    offsets, total = workspace.place([block for block, _ in wanted], floor)
+    scratch = [0] * len(parts)
+    for (block, tensor), at in zip(wanted, offsets, strict=True):
+        if tensor is None:
+            scratch[block.first] = at
+        else:
+            placed[tensor] = at
+    return placed, tuple(scratch), total

@@ -1,0 +1,487 @@
+"""The plans of one graph: proposing, deselecting, preparing and running them. `pygraph` has one planner."""
+
+import copy
+import dataclasses
+import functools
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
+
+from graphfuse.base.device import EMULATOR, Device
+from graphfuse.base.enums import behavior_note, build_plan_policy, heur_mode, numerical_note
+from graphfuse.base.errors import (
+    DeviceError,
+    GraphNotSupportedError,
+    GraphStateError,
+    GraphTypeError,
+    GraphValidationError,
+    KernelCompileError,
+    PluginError,
+)
+from graphfuse.contract.engine import Engine, Kernel, Launch, Prepared, knobs_from_dict
+from graphfuse.op_graph.ir import Graph
+from graphfuse.op_graph.lower import lower
+from graphfuse.planning import guard, plan, recipe
+from graphfuse.planning import registry as plugins
+from graphfuse.planning.plan import Part, Plan, Proposal
+from graphfuse.planning.recipe import Code, Codes, Recipe
+from graphfuse.runtime import fastcall
+from graphfuse.runtime.bound import Bound
+from graphfuse.runtime.executable import Executable, NotBuilt
+from graphfuse.runtime.handle import stream_getter, stream_on
+from graphfuse.runtime.variant_pack import Binder
+from graphfuse.tables import store
+
+UNPREPARED = (GraphNotSupportedError, KernelCompileError)
+"""Errors of ``Engine.prepare`` that say that a plan cannot be had here."""
+
+_DEPENDENT_LAUNCH_SM = 90
+
+CodeOf = Callable[[str, str, str, Device], Code]
+"""Where kernels' machine code comes from: of a source, its entry, its file's name and the device."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Deselected:
+    """What is deselected: by the user, and because a plug-in failed.
+
+    engines: names of those that the user deselected. failed: why engines are left out, by name. workspace: bytes that
+    plans may need at most. notes: each with whether plans must have it, or must not.
+    """
+
+    engines: frozenset[str] = frozenset()
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    workspace: int | None = None
+    notes: tuple[tuple[behavior_note | numerical_note, bool], ...] = ()
+
+    def against(self, p: Plan) -> str | None:
+        """Why a plan is not wanted, or None."""
+        for part in p.parts:
+            if part.engine.name in self.engines:
+                return f"engine {part.engine.name!r} is deselected"
+            if part.engine.name in self.failed:
+                return self.failed[part.engine.name]
+        for note, wanted in self.notes:
+            if (note in p.behavior_notes | p.numerical_notes) != wanted:
+                return f"it lacks {note}, which is selected" if wanted else f"it has {note}, which is deselected"
+        if self.workspace is not None and p.workspace_bytes > self.workspace:
+            return f"it needs {p.workspace_bytes} bytes of workspace, more than the limit of {self.workspace}"
+        return None
+
+
+class Planner:
+    """Plans of one lowered graph on one device. handle: as users give it, for where work goes."""
+
+    def __init__(self, graph: Graph, handle, patterns: Sequence[object], engines: Sequence[object]):
+        self.handle = handle
+        # To users the emulator is an engine by name; to planning it is a device, for which all engines are asked.
+        self.device = _device(handle, str(EMULATOR) in engines)
+        self.registry = plugins.registry(patterns, [e for e in engines if e != str(EMULATOR)])
+        self.stream: Callable[[], int] = stream_getter(self.device, handle)
+        """The stream that work goes to where execute is given no handle."""
+        self._deselected = Deselected()
+        self._begin(graph)
+
+    def _begin(self, graph: Graph) -> None:
+        """What there is to know of a graph before it is planned: all that a planner keeps of one, and no more."""
+        self.graph = lower(graph)
+        self.regions, self.declined = plan.matches(self.graph, self.registry)
+        self.proposals: list[Proposal] = []
+        self.plans: list[Plan] = []
+        self.running: Executable | NotBuilt = NotBuilt()
+        """The selected plan if it is built, else a stand-in that runs nothing. Execute tries its fast path first."""
+        self.chosen: int | None = None
+        """Index of the plan that execute runs."""
+        self._executables: dict[int, Executable] = {}
+        self._codes: dict[int, tuple[Code, ...]] = {}  # of what was built
+        self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
+        self._lock = threading.Lock()
+
+    def like(self, graph: Graph) -> "Planner":
+        """A planner of a graph that differs in shapes alone: for the same device, with the same plug-ins and what is
+        deselected by now. It has no plans yet."""
+        made = copy.copy(self)
+        made._begin(graph)
+        return made
+
+    def _choose(self, index: int | None) -> None:
+        """Execute the plan with this index from now on; None for none."""
+        self.chosen, self.running = index, self._executables.get(index) or NotBuilt()
+
+    @property
+    def left_out(self) -> list[str]:
+        """Why installed plug-ins are not used, a line each; what they did not say about a region (``Verdict``)."""
+        return [*self._deselected.failed.values(), *plugins.left_out()]
+
+    def create(self, modes: Sequence[heur_mode]) -> None:
+        """Plans of every mode, in the order of the modes and without repeats."""
+        engines = [
+            e for e in self.registry.engines if self._has_sound_table(e) and e.name not in self._deselected.failed
+        ]
+        tunings, origins = store.tunings(engines, self.device), self.registry.origins
+        self.proposals = [
+            plan.propose(self.graph, self.regions, engines, self.device, m, tunings, origins=origins) for m in modes
+        ]
+        for proposal in self.proposals:
+            known = {p.name for p in self.plans}
+            self.plans += [p for p in proposal.plans if p.name not in known]
+        if not self.plans:
+            raise GraphNotSupportedError(self._no_plan("no engine can run it"))
+
+    def _has_sound_table(self, engine: Engine) -> bool:
+        """Whether an engine's table of tuned knobs can be read; where it cannot, an installed engine is left out."""
+        try:
+            guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
+        except PluginError as error:
+            self._leave_out(engine, error)
+            return False
+        return True
+
+    def _leave_out(self, engine: Engine, error: Exception) -> None:
+        """Do without an installed engine that failed; of any other the error is raised."""
+        why = str(guard.left_out(engine, error, self.registry.origins))
+        with self._lock:  # plans are built in several threads
+            self._deselected = dataclasses.replace(
+                self._deselected, failed={**self._deselected.failed, engine.name: why}
+            )
+
+    def append(self, engine: object, knobs: object) -> int:
+        names = (engine,) if isinstance(engine, str) else engine
+        values = ({} if knobs is None else knobs,) if isinstance(engine, str) else knobs
+        lists = isinstance(names, tuple | list) and isinstance(values, tuple | list) and len(names) == len(values)
+        if not lists or not all(isinstance(v, Mapping) for v in values):
+            raise GraphTypeError(
+                "create_execution_plan: give an engine name and a dict of knobs, or tuples of both; "
+                f"got {engine!r}, {knobs!r}"
+            )
+        engines = [self._engine(name) for name in names]
+        chosen = [knobs_from_dict(e, dict(v)) for e, v in zip(engines, values, strict=True)]
+        self.plans.append(plan.named(self.graph, self.regions, engines, self.device, chosen))
+        return len(self.plans) - 1
+
+    def _engine(self, name: object) -> Engine:
+        for engine in self.registry.engines:
+            if engine.name == name:
+                return engine
+        names = ", ".join(e.name for e in self.registry.engines)
+        raise GraphValidationError(f"no engine is named {name!r}; there are: {names}")
+
+    def knob_names(self, engine: object) -> tuple[tuple[str, ...], ...]:
+        kinds = self._engine(engine).knobs
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        return tuple(tuple(f.name for f in dataclasses.fields(kind)) for kind in kinds)
+
+    def at(self, index: int) -> Plan:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise GraphTypeError(f"a plan index must be an int, got {index!r}")
+        if not self.plans:
+            raise GraphStateError(f"graph {self.graph.name!r}: call create_execution_plans() first")
+        if not 0 <= index < len(self.plans):
+            raise GraphValidationError(f"plan index {index} is out of range; there are {len(self.plans)} plans")
+        return self.plans[index]
+
+    def bar_engines(self, names: tuple[str, ...]) -> None:
+        self._deselect(engines=self._deselected.engines | {self._engine(name).name for name in names})
+
+    def bar_workspace(self, limit: int) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise GraphTypeError(f"a workspace limit must be an int >= 0, in bytes; got {limit!r}")
+        self._deselect(workspace=limit)
+
+    def bar_notes(self, notes: Sequence[behavior_note | numerical_note], wanted: bool) -> None:
+        """Bar plans that lack one of these notes if they are wanted, else those that have one."""
+        self._deselect(notes=(*self._deselected.notes, *((note, wanted) for note in notes)))
+
+    def _deselect(self, **changed: object) -> None:
+        """Deselect. A plan that was built before it was barred needs another choice."""
+        self._deselected = dataclasses.replace(self._deselected, **changed)
+        with self._lock:
+            self._executables = {i: e for i, e in self._executables.items() if not self.barred(self.plans[i])}
+        if self.chosen not in self._executables:
+            self._choose(None)
+
+    def barred(self, p: Plan) -> str | None:
+        """Why a plan may not be used, or could not be when it was last tried; or None."""
+        return self._deselected.against(p) or self._failed.get(p.name)
+
+    def check_support(self) -> None:
+        if not self.plans:
+            raise GraphStateError(f"graph {self.graph.name!r}: call create_execution_plans() first")
+        if all(self.barred(p) for p in self.plans):
+            raise GraphNotSupportedError(self._no_plan("every plan is deselected or cannot be prepared"))
+
+    def build(self, policy: build_plan_policy) -> None:
+        """Build the first plan that can be prepared, or all that can, and select the first. Where none can, raises the
+        error of the only plan, or GraphNotSupportedError with each plan's reason."""
+        usable = [i for i, p in enumerate(self.plans) if not self._deselected.against(p)]
+        if not usable:
+            self.check_support()
+        errors: dict[int, Exception | None] = {}
+        left, known = iter(usable), self._deselected.failed
+        for first in left:
+            errors[first] = self._tried(first)
+            if errors[first] is None:
+                break
+        else:
+            if self._deselected.failed != known:
+                self.create([proposal.mode for proposal in self.proposals])  # plans without the plug-in that failed
+                return self.build(policy)
+            found = [*errors.values()]
+            if len(found) == 1:
+                raise found[0]
+            raise GraphNotSupportedError(self._no_plan("no plan can be prepared")) from found[0]
+        if policy is build_plan_policy.ALL:
+            with compilers(self.device) as pool:
+                rest = [*left]
+                errors |= zip(rest, pool.map(self._tried, rest), strict=True)
+        for index, error in errors.items():
+            # A fault of an engine, which nobody would hear of; of a plug-in that is left out they have.
+            if isinstance(error, KernelCompileError) and not self._deselected.against(self.plans[index]):
+                warnings.warn(f"another plan takes the place of one that fails: {error}", RuntimeWarning, stacklevel=3)
+        self._choose(first)
+
+    def _tried(self, index: int) -> Exception | None:
+        """Build a plan; the error if it cannot be prepared, or an installed plug-in fails, which bars its plans."""
+        if self._deselected.against(self.plans[index]):
+            return PluginError(self._deselected.against(self.plans[index]))
+        try:
+            self._build(index)
+        except UNPREPARED as error:
+            return error
+        except PluginError as error:
+            if not self._deselected.against(self.plans[index]):
+                raise
+            return error
+        return None
+
+    def build_at(self, index: int) -> None:
+        self._refuse_deselected(index, self.at(index))
+        self._build(index)
+        self._choose(index)
+
+    def _refuse_deselected(self, index: int, p: Plan) -> None:
+        reason = self._deselected.against(p)
+        if reason:
+            raise GraphNotSupportedError(f"plan {index} ({p.name}): {reason}")
+
+    def selected(self) -> int:
+        """Index of the plan that execute runs."""
+        if self.chosen is None:
+            raise GraphStateError(
+                f"graph {self.graph.name!r}: no plan is built and allowed; call build_plans() or build() first"
+            )
+        return self.chosen
+
+    def adopt(self, p: Plan) -> Plan:
+        """Build a plan and select it; one with the same engines and knobs gives it its place. Returns it as built."""
+        index = next((i for i, known in enumerate(self.plans) if known.name == p.name), len(self.plans))
+        self.plans[index : index + 1] = [p]
+        self._build(index)
+        self._choose(index)
+        return self.plans[index]
+
+    def recorded(self) -> tuple[tuple[Recipe, ...], int, tuple[Code, ...]]:
+        """The built plans, which of them execute runs, and their kernels; GraphStateError where it runs none."""
+        chosen = self.selected()
+        with self._lock:
+            built = sorted(self._executables)
+            plans, codes = [self.plans[i] for i in built], [code for i in built for code in self._codes[i]]
+        return tuple(recipe.of(p, self.regions) for p in plans), built.index(chosen), tuple(codes)
+
+    def restore(self, recipes: Sequence[Recipe], selected: int, codes: Codes | None) -> None:
+        """Build the plans of these recipes, in place of planning, and select one. codes: their kernels, None to compile
+        them. SerializedError where a recipe does not fit what is here, or a kernel is missing."""
+        engines = self.registry.engines
+        self.plans = [recipe.rebuild(r, self.graph, self.regions, engines, self.device) for r in recipes]
+        for index in range(len(self.plans)):
+            self._build(index, compiled if codes is None else codes.find)
+        self._choose(selected)
+
+    def _build(self, index: int, code_of: CodeOf | None = None) -> None:
+        if index in self._executables:
+            return
+        p, (codes, code_of) = self.plans[index], _kept(code_of or compiled)
+        try:
+            prepared = [self._prepared(part, code_of) for part in p.parts]
+            needs = [work.workspace_bytes for work in prepared]
+            if needs != [part.outline.workspace_bytes for part in p.parts]:
+                p = plan.assemble(self.graph, p.parts, self.device, needs)
+                self._refuse_deselected(index, p)
+        except UNPREPARED as error:
+            self._failed[p.name] = f"it cannot be prepared: {str(error).partition(chr(10))[0]}"
+            raise
+
+        @functools.cache
+        def parts(dependent: bool) -> list[fastcall.Part]:
+            return [fastcall.Part(w.freeze(dependent), at) for w, at in zip(prepared, p.scratch, strict=True)]
+
+        parts(False)  # what the device refuses is said now
+        made = Executable(
+            self.graph,
+            parts,
+            lambda: Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed),
+            self._undependable(p, prepared),
+        )
+        with self._lock:
+            if index not in self._executables:
+                self.plans[index], self._executables[index] = p, made
+                self._codes[index] = tuple(codes)
+                self._failed.pop(p.name, None)
+
+    def _prepared(self, part: Part, code_of: CodeOf) -> Prepared:
+        try:
+            return prepare(part, self.device, code_of)
+        except (PluginError, KernelCompileError) as error:
+            self._leave_out(part.engine, error)
+            raise
+
+    def _undependable(self, p: Plan, prepared: Sequence[Prepared]) -> str | None:
+        """Why a plan cannot be started by programmatic dependent launch, or None."""
+        what = f"graph {self.graph.name!r}, plan {p.name}: programmatic_dependent_launch"
+        if not self.device.runs_kernels or self.device.sm < _DEPENDENT_LAUNCH_SM:
+            found = f"SM{self.device.sm}" if self.device.runs_kernels else self.device.name
+            return f"{what} needs SM{_DEPENDENT_LAUNCH_SM} or newer; {self.device} is {found}"
+        for part, work in zip(p.parts, prepared, strict=True):
+            if work.undependable is not None:
+                return (
+                    f"{what} needs work that begins with nothing but kernels that wait for the one before them; "
+                    f"engine {part.engine.name!r}: {work.undependable}"
+                )
+        return None
+
+    def execute(
+        self, index: int | None, variant_pack: Mapping, workspace: object, handle, dependent: bool, check
+    ) -> None:
+        """Run a built plan, the selected one if index is None. check: called with a pack unless one like it was
+        accepted before; raises."""
+        self.run(self.executable(index), variant_pack, workspace, handle, dependent, check)
+
+    def run(
+        self, executable: Executable, variant_pack: Mapping, workspace: object, handle, dependent: bool, check
+    ) -> None:
+        """Run a plan of this graph, whatever its shapes. check: as of ``execute``."""
+        stream = self.stream() if handle is None else self.stream_of(handle)
+        if not executable.run(variant_pack, workspace, stream, dependent):
+            check(variant_pack)
+            executable.accept(variant_pack, workspace, stream, dependent)
+            self.stream = stream_getter(self.device, self.handle)  # a faster one, as torch may use CUDA by now
+
+    def stream_of(self, handle: object) -> int:
+        """The stream that work goes to with this handle. Errors as of ``stream_on``."""
+        return stream_on(self.device, handle)
+
+    def bind(self, executable: Executable, variant_pack: Mapping, workspace: object, handle, dependent: bool) -> Bound:
+        """A plan of this graph on fixed buffers."""
+        stream = stream_getter(self.device, self.handle if handle is None else handle)
+        return Bound(executable.bind(variant_pack, workspace, dependent), variant_pack, workspace, stream)
+
+    def executable(self, index: int | None = None) -> Executable:
+        """A built plan's, the selected one's if index is None; GraphStateError if it is not built."""
+        return self._executables.get(self.chosen if index is None else index) or self._not_built(index)
+
+    def _not_built(self, index: int | None) -> NoReturn:
+        index = self.selected() if index is None else index
+        raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
+
+    def _no_plan(self, what: str) -> str:
+        lines = [f"graph {self.graph.name!r} on {self.device}: {what}"]
+        for proposal in self.proposals:
+            refusals = plan.refusals(proposal)
+            lines += [f" mode {proposal.mode.name}:", *refusals] if refusals else []
+        lines += [f"  pattern {d.pattern}: {d.why}" for d in self.declined]
+        missed = plan.unmatched(self.graph, self.regions, self.declined)
+        lines += [f"  no pattern matches {self.graph.nodes[i].name}" for i in missed]
+        lines += [f"  {line}" for line in self.left_out]
+        lines += [f" plan {p.name}: {self.barred(p)}" for p in self.plans]
+        if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
+            lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")
+        if not self.device.runs_kernels:
+            lines.append(" without a GPU, the emulator runs kernels: GRAPHFUSE_DEVICE=emulator, or a handle of it")
+        return "\n".join(lines)
+
+
+def _device(handle, emulated: bool) -> Device:
+    """Where to plan for: the handle's device, the emulator if it is asked for, else the current device."""
+    from graphfuse.runtime import device
+    from graphfuse.runtime import handle as handles
+
+    given = None if handle is None else handles.alive(handle).device
+    if not emulated:
+        return given or device.get()
+    if given not in (None, EMULATOR):
+        raise DeviceError(
+            f"engine {str(EMULATOR)!r} was asked for, but the handle is for {given}; accepted: no handle, or "
+            f"create_handle({str(EMULATOR)!r})"
+        )
+    return EMULATOR
+
+
+def compilers(device: Device) -> ThreadPoolExecutor:
+    """Threads in which kernels for a device can be compiled and loaded side by side."""
+    if device.kind == "cuda":
+        from graphfuse.runtime import cuda_core  # noqa: F401 - two first imports of it at once, in the threads, fail
+    return ThreadPoolExecutor(os.cpu_count())
+
+
+def compiled(source: str, entry: str, name: str, device: Device) -> Code:
+    """A kernel from the cache, else compiled. The emulator compiles a library when it loads one."""
+    if device.kind == EMULATOR.kind:
+        return Code.of(source, entry, name, b"")
+    from graphfuse.runtime import cache
+
+    return Code.of(source, entry, name, cache.cubin(source, device.arch, name))
+
+
+def loaded(code: Code, source: str, device: Device) -> Kernel:
+    """A kernel that can be run: on a GPU by ``runtime``, elsewhere, from its source, by ``emulator``."""
+    if device.kind == EMULATOR.kind:
+        from graphfuse.emulator import kernel as emulated
+
+        return emulated.load(source, code.entry)
+    from graphfuse.runtime import launch
+
+    return launch.load(code.cubin, code.entry, device)
+
+
+class _Unloaded:
+    """Stands where a kernel would be, which is compiled for a device that need not be there."""
+
+    def launcher(self, launch: Launch, dependent: bool = False) -> NoReturn:
+        raise DeviceError("a kernel that was compiled ahead is not started where it was compiled")
+
+
+def prepare(
+    part: Part,
+    device: Device,
+    code_of: CodeOf = compiled,
+    load: Callable[[Code, str, Device], Kernel] = loaded,
+) -> Prepared:
+    """The part's work, ready to run. PluginError where the engine is another's and fails; errors as of
+    ``Engine.prepare`` and `code_of`."""
+
+    def kernel(source: str, entry: str) -> Kernel:
+        return load(code_of(source, entry, f"{part.engine.name}.cu", device), source, device)
+
+    return guard.prepared(part, device, kernel)
+
+
+def codes_of(p: Plan) -> tuple[Code, ...]:
+    """The kernels of a plan, compiled for its device, which need not be there. Errors as of ``prepare``."""
+    codes, code_of = _kept(compiled)
+    for part in p.parts:
+        prepare(part, p.device, code_of, lambda code, source, device: _Unloaded())
+    return tuple(codes)
+
+
+def _kept(code_of: CodeOf) -> tuple[list[Code], CodeOf]:
+    """A list, and what `code_of` does, all of whose answers are put into it."""
+    codes: list[Code] = []
+
+    def kept(source: str, entry: str, name: str, device: Device) -> Code:
+        codes.append(code_of(source, entry, name, device))
+        return codes[-1]
+
+    return codes, kept

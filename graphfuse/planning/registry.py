@@ -1,0 +1,281 @@
+"""The registry of patterns and engines: the caller's, the first-party ones, and those of installed packages.
+
+Some first-party engines are used on request: if they are named, or if the environment asks for them. Their patterns
+come with them.
+
+A package offers plug-ins by entry points in the groups ``graphfuse.engines`` and ``graphfuse.patterns``. Each names an
+Engine or Pattern object, or a tuple of them. Importing a module registers nothing.
+
+A faulty installed plug-in is left out, with a warning. `listed` has the state of each.
+"""
+
+import functools
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from graphfuse.base import settings
+from graphfuse.base.errors import GraphTypeError, GraphValidationError, PluginError
+from graphfuse.contract.engine import Engine
+from graphfuse.contract.match import Pattern
+from graphfuse.contract.served import Served
+
+LOADED, LEFT_OUT, OFF = "loaded", "left out", "off"
+"""States of an installed plug-in. Off: not loaded, as GRAPHFUSE_PLUGINS says."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The distribution that a pattern or engine was installed with."""
+
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}".strip()
+
+
+FIRST_PARTY = Origin("graphfuse", "")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An installed plug-in, as users see it. kind: "pattern" or "engine". name: its own, or its entry point's where it
+    was not loaded. state: LOADED, LEFT_OUT or OFF. error: why it was left out."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    state: str
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What planning may use, in order of preference. origins: where what the caller did not pass comes from, by id.
+    listed: the installed plug-ins."""
+
+    patterns: tuple[Pattern, ...]
+    engines: tuple[Engine, ...]
+    origins: Mapping[int, Origin] = field(default_factory=dict, compare=False, repr=False)
+    listed: tuple[Listed, ...] = field(default=(), compare=False, repr=False)
+
+
+def registry(patterns: Iterable[object] = (), engines: Iterable[object] = ()) -> Registry:
+    """The registry for one graph: objects given here come first; if names are given, only
+    they (and the objects) are kept. An object that is also installed is one plug-in, the caller's."""
+    from graphfuse.engines import ON_REQUEST
+
+    known = installed()
+    patterns, engines = tuple(patterns), tuple(engines)
+    used = _select(_ENGINES, known, known.engines, engines, ON_REQUEST)
+    found = _select(_PATTERNS, known, tuple(dict.fromkeys((*known.patterns, *_patterns_of(used)))), patterns)
+    given = {id(item) for item in (*patterns, *engines)}
+    return Registry(found, used, {i: o for i, o in known.origins.items() if i not in given}, known.listed)
+
+
+def installed() -> Registry:
+    """First-party patterns and engines, then those of installed packages by entry-point name. Never raises for what is
+    wrong with one of these; SettingError for a GRAPHFUSE_PLUGINS that is none."""
+    return _installed(settings.plugins(), settings.cudnn())
+
+
+def _patterns_of(engines: Iterable[Engine]) -> tuple[Pattern, ...]:
+    """The first-party patterns that are there for some engines alone."""
+    from graphfuse.patterns import ON_REQUEST
+
+    return tuple(pattern for engine in engines for pattern in ON_REQUEST.get(engine.name, ()))
+
+
+def listed() -> tuple[Listed, ...]:
+    """The installed plug-ins, in the order in which they are preferred, with what became of each."""
+    return installed().listed
+
+
+def left_out() -> list[str]:
+    """A line for each installed plug-in that was left out, which says why."""
+    return [one.error or one.name for one in listed() if one.state == LEFT_OUT]
+
+
+def origin(item: object) -> Origin | None:
+    """Where an installed pattern or engine comes from; None for any other, and before any was loaded."""
+    return _origins.get(id(item))
+
+
+def said(error: BaseException) -> str:
+    """An exception in words, on one line: its class and what it says."""
+    return " ".join("".join(traceback.format_exception_only(error)).split())
+
+
+def shown(value: object) -> str:
+    """A value of a plug-in as text, whatever its repr does."""
+    try:
+        return repr(value)
+    except (Exception, SystemExit):
+        return object.__repr__(value)
+
+
+def forget() -> None:
+    """Look for installed packages anew when they are next asked for."""
+    _installed.cache_clear()
+    _origins.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """One of the two things that plug-ins are. of: its class. fields: the type of each attribute that planning reads
+    outside of guarded calls."""
+
+    name: str
+    of: type
+    group: str
+    fields: Mapping[str, tuple[type, ...]]
+
+    def fault(self, item: object) -> str | None:
+        """What is wrong with the data of a pattern or engine."""
+        for name, accepted in self.fields.items():
+            try:
+                value = getattr(item, name, None)
+            except (Exception, SystemExit) as error:
+                return f"its {name} cannot be read: {said(error)}"
+            if not isinstance(value, accepted) or value == "":
+                return f"its {name} is {shown(value)}; accepted: {' or '.join(kind.__name__ for kind in accepted)}"
+        return None
+
+
+_PATTERNS = _Kind("pattern", Pattern, "graphfuse.patterns", {"name": (str,)})
+_ENGINES = _Kind(
+    "engine",
+    Engine,
+    "graphfuse.engines",
+    {"name": (str,), "facts": (type,), "knobs": (type, tuple), "modes": (frozenset, set), "serves": (Served,)},
+)
+
+
+_origins: dict[int, Origin] = {}
+"""Of all that was loaded, by id: `_installed` keeps the objects."""
+
+
+@functools.cache
+def _installed(wanted: bool, requested: bool) -> Registry:
+    """requested: whether engines on request are used without being named."""
+    from graphfuse import engines, patterns
+
+    request = {_PATTERNS: _patterns_of(engines.ON_REQUEST), _ENGINES: engines.ON_REQUEST}
+    found: dict[_Kind, list] = {_PATTERNS: list(patterns.ALL), _ENGINES: list(engines.ALL)}
+    for kind in found if requested else ():
+        found[kind] += request[kind]
+    first_party = (*patterns.ALL, *engines.ALL, *request[_PATTERNS], *request[_ENGINES])
+    origins: dict[int, Origin] = dict.fromkeys(map(id, first_party), FIRST_PARTY)
+    rows: list[Listed] = []
+    for kind, entry, error in _offered():
+        where = _origin(entry)
+        if error is None and not wanted:
+            rows.append(Listed(kind.name, entry.name, where.distribution, where.version, OFF))
+            continue
+        for item, why in _loaded(kind, entry) if error is None else ((None, error),):
+            if item is not None and any(item is known for known in found[kind]):
+                continue  # offered twice
+            if item is not None and why is None:
+                why = _clash(kind, item, where, [*found[kind], *request[kind]], origins)
+            name = item.name if item is not None and kind.fault(item) is None else entry.name
+            if why is None:
+                found[kind].append(item)
+                origins[id(item)] = where
+            else:
+                why = f"{kind.name} {name!r} of {where} is left out: {why}"
+                warnings.warn(why, RuntimeWarning, stacklevel=4)
+            state = LOADED if why is None else LEFT_OUT
+            rows.append(Listed(kind.name, name, where.distribution, where.version, state, why))
+    _origins.update(origins)
+    return Registry(tuple(found[_PATTERNS]), tuple(found[_ENGINES]), origins, tuple(rows))
+
+
+def _offered() -> Iterator[tuple[_Kind, metadata.EntryPoint, str | None]]:
+    """Entry points of both groups by name; with an error those of a package whose list cannot be read."""
+    try:
+        scanned = metadata.entry_points()  # one scan of all installed packages serves both groups
+        offered = [entry for kind in (_PATTERNS, _ENGINES) for entry in scanned.select(group=kind.group)]
+    except Exception:
+        offered = []
+        for package in metadata.distributions():
+            try:
+                offered += package.entry_points
+            except Exception as error:
+                entry = metadata.EntryPoint("entry_points.txt", "", _ENGINES.group)
+                vars(entry)["dist"] = package
+                yield _ENGINES, entry, f"its entry points cannot be read: {said(error)}"
+    for kind in (_PATTERNS, _ENGINES):
+        group = [entry for entry in offered if entry.group == kind.group]
+        for entry in sorted(group, key=lambda e: (e.name, _origin(e).distribution)):
+            yield kind, entry, None
+
+
+def _origin(entry: metadata.EntryPoint) -> Origin:
+    package = entry.dist
+    try:
+        return Origin(package.name or "a package without a name", package.version or "")
+    except Exception:  # of a package whose metadata cannot be read, or None
+        return Origin("a package without metadata", "")
+
+
+def _loaded(kind: _Kind, entry: metadata.EntryPoint) -> Iterator[tuple[object, str | None]]:
+    """Objects that an entry point names, each with what is wrong with it; None for one that there is not."""
+    where = f"entry point {entry.name!r} in {kind.group} ({entry.value})"
+    try:
+        loaded = entry.load()
+    except (Exception, SystemExit) as error:
+        yield None, f"{where} failed to load: {said(error)}"
+        return
+    for item in loaded if isinstance(loaded, tuple | list) else (loaded,):
+        if not isinstance(item, kind.of):
+            yield None, f"{where} must give {kind.of.__name__} objects, got {shown(item)}"
+        else:
+            yield item, kind.fault(item)
+
+
+def _clash(kind: _Kind, item: object, where: Origin, found: list, origins: Mapping[int, Origin]) -> str | None:
+    for known in found:
+        if known.name == item.name:
+            return f"{origins[id(known)]} has one of that name, and names must differ; {where} comes later"
+    return None
+
+
+def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, on_request: tuple = ()) -> tuple:
+    """on_request: what is known by name alone."""
+    objects = tuple({id(w): w for w in wanted if isinstance(w, kind.of)}.values())
+    names = [w for w in wanted if isinstance(w, str)]
+    for w in wanted:
+        if not isinstance(w, kind.of | str):
+            raise GraphTypeError(f"{kind.name}s: give {kind.of.__name__} objects or names, got {w!r}")
+        why = None if isinstance(w, str) else kind.fault(w)
+        if why:
+            raise PluginError(f"{kind.name} {getattr(w, 'name', w)!r}, given to the graph: {why}")
+    by_name = {item.name: item for item in (*on_request, *known, *objects)}
+    for name in names:
+        if name not in by_name:
+            missing = "; ".join(o.error for o in registry.listed if o.state == LEFT_OUT and o.name == name and o.error)
+            raise GraphValidationError(
+                f"no {kind.name} is named {name!r}; there are: {', '.join(by_name)}{f'; {missing}' if missing else ''}"
+            )
+    rest = tuple(dict.fromkeys(by_name[name] for name in names)) if names else known
+    rest = tuple(item for item in rest if not any(item is o or _alike(item, o) for o in objects))
+    for number, item in enumerate(objects):
+        for other in (*rest, *objects[:number]):
+            if item.name == other.name:
+                theirs = registry.origins.get(id(other), "the graph's caller")
+                raise PluginError(
+                    f"two {kind.name}s are named {item.name!r}: one that the graph was given, and one of {theirs}; "
+                    "names must differ"
+                )
+    return objects + rest
+
+
+def _alike(installed: object, given: object) -> bool:
+    """Whether both are one plug-in, made twice."""
+    if isinstance(installed, Pattern):
+        return installed == given
+    return type(installed) is type(given) and getattr(installed, "__dict__", {}) == getattr(given, "__dict__", {})

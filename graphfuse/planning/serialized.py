@@ -1,0 +1,130 @@
+"""A graph with its built plans as bytes: the device, the graph, a recipe for each plan, and its kernels.
+
+There is no pickle in it, and nothing is evaluated. A digest over all bytes must agree first (``sealed``). Then each
+field is checked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphfuse.base.device import Device
+from graphfuse.base.errors import SerializedError
+from graphfuse.files import json_values, sealed
+from graphfuse.files.json_values import field, refuse
+from graphfuse.op_graph import graph_json, ir
+from graphfuse.op_graph.recorded import Recorded
+from graphfuse.planning.recipe import Code, Codes, PartRecipe, Recipe
+from graphfuse.runtime import record
+
+_ELF = b"\x7fELF"  # what cubins begin with
+
+
+@dataclass(frozen=True)
+class Serialized:
+    """What the bytes say.
+
+    made_by: the version of graphfuse. kind, arch, device: for which the plans were made, as of ``Device``; its name is
+    for messages. graph: as of ``graph_json``. key: of the frozen graph (``ir.Graph.key``). plans: those that were
+    built. selected: the place among them of the one that execute runs. codes: None where kernels are to be compiled
+    when it is read.
+    """
+
+    made_by: str
+    kind: str
+    arch: str
+    device: str
+    graph: object
+    key: str
+    plans: tuple[Recipe, ...]
+    selected: int
+    codes: tuple[Code, ...] | None
+
+    def to_bytes(self, key: bytes | None = None) -> bytes:
+        """key: for a digest that only who has it can make."""
+        kernels = None if self.codes is None else [_described(code) for code in self.codes]
+        plans = [[part.to_data() for part in plan] for plan in self.plans]
+        head = {**vars(self), "plans": plans, "codes": kernels}
+        cubins = [code.cubin for code in self.codes or ()]
+        return sealed.seal(json_values.text(head).encode(), cubins, key)
+
+    @classmethod
+    def from_bytes(cls, blob: bytes, key: bytes | None = None) -> "Serialized":
+        """SerializedError for what is damaged, of another version, or not as it should be."""
+        where = "the serialized graph"
+        head, cubins = sealed.open_sealed(blob, key)
+        data = json_values.parse(where, head)
+        texts = {name: field(where, data, name, str) for name in ("made_by", "kind", "arch", "device", "key")}
+        plans = tuple(_plan(f"plan {n}", parts) for n, parts in enumerate(field(where, data, "plans", list)))
+        selected = field(where, data, "selected", int)
+        if not 0 <= selected < len(plans):
+            refuse(f"{where}: selected", selected, f"the place of one of its {len(plans)} plans")
+        kernels = field(where, data, "codes", list, type(None))
+        if len(kernels or ()) != len(cubins):
+            raise SerializedError(f"{where} describes {len(kernels or ())} kernels and has {len(cubins)}")
+        pairs = enumerate(zip(kernels or (), cubins, strict=True))
+        codes = tuple(_code(f"kernel {n}", *pair, texts["kind"]) for n, pair in pairs)
+        graph = field(where, data, "graph", dict)
+        return cls(graph=graph, plans=plans, selected=selected, codes=None if kernels is None else codes, **texts)
+
+    def check_device(self, device: Device) -> None:
+        """SerializedError unless the plans were made for such a device."""
+        if (self.kind, self.arch) != (device.kind, device.arch):
+            made, here = _words(self.kind, self.arch, self.device), _words(device.kind, device.arch, device.name)
+            raise SerializedError(
+                f"the serialized graph was made for {made}, and is to run on {here}; accepted: the handle of a device "
+                "like the first, or a graph that was serialized for the second"
+            )
+
+    def check_key(self, key: str) -> None:
+        """SerializedError unless the graph that was read is the one that was planned."""
+        if self.key != key:
+            raise SerializedError(
+                f"the serialized graph is another one here: graphfuse {self.made_by} inferred {self.key[:16]} of it, "
+                f"this version {key[:16]}; serialize it anew"
+            )
+
+    @property
+    def kernels(self) -> Codes | None:
+        return None if self.codes is None else Codes(self.codes, self.made_by)
+
+
+def of(
+    graph: Recorded,
+    frozen: ir.Graph,
+    device: Device,
+    plans: Sequence[Recipe],
+    selected: int,
+    codes: Sequence[Code] | None,
+) -> Serialized:
+    """A graph with plans. frozen: what ``validate`` made of it. codes: of all plans' kernels."""
+    return Serialized(
+        made_by=record.version("graphfuse") or "",
+        kind=device.kind,
+        arch=device.arch,
+        device=device.name,
+        graph=graph_json.to_data(graph),
+        key=frozen.key(),
+        plans=tuple(plans),
+        selected=selected,
+        codes=None if codes is None else tuple(dict.fromkeys(codes)),  # plans share kernels
+    )
+
+
+def _described(code: Code) -> dict[str, object]:
+    return {"name": code.name, "entry": code.entry, "source": code.source}
+
+
+def _plan(where: str, parts: object) -> Recipe:
+    if type(parts) is not list:
+        refuse(where, parts, "a list of parts")
+    return tuple(PartRecipe.parse(f"{where}, part {n}", part) for n, part in enumerate(parts))
+
+
+def _code(where: str, data: object, cubin: bytes, kind: str) -> Code:
+    if kind == "cuda" and not cubin.startswith(_ELF):
+        raise SerializedError(f"{where} is no machine code of a GPU")
+    return Code(*(field(where, data, name, str) for name in ("name", "entry", "source")), cubin)
+
+
+def _words(kind: str, arch: str, name: str) -> str:
+    return f"{kind} {arch} ({name})" if kind == "cuda" else kind

@@ -1,0 +1,254 @@
+"""Attention with a mask that a graph makes of constants: without the mask, where torch has faster kernels. For a window
+that is the operator of attention with sinks, without sinks, as torch's own function takes no window.
+
+A model that is traced writes the causal mask out. It also repeats keys and values for all heads of queries, as torch's
+kernels with a mask read no groups of heads. What a mask allows is read off its values (`mask`, `constant`), not off how
+it is written. Nodes that only the mask was made of go with it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from graphfuse.torch.attention.constant import Constants
+from graphfuse.torch.attention.mask import Seen, allows
+from graphfuse.torch.attention.operator import (
+    ALL_WIDTHS,
+    HALVES,
+    WIDEST,
+    WIDEST_WITH_GRADIENTS,
+    WINDOWED,
+    Options,
+    kernel_of,
+)
+from graphfuse.torch.attention.repeat import HEADS, Repeated, repeated
+from graphfuse.torch.attention.sinks import NAME as OPERATOR
+from graphfuse.torch.fusion.meaning import KEYS, called, is_changed, is_op, may_write, value
+from graphfuse.torch.fusion.surroundings import Regions
+
+NAME = "scaled_dot_product_attention"
+_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of torch's function. given: its arguments by name, where they are not the default."""
+
+    node: Node
+    given: dict[str, object]
+
+    def get(self, name: str) -> object:
+        return self.given.get(name, _DEFAULTS.get(name))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a call. became: "" where it is as it was. why: the reason then, or what changed."""
+
+    node: Node
+    became: str
+    why: str
+
+
+def rewrite(module: GraphModule, regions: Regions) -> list[Outcome]:
+    """Drops the masks of a graph that are not needed, and what repeats heads for them. Calls without a mask are told of
+    where they change."""
+    graph = module.graph
+    constants, chooses = Constants(graph), any(_chooses_kernels(node) for node in graph.nodes)
+    outcomes, dead, masks = [], set[Node](), dict[tuple[Node, int, int], Seen | None]()
+    for call in [call for node in graph.nodes if (call := _call(node)) is not None]:
+        what, why, mask, window = [], _why_left(call, regions), call.get("attn_mask"), None
+        if not why and isinstance(mask, Node):
+            kind, why = _kind(call, mask, constants, masks)
+            if kind is not None and (needed := _why_needed(call, kind, chooses)):
+                why = f"its mask stays: {needed}"
+            if kind is not None and not why:
+                window = kind.window
+                given = {name: v for name, v in call.given.items() if name != "attn_mask"}
+                call = replace(call, given=given | ({"is_causal": True} if kind.is_causal else {}))
+                what = [f"{kind}: no mask"]
+                dead.update(constants.steps(mask))
+        if not why and not chooses and (pair := _repeats(call)):
+            call, what = _ungrouped(graph, call, pair), [*what, "k and v not repeated"]
+            dead.update(step for one in pair for step in one.steps)
+        if what:
+            call.node.args = tuple(call.get(name) for name in _ARGUMENTS[:3])
+            call.node.kwargs = {name: v for name, v in call.given.items() if name in _DEFAULTS}
+            if window is not None:
+                call.node.target = getattr(torch.ops.graphfuse, OPERATOR).default
+                call.node.args += None, None, True, call.get("scale"), window
+                call.node.kwargs = {}
+            outcomes.append(Outcome(call.node, NAME if window is None else OPERATOR, ", ".join(what)))
+        elif isinstance(mask, Node):
+            outcomes.append(Outcome(call.node, "", why))
+    if dead:
+        erase(graph, dead)
+        graph.lint()
+        module.recompile()
+    return outcomes
+
+
+def _call(node: Node) -> Call | None:
+    found = is_op(node, "attention")
+    if found is None:
+        return None
+    given = dict(zip(_ARGUMENTS, found.args, strict=False)) | found.named
+    known = {*_ARGUMENTS, *_DEFAULTS}
+    if not given.keys() <= known or not all(isinstance(value(given.get(n)), torch.Tensor) for n in _ARGUMENTS[:3]):
+        return None
+    return Call(node, {name: v for name, v in given.items() if name not in _DEFAULTS or v is not _DEFAULTS[name]})
+
+
+def _chooses_kernels(node: Node) -> bool:
+    """Whether a graph itself sets which kernels attention may take."""
+    return "sdp" in getattr(node.target, "__name__", "") and not is_op(node, "attention")
+
+
+def _why_left(call: Call, regions: Regions) -> str:
+    """What forbids to change a call; "" for nothing."""
+    tensors = [value(call.get(name)) for name in _ARGUMENTS[:3]]
+    if call.node in regions.nested:
+        return "it is in a transform of torch.func"
+    if any(hasattr(type(t), "__tensor_flatten__") or t.is_nested for t in tensors):
+        return "it computes with tensors of a class of their own"
+    if call.get("attn_mask") is not None and call.get("is_causal") not in (False, 0):
+        return "it has a mask and is_causal"
+    viewed = _viewed(call.node)
+    return f"{viewed.name} of its result needs the layout that the kernel with a mask gives it" if viewed else ""
+
+
+def _is_positive(scale: object) -> bool:
+    """Whether a scale is known to be: torch's kernel for the CPU is not defined for others with is_causal."""
+    return scale is None or isinstance(scale, int | float) and scale > 0
+
+
+def _viewed(out: Node) -> Node | None:
+    """A view of a result, which fits one layout alone: kernels with a mask and without return theirs."""
+    waiting = [out]
+    while waiting:
+        for user in waiting.pop().users:
+            if called(user) in ("view", "view_as", "as_strided", "unflatten", "_unsafe_view"):
+                return user
+            if is_op(user, "view", "expand", "permute", "slice", "cast") or called(user) in ("t", "detach", "alias"):
+                waiting.append(user)
+    return None
+
+
+def _kind(
+    call: Call, mask: Node, constants: Constants, known: dict[tuple[Node, int, int], Seen | None]
+) -> tuple[Seen | None, str]:
+    """What a mask allows, or why it stays. known: of masks that were looked at."""
+    queries, keys = (value(call.get(name)).shape[-2] for name in ("query", "key"))
+    if not isinstance(queries, int) or not isinstance(keys, int):
+        return None, "its mask stays: numbers of tokens vary"
+    found = constants.value(mask, call.node)
+    if isinstance(found, str):
+        return None, f"its mask stays: {found}"
+    key = mask, queries, keys
+    if key not in known:
+        known[key] = allows(found, queries, keys)
+    return known[key], "" if known[key] else "its mask is neither causal, nor a window of the last keys, nor all true"
+
+
+def _why_needed(call: Call, kind: Seen, chooses: bool) -> str:
+    """Why a mask stays of which it is known what it allows; "" where it goes."""
+    if kind.is_causal and not _is_positive(call.get("scale")):
+        return "kernels for causal attention take a positive scale"
+    if kind.window is None:
+        return ""
+    if chooses or value(call.get("query")).is_cuda and not torch.backends.cuda.flash_sdp_enabled():
+        return "which kernels attention may take is set"
+    if is_changed(call.node):  # which the operator reads in backward; not all of torch's kernels do
+        return "its result is changed in place"
+    return "" if _takes_window(call, kind.window) else f"there is no faster kernel for {kind}"
+
+
+def _takes_window(call: Call, window: int) -> bool:
+    """Whether the operator takes a call, and runs flash attention with a window then."""
+    q, k, v = (value(call.get(name)) for name in _ARGUMENTS[:3])
+    scale, out = call.get("scale"), value(call.node)
+    if out is None or any(t.dim() != 4 or t.dtype is not q.dtype or t.device != q.device for t in (k, v, out)):
+        return False
+    if not all(isinstance(n, int) for t in (q, k, v) for n in t.shape[1:]) or call.get("dropout_p") not in (0, 0.0):
+        return False
+    if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        return False
+    return kernel_of(q, k, v, False, Options(1.0 if scale is None else scale, True, window)) is WINDOWED
+
+
+def _repeats(call: Call) -> tuple[Repeated, Repeated] | None:
+    """Of keys and values, what they repeat the heads of, if torch is as fast with groups of heads."""
+    q, k, v = (call.get(name) for name in _ARGUMENTS[:3])
+    if call.get("attn_mask") is not None or call.get("enable_gqa") or value(q).dim() != 4 or k is v:
+        return None
+    if any(set(t.users) != {call.node} for t in (k, v)):
+        return None
+    pair = repeated(k), repeated(v)
+    if any(one is not None and is_changed(one.source) for one in pair):  # backward would read what is there then
+        return None
+    if None in pair or pair[0].times != pair[1].times:
+        return None
+    heads = [value(one.source).shape[one.order[HEADS]] for one in pair]
+    if heads[0] != heads[1] or value(q).shape[HEADS] != heads[0] * pair[0].times:
+        return None
+    tensors = [value(q), *(value(one.source).permute(one.order) for one in pair)]
+    return pair if _is_steady(call, pair) and _takes_groups(*tensors) else None
+
+
+def _is_steady(call: Call, pair: tuple[Repeated, Repeated]) -> bool:
+    """Whether nothing is changed in place between the repeats and the call, so that what is repeated is the same."""
+    own, node = {step for one in pair for step in one.steps}, call.node
+    while own:
+        if may_write(node):
+            return False
+        own.discard(node)
+        node = node.prev
+    return True
+
+
+def _takes_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    on = q.device
+    if on.type == "cuda" and not (torch.cuda.is_available() and torch.backends.cuda.flash_sdp_enabled()):
+        return False
+    if any(t.stride(-1) != 1 for t in (q, k, v)):
+        return False
+    chip = torch.cuda.get_device_capability(on) if on.type == "cuda" else None
+    gradients = any(t.requires_grad for t in (q, k, v))
+    return has_grouped_kernel(on.type, q.dtype, {t.shape[-1] for t in (q, k, v)}, gradients, chip)
+
+
+def has_grouped_kernel(
+    device: str, dtype: torch.dtype, widths: set[int], gradients: bool, chip: tuple[int, int] | None
+) -> bool:
+    """Whether torch has a fast kernel for groups of heads, where there is no mask: flash attention. Where that takes
+    something else, torch would take its slowest, and repeated heads with another kernel are better. device: its type.
+    widths: columns of heads, of queries, keys and values. chip: the GPU's compute capability."""
+    if device == "cpu":
+        return True
+    if device != "cuda" or chip is None or chip < (8, 0) or dtype not in HALVES or len(widths) > 1:
+        return False
+    widest = WIDEST_WITH_GRADIENTS if gradients and chip not in ALL_WIDTHS else WIDEST
+    return all(isinstance(width, int) and width <= widest for width in widths)
+
+
+def _ungrouped(graph: Graph, call: Call, pair: Sequence[Repeated]) -> Call:
+    """The call with keys and values that are not repeated."""
+    given = call.given | {"enable_gqa": True}
+    with graph.inserting_before(call.node):
+        for name, one in zip(("key", "value"), pair, strict=True):
+            given[name] = one.source
+            if one.order != tuple(range(len(one.order))):
+                given[name] = graph.call_method("permute", (one.source, one.order))
+                for key in one.source.meta.keys() & {*KEYS}:
+                    given[name].meta[key] = one.source.meta[key].permute(one.order)
+    return replace(call, given=given)
+
+
+def erase(graph: Graph, dead: set[Node]) -> None:
+    """Removes those that nobody reads. What changes a tensor in place stays, and with it what it changes."""
+    for node in reversed(graph.nodes):
+        if node in dead and not node.users and not may_write(node):
+            graph.erase_node(node)

@@ -1,0 +1,447 @@
+"""Attention with sinks in an FX graph: the softmax of a row of logits and one more, the head's sink, without that one's
+probability, times values.
+
+It is found by what its nodes compute, as models of transformers write it, with or without the largest logit subtracted.
+The operator rounds its result alone, where such a graph rounds every logit and every probability.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from graphfuse.torch.attention.constant import Constants
+from graphfuse.torch.attention.mask import Seen, allows
+from graphfuse.torch.attention.masked import erase
+from graphfuse.torch.attention.operator import Options, kernel_of
+from graphfuse.torch.attention.repeat import repeated
+from graphfuse.torch.attention.sinks import NAME, TYPES
+from graphfuse.torch.fusion import surroundings
+from graphfuse.torch.fusion.meaning import (
+    KEYS,
+    called,
+    changes,
+    dtype,
+    end_of,
+    exact,
+    is_changed,
+    is_op,
+    number,
+    operands,
+    permutation,
+    same,
+    unviewed,
+    value,
+)
+from graphfuse.torch.fusion.report import Entry
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Mask:
+    """node: of a summand; or of True for keys that are attended to; or, if it is inverted, for those that are not."""
+
+    node: Node
+    is_inverted: bool = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    """softmax: its place in the model is the attention's. out: the result. inner: what is computed between, in order,
+    which nobody else may read. is_k_turned: whether k has columns before keys. sinks: of one element for each head, in
+    any shape."""
+
+    softmax: Node
+    out: Node
+    inner: tuple[Node, ...]
+    q: Node
+    k: Node
+    is_k_turned: bool
+    v: Node
+    sinks: Node
+    mask: Mask | None
+    scale: float
+
+
+@dataclass(frozen=True)
+class Left:
+    """Softmax of logits and a sink that no operator takes the place of."""
+
+    softmax: Node
+    why: str
+
+
+class _No(Exception):
+    """Why an attention is left."""
+
+
+def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> list[Entry]:
+    """Puts the operator in place of all in a graph. place: the name of the module that a node is of, and its class."""
+    regions, constants = surroundings.regions(module.graph), Constants(module.graph)
+    entries, new, dead = [], dict[Node, Node](), set[Node]()
+    for found, allowed in [(found, _allowed(found, constants)) for found in find(module, regions)]:
+        if isinstance(found, Left):
+            entries.append(Entry(*place(found.softmax), why=found.why))
+            continue
+        entries.append(Entry(*place(found.softmax), NAME, f"{allowed}: no mask" if allowed else ""))
+        if allowed:
+            dead.update(constants.steps(found.mask.node))
+        new[found.out] = _put(module.graph, found, allowed, new)
+    erase(module.graph, dead)
+    return entries
+
+
+def _allowed(found: Attention | Left, constants: Constants) -> Seen | None:
+    """What the mask allows, where constants make it and an argument of the operator says it as well."""
+    if isinstance(found, Left) or found.mask is None:
+        return None
+    mask, shape = constants.value(found.mask.node, found.out), (value(found.q).shape[2], value(found.v).shape[2])
+    if isinstance(mask, str) or not all(isinstance(extent, int) for extent in shape):
+        return None
+    allowed = allows(~mask if found.mask.is_inverted else mask, *shape)
+    if allowed is None or allowed.is_causal and not found.scale > 0:
+        return None
+    return allowed if allowed.window is None or _has_window(found, allowed.window) else None
+
+
+def _has_window(found: Attention, window: int) -> bool:
+    """Whether there is a kernel for a window, which others make a mask of."""
+    q, k, v = (value(t) for t in (found.q, found.k, found.v))
+    k = k.mT if found.is_k_turned else k
+    return kernel_of(q, k, v, False, Options(found.scale, True, window)).has_window
+
+
+def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[Attention | Left]:
+    order = {node: i for i, node in enumerate(module.graph.nodes)}
+    for node in module.graph.nodes:
+        joined = _joined(node)
+        if joined is None:
+            continue
+        try:
+            found = _attention(node, *joined)
+            _allow(found, order, regions)
+        except _No as why:
+            yield Left(node, str(why))
+        else:
+            yield found
+
+
+def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
+    """Logits and what is one logit more in each row, of a softmax along these; and the nodes between."""
+    found = is_op(node, "softmax")
+    if found is None or value(node) is None or found.get(1, "dim") not in (-1, value(node).dim() - 1):
+        return None
+    source, inner = _cast_of(found.get(0, "input"))
+    less = is_op(source, "sub")
+    if less is not None:
+        whole = less.get(0, "input")
+        largest = _largest_of(less.get(1, "other"))
+        if largest is None or largest[0] is not whole:
+            return None
+        source, casts = _cast_of(whole)
+        inner = [*inner, *casts, *largest[1]]
+    found = is_op(source, "cat")
+    if found is None or value(source) is None or value(source).dim() != 4:
+        return None
+    parts, dim = found.get(0, "tensors"), found.get(1, "dim", found.named.get("axis", 0))
+    if dim not in (-1, 3) or len(parts) != 2 or any(value(t) is None or value(t).dim() != 4 for t in parts):
+        return None
+    return (*parts, [*inner, source]) if same(value(parts[1]).shape[-1], 1) else None
+
+
+def _cast_of(node: object) -> tuple[object, list[Node]]:
+    """What a node is cast or copied from, in floating-point types, and the nodes from this one to there."""
+    seen = []
+    while (found := is_op(node, "cast", "same")) and dtype(found.args[0]) is not None:
+        if dtype(node) not in TYPES or dtype(found.args[0]) not in TYPES:
+            break
+        seen.append(node)
+        node = found.args[0]
+    return node, [*seen, *([node] if isinstance(node, Node) else [])]
+
+
+def _largest_of(node: object) -> tuple[Node, list[Node]] | None:
+    """What a node has the largest element of each row of, and the nodes for it."""
+    seen = [node]
+    if isinstance(node, Node) and node.target is operator.getitem and node.args[1] == 0:
+        node = node.args[0]
+        unread = [user for user in node.users if user.target is operator.getitem and not user.users]  # the places
+        seen += [node, *unread]
+    found = is_op(node, "max")
+    if found is None or found.get(2, "keepdim") is not True:
+        return None
+    source, dim = found.get(0, "input"), found.get(1, "dim")
+    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
+    return (source, seen) if value(source) is not None and dim in (-1, value(source).dim() - 1) else None
+
+
+def _attention(softmax: Node, logits: Node, sink: Node, before: list[Node]) -> Attention:
+    out, after = _following(softmax)
+    product, mask, scale, between = _product(logits)
+    multiplied, v = is_op(product, "matmul"), is_op(out, "matmul").get(1, "other")
+    q, turned = multiplied.get(0, "input"), multiplied.get(1, "other")
+    if any(value(t) is None or value(t).dim() != 4 for t in (q, turned, v)):
+        raise _No("what it multiplies has other dimensions than batch, heads, rows and columns")
+    full = (*value(q).shape[:3], value(turned).shape[3])
+    given = ((logits, full), (turned, (*full[:2], value(q).shape[3], full[3])), (v, (*full[:2], full[3], None)))
+    if not all(n is None or same(m, n) for t, shape in given for m, n in zip(value(t).shape, shape, strict=True)):
+        raise _No("queries, keys, values or logits of it are broadcast")
+    kind = dtype(out)
+    q, v, straight = _narrow(q, kind), _narrow(v, kind), swapped(turned, 2, 3)
+    k = _narrow(turned if straight is None else straight, kind)
+    fewer = None if straight is None else (_ungrouped(k), _ungrouped(v))
+    if fewer is not None and None not in fewer and same(*(value(t).shape[1] for t in fewer)):
+        k, v = (_narrow(t, kind) for t in fewer)
+    if dtype(product) is not kind and any(dtype(t) is not kind for t in (q, k, v)):
+        raise _No("its logits are computed in another type than its result")
+    inner = dict.fromkeys((softmax, *before, *between, *after))
+    inner.pop(out, None)
+    sinks, mask = _sinks(sink, full[1]), None if mask is None else _fitting(mask, full, kind)
+    return Attention(softmax, out, tuple(inner), q, k, straight is None, v, sinks, mask, scale)
+
+
+def _following(softmax: Node) -> tuple[Node, list[Node]]:
+    """The product of probabilities and values, and the nodes from the softmax to there."""
+    node, seen, is_without_sink = softmax, list[Node](), False
+    while True:
+        if len(node.users) != 1 or any(user.op == "output" for user in node.users):
+            raise _No("its probabilities are read elsewhere, too")
+        (user,) = node.users
+        seen.append(user)
+        if not is_without_sink and _drops_last(user, node):
+            is_without_sink = True
+        elif called(user) == "dropout":
+            if _is_active(user):
+                raise _No("dropout follows its probabilities")
+        elif is_op(user, "matmul") and is_without_sink and user.args[:1] == (node,):
+            return user, seen
+        elif not is_op(user, "cast", "same") or dtype(user) not in TYPES:
+            raise _No("its probabilities are not multiplied by values, or not without the sink's")
+        node = user
+
+
+def _drops_last(node: Node, of: Node) -> bool:
+    """Whether a node has all of another's last dimension but its last element."""
+    source, part = end_of(node) or (None, slice(None))
+    if source is not of or part.start not in (None, 0) or part.step not in (None, 1):
+        return False
+    extent = value(of).shape[-1]
+    return part.stop == -1 or isinstance(extent, int) and part.stop == extent - 1
+
+
+def _is_active(dropout: Node) -> bool:
+    given = dict(zip(("input", "p", "training", "inplace"), dropout.args, strict=False)) | dropout.kwargs
+    p, training = given.get("p", 0.5), given.get("training", given.get("train", True))
+    return not (p == 0 or training is False) or given.get("inplace") is True
+
+
+def _product(logits: Node) -> tuple[Node, Mask | None, float, list[Node]]:
+    """The product of queries and keys that logits are made of, the mask, the scale, and the nodes from one to the
+    other."""
+    node, mask, scale, seen = logits, None, 1.0, list[Node]()
+    while True:
+        node, casts = _cast_of(node)
+        seen += casts
+        if is_op(node, "matmul"):
+            return node, mask, scale, seen
+        one = _scaled(node)
+        if one is not None:
+            node, factor = one
+            scale *= factor
+            continue
+        masked = _masked(node)
+        if masked is None:
+            raise _No("its logits are no product of queries and keys with a scale and a mask")
+        if mask is not None or scale != 1:
+            raise _No("its logits have more than one mask, or one that is scaled")
+        node, mask = masked
+
+
+def _scaled(node: object) -> tuple[object, float] | None:
+    found = is_op(node, "mul", "div")
+    if found is None:
+        return None
+    for a, b in operands(found):
+        factor = number(b)
+        if factor is not None and factor != 0 and value(a) is not None and not isinstance(factor, bool):
+            return a, float(factor) if found.meaning == "mul" else 1 / float(factor)
+        if found.meaning == "div":
+            break
+    return None
+
+
+def _masked(node: object) -> tuple[object, Mask] | None:
+    """Logits before a mask, and the mask."""
+    if found := is_op(node, "add"):
+        for a, b in operands(found):
+            if value(b) is not None and dtype(b) is not torch.bool and _leads_to_product(a):
+                return a, Mask(b)
+    if (found := is_op(node, "where")) and _is_lowest(found.get(2, "other"), dtype(node)):
+        return found.get(1, "input"), Mask(found.get(0, "condition"))
+    if (found := is_op(node, "masked_fill")) and _is_lowest(found.get(2, "value"), dtype(node)):
+        return found.get(0, "input"), Mask(found.get(1, "mask"), is_inverted=True)
+    return None
+
+
+def _leads_to_product(node: object) -> bool:
+    node, _ = _cast_of(node)
+    one = _scaled(node)
+    return bool(is_op(node, "matmul")) or one is not None and _leads_to_product(one[0])
+
+
+def _is_lowest(given: object, kind: torch.dtype | None) -> bool:
+    """Whether a number takes a logit away: minus infinity, or the lowest of the type."""
+    return (
+        isinstance(given, int | float)
+        and kind is not None
+        and kind.is_floating_point
+        and given <= torch.finfo(kind).min
+    )
+
+
+def _fitting(mask: Mask, full: Sequence[object], kind: torch.dtype) -> Mask:
+    """A mask as the operator takes it."""
+    node, found = mask.node, value(mask.node)
+    if found is None or found.dim() > 4 or found.requires_grad:
+        raise _No("its mask is no tensor without a gradient")
+    if not all(same(m, 1) or same(m, n) for m, n in zip(found.shape[::-1], full[::-1], strict=False)):
+        raise _No("its mask has another shape than its logits")
+    if found.dtype is torch.bool or found.dtype is kind:
+        return mask
+    node = _narrow(node, kind)
+    if dtype(node) is kind:
+        return Mask(node)
+    condition = _condition(node)
+    if condition is None:
+        raise _No("its mask is of another type than its result")
+    return Mask(condition)
+
+
+def _condition(node: object) -> Node | None:
+    """The condition of a mask that adds 0 where it holds, and else takes logits away."""
+    found = is_op(_cast_of(node)[0], "where")
+    if found is None or not _is_lowest(found.get(2, "other"), dtype(node)):
+        return None
+    condition, zero = found.get(0, "condition"), found.get(1, "input")
+    is_zero = called(zero) in ("zeros", "zeros_like", "new_zeros") if isinstance(zero, Node) else zero == 0
+    return condition if is_zero and dtype(condition) is torch.bool else None
+
+
+def _sinks(node: object, heads: object) -> Node:
+    """The tensor of one element for each head that a node has for each row."""
+    while (found := is_op(node, "expand", "cast", "same")) and value(found.args[0]) is not None:
+        node = found.args[0]
+    shape = (*((1,) * (4 - value(node).dim())), *value(node).shape)
+    if not all(map(same, shape, (1, heads, 1, 1))):
+        raise _No("its sinks are not one number for each head")
+    return unviewed(node)
+
+
+def _narrow(node: Node, kind: torch.dtype | None) -> Node:
+    """The node of this type that a node is cast from, where it has another. A cast to the type that a tensor has is the
+    tensor."""
+    while (cast := is_op(node, "cast")) and dtype(cast.args[0]) is dtype(node):
+        if value(cast.args[0]).device != value(node).device:
+            break
+        node = cast.args[0]
+    found = node if dtype(node) is kind else exact(node)
+    return found if dtype(found) is kind else node
+
+
+def swapped(node: object, one: int, other: int) -> Node | None:
+    """What a node, of four dimensions, is with two of them exchanged."""
+    found, exchanged = is_op(node, "permute"), [*range(4)]
+    exchanged[one], exchanged[other] = other, one
+    return found.args[0] if found and permutation(found, 4) == tuple(exchanged) else None
+
+
+def _ungrouped(node: Node) -> Node | None:
+    """What a node has every head of several times, one after another."""
+    found = repeated(node)
+    return found.source if found is not None and found.order == (0, 1, 2, 3) else None
+
+
+def whole(node: object) -> object:
+    """What a node is all of: slices that leave nothing out are seen through."""
+    while (found := is_op(node, "slice")) and value(found.args[0]) is not None:
+        if not all(map(same, value(node).shape, value(found.args[0]).shape)):
+            break
+        node = found.args[0]
+    return node
+
+
+def _allow(found: Attention, order: Mapping[Node, int], regions: surroundings.Regions) -> None:
+    ends = (found.q, found.k, found.v, found.sinks, *([found.mask.node] if found.mask else []))
+    within, nodes = {*surroundings.between((found.out,), ends), found.out}, {*found.inner, found.out}
+    if dtype(found.out) not in TYPES:
+        raise _No(f"its result is {dtype(found.out)}")
+    for node in found.inner:
+        if not nodes.issuperset(node.users):
+            raise _No(f"{node.name} of it is read elsewhere, too")
+    if any(surroundings.acts(user) for node in within - {found.out} for user in node.users):
+        raise _No("something of it is changed, or has a hook")
+    if within & regions.nested:
+        raise _No("it is in a transform of torch.func")
+    if len({regions.number[node] for node in within}) > 1:
+        raise _No("the mode of gradients, autocast or torch.func changes within it")
+    first = min(order[node] for node in within)
+    if any(changes(node) and first < i < order[found.out] for node, i in order.items()):
+        raise _No("something is changed in place within it")
+    if any(map(is_changed, (found.out, *ends))):
+        raise _No("its result, or what it is computed from, is changed in place")
+    given = [*map(value, ends)]
+    for t in given:
+        if hasattr(type(t), "__tensor_flatten__"):
+            raise _No(f"it computes with a {type(t).__name__}")
+    if len({t.device for t in given}) > 1:
+        raise _No("its tensors are on several devices")
+
+
+def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node, Node]) -> Node:
+    """Returns what has the result. allowed: as of `_allowed`. new: what took the place of a node, which others still
+    name."""
+    out, kind = found.out, dtype(found.out)
+    q, k, v = (new.get(t, t) for t in (found.q, found.k, found.v))
+    with graph.inserting_before(out):
+        k = _made(graph, _aten.transpose.int, k, 2, 3) if found.is_k_turned else k
+        tensors = [t if dtype(t) is kind else _made(graph, _aten.to.dtype, t, kind) for t in (q, k, v)]
+        sinks = found.sinks if value(found.sinks).dim() == 1 else _made(graph, _aten.reshape.default, found.sinks, [-1])
+        mask = _as_given(graph, found.mask) if allowed is None else None
+        call: Callable[..., object] = getattr(torch.ops.graphfuse, NAME).default
+        options = (
+            (mask, False, found.scale) if allowed is None else (None, allowed.is_causal, found.scale, allowed.window)
+        )
+        made = graph.call_function(call, (*tensors, sinks, *options))
+        made.meta.update(_told(out))
+        if not all(is_op(user, "permute") for user in out.users):  # others may want its rows beside each other
+            made = graph.call_function(_aten.contiguous.default, (made,))
+            made.meta.update(_told(out))
+    out.replace_all_uses_with(made)
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    for node in sorted((out, *found.inner), key=order.__getitem__, reverse=True):
+        graph.erase_node(node)
+    return made
+
+
+def _told(node: Node) -> dict[str, object]:
+    return {key: node.meta[key] for key in (*KEYS, "stack_trace", "nn_module_stack") if key in node.meta}
+
+
+def _as_given(graph: Graph, mask: Mask | None) -> Node | None:
+    """attn_mask of the operator."""
+    if mask is None or not mask.is_inverted:
+        return mask and mask.node
+    return _made(graph, _aten.logical_not.default, mask.node)
+
+
+def _made(graph: Graph, target: Callable[..., object], source: Node, *given: object) -> Node:
+    """A node of one of aten's operations, with what it would make."""
+    node = graph.call_function(target, (source, *given))
+    for key in KEYS:
+        if key in source.meta:
+            with torch.no_grad():
+                node.meta[key] = target(source.meta[key], *given)
+    return node

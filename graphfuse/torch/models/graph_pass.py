@@ -1,0 +1,75 @@
+"""A pass over inductor's graphs, for those who compile with inductor already.
+
+Graphs there are behind AOT autograd: forward and backward are apart, and a forward whose inner values backward keeps is
+left as it is. ``torch.compile(backend="graphfuse")`` sees more.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch.fx import Graph
+
+import graphfuse
+from graphfuse.base.errors import SettingError
+from graphfuse.runtime import torch_private
+from graphfuse.torch.models import compiled
+
+Pass = Callable[..., None]
+
+
+def inductor_pass() -> Pass:
+    """A pass for ``torch._inductor.config.post_grad_custom_pre_pass``, or for the option of that name of
+    ``torch.compile``. It runs what is set there now first, and then replaces norms. ``compile_report`` tells of it.
+
+    It is a ``CustomGraphPass``: what inductor keeps on disk has its ``uuid()`` in the key, which changes with the
+    version of graphfuse and with that of the pass that runs first. If that has none, inductor keeps nothing.
+    """
+    return made(torch_private.inductor_setting("post_grad_custom_pre_pass"), replaces=True)
+
+
+def made(first: object, replaces: bool) -> Pass:
+    """A pass that runs another or several, or None, and then replaces sites if it is one that does."""
+    passes = () if first is None else tuple(first) if isinstance(first, list | tuple) else (first,)
+    if not all(callable(p) for p in passes):
+        raise SettingError(f"post_grad_custom_pre_pass is {first!r}; accepted: a CustomGraphPass, a function or None")
+    return _class()(passes, replaces)
+
+
+@functools.cache
+def _class() -> type:
+    """Made when it is asked for, as its base is inductor's."""
+    base, aware = torch_private.graph_pass_classes()
+
+    class GraphPass(base):  # type: ignore[misc, valid-type]
+        def __init__(self, first: Sequence[Pass], replaces: bool) -> None:
+            self._first, self._replaces = first, replaces
+
+        def __call__(self, graph: Graph, is_inference: bool = True) -> None:
+            for one in self._first:
+                if isinstance(one, aware):
+                    one(graph, is_inference)
+                else:
+                    one(graph)
+            if self._replaces:
+                entries = compiled.replace_in(graph.owning_module, declines=True)
+                if entries:  # most graphs of backward have none
+                    compiled.tell(", in inductor", entries)
+
+        def uuid(self) -> tuple[object, ...] | None:
+            theirs = [one.uuid() if hasattr(one, "uuid") else None for one in self._first]
+            if not all(theirs):
+                return None
+            return "graphfuse", graphfuse.__version__, _digest(), self._replaces, *theirs
+
+    return GraphPass
+
+
+@functools.cache
+def _digest() -> str:
+    """Of all that decides what is replaced, and by what: matcher, costs, and the operators."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,127 @@
+"""``fuse`` and ``unfuse``: norms of a model, residual sums before them, and attention with sinks, replaced in place and
+put back."""
+
+from collections.abc import Iterator
+
+import torch
+
+from graphfuse.base.errors import ModelError, ModelTypeError
+from graphfuse.runtime import torch_private
+from graphfuse.torch.attention import eager as eager_attention
+from graphfuse.torch.fusion import forward, layer
+from graphfuse.torch.fusion.interpreter import Declined
+from graphfuse.torch.fusion.module import Norm, Refused, recognized
+from graphfuse.torch.fusion.report import Entry, Report
+
+_DEVICES = ("cuda", "cpu", "meta")
+
+
+def fuse(model: torch.nn.Module) -> Report:
+    """Replaces the norms of a model by operators of ``graphfuse.torch``, with the residual sums before them where a
+    layer's forward shows them. Returns what became of each.
+
+    A norm is a module whose own forward computes what an operator does, with the same rounding; classes are recognized
+    by what they compute. So are norms with a gate, of groups of a row, or along channels. Only ``forward`` is set, on
+    the modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
+    compute otherwise (other types, autocast) run the module's own forward, and norms with hooks are called as before.
+    Fusing again finds the same. ``unfuse`` puts everything back. Attention with sinks, where a module calls its file's
+    eager attention, is replaced in the same way.
+
+    Outputs are what they were but for the order of sums over a row, and attention, which is rounded once; gradients are
+    computed in float32 and rounded once.
+    Raises ModelTypeError for what is no module, and ModelError for one that is compiled, scripted, or on another device
+    than "cuda", "cpu" or "meta", before anything is replaced.
+    """
+    _check(model)
+    _remove(model)
+    norms: dict[str, Norm] = {}
+    entries = []
+    for name, module in model.named_modules():
+        entry = _norm(name, module, norms)
+        if entry is not None:
+            entries.append(entry)
+    for name, module in model.named_modules():
+        own = {n: norms[path] for n, _ in module.named_children() if (path := f"{name}.{n}" if name else n) in norms}
+        if own:
+            entries += _sums(name, module, own)
+        entries += _attention(name, module)
+    return Report(type(model).__name__, tuple(entries))
+
+
+def unfuse(model: torch.nn.Module) -> tuple[str, ...]:
+    """Puts back what ``fuse`` replaced in a model, or in a part of one. Returns the names of the modules.
+
+    ModelTypeError for what is no module.
+    """
+    _check_module("unfuse", model)
+    return _remove(model)
+
+
+def _check_module(name: str, model: object) -> None:
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
+        raise ModelTypeError(f"{name}: model is the class {model.__name__}; accepted: a torch.nn.Module made of it")
+    if not isinstance(model, torch.nn.Module):
+        raise ModelTypeError(f"{name}: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+
+
+def _check(model: object) -> None:
+    _check_module("fuse", model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("fuse: the model is a ScriptModule; accepted: one that is not scripted")
+    for name, module in model.named_modules():
+        if torch_private.is_compiled(module):
+            where = f"module {name}" if name else "the model"
+            raise ModelError(f"fuse: {where} is compiled; accepted: a model before torch.compile")
+    for name, t in model.named_parameters():
+        if t.device.type not in _DEVICES:
+            raise ModelError(f"fuse: parameter {name} is on {t.device}; accepted: {', '.join(_DEVICES)}")
+
+
+def _remove(model: torch.nn.Module) -> tuple[str, ...]:
+    found = [(name, module) for name, module in model.named_modules() if forward.is_set_on(module)]
+    for _, module in found:
+        forward.remove_from(module)
+    return tuple(name for name, _ in found)
+
+
+def _norm(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Entry | None:
+    found, cls = recognized(module), type(module)
+    if found is None:
+        return None
+    if isinstance(found, Norm) and not forward.is_free(module):
+        found = Refused("its forward is set on the module already, by something else")
+    if isinstance(found, Refused):
+        return Entry(name, cls.__name__, why=found.reason)
+    norms[name] = found
+    forward.set_on(module, forward.forward_of(found, cls), found)
+    return Entry(name, cls.__name__, found.serving.name)
+
+
+def _sums(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Iterator[Entry]:
+    kind = type(module).__name__
+    if not forward.is_free(module):
+        yield Entry(name, kind, why="its forward is set on the module already, by something else")
+        return
+    try:
+        found = layer.fused(module, norms)
+    except Declined as why:
+        if layer.sums_into(type(module).forward, norms):
+            yield Entry(name, kind, why=f"residual sums: {why}")
+        return
+    if found.function is not None:
+        forward.set_on(module, found.function)
+    for unit in found.units:
+        yield Entry(name, kind, unit.operator, unit.note)
+    for why in found.kept:
+        yield Entry(name, kind, why=why)
+
+
+def _attention(name: str, module: torch.nn.Module) -> Iterator[Entry]:
+    found, kind = eager_attention.recognized(module), type(module).__name__
+    if isinstance(found, eager_attention.Attended) and not forward.is_free(module):
+        found = Refused("its forward is set on the module already")
+    if isinstance(found, Refused):
+        yield Entry(name, kind, why=found.reason)
+    elif found is not None:
+        forward.set_on(module, found.function)
+        yield Entry(name, kind, found.operator)

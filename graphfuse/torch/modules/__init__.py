@@ -1,0 +1,1 @@
+"""Modules that replace torch's, made of the operators."""

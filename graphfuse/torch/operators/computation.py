@@ -1,0 +1,132 @@
+"""What a differentiable operator computes, as data: its tensors, and its graphs for inference, training, gradients."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+
+from graphfuse.base.dtypes import data_type
+from graphfuse.functional.declaration import Variant
+from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.tensor_parameter import (
+    FLOATS,
+    Rule,
+    TensorParameter,
+    columns_or_heads,
+    like,
+    like_or_columns,
+    rows,
+    type_of,
+    types,
+)
+from graphfuse.op_graph.tensor import Tensor
+
+TYPES = FLOATS | types(data_type.DOUBLE)
+STATISTICS = types(data_type.FLOAT, data_type.DOUBLE)
+
+Graphs = Variant | Mapping[tuple[object, ...], Variant]
+
+
+def type_computed_in(tensors: Mapping[str, torch.Tensor]) -> torch.dtype:
+    """The type that is computed in: gradients are as exact as results."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
+
+
+def gradient_of(name: str, of: str | None = None, **kind: object) -> TensorParameter:
+    """The gradient of a tensor, made where it is asked for. of: the tensor that has its shape and type. kind: other
+    fields, in the place of those."""
+    of = of or name
+    fields = {"types": TYPES, "shape": like(of), "new": type_of(of), "asked": f"needs_d{name}", "written": True}
+    return TensorParameter(f"d{name}", **(fields | kind))
+
+
+def sum_of(name: str, shape: Rule) -> TensorParameter:
+    """The gradient of a tensor that is added to all rows, in the type that is computed in: it is not kept, and autograd
+    converts the sum to its type."""
+    return gradient_of(name, types=STATISTICS, shape=shape, new=type_computed_in, over_rows="sum")
+
+
+def of_rows(name: str, written: bool = False, of: str = "x") -> TensorParameter:
+    """One number for each row of a tensor."""
+    return TensorParameter(name, STATISTICS, rows(of), written=written, new=type_computed_in if written else None)
+
+
+X = TensorParameter("x", TYPES)
+RESIDUAL = TensorParameter("residual", TYPES, like("x"))
+WEIGHT = TensorParameter("weight", TYPES, columns_or_heads("x"), optional=True)
+BIAS = TensorParameter("bias", TYPES, like_or_columns("weight", "x"))
+GATE = TensorParameter("gate", TYPES, like("x"))
+Y = TensorParameter("y", TYPES, like("x"), written=True, new=type_of("x"))
+TOTAL = TensorParameter("total", TYPES, like("x"), written=True, new=type_of("residual"))
+INVERSE_RMS, MEAN, INVERSE_STD = (of_rows(name, written=True) for name in ("inverse_rms", "mean", "inverse_std"))
+
+# Of the backward graph, where x is the tensor that was normalized: the residual sum, if there is one.
+DY = TensorParameter("dy", TYPES)
+NORMALIZED = TensorParameter("x", TYPES, like("dy"), free=True)  # in strides of its own
+DTOTAL = TensorParameter("dtotal", TYPES, like("x"), optional=True)
+DX = gradient_of("x", new=type_of("dy"))  # which has y's type, which is x's
+DRESIDUAL, DGATE = gradient_of("residual", "x"), gradient_of("gate")
+DWEIGHT, DBIAS = gradient_of("weight", over_rows="sum"), sum_of("bias", like_or_columns("weight", "x"))
+
+
+class Computation:
+    """What an operator computes. A subclass has the data, and draws forward and backward."""
+
+    tensors: Sequence[TensorParameter] = (X,)
+    """What it takes."""
+    numbers: Sequence[str] = ("eps",)
+    """Numbers behind these."""
+    options: Sequence[str] = ()
+    """What is behind numbers and chooses the graphs, which are then mappings."""
+    results: Sequence[TensorParameter] = (Y,)
+    """What it returns."""
+    statistics: Sequence[TensorParameter] = ()
+    """What the training phase makes for backward beside that."""
+    kept: Sequence[str]
+    """The names of what backward reads of all these."""
+    normalized: TensorParameter = NORMALIZED
+    """The first of `kept`, as backward reads it."""
+    gradients: Sequence[TensorParameter | None]
+    """Those of `tensors`, in their order; None for one that has none."""
+    residual: bool = False
+    """Whether the sum of x and residual is returned as total; backward then also reads dtotal."""
+
+    @cached_property
+    def inference(self) -> Graphs:
+        return Variant((*self.tensors, *self.results), self._forward)
+
+    @cached_property
+    def training(self) -> Graphs:
+        return Variant((*self.tensors, *self.results, *self.statistics), self._forward)
+
+    @cached_property
+    def backward(self) -> Graphs:
+        read = (*self.read_backward, *(DTOTAL,) * self.residual)
+        return Variant((*read, *(a for a in self.gradients if a is not None)), self._backward)
+
+    @property
+    def read_backward(self) -> tuple[TensorParameter, ...]:
+        """dy, and what is kept, as arguments of the backward graph."""
+        given = {a.name: a for a in self.tensors} | {a.name: of_rows(a.name) for a in self.statistics}
+        return (DY, self.normalized, *(given[name] for name in self.kept[1:]))
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The names of what backward reads, in its order, dy and dtotal among them, as ``kept`` has them."""
+        variant = self.backward if isinstance(self.backward, Variant) else next(iter(self.backward.values()))
+        names = (a.name for a in variant.arguments if not a.written)
+        return tuple(self.kept[0] if name == self.normalized.name else name for name in names)
+
+    def _forward(self, d: Drawing) -> None:
+        raise NotImplementedError
+
+    def _backward(self, d: Drawing) -> None:
+        """What is not asked for is not drawn."""
+        raise NotImplementedError
+
+
+def normal_again(d: Drawing, x: Tensor) -> Tensor:
+    """The norm of x without weight and bias, by the statistics that are known."""
+    if "mean" in d:
+        return d.graph.mul(d.graph.sub(x, d["mean"]), d["inverse_std"])
+    return d.graph.mul(x, d["inverse_rms"])

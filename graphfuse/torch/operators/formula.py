@@ -1,0 +1,168 @@
+"""Operators with gradients: three graphs of a ``Computation``, and the autograd formula that joins them.
+
+``graphfuse::NAME`` is what users call. Without gradients, its inference graph runs. With gradients, autograd sees
+``NAME_training`` run instead, and ``NAME_backward`` for the gradients.
+
+``torch.library.register_autograd`` would make the same formula with wrappers that take longer than a launch.
+``forward`` and ``backward`` are generated for the operator's arguments, and try the fast path of their last call first.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from graphfuse.base.errors import VariantPackTypeError
+from graphfuse.functional.declaration import Columns
+from graphfuse.runtime import torch_private
+from graphfuse.runtime.fastcall import DECLINED, text, when, written
+from graphfuse.torch.operators.computation import Computation
+from graphfuse.torch.operators.step import Step, defined, entered, made_once
+
+_observed = torch_private.observed()
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator that autograd knows.
+
+    tensors: names of what it takes before its numbers. run: the operator, called with (*tensors, *numbers, *options).
+    inference, training, gradients: the functions of its graphs, for calls that autograd does not see and nothing wants
+    to see.
+    """
+
+    tensors: tuple[str, ...]
+    run: Callable[..., object]
+    inference: Callable[..., object]
+    training: Callable[..., object]
+    gradients: Callable[..., object]
+
+
+class ByColumns(Protocol):
+    """How the graphs of an operator run where columns are split over ranks."""
+
+    forward: Columns
+    backward: Columns
+
+
+def differentiable(name: str, of: Computation, by_columns: ByColumns | None = None) -> Operator:
+    """The operator of (*of.tensors, *of.numbers, *of.options) -> of.results, and torch's operators
+    ``graphfuse::NAME...``."""
+    forward, backward = (None, None) if by_columns is None else (by_columns.forward, by_columns.backward)
+    given, asked = (*of.numbers, *of.options), [a.asked for a in of.gradients if a is not None and a.asked]
+    inference = defined(name, of.inference, given, of.options, forward, seen=True)
+    training = defined(f"{name}_training", of.training, given, of.options, forward)
+    gradients = defined(f"{name}_backward", of.backward, (*of.options, *asked), of.options, backward)
+    run = entered(name, inference, *(_formula(name, of, training, gradients, alone) for alone in (False, True)))
+    names = tuple(a.name for a in of.tensors)
+    return Operator(names, run, inference.function, training.function, gradients.function)
+
+
+@dataclass
+class _Recent:
+    """The fast paths of the last calls of a formula. They decline calls that are not alike."""
+
+    forward: Callable[..., object] = lambda *values: DECLINED
+    backward: Callable[..., object] = lambda *values: DECLINED
+
+
+def _formula(name: str, of: Computation, training: Step, gradients: Step, alone: bool) -> type[torch.autograd.Function]:
+    """What is kept of a forward call, and the gradients that are made from it, in one graph.
+
+    alone: whether forward is only called where nobody else wants to see it.
+    """
+    recent = _Recent()
+
+    def train(ctx, *values):
+        if of.numbers and ctx.needs_input_grad[len(of.tensors)]:
+            raise VariantPackTypeError("eps is a tensor that requires a gradient; accepted: a number")
+        made = training(*values)
+        if not _observed():
+            recent.forward = training.function.last() or recent.forward
+        return made
+
+    def differentiate(*values):
+        made = gradients(*_in_rows(of, values))
+        if not _observed():
+            recent.backward = gradients.function.last() or recent.backward
+        return made
+
+    once = made_once(name, gradients)
+    names = {
+        "observed": _observed,
+        "declined": DECLINED,
+        "recent": recent,
+        "train": train,
+        "differentiate": differentiate,
+        "grad_enabled": torch.is_grad_enabled,
+        "once": lambda *values: once(*_in_rows(of, values)),
+    }
+    texts = {"forward": _forward(of, alone), "backward": _backward(of)}
+    methods = {step: staticmethod(written(f"{step} of {name}", step, made, names)) for step, made in texts.items()}
+    # By the class's name torch calls the node of its graph, in errors and profiles.
+    return type(name, (torch.autograd.Function,), methods)
+
+
+def _forward(of: Computation, alone: bool) -> str:
+    arguments = ", ".join((*(a.name for a in of.tensors), *of.numbers, *of.options))
+    unasked = when(["not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])"], "ctx.mark_non_differentiable(total)")
+    return text(
+        "forward",
+        ("ctx", arguments),
+        f"made = recent.forward({arguments})" if alone else "made = declined",
+        when(["made is declined"], f"made = train(ctx, {arguments})"),
+        f"{', '.join(a.name for a in (*of.results, *of.statistics))} = made",
+        # The gradient of a weight is not a residual sum's matter.
+        ["ctx.set_materialize_grads(False)", *unasked] if of.residual else [],
+        [f"ctx.options = {', '.join(of.options)},"] if of.options else [],
+        f"ctx.save_for_backward({', '.join(of.kept)})",
+        f"return {', '.join(a.name for a in of.results)}",
+    )
+
+
+def _backward(of: Computation) -> str:
+    found = ["None" if a is None else a.name for a in of.gradients]
+    needs = [a.asked if a is not None and a.asked else "_" for a in of.gradients]
+    others = ["None"] * (len(of.numbers) + len(of.options))
+    asked = [n for n in needs if n != "_"]
+    unused, shared, given_back = [], [], []
+    if of.residual:  # both terms have the same gradient, which is written once for each data type
+        asked[:2] = "asks_dx", "asks_dresidual"
+        alone = ["dtotal if needs_dx else None", "dtotal if needs_dresidual else None", *("None",) * len(found[2:])]
+        unused = when(["dy is None"], f"return {', '.join(alone + others)}")  # nobody used the norm
+        shared = [
+            "is_shared = dy.dtype == total.dtype",
+            "asks_dx = needs_dx or is_shared and needs_dresidual",
+            "asks_dresidual = needs_dresidual and not is_shared",
+        ]
+        given_back = when(["is_shared"], "dx, dresidual = dx if needs_dx else None, dx if needs_dresidual else None")
+    read = ", ".join((*of.read, *of.options, *asked))
+    return text(
+        "backward",
+        ("ctx", "dy", *("dtotal",) * of.residual),
+        f"{', '.join(of.kept)}, = ctx.saved_tensors",
+        f"{', '.join(needs + ['_'] * len(others))}, = ctx.needs_input_grad",
+        [f"{', '.join(of.options)}, = ctx.options"] if of.options else [],
+        unused,
+        shared,
+        "if grad_enabled():",
+        [[f"made = once({read})"]],
+        "else:",
+        [[f"made = declined if observed() else recent.backward({read})"]],
+        when(["made is declined"], f"made = differentiate({read})"),
+        f"{', '.join(name for name in found if name != 'None')} = made",
+        given_back,
+        f"return {', '.join(found + others)}",
+    )
+
+
+def _in_rows(of: Computation, values: Sequence[object]) -> list[object]:
+    """What the backward graph reads, with dy and dtotal contiguous along rows, as kernels want them. The gradient of
+    ``sum()`` is not: it is one element, expanded."""
+    found = list(values)
+    for place, name in enumerate(of.read):
+        grad = found[place]
+        if name in ("dy", "dtotal") and grad is not None and grad.dim() and grad.stride(-1) != 1:
+            found[place] = grad.contiguous()
+    return found

@@ -1,0 +1,105 @@
+"""Cross entropy with gradients: the loss of each row in one kernel, the gradient in another.
+
+The logits, the targets and one number a row are kept.
+"""
+
+from functools import cached_property
+
+import torch
+
+from graphfuse.base.errors import VariantPackError
+from graphfuse.functional.losses import OPTIONS, Variants, gradient_variant, loss_variant
+from graphfuse.functional.tensor_parameter import INTEGERS, TensorParameter, each_row
+from graphfuse.torch.operators.computation import STATISTICS, TYPES, Computation, gradient_of, type_computed_in
+from graphfuse.torch.operators.formula import differentiable
+
+REDUCTIONS = ("mean", "sum", "none")
+
+_ROW = each_row("input")
+
+
+class CrossEntropy(Computation):
+    """The loss of each row."""
+
+    tensors = (TensorParameter("input", TYPES), TensorParameter("target", INTEGERS, _ROW))
+    numbers = ()
+    options = tuple(OPTIONS)
+    results, statistics = (
+        (TensorParameter(name, STATISTICS, _ROW, written=True, new=type_computed_in),) for name in ("loss", "logsumexp")
+    )
+    kept = ("input", "target", "logsumexp")
+    gradients = (gradient_of("input", asked=None), None)
+
+    @cached_property
+    def inference(self) -> Variants:
+        return loss_variant(*self.tensors, *self.results)
+
+    @cached_property
+    def training(self) -> Variants:
+        return loss_variant(*self.tensors, *self.results, *self.statistics)
+
+    @cached_property
+    def backward(self) -> Variants:
+        saved = (TensorParameter(name, STATISTICS, _ROW) for name in ("logsumexp", "dy"))
+        return gradient_variant(*self.tensors, *saved, self.gradients[0], grad="dy")
+
+
+_CROSS_ENTROPY = differentiable("cross_entropy_loss", CrossEntropy())
+
+
+def cross_entropy(
+    input: torch.Tensor,  # noqa: A002 - torch's spelling
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> torch.Tensor:
+    """Cross entropy of each row's softmax with its target, computed in float32, and reduced over rows.
+
+    input: (..., classes), bfloat16, float16, float32 or float64, any strides: logits, the classes last, where torch has
+    them second. target: (...), int64 or int32, numbers of classes; class probabilities are not accepted. Rows whose
+    target is ignore_index count for nothing, and have a gradient of 0. A target that is neither that nor the number of
+    a class makes the loss NaN, and its row's gradient. reduction: "mean" over the rows that are not ignored (NaN if
+    there are none), "sum" or "none". label_smoothing: 0 to 1, the part of the target that all classes share. z_loss:
+    the factor of each row's squared logarithm of the sum of exponentials, which is added to its loss.
+
+    Returns float32, float64 for an input of float64. The gradient has input's type. It cannot be differentiated again.
+    Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument, before anything is written.
+    """
+    check_reduction(reduction)
+    loss = _CROSS_ENTROPY.run(input, target, ignore_index, label_smoothing, z_loss)
+    if reduction == "none":
+        return loss
+    total = loss.sum()
+    return total if reduction == "sum" else total / (target != ignore_index).sum()
+
+
+def check_reduction(reduction: object) -> None:
+    """VariantPackError for what is none of REDUCTIONS."""
+    if reduction not in REDUCTIONS:
+        raise VariantPackError(f"reduction is {reduction!r}; accepted: {', '.join(map(repr, REDUCTIONS))}")
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """``torch.nn.CrossEntropyLoss`` of class numbers by ``cross_entropy``, without weights for classes, the classes
+    last. ignore_index, reduction, label_smoothing and z_loss as there."""
+
+    def __init__(
+        self,
+        weight: None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+    ):
+        if weight is not None:
+            raise VariantPackError(f"weight is a {type(weight).__name__}; accepted: None")
+        check_reduction(reduction)
+        super().__init__(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+        self.z_loss = z_loss
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        """input: (..., classes). target: (...)."""
+        return cross_entropy(input, target, self.ignore_index, self.reduction, self.label_smoothing, self.z_loss)

@@ -1,0 +1,170 @@
+"""A norm whose columns are split over ranks: two graphs, and between them numbers of each row that are added up.
+
+The first graph makes of the columns at hand what a row's statistics are made of. The second has the statistics of whole
+rows. RMSNorm adds up one number a row, the sum of squares. Layer norm adds up two one after the other, the sum and then
+the sum of squared distances from the mean of all, made of those from the rank's own mean (Chan, Golub and LeVeque
+1983): nothing cancels. Backward adds up one number a row, and of a layer norm two.
+
+The second graph makes a rank's own part of a sum again and adds the rest to it, where nothing else in it is a sum: it
+has x at hand, and engines fuse what is around a reduction.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from graphfuse.base.enums import reduction_mode
+from graphfuse.functional.declaration import Part, Variant
+from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.tensor_parameter import TensorParameter, like, rows
+from graphfuse.op_graph.tensor import Tensor
+from graphfuse.torch.operators.computation import DTOTAL, STATISTICS, TYPES, Y, normal_again, of_rows
+from graphfuse.torch.operators.norm import Norm
+from graphfuse.torch.operators.step import Step, defined
+
+Given = Mapping[str, object]
+Made = Mapping[str, torch.Tensor | None]
+
+_SUMMED = TensorParameter("total", TYPES, like("x"))  # as the first step stored it
+_SQUARES, _OWN_MEAN, _APART = (of_rows(name, written=True) for name in ("squares", "own_mean", "apart"))
+# What other ranks have of the sum of squares.
+_ELSEWHERE = of_rows("elsewhere")
+# The sums of dy * normal, and of dy, over a row, which dx is made orthogonal to.
+_ALONG, _LEVEL = (of_rows(name, written=True) for name in ("along", "level"))
+
+
+def _joined(name: str) -> tuple[TensorParameter, ...]:
+    """A sum over whole rows, and what of it other ranks have."""
+    return tuple(TensorParameter(n, STATISTICS, rows("x"), optional=True) for n in (name, f"{name}_elsewhere"))
+
+
+@dataclass(frozen=True)
+class NormByColumns:
+    """How the graphs of a norm run where its columns are split."""
+
+    norm: Norm
+
+    def forward(self, name: str, given: Given, part: Part) -> Made:
+        """As of ``Columns``."""
+        norm = self.norm
+        made = _run(_step(f"{name}_measured", self.measured, ()), given)
+        join = _mean_and_inverse_std if norm.centred else _inverse_rms
+        known = {**given, **made, **join(made, part, given["eps"]), "share": 1 / part.all}
+        return known | _run(_step(f"{name}_finished", self.finished, ("eps", "share")), known)
+
+    def backward(self, name: str, given: Given, part: Part) -> Made:
+        """As of ``Columns``."""
+        known = dict.fromkeys(a.name for a in self._joined) | given | {"share": 1 / part.all}
+        if given["needs_dx"] or given.get("needs_dresidual"):
+            for key, own in _run(_step(f"{name}_measured", self.measured_backward, ()), given).items():
+                known[key] = part.sum(own)
+                known[f"{key}_elsewhere"] = known[key] - own
+        others = (*(a.asked for a in self.norm.gradients), "share")
+        return _run(_step(f"{name}_finished", self.finished_backward, others), known)
+
+    @functools.cached_property
+    def measured(self) -> Variant:
+        """The residual sum, and of the columns at hand what statistics are made of."""
+        made = (_OWN_MEAN, _APART) if self.norm.centred else (_SQUARES,)
+        summands = [a for a in self.norm.tensors if a.name in ("x", "residual")]
+        return Variant((*summands, *self.norm.results[1:], *made), self._measure)
+
+    @functools.cached_property
+    def finished(self) -> Variant:
+        x, *others = (a for a in self.norm.tensors if a.name != "residual")
+        read = (x, *(_SUMMED,) * self.norm.residual, *others)
+        return Variant((*read, *(of_rows("mean"),) * self.norm.centred, _ELSEWHERE, Y), self._finish)
+
+    @functools.cached_property
+    def measured_backward(self) -> Variant:
+        made = (_ALONG, *(_LEVEL,) * self.norm.centred)
+        return Variant((*self.norm.read_backward, *made), self._measure_backward)
+
+    @functools.cached_property
+    def finished_backward(self) -> Variant:
+        read = (*self.norm.read_backward, *(DTOTAL,) * self.norm.residual, *self._joined)
+        return Variant((*read, *self.norm.gradients), self._finish_backward)
+
+    @property
+    def _joined(self) -> tuple[TensorParameter, ...]:
+        return (*_joined("along"), *(_joined("level") if self.norm.centred else ()))
+
+    def _measure(self, d: Drawing) -> None:
+        squares, mean = self._squares(d, self.norm.summed(d))
+        d.store(self.measured.arguments[-1].name, squares)
+        if mean is not None:
+            d.store_read("own_mean", mean)
+
+    def _squares(self, d: Drawing, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The sum of squares of the columns at hand, of a layer norm from their own mean, which comes with it."""
+        mean = d.by_rows(x, reduction_mode.AVG) if self.norm.centred else None
+        centred = x if mean is None else d.graph.sub(x, mean)
+        return d.by_rows(d.graph.mul(centred, centred)), mean
+
+    def _finish(self, d: Drawing) -> None:
+        graph, x = d.graph, d["total" if self.norm.residual else "x"]
+        squares = graph.add(self._squares(d, x)[0], d["elsewhere"])
+        inverse = graph.rsqrt(graph.add(graph.mul(squares, d.number("share")), d.number("eps")))
+        normal = graph.mul(graph.sub(x, d["mean"]) if self.norm.centred else x, inverse)
+        scale, rounded = d.weight(zero_centred=self.norm.zero_centred), "x" if self.norm.rounded else None
+        self.norm.finish(d, d.scaled(normal, scale, d.get("bias"), rounded))
+
+    def _measure_backward(self, d: Drawing) -> None:
+        graph, normal = d.graph, normal_again(d, d["x"])
+        grad = self._weighted(d, self._before_activation(d, normal))
+        d.store("along", d.by_rows(graph.mul(grad, normal)))
+        if self.norm.centred:
+            d.store("level", d.by_rows(grad))
+
+    def _finish_backward(self, d: Drawing) -> None:
+        graph, normal = d.graph, normal_again(d, d["x"])
+        if "dgate" in d:
+            d.store("dgate", graph.mul(d["dy"], graph.swish(self._weighted(d, normal))))
+        grad = self._before_activation(d, normal)
+        if "dweight" in d:
+            d.store_sum("dweight", graph.mul(grad, normal))
+        if "dbias" in d:
+            d.store_sum("dbias", graph.identity(grad))
+        if not {"dx", "dresidual"} & d.layouts.keys():
+            return
+        scaled, again = self._weighted(d, grad), not {"dweight", "dbias"} & d.layouts.keys()
+
+        def mean(name: str, own: Callable[[], Tensor]) -> Tensor:
+            whole = graph.add(d.by_rows(own()), d[f"{name}_elsewhere"]) if again else d[name]
+            return graph.mul(whole, d.number("share"))
+
+        dx = graph.sub(scaled, graph.mul(normal, mean("along", lambda: graph.mul(scaled, normal))))
+        if self.norm.centred:
+            dx = graph.sub(dx, mean("level", lambda: graph.identity(scaled)))
+        self.norm.store_gradients(d, graph.mul(dx, d["inverse_std" if self.norm.centred else "inverse_rms"]))
+
+    def _weighted(self, d: Drawing, values: Tensor) -> Tensor:
+        return d.weighted(values, self.norm.zero_centred)
+
+    def _before_activation(self, d: Drawing, normal: Tensor) -> Tensor:
+        return self.norm.before_activation(d, lambda: self._weighted(d, normal))
+
+
+def _inverse_rms(made: Made, part: Part, eps: float) -> Made:
+    squares = part.sum(made["squares"])
+    return {"inverse_rms": (squares / part.all + eps).rsqrt(), "elsewhere": squares - made["squares"]}
+
+
+def _mean_and_inverse_std(made: Made, part: Part, eps: float) -> Made:
+    own = made["own_mean"]
+    mean = part.sum(own * part.mine) / part.all
+    apart = part.sum(made["apart"] + (own - mean).square() * part.mine)
+    inverse_std = (apart / part.all + eps).rsqrt()
+    return {"mean": mean, "inverse_std": inverse_std, "elsewhere": apart - made["apart"]}
+
+
+_step = functools.cache(defined)
+"""Defines a step when it is first needed, which most programs never do."""
+
+
+def _run(step: Step, given: Given) -> Made:
+    f = step.declaration
+    made = step(*(given[name] for name in f.parameters))
+    return dict(zip(f.results, made if isinstance(made, tuple) else (made,), strict=True))

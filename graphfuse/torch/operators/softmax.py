@@ -1,0 +1,26 @@
+"""The computation of softmax and its logarithm."""
+
+from dataclasses import dataclass
+
+from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
+from graphfuse.torch.operators.computation import TYPES, Computation
+
+
+@dataclass(frozen=True)
+class Softmax(Computation):
+    """Softmax of x over the last dimension, or its logarithm. Backward reads what was returned."""
+
+    log: bool = False
+    numbers = ()
+    kept = ("y",)
+    normalized = TensorParameter("y", TYPES, like("dy"), free=True)  # in strides of its own
+    gradients = (TensorParameter("dx", TYPES, like("dy"), written=True, new=type_of("dy"), asked="needs_dx"),)
+
+    def _forward(self, d: Drawing) -> None:
+        op = d.graph.log_softmax if self.log else d.graph.softmax
+        d.store("y", op(d["x"]))
+
+    def _backward(self, d: Drawing) -> None:
+        op = d.graph.log_softmax_backward if self.log else d.graph.softmax_backward
+        d.store("dx", op(d["dy"], d["y"]))

@@ -1,0 +1,147 @@
+"""One graph of a differentiable operator, as a function and an operator of torch; and the derivatives that it
+refuses."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+
+from graphfuse.base.errors import GraphNotSupportedError
+from graphfuse.functional import sharding
+from graphfuse.functional.declaration import Columns, Function, Variant
+from graphfuse.functional.function import define
+from graphfuse.functional.operator import LIBRARY, pass_by_autograd
+from graphfuse.runtime import torch_private
+from graphfuse.runtime.fastcall import text, when, written
+
+_observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One graph of an operator: as a function of its own, and as an operator of torch."""
+
+    declaration: Function
+    function: Callable[..., object]
+    operator: torch._ops.OpOverload
+
+    def __call__(self, *values):
+        return self.operator(*values) if _observed() else self.function(*values)
+
+
+def defined(
+    name: str,
+    variants: Variant | Mapping[tuple[object, ...], Variant],
+    others: Sequence[str],
+    chosen_by: tuple[str, ...] = (),
+    columns: Columns | None = None,
+    seen: bool = False,
+) -> Step:
+    """Defines ``graphfuse::NAME`` of the arguments that a variant reads and `others`, which returns what it writes.
+    variants: one, or by the values of those of `others` that `chosen_by` names. columns: how it runs where these are
+    split over ranks. seen: whether autograd has a formula for it, or else takes no notice of it."""
+    variants = {(): variants} if isinstance(variants, Variant) else variants
+    variant = next(iter(variants.values()))
+    read = [a for a in variant.arguments if not a.written]
+    function = Function(
+        name,
+        parameters=(*(a.name for a in read), *others),
+        defaults={a.name: None for a in read if a.optional},
+        chosen_by=chosen_by,
+        variants=variants,
+        results=tuple(a.name for a in variant.arguments if a.written),
+        columns=columns,
+    )
+    made = Step(function, define(function), getattr(torch.ops.graphfuse, name).default)
+    if not seen:
+        pass_by_autograd(function, made.operator)
+    return made
+
+
+def made_once(name: str, gradients: Step) -> Callable[..., object]:
+    class Once(torch.autograd.Function):
+        """The gradients where these are recorded themselves (``create_graph=True``): differentiating them raises."""
+
+        @staticmethod
+        def forward(ctx, *values):
+            return gradients(*values)
+
+        @staticmethod
+        def backward(ctx, *grads):
+            raise GraphNotSupportedError(
+                f"graphfuse::{name}: its gradient has no derivative; accepted: create_graph=True as long as nothing "
+                "is differentiated twice"
+            )
+
+    return Once.apply
+
+
+def called(operator: Callable[..., object], function: Callable[..., object]) -> Callable[..., object]:
+    """A function without gradients as users call it: its operator where somebody wants to see what is called."""
+
+    def call(*values):
+        return operator(*values) if is_dynamo_compiling() or _observed() else function(*values)
+
+    return call
+
+
+def entered(
+    name: str,
+    inference: Step,
+    formula: type[torch.autograd.Function],
+    alone: type[torch.autograd.Function],
+    of: int | None = None,
+) -> Callable[..., object]:
+    """What users call, ``graphfuse::NAME``: the inference graph; with gradients, the formula, which autograd sees.
+    alone: the formula for calls that nobody else wants to see. of: how many of the arguments, the first ones, have
+    gradients; None for all.
+
+    Torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
+    listens there.
+    """
+    apply = formula.apply
+
+    def below_autograd(keyset, *values):
+        sharding.prepare()
+        refuse_tangents(name, values)
+        if torch.is_grad_enabled() and _any_requires_grad(*values[:of]):
+            refuse_transforms(name)
+            return apply(*values)
+        return torch_private.below_autograd(inference.operator, keyset, *values)
+
+    LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
+    parameters = inference.declaration.parameters
+    given, watched = ", ".join(parameters), ", ".join(parameters[:of])
+    made = text(
+        "call",
+        parameters,
+        when(["compiling()", "observed()"], f"return operator({given})"),
+        when([f"grad_enabled() and requires_grad({watched})"], f"return apply({given})"),
+        f"return function({given})",
+    )
+    names = {
+        "compiling": is_dynamo_compiling,
+        "observed": _observed,
+        "operator": inference.operator,
+        "grad_enabled": torch.is_grad_enabled,
+        "requires_grad": _any_requires_grad,
+        "apply": torch_private.single_level_apply(alone),
+        "function": inference.function,
+    }
+    return written(f"call of {name}", "call", made, names)
+
+
+def refuse_transforms(name: str) -> None:
+    if torch_private.is_differentiated_by_func():
+        raise GraphNotSupportedError(
+            f"graphfuse::{name} is differentiated by torch.func; accepted: torch.autograd (backward, grad)"
+        )
+
+
+def refuse_tangents(name: str, values: Sequence[object]) -> None:
+    if any(isinstance(v, torch.Tensor) and forward_ad.unpack_dual(v).tangent is not None for v in values):
+        raise GraphNotSupportedError(
+            f"graphfuse::{name} has no forward-mode derivative; accepted: torch.autograd (backward, grad)"
+        )
