@@ -11,7 +11,7 @@ from graphfuse.api import pygraph
 from graphfuse.benchmarks import sizes
 from graphfuse.benchmarks.sizes import planner
 from graphfuse.planning.plan import Part
-from graphfuse.tables.entry import Entry
+from graphfuse.tables.entry import TunedEntry
 
 _QUICK = {"columns": (64, 1024), "rows": (1560, 99840)}
 _LEAST = 1.0  # seconds that it makes sense to begin another class with
@@ -78,7 +78,7 @@ def run(
     return left
 
 
-def tuned(part: Part, known: Iterable[Entry]) -> bool:
+def tuned(part: Part, known: Iterable[TunedEntry]) -> bool:
     """Whether the part's problem class is among the entries."""
     problem = part.engine.problem(part.facts)
     return any((e.engine, e.rows, e.key) == (part.engine.name, problem.rows, problem.key) for e in known)

@@ -7,7 +7,7 @@ from graphfuse.base.enums import heur_mode, tensor_reordering
 from graphfuse.contract import memory
 from graphfuse.contract.engine import Buffers, HostEngine, No, NoKnobs
 from graphfuse.contract.served import EVERYTHING
-from graphfuse.op_graph.ir import Node, Subgraph, Tensor
+from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
 
 
 class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
@@ -84,7 +84,7 @@ def _on(torch, device: Device, stream: int):
     return torch.cuda.stream(given)
 
 
-def _load(torch, t: Tensor, device: Device, buffers: Buffers, compute):
+def _load(torch, t: FrozenTensor, device: Device, buffers: Buffers, compute):
     """The values in `compute`, or in the type that they are stored in where float32 would not hold them."""
     if t.dtype.is_wide:
         compute = getattr(torch, t.dtype.facts.torch)
@@ -101,7 +101,7 @@ def _load(torch, t: Tensor, device: Device, buffers: Buffers, compute):
     return values.movedim(-1, t.packed_axis) if t.dtype.bits < 8 else values
 
 
-def _store(torch, t: Tensor, device: Device, buffers: Buffers, values) -> None:
+def _store(torch, t: FrozenTensor, device: Device, buffers: Buffers, values) -> None:
     if not t.elements:
         return
     if t.dtype.bits < 8:
@@ -115,7 +115,7 @@ def _store(torch, t: Tensor, device: Device, buffers: Buffers, values) -> None:
         _memory(torch, t, device, buffers)[places] = stored.view(torch.uint8)
 
 
-def _view(torch, t: Tensor, device: Device, buffers: Buffers):
+def _view(torch, t: FrozenTensor, device: Device, buffers: Buffers):
     """A torch tensor over the bytes of `t`: of its dtype, or, for FP4, uint8 with the packed axis last and halved."""
     dim, stride, dtype = t.dim, t.stride, getattr(torch, t.dtype.facts.torch, None)
     if t.dtype.bits < 8:
@@ -127,6 +127,6 @@ def _view(torch, t: Tensor, device: Device, buffers: Buffers):
     return _memory(torch, t, device, buffers).view(dtype).as_strided(dim, stride)
 
 
-def _memory(torch, t: Tensor, device: Device, buffers: Buffers):
+def _memory(torch, t: FrozenTensor, device: Device, buffers: Buffers):
     """The bytes of `t`, padding and gaps included."""
     return memory.wrap(torch, buffers.address(t.id), t.nbytes, device)

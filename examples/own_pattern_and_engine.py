@@ -15,6 +15,7 @@ from graphfuse.plugin import (
     Address,
     Constant,
     Device,
+    FrozenTensor,
     KernelEngine,
     Launch,
     Match,
@@ -22,7 +23,6 @@ from graphfuse.plugin import (
     NoKnobs,
     Pattern,
     PatternGraph,
-    Tensor,
     render,
 )
 
@@ -31,9 +31,9 @@ from graphfuse.plugin import (
 class AddReluFacts:
     """All the engine looks at."""
 
-    a: Tensor
-    b: Tensor
-    output: Tensor
+    a: FrozenTensor
+    b: FrozenTensor
+    output: FrozenTensor
 
 
 def template(g: PatternGraph):

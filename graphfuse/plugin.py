@@ -1,7 +1,7 @@
 """Everything that patterns and engines are written with. A plug-in imports from here, and from nowhere below.
 
-- a pattern: ``Pattern``, ``PatternGraph``, ``Match``, ``convex``, and the frozen ``Graph``, ``Node``, ``Subgraph``,
-  ``Tensor`` that a match shows
+- a pattern: ``Pattern``, ``PatternGraph``, ``Match``, ``convex``, and what a match shows: ``FrozenGraph``,
+  ``FrozenTensor``, ``Node``, ``Subgraph``
 - an engine: ``KernelEngine``, ``HostEngine``, ``Engine``, and the records that it exchanges with planning
 - a kernel's text: ``render``, ``template``
 - facts that are a row program: ``RowFacts``, ``row_facts``, ``RowProgram``, ``Emitter`` and the parts of steps
@@ -35,7 +35,7 @@ from graphfuse.contract.engine import (
 )
 from graphfuse.contract.match import Match, Pattern, PatternGraph, convex
 from graphfuse.contract.served import EVERYTHING, Served
-from graphfuse.op_graph.ir import Graph, Node, Subgraph, Tensor
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, Subgraph
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.patterns.rows import facts as row_facts
 from graphfuse.planning.registry import listed
@@ -55,7 +55,7 @@ __all__ = [
     "Emitter",
     "Engine",
     "FrozenCall",
-    "Graph",
+    "FrozenGraph",
     "HostEngine",
     "HostScalar",
     "KernelEngine",
@@ -77,7 +77,7 @@ __all__ = [
     "Site",
     "Store",
     "Subgraph",
-    "Tensor",
+    "FrozenTensor",
     "check",
     "convex",
     "data_type",

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from graphfuse.op_graph.ir import Graph, Tensor, TensorId
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, TensorId
 from graphfuse.ops import aligned
 
 
@@ -11,12 +11,12 @@ from graphfuse.ops import aligned
 class Axes:
     """Which axes of the normalized tensor are rows and which are columns."""
 
-    graph: Graph
+    graph: FrozenGraph
     dim: tuple[int, ...]
     columns: tuple[int, ...]
     sums: bool  # whether the node that they are of makes sums over rows, beside which nothing else is reduced
 
-    def tensor(self, t: TensorId) -> Tensor:
+    def tensor(self, t: TensorId) -> FrozenTensor:
         """A tensor of the graph, one of lower rank with leading axes of extent 1."""
         found = self.graph.tensors[t]
         more = len(self.dim) - len(found.dim)

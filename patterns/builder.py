@@ -14,7 +14,7 @@ from graphfuse.patterns.roles import ROLES
 from graphfuse.patterns.values import Values, Written
 from graphfuse.rows.contraction import contracted
 from graphfuse.rows.pairs import COLUMNS
-from graphfuse.rows.picking import Known, picked
+from graphfuse.rows.picking import KnownOperands, picked
 from graphfuse.rows.program import ColumnSum, Extent, Extents, RowProgram, Store
 from graphfuse.rows.pruning import pruned
 from graphfuse.rows.steps import Chain, Load
@@ -63,7 +63,7 @@ class Builder:
         values.shorten(pruned)
         extents = self._extents()
         values.steps = list(
-            picked(values.steps, Known(lambda o: extents.of(o).columns, values.is_zero, self._is_plain))
+            picked(values.steps, KnownOperands(lambda o: extents.of(o).columns, values.is_zero, self._is_plain))
         )
         values.shorten(pruned)
         values.shorten(contracted)

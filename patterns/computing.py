@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import reduction_mode
-from graphfuse.op_graph.ir import Graph, Node, TensorId
+from graphfuse.op_graph.ir import FrozenGraph, Node, TensorId
 from graphfuse.ops import EXPANSIONS, OPS, REDUCTIONS, Expansion, quantize_axis
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.role import Matched, Role
@@ -93,7 +93,7 @@ class Expanding(Computing):
     expansion: Expansion
     starts = True
 
-    def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
+    def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
         shapes = {port: graph.tensors[t].dim for port, t in node.inputs}
         return self.expansion.columns(shapes, dict(node.attributes))
 
@@ -123,7 +123,7 @@ class Reducing(Computing):
 
     starts = True
 
-    def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
+    def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
         """None if it is all one number is made of, of several axes, or if there are no columns. Axes of extent 1 are
         rows, but for the last, where there are no others."""
         axes = node.attribute("axes")
@@ -159,7 +159,7 @@ class Quantizing(Computing):
 
     starts = alone = True
 
-    def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
+    def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
         return (node.attribute("axis"),)
 
     def suits(self, matched: Matched, node: Node) -> bool:

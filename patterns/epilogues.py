@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.contract.match import Match, Pattern, convex, single
-from graphfuse.op_graph.ir import Graph, Subgraph
+from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 
 PRODUCTS = ("matmul", "conv_fprop")
 """Ops after which pointwise nodes are taken."""
@@ -62,7 +62,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
         yield longest(most)
 
 
-def _shape(graph: Graph, index: int) -> tuple[int, ...]:
+def _shape(graph: FrozenGraph, index: int) -> tuple[int, ...]:
     (made,) = (t for _, t in graph.nodes[index].outputs)
     return graph.tensors[made].dim
 

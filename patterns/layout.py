@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.contract.engine import No
-from graphfuse.op_graph.ir import Tensor, TensorId
+from graphfuse.op_graph.ir import FrozenTensor, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
 from graphfuse.rows.program import Extent
@@ -26,7 +26,7 @@ class RowLayout:
     groups: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, rows: Axes, varying: Sequence[Tensor], alone: Collection[int] = ()) -> "RowLayout":
+    def of(cls, rows: Axes, varying: Sequence[FrozenTensor], alone: Collection[int] = ()) -> "RowLayout":
         """Row axes joined wherever one stride serves both in every tensor. varying: those that vary over rows. alone:
         axes that are joined with no other."""
         if any(rows.dim[axis] == 0 for axis in rows.columns):
@@ -54,7 +54,7 @@ class RowLayout:
         place = piece.place.seen({axis: k for k, group in enumerate(self.groups) for axis in group}, numbers)
         return replace(found, offset=piece.offset, unit=piece.unit, place=place)
 
-    def view(self, tensor: Tensor, extent: Extent) -> View | No:
+    def view(self, tensor: FrozenTensor, extent: Extent) -> View | No:
         packed = merge((tensor.dim[a], tensor.stride[a]) for a in self.rows.columns)
         if len(packed) > 1:
             axes = list(self.rows.columns)
@@ -73,12 +73,12 @@ class RowLayout:
         return View(*known, extent.rows, extent.columns, swizzled)
 
 
-def _stride(tensor: Tensor, axis: int, rows: Axes) -> int:
+def _stride(tensor: FrozenTensor, axis: int, rows: Axes) -> int:
     """Between rows along an axis, 0 where the tensor does not vary."""
     return tensor.stride[axis] if tensor.dim[axis] == rows.dim[axis] else 0
 
 
-def _tells(tensor: Tensor, axis: int, rows: Axes) -> bool:
+def _tells(tensor: FrozenTensor, axis: int, rows: Axes) -> bool:
     """Whether the stride of an axis of extent 1 can be one between rows, or 0; shorter than a row, it is there for
     form."""
     return not tensor.stride[axis] or tensor.stride[axis] > sum(

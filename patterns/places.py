@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from graphfuse.op_graph.ir import Tensor
+from graphfuse.op_graph.ir import FrozenTensor
 from graphfuse.rows.pairs import COLUMNS, EachColumn
 from graphfuse.rows.views import ROWS, Indexed, Place, Within
 
@@ -11,7 +11,7 @@ from graphfuse.rows.views import ROWS, Indexed, Place, Within
 class Piece:
     """A tensor that has rows of a match, with its strides along the match's axes."""
 
-    tensor: Tensor
+    tensor: FrozenTensor
     place: Place = ROWS  # with axes of the match, and tensors of numbers
     offset: int = 0  # elements from the tensor's first
     unit: EachColumn = COLUMNS  # as of ``View``
@@ -23,7 +23,7 @@ class Piece:
         place = self.place.only(Within(axis, first, end))
         return replace(self, tensor=replace(self.tensor, dim=tuple(dim)), place=place)
 
-    def chosen(self, numbers: Tensor) -> "Piece":
+    def chosen(self, numbers: FrozenTensor) -> "Piece":
         """The piece as one whose rows, along the first axis, are chosen by number."""
         (count, *dim), (stride, *strides) = self.tensor.dim, self.tensor.stride
         first = replace(self.tensor, dim=(1, *dim), stride=(0, *strides))

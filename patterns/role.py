@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graphfuse.op_graph.ir import Graph, Node, TensorId
+from graphfuse.op_graph.ir import FrozenGraph, Node, TensorId
 from graphfuse.ops import Expansion
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
@@ -23,11 +23,11 @@ class Role:
     regular: ClassVar[bool] = True  # whether what it makes has all the rows, so that any node can read it
     expansion: ClassVar[Expansion | None] = None  # steps of an op that takes several, such as a norm
 
-    def columns(self, graph: Graph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
+    def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
         """The axes that rows run along where a match starts from the node; None if none can. dim: of its input."""
         return (len(dim) - 1,)
 
-    def axes(self, graph: Graph, node: Node) -> Axes | None:
+    def axes(self, graph: FrozenGraph, node: Node) -> Axes | None:
         """Rows and columns of a match that starts from the node; None if none can."""
         dim = graph.tensors[dict(node.inputs).get("input", node.inputs[0][1])].dim
         columns = self.columns(graph, node, dim)
@@ -71,7 +71,7 @@ class Matched:
     roles: Mapping[str, Role]
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> FrozenGraph:
         return self.axes.graph
 
     def role(self, node: Node) -> Role:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from graphfuse.contract.engine import No
 from graphfuse.contract.match import Match, Pattern, convex, single
-from graphfuse.op_graph.ir import Graph
+from graphfuse.op_graph.ir import FrozenGraph
 from graphfuse.patterns.builder import Builder
 from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES
@@ -70,7 +70,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     yield core
 
 
-def _behind(graph: Graph, norms: frozenset[int]) -> frozenset[int]:
+def _behind(graph: FrozenGraph, norms: frozenset[int]) -> frozenset[int]:
     """The nodes that need one of `norms` by way of ops that may work on rows."""
     waiting, found = list(norms), set()
     while waiting:

@@ -22,7 +22,7 @@ COMMAND = "python tests/plugin_reference.py"
 
 PYTHON = {
     "Patterns": ("Pattern", "PatternGraph", "Match", "convex"),
-    "The frozen graph": ("Tensor", "Node", "Subgraph", "Graph"),
+    "The frozen graph": ("FrozenTensor", "Node", "Subgraph", "FrozenGraph"),
     "Engines": (
         "KernelEngine",
         "HostEngine",

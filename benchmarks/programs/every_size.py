@@ -29,7 +29,7 @@ from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.engines.rows.by_row.cost import cost as model
 from graphfuse.engines.rows.by_row.cost import is_usual
 from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
-from graphfuse.engines.rows.by_row.split import RowSplit
+from graphfuse.engines.rows.by_row.split import ByRowSplit
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.planning.plan import Part
 
@@ -51,14 +51,14 @@ SEED = 20261122
 _ELSEWHERE = 32  # registers of a thread beside those that hold a row
 _REGISTERS, _THREADS, _CTAS = 65536, 2048, 32  # of an SM
 
-Ranking = Callable[[RowSplit, ByRowKnobs, Device], float]
+Ranking = Callable[[ByRowSplit, ByRowKnobs, Device], float]
 
 
-def cost(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+def cost(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> float:
     return model(split, device)(knobs)
 
 
-def resident(split: RowSplit, knobs: ByRowKnobs) -> int:
+def resident(split: ByRowSplit, knobs: ByRowKnobs) -> int:
     """CTAs that an SM has room for, by an estimate of their registers."""
     held = split.held(split.steps(knobs), knobs, split.registers + (split.later if knobs.ahead else 0))
     return max(1, min(_REGISTERS // (knobs.threads * (_ELSEWHERE + held)), _THREADS // knobs.threads, _CTAS))
@@ -68,7 +68,7 @@ def ctas(facts: RowFacts, knobs: ByRowKnobs) -> int:
     return -(-facts.rows * knobs.threads_per_row // knobs.threads)
 
 
-def by_waves(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+def by_waves(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> float:
     """The model, and for each wave of CTAs behind the first what an idle device takes, as far as no other CTA of the SM
     hides it."""
     there = resident(split, knobs)
@@ -76,18 +76,18 @@ def by_waves(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
     return cost(split, knobs, device) + (waves - 1) / there * _alone(split, knobs, device)
 
 
-def balanced(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+def balanced(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> float:
     """The model, for the SM that has most: no SM has a part of a CTA."""
     alone = _alone(split, knobs, device)
     all_sms = ctas(split.facts, knobs) / device.sm_count
     return alone + (cost(split, knobs, device) - alone) * math.ceil(all_sms) / all_sms
 
 
-def balanced_waves(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+def balanced_waves(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> float:
     return by_waves(split, knobs, device) + balanced(split, knobs, device) - cost(split, knobs, device)
 
 
-def _alone(split: RowSplit, knobs: ByRowKnobs, device: Device) -> float:
+def _alone(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> float:
     """The model's part that does not grow with rows."""
     few, many = (replace(split, facts=replace(split.facts, row_extents=(rows,))) for rows in (1, 2))
     one, two = (cost(s, knobs, device) for s in (few, many))
@@ -153,7 +153,7 @@ class Measured:
 
 def chosen(part: Part, device: Device) -> dict[str, ByRowKnobs]:
     """The knobs that each ranking puts first, of those that the engine proposes."""
-    facts, split = part.facts, RowSplit.of(part.facts)
+    facts, split = part.facts, ByRowSplit.of(part.facts)
     proposed = part.engine.propose(facts, device, heur_mode.B)
     first = part.engine.propose(facts, device, heur_mode.A)[0]
     made = {"engine": first}

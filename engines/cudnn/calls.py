@@ -11,14 +11,14 @@ from graphfuse.base.errors import DeviceError, GraphNotSupportedError
 from graphfuse.contract.engine import Address, Argument, Constant, FrozenCall, HostScalar, Scratch
 from graphfuse.engines.cudnn import devices
 from graphfuse.engines.cudnn.handles import Handles
-from graphfuse.engines.cudnn.plans import Built, errors, words
+from graphfuse.engines.cudnn.plans import BuiltPlan, errors, words
 from graphfuse.engines.cudnn.support import BY_VALUE
-from graphfuse.op_graph.ir import Graph
+from graphfuse.op_graph.ir import FrozenGraph
 
 _SCALAR_BYTES = 16  # that each number's memory takes
 
 
-def frozen(cudnn: ModuleType, graph: Graph, built: Built, handles: Handles) -> FrozenCall:
+def frozen(cudnn: ModuleType, graph: FrozenGraph, built: BuiltPlan, handles: Handles) -> FrozenCall:
     """The plan on any addresses. GraphNotSupportedError where cuDNN asks for other tensors than it was told of."""
     made = built.translation
     tensor = {graph.tensors[t].uid: t for t in (*made.bound, *made.by_value)}
@@ -44,7 +44,7 @@ Execute = Callable[[int, int, int, int, int], None]
 """execute(where addresses lie, how many, the workspace's address, the handle's, the plan's place in cuDNN's list)"""
 
 
-def _execution(built: Built, known: Sequence[int], handles: Handles) -> tuple[Sequence[int], Execute]:
+def _execution(built: BuiltPlan, known: Sequence[int], handles: Handles) -> tuple[Sequence[int], Execute]:
     """The uids in the order in which addresses are given, and what runs a plan.
 
     The package's own way to pass addresses alone has a private name. Where it is gone, they are passed by uid, which

@@ -16,8 +16,8 @@ from graphfuse.contract.engine import Engine, No, Prepared, ProblemClass, Site
 from graphfuse.contract.served import Served
 from graphfuse.engines.cudnn import calls, devices, package, plans, support
 from graphfuse.engines.cudnn.handles import Handles
-from graphfuse.engines.cudnn.plans import Built, CudnnKnobs, Proposed
-from graphfuse.op_graph.ir import Graph, Subgraph
+from graphfuse.engines.cudnn.plans import BuiltPlan, CudnnKnobs, Proposed
+from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 from graphfuse.patterns.epilogues import EpilogueFacts
 
 MOST = 8
@@ -41,7 +41,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         self._lock = threading.RLock()
         self._handles: dict[int, Handles] = {}
         self._answers: OrderedDict[tuple[str, Device], tuple[Proposed, ...] | No] = OrderedDict()
-        self._ready: deque[tuple[Subgraph, Device, CudnnKnobs, Built]] = deque(maxlen=_READY)
+        self._ready: deque[tuple[Subgraph, Device, CudnnKnobs, BuiltPlan]] = deque(maxlen=_READY)
 
     def why_not(self, facts: EpilogueFacts, device: Device) -> No | None:
         found = support.why_not(facts.subgraph, device) or devices.why_not(device)
@@ -144,7 +144,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
                 self._answers.popitem(last=False)
         return answer
 
-    def _taken(self, nodes: Subgraph, device: Device, knobs: CudnnKnobs) -> Built | None:
+    def _taken(self, nodes: Subgraph, device: Device, knobs: CudnnKnobs) -> BuiltPlan | None:
         """The plan that was built when cuDNN was asked for these nodes, if it is this one; it is used once."""
         with self._lock:
             for place, (of, on, known, built) in enumerate(self._ready):
@@ -165,4 +165,4 @@ def _key(nodes: Subgraph) -> str:
     """A digest of what some nodes compute and which of it they write, whatever graph they are in."""
     graph, written = nodes.graph, frozenset(nodes.outputs)
     tensors = tuple(replace(t, virtual=t.id not in written and t.virtual) for t in graph.tensors)
-    return Graph("", tensors, nodes.nodes).key()
+    return FrozenGraph("", tensors, nodes.nodes).key()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from graphfuse.base.enums import convolution_mode
-from graphfuse.op_graph.ir import Graph, Node
+from graphfuse.op_graph.ir import FrozenGraph, Node
 from graphfuse.ops import OPS, rmsnorm_axes
 
 Arguments = Mapping[str, object]
@@ -21,7 +21,7 @@ class Saying:
     is which goes by its number, so that the node is said of tensors of their own rank alone."""
 
     arguments: Callable[[object, Node], Arguments] = lambda cudnn, node: {}
-    why_not: Callable[[Graph, Node], str | None] = lambda graph, node: None
+    why_not: Callable[[FrozenGraph, Node], str | None] = lambda graph, node: None
     numbers: frozenset[str] = frozenset()
     axes: bool = False
 
@@ -47,7 +47,7 @@ def _window(cudnn, node: Node) -> Arguments:
     return {name: list(value) for name, value in node.attributes if name != "convolution_mode"}
 
 
-def _turned(graph: Graph, node: Node) -> str | None:
+def _turned(graph: FrozenGraph, node: Node) -> str | None:
     if node.attribute("convolution_mode") is convolution_mode.CROSS_CORRELATION:
         return None
     return "convolution_mode is CONVOLUTION, which the package has no name for; accepted: CROSS_CORRELATION"
@@ -61,10 +61,10 @@ def _band(cudnn, node: Node) -> Arguments:
     return {name: value for name, value in _enums(cudnn, node).items() if value is not None}
 
 
-def _norm(*needed: str) -> Callable[[Graph, Node], str | None]:
+def _norm(*needed: str) -> Callable[[FrozenGraph, Node], str | None]:
     """needed: optional ports that cuDNN takes none without."""
 
-    def why_not(graph: Graph, node: Node) -> str | None:
+    def why_not(graph: FrozenGraph, node: Node) -> str | None:
         absent = [port for port in needed if node.input(port) is None]
         if absent:
             return f"has no {absent[0]}, which cuDNN asks for"
@@ -78,7 +78,7 @@ def _norm(*needed: str) -> Callable[[Graph, Node], str | None]:
     return why_not
 
 
-def _wide(graph: Graph, node: Node) -> str | None:
+def _wide(graph: FrozenGraph, node: Node) -> str | None:
     # Plans that cuDNN does not note as using tensor cores were seen to multiply with the precision of TF32.
     wide = [(port, graph.tensors[t].dtype.name) for port, t in node.inputs if graph.tensors[t].dtype.bits >= 32]
     if not wide:
@@ -90,22 +90,22 @@ def _wide(graph: Graph, node: Node) -> str | None:
     )
 
 
-def _operands(graph: Graph, node: Node) -> str | None:
+def _operands(graph: FrozenGraph, node: Node) -> str | None:
     scale, bias = node.input("scale"), node.input("bias")
     if scale is not None and scale == bias:
         return "has one tensor as scale and bias, of which cuDNN binds one alone"
     return _by_value("epsilon")(graph, node)
 
 
-def _running(graph: Graph, node: Node) -> str | None:
+def _running(graph: FrozenGraph, node: Node) -> str | None:
     absent = [port for port in ("in_running_mean", "in_running_var", "momentum") if node.input(port) is None]
     if absent:  # its Python frontend leaves out what is None, which the library's own then misses
         return f"has no {absent[0]}, which cuDNN asks for"
     return _by_value("epsilon", "momentum")(graph, node)
 
 
-def _by_value(*ports: str) -> Callable[[Graph, Node], str | None]:
-    def why_not(graph: Graph, node: Node) -> str | None:
+def _by_value(*ports: str) -> Callable[[FrozenGraph, Node], str | None]:
+    def why_not(graph: FrozenGraph, node: Node) -> str | None:
         given = ((port, node.input(port)) for port in ports)
         stored = [port for port, t in given if t is not None and not graph.tensors[t].by_value]
         return f"reads {stored[0]} from memory; cuDNN takes it by value" if stored else None

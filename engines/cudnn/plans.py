@@ -53,7 +53,7 @@ class Proposed:
 
 
 @dataclass(frozen=True, eq=False)
-class Built:
+class BuiltPlan:
     """A plan that is ready to run. index: its place in the graph's list. cpp_index: its place in cuDNN's own."""
 
     translation: Translation
@@ -68,7 +68,7 @@ class Answer:
     the nodes that were asked for."""
 
     proposed: tuple[Proposed, ...]
-    first: Built
+    first: BuiltPlan
 
 
 def errors(cudnn: ModuleType) -> tuple[type[Exception], ...]:
@@ -101,7 +101,7 @@ def asked(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) -> An
     return No(f"cuDNN has no plan for it: {words(failed)}")
 
 
-def build(cudnn: ModuleType, facts: Subgraph, knobs: CudnnKnobs, handle: object, exact: bool) -> Built:
+def build(cudnn: ModuleType, facts: Subgraph, knobs: CudnnKnobs, handle: object, exact: bool) -> BuiltPlan:
     """One of the plans that are proposed. GraphNotSupportedError where cuDNN does not propose it, `errors` where it
     does not build it."""
     made = _planned(cudnn, facts, handle, exact)
@@ -114,10 +114,10 @@ def build(cudnn: ModuleType, facts: Subgraph, knobs: CudnnKnobs, handle: object,
     return _built(made, listed[knobs])
 
 
-def _built(made: Translation, index: int) -> Built:
+def _built(made: Translation, index: int) -> BuiltPlan:
     made.graph.build_plan_at_index(index)
     size = made.graph.get_workspace_size_plan_at_index(index)
-    return Built(made, index, made.graph.plans[index].cpp_index, size)
+    return BuiltPlan(made, index, made.graph.plans[index].cpp_index, size)
 
 
 def rounds_inputs(facts: Subgraph) -> bool:

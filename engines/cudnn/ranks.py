@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from graphfuse.op_graph.ir import Graph, Node, Tensor
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Extents and strides."""
@@ -11,7 +11,7 @@ _PRODUCT = 3  # [batch, rows, columns]
 _OTHER = 4  # [rows, columns, 1, 1]
 
 
-def layouts(graph: Graph, nodes: Sequence[Node]) -> dict[int, Layout]:
+def layouts(graph: FrozenGraph, nodes: Sequence[Node]) -> dict[int, Layout]:
     """Of every tensor that `nodes` read or write: all of one rank. Those of a lower one have their last axes.
 
     Matrix products get axes in front, where cuDNN has batches; all else gets them behind, where images have height and
@@ -25,7 +25,7 @@ def layouts(graph: Graph, nodes: Sequence[Node]) -> dict[int, Layout]:
     return {number: _widened(t, rank - len(t.dim) + before, behind) for number, t in used.items()}
 
 
-def _widened(t: Tensor, before: int, behind: int) -> Layout:
+def _widened(t: FrozenTensor, before: int, behind: int) -> Layout:
     reach = max((extent * stride for extent, stride in zip(t.dim, t.stride, strict=True)), default=1)
     return (
         (*(1,) * before, *t.dim, *(1,) * behind),

@@ -6,7 +6,7 @@ from graphfuse.base.enums import tensor_reordering
 from graphfuse.contract.engine import No
 from graphfuse.engines.cudnn import package, ranks
 from graphfuse.engines.cudnn.nodes import SAYINGS
-from graphfuse.op_graph.ir import Subgraph, Tensor
+from graphfuse.op_graph.ir import FrozenTensor, Subgraph
 
 ALIGNMENT = 16
 """Bytes that the frontend tells cuDNN every address is a multiple of."""
@@ -61,7 +61,7 @@ def unsaid(facts: Subgraph) -> No | None:
     return None
 
 
-def _untold(t: Tensor) -> str | None:
+def _untold(t: FrozenTensor) -> str | None:
     if not t.elements:
         return "has no elements"
     if t.reordering is not tensor_reordering.NONE:

@@ -8,7 +8,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.engines.cudnn.nodes import SAYINGS
 from graphfuse.engines.cudnn.ranks import Layout, layouts
 from graphfuse.engines.cudnn.terms import ordered
-from graphfuse.op_graph.ir import Node, Subgraph, Tensor, TensorId
+from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, TensorId
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _read(facts: Subgraph) -> tuple[TensorId, ...]:
     return tuple(dict.fromkeys(t for t in ports if t in inputs))
 
 
-def _given(cudnn: ModuleType, graph, t: Tensor, layout: Layout):
+def _given(cudnn: ModuleType, graph, t: FrozenTensor, layout: Layout):
     dim, stride = layout
     return graph.tensor(
         dim=list(dim),
@@ -92,7 +92,7 @@ def _made(cudnn: ModuleType, graph, facts: Subgraph, node: Node, said: Mapping[T
     return [t for port, t in ports if node.output(port.name) is not None]
 
 
-def _set_up(cudnn: ModuleType, made, t: Tensor, layout: Layout, output: bool) -> None:
+def _set_up(cudnn: ModuleType, made, t: FrozenTensor, layout: Layout, output: bool) -> None:
     dim, stride = layout
     made.set_uid(t.uid).set_name(t.name).set_data_type(_type(cudnn, t.dtype)).set_output(output)
     made.set_dim(list(dim)).set_stride(list(stride))

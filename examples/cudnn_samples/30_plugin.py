@@ -15,7 +15,7 @@ from graphfuse.base.device import Device
 from graphfuse.codegen.render import render
 from graphfuse.contract.engine import Address, Constant, KernelEngine, Launch, No, NoKnobs
 from graphfuse.contract.match import Match, Pattern, PatternGraph
-from graphfuse.op_graph.ir import Tensor
+from graphfuse.op_graph.ir import FrozenTensor
 from graphfuse.testing import check
 
 torch.manual_seed(0)
@@ -60,8 +60,8 @@ else:
 # %%
 @dataclass(frozen=True)
 class SquaredReluFacts:
-    x: Tensor
-    y: Tensor
+    x: FrozenTensor
+    y: FrozenTensor
 
 
 def template(g: PatternGraph):

@@ -34,7 +34,7 @@ StepT = TypeVar("StepT")
 class Drawn(Recorded, OpMethods):
     """Tensors and nodes, in the order in which the user made them. Any change undoes the steps done before."""
 
-    _ir: ir.Graph | None
+    _ir: ir.FrozenGraph | None
 
     def _empty(self) -> None:
         self.tensors.clear()
@@ -218,7 +218,7 @@ class Drawn(Recorded, OpMethods):
         self._ir = freeze(self)
 
     @property
-    def frozen(self) -> ir.Graph:
+    def frozen(self) -> ir.FrozenGraph:
         """What ``validate`` made of the graph."""
         return self._need(self._ir, "validate")
 

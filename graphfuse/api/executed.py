@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphfuse.api import variant_packs
 from graphfuse.api.checks import check_flag
-from graphfuse.api.planned import Planned
+from graphfuse.api.planned import PlannedGraph
 from graphfuse.base.errors import GraphNotSupportedError, GraphStateError, GraphTypeError, VariantPackError
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.planning import overrides
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from graphfuse.runtime.bound import Bound
     from graphfuse.runtime.executable import Executable
     from graphfuse.runtime.handle import Handle
-    from graphfuse.tuning.report import Report
+    from graphfuse.tuning.report import TuningReport
 
 
-class Executed(Planned):
+class Executed(PlannedGraph):
     """A graph whose plans run, as planned or with other leading extents."""
 
     def get_workspace_size(
@@ -213,7 +213,7 @@ class Executed(Planned):
         handle: Handle | None = None,
         *,
         time_budget: float = 60.0,
-    ) -> Report:
+    ) -> TuningReport:
         """Time the knobs of the graph's kernels on this machine, keep the best for later graphs, use them in this one.
 
         After ``create_execution_plans``; no need to build. variant_pack, workspace, handle: as

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from graphfuse.planning.planner import Planner
     from graphfuse.runtime.handle import Handle
 
-GraphT = TypeVar("GraphT", bound="Planned")
+GraphT = TypeVar("GraphT", bound="PlannedGraph")
 NoteT = TypeVar("NoteT")
 
 
-class Planned(Drawn):
+class PlannedGraph(Drawn):
     """A graph with a planner once ``build_operation_graph`` made one."""
 
     handle: Handle | None

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from graphfuse.cli import exits, output
-from graphfuse.cli.kept import Kind, kinds, summary
+from graphfuse.cli.kept import CacheKind, kinds, summary
 from graphfuse.cli.output import Json
 from graphfuse.explain.account import count
 from graphfuse.files.kept_file import KeptFile
@@ -19,7 +19,7 @@ _KINDS = "cubins (kernels for GPUs), emulator (kernels for the CPU), tuned (knob
 Kinds = Annotated[list[str], typer.Argument(help=f"{_KINDS}; default: all", show_default=False)]
 
 
-def _kinds(names: list[str]) -> list[Kind]:
+def _kinds(names: list[str]) -> list[CacheKind]:
     known = kinds()
     for name in names:
         if name not in known:
@@ -27,7 +27,7 @@ def _kinds(names: list[str]) -> list[Kind]:
     return [kind for kind in known.values() if not names or kind.name in names]
 
 
-def _files(kind: Kind) -> list[KeptFile]:
+def _files(kind: CacheKind) -> list[KeptFile]:
     """Its files; a folder that cannot be read ends the command with FAULT."""
     try:
         return kind.files()

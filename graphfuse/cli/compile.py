@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class NamedSource:
     """A source, named as planning names it when it looks for the cubin."""
 
     source: str
@@ -70,7 +70,7 @@ def compile(
     if file is not None and len(found) != 1:
         raise typer.BadParameter(f"a file holds one graph, not {len(found)}; name one by --case", param_hint="--output")
     nvrtc = toolkit.load()
-    wanted: dict[Kernel, list[str]] = {}  # equal problems are equal sources
+    wanted: dict[NamedSource, list[str]] = {}  # equal problems are equal sources
     failed: list[dict[str, str]] = []
     best: tuple[Plan, ...] = ()
     for name, graph in found.items():
@@ -153,18 +153,18 @@ def write(file: Path, graph: pygraph, plans: tuple[Plan, ...]) -> None:
     output.write(file, content.to_bytes(), "--output")
 
 
-def kernels(plan: Plan) -> tuple[Kernel, ...]:
+def kernels(plan: Plan) -> tuple[NamedSource, ...]:
     """The sources of a plan's kernels. The names are those that ``planner.prepare`` compiles them under."""
     return tuple(
-        Kernel(source, f"{part.engine.name}.cu")
+        NamedSource(source, f"{part.engine.name}.cu")
         for part in plan.parts
         for source in part.engine.sources(part.facts, part.knobs)
     )
 
 
 def _compiled(
-    wanted: Iterable[Kernel], device: Device, console: Console
-) -> Iterator[tuple[Kernel, bytes | KernelCompileError]]:
+    wanted: Iterable[NamedSource], device: Device, console: Console
+) -> Iterator[tuple[NamedSource, bytes | KernelCompileError]]:
     """(kernel, cubin or the error) of each, side by side in threads, with a progress bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from graphfuse.base.device import Device
 from graphfuse.base.errors import CompilerNotFoundError, GraphfuseError, PluginError, SettingError, ToolkitNotFoundError
-from graphfuse.cli.kept import Kind, kinds
+from graphfuse.cli.kept import CacheKind, kinds
 from graphfuse.files.kept_file import foreign
 
 FAULT = "fault"
@@ -23,7 +23,7 @@ _DRIVER_NODE = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """level: OK; NOTE for what is missing and not needed here; FAULT. mend: a command, "" where nothing is to do."""
 
     check: str
@@ -32,7 +32,7 @@ class Finding:
     mend: str = ""
 
 
-def settings() -> Iterator[Finding]:
+def settings() -> Iterator[DoctorFinding]:
     """Environment variables that are read."""
     from graphfuse.base import settings as read
     from graphfuse.base.errors import DeviceError
@@ -52,52 +52,52 @@ def settings() -> Iterator[Finding]:
             ask()
         except (SettingError, DeviceError) as error:
             wrong = True
-            yield Finding("settings", FAULT, str(error), f"unset {name}")
+            yield DoctorFinding("settings", FAULT, str(error), f"unset {name}")
         except OSError:  # no home directory: the caches' matter
             continue
     if not wrong:
         given = ", ".join(f"{name}={value}" for name, value in read.given().items())
-        yield Finding("settings", OK, given or "none is set")
+        yield DoctorFinding("settings", OK, given or "none is set")
 
 
-def torch() -> Iterator[Finding]:
+def torch() -> Iterator[DoctorFinding]:
     """Whether torch is there, and sees the GPU that the driver reports."""
     from graphfuse.runtime import device
 
     try:
         import torch
     except (ImportError, OSError) as error:
-        yield Finding("torch", FAULT, f"torch cannot be imported: {error}", "pip install --force-reinstall torch")
+        yield DoctorFinding("torch", FAULT, f"torch cannot be imported: {error}", "pip install --force-reinstall torch")
         return
     if device.count() and not torch.cuda.is_available():
         why = "is built without CUDA" if torch.version.cuda is None else "sees no CUDA device"
-        yield Finding(
+        yield DoctorFinding(
             "torch",
             FAULT,
             f"torch {torch.__version__} {why}, though the driver reports {device.count()}: tensors cannot be there",
             "pip uninstall --yes torch && pip install torch",
         )
         return
-    yield Finding("torch", OK, f"{torch.__version__}, {'with' if torch.version.cuda else 'without'} CUDA")
+    yield DoctorFinding("torch", OK, f"{torch.__version__}, {'with' if torch.version.cuda else 'without'} CUDA")
 
 
-def driver() -> Iterator[Finding]:
+def driver() -> Iterator[DoctorFinding]:
     """Whether a GPU that is there can be used."""
     from graphfuse.runtime import device
 
     if device.count():
         for number in range(device.count()):
             found = device.get(number)
-            yield Finding("device", OK, f"{found} {found.name}, {found.arch}")
+            yield DoctorFinding("device", OK, f"{found} {found.name}, {found.arch}")
     elif _DRIVER_NODE.exists():
         what = f"there is {_DRIVER_NODE}, but the CUDA driver reports no device"
-        yield Finding("device", FAULT, what, "nvidia-smi")
+        yield DoctorFinding("device", FAULT, what, "nvidia-smi")
     else:
         what = "no CUDA device: graphs run on the reference engine, or with GRAPHFUSE_DEVICE=emulator on the emulator"
-        yield Finding("device", NOTE, what)
+        yield DoctorFinding("device", NOTE, what)
 
 
-def nvrtc() -> Iterator[Finding]:
+def nvrtc() -> Iterator[DoctorFinding]:
     """Whether kernels can be compiled for the GPUs that are there."""
     from graphfuse.runtime import device, toolkit
 
@@ -107,7 +107,7 @@ def nvrtc() -> Iterator[Finding]:
     except ToolkitNotFoundError as error:
         level = FAULT if devices else NOTE
         needed = "" if devices else "; it is needed for GPUs, and to compile for them ahead of time"
-        yield Finding("NVRTC", level, str(error).splitlines()[0] + needed, toolkit.mend())
+        yield DoctorFinding("NVRTC", level, str(error).splitlines()[0] + needed, toolkit.mend())
         return
     served = device.driver_version() if devices else None
     for found in nvrtc_serves(kit.version, toolkit.architectures(), served, devices):
@@ -116,25 +116,25 @@ def nvrtc() -> Iterator[Finding]:
 
 def nvrtc_serves(
     version: str, architectures: frozenset[int], driver: int | None, devices: Sequence[Device]
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     """version: of NVRTC. architectures: that it compiles for, 90 for SM90. driver: the CUDA version that it serves, as
     13000, None where there is none."""
     for found in devices:
         if found.sm not in architectures:
             what = f"NVRTC {version} does not compile for {found.name} (SM{found.sm}); it does for SM"
             what += ", SM".join(map(str, sorted(architectures)))
-            yield Finding("NVRTC", FAULT, what, 'pip install --upgrade "nvidia-cuda-nvrtc>=13"')
+            yield DoctorFinding("NVRTC", FAULT, what, 'pip install --upgrade "nvidia-cuda-nvrtc>=13"')
             return
     major = int(version.partition(".")[0] or 0)
     if driver is not None and driver // 1000 < major:
         served = f"{driver // 1000}.{driver % 1000 // 10}"
         what = f"the driver serves CUDA {served}, NVRTC is of CUDA {version}: its kernels cannot be loaded"
-        yield Finding("NVRTC", FAULT, what, "apt-get install --only-upgrade nvidia-driver")
+        yield DoctorFinding("NVRTC", FAULT, what, "apt-get install --only-upgrade nvidia-driver")
         return
-    yield Finding("NVRTC", OK, f"{version}, for SM{min(architectures)} to SM{max(architectures)}")
+    yield DoctorFinding("NVRTC", OK, f"{version}, for SM{min(architectures)} to SM{max(architectures)}")
 
 
-def compiler() -> Iterator[Finding]:
+def compiler() -> Iterator[DoctorFinding]:
     """Whether the emulator's C++ compiler is there and makes libraries."""
     from graphfuse.emulator import compiler as host
     from graphfuse.runtime import device
@@ -144,7 +144,7 @@ def compiler() -> Iterator[Finding]:
     try:
         found = host.find()
     except CompilerNotFoundError as error:
-        yield Finding("C++ compiler", level, str(error), mend)
+        yield DoctorFinding("C++ compiler", level, str(error), mend)
         return
     with tempfile.TemporaryDirectory(prefix="graphfuse-") as folder:
         command = [found.path, "-std=c++17", "-fPIC", "-shared", "-x", "c++", "-", "-o", str(Path(folder, "made.so"))]
@@ -152,12 +152,12 @@ def compiler() -> Iterator[Finding]:
         done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode:
         log = (done.stderr.strip().splitlines() or ["no reason given"])[0]
-        yield Finding("C++ compiler", level, f"{found} makes no library of C++17: {log}", mend)
+        yield DoctorFinding("C++ compiler", level, f"{found} makes no library of C++17: {log}", mend)
     else:
-        yield Finding("C++ compiler", OK, f"{found}: {found.path}")
+        yield DoctorFinding("C++ compiler", OK, f"{found}: {found.path}")
 
 
-def caches() -> Iterator[Finding]:
+def caches() -> Iterator[DoctorFinding]:
     """Whether what is compiled and tuned can be kept, and what is kept is sound."""
     from graphfuse.base import settings as read
 
@@ -169,19 +169,19 @@ def caches() -> Iterator[Finding]:
             continue
         except OSError as error:
             what = f"{kind.holds} are not kept: {error}"
-            yield Finding(kind.name, FAULT, what, f"export {variable}=/var/tmp/graphfuse")
+            yield DoctorFinding(kind.name, FAULT, what, f"export {variable}=/var/tmp/graphfuse")
             continue
         # What the user's own setting names may be of use as it is.
         faults = list(_folder(kind, folder, f"unset {variable}" if variable in read.given() else ""))
         if not faults and (bad := kind.damaged(kind.files())):
             (path, why), more = bad[0], f", and {len(bad) - 1} more" if len(bad) > 1 else ""
             faults = [(f"{path}: {why}{more}", f"graphfuse cache verify --remove {kind.name}")]
-        yield from (Finding(kind.name, FAULT, *fault) for fault in faults)
+        yield from (DoctorFinding(kind.name, FAULT, *fault) for fault in faults)
         if not faults:
-            yield Finding(kind.name, OK, f"{folder}, {len(kind.files())} files")
+            yield DoctorFinding(kind.name, OK, f"{folder}, {len(kind.files())} files")
 
 
-def _folder(kind: Kind, folder: Path, unset: str) -> Iterator[tuple[str, str]]:
+def _folder(kind: CacheKind, folder: Path, unset: str) -> Iterator[tuple[str, str]]:
     """(what is wrong with it, what mends it)"""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     quoted = shlex.quote(str(there))
@@ -205,7 +205,7 @@ def _folder(kind: Kind, folder: Path, unset: str) -> Iterator[tuple[str, str]]:
         yield f"the file system of {there} is full", "graphfuse cache clear"
 
 
-def tables() -> Iterator[Finding]:
+def tables() -> Iterator[DoctorFinding]:
     """Whether the tables of tuned knobs that come with engines can be read."""
     from graphfuse import engines
     from graphfuse.base.device import ARCHES, for_arch
@@ -217,26 +217,26 @@ def tables() -> Iterator[Finding]:
             try:
                 count += len(store.first_party(engine, for_arch(arch)))
             except PluginError as error:
-                yield Finding("tables", FAULT, str(error), "pip install --force-reinstall --no-deps graphfuse")
+                yield DoctorFinding("tables", FAULT, str(error), "pip install --force-reinstall --no-deps graphfuse")
                 return
-    yield Finding("tables", OK, f"{count} tuned entries come with the engines")
+    yield DoctorFinding("tables", OK, f"{count} tuned entries come with the engines")
 
 
-def installed() -> Iterator[Finding]:
+def installed() -> Iterator[DoctorFinding]:
     """Whether patterns and engines of installed packages can be used, together, too."""
     from graphfuse.planning import registry as plugins
 
     found = plugins.listed()
     for one in found:
         if one.state == plugins.LEFT_OUT:
-            yield Finding("plug-ins", FAULT, str(one.error), f"pip uninstall --yes {one.distribution}")
+            yield DoctorFinding("plug-ins", FAULT, str(one.error), f"pip uninstall --yes {one.distribution}")
     sound = [one for one in found if one.state != plugins.LEFT_OUT]
     if sound or not found:
         names = ", ".join(dict.fromkeys(f"{one.distribution} {one.version}" for one in sound))
-        yield Finding("plug-ins", OK, names or "none is installed")
+        yield DoctorFinding("plug-ins", OK, names or "none is installed")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[], Iterator[DoctorFinding]], ...] = (
     settings,
     driver,
     torch,
@@ -248,10 +248,10 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 )
 
 
-def findings() -> Iterator[Finding]:
+def findings() -> Iterator[DoctorFinding]:
     """What all checks found. A check that fails itself is a finding, and the others go on."""
     for check in CHECKS:
         try:
             yield from check()
         except (GraphfuseError, OSError) as error:
-            yield Finding(check.__name__, FAULT, f"{type(error).__name__}: {error}", "graphfuse info")
+            yield DoctorFinding(check.__name__, FAULT, f"{type(error).__name__}: {error}", "graphfuse info")

@@ -11,7 +11,7 @@ from graphfuse.files.kept_file import KeptFile
 
 
 @dataclass(frozen=True)
-class Kind:
+class CacheKind:
     """One kind of what is kept.
 
     folder, files: errors as of ``settings.cache_dir``. damage: why a file is of no use, None if it is of use; OSError
@@ -42,22 +42,22 @@ class Kind:
         return found
 
 
-def kinds() -> dict[str, Kind]:
+def kinds() -> dict[str, CacheKind]:
     from graphfuse.base import settings
     from graphfuse.emulator import store as libraries
     from graphfuse.runtime import cache as cubins
     from graphfuse.tables import store as tables
 
     gpu, cpu = (
-        Kind(name, f"kernels for {what}", of.folder, of.kept, of.damage, of.limit)
+        CacheKind(name, f"kernels for {what}", of.folder, of.kept, of.damage, of.limit)
         for name, what, of in (("cubins", "GPUs", cubins), ("emulator", "the emulator", libraries))
     )
     folder, mend = settings.tuning_dir, tables.drop_damage
-    tuned = Kind("tuned", "tuned knobs", folder, tables.kept, tables.damage, mend=mend, lasting=True)
+    tuned = CacheKind("tuned", "tuned knobs", folder, tables.kept, tables.damage, mend=mend, lasting=True)
     return {kind.name: kind for kind in (gpu, cpu, tuned)}
 
 
-def summary(kind: Kind, entries: bool = False) -> dict[str, Any]:
+def summary(kind: CacheKind, entries: bool = False) -> dict[str, Any]:
     """What there is, as JSON values, with `entries` each file, too, what was used last first; what is wrong with the
     folder or a setting stands under "error"."""
     try:

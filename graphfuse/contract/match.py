@@ -22,7 +22,7 @@ from typing import NoReturn
 from graphfuse.base.errors import PluginError
 from graphfuse.contract.engine import No
 from graphfuse.op_graph import vocabulary
-from graphfuse.op_graph.ir import Graph, Node, Subgraph, TensorId
+from graphfuse.op_graph.ir import FrozenGraph, Node, Subgraph, TensorId
 from graphfuse.ops import OPS, Op
 
 
@@ -89,7 +89,7 @@ class Match:
     anchor: Node
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> FrozenGraph:
         return self.subgraph.graph
 
     def node(self, op_name: str) -> Node:
@@ -144,7 +144,7 @@ class Declined:
     why: No
 
 
-def find(pattern: Pattern, graph: Graph) -> Iterator[Region | Declined]:
+def find(pattern: Pattern, graph: FrozenGraph) -> Iterator[Region | Declined]:
     """Every place where `pattern` fits, in node order."""
     templates = pattern.template if isinstance(pattern.template, tuple) else (pattern.template,)
     read = [_read(pattern.name, template) for template in templates]
@@ -178,7 +178,9 @@ def _described(pattern: Pattern, match: Match) -> Region | Declined:
     return kind(pattern.name, match.subgraph, facts)
 
 
-def convex(graph: Graph, inside: Iterable[int], may_join: Callable[[int, frozenset[int]], bool]) -> frozenset[int]:
+def convex(
+    graph: FrozenGraph, inside: Iterable[int], may_join: Callable[[int, frozenset[int]], bool]
+) -> frozenset[int]:
     """The set `inside`, grown by neighbours that may join, their neighbours and so on. No path leads out of the set and
     back into it, so it can run as one. may_join(index, set so far) decides."""
     grown = frozenset(inside)
@@ -192,7 +194,7 @@ def convex(graph: Graph, inside: Iterable[int], may_join: Callable[[int, frozens
             return grown
 
 
-def _neighbours(graph: Graph, nodes: frozenset[int]) -> set[int]:
+def _neighbours(graph: FrozenGraph, nodes: frozenset[int]) -> set[int]:
     found: set[int] = set()
     for index in nodes:
         found |= {graph.producer[t] for _, t in graph.nodes[index].inputs if t in graph.producer}
@@ -200,7 +202,7 @@ def _neighbours(graph: Graph, nodes: frozenset[int]) -> set[int]:
     return found - nodes
 
 
-def _is_convex(graph: Graph, nodes: frozenset[int]) -> bool:
+def _is_convex(graph: FrozenGraph, nodes: frozenset[int]) -> bool:
     return not graph.needs(Subgraph(graph, tuple(sorted(nodes))).inputs, nodes)
 
 
@@ -236,7 +238,7 @@ class _Found:
     names: Mapping[str, TensorId]
 
 
-def _match_node(graph: Graph, template: NodeTemplate, index: int, found: _Found) -> Iterator[_Found]:
+def _match_node(graph: FrozenGraph, template: NodeTemplate, index: int, found: _Found) -> Iterator[_Found]:
     node = graph.nodes[index]
     if template in found.nodes:
         if found.nodes[template] == index:
@@ -262,7 +264,7 @@ def _port_orders(node: Node, ports: list[str]) -> list[list[str]]:
     return [ports]
 
 
-def _match_inputs(graph: Graph, wanted: list[tuple[Symbol, TensorId | None]], found: _Found) -> Iterator[_Found]:
+def _match_inputs(graph: FrozenGraph, wanted: list[tuple[Symbol, TensorId | None]], found: _Found) -> Iterator[_Found]:
     if not wanted:
         yield found
         return
@@ -271,7 +273,7 @@ def _match_inputs(graph: Graph, wanted: list[tuple[Symbol, TensorId | None]], fo
         yield from _match_inputs(graph, rest, extended)
 
 
-def _match_tensor(graph: Graph, symbol: Symbol, tensor: TensorId | None, found: _Found) -> Iterator[_Found]:
+def _match_tensor(graph: FrozenGraph, symbol: Symbol, tensor: TensorId | None, found: _Found) -> Iterator[_Found]:
     if isinstance(symbol, Capture):
         if tensor is None:
             if symbol.optional:
@@ -285,7 +287,7 @@ def _match_tensor(graph: Graph, symbol: Symbol, tensor: TensorId | None, found: 
         yield from _match_node(graph, symbol.node, made_by, found)
 
 
-def _complete(graph: Graph, outputs: Mapping[str, Made], found: _Found, anchor: int, grows: bool) -> Match | None:
+def _complete(graph: FrozenGraph, outputs: Mapping[str, Made], found: _Found, anchor: int, grows: bool) -> Match | None:
     """The Match for an assignment, or None if a tensor would be dropped; of one that grows, facts hold all outputs."""
     tensors = dict(found.names)
     for name, made in outputs.items():

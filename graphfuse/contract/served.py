@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
-from graphfuse.op_graph.ir import Subgraph, Tensor, packed_stride
+from graphfuse.op_graph.ir import FrozenTensor, Subgraph, packed_stride
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Served:
 EVERYTHING = Served(frozenset({data_type.FLOAT, data_type.DOUBLE}), rounding=True, layouts=True, by_value=True)
 
 
-def _row_major(tensor: Tensor) -> bool:
+def _row_major(tensor: FrozenTensor) -> bool:
     if tensor.reordering is not tensor_reordering.NONE:
         return False
     along = zip(tensor.dim, tensor.stride, packed_stride(tensor.dim), strict=True)

@@ -13,7 +13,7 @@ from graphfuse.base import settings
 from graphfuse.base.errors import CompilerNotFoundError, KernelCompileError
 from graphfuse.codegen.render import template
 from graphfuse.emulator import store
-from graphfuse.emulator.store import Store
+from graphfuse.emulator.store import LibraryStore
 
 _RUNTIME = ("entry.hpp", "fiber.hpp", "launch.hpp", "library.cpp", "machine.cpp", "runner.cpp", "sanitizers.hpp")
 # -g1 has the lines and inlined functions that reports name; -g would double the time of sanitizer builds.
@@ -61,7 +61,7 @@ def build(source: str, entry: str, what: Build) -> Path:
         raise _failure(f"kernel {entry!r} cannot be compiled for the emulator: {error}", "", source) from error
 
 
-def _built(compiler: "Compiler", source: str, entry: str, what: Build, kept: Store) -> Path:
+def _built(compiler: "Compiler", source: str, entry: str, what: Build, kept: LibraryStore) -> Path:
     sources = "".join(map(_runtime_source, _RUNTIME)) + template("graphfuse.codegen.headers", "host.cuh")
     digest = _digest(source, entry, what.value, _COMMON, _KERNEL, sources, compiler.version)
     library = what is Build.LIBRARY
@@ -136,7 +136,7 @@ def _compile(compiler: Compiler, arguments: tuple[str, ...], text: str) -> bytes
         return made.read_bytes()
 
 
-def _part(compiler: Compiler, name: str, sources: str, kept: Store) -> Path:
+def _part(compiler: Compiler, name: str, sources: str, kept: LibraryStore) -> Path:
     """The object file of what is the same for all kernels and never instrumented."""
     entry = f"{_part_digest(compiler, name, sources)}.o"
     found = kept.find(entry)
@@ -154,7 +154,7 @@ def _part(compiler: Compiler, name: str, sources: str, kept: Store) -> Path:
     return kept.keep(entry, made)
 
 
-def _shared(compiler: Compiler, sources: str, kept: Store) -> Path:
+def _shared(compiler: Compiler, sources: str, kept: LibraryStore) -> Path:
     """The machine as a library."""
     entry = f"{_part_digest(compiler, 'machine.cpp', sources)}.so"
     found = kept.find(entry)

@@ -35,7 +35,7 @@ class LaunchRecord(ctypes.Structure):
 _turn = threading.Lock()
 
 
-class Kernel:
+class EmulatedKernel:
     """A kernel of a loaded library. One thread runs kernels at a time; others wait."""
 
     def __init__(self, path: str, entry: str):
@@ -46,12 +46,12 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.entry!r} on the emulator)"
 
-    def launcher(self, launch: engine.Launch, dependent: bool = False, schedule: int = FORWARD) -> "Launcher":
+    def launcher(self, launch: engine.Launch, dependent: bool = False, schedule: int = FORWARD) -> "EmulatedLauncher":
         """What runs the kernel as `launch` says. No kernel begins before another ends, whatever `dependent` allows."""
-        return Launcher(self._run, self.entry, launch, schedule)
+        return EmulatedLauncher(self._run, self.entry, launch, schedule)
 
 
-class Launcher:
+class EmulatedLauncher:
     """A kernel with how it is run. It has all that generated code of ``runtime.fastcall`` uses of a
     ``runtime.launch.Launcher``. Streams mean nothing to it: a kernel runs to its end."""
 
@@ -94,9 +94,9 @@ class Launcher:
 
 
 @functools.lru_cache(maxsize=1024)
-def load(source: str, entry: str) -> Kernel:
+def load(source: str, entry: str) -> EmulatedKernel:
     """The kernel `entry` of a source, compiled on first use. Errors as of ``compiler.build``."""
     try:
-        return Kernel(str(build(source, entry, Build.LIBRARY)), entry)
+        return EmulatedKernel(str(build(source, entry, Build.LIBRARY)), entry)
     except OSError:  # another process may have removed it meanwhile
-        return Kernel(str(build(source, entry, Build.LIBRARY)), entry)
+        return EmulatedKernel(str(build(source, entry, Build.LIBRARY)), entry)

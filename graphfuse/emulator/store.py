@@ -33,7 +33,7 @@ _warned: set[Path] = set()  # folders of which an entry was refused
 
 
 @dataclass(frozen=True)
-class Store:
+class LibraryStore:
     """A folder of entries. Any number of processes may use it at once."""
 
     folder: Path
@@ -120,7 +120,7 @@ def damage(path: Path) -> str | None:
         return None if _sound(path.name, file.read()) else "it is damaged, or another kernel's"
 
 
-def cache() -> Store | None:
+def cache() -> LibraryStore | None:
     """The store in the cache directory; None, after a warning, where that cannot be used."""
     try:
         place = folder()
@@ -133,7 +133,7 @@ def cache() -> Store | None:
     except OSError as error:
         give_up(error)
         return None
-    return Store(place)
+    return LibraryStore(place)
 
 
 def give_up(error: OSError) -> None:
@@ -148,11 +148,11 @@ def give_up(error: OSError) -> None:
 
 
 @functools.cache
-def own() -> Store:
+def own() -> LibraryStore:
     """A store for this process, which is removed when it ends. OSError where there is no room for temporary files."""
     made = tempfile.TemporaryDirectory(prefix="graphfuse-")
     _kept.append(made)
-    return Store(Path(made.name))
+    return LibraryStore(Path(made.name))
 
 
 _kept: list[tempfile.TemporaryDirectory] = []

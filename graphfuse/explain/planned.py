@@ -11,7 +11,7 @@ from graphfuse.explain.account import (
     VerdictEntry,
 )
 from graphfuse.explain.explanation import Explanation
-from graphfuse.op_graph.ir import Graph, Node, Subgraph, Tensor
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, Subgraph
 from graphfuse.planning import plan, traffic
 from graphfuse.planning.plan import Part
 from graphfuse.planning.planner import Planner
@@ -44,13 +44,13 @@ def explained(planner: Planner) -> Explanation:
     return Explanation(**vars(account))
 
 
-def _tensor(graph: Graph, t: Tensor) -> TensorEntry:
+def _tensor(graph: FrozenGraph, t: FrozenTensor) -> TensorEntry:
     scalar = t.by_value or t.value is not None
     role = "scalar" if scalar else "virtual" if t.virtual else "output" if t.id in graph.producer else "input"
     return TensorEntry(t.id, t.name, t.dtype.name, t.dim, role, traffic.nbytes(t), t.value)
 
 
-def _node(graph: Graph, node: Node) -> NodeEntry:
+def _node(graph: FrozenGraph, node: Node) -> NodeEntry:
     moved = traffic.of_node(graph, node)
     return NodeEntry(node.name, node.op_name, node.compute.name, node.inputs, node.outputs, moved)
 

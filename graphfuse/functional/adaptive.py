@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, OUT, RESIDUAL_OUT, SUMMAND
 from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, samples
@@ -15,14 +15,14 @@ from graphfuse.op_graph.tensor import Tensor
 _SCALE, _SHIFT = (TensorParameter(name, FLOATS, samples("input")) for name in ("scale", "shift"))
 
 
-def modulated(d: Drawing, normal: Tensor) -> Tensor:
+def modulated(d: DrawnGraph, normal: Tensor) -> Tensor:
     return d.graph.add(d.graph.mul(normal, d.graph.add(d["scale"], 1.0)), d["shift"])
 
 
-def added(x: str, total: str, y: str) -> Callable[[Drawing], None]:
+def added(x: str, total: str, y: str) -> Callable[[DrawnGraph], None]:
     """Draws the gated residual sum and its norm. x, total, y: what the arguments are called."""
 
-    def draw(d: Drawing) -> None:
+    def draw(d: DrawnGraph) -> None:
         summand = d.graph.mul(d[x], d["gate"]) if "gate" in d else d[x]
         summed = d.store_read(total, d.graph.add(summand, d["residual"]))
         d.store(y, modulated(d, d.norm(summed, None, centred=True)))

@@ -15,12 +15,12 @@ from graphfuse.contract.row_counts import row_class
 from graphfuse.functional import watched
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.layout import ALIGNMENT, Layout, check, check_given, layout
-from graphfuse.functional.planning import Planned, Planning
-from graphfuse.functional.split import Kind, Split, split
+from graphfuse.functional.planning import PlannedProblem, Planning
+from graphfuse.functional.split import CountKind, CountSplit, split
 from graphfuse.functional.tensor_parameter import Shape, complete
 from graphfuse.runtime import buffers, fastcall, torch_private
 from graphfuse.runtime import device as devices
-from graphfuse.runtime.fastcall import Form, Given, New
+from graphfuse.runtime.fastcall import CallForm, Given, New
 from graphfuse.runtime.handle import stream_getter
 from graphfuse.runtime.overlaps import Conflict
 from graphfuse.runtime.storage import Storage
@@ -31,7 +31,7 @@ _KEPT = 64  # sizes and distances for which an answer is kept
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class AcceptedCall:
     """A call whose arguments are accepted; only overlaps are not yet looked at.
 
     given: the arguments by parameter. tensors: all tensors that the call uses, those that it allocated among them.
@@ -48,7 +48,7 @@ class Call:
     generation: int
 
     @classmethod
-    def of(cls, f: Function, given: Mapping[str, object]) -> "Call":
+    def of(cls, f: Function, given: Mapping[str, object]) -> "AcceptedCall":
         """The call with these arguments, by parameter; allocates what it returns. Raises VariantPackError, and
         VariantPackTypeError for wrong types, naming the argument."""
         generation = store.generation
@@ -73,7 +73,7 @@ class Call:
         return str(EMULATOR) if device == "cpu" and settings.device() == str(EMULATOR) else device
 
     @functools.cached_property
-    def split(self) -> Split:
+    def split(self) -> CountSplit:
         return split(self.variant.arguments, self.layouts)
 
     @functools.cached_property
@@ -82,7 +82,7 @@ class Call:
         return Planning(self.function.name, self.variant, self.split, self.device, self.generation, early)
 
     @functools.cached_property
-    def planned(self) -> Planned:
+    def planned(self) -> PlannedProblem:
         return self.planning.planned()
 
     def run(self) -> None:
@@ -116,7 +116,7 @@ class Call:
         distinct = [name for name in given if same[name] == name]
         clashes = [c for c in self._conflicts if {*c[:2]} <= {*given} and same[c[0]] != same[c[1]]]
         f, split, planned = self.function, self.split, self.planned
-        form = Form(
+        form = CallForm(
             f.name,
             f.parameters,
             f.numbers,
@@ -124,7 +124,10 @@ class Call:
             tuple(a.name for a in f.arguments if a.name in f.parameters and self.given[a.name] is None),
             tuple(same.items()),
             tuple(self._given(name) for name in given),
-            tuple(New(n, split.kinds[n] is Kind.COUNTED, split.tail(n), split.kinds[n] is Kind.SIZED) for n in new),
+            tuple(
+                New(n, split.kinds[n] is CountKind.COUNTED, split.tail(n), split.kinds[n] is CountKind.SIZED)
+                for n in new
+            ),
             split.leading,
             len(split.tail(given[0])),
             tuple((made, other) for made, other, _ in clashes),
@@ -158,7 +161,7 @@ class Call:
         names |= {f"{n}_value": self.given[n] for n in f.options}
         names |= {f"{n}_type": self.tensors[n].dtype for n in new}
         for name in self.tensors:
-            if split.kinds[name] is Kind.SIZED:
+            if split.kinds[name] is CountKind.SIZED:
                 extents = functools.lru_cache(maxsize=_KEPT)(functools.partial(split.extents, name))
                 names |= {f"{name}_extents": extents, f"{name}_nbytes": _nbytes(extents, self.layouts[name].dtype)}
         for n, pair in enumerate(clashes):
@@ -196,13 +199,17 @@ class Call:
         kind, itemsize = split.kinds[name], t.dtype.itemsize
         tail, tail_strides = split.tail(name), t.stride[len(t.shape) - len(split.tail(name)) :]
         last = Storage(tail, tail_strides, itemsize).nbytes
-        row = split.row_stride(name) * itemsize if kind is Kind.COUNTED else 0
+        row = split.row_stride(name) * itemsize if kind is CountKind.COUNTED else 0
         packed = self._is_packed(name)
-        return Given(name, kind is Kind.COUNTED, tail, packed, row, last, t.alignment, kind is Kind.SIZED)
+        return Given(name, kind is CountKind.COUNTED, tail, packed, row, last, t.alignment, kind is CountKind.SIZED)
 
     def _is_packed(self, name: str) -> bool:
         """Whether a tensor's strides follow from its extents in all calls of a fast path, which compares this alone."""
-        return self.split.kinds[name] is not Kind.FIXED and self.planned.counted and self.tensors[name].is_contiguous()
+        return (
+            self.split.kinds[name] is not CountKind.FIXED
+            and self.planned.counted
+            and self.tensors[name].is_contiguous()
+        )
 
     def _guarded(self, names: list[str]) -> tuple[list, list]:
         """Extents and strides, by tensor, that calls like this one have; None for those that follow from the count."""
@@ -211,7 +218,9 @@ class Call:
             t, kind = self.layouts[name], self.split.kinds[name]
             leading = 0
             if self.planned.counted:
-                leading = self.split.leading if kind is Kind.COUNTED else len(t.shape) if kind is Kind.SIZED else 0
+                leading = (
+                    self.split.leading if kind is CountKind.COUNTED else len(t.shape) if kind is CountKind.SIZED else 0
+                )
             free = leading if self._is_packed(name) else 0
             # Strides of other than packed tensors are compared, and with them all extents but the first.
             open_ = free or int(leading > 0 and self.split.can_grow(name))
@@ -226,7 +235,7 @@ def _laid_out(conflict: Conflict, made: str, other: str, layouts: Mapping[str, L
     return Conflict(one, two, conflict.in_place, conflict.same_type)
 
 
-def _clash(split: Split, pair: _Pair, count: int, apart: int) -> bool:
+def _clash(split: CountSplit, pair: _Pair, count: int, apart: int) -> bool:
     """Whether two parameters overlap where they may not, for a count, if the first begins `apart` bytes behind."""
     made, other, conflict = pair
     return _laid_out(conflict, made, other, dict(split.at(count))).clash(apart)

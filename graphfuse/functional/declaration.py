@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from graphfuse.base.errors import VariantPackError
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter
 
 NUMBERS = frozenset({"eps", "share", "next_eps", "factor"})
@@ -22,11 +22,11 @@ class Variant:
     """
 
     arguments: tuple[TensorParameter, ...]
-    draw: Callable[[Drawing], None]
+    draw: Callable[[DrawnGraph], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class RankColumns:
     """The columns that one rank has of rows that are split over ranks.
 
     mine, all: how many. sum: adds up a tensor over the ranks that have the rest of the rows.
@@ -40,7 +40,7 @@ class Part:
 class Columns(Protocol):
     """How a function runs where columns are split over ranks."""
 
-    def __call__(self, name: str, given: Mapping[str, object], part: Part) -> Mapping[str, torch.Tensor | None]:
+    def __call__(self, name: str, given: Mapping[str, object], part: RankColumns) -> Mapping[str, torch.Tensor | None]:
         """What the rank has of the results, by argument. name: the function's. given: its parameters, tensors as the
         rank has them."""
 

@@ -12,7 +12,7 @@ from graphfuse.op_graph.tensor import Tensor
 from graphfuse.runtime import storage
 
 
-class Drawing:
+class DrawnGraph:
     """A graph, and which parameter each tensor of its variant pack is.
 
     layouts: of the arguments that are used; tensors of lower rank than the first get leading extents of 1.

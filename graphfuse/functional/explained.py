@@ -9,7 +9,7 @@ import torch
 from graphfuse.base.errors import GraphNotSupportedError, VariantPackTypeError
 from graphfuse.explain import Explanation, explained
 from graphfuse.functional import operator, option, problem
-from graphfuse.functional.call import Call
+from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function
 from graphfuse.functional.tensor_parameter import complete
 from graphfuse.runtime import torch_private
@@ -75,6 +75,6 @@ def _watch(found: list[Explanation]) -> AbstractContextManager[object]:
 
 def _planned(f: Function, given: dict[str, object]) -> Explanation:
     option.check({name: given[name] for name in f.options})
-    call = Call.of(f, given)
+    call = AcceptedCall.of(f, given)
     _, planner = call.split.planned(lambda layouts: problem.planned(f.name, call.variant, dict(layouts), call.device))
     return explained(planner)

@@ -7,7 +7,7 @@ import torch
 from graphfuse.base.dtypes import data_type
 from graphfuse.functional import option
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, NORM_BESIDE, RESIDUAL, WEIGHT, added, beside, plain
 from graphfuse.functional.tensor_parameter import (
@@ -44,9 +44,9 @@ _FORMAT = ("block_size", "scale_format")
 
 
 def _variant(
-    draw: Callable[[Drawing], Tensor], size: int, format: str, tiles: Mapping[str, bool], before: tuple, after: tuple
+    draw: Callable[[DrawnGraph], Tensor], size: int, format: str, tiles: Mapping[str, bool], before: tuple, after: tuple
 ) -> Variant:
-    def quantize(d: Drawing) -> None:
+    def quantize(d: DrawnGraph) -> None:
         y = beside(d, draw(d))
         if "global_scale" in d:
             y = d.graph.mul(y, d["global_scale"])
@@ -74,7 +74,7 @@ _BOTH_LAYOUTS = {(): {"block_scale": True, "block_scale_unswizzled": False}}
 
 
 def _variants(
-    draw: Callable[[Drawing], Tensor], layouts: Mapping[tuple, Mapping], before: tuple = (), after: tuple = ()
+    draw: Callable[[DrawnGraph], Tensor], layouts: Mapping[tuple, Mapping], before: tuple = (), after: tuple = ()
 ) -> Mapping[tuple, Variant]:
     made = {
         (format, key): _variant(draw, *format, tiles, before, after)

@@ -7,7 +7,7 @@ import torch
 
 from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, NORM_BESIDE, RESIDUAL, WEIGHT, added, beside, plain
 from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, FP8, Rule, TensorParameter, blocks, like, one, rows
@@ -19,42 +19,42 @@ GROUP = 128
 """Elements of a group."""
 
 
-def _static(draw: Callable[[Drawing], Tensor], *residual: TensorParameter) -> Variant:
-    def quantize(d: Drawing) -> None:
+def _static(draw: Callable[[DrawnGraph], Tensor], *residual: TensorParameter) -> Variant:
+    def quantize(d: DrawnGraph) -> None:
         d.store("out", d.graph.mul(draw(d), d.graph.reciprocal(d["scale"])))
 
     out = TensorParameter("out", FP8, like("input"), written=True)
     return Variant((INPUT, *residual, WEIGHT, TensorParameter("scale", FLOAT, one), out), quantize)
 
 
-def _by_rows(d: Drawing, y: Tensor) -> None:
+def _by_rows(d: DrawnGraph, y: Tensor) -> None:
     g, largest = d.graph, d.layouts["out"].stored.facts.max
     scale = g.max(g.mul(d.by_rows(y, reduction_mode.AMAX), 1 / largest), 1 / (largest * SMALLEST))
     d.store("out", g.mul(y, g.reciprocal(scale)))
     d.store("scale", scale)
 
 
-def _by_groups(d: Drawing, y: Tensor) -> None:
+def _by_groups(d: DrawnGraph, y: Tensor) -> None:
     values, scales = d.graph.block_scale_quantize(y, block_size=GROUP, axis=d.rank - 1)
     d.store("out", values)
     d.store("scale", scales)
 
 
 def _dynamic(
-    draw: Callable[[Drawing], Tensor], *read: TensorParameter, after: tuple[TensorParameter, ...] = ()
+    draw: Callable[[DrawnGraph], Tensor], *read: TensorParameter, after: tuple[TensorParameter, ...] = ()
 ) -> Mapping[tuple, Variant]:
     """By group_size."""
     first = read[0].name
     out = TensorParameter("out", FP8, like(first), written=True, new=torch.float8_e4m3fn)
 
-    def variant(quantize: Callable[[Drawing, Tensor], None], shape: Rule) -> Variant:
+    def variant(quantize: Callable[[DrawnGraph, Tensor], None], shape: Rule) -> Variant:
         scale = TensorParameter("scale", FLOAT, shape, written=True, new=torch.float32)
         return Variant((*read, out, scale, *after), lambda d: quantize(d, beside(d, draw(d))))
 
     return {(None,): variant(_by_rows, rows(first)), (GROUP,): variant(_by_groups, blocks(first, GROUP))}
 
 
-def _silu_mul(d: Drawing) -> Tensor:
+def _silu_mul(d: DrawnGraph) -> Tensor:
     return d.graph.mul(d.graph.swish(d["gate"]), d["up"])
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.functional import operator, option, sharding
-from graphfuse.functional.call import Call
+from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.tensor_parameter import complete
 from graphfuse.runtime import torch_private
@@ -174,7 +174,7 @@ def _first(
         return _dispatched(f, *values)
     given = dict(zip(f.parameters, values, strict=True))
     option.check({name: given[name] for name in f.options})
-    call = Call.of(f, given)
+    call = AcceptedCall.of(f, given)
     call.run()
     fast = call.fast() if key is not None else None
     if fast is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
 from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, INTEGERS, TensorParameter, each_row, like, type_of
 
@@ -41,7 +41,7 @@ def loss_variant(*arguments: TensorParameter) -> Variants:
     """Cross entropy. arguments: tensors by the names input, target, loss, logsumexp, the last of which may be left
     out."""
 
-    def draw(d: Drawing, options: Mapping[str, object]) -> None:
+    def draw(d: DrawnGraph, options: Mapping[str, object]) -> None:
         loss, logsumexp = d.graph.cross_entropy(d["input"], d.of_rows("target"), **options)
         d.store("loss", loss, of_rows=True)
         if "logsumexp" in d:
@@ -54,7 +54,7 @@ def gradient_variant(*arguments: TensorParameter, grad: str = "grad") -> Variant
     """The gradient of cross entropy. arguments: tensors by the names input, target, logsumexp, dinput, and `grad`, that
     of the loss."""
 
-    def draw(d: Drawing, options: Mapping[str, object]) -> None:
+    def draw(d: DrawnGraph, options: Mapping[str, object]) -> None:
         dloss, target, logsumexp = (d.of_rows(name) for name in (grad, "target", "logsumexp"))
         d.store("dinput", d.graph.cross_entropy_backward(dloss, d["input"], target, logsumexp, **options))
 

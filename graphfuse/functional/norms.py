@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
 from graphfuse.functional.tensor_parameter import (
     FLOATS,
@@ -42,17 +42,17 @@ def of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
     return ((*q[:-2], *k[-2:-1], q[-1]),)
 
 
-def plain(d: Drawing) -> Tensor:
+def plain(d: DrawnGraph) -> Tensor:
     """The norm of input."""
     return d.norm(d["input"])
 
 
-def added(d: Drawing) -> Tensor:
+def added(d: DrawnGraph) -> Tensor:
     """The norm of input + residual, a sum that residual gets rounded and the norm does not."""
     return d.norm(_sum(d))
 
 
-def beside(d: Drawing, y: Tensor) -> Tensor:
+def beside(d: DrawnGraph, y: Tensor) -> Tensor:
     """y, which y_out gets as well where it is given."""
     return d.store_read("y_out", y) if "y_out" in d else y
 
@@ -60,7 +60,7 @@ def beside(d: Drawing, y: Tensor) -> Tensor:
 def _before_and_after(zero_centred: bool) -> Variant:
     """A norm on each side of a residual sum, which residual_out gets rounded and the second norm does not."""
 
-    def draw(d: Drawing) -> None:
+    def draw(d: DrawnGraph) -> None:
         first = d.norm(d["input"], zero_centred=zero_centred)
         total = d.store_read("residual_out", d.graph.add(first, d["residual"]))
         d.store("out", d.norm(total, "next_weight", zero_centred=zero_centred))
@@ -69,15 +69,15 @@ def _before_and_after(zero_centred: bool) -> Variant:
     return Variant((INPUT, SUMMAND, WEIGHT, next_weight, OUT, RESIDUAL_OUT), draw)
 
 
-def _sum(d: Drawing) -> Tensor:
+def _sum(d: DrawnGraph) -> Tensor:
     return d.store_read("residual", d.graph.add(d["input"], d["residual"]))
 
 
-def _norm(draw: Callable[[Drawing], Tensor], *scales: TensorParameter) -> Variant:
+def _norm(draw: Callable[[DrawnGraph], Tensor], *scales: TensorParameter) -> Variant:
     return Variant((INPUT, *scales, OUT), lambda d: d.store("out", draw(d)))
 
 
-def _in_place(draw: Callable[[Drawing], Tensor], *scales: TensorParameter) -> Variant:
+def _in_place(draw: Callable[[DrawnGraph], Tensor], *scales: TensorParameter) -> Variant:
     arguments = (
         TensorParameter("input", FLOATS, written=True),
         RESIDUAL,
@@ -87,7 +87,7 @@ def _in_place(draw: Callable[[Drawing], Tensor], *scales: TensorParameter) -> Va
     return Variant(arguments, lambda d: d.store("out" if "out" in d else "input", draw(d)))
 
 
-def _draw_qk(d: Drawing) -> None:
+def _draw_qk(d: DrawnGraph) -> None:
     for x in "qk":
         d.store(f"{x}_out", d.norm(d[x], f"{x}_weight"))
 

@@ -10,11 +10,11 @@ from graphfuse.functional import problem as problems
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.problem import Problem
-from graphfuse.functional.split import Split
+from graphfuse.functional.split import CountSplit
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
+class PlannedProblem:
     """A problem and what starts its plan. counted: whether that serves every count of the problem's class, not only the
     count of the call."""
 
@@ -33,19 +33,19 @@ class Planning:
 
     name: str
     variant: Variant
-    split: Split
+    split: CountSplit
     device: str
     generation: int
     early: bool
 
-    def planned(self) -> Planned:
+    def planned(self) -> PlannedProblem:
         """The plan of the split's count: of its class, where a plan can serve all of the class; else of its shapes."""
         if found := self.by_class(self.split.count):
             return found
         problem = self.split.planned(self._problem)
-        return Planned(problem, problem.executable.starts[self._dependent(problem)])
+        return PlannedProblem(problem, problem.executable.starts[self._dependent(problem)])
 
-    def by_class(self, count: int) -> Planned | None:
+    def by_class(self, count: int) -> PlannedProblem | None:
         """The plan of the class of a count, made for the largest of the class; None where it could not serve others:
         on devices that run no kernels, for no rows, or where a part of the plan is for one number of rows."""
         runs_kernels = self.device.startswith(("cuda", str(EMULATOR)))
@@ -57,7 +57,7 @@ class Planning:
         except VariantPackError:
             return None  # raised for the call's own layouts
         start = found.executable.counted(most, self._dependent(found))
-        return None if start is None else Planned(found, start, counted=True)
+        return None if start is None else PlannedProblem(found, start, counted=True)
 
     def _problem(self, layouts: tuple[tuple[str, Layout], ...]) -> Problem:
         return problems.plan(self.name, self.variant, layouts, self.device, self.generation)

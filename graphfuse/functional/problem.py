@@ -11,7 +11,7 @@ from graphfuse.base.enums import build_plan_policy, heur_mode
 from graphfuse.base.errors import GraphNotSupportedError, GraphValidationError, ReferenceEngineWarning, VariantPackError
 from graphfuse.explain import explained, fallback
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.layout import Layout
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.ir import Subgraph
@@ -52,7 +52,7 @@ def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], d
     return Problem(planner.at(planner.selected()), planner.executable(), drawing.pack)
 
 
-def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: str) -> tuple[Drawing, Planner]:
+def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: str) -> tuple[DrawnGraph, Planner]:
     """The graph of these layouts with its plans, none of which is built. Errors as of ``plan``."""
     drawing = draw(name, variant, layouts, create_handle(device))
     try:
@@ -86,7 +86,7 @@ told: set[str] = set()
 """The functions that a warning was given for."""
 
 
-def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Handle) -> Drawing:
+def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Handle) -> DrawnGraph:
     """The graph of these layouts, not yet built. It computes in float64 if any tensor is float64, else in float32."""
     double = any(t.stored is data_type.DOUBLE for t in layouts.values())
     compute = data_type.DOUBLE if double else data_type.FLOAT
@@ -98,7 +98,7 @@ def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Han
         intermediate_rounding="declared",
         handle=handle,
     )
-    drawing = Drawing(graph, layouts)
+    drawing = DrawnGraph(graph, layouts)
     variant.draw(drawing)
     if double:  # the result of a reduction would be rounded to FLOAT, its default
         for t in (t for node in graph.nodes for t in node.outputs.values()):

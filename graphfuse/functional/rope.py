@@ -7,7 +7,7 @@ import torch
 
 from graphfuse.base.errors import VariantPackError
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import QK_OUT, of_keys
 from graphfuse.functional.tensor_parameter import (
@@ -58,7 +58,7 @@ def angle_parameters(of: str, types: Types = FLOATS) -> tuple[TensorParameter, T
     return table, TensorParameter("positions", INTEGERS, of_tokens(of))
 
 
-def angles(d: Drawing) -> tuple[Tensor, Tensor]:
+def angles(d: DrawnGraph) -> tuple[Tensor, Tensor]:
     """The cosines and the sines of the tokens' positions."""
     name = "cos_sin_cache"
     table, positions, pairs = d.table(name), d.of_tokens("positions"), d.layouts[name].shape[1] // 2
@@ -68,7 +68,7 @@ def angles(d: Drawing) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
-def heads(d: Drawing, x: Tensor, first: int, end: int) -> Tensor:
+def heads(d: DrawnGraph, x: Tensor, first: int, end: int) -> Tensor:
     """Those of a tensor with these numbers."""
     between = slice(None)
     return d.graph.slice(x, [*(between,) * (d.rank - 2), slice(first, end), between])
@@ -89,7 +89,7 @@ def _pages(name: str, of: str = "k") -> Rule:
     return rule
 
 
-def _joined_pages(d: Drawing, name: str) -> None:
+def _joined_pages(d: DrawnGraph, name: str) -> None:
     t = d.layouts[name]
     page = t.shape[1] * t.stride[1]
     if len(t.shape) == 4 and t.shape[0] > 1 and t.stride[0] != page:
@@ -99,18 +99,18 @@ def _joined_pages(d: Drawing, name: str) -> None:
         )
 
 
-def both(d: Drawing) -> Tensor:
+def both(d: DrawnGraph) -> Tensor:
     """The heads of queries, then those of keys."""
     return d.graph.join(d["q"], d["k"], d.rank - 2)
 
 
-def heads_of(d: Drawing, x: Tensor, name: str) -> Tensor:
+def heads_of(d: DrawnGraph, x: Tensor, name: str) -> Tensor:
     """Of `both` what is the argument `name`'s, q or k."""
     queries, keys = (d.layouts[name].shape[-2] for name in "qk")
     return heads(d, x, 0, queries) if name == "q" else heads(d, x, queries, queries + keys)
 
 
-def turned(d: Drawing, normal: Tensor, is_neox: bool) -> Tensor:
+def turned(d: DrawnGraph, normal: Tensor, is_neox: bool) -> Tensor:
     """Normalized heads of both, times their weights where these are given, and rotated."""
     given = [name in d for name in ("q_weight", "k_weight")]
     if given[0] != given[1]:
@@ -122,7 +122,7 @@ def turned(d: Drawing, normal: Tensor, is_neox: bool) -> Tensor:
     return d.graph.rotate_pairs(normal, *angles(d), interleaved=not is_neox)
 
 
-def draw(d: Drawing, is_neox: bool) -> None:
+def draw(d: DrawnGraph, is_neox: bool) -> None:
     """Both results, and the inverse RMS of each head where that is asked for."""
     y, *inverse_rms = d.training_norm(both(d)) if "q_inverse_rms" in d else [d.norm(both(d), None)]
     for name, made in (("out", turned(d, y, is_neox)), *(("inverse_rms", t) for t in inverse_rms)):
@@ -130,7 +130,7 @@ def draw(d: Drawing, is_neox: bool) -> None:
             d.store(f"{x}_{name}", heads_of(d, made, x))
 
 
-def _draw_cached(d: Drawing, is_neox: bool) -> None:
+def _draw_cached(d: DrawnGraph, is_neox: bool) -> None:
     for name in ("k_cache", "v_cache"):
         _joined_pages(d, name)
     y = turned(d, d.norm(both(d), None), is_neox)
@@ -141,7 +141,7 @@ def _draw_cached(d: Drawing, is_neox: bool) -> None:
     d.scatter("v_cache", _divided(d, d["v"], "v_scale"), slots)
 
 
-def _divided(d: Drawing, x: Tensor, scale: str) -> Tensor:
+def _divided(d: DrawnGraph, x: Tensor, scale: str) -> Tensor:
     return d.graph.mul(x, d.graph.reciprocal(d[scale])) if scale in d else x
 
 
@@ -170,7 +170,7 @@ _CACHED = (
 
 
 def either_way(
-    arguments: Sequence[TensorParameter], draw: Callable[[Drawing, bool], None]
+    arguments: Sequence[TensorParameter], draw: Callable[[DrawnGraph, bool], None]
 ) -> dict[tuple[object, ...], Variant]:
     """The variants by is_neox."""
     return {(neox,): Variant(tuple(arguments), functools.partial(draw, is_neox=neox)) for neox in (True, False)}

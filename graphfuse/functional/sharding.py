@@ -23,7 +23,7 @@ import torch
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 from graphfuse.functional import tensor_parameter
 from graphfuse.functional.axes import Axes, axes
-from graphfuse.functional.declaration import NUMBERS, Function, Part
+from graphfuse.functional.declaration import NUMBERS, Function, RankColumns
 from graphfuse.functional.layout import check, check_given, fake_layout
 from graphfuse.functional.operator import FUNCTIONS, LIBRARY, ports
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
@@ -145,13 +145,13 @@ class _Plan:
             local, mesh, result.placements, run_check=False, shape=torch.Size(shape), stride=stride
         )
 
-    def part(self, local: Mapping[str, object], mesh: Any) -> Part:
+    def part(self, local: Mapping[str, object], mesh: Any) -> RankColumns:
         """The columns at hand, and the sum over ranks that have the others."""
 
         def sum(t: torch.Tensor) -> torch.Tensor:
             return _torch().DTensor.from_local(t, mesh, self.partial, run_check=False).full_tensor()
 
-        return Part(local[self.first].shape[-1], self.columns, sum)
+        return RankColumns(local[self.first].shape[-1], self.columns, sum)
 
 
 _KEPT = 1024

@@ -4,7 +4,7 @@ import torch
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, OUT, WEIGHT, plain
 from graphfuse.functional.tensor_parameter import FLOATS, FORMATS, PAIRS, TensorParameter, blocks, like, type_of, types
@@ -13,7 +13,7 @@ from graphfuse.ops import block_size
 _BLOCK = block_size(data_type.FP4_E2M1)
 
 
-def _draw_silu(d: Drawing) -> None:
+def _draw_silu(d: DrawnGraph) -> None:
     z = d.graph.swish(plain(d))
     if "block_scale" in d:
         z, scales = d.graph.block_scale_quantize(z, block_size=_BLOCK, axis=d.rank - 1)
@@ -21,7 +21,7 @@ def _draw_silu(d: Drawing) -> None:
     d.store("out", z)
 
 
-def _draw_gate(d: Drawing) -> None:
+def _draw_gate(d: DrawnGraph) -> None:
     d.store("out", d.graph.mul(d.graph.swish(plain(d)), d["gate"]))
 
 

@@ -4,7 +4,7 @@ import torch
 
 from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, OUT
 from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, rows
@@ -12,7 +12,7 @@ from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, rows
 _PER_ROW = TensorParameter("out", FLOATS, rows("input"), written=True, new=torch.float32)
 
 
-def _normalize(d: Drawing) -> None:
+def _normalize(d: DrawnGraph) -> None:
     g, x = d.graph, d["input"]
     length = d.by_rows(x, reduction_mode.NORM2)
     d.store("out", g.div(x, g.max(length, d.number("eps"))))

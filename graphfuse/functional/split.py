@@ -19,7 +19,7 @@ from graphfuse.op_graph.ir import packed_stride
 T = TypeVar("T")
 
 
-class Kind(enum.Enum):
+class CountKind(enum.Enum):
     """What the count has to do with a tensor's extents.
 
     COUNTED: the leading ones are those of the first tensor, and their product is the count. FIXED: nothing. SIZED: they
@@ -32,7 +32,7 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class CountSplit:
     """The tensors of a call as `count` slices.
 
     arguments, layouts: of the tensors that the call uses, in order. leading: how many extents of the first tensor are
@@ -43,7 +43,7 @@ class Split:
     layouts: Mapping[str, Layout]
     leading: int
     count: int
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, CountKind]
 
     def at(self, count: int) -> tuple[tuple[str, Layout], ...]:
         """The layouts for another count, the counted extents joined to one. `layouts` as they are where none is
@@ -63,7 +63,7 @@ class Split:
 
     def tail(self, name: str) -> Shape:
         """The extents that are not counted, as torch has them."""
-        return self.layouts[name].shape[self.leading if self.kinds[name] is Kind.COUNTED else 0 :]
+        return self.layouts[name].shape[self.leading if self.kinds[name] is CountKind.COUNTED else 0 :]
 
     def row_stride(self, name: str) -> int:
         """Elements, as torch counts them, from one slice to the next."""
@@ -85,9 +85,9 @@ class Split:
 
     def _at(self, name: str, count: int, size: Shape) -> Layout:
         t = self.layouts[name]
-        if self.kinds[name] is Kind.FIXED:
+        if self.kinds[name] is CountKind.FIXED:
             return t
-        if self.kinds[name] is Kind.SIZED:
+        if self.kinds[name] is CountKind.SIZED:
             shape = stored(size, t.stored)
             return replace(t, shape=shape, stride=packed_stride(shape))
         stride = (self.row_stride(name), *t.stride[self.leading :])
@@ -98,7 +98,7 @@ class Split:
         return _sizes(self.arguments, {n: elements(t.shape, t.stored) for n, t in self.layouts.items()}, self, count)
 
 
-def split(arguments: Sequence[TensorParameter], layouts: Mapping[str, Layout]) -> Split:
+def split(arguments: Sequence[TensorParameter], layouts: Mapping[str, Layout]) -> CountSplit:
     """The split that counts as many leading extents as possible, of tensors whose shapes fit each other.
 
     Leading extents can be counted together where one stride joins them in every counted tensor, and shapes depend on
@@ -109,40 +109,42 @@ def split(arguments: Sequence[TensorParameter], layouts: Mapping[str, Layout]) -
     rank = len(shapes[used[0].name])
     for leading in range(rank - 1, 0, -1):
         kinds = _kinds(used, shapes, leading)
-        counted = [name for name, kind in (kinds or {}).items() if kind is Kind.COUNTED]
+        counted = [name for name, kind in (kinds or {}).items() if kind is CountKind.COUNTED]
         if kinds and all(joined(layouts[n].shape, layouts[n].stride, leading) is not None for n in counted):
             count = math.prod(shapes[used[0].name][:leading])
-            return Split(used, layouts, leading, count, kinds)
-    return Split(used, layouts, 0, 1, dict.fromkeys(shapes, Kind.FIXED))
+            return CountSplit(used, layouts, leading, count, kinds)
+    return CountSplit(used, layouts, 0, 1, dict.fromkeys(shapes, CountKind.FIXED))
 
 
 _NUMBERS = (1 << 12, 1 << 14)
 """Two counts to try shape rules with, which remain different where sizes are rounded up to whole tiles."""
 
 
-def _kinds(used: Sequence[TensorParameter], shapes: Mapping[str, Shape], leading: int) -> dict[str, Kind] | None:
+def _kinds(used: Sequence[TensorParameter], shapes: Mapping[str, Shape], leading: int) -> dict[str, CountKind] | None:
     """The kind of each tensor if this many leading extents are counted; None where shapes depend on more than their
     product."""
     extents = shapes[used[0].name][:leading]
-    candidate = Split(tuple(used), {}, leading, math.prod(extents), {})
+    candidate = CountSplit(tuple(used), {}, leading, math.prod(extents), {})
     few, many = (_sizes(used, shapes, candidate, n) for n in _NUMBERS)
     same = _sizes(used, shapes, candidate, candidate.count)
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, CountKind] = {}
     free = {a.name for a in used if a.free and not a.table}
     for name, shape in shapes.items():
         one, two = few[name], many[name]
         if one == two == shape and name not in free:
-            kinds[name] = Kind.FIXED
+            kinds[name] = CountKind.FIXED
         elif (one[:1], two[:1]) == ((_NUMBERS[0],), (_NUMBERS[1],)) and (*extents, *one[1:]) == shape:
-            kinds[name] = Kind.COUNTED
+            kinds[name] = CountKind.COUNTED
         elif one != two and same[name] == shape:
-            kinds[name] = Kind.SIZED
+            kinds[name] = CountKind.SIZED
         else:
             return None
     return kinds
 
 
-def _sizes(used: Sequence[TensorParameter], shapes: Mapping[str, Shape], split: Split, count: int) -> dict[str, Shape]:
+def _sizes(
+    used: Sequence[TensorParameter], shapes: Mapping[str, Shape], split: CountSplit, count: int
+) -> dict[str, Shape]:
     """Shapes in elements if `count` took the place of the leading extents, in every tensor that has them."""
     known, found = dict(shapes), {}
     leading = shapes[used[0].name][: split.leading]

@@ -19,7 +19,7 @@ COMPUTE_TYPES = (data_type.FLOAT, data_type.DOUBLE)
 OUTPUT_TYPES = tuple(dtype for dtype in FACTS if dtype is not data_type.FP8_E8M0)
 
 
-def freeze(graph: Recorded) -> ir.Graph:
+def freeze(graph: Recorded) -> ir.FrozenGraph:
     """The IR of `graph`. Writes inferred dim, stride and data type back to the user's tensors."""
     if not graph.nodes:
         raise GraphValidationError(f"graph {graph.name!r} has no nodes")
@@ -40,7 +40,7 @@ def freeze(graph: Recorded) -> ir.Graph:
     carried = _carried(graph)
     tensors = tuple(_freeze_tensor(i, t, carried.get(id(t), t.get_data_type())) for i, t in enumerate(kept))
     nodes = tuple(_freeze_node(node, ids) for node in graph.nodes)
-    frozen = ir.Graph(graph.name, tensors, nodes)
+    frozen = ir.FrozenGraph(graph.name, tensors, nodes)
     verify.check_ir(frozen)
     _check_live(frozen)
     return frozen
@@ -151,11 +151,11 @@ def _carried(graph: Recorded) -> dict[int, data_type]:
     return carried
 
 
-def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.Tensor:
+def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.FrozenTensor:
     if t.value is not None:
         checked_number(f"tensor {t.get_name()!r}", t.value, t.get_data_type())
     reordered = t.get_reordering_type() is not tensor_reordering.NONE
-    return ir.Tensor(
+    return ir.FrozenTensor(
         id=number,
         uid=t.current_uid,
         name=t.get_name(),
@@ -188,7 +188,7 @@ def _given(node: NodeRecord) -> str:
     return ", ".join([*given, *(f"no {p.name}" for p in node.op.inputs if p.name not in node.inputs)])
 
 
-def _check_live(graph: ir.Graph) -> None:
+def _check_live(graph: ir.FrozenGraph) -> None:
     if not graph.outputs:
         raise GraphValidationError(f"graph {graph.name!r} has no output: call set_output(True) on what it should write")
     for node in graph.nodes:

@@ -19,7 +19,7 @@ TensorId = int
 
 
 @dataclass(frozen=True)
-class Tensor:
+class FrozenTensor:
     """A tensor of the graph. dim and stride are in elements.
 
     virtual: exists only between nodes. by_value: a host scalar, given at execute or, if set, `value`. alignment: its
@@ -102,11 +102,11 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Graph:
+class FrozenGraph:
     """Tensors by id and nodes in an order in which each comes after its producers."""
 
     name: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[FrozenTensor, ...]
     nodes: tuple[Node, ...]
 
     @cached_property
@@ -148,7 +148,7 @@ class Graph:
         return found
 
     @cached_property
-    def bound(self) -> tuple[Tensor, ...]:
+    def bound(self) -> tuple[FrozenTensor, ...]:
         """The tensors that execute needs a value for, in id order."""
         used = {t for node in self.nodes for _, t in node.inputs + node.outputs}
         return tuple(
@@ -156,7 +156,7 @@ class Graph:
         )
 
     @cached_property
-    def outputs(self) -> tuple[Tensor, ...]:
+    def outputs(self) -> tuple[FrozenTensor, ...]:
         """What the graph writes for its caller, in id order."""
         return tuple(t for t in self.tensors if t.id in self.producer and not t.virtual)
 
@@ -172,7 +172,7 @@ class Subgraph:
     Compared and hashed by its nodes: planning does both often, and always within one graph.
     """
 
-    graph: Graph = field(repr=False, compare=False)
+    graph: FrozenGraph = field(repr=False, compare=False)
     node_ids: tuple[int, ...]
 
     @cached_property
@@ -204,7 +204,7 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _key(graph: Graph) -> str:
+def _key(graph: FrozenGraph) -> str:
     colors = _colors(graph)
     lines: list[object] = []
     numbers: dict[TensorId, int] = {}
@@ -238,7 +238,7 @@ def _unnumbered(node: Node, numbers: Mapping[TensorId, int]) -> list[TensorId]:
     return [t for _, t in sorted(node.inputs) if t not in numbers]
 
 
-def _colors(graph: Graph) -> dict[TensorId, str]:
+def _colors(graph: FrozenGraph) -> dict[TensorId, str]:
     """A digest per tensor of its surroundings, refined until no more tensors are told apart."""
     colors = {t.id: _digest(_own(t)) for t in graph.tensors}
     told_apart = 0
@@ -263,7 +263,7 @@ def _around(node: Node, colors: Mapping[TensorId, str]) -> str:
     return _digest(_described(node), [(port, colors[t]) for port, t in sorted(node.inputs) + sorted(node.outputs)])
 
 
-def _own(t: Tensor) -> tuple:
+def _own(t: FrozenTensor) -> tuple:
     # Number, uid and name are left out: they say which tensor, not what is computed.
     return (
         t.dtype.name,

@@ -5,21 +5,21 @@ from dataclasses import replace
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.op_graph import verify
-from graphfuse.op_graph.ir import Graph, Node, Tensor, packed_stride
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, packed_stride
 from graphfuse.ops import OPS, block_size
 
 _BLOCK = block_size(data_type.FP4_E2M1)
 _ROW = 128
 
 
-def lower(graph: Graph) -> Graph:
+def lower(graph: FrozenGraph) -> FrozenGraph:
     """All rewrites, in order; the result is checked."""
     lowered = _explicit_block_scales(graph)
     verify.check_ir(lowered)
     return lowered
 
 
-def _explicit_block_scales(graph: Graph) -> Graph:
+def _explicit_block_scales(graph: FrozenGraph) -> FrozenGraph:
     """An FP4 output of another op than block_scale_quantize is quantized in blocks of 16,
     its scales going to the workspace at the offset where cuDNN's engine puts them."""
     implicit = [
@@ -58,7 +58,7 @@ def _explicit_block_scales(graph: Graph) -> Graph:
         dtype=graph.nodes[index].compute,
         virtual=True,
     )
-    scales = Tensor(
+    scales = FrozenTensor(
         id=values.id + 1,
         uid=_free_uid(graph, 1),
         name=f"{output.name}::block_scale",
@@ -82,7 +82,7 @@ def _explicit_block_scales(graph: Graph) -> Graph:
         node.compute,
     )
     nodes = graph.nodes[:index] + (replace(node, outputs=renamed), quantize) + graph.nodes[index + 1 :]
-    return Graph(graph.name, graph.tensors + (values, scales), nodes)
+    return FrozenGraph(graph.name, graph.tensors + (values, scales), nodes)
 
 
 def block_scale_offset(rows: int) -> int:
@@ -91,5 +91,5 @@ def block_scale_offset(rows: int) -> int:
     return -(-4 * rows // _ROW) * _ROW + -(-4 // _ROW) * _ROW
 
 
-def _free_uid(graph: Graph, offset: int) -> int:
+def _free_uid(graph: FrozenGraph, offset: int) -> int:
     return max((t.uid for t in graph.tensors), default=0) + 1 + offset

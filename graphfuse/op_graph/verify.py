@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
-from graphfuse.op_graph.ir import Graph, Subgraph, Tensor
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Subgraph
 
 MAX_RANK = 8
 _MOST_BYTES = 2**63 - 1  # offsets are signed 64-bit numbers
 
 
-def check_ir(graph: Graph) -> None:
+def check_ir(graph: FrozenGraph) -> None:
     """GraphValidationError unless `graph` is well formed; run after freezing and after each rewrite."""
     seen: set[int] = set()
     uids: dict[int, str] = {}
@@ -42,7 +42,7 @@ def check_ir(graph: Graph) -> None:
             seen.add(t)
 
 
-def _check_tensor(t: Tensor) -> None:
+def _check_tensor(t: FrozenTensor) -> None:
     if not 1 <= len(t.dim) <= MAX_RANK:
         raise GraphValidationError(f"{t} must have 1 to {MAX_RANK} dimensions")
     if len(t.stride) != len(t.dim):
@@ -63,7 +63,7 @@ def _check_tensor(t: Tensor) -> None:
             )
 
 
-def _check_reordered(graph: Graph, t: Tensor) -> None:
+def _check_reordered(graph: FrozenGraph, t: FrozenTensor) -> None:
     node = graph.nodes[graph.producer[t.id]] if t.id in graph.producer else None
     if node is None or node.op_name != "block_scale_quantize" or node.output("scale") != t.id:
         raise GraphValidationError(f"{t} is reordered; accepted: scales that block_scale_quantize makes")
@@ -78,7 +78,7 @@ def _check_reordered(graph: Graph, t: Tensor) -> None:
         )
 
 
-def _overlaps_itself(t: Tensor) -> bool:
+def _overlaps_itself(t: FrozenTensor) -> bool:
     reach = 0
     for stride, extent in sorted((s, e) for e, s in zip(t.dim, t.stride, strict=True) if e > 1):
         if stride <= reach:
@@ -87,7 +87,7 @@ def _overlaps_itself(t: Tensor) -> bool:
     return False
 
 
-def check_partition(graph: Graph, regions: Sequence[Subgraph]) -> None:
+def check_partition(graph: FrozenGraph, regions: Sequence[Subgraph]) -> None:
     """GraphValidationError unless `regions`, in order, compute every node once, after what it needs."""
     done: set[int] = set()
     for region in regions:

@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from graphfuse.op_graph.ir import Graph, Subgraph
+from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 from graphfuse.planning import traffic
 
 MOST_STEPS = 50_000
@@ -38,7 +38,7 @@ class Cover:
 
 
 def choose(
-    graph: Graph,
+    graph: FrozenGraph,
     matches: Sequence[Subgraph],
     taken: Callable[[int], bool],
     most_nodes: bool = False,
@@ -76,7 +76,7 @@ def choose(
     return Cover(tuple(sorted(chosen)), sum(search.saved[m] for m in chosen), waiting, search.steps, exact)
 
 
-def ranked(graph: Graph, matches: Sequence[Subgraph], most_steps: int = MOST_STEPS) -> Iterator[tuple[int, ...]]:
+def ranked(graph: FrozenGraph, matches: Sequence[Subgraph], most_steps: int = MOST_STEPS) -> Iterator[tuple[int, ...]]:
     """Every choice of `matches`, best first, none twice; also those that leave out what would fit. It ends early after
     so many steps."""
     search = _Search(graph, matches)
@@ -95,7 +95,7 @@ class _Search:
     that the heaviest is one, whatever way it is found. steps: taken so far.
     """
 
-    def __init__(self, graph: Graph, matches: Sequence[Subgraph], most_nodes: bool = False):
+    def __init__(self, graph: FrozenGraph, matches: Sequence[Subgraph], most_nodes: bool = False):
         above, below = _reach(graph)
         alone = [traffic.of_node(graph, node).total for node in graph.nodes]
         self.saved = [sum(alone[i] for i in m.node_ids) - traffic.fused(m).total for m in matches]
@@ -219,7 +219,7 @@ class _Search:
         return (self.nodes[match] & -self.nodes[match]).bit_length() - 1
 
 
-def _reach(graph: Graph) -> tuple[list[int], list[int]]:
+def _reach(graph: FrozenGraph) -> tuple[list[int], list[int]]:
     """Of each node: the nodes that it cannot do without, and those that cannot do without it."""
     count = len(graph.nodes)
     above, below = [0] * count, [0] * count

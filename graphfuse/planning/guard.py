@@ -16,13 +16,15 @@ from graphfuse.base.errors import DeviceError, GraphNotSupportedError, KernelCom
 from graphfuse.contract import launch_limits, match, signature
 from graphfuse.contract.engine import Engine, Frozen, FrozenCall, Kernel, Launch, No, Outline, Prepared, Site
 from graphfuse.contract.match import Declined, Match, Pattern, Region
-from graphfuse.op_graph.ir import Graph, Subgraph
+from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 from graphfuse.planning.registry import FIRST_PARTY, Origin, origin, said, shown
 
 _warned: set[tuple[str, str]] = set()
 
 
-def call(item: Pattern | Engine, about: Graph | Subgraph, stage: str, function: Callable, *arguments: object) -> object:
+def call(
+    item: Pattern | Engine, about: FrozenGraph | Subgraph, stage: str, function: Callable, *arguments: object
+) -> object:
     """What `function`, of a pattern or engine, answers. about: what it is asked about. stage: what it is asked.
     PluginError for whatever it raises."""
     if origin(item) is FIRST_PARTY:
@@ -35,7 +37,7 @@ def call(item: Pattern | Engine, about: Graph | Subgraph, stage: str, function: 
         raise _failure(item, about, stage, f"raised {said(error)}") from error
 
 
-def matches(pattern: Pattern, graph: Graph) -> list[Region | Declined]:
+def matches(pattern: Pattern, graph: FrozenGraph) -> list[Region | Declined]:
     """Every place where the pattern fits; PluginError as of ``call``."""
     if origin(pattern) is FIRST_PARTY:
         return list(match.find(pattern, graph))
@@ -133,7 +135,7 @@ def _whose(item: Pattern | Engine) -> str:
     return f"{kind} {item.name!r}" + ("" if where is None else f" of {where}")
 
 
-def _failure(item: Pattern | Engine, about: Graph | Subgraph, stage: str, what: str) -> PluginError:
+def _failure(item: Pattern | Engine, about: FrozenGraph | Subgraph, stage: str, what: str) -> PluginError:
     where, nodes = origin(item), tuple(node.name for node in about.nodes)
     error = PluginError(f"{_whose(item)}: {stage} for {', '.join(nodes)} {what}")
     error.distribution = None if where is None else where.distribution
@@ -141,7 +143,7 @@ def _failure(item: Pattern | Engine, about: Graph | Subgraph, stage: str, what: 
     return error
 
 
-def _guarded(pattern: Pattern, graph: Graph) -> Pattern:
+def _guarded(pattern: Pattern, graph: FrozenGraph) -> Pattern:
     """The pattern with its functions called by ``call``."""
 
     def asked(stage: str, function: Callable) -> Callable:

@@ -82,7 +82,7 @@ def _extents(what: str, uid: int, values: Any) -> Shape:
     return numbers
 
 
-def shapes(graph: ir.Graph, overrides: Overrides) -> dict[int, Placed]:
+def shapes(graph: ir.FrozenGraph, overrides: Overrides) -> dict[int, Placed]:
     """Extents and strides by uid, held one by one against the graph that was built; VariantPackError names the tensor.
 
     Only tensors that execute gets memory for are overridden, and what a reshape makes. A tensor keeps its rank, and the
@@ -112,13 +112,13 @@ def shapes(graph: ir.Graph, overrides: Overrides) -> dict[int, Placed]:
     return found
 
 
-def _why_not(t: ir.Tensor) -> str:
+def _why_not(t: ir.FrozenTensor) -> str:
     if t.virtual:
         return "whose shape follows from others, as it is virtual"
     return "which is passed by value" if t.by_value or t.value is not None else "which no node uses"
 
 
-def _strides(t: ir.Tensor, dim: Shape) -> Shape:
+def _strides(t: ir.FrozenTensor, dim: Shape) -> Shape:
     """Those of the built tensor, where an axis that begins where the axis inside of it ends goes on doing so."""
     if t.reordering is not tensor_reordering.NONE:
         return packed_stride(dim)
@@ -130,7 +130,7 @@ def _strides(t: ir.Tensor, dim: Shape) -> Shape:
     return tuple(strides)
 
 
-def overridden(recorded: Recorded, built: ir.Graph, found: Mapping[int, Placed]) -> ir.Graph:
+def overridden(recorded: Recorded, built: ir.FrozenGraph, found: Mapping[int, Placed]) -> ir.FrozenGraph:
     """The frozen graph with other shapes of the tensors with these uids; all else follows. Tensors and nodes have the
     numbers that they have in `built`, which `recorded` was frozen as.
 
@@ -203,7 +203,7 @@ def _following(node: NodeRecord, dim: Shape, before: Mapping[str, Shape]) -> Sha
     return tuple(new if extent == old else extent for extent, old, new in zip(dim, was, now, strict=True))
 
 
-def _check_columns(built: ir.Graph, made: ir.Graph) -> None:
+def _check_columns(built: ir.FrozenGraph, made: ir.FrozenGraph) -> None:
     """VariantPackError where rows would be others: along other axes, or of another length."""
     for node in built.nodes:
         if node.op_name not in EXPANSIONS:
@@ -218,7 +218,7 @@ def _check_columns(built: ir.Graph, made: ir.Graph) -> None:
             )
 
 
-def _row_extents(graph: ir.Graph, node: ir.Node, rows: ir.TensorId) -> dict[int, int]:
+def _row_extents(graph: ir.FrozenGraph, node: ir.Node, rows: ir.TensorId) -> dict[int, int]:
     """The extents of the axes that a row runs along, by axis."""
     shapes = {port: graph.tensors[t].dim for port, t in node.inputs}
     axes = EXPANSIONS[node.op_name].columns(shapes, dict(node.attributes))

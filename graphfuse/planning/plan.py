@@ -16,7 +16,7 @@ from graphfuse.base.errors import GraphNotSupportedError, PluginError
 from graphfuse.contract.engine import Engine, Launch, No, Outline, knobs_to_dict
 from graphfuse.contract.match import Declined, Pattern, Region
 from graphfuse.op_graph import verify
-from graphfuse.op_graph.ir import Graph, Subgraph, TensorId
+from graphfuse.op_graph.ir import FrozenGraph, Subgraph, TensorId
 from graphfuse.planning import cover, guard, workspace
 from graphfuse.planning.registry import Origin, Registry
 from graphfuse.tables.ranking import RANKING, Rank, rank
@@ -139,7 +139,7 @@ class Proposal:
     regions: str = ""
 
 
-def matches(graph: Graph, registry: Registry) -> tuple[tuple[Region, ...], tuple[Declined, ...]]:
+def matches(graph: FrozenGraph, registry: Registry) -> tuple[tuple[Region, ...], tuple[Declined, ...]]:
     """Every match of every pattern, those of most nodes first, and those without facts.
     Of matches with the same nodes and facts the first pattern's is kept."""
     found = [m for pattern in registry.patterns for m in _found(pattern, graph, registry.origins)]
@@ -148,7 +148,7 @@ def matches(graph: Graph, registry: Registry) -> tuple[tuple[Region, ...], tuple
     return tuple(regions), tuple(m for m in found if isinstance(m, Declined))
 
 
-def _found(pattern: Pattern, graph: Graph, origins: Mapping[int, Origin]) -> list[Region | Declined]:
+def _found(pattern: Pattern, graph: FrozenGraph, origins: Mapping[int, Origin]) -> list[Region | Declined]:
     try:
         return guard.matches(pattern, graph)
     except PluginError as error:
@@ -156,7 +156,7 @@ def _found(pattern: Pattern, graph: Graph, origins: Mapping[int, Origin]) -> lis
 
 
 def propose(
-    graph: Graph,
+    graph: FrozenGraph,
     regions: Sequence[Region],
     engines: Sequence[Engine],
     device: Device,
@@ -276,7 +276,7 @@ def _declined(engine: Engine, facts: object, about: Subgraph, device: Device) ->
     return No(undeclared) if undeclared else guard.call(engine, about, "why_not", engine.why_not, facts, device)
 
 
-def schedule(graph: Graph, regions: Sequence[Subgraph]) -> tuple[Subgraph, ...] | None:
+def schedule(graph: FrozenGraph, regions: Sequence[Subgraph]) -> tuple[Subgraph, ...] | None:
     """`regions` and a subgraph for each node outside them, in an order in which each comes after
     what it needs; None if two regions need each other."""
     inside = {i for region in regions for i in region.node_ids}
@@ -301,7 +301,7 @@ def schedule(graph: Graph, regions: Sequence[Subgraph]) -> tuple[Subgraph, ...] 
     return tuple(order) if len(order) == len(blocks) else None
 
 
-def blocks(graph: Graph, fused: Sequence[Subgraph]) -> Iterator[Subgraph]:
+def blocks(graph: FrozenGraph, fused: Sequence[Subgraph]) -> Iterator[Subgraph]:
     """`fused` and the rest, in an order in which they can run; neighbours of the rest are joined into one."""
     run: list[int] = []
     together = set(fused)
@@ -317,7 +317,7 @@ def blocks(graph: Graph, fused: Sequence[Subgraph]) -> Iterator[Subgraph]:
         yield Subgraph(graph, tuple(sorted(run)))
 
 
-def _alternatives(graph: Graph, table: Sequence[Sequence[Part]], device: Device) -> Iterator[Plan]:
+def _alternatives(graph: FrozenGraph, table: Sequence[Sequence[Part]], device: Device) -> Iterator[Plan]:
     best = [options[0] for options in table]
     yield assemble(graph, best, device)
     for i, options in enumerate(table):
@@ -325,7 +325,9 @@ def _alternatives(graph: Graph, table: Sequence[Sequence[Part]], device: Device)
             yield assemble(graph, [*best[:i], part, *best[i + 1 :]], device)
 
 
-def assemble(graph: Graph, parts: Sequence[Part], device: Device, workspaces: Sequence[int] | None = None) -> Plan:
+def assemble(
+    graph: FrozenGraph, parts: Sequence[Part], device: Device, workspaces: Sequence[int] | None = None
+) -> Plan:
     """The plan that runs `parts` in order: checked, with its workspace laid out. workspaces: bytes of each part's own,
     once it is prepared; None for those of the outlines."""
     subgraphs = [part.region.subgraph for part in parts]
@@ -335,7 +337,7 @@ def assemble(graph: Graph, parts: Sequence[Part], device: Device, workspaces: Se
 
 
 def named(
-    graph: Graph, regions: Sequence[Region], engines: Sequence[Engine], device: Device, knobs: Sequence[object]
+    graph: FrozenGraph, regions: Sequence[Region], engines: Sequence[Engine], device: Device, knobs: Sequence[object]
 ) -> Plan:
     """The plan that uses exactly `engines` with `knobs`, one pair per part in running order.
 
@@ -371,7 +373,7 @@ def named(
     raise GraphNotSupportedError(f"engines ({names}) do not cover graph {graph.name!r} in this order:\n{reasons}")
 
 
-def _partitions(graph: Graph, regions: Sequence[Region]) -> Iterator[list[Region]]:
+def _partitions(graph: FrozenGraph, regions: Sequence[Region]) -> Iterator[list[Region]]:
     """Ways to cut the graph into some of `regions` and what is left, in running order; those that save most first."""
     for chosen in cover.ranked(graph, [r.subgraph for r in regions]):
         fused = {regions[n].subgraph: regions[n] for n in chosen}
@@ -386,7 +388,7 @@ def _check_knobs(part: Part, device: Device) -> None:
     guard.try_out(part, device)
 
 
-def unmatched(graph: Graph, regions: Sequence[Region], declined: Sequence[Declined]) -> tuple[int, ...]:
+def unmatched(graph: FrozenGraph, regions: Sequence[Region], declined: Sequence[Declined]) -> tuple[int, ...]:
     """The nodes that no pattern matches, not even where its facts then say no."""
     found = {i for m in (*regions, *declined) for i in m.subgraph.node_ids}
     return tuple(i for i in range(len(graph.nodes)) if i not in found)
@@ -406,7 +408,7 @@ def _what(region: Region) -> str:
 
 
 def _layout(
-    graph: Graph, parts: Sequence[Subgraph], sizes: Sequence[int]
+    graph: FrozenGraph, parts: Sequence[Subgraph], sizes: Sequence[int]
 ) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
     """Where tensors between parts and the parts' scratch memory lie: what is not in use at once shares memory
     (``workspace``), beside the tensors whose place is fixed. sizes: bytes of the parts' own memory."""

@@ -22,7 +22,7 @@ from graphfuse.base.errors import (
     PluginError,
 )
 from graphfuse.contract.engine import Engine, Kernel, Launch, Prepared, knobs_from_dict
-from graphfuse.op_graph.ir import Graph
+from graphfuse.op_graph.ir import FrozenGraph
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import guard, plan, recipe
 from graphfuse.planning import registry as plugins
@@ -75,7 +75,7 @@ class Deselected:
 class Planner:
     """Plans of one lowered graph on one device. handle: as users give it, for where work goes."""
 
-    def __init__(self, graph: Graph, handle, patterns: Sequence[object], engines: Sequence[object]):
+    def __init__(self, graph: FrozenGraph, handle, patterns: Sequence[object], engines: Sequence[object]):
         self.handle = handle
         # To users the emulator is an engine by name; to planning it is a device, for which all engines are asked.
         self.device = _device(handle, str(EMULATOR) in engines)
@@ -85,7 +85,7 @@ class Planner:
         self._deselected = Deselected()
         self._begin(graph)
 
-    def _begin(self, graph: Graph) -> None:
+    def _begin(self, graph: FrozenGraph) -> None:
         """What there is to know of a graph before it is planned: all that a planner keeps of one, and no more."""
         self.graph = lower(graph)
         self.regions, self.declined = plan.matches(self.graph, self.registry)
@@ -100,7 +100,7 @@ class Planner:
         self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
         self._lock = threading.Lock()
 
-    def like(self, graph: Graph) -> "Planner":
+    def like(self, graph: FrozenGraph) -> "Planner":
         """A planner of a graph that differs in shapes alone: for the same device, with the same plug-ins and what is
         deselected by now. It has no plans yet."""
         made = copy.copy(self)
@@ -315,8 +315,8 @@ class Planner:
             raise
 
         @functools.cache
-        def parts(dependent: bool) -> list[fastcall.Part]:
-            return [fastcall.Part(w.freeze(dependent), at) for w, at in zip(prepared, p.scratch, strict=True)]
+        def parts(dependent: bool) -> list[fastcall.FrozenPart]:
+            return [fastcall.FrozenPart(w.freeze(dependent), at) for w, at in zip(prepared, p.scratch, strict=True)]
 
         parts(False)  # what the device refuses is said now
         made = Executable(

@@ -15,7 +15,7 @@ from graphfuse.contract.engine import Engine, knobs_from_dict, knobs_to_dict
 from graphfuse.contract.match import Region
 from graphfuse.files import json_values
 from graphfuse.files.json_values import field, integers, refuse
-from graphfuse.op_graph.ir import Graph, Subgraph
+from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 from graphfuse.planning import guard, plan
 from graphfuse.planning.plan import Part, Plan
 
@@ -101,7 +101,9 @@ def of(p: Plan, regions: Sequence[Region]) -> Recipe:
     )
 
 
-def rebuild(recipe: Recipe, graph: Graph, regions: Sequence[Region], engines: Sequence[Engine], device: Device) -> Plan:
+def rebuild(
+    recipe: Recipe, graph: FrozenGraph, regions: Sequence[Region], engines: Sequence[Engine], device: Device
+) -> Plan:
     """The plan of a recipe. SerializedError where a part cannot be had here, naming what is missing."""
     parts = [_part(f"part {n}", one, graph, regions, engines, device) for n, one in enumerate(recipe)]
     return plan.assemble(graph, parts, device)
@@ -112,7 +114,12 @@ def _alike(region: Region, regions: Sequence[Region]) -> list[Region]:
 
 
 def _part(
-    where: str, one: PartRecipe, graph: Graph, regions: Sequence[Region], engines: Sequence[Engine], device: Device
+    where: str,
+    one: PartRecipe,
+    graph: FrozenGraph,
+    regions: Sequence[Region],
+    engines: Sequence[Engine],
+    device: Device,
 ) -> Part:
     engine = next((e for e in engines if e.name == one.engine), None)
     if engine is None:

@@ -38,7 +38,7 @@ class Reshaped:
     plan. It is built.
     """
 
-    def __init__(self, recorded: Recorded, built: ir.Graph, planner: Planner, index: int):
+    def __init__(self, recorded: Recorded, built: ir.FrozenGraph, planner: Planner, index: int):
         self._recorded, self._built, self._planner = recorded, built, planner
         self._plan, self._executable = planner.at(index), planner.executable(index)
         self.executable = functools.lru_cache(maxsize=SHAPES_KEPT)(self._made)
@@ -70,7 +70,7 @@ class Reshaped:
         chosen = planner.adopt(_alike(planner, model) or self._like(planner, model))
         return planner.executable().on(binder(chosen))
 
-    def _graph(self, overrides: Overrides) -> ir.Graph:
+    def _graph(self, overrides: Overrides) -> ir.FrozenGraph:
         return overridden(self._recorded, self._built, shapes(self._built, overrides))
 
     def _planned_class(self, largest: Overrides) -> tuple[Planner, Plan]:
@@ -82,7 +82,7 @@ class Reshaped:
         chosen = planner.adopt(chosen)
         return planner.executable(), chosen
 
-    def _counted(self, graph: ir.Graph) -> tuple[int, Overrides | None]:
+    def _counted(self, graph: ir.FrozenGraph) -> tuple[int, Overrides | None]:
         """How many positions the leading axes have together that are counted, as many axes as possible, of the tensors
         whose extents are not those of the built graph; and these tensors with the largest count of the class. None
         where there are no rows, and where no axes can be counted."""
@@ -125,7 +125,7 @@ class Reshaped:
         return found
 
 
-def _row(t: ir.Tensor, leading: int) -> int | None:
+def _row(t: ir.FrozenTensor, leading: int) -> int | None:
     """Elements from one slice to the next, None if no single stride is that. Of one slice what its tensor declares, if
     slices do not overlap then."""
     found = joined(t.dim, t.stride, leading)
@@ -134,7 +134,7 @@ def _row(t: ir.Tensor, leading: int) -> int | None:
     return max(found, t.stride[leading - 1])
 
 
-def _at(changed: list[ir.Tensor], leading: int, rows: list[int | None], count: int) -> Overrides:
+def _at(changed: list[ir.FrozenTensor], leading: int, rows: list[int | None], count: int) -> Overrides:
     """These tensors with so many slices, the counted axes joined to the last of them."""
     ones = leading - 1
     return Overrides(

@@ -90,7 +90,7 @@ class Serialized:
 
 def of(
     graph: Recorded,
-    frozen: ir.Graph,
+    frozen: ir.FrozenGraph,
     device: Device,
     plans: Sequence[Recipe],
     selected: int,

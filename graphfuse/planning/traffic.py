@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from graphfuse.op_graph.ir import Graph, Node, Subgraph, Tensor, TensorId
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, Subgraph, TensorId
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Traffic:
         return Traffic(self.read + other.read, self.written + other.written)
 
 
-def nbytes(t: Tensor) -> int:
+def nbytes(t: FrozenTensor) -> int:
     """Bytes of a tensor's elements, each counted once, however often a stride of 0 repeats it; 0 for a scalar."""
     if t.by_value or t.value is not None:
         return 0
@@ -30,7 +30,7 @@ def nbytes(t: Tensor) -> int:
     return t.dtype.nbytes(math.prod(extents))
 
 
-def of_node(graph: Graph, node: Node) -> Traffic:
+def of_node(graph: FrozenGraph, node: Node) -> Traffic:
     """That of a kernel which runs the node alone."""
     return _traffic(graph, (t for _, t in node.inputs), (t for _, t in node.outputs))
 
@@ -45,6 +45,6 @@ def apart(subgraph: Subgraph) -> Traffic:
     return sum((of_node(subgraph.graph, node) for node in subgraph.nodes), Traffic(0, 0))
 
 
-def _traffic(graph: Graph, reads: Iterable[TensorId], writes: Iterable[TensorId]) -> Traffic:
+def _traffic(graph: FrozenGraph, reads: Iterable[TensorId], writes: Iterable[TensorId]) -> Traffic:
     """Each tensor is read and written once, however many ports it has."""
     return Traffic(*(sum(nbytes(graph.tensors[t]) for t in dict.fromkeys(ids)) for ids in (reads, writes)))

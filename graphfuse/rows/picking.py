@@ -11,7 +11,7 @@ from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Operand, Pi
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownOperands:
     """Answers about operands.
 
     wide: whether a value varies over columns. zero: whether it is always 0. plain: whether an input's row lies in one
@@ -23,12 +23,12 @@ class Known:
     plain: Callable[[Load], bool]
 
 
-def picked(steps: Sequence[AnyStep], known: Known) -> tuple[AnyStep, ...]:
+def picked(steps: Sequence[AnyStep], known: KnownOperands) -> tuple[AnyStep, ...]:
     """The steps, each such sum in its place an element. What it was made from may have no readers left."""
     return tuple(_element(steps, step, known) or step for step in steps)
 
 
-def _element(steps: Sequence[AnyStep], total: AnyStep, known: Known) -> Pick | None:
+def _element(steps: Sequence[AnyStep], total: AnyStep, known: KnownOperands) -> Pick | None:
     if not isinstance(total, Reduce) or total.join is not Join.SUM:
         return None
     chosen = _made(steps, total.input, "binary_select")

@@ -20,7 +20,7 @@ SWAP = "swap_pairs"
 
 
 @dataclass(frozen=True)
-class Fused:
+class StepOp:
     """A pointwise op that only steps of row programs have. cuda, cost: as of ``ops.Op``."""
 
     cuda: str
@@ -28,10 +28,10 @@ class Fused:
 
 
 FUSED = {
-    "fma": Fused("gf::fma({a}, {b}, {c})"),
-    "fnma": Fused("gf::fma(-{a}, {b}, {c})"),
-    "exp2": Fused("gf::exp2_approx({input})", Cost.FUNCTION),
-    SWAP: Fused(""),
+    "fma": StepOp("gf::fma({a}, {b}, {c})"),
+    "fnma": StepOp("gf::fma(-{a}, {b}, {c})"),
+    "exp2": StepOp("gf::exp2_approx({input})", Cost.FUNCTION),
+    SWAP: StepOp(""),
 }
 """Beside the op table's: a * b + c and c - a * b, rounded once; 2^input; and what no element makes by itself, the other
 column of its pair (see ``Pairs``), the first column's negated, 0 where there is no pair."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.op_graph.ir import Tensor, TensorId
+from graphfuse.op_graph.ir import FrozenTensor, TensorId
 from graphfuse.ops import Join
 
 
@@ -30,7 +30,7 @@ class Scalar:
     alignment: int = 16
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Scalar":
+    def of(cls, tensor: FrozenTensor) -> "Scalar":
         return cls(tensor.id, tensor.name, tensor.dtype, tensor.by_value, tensor.alignment)
 
 

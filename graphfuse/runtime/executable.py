@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.contract.engine import FrozenKernel
-from graphfuse.op_graph.ir import Graph, Tensor
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor
 from graphfuse.runtime import fastcall
-from graphfuse.runtime.fastcall import Execute, Part, Space, Start
+from graphfuse.runtime.fastcall import Execute, FrozenPart, Space, Start
 from graphfuse.runtime.variant_pack import WORKSPACE_ALIGNMENT, Binder, Bindings
 
 _FORMS_KEPT = 8
@@ -37,8 +37,8 @@ class Executable:
 
     def __init__(
         self,
-        graph: Graph,
-        parts: Callable[[bool], Sequence[Part]],
+        graph: FrozenGraph,
+        parts: Callable[[bool], Sequence[FrozenPart]],
         binder: Callable[[], Binder],
         undependable: str | None,
         count: int = 0,
@@ -59,7 +59,7 @@ class Executable:
         return self._new_binder()
 
     @property
-    def bound(self) -> tuple[Tensor, ...]:
+    def bound(self) -> tuple[FrozenTensor, ...]:
         """The tensors that a call gives, in the order in which it is started with them."""
         return self._graph.bound
 
@@ -83,7 +83,7 @@ class Executable:
         """The same plan, with other checks of packs."""
         return Executable(self._graph, self._parts, binder, self.undependable)
 
-    def of_fewer(self, count: int, most: int, graph: Graph, binder: Callable[[], Binder]) -> "Executable | None":
+    def of_fewer(self, count: int, most: int, graph: FrozenGraph, binder: Callable[[], Binder]) -> "Executable | None":
         """The same plan, which was made for a count of `most`, for `count`, which is no more; None where it cannot be.
         graph, binder: of tensors with `count` in the place of `most`."""
         if self.counted(most, False) is None:
@@ -101,10 +101,10 @@ class Executable:
             rows = part.frozen.rows
             if rows is None or rows % count:
                 return None
-            found.append(Part(part.frozen, part.scratch, rows // count))
+            found.append(FrozenPart(part.frozen, part.scratch, rows // count))
         return self._start(found)
 
-    def _start(self, parts: Sequence[Part]) -> Start:
+    def _start(self, parts: Sequence[FrozenPart]) -> Start:
         binder = self.binder
         return fastcall.start(self.bound, dict(binder.in_workspace), binder.constants, parts)
 

@@ -28,7 +28,7 @@ table of the arguments' addresses; the pool that it is put back into; and what o
 
 
 @dataclass(frozen=True)
-class Resources:
+class KernelResources:
     """What a kernel uses. registers: of a thread. local_bytes: of a thread, spills among them. shared_bytes: static
     shared memory of a CTA."""
 
@@ -37,7 +37,7 @@ class Resources:
     shared_bytes: int
 
 
-class Kernel:
+class LoadedKernel:
     """A kernel of a loaded cubin on one device. Any number of threads may run it at once.
 
     function: its handle in the device's primary context, as the driver's launch functions take it.
@@ -55,7 +55,7 @@ class Kernel:
         self._shared_limit = 0
         self._lock = threading.Lock()
         attribute = driver.CUfunction_attribute
-        self.resources = Resources(
+        self.resources = KernelResources(
             registers=self._get(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS),
             local_bytes=self._get(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
             shared_bytes=self._get(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES),
@@ -130,7 +130,7 @@ class Launcher:
     that ``runtime.fastcall`` generates uses these.
     """
 
-    def __init__(self, kernel: Kernel, launch: engine.Launch, dependent: bool):
+    def __init__(self, kernel: LoadedKernel, launch: engine.Launch, dependent: bool):
         from cuda.bindings import driver
 
         self.packing = Packing(launch)
@@ -170,7 +170,7 @@ class Launcher:
                 devices.check(error, f"clearing 4 bytes for kernel {self._kernel.entry!r} on {self._kernel.device}")
 
     def refused(self, error: int, block: Block) -> None:
-        """Handle a start of this block that the driver refused, as ``Kernel.elsewhere``."""
+        """Handle a start of this block that the driver refused, as ``LoadedKernel.elsewhere``."""
         self._kernel.elsewhere(error, lambda: self.launch(block[2], self.function, block[3], None), self._launch)
 
     def _started(self, grid: int) -> int:
@@ -231,7 +231,7 @@ def _driver_launch() -> Callable[[int, int, int, None], int]:
 
 
 @functools.lru_cache(maxsize=1024)
-def load(cubin: bytes, entry: str, device: Device) -> Kernel:
+def load(cubin: bytes, entry: str, device: Device) -> LoadedKernel:
     """Load a cubin and take its kernel `entry` (a name as the binary has it, so extern "C" in the source).
 
     Kept: graphs that differ in the number of rows share a cubin, and so its kernel.
@@ -250,7 +250,7 @@ def load(cubin: bytes, entry: str, device: Device) -> Kernel:
 
         error, function = driver.cuKernelGetFunction(driver.CUkernel(kernel))
         devices.check(error, f"loading kernel {entry!r} on {device}")
-        return Kernel(code, entry, device, function)
+        return LoadedKernel(code, entry, device, function)
 
 
 def _attribute(driver, kind: object, value: object) -> object:

@@ -6,7 +6,7 @@ from functools import cached_property
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import VariantPackError
-from graphfuse.op_graph.ir import Tensor
+from graphfuse.op_graph.ir import FrozenTensor
 
 Shape = tuple[int, ...]
 
@@ -38,7 +38,7 @@ class Storage:
         return 0 if 0 in self.dim else self.itemsize * (1 + sum((e - 1) * s for e, s in self.layout))
 
 
-def storage(tensor: Tensor) -> Storage:
+def storage(tensor: FrozenTensor) -> Storage:
     """The storage of a tensor, of a reordered one all bytes that it takes. VariantPackError for an FP4 tensor
     whose pairs do not fill bytes."""
     if tensor.reordering is not tensor_reordering.NONE:

@@ -7,7 +7,7 @@ from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError, WorkspaceError
-from graphfuse.op_graph.ir import Graph, Tensor, TensorId
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, TensorId
 from graphfuse.runtime import buffers
 from graphfuse.runtime.buffers import Buffer
 from graphfuse.runtime.overlaps import Conflict
@@ -49,7 +49,7 @@ class Binder:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: FrozenGraph,
         device: Device,
         workspace_bytes: int = 0,
         in_place: frozenset[tuple[TensorId, TensorId]] = frozenset(),
@@ -62,7 +62,7 @@ class Binder:
         self.bound = graph.bound
         ids = {t.id for t in self.bound}
         self.by_uid = {t.uid: t for t in self.bound}
-        self.by_name: dict[str, list[Tensor]] = {}
+        self.by_name: dict[str, list[FrozenTensor]] = {}
         for t in self.bound:
             self.by_name.setdefault(t.name, []).append(t)
         self.others = {key: t for t in graph.tensors if t.id not in ids for key in (t.uid, t.name)}
@@ -82,7 +82,7 @@ class Binder:
             for i in (*read, *made[:n])
         )
 
-    def _conflict(self, made: Tensor, other: Tensor, in_place: bool) -> Conflict:
+    def _conflict(self, made: FrozenTensor, other: FrozenTensor, in_place: bool) -> Conflict:
         one, two = self.storages[made.id], self.storages[other.id]
         return Conflict(one, two, in_place, made.dtype is other.dtype)
 
@@ -177,7 +177,7 @@ class Binder:
             raise VariantPackError(f"variant pack: {'; '.join(parts)}; accepted, by uid or name: {_names(self.bound)}")
         return values
 
-    def find(self, key: object, unknown: list[str]) -> Tensor | None:
+    def find(self, key: object, unknown: list[str]) -> FrozenTensor | None:
         """The tensor a key means; notes the key in `unknown` if it means none."""
         get_uid = getattr(key, "get_uid", None)
         plain = key if get_uid is None else get_uid()
@@ -199,18 +199,18 @@ class Binder:
         return found
 
 
-def _constant(tensor: Tensor) -> float:
+def _constant(tensor: FrozenTensor) -> float:
     try:
         return buffers.number(tensor.value, tensor.dtype)
     except VariantPackError as error:
         raise type(error)(f"{tensor}: {error}") from None
 
 
-def _names(tensors: Iterable[Tensor]) -> str:
+def _names(tensors: Iterable[FrozenTensor]) -> str:
     return ", ".join(f"{t.name!r} (uid {t.uid})" for t in tensors)
 
 
-def _why_unbound(tensor: Tensor) -> str:
+def _why_unbound(tensor: FrozenTensor) -> str:
     if tensor.virtual:
         return "a virtual tensor has no memory of the caller's"
     if tensor.value is not None:
@@ -220,7 +220,9 @@ def _why_unbound(tensor: Tensor) -> str:
     return "no node uses it"
 
 
-def _check(tensor: Tensor, stored: Storage, buffer: Buffer, device: Device, written: bool, roomy: bool = False) -> None:
+def _check(
+    tensor: FrozenTensor, stored: Storage, buffer: Buffer, device: Device, written: bool, roomy: bool = False
+) -> None:
     """Hold all but the address of a buffer against its tensor. Messages leave the tensor's name to the caller."""
     if written and buffer.read_only:
         raise VariantPackError("the memory given is read-only; accepted for an output: writable memory")
@@ -279,7 +281,7 @@ def _check_reordered(stored: Storage, buffer: Buffer) -> None:
         )
 
 
-def _check_address(tensor: Tensor, address: int) -> None:
+def _check_address(tensor: FrozenTensor, address: int) -> None:
     buffers.check_address(address)
     if not tensor.elements:
         return
@@ -292,11 +294,11 @@ def _check_address(tensor: Tensor, address: int) -> None:
         )
 
 
-def _packing(tensor: Tensor) -> str:
+def _packing(tensor: FrozenTensor) -> str:
     return " bytes of two values" if tensor.dtype is data_type.FP4_E2M1 else ""
 
 
-def _flat(tensor: Tensor, stored: Storage) -> str:
+def _flat(tensor: FrozenTensor, stored: Storage) -> str:
     return f", or {stored.nbytes} bytes (UINT8) in one row" if tensor.dtype in _AS_BYTES else ""
 
 

@@ -60,7 +60,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TunedEntry:
     """The knobs of one problem class (key and rows as of ``engine.ProblemClass``).
 
     us: median microseconds of a launch, None if not known. others: what else was timed,
@@ -76,7 +76,7 @@ class Entry:
     others: tuple[Timed, ...] = ()
     published: Mapping[str, object] | None = None
 
-    def same_class(self, other: "Entry") -> bool:
+    def same_class(self, other: "TunedEntry") -> bool:
         """Whether one of the two would take the other's place in a file."""
         mine = (self.source.device, self.engine, self.rows, self.key)
         return mine == (other.source.device, other.engine, other.rows, other.key)
@@ -88,7 +88,7 @@ class Entry:
         return {name: value for name, value in values.items() if value not in (None, [])}
 
     @classmethod
-    def parse(cls, value: object, source: Source, engine: str, key: Mapping[str, object]) -> "Entry":
+    def parse(cls, value: object, source: Source, engine: str, key: Mapping[str, object]) -> "TunedEntry":
         """From JSON; ValueError says what is wrong."""
         try:
             made = cls(source, engine, key, **value)

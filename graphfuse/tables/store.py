@@ -23,7 +23,7 @@ from graphfuse.base.device import Device
 from graphfuse.base.errors import HomeNotFoundError, PluginError
 from graphfuse.contract.engine import Engine
 from graphfuse.files.kept_file import KeptFile, files
-from graphfuse.tables.entry import Entry, Source
+from graphfuse.tables.entry import Source, TunedEntry
 from graphfuse.tables.tunings import Tunings, arch
 
 VERSION = 2
@@ -33,7 +33,7 @@ generation = 0
 """Goes up whenever tuned knobs are found to have changed: added by this process, or read from a file that another one
 changed. What was planned in an earlier generation may be planned anew."""
 
-_read: dict[Path, tuple[tuple[int, int, int] | None, tuple[Entry, ...]]] = {}
+_read: dict[Path, tuple[tuple[int, int, int] | None, tuple[TunedEntry, ...]]] = {}
 _warned: set[Path] = set()
 _PROBLEM = ("engine", "key", "entries")
 _lock = threading.Lock()  # guards the three above
@@ -57,7 +57,7 @@ def tunings(engines: Iterable[Engine], device: Device) -> Tunings:
     return Tunings(_own(device), tuple(e for engine in tuned for e in first_party(engine, device)))
 
 
-def _own(device: Device) -> tuple[Entry, ...]:
+def _own(device: Device) -> tuple[TunedEntry, ...]:
     try:
         file = user_file(device)
     except HomeNotFoundError:  # whoever has none has tuned nothing
@@ -71,7 +71,7 @@ def _own(device: Device) -> tuple[Entry, ...]:
     return own
 
 
-def first_party(engine: Engine, device: Device) -> tuple[Entry, ...]:
+def first_party(engine: Engine, device: Device) -> tuple[TunedEntry, ...]:
     """The table that comes with an engine: NAME.ARCH.json of its name beside its module, if there is one."""
     return _beside(type(engine).__module__.rpartition(".")[0], engine.name, arch(device))
 
@@ -82,7 +82,7 @@ def user_file(device: Device) -> Path:
     return settings.tuning_dir() / f"{name or 'device'}.v{VERSION}.json"
 
 
-def read(path: Path) -> tuple[Entry, ...]:
+def read(path: Path) -> tuple[TunedEntry, ...]:
     """The entries of a user's file, () if there is none. Read again only when it has changed."""
     try:
         state = _state(path)
@@ -122,7 +122,7 @@ def damage(path: Path) -> str | None:
     return f"{len(faults)} of its entries cannot be used; the first: {faults[0]}" if faults else None
 
 
-def add(path: Path, entries: Sequence[Entry]) -> bool:
+def add(path: Path, entries: Sequence[TunedEntry]) -> bool:
     """Put entries into a file, in place of those for the same problem classes; whether they are kept.
 
     Safe with any number of processes: each adds to what the others wrote. A file of
@@ -156,11 +156,11 @@ def drop_damage(path: Path) -> None:
         _changed()
 
 
-def to_text(entries: Sequence[Entry]) -> str:
+def to_text(entries: Sequence[TunedEntry]) -> str:
     """The content of a file, one line an entry, in an order that does not depend on when they were added."""
     sources = sorted({_key(s): s for s in (e.source.to_json() for e in entries)}.values(), key=_key)
     number = {_key(source): i for i, source in enumerate(sources)}
-    problems: dict[tuple[str, str], list[Entry]] = {}
+    problems: dict[tuple[str, str], list[TunedEntry]] = {}
     for entry in sorted(entries, key=lambda e: (e.engine, _key(e.key), e.rows)):
         problems.setdefault((entry.engine, _key(entry.key)), []).append(entry)
     values = []
@@ -173,7 +173,7 @@ def to_text(entries: Sequence[Entry]) -> str:
     return '{{"version": {},\n "sources": [\n{}],\n "problems": [\n{}]}}\n'.format(VERSION, *lists)
 
 
-def parse(text: bytes) -> tuple[Entry, ...]:
+def parse(text: bytes) -> tuple[TunedEntry, ...]:
     """The entries of a file that must be sound; ValueError says what is wrong."""
     entries, faults = _parse(text)
     if faults:
@@ -182,7 +182,7 @@ def parse(text: bytes) -> tuple[Entry, ...]:
 
 
 @functools.cache
-def _beside(package: str, name: str, chip: str) -> tuple[Entry, ...]:
+def _beside(package: str, name: str, chip: str) -> tuple[TunedEntry, ...]:
     if not package or package not in sys.modules:
         return ()
     file = resources.files(package) / f"{name}.{chip}.json"
@@ -194,7 +194,7 @@ def _beside(package: str, name: str, chip: str) -> tuple[Entry, ...]:
         raise PluginError(f"table {file.name} of {package}: {error}") from error
 
 
-def _parse(text: bytes) -> tuple[tuple[Entry, ...], list[str]]:
+def _parse(text: bytes) -> tuple[tuple[TunedEntry, ...], list[str]]:
     """Entries and what is wrong with the others; ValueError where it is no such file at all."""
     content = json.loads(text)
     if not isinstance(content, dict) or "version" not in content:
@@ -216,13 +216,13 @@ def _parse(text: bytes) -> tuple[tuple[Entry, ...], list[str]]:
                 number = value.pop("source", None) if type(value) is dict else None
                 if type(number) is not int or not 0 <= number < len(sources):
                     raise ValueError(f"source is {number!r}; accepted: 0 to {len(sources) - 1}")
-                entries.append(Entry.parse(value, known(number), engine, key))
+                entries.append(TunedEntry.parse(value, known(number), engine, key))
             except ValueError as error:
                 faults.append(str(error))
     return tuple(entries), faults
 
 
-def _before(path: Path) -> tuple[Entry, ...]:
+def _before(path: Path) -> tuple[TunedEntry, ...]:
     """What a file to be written holds; damage is written over, another version is not."""
     try:
         return _parse(path.read_bytes())[0]

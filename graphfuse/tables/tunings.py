@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from graphfuse.base.device import Device
 from graphfuse.base.enums import heur_mode
 from graphfuse.contract.engine import Engine, ProblemClass, knobs_from_dict
-from graphfuse.tables.entry import Entry
+from graphfuse.tables.entry import TunedEntry
 
 HEURISTIC = "heuristic"
 """What is said of knobs that are the engine's own proposal."""
@@ -25,8 +25,8 @@ class Choice:
 class Tunings:
     """What is known about one device. own: of the user's store. first_party: of the tables beside the engines."""
 
-    own: tuple[Entry, ...] = ()
-    first_party: tuple[Entry, ...] = ()
+    own: tuple[TunedEntry, ...] = ()
+    first_party: tuple[TunedEntry, ...] = ()
 
     def ranked(
         self, engine: Engine, facts: object, device: Device, mode: heur_mode, proposed: Sequence[object] = ()
@@ -71,7 +71,7 @@ def arch(device: Device) -> str:
     return f"sm_{device.sm}"
 
 
-def said(entry: Entry) -> str:
+def said(entry: TunedEntry) -> str:
     """Where an entry comes from, in words."""
     source = entry.source
     return {
@@ -81,11 +81,11 @@ def said(entry: Entry) -> str:
     }[source.origin]
 
 
-def _exact(entries: list[Entry], rows: int) -> list[Entry]:
+def _exact(entries: list[TunedEntry], rows: int) -> list[TunedEntry]:
     return [e for e in entries if e.rows == rows]
 
 
-def _apart(entry: Entry, problem: ProblemClass) -> float:
+def _apart(entry: TunedEntry, problem: ProblemClass) -> float:
     return abs(math.log(entry.rows / max(problem.rows, 1)))
 
 

@@ -13,7 +13,7 @@ from graphfuse.testing.machine_code import resources
 from graphfuse.testing.report import Finding, Line, Report
 from graphfuse.testing.subject import Subject, subject_of
 from graphfuse.testing.taken import Taken, taken
-from graphfuse.testing.variants import ASPECTS, COMPUTE, LAYOUT, ROUNDING, SCALARS, Case, cases
+from graphfuse.testing.variants import ASPECTS, COMPUTE, LAYOUT, ROUNDING, SCALARS, CheckCase, cases
 
 TOLERANCE = 2e-5
 _ENOUGH = 3  # mistakes of one stage; more say the same again
@@ -136,7 +136,7 @@ class _Run:
         self.lines.append(Line(name, done - len(wrong), len(wrong), "; ".join(filter(None, (stopped, note)))))
         return wrong
 
-    def planned(self, subject: Subject, every: Sequence[Case], devices: Sequence[Device]) -> list[Taken]:
+    def planned(self, subject: Subject, every: Sequence[CheckCase], devices: Sequence[Device]) -> list[Taken]:
         found: list[Taken] = []
         wrong = 0
         for case in every:
@@ -152,7 +152,7 @@ class _Run:
         self.lines.append(Line("planning", len(every) - wrong, wrong, note))
         return found
 
-    def covered(self, subject: Subject, chosen: Sequence[Taken], every: Sequence[Case]) -> None:
+    def covered(self, subject: Subject, chosen: Sequence[Taken], every: Sequence[CheckCase]) -> None:
         """A mistake that nobody looked for is none that was not made."""
         seen = {aspect for one in chosen for aspect in one.case.aspects}
         for engine in subject.engines:
@@ -167,7 +167,7 @@ class _Run:
             reasons = "".join(f"\n{reason}" for reason, _ in self.declined.most_common(5))
             self.findings.append(Finding("coverage", subject.name, what + reasons))
 
-    def compiled(self, subject: Subject, chips: Sequence[Device], some: Sequence[Case], programs: int) -> None:
+    def compiled(self, subject: Subject, chips: Sequence[Device], some: Sequence[CheckCase], programs: int) -> None:
         """Machine code for each chip, which uses no local memory: what a thread knows fits its registers."""
         from graphfuse.runtime import nvrtc, toolkit
 

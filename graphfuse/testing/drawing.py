@@ -8,7 +8,7 @@ from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphfuseError
 from graphfuse.contract.match import Capture, Made, NodeTemplate, Pattern, PatternGraph, Symbol, above
-from graphfuse.op_graph.ir import Graph
+from graphfuse.op_graph.ir import FrozenGraph
 from graphfuse.op_graph.lower import lower
 
 ROWS, COLUMNS = 4, 64
@@ -26,14 +26,14 @@ _MOST = 64  # drawings a template
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SampleGraph:
     """A graph before it is varied. name: in words, for reports."""
 
     name: str
-    graph: Graph
+    graph: FrozenGraph
 
 
-def drawings(pattern: Pattern) -> Iterator[Drawing]:
+def drawings(pattern: Pattern) -> Iterator[SampleGraph]:
     """Graphs that the pattern's templates describe, with each sensible choice of shapes, all tensors FLOAT.
 
     Without optional captures, too. A choice that the ops refuse is left out; so is a template that leaves out a
@@ -51,13 +51,13 @@ def drawings(pattern: Pattern) -> Iterator[Drawing]:
                 except (GraphfuseError, TypeError, ValueError):
                     continue
                 name = ", ".join(f"{c.name}: {kind}" for c, kind in zip(used, kinds, strict=True))
-                yield Drawing(f"{pattern.name} ({name})", graph)
+                yield SampleGraph(f"{pattern.name} ({name})", graph)
 
 
-def given(graph: pygraph) -> Drawing:
+def given(graph: pygraph) -> SampleGraph:
     """A user's graph as it stands."""
     graph.validate()
-    return Drawing(f"graph {graph.name!r}", lower(graph.frozen))
+    return SampleGraph(f"graph {graph.name!r}", lower(graph.frozen))
 
 
 def _choices(count: int) -> Iterator[tuple[str, ...]]:
@@ -73,7 +73,7 @@ def _captures(outputs: Mapping[str, Made]) -> Sequence[Capture]:
     return sorted(found, key=lambda c: c.name)
 
 
-def _drawn(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> Graph:
+def _drawn(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> FrozenGraph:
     graph = pygraph("drawn", io_data_type=data_type.FLOAT, intermediate_data_type=data_type.FLOAT)
     tensors = {
         c: graph.tensor(list(SHAPES[kind]), name=c.name, is_pass_by_value=kind == "by value")

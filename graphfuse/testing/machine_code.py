@@ -8,14 +8,14 @@ _SVAL, _REGISTERS, _FRAME = 4, 0x2F, 0x11
 
 
 @dataclass(frozen=True)
-class Resources:
+class CompiledResources:
     """registers: of a thread. local: bytes of local memory of a thread, where what does not fit registers goes."""
 
     registers: int
     local: int
 
 
-def resources(cubin: bytes) -> Resources:
+def resources(cubin: bytes) -> CompiledResources:
     """Of a cubin with one kernel; the most of all where there are several. ValueError for what is none."""
     if cubin[:4] != b"\x7fELF":
         raise ValueError("not a cubin: it does not begin as an ELF file does")
@@ -29,7 +29,7 @@ def resources(cubin: bytes) -> Resources:
             if attribute in found:
                 found[attribute].append(struct.unpack_from("<II", info, at)[1])
             at += value
-    return Resources(max(found[_REGISTERS]), max(found[_FRAME]))
+    return CompiledResources(max(found[_REGISTERS]), max(found[_FRAME]))
 
 
 def _section(cubin: bytes, name: bytes) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from graphfuse.base import rounding
 from graphfuse.base.dtypes import data_type
-from graphfuse.op_graph.ir import Graph, Tensor, TensorId
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, TensorId
 
 _PLACE = {
     data_type.FLOAT: 2.0**-23,
@@ -21,7 +21,7 @@ _BESIDE = 0.02
 """How many elements may round to the neighbour of what the reference rounds to: those that lie between the two."""
 
 
-def inputs(torch, graph: Graph, seed: int) -> dict[TensorId, object]:
+def inputs(torch, graph: FrozenGraph, seed: int) -> dict[TensorId, object]:
     """A value for each tensor that execute is given, as its type has it, in float64."""
     made: dict[TensorId, object] = {}
     generator = torch.Generator().manual_seed(seed)
@@ -41,13 +41,13 @@ def inputs(torch, graph: Graph, seed: int) -> dict[TensorId, object]:
     return made
 
 
-def _classes(graph: Graph, t: Tensor) -> int:
+def _classes(graph: FrozenGraph, t: FrozenTensor) -> int:
     """Integers are numbers of elements in a row of what they are read beside."""
     beside = [graph.tensors[o] for i in graph.consumers.get(t.id, ()) for _, o in graph.nodes[i].inputs if o != t.id]
     return max(1, min((o.dim[-1] for o in beside if o.dim[-1] > 1), default=2))
 
 
-def evaluated(torch, graph: Graph, given: Mapping[TensorId, object], wide: bool) -> dict[TensorId, object]:
+def evaluated(torch, graph: FrozenGraph, given: Mapping[TensorId, object], wide: bool) -> dict[TensorId, object]:
     """Every tensor's value in float64. wide: each node computes in float64, not in its compute type. What is stored or
     declared to be rounded is, but for what the graph writes, which stays as computed."""
     values = dict(given)
@@ -67,7 +67,7 @@ def evaluated(torch, graph: Graph, given: Mapping[TensorId, object], wide: bool)
 
 
 def difference(
-    torch, graph: Graph, t: Tensor, found: object, wide: object, near: object, tolerance: float
+    torch, graph: FrozenGraph, t: FrozenTensor, found: object, wide: object, near: object, tolerance: float
 ) -> str | None:
     """How `found` is not the tensor's value; None where it is.
 
@@ -99,17 +99,17 @@ def difference(
     )
 
 
-def _made(graph: Graph) -> list[tuple[str, TensorId]]:
+def _made(graph: FrozenGraph) -> list[tuple[str, TensorId]]:
     return [output for node in graph.nodes for output in node.outputs]
 
 
-def _in_steps(graph: Graph, t: Tensor) -> bool:
+def _in_steps(graph: FrozenGraph, t: FrozenTensor) -> bool:
     """Whether values lie so far apart that only equality can be asked for: FP4, scales, and what is divided by them."""
     quantized = graph.nodes[graph.producer[t.id]].op_name == "block_scale_quantize"
     return quantized or t.dtype.bits < 8 or t.dtype is data_type.FP8_E8M0
 
 
-def _told(torch, t: Tensor, found: object, stored: object, wrong: object, share: float) -> str | None:
+def _told(torch, t: FrozenTensor, found: object, stored: object, wrong: object, share: float) -> str | None:
     count = int(wrong.sum())
     if count <= max(share * t.elements, 1 if share else 0):
         return None

@@ -2,14 +2,14 @@
 
 from graphfuse.base import reordering, rounding
 from graphfuse.base.enums import tensor_reordering
-from graphfuse.op_graph.ir import Tensor
+from graphfuse.op_graph.ir import FrozenTensor
 from graphfuse.runtime.storage import storage
 
 POISON = 0xFF
 """A byte of memory that nobody wrote: NaN in every type that has one."""
 
 
-def stored(torch, t: Tensor, values: object | None) -> bytes:
+def stored(torch, t: FrozenTensor, values: object | None) -> bytes:
     """The bytes of `t` with these values (float64), or none yet. Gaps are POISON."""
     memory = torch.full((t.nbytes,), POISON, dtype=torch.uint8)
     if values is not None and t.elements:
@@ -22,7 +22,7 @@ def stored(torch, t: Tensor, values: object | None) -> bytes:
     return memory.numpy().tobytes()
 
 
-def loaded(torch, t: Tensor, content: bytes) -> object:
+def loaded(torch, t: FrozenTensor, content: bytes) -> object:
     """The values of `t` in float64."""
     if not t.elements:
         return torch.empty(t.dim, dtype=torch.float64)
@@ -35,7 +35,7 @@ def loaded(torch, t: Tensor, content: bytes) -> object:
     return rounding.decode(torch, coded, t.dtype, torch.float64).movedim(-1, axis)
 
 
-def written_between(torch, t: Tensor, content: bytes) -> int:
+def written_between(torch, t: FrozenTensor, content: bytes) -> int:
     """How many bytes that belong to no element of `t` were written."""
     if not t.elements or t.reordering is not tensor_reordering.NONE or t.dtype.bits < 8:
         return 0
@@ -45,12 +45,12 @@ def written_between(torch, t: Tensor, content: bytes) -> int:
     return int((memory[gap] != POISON).sum())
 
 
-def _axis(t: Tensor) -> int:
+def _axis(t: FrozenTensor) -> int:
     """The axis along which elements share bytes; the last where none do."""
     return t.packed_axis if t.dtype.bits < 8 else -1
 
 
-def _view(torch, t: Tensor, memory: object) -> object:
+def _view(torch, t: FrozenTensor, memory: object) -> object:
     """A torch tensor over the bytes, of FP4 the pairs."""
     stored = storage(t)
     whole = memory if t.dtype.bits < 8 else memory.view(getattr(torch, t.dtype.facts.torch))

@@ -10,7 +10,7 @@ from graphfuse.contract.match import Pattern
 from graphfuse.op_graph.ir import Subgraph
 from graphfuse.planning import registry as plugins
 from graphfuse.planning.registry import Registry
-from graphfuse.testing.drawing import Drawing, drawings, given
+from graphfuse.testing.drawing import SampleGraph, drawings, given
 
 REFERENCE = "reference"
 
@@ -22,7 +22,7 @@ class Subject:
     name: str
     registry: Registry
     engines: tuple[Engine, ...]
-    drawings: tuple[Drawing, ...]
+    drawings: tuple[SampleGraph, ...]
 
 
 def subject_of(what: object, graphs: Sequence[pygraph]) -> Subject:
@@ -49,7 +49,7 @@ def subject_of(what: object, graphs: Sequence[pygraph]) -> Subject:
     return Subject(name, _strict(patterns, known.engines), checked, bases)
 
 
-def _drawn(patterns: Sequence[Pattern]) -> Iterator[Drawing]:
+def _drawn(patterns: Sequence[Pattern]) -> Iterator[SampleGraph]:
     for pattern in patterns:
         yield from drawings(pattern)
 

@@ -12,7 +12,7 @@ from graphfuse.contract.engine import Engine
 from graphfuse.planning import plan
 from graphfuse.planning.plan import Part
 from graphfuse.testing.subject import REFERENCE, Subject
-from graphfuse.testing.variants import Case
+from graphfuse.testing.variants import CheckCase
 
 _MODES = (heur_mode.B, heur_mode.OPENSOURCE, heur_mode.A, heur_mode.FALLBACK)
 """The widest first: B proposes most knobs."""
@@ -22,7 +22,7 @@ _MODES = (heur_mode.B, heur_mode.OPENSOURCE, heur_mode.A, heur_mode.FALLBACK)
 class Taken:
     """A case with the part of its plan that the engine under test runs."""
 
-    case: Case
+    case: CheckCase
     part: Part
     device: Device
 
@@ -39,7 +39,7 @@ class Taken:
         return max(t.span for t in self.case.graph.tensors)
 
 
-def taken(subject: Subject, case: Case, device: Device, declined: Counter) -> Iterator[Taken]:
+def taken(subject: Subject, case: CheckCase, device: Device, declined: Counter) -> Iterator[Taken]:
     """For each engine the parts it would run with the knobs it proposes first, and with others that it proposes.
 
     declined: counts the reasons of engines that take nothing of the case. PluginError as planning raises it.

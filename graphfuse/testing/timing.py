@@ -9,7 +9,7 @@ from graphfuse.runtime.record import gpu_needed
 from graphfuse.testing.subject import Subject
 from graphfuse.testing.taken import Taken, taken
 from graphfuse.testing.valued import ValuedGraph
-from graphfuse.testing.variants import Case, resized
+from graphfuse.testing.variants import CheckCase, resized
 from graphfuse.tuning.workbench import Workbench
 
 SIZES = ((1024, 1024), (8192, 4096), (32768, 8192))
@@ -30,7 +30,7 @@ def timed(torch, subject: Subject) -> Iterator[str]:
     for size in SIZES:
         for drawing in subject.drawings:
             graph = resized(drawing.graph, size)
-            found = [] if graph is None else list(taken(subject, Case(drawing.name, graph, ()), here, Counter()))
+            found = [] if graph is None else list(taken(subject, CheckCase(drawing.name, graph, ()), here, Counter()))
             if found:
                 yield _line(torch, found[0])
                 break

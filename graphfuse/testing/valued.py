@@ -1,26 +1,26 @@
 """A graph with values for its inputs: what memory holds before an engine's work, and what is wrong with it after."""
 
-from graphfuse.op_graph.ir import Graph, Tensor
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor
 from graphfuse.testing import reference, storage
 
 
 class ValuedGraph:
     """given: the inputs' values. near, wide: every tensor's, as computed in the nodes' types and in float64."""
 
-    def __init__(self, torch, graph: Graph, seed: int):
+    def __init__(self, torch, graph: FrozenGraph, seed: int):
         self._torch, self._graph = torch, graph
         self.given = reference.inputs(torch, graph, seed)
         self.wide, self.near = (reference.evaluated(torch, graph, self.given, w) for w in (True, False))
 
-    def memory(self, t: Tensor, known: bool) -> bytes:
+    def memory(self, t: FrozenTensor, known: bool) -> bytes:
         """The bytes of a tensor, with its values if they are `known`."""
         return storage.stored(self._torch, t, self.near[t.id] if known else None)
 
-    def number(self, t: Tensor) -> float:
+    def number(self, t: FrozenTensor) -> float:
         """The value of a tensor that is passed by value."""
         return float(self.near[t.id].reshape(-1)[0])
 
-    def fault(self, t: Tensor, content: bytes, tolerance: float, shared: bool = False) -> str | None:
+    def fault(self, t: FrozenTensor, content: bytes, tolerance: float, shared: bool = False) -> str | None:
         """What is wrong with a tensor of these bytes; None if nothing is. shared: another tensor is in its gaps."""
         between = 0 if shared else storage.written_between(self._torch, t, content)
         if between:

@@ -13,10 +13,10 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph import verify
-from graphfuse.op_graph.ir import Graph, Tensor, TensorId, packed_stride
-from graphfuse.testing.drawing import Drawing
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, TensorId, packed_stride
+from graphfuse.testing.drawing import SampleGraph
 
-Variation = Callable[[Graph], "Graph | None"]
+Variation = Callable[[FrozenGraph], "FrozenGraph | None"]
 
 PLAIN, SIZES, LAYOUT, TYPES, ROUNDING, COMPUTE, SCALARS = (
     "as given",
@@ -40,15 +40,15 @@ MOST_ELEMENTS = 1 << 15
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckCase:
     """A problem to look at. aspects: of ASPECTS."""
 
     name: str
-    graph: Graph
+    graph: FrozenGraph
     aspects: tuple[str, ...]
 
 
-def cases(drawing: Drawing, count: int, seed: int) -> Iterator[Case]:
+def cases(drawing: SampleGraph, count: int, seed: int) -> Iterator[CheckCase]:
     """One variant of each kind, then `count` that combine kinds at random."""
     kinds = _kinds(drawing.graph)
     small = resized(drawing.graph, _SMALL)
@@ -65,8 +65,8 @@ def cases(drawing: Drawing, count: int, seed: int) -> Iterator[Case]:
         yield from _case(drawing, drawing.graph, chosen)
 
 
-def _case(drawing: Drawing, graph: Graph, chosen: Mapping[str, tuple[str, Variation]]) -> Iterator[Case]:
-    varied: Graph | None = graph
+def _case(drawing: SampleGraph, graph: FrozenGraph, chosen: Mapping[str, tuple[str, Variation]]) -> Iterator[CheckCase]:
+    varied: FrozenGraph | None = graph
     for _, vary in chosen.values():
         varied = None if varied is None else vary(varied)
     if varied is None or max(t.span for t in varied.tensors) > MOST_ELEMENTS:
@@ -77,10 +77,10 @@ def _case(drawing: Drawing, graph: Graph, chosen: Mapping[str, tuple[str, Variat
         return
     shapes = ", ".join(f"{t.name} {t.dtype.name} {list(t.dim)}" for t in varied.bound)
     how = "; ".join(name for name, _ in chosen.values())
-    yield Case(f"{drawing.name}: {how} [{shapes}]", varied, tuple(chosen))
+    yield CheckCase(f"{drawing.name}: {how} [{shapes}]", varied, tuple(chosen))
 
 
-def _kinds(graph: Graph) -> Mapping[str, Mapping[str, Variation]]:
+def _kinds(graph: FrozenGraph) -> Mapping[str, Mapping[str, Variation]]:
     """By aspect, the variations of this graph by name."""
     arrays = [t for t in graph.bound if not t.by_value]
     wide = [t for t in arrays if t.elements > 1 and t.reordering is tensor_reordering.NONE]
@@ -111,7 +111,7 @@ def _kinds(graph: Graph) -> Mapping[str, Mapping[str, Variation]]:
     }
 
 
-def resized(graph: Graph, extents: Sequence[int]) -> Graph | None:
+def resized(graph: FrozenGraph, extents: Sequence[int]) -> FrozenGraph | None:
     """Each extent above 1 replaced wherever it stands: that of last axes by the last of `extents`, others by the first.
 
     Where the ops do not follow, because an attribute holds an extent, there is no such variant.
@@ -141,14 +141,14 @@ def resized(graph: Graph, extents: Sequence[int]) -> Graph | None:
     return replace(graph, tensors=tuple(tensors), nodes=tuple(nodes))
 
 
-def _packed_like(t: Tensor, dim: tuple[int, ...]) -> tuple[int, ...]:
+def _packed_like(t: FrozenTensor, dim: tuple[int, ...]) -> tuple[int, ...]:
     """Strides without gaps, in the order of the tensor's own; of extents of 1 it says nothing."""
     told = [axis for axis in range(len(dim)) if t.dim[axis] != 1 and t.stride[axis]]
     ranked = iter(sorted(told, key=lambda axis: (-t.stride[axis], axis)))
     return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
 
 
-def _padded(t: Tensor) -> tuple[int, ...]:
+def _padded(t: FrozenTensor) -> tuple[int, ...]:
     order = sorted(range(len(t.dim)), key=lambda axis: (-t.stride[axis], axis))
     stride, step = [0] * len(order), 1
     for number, axis in enumerate(reversed(order)):
@@ -157,24 +157,24 @@ def _padded(t: Tensor) -> tuple[int, ...]:
     return tuple(stride)
 
 
-def _reversed(t: Tensor) -> tuple[int, ...]:
+def _reversed(t: FrozenTensor) -> tuple[int, ...]:
     return packed_stride(t.dim, list(reversed(range(len(t.dim)))))
 
 
-_LAYOUTS: Mapping[str, Callable[[Tensor], tuple[int, ...]]] = {
+_LAYOUTS: Mapping[str, Callable[[FrozenTensor], tuple[int, ...]]] = {
     "gaps between rows of": _padded,
     "column-major": _reversed,
 }
 
 
-def _relaid(graph: Graph, which: frozenset[TensorId], how: str) -> Graph | None:
+def _relaid(graph: FrozenGraph, which: frozenset[TensorId], how: str) -> FrozenGraph | None:
     changed = {t: replace(graph.tensors[t], stride=_LAYOUTS[how](graph.tensors[t])) for t in which}
     if all(changed[t].stride == graph.tensors[t].stride for t in which):
         return None
     return _with(graph, changed)
 
 
-def _may_be_retyped(graph: Graph, t: Tensor) -> bool:
+def _may_be_retyped(graph: FrozenGraph, t: FrozenTensor) -> bool:
     if t.dtype.bits < 8 or t.reordering is not tensor_reordering.NONE:
         return False
     for node in graph.nodes:
@@ -184,19 +184,19 @@ def _may_be_retyped(graph: Graph, t: Tensor) -> bool:
     return True
 
 
-def _retyped(graph: Graph, to: Mapping[TensorId, data_type]) -> Graph | None:
+def _retyped(graph: FrozenGraph, to: Mapping[TensorId, data_type]) -> FrozenGraph | None:
     if all(graph.tensors[t].dtype is d for t, d in to.items()):
         return None
     return _with(graph, {t: replace(graph.tensors[t], dtype=d) for t, d in to.items()})
 
 
-def _rounded(graph: Graph, to: data_type) -> Graph:
+def _rounded(graph: FrozenGraph, to: data_type) -> FrozenGraph:
     """As with intermediate_rounding "declared"."""
     virtual = (t for t in graph.tensors if t.virtual and t.dtype.is_float)
     return _with(graph, {t.id: replace(t, dtype=to) for t in virtual})
 
 
-def _computing(graph: Graph, to: data_type) -> Graph:
+def _computing(graph: FrozenGraph, to: data_type) -> FrozenGraph:
     carried = {t: n.compute for n in graph.nodes for _, t in n.outputs if graph.tensors[t].virtual}
     unrounded = [t for t, compute in carried.items() if graph.tensors[t].dtype is compute]
     varied = _with(graph, {t: replace(graph.tensors[t], dtype=to) for t in unrounded})
@@ -210,10 +210,10 @@ _SCALARS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def _scalar(graph: Graph, which: TensorId, how: str) -> Graph | None:
+def _scalar(graph: FrozenGraph, which: TensorId, how: str) -> FrozenGraph | None:
     changed = replace(graph.tensors[which], **_SCALARS[how])
     return None if changed == graph.tensors[which] else _with(graph, {which: changed})
 
 
-def _with(graph: Graph, changed: Mapping[TensorId, Tensor]) -> Graph:
+def _with(graph: FrozenGraph, changed: Mapping[TensorId, FrozenTensor]) -> FrozenGraph:
     return replace(graph, tensors=tuple(changed.get(t.id, t) for t in graph.tensors))

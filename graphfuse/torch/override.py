@@ -39,7 +39,7 @@ class _Declined(Exception):
 
 
 @dataclass
-class Report:
+class OverrideReport:
     """Where calls went while an override held. Prints as a table.
 
     graphfuse: numbers of calls by operator. torch: by operator and reason.
@@ -63,9 +63,9 @@ class Override:
 
     def __init__(self, devices: tuple[str, ...]):
         self._devices = devices
-        self.report = Report()
+        self.report = OverrideReport()
 
-    def __enter__(self) -> Report:
+    def __enter__(self) -> OverrideReport:
         _installed.add(self)
         return self.report
 
@@ -164,7 +164,7 @@ class _Installed:
         self._note(device, lambda r: r.graphfuse.update([name]))
         return made
 
-    def _note(self, device: str, note: Callable[[Report], None]) -> None:
+    def _note(self, device: str, note: Callable[[OverrideReport], None]) -> None:
         with self._lock:
             for one in dict.fromkeys(self._open):
                 if device in one._devices:

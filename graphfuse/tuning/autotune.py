@@ -15,9 +15,9 @@ from graphfuse.planning.plan import Part, Plan
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime import record
 from graphfuse.tables import store
-from graphfuse.tables.entry import Entry, Source, Timed
+from graphfuse.tables.entry import Source, Timed, TunedEntry
 from graphfuse.tables.tunings import arch, said
-from graphfuse.tuning.report import BEST, PartReport, Report, Trial
+from graphfuse.tuning.report import BEST, PartReport, Trial, TuningReport
 from graphfuse.tuning.search import search
 from graphfuse.tuning.workbench import Workbench, reference, tunable
 
@@ -30,7 +30,7 @@ def autotune(
     time_budget: float,
     file: Path | None = None,
     origin: str = "user",
-) -> Report:
+) -> TuningReport:
     """Tune each kernel of the selected plan (or the first allowed one) with the others as they are.
 
     Reads the tensors of the variant pack and writes none. The winners are kept in `file`
@@ -70,7 +70,7 @@ def autotune(
     file = file or store.user_file(device)
     kept = bool(entries) and store.add(file, entries)
     planner.adopt(plan.assemble(planner.graph, parts, device, needs))
-    return Report(device.name, tuple(t.report for t in tuned), time.monotonic() - began, file if kept else None)
+    return TuningReport(device.name, tuple(t.report for t in tuned), time.monotonic() - began, file if kept else None)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _Tuned:
     def fits(self, other: Part) -> bool:
         return other.engine is self.part.engine and other.engine.problem(other.facts) == self.problem
 
-    def entry(self, made: Source) -> Entry:
+    def entry(self, made: Source) -> TunedEntry:
         return entry_of(self.part.engine, self.problem, self.trials, made)
 
     def applied(self, part: Part, made: Source, allowed: Callable[[object, int], bool]) -> tuple[Part, int]:
@@ -163,12 +163,12 @@ def _environment() -> dict[str, object]:
     return record.environment(record.CHECKOUT)
 
 
-def entry_of(engine: Engine, problem: ProblemClass, trials: tuple[Trial, ...], source: Source) -> Entry:
+def entry_of(engine: Engine, problem: ProblemClass, trials: tuple[Trial, ...], source: Source) -> TunedEntry:
     """What is kept of a search: the winner and, for the user, what else was timed. A table that
     comes with the engine has the winner alone."""
     best, *others = (t for t in trials if t.time)
     timed = tuple(Timed(t.knobs, round(t.time.median, 3)) for t in others if source.origin == "user")
-    entry = Entry(source, engine.name, problem.key, problem.rows, best.knobs, round(best.time.median, 3))
+    entry = TunedEntry(source, engine.name, problem.key, problem.rows, best.knobs, round(best.time.median, 3))
     return replace(entry, others=timed)
 
 

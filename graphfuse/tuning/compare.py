@@ -3,7 +3,7 @@
 from graphfuse.base import reordering
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
-from graphfuse.op_graph.ir import Subgraph, Tensor
+from graphfuse.op_graph.ir import FrozenTensor, Subgraph
 from graphfuse.runtime.storage import storage
 
 STEPS = 1
@@ -34,7 +34,7 @@ def rounded_between(subgraph: Subgraph) -> int:
     return sum(t.dtype in _STEPPED and bool(inside & set(graph.consumers.get(t.id, ()))) for t in made)
 
 
-def difference(torch, tensor: Tensor, got, want, rounded: int = 0) -> str | None:
+def difference(torch, tensor: FrozenTensor, got, want, rounded: int = 0) -> str | None:
     """What is wrong with `got`, in words; None if nothing is.
 
     got, want: the bytes of the tensor (uint8, one axis), as far as its strides reach. rounded: values on the way that

@@ -36,7 +36,7 @@ class PartReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class TuningReport:
     """What ``autotune`` did. stored: the file that has the winners now, None if nothing was kept.
     seconds: what it took. Prints as a table."""
 

@@ -48,7 +48,7 @@ class Workbench:
         if prepared.workspace_bytes > self._scratch.numel():
             self._scratch = torch.zeros(prepared.workspace_bytes, dtype=torch.uint8, device=self.device.memory)
         scratch, touched = self._scratch, [self._tensors[t] for t in self._sets[0]]
-        start = fastcall.start(touched, {}, self._scalars, [fastcall.Part(prepared.freeze(False))])
+        start = fastcall.start(touched, {}, self._scalars, [fastcall.FrozenPart(prepared.freeze(False))])
 
         def call(one: Mapping[TensorId, object]) -> Callable[[], None]:
             places = [values.data_ptr() for values in one.values()]

@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from graphfuse.emulator.kernel import Launcher
+from graphfuse.emulator.kernel import EmulatedLauncher
 from support.many_calls import Calls, by_threads, growth
 
 pytestmark = pytest.mark.emulate
@@ -22,12 +22,12 @@ def test_threads(calls):
 
 def test_wrong_bits_are_found(calls, monkeypatch):
     """Once in a while a thread's arguments are another's."""
-    launch, number = Launcher.launch, iter(range(1_000_000))
+    launch, number = EmulatedLauncher.launch, iter(range(1_000_000))
 
     def sometimes(self, config, function, memory, extra):
         return 0 if next(number) % 50 == 49 else launch(self, config, function, memory, extra)
 
-    monkeypatch.setattr(Launcher, "launch", sometimes)
+    monkeypatch.setattr(EmulatedLauncher, "launch", sometimes)
     with pytest.raises(AssertionError):
         by_threads(Calls.of("cpu", 136, rows=200), threads=4, each=40, most=20)
 

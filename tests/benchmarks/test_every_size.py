@@ -39,7 +39,7 @@ def test_every_ranking_chooses_legal_knobs_and_the_engines_is_its_own(size):
 def test_waves_count_where_an_sm_has_room_for_one_cta():
     """343 rows of 132 SMs: a CTA of 512 threads and 18416 columns leaves no room for another one."""
     (part,) = Size(343, 18416, "fp8_e4m3").plans(DEVICE)[0].parts
-    facts, split = part.facts, every_size.RowSplit.of(part.facts)
+    facts, split = part.facts, every_size.ByRowSplit.of(part.facts)
     one = every_size.ByRowKnobs(512, 512, 1, 1, 1)
     assert every_size.resident(split, one) == 1 and every_size.ctas(facts, one) == 343
     model = every_size.cost(split, one, DEVICE)

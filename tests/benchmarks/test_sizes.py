@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import record, sizes, tuning
 from graphfuse.cli import app
-from graphfuse.tables.entry import Entry, Source
+from graphfuse.tables.entry import Source, TunedEntry
 
 SIZES = (*sizes.seeds(), *sizes.off_the_table())
 
@@ -63,5 +63,5 @@ def test_without_a_gpu_it_says_so():
 def test_what_is_tuned_is_known_again():
     part, other = (sizes.Size(r, 64, "bf16").plans(for_arch("sm_90a"))[0].parts[0] for r in (100, 101))
     problem = part.engine.problem(part.facts)
-    made = Entry(Source("user", "H200", "sm_90"), part.engine.name, problem.key, problem.rows, {})
+    made = TunedEntry(Source("user", "H200", "sm_90"), part.engine.name, problem.key, problem.rows, {})
     assert tuning.tuned(part, (made,)) and not tuning.tuned(other, (made,))

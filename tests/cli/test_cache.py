@@ -11,7 +11,7 @@ from graphfuse.base.errors import SettingError
 from graphfuse.emulator import store
 from graphfuse.runtime import cache as cubins
 from graphfuse.tables import store as tables
-from graphfuse.tables.entry import Entry, Source
+from graphfuse.tables.entry import Source, TunedEntry
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +21,8 @@ def unwarned(monkeypatch):
     monkeypatch.setattr(tables, "_warned", set())
 
 
-def tuned(rows: int) -> Entry:
-    return Entry(Source("user", "H200", "sm_90"), "rows", {"columns": 64}, rows, {"threads": 128})
+def tuned(rows: int) -> TunedEntry:
+    return TunedEntry(Source("user", "H200", "sm_90"), "rows", {"columns": 64}, rows, {"threads": 128})
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_two_at_once_leave_one_whole_file(cache):
     for t in threads:
         t.join()
     assert len(set(paths)) == 1 and len(paths) == 3
-    assert kernel.Kernel(str(paths[0]), "warp")
+    assert kernel.EmulatedKernel(str(paths[0]), "warp")
 
 
 def test_what_a_library_asks_for_is_looked_at_too(cache, compilations):
@@ -121,7 +121,7 @@ def test_what_a_library_asks_for_is_looked_at_too(cache, compilations):
     for damage in (lambda: machine.write_bytes(whole[:5000]), machine.unlink):
         damage()
         assert build(WARP.source(), "warp", Build.LIBRARY) == path
-        kernel.Kernel(str(path), "warp")
+        kernel.EmulatedKernel(str(path), "warp")
     assert len(compilations) - before == 2  # linked again, of the same object file
 
 
@@ -167,7 +167,7 @@ def test_an_entry_that_cannot_be_written_is_compiled_elsewhere(cache):
         elsewhere = build(WARP.source(), "warp", Build.LIBRARY)
         assert build(WARP.source(), "warp", Build.LIBRARY) == elsewhere
     assert [str(w.message).split(":")[0] for w in seen][1:] == ["compiled kernels are not kept"]
-    assert elsewhere.parent != cache and kernel.Kernel(str(elsewhere), "warp")
+    assert elsewhere.parent != cache and kernel.EmulatedKernel(str(elsewhere), "warp")
 
 
 def test_a_machine_without_room_is_one_error(monkeypatch, tmp_path):

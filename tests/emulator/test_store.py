@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from graphfuse.emulator import store
-from graphfuse.emulator.store import Store
+from graphfuse.emulator.store import LibraryStore
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def kept(monkeypatch, tmp_path):
     return store.cache()
 
 
-def used(kept: Store, name: str, ago: float) -> None:
+def used(kept: LibraryStore, name: str, ago: float) -> None:
     os.utime(kept.folder / name, (time.time() - ago,) * 2)
 
 
@@ -134,7 +134,7 @@ def test_what_a_dead_writer_left_goes_too(kept, monkeypatch):
 
 
 def _work(folder, seed: int) -> None:
-    kept = Store(folder)
+    kept = LibraryStore(folder)
     for i in range(60):
         name = f"{(seed + i) % 20}"
         found = kept.find(name)

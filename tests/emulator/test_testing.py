@@ -30,7 +30,7 @@ from graphfuse.contract.engine import HostEngine, No, NoKnobs
 from graphfuse.runtime import nvrtc, toolkit
 from graphfuse.runtime.record import no_gpu
 from graphfuse.testing import Report
-from graphfuse.testing.machine_code import Resources, resources
+from graphfuse.testing.machine_code import CompiledResources, resources
 from graphfuse.testing.subject import subject_of
 from graphfuse.testing.taken import taken
 from graphfuse.testing.variants import cases
@@ -120,7 +120,7 @@ def test_machine_code_is_read_as_cuobjdump_does(engine):
     for arch in ("sm_80", "sm_90a", "sm_120"):
         code = nvrtc.compile(engine().source(one.part.facts, one.part.knobs), arch, "kernel.cu")
         used = cubin.usage(code)
-        assert resources(code) == Resources(used["REG"], used["STACK"])
+        assert resources(code) == CompiledResources(used["REG"], used["STACK"])
 
 
 def _taken(engine):

@@ -12,7 +12,7 @@ from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.across import AcrossKnobs
 from graphfuse.engines.rows.across.legal import legal
-from graphfuse.engines.rows.across.split import RowSplit
+from graphfuse.engines.rows.across.split import AcrossSplit
 from support import graphs, oracle
 from support.channels import EPS, Channels
 from support.graphs import BF16, E4M3, FLOAT, HALF
@@ -26,8 +26,8 @@ def facts(problem: Channels):
     return Variant(problem, engine=ENGINE).facts()
 
 
-def split(problem: Channels) -> RowSplit:
-    return RowSplit.of(facts(problem))
+def split(problem: Channels) -> AcrossSplit:
+    return AcrossSplit.of(facts(problem))
 
 
 def run(problem: Channels, knobs: AcrossKnobs | None = None, pack=None) -> tuple[dict, dict]:

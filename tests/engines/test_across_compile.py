@@ -4,7 +4,7 @@ import pytest
 
 from graphfuse.base.device import for_arch
 from graphfuse.base.enums import heur_mode
-from graphfuse.engines.rows.across.split import RowSplit, available
+from graphfuse.engines.rows.across.split import AcrossSplit, available
 from graphfuse.runtime import nvrtc
 from support import cubin
 from support.variants import ACROSS
@@ -22,7 +22,7 @@ def test_no_proposed_knobs_spill(name):
     # How many registers a thread has, and for how many chunks it needs them, decide; one of each will do.
     tried = {}
     for knobs in engine.propose(facts, device, heur_mode.B):
-        split = RowSplit.of(facts)
+        split = AcrossSplit.of(facts)
         tried[available(knobs), split.steps(knobs), split.passes(knobs), knobs.groups] = knobs
     for knobs in tried.values():
         used = cubin.usage(nvrtc.compile(engine.source(facts, knobs), "sm_90a", "across.cu"))

@@ -211,7 +211,7 @@ def frozen(library, kind, workspace=0):
     )
     graph = kind({t.uid: ctypes.c_float for t in tensors if t.by_value})
     graph.uids = [t.uid for t in tensors]
-    built = plans.Built(Translation(graph, made.bound, made.by_value, made.constants), 3, 3, workspace)
+    built = plans.BuiltPlan(Translation(graph, made.bound, made.by_value, made.constants), 3, 3, workspace)
     return calls.frozen(library, low, built, handles.Handles(library, 0)), graph, low, uid
 
 

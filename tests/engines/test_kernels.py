@@ -8,9 +8,9 @@ import pytest
 import kernel_table
 from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
-from graphfuse.engines.rows.across.split import RowSplit as AcrossSplit
-from graphfuse.engines.rows.by_row.split import RowSplit
-from graphfuse.engines.rows.persistent.split import RowSplit as BackwardSplit
+from graphfuse.engines.rows.across.split import AcrossSplit as AcrossSplit
+from graphfuse.engines.rows.by_row.split import ByRowSplit
+from graphfuse.engines.rows.persistent.split import PersistentSplit as BackwardSplit
 from graphfuse.rows.steps import Join
 from support import cubin
 from support.variants import ACROSS, BACKWARD, TARGETS, VARIANTS
@@ -35,7 +35,7 @@ def test_kernel(name, arch, note):
     assert code.registers * variant.engine.launch(facts, knobs).block <= REGISTER_FILE
     (check_accesses_of_those_that_stay if name in BACKWARD else check_accesses)(code, variant.source(device))
     check_conversions(code, facts, arch)
-    split_of = AcrossSplit.of if name in ACROSS else BackwardSplit.of if name in BACKWARD else RowSplit.of
+    split_of = AcrossSplit.of if name in ACROSS else BackwardSplit.of if name in BACKWARD else ByRowSplit.of
     reductions = sum(len(facts.program.reductions(join)) for join in Join)
     check_shared_memory(code, split_of(facts).static_bytes(knobs), device, reductions)
     recorded, now = kernel_table.read().nvrtc, kernel_table.compiler()

@@ -19,7 +19,7 @@ from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
 from graphfuse.rows.steps import Join
 from graphfuse.tables import store
-from graphfuse.tables.entry import Entry, Source
+from graphfuse.tables.entry import Source, TunedEntry
 from graphfuse.tables.tunings import Tunings, said
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def test_a_table_names_its_engine_and_chip_and_planning_uses_all_of_it(path):
         assert (first.why, first.knobs) == (said(entry), knobs_from_dict(part.engine, entry.knobs))  # of its rows
 
 
-def identity(problem: ProblemClass | Entry) -> str:
+def identity(problem: ProblemClass | TunedEntry) -> str:
     return json.dumps([problem.key, problem.rows], sort_keys=True)
 
 
@@ -165,7 +165,7 @@ def backward(rows, *tuned, device=H200):
     """The plan's part for other rows than BACKWARD's, with a table for `tuned` rows, and the knobs in it."""
     source, key = Source("measured", "NVIDIA H200", "sm_90", "2026-11-21"), PART.engine.problem(PART.facts).key
     knobs = dict(zip(tuned, STAYING, strict=False))
-    table = (Entry(source, PART.engine.name, key, r, knobs_to_dict(k), 10.0) for r, k in knobs.items())
+    table = (TunedEntry(source, PART.engine.name, key, r, knobs_to_dict(k), 10.0) for r, k in knobs.items())
     (part,) = parts(replace(BACKWARD, rows=rows).graph(), device, Tunings(first_party=tuple(table)))
     return part, knobs
 

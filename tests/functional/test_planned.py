@@ -157,7 +157,7 @@ def test_functions_have_the_knobs_that_were_tuned_for_their_benches(name, rows, 
     made = call(name, (rows, 7168))
     arguments = made.tensors | made.options
     f = _declared(made.function)
-    (part,) = calls.Call.of(
+    (part,) = calls.AcceptedCall.of(
         f, {n: arguments.get(n, f.defaults.get(n)) for n in f.parameters}
     ).planned.problem.plan.parts
     tuned = name != "rmsnorm"

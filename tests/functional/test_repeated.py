@@ -13,7 +13,7 @@ from graphfuse.functional import problem
 from graphfuse.functional.problem import plan
 from graphfuse.planning import registry as plugins
 from graphfuse.tables import store
-from graphfuse.tables.entry import Entry, Source
+from graphfuse.tables.entry import Source, TunedEntry
 from support import toys
 from support.functional_calls import NAMES, WITH_EPS, Tensors, call, check
 
@@ -104,9 +104,9 @@ def test_repeated_calls_are_like_first_ones():
     assert problems
 
 
-def entry(number: int) -> Entry:
+def entry(number: int) -> TunedEntry:
     """One of another engine: that something is tuned is all that counts here."""
-    return Entry(Source("user", "a device", "sm_90"), "nobody", {"number": number}, 1, {})
+    return TunedEntry(Source("user", "a device", "sm_90"), "nobody", {"number": number}, 1, {})
 
 
 def test_problems_are_planned_anew_when_something_is_tuned(tmp_path):

@@ -14,7 +14,7 @@ from graphfuse import VariantPackError, functional
 from graphfuse.base.errors import KernelFaultError
 from graphfuse.contract.row_counts import row_class
 from graphfuse.emulator import kernel
-from graphfuse.emulator.kernel import Launcher
+from graphfuse.emulator.kernel import EmulatedLauncher
 from graphfuse.functional import call as calls
 from graphfuse.functional import problem
 from graphfuse.tables import store
@@ -47,7 +47,7 @@ def planned(monkeypatch):
 @pytest.fixture
 def no_long_way(monkeypatch):
     """no_long_way(): from now on every call takes a fast path that is there already."""
-    return lambda: monkeypatch.setattr(calls.Call, "of", lambda *_: pytest.fail("the long way"))
+    return lambda: monkeypatch.setattr(calls.AcceptedCall, "of", lambda *_: pytest.fail("the long way"))
 
 
 def made_of(name: str, rows: int, seed: int = 0):
@@ -203,8 +203,8 @@ def test_rows_that_do_not_fit_into_each_others_gaps(behind):
 @pytest.fixture
 def launchers(monkeypatch):
     """The launchers that are made from now on."""
-    found, init = [], Launcher.__init__
-    monkeypatch.setattr(Launcher, "__init__", lambda self, *a: found.append(self) or init(self, *a))
+    found, init = [], EmulatedLauncher.__init__
+    monkeypatch.setattr(EmulatedLauncher, "__init__", lambda self, *a: found.append(self) or init(self, *a))
     return found
 
 
@@ -218,14 +218,14 @@ def test_one_block_serves_all_calls_of_a_thread(launchers):
 
 
 def test_an_error_of_a_start_leaves_later_calls_right(monkeypatch):
-    weight, launch, fails = torch.randn(COLUMNS), Launcher.launch, []
+    weight, launch, fails = torch.randn(COLUMNS), EmulatedLauncher.launch, []
 
     def may_fail(self, *arguments):
         if fails:
             raise KernelFaultError(fails.pop())
         return launch(self, *arguments)
 
-    monkeypatch.setattr(Launcher, "launch", may_fail)
+    monkeypatch.setattr(EmulatedLauncher, "launch", may_fail)
     for rows in (5, 5, 7, 5):
         x = torch.randn(rows, COLUMNS)
         fails.append("planted")
@@ -247,7 +247,7 @@ def test_classes_are_planned_anew_when_something_is_tuned(planned, monkeypatch):
 
 def test_memory_does_not_grow_with_row_counts(monkeypatch):
     """Nothing is kept of a number of rows, or of an address."""
-    monkeypatch.setattr(Launcher, "launch", lambda *_: 0)
+    monkeypatch.setattr(EmulatedLauncher, "launch", lambda *_: 0)
     functional.rmsnorm.problems.clear()
     weight, counts = torch.randn(8), shuffled(range(1, 4097))
 

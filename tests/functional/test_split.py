@@ -9,7 +9,7 @@ import torch
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.functional.layout import ALIGNMENT, Layout
-from graphfuse.functional.split import Kind, Split, split
+from graphfuse.functional.split import CountKind, CountSplit, split
 from graphfuse.functional.tensor_parameter import (
     TensorParameter,
     blocks,
@@ -34,7 +34,7 @@ def laid(shape, stride=None) -> Layout:
     return Layout(torch.float32, data_type.FLOAT, tuple(shape), tuple(stride), torch.device("cpu"), ALIGNMENT)
 
 
-def of(arguments=PLAIN, **layouts: Layout) -> Split:
+def of(arguments=PLAIN, **layouts: Layout) -> CountSplit:
     return split(arguments, layouts)
 
 
@@ -46,7 +46,7 @@ def offsets(t: Layout) -> list[int]:
     return found
 
 
-def simple(shape, stride=None, weight=None, out=None) -> Split:
+def simple(shape, stride=None, weight=None, out=None) -> CountSplit:
     return of(x=laid(shape, stride), weight=laid(weight or shape[-1:]), out=laid(shape, out))
 
 
@@ -65,7 +65,7 @@ def test_packed_rows_are_counted(shape):
     found = simple(shape)
     assert (found.leading, found.count) == SHAPES[shape]
     if found.leading:
-        assert found.kinds == {"x": Kind.COUNTED, "weight": Kind.FIXED, "out": Kind.COUNTED}
+        assert found.kinds == {"x": CountKind.COUNTED, "weight": CountKind.FIXED, "out": CountKind.COUNTED}
         assert found.tail("x") == (8,) and found.tail("weight") == (8,) and found.row_stride("x") == 8
 
 
@@ -95,7 +95,7 @@ def test_heads_with_weights_of_their_own_are_not_counted():
 
 def test_one_weight_for_each_row_is_counted_with_it():
     found = simple((3, 8), weight=(3, 8))
-    assert (found.leading, found.count) == (1, 3) and {*found.kinds.values()} == {Kind.COUNTED}
+    assert (found.leading, found.count) == (1, 3) and {*found.kinds.values()} == {CountKind.COUNTED}
     assert {t.shape for _, t in found.at(5)} == {(5, 8)}
 
 
@@ -132,7 +132,7 @@ def test_a_first_extent_that_grows(seed):
     layouts = random_layouts(seed)
     found = of(**layouts)
     for name, t in layouts.items():
-        if found.kinds[name] is not Kind.COUNTED:
+        if found.kinds[name] is not CountKind.COUNTED:
             continue
         assert found.can_grow(name) or t.shape[0] == 1
         for first in (1, 2, 5) if found.can_grow(name) else ():
@@ -167,7 +167,9 @@ def test_scales_in_rows_are_counted_and_in_tiles_sized(leading):
     count = torch.Size(leading).numel()
     given = {"x": laid((*leading, 16)), "scale": laid((*leading, 4)), "tiles": laid((tiles_of(count),))}
     found = of(QUANTIZED, **given)
-    assert found.count == count and found.kinds["scale"] is Kind.COUNTED and found.kinds["tiles"] is Kind.SIZED
+    assert (
+        found.count == count and found.kinds["scale"] is CountKind.COUNTED and found.kinds["tiles"] is CountKind.SIZED
+    )
     for other in (1, 127, 128, 129, 1000):
         assert found.extents("tiles", other) == ((tiles_of(other),), (1,))
         assert dict(found.at(other))["tiles"].shape == (tiles_of(other),)
@@ -182,7 +184,7 @@ def test_tiles_in_their_other_shape():
 def test_one_value_for_each_row():
     arguments = (X, TensorParameter("inverse", FLOAT, rows("x")))
     found = of(arguments, x=laid((2, 3, 8)), inverse=laid((2, 3, 1)))
-    assert found.leading == 2 and found.kinds["inverse"] is Kind.COUNTED
+    assert found.leading == 2 and found.kinds["inverse"] is CountKind.COUNTED
     assert dict(found.at(7))["inverse"].shape == (7, 1)
     found = of(arguments, x=laid((2, 3, 8)), inverse=laid((2, 3, 1), (6, 1, 1)))
     assert found.leading == 1  # they lie otherwise

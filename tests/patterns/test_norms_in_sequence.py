@@ -12,7 +12,7 @@ from graphfuse.contract.engine import No
 from graphfuse.emulator.compiler import Build
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs
-from graphfuse.engines.rows.by_row.split import RowSplit
+from graphfuse.engines.rows.by_row.split import ByRowSplit
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import plan
@@ -112,7 +112,7 @@ def test_rows_that_are_read_again(kind):
     case, rows, columns = KINDS[kind], 2, 65536
     graph, pack = case.graph(rows, columns), case.pack(rows, columns)
     planned = Planned(graph, pack, ByRowKnobs(1024, 1024))
-    assert not RowSplit.of(planned.part.facts).resident(planned.part.knobs)
+    assert not ByRowSplit.of(planned.part.facts).resident(planned.part.knobs)
     planned.run()
     case.hold(pack)
 
@@ -194,14 +194,14 @@ def proposed(case: Sandwich, rows: int, columns: int):
 
 def test_what_is_held_of_a_row_is_what_was_read_and_then_the_sum_as_it_is_rounded():
     (part, *_) = proposed(Sandwich(), 4096, 5376)
-    made, program = RowSplit.of(part.facts).plan(part.knobs), part.facts.program
+    made, program = ByRowSplit.of(part.facts).plan(part.knobs), part.facts.program
     (total,) = (Chain(k) for k, step in enumerate(program.steps) if step.op_name == "add")
     assert [view.name for view in program.inputs] == ["x", "before", "residual", "after"]
     assert made.kept == ((), (Load(0),), (total,)) and made.held_bytes == 2
     assert [made.reads(phase, rows=True) for phase in made.phases] == [(0,), (2,), ()]
     assert [[s.view.name for _, s in program.stored_in(p)] for p in made.phases] == [[], ["sum"], ["y"]]
     (part, *_) = proposed(KINDS["sum between"], 4096, 5376)
-    assert RowSplit.of(part.facts).plan(part.knobs).held_bytes == 4  # the sum, unrounded
+    assert ByRowSplit.of(part.facts).plan(part.knobs).held_bytes == 4  # the sum, unrounded
 
 
 @pytest.mark.some(1)

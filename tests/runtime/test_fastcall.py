@@ -27,9 +27,9 @@ from graphfuse.contract.engine import (
     Scratch,
 )
 from graphfuse.contract.row_counts import row_class
-from graphfuse.op_graph.ir import Tensor
+from graphfuse.op_graph.ir import FrozenTensor
 from graphfuse.runtime import fastcall, torch_private
-from graphfuse.runtime.fastcall import DECLINED, Form, Given, New, Part, functions, writing
+from graphfuse.runtime.fastcall import DECLINED, CallForm, FrozenPart, Given, New, functions, writing
 
 pytestmark = pytest.mark.torch
 
@@ -57,7 +57,7 @@ GIVEN = (
     Given("w", False, (4,), False, 0, 16),
     Given("out", True, (4,), True, 16, 16),
 )
-FORM = Form(
+FORM = CallForm(
     name="toy",
     parameters=("x", "w", "eps", "out", "mode", "bias"),
     numbers=("eps",),
@@ -79,7 +79,7 @@ FORM = Form(
 class Toy:
     """A fast path of FORM, and what it started."""
 
-    def __init__(self, form: Form = FORM, **names):
+    def __init__(self, form: CallForm = FORM, **names):
         self.started, self.prepared = [], []
         self.store = SimpleNamespace(generation=3)
         models = [torch.empty(2, 3, 4), torch.empty(4), torch.empty(2, 3, 4)]
@@ -291,8 +291,8 @@ class Launcher:
         self.cleared.append((stream, addresses))
 
 
-def tensor(number: int, by_value: bool = False) -> Tensor:
-    return Tensor(number, number, f"t{number}", data_type.FLOAT, (1,), (1,), by_value=by_value)
+def tensor(number: int, by_value: bool = False) -> FrozenTensor:
+    return FrozenTensor(number, number, f"t{number}", data_type.FLOAT, (1,), (1,), by_value=by_value)
 
 
 LAUNCH = Launch(
@@ -306,7 +306,7 @@ LAUNCH = Launch(
 
 def started(launcher: Launcher, rows: int | None):
     bound = (tensor(1), tensor(2, by_value=True))
-    return fastcall.start(bound, {3: 256}, {4: 0.25}, [Part(FrozenKernel(LAUNCH, launcher), 1024, rows)])
+    return fastcall.start(bound, {3: 256}, {4: 0.25}, [FrozenPart(FrozenKernel(LAUNCH, launcher), 1024, rows)])
 
 
 def test_what_a_kernel_gets():
@@ -351,7 +351,7 @@ def test_parts_run_in_order():
     launcher.launch = lambda *_: order.append("kernel") or 0
 
     call = FrozenCall((Scratch(8), *LAUNCH.arguments), lambda *given: order.append(given), rows=128)
-    parts = [Part(call, 512), Part(FrozenKernel(LAUNCH, launcher))]
+    parts = [FrozenPart(call, 512), FrozenPart(FrozenKernel(LAUNCH, launcher))]
     start = fastcall.start((tensor(1), tensor(2, by_value=True)), {3: 256}, {4: 0.25}, parts)
     launcher.refused = None
     start(9, 10_000, 0, 4096, 1.5)
@@ -362,8 +362,8 @@ def test_parts_run_in_order():
 def test_calls_of_any_number_of_rows():
     """Two parts that have one and two rows for each of the count."""
     seen = []
-    once = Part(FrozenCall((RowCount(), Address(1)), lambda *given: seen.append(given), rows=64), rows=1)
-    twice = Part(FrozenCall((Address(1), RowCount()), lambda *given: seen.append(given), rows=128), rows=2)
+    once = FrozenPart(FrozenCall((RowCount(), Address(1)), lambda *given: seen.append(given), rows=64), rows=1)
+    twice = FrozenPart(FrozenCall((Address(1), RowCount()), lambda *given: seen.append(given), rows=128), rows=2)
     start = fastcall.start((tensor(1),), {}, {}, [once, twice])
     start(9, 0, 33, 4096)
     assert seen == [(9, 33, 4096), (9, 4096, 66)]

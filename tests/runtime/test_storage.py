@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import VariantPackError
-from graphfuse.op_graph.ir import Tensor
+from graphfuse.op_graph.ir import FrozenTensor
 from graphfuse.runtime.storage import Storage, overlap, storage
 
 pytestmark = pytest.mark.torch
 
 
-def tensor(dtype: data_type, dim: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    return Tensor(0, 0, "t", dtype, dim, stride)
+def tensor(dtype: data_type, dim: tuple[int, ...], stride: tuple[int, ...]) -> FrozenTensor:
+    return FrozenTensor(0, 0, "t", dtype, dim, stride)
 
 
 def test_a_byte_or_more_is_stored_as_declared():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from graphfuse.base.device import CPU, for_arch
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError, WorkspaceError
-from graphfuse.op_graph.ir import Graph, Node, Tensor, packed_stride
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, packed_stride
 from graphfuse.runtime.variant_pack import Binder
 
 pytestmark = pytest.mark.torch
@@ -17,17 +17,17 @@ GPU = for_arch("sm_90a")
 BF16, FP32 = data_type.BFLOAT16, data_type.FLOAT
 
 
-def tensor(id: int, dim=(1, 4, 8), dtype=FP32, stride=None, **properties) -> Tensor:
+def tensor(id: int, dim=(1, 4, 8), dtype=FP32, stride=None, **properties) -> FrozenTensor:
     """Tensor 0, 1, 2, ... is called a, b, c, ... and has uid 100, 101, 102, ..."""
     properties = {"name": "abcdefgh"[id], "alignment": 4, **properties}
-    return Tensor(id, 100 + id, dtype=dtype, dim=dim, stride=stride or packed_stride(dim), **properties)
+    return FrozenTensor(id, 100 + id, dtype=dtype, dim=dim, stride=stride or packed_stride(dim), **properties)
 
 
-def graph(*tensors: Tensor) -> Graph:
+def graph(*tensors: FrozenTensor) -> FrozenGraph:
     """One node that reads all tensors but the last and writes the last."""
     *inputs, output = (t.id for t in tensors)
     ports = tuple((f"in{i}", i) for i in inputs)
-    return Graph("g", tensors, (Node("n", "add", ports, (("output", output),)),))
+    return FrozenGraph("g", tensors, (Node("n", "add", ports, (("output", output),)),))
 
 
 ADD = graph(tensor(0), tensor(1), tensor(2))
@@ -42,7 +42,7 @@ def arrays(count: int, shape=(4, 8)) -> list[torch.Tensor]:
     return [torch.zeros(shape) for _ in range(count)]
 
 
-def copy(t: Tensor, value: object, device=CPU):
+def copy(t: FrozenTensor, value: object, device=CPU):
     """Bind `value` as the one input of a graph whose input is t."""
     return bind(graph(t, tensor(1, name="out")), {100: value, 101: 1 << 40}, None, 0, device)
 
@@ -63,7 +63,7 @@ def test_keys_are_uids_names_or_tensors():
 
 
 def test_missing_and_unknown_entries_are_listed_with_what_is_accepted():
-    g = Graph(
+    g = FrozenGraph(
         "g",
         (tensor(0), tensor(1, virtual=True), tensor(2), tensor(3, by_value=True, value=2.0, dim=(1, 1, 1)), tensor(4)),
         (
@@ -439,7 +439,7 @@ def test_in_place_needs_identical_tensors(other):
 
 
 def test_outputs_over_each_other():
-    g = Graph(
+    g = FrozenGraph(
         "g",
         (tensor(0), tensor(1), tensor(2)),
         (Node("n", "add", (("a", 0),), (("output", 1),)), Node("m", "add", (("a", 0),), (("output", 2),))),

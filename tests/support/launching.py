@@ -22,5 +22,5 @@ def prepared(launcher: object, launch: Launch, buffers: Buffers, scratch: int = 
     given |= {a.tensor: buffers.scalar(a.tensor) for a in launch.arguments if isinstance(a, HostScalar)}
     given |= {t: buffers.address(t) for t in launch.cleared}
     bound = [SimpleNamespace(id=t) for t in given]
-    begin = fastcall.start(bound, {}, {}, [fastcall.Part(FrozenKernel(launch, launcher))])
+    begin = fastcall.start(bound, {}, {}, [fastcall.FrozenPart(FrozenKernel(launch, launcher))])
     return lambda stream: begin(stream, scratch, 0, *given.values())

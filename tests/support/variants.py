@@ -18,7 +18,7 @@ from graphfuse.contract import match
 from graphfuse.contract.engine import KernelEngine
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.across import AcrossKnobs
-from graphfuse.engines.rows.across.split import RowSplit as AcrossSplit
+from graphfuse.engines.rows.across.split import AcrossSplit as AcrossSplit
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.op_graph.freeze import freeze

@@ -9,7 +9,7 @@ from graphfuse.codegen.render import render
 from graphfuse.contract.engine import Address, Constant, HostScalar, KernelEngine, Launch, No, NoKnobs
 from graphfuse.contract.match import Match, Pattern, PatternGraph
 from graphfuse.contract.served import Served
-from graphfuse.op_graph.ir import Tensor
+from graphfuse.op_graph.ir import FrozenTensor
 
 THREADS = 64
 
@@ -39,9 +39,9 @@ extern "C" GF_KERNEL(THREADS) staged_add_relu(const float* a, B b, float* out, g
 
 @dataclass(frozen=True)
 class Facts:
-    a: Tensor
-    b: Tensor
-    output: Tensor
+    a: FrozenTensor
+    b: FrozenTensor
+    output: FrozenTensor
     total: data_type
 
 

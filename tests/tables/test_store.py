@@ -14,7 +14,7 @@ from graphfuse.base.errors import PluginError
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.engines.rows import RowEngine
 from graphfuse.tables import store
-from graphfuse.tables.entry import Entry, Source, Timed
+from graphfuse.tables.entry import Source, Timed, TunedEntry
 
 H200 = for_arch("sm_90a")
 MINE = Source("user", "H200", "sm_90", "2030-01-02", "580.1", {"graphfuse": "0.1.0"})
@@ -27,8 +27,8 @@ def file(monkeypatch, tmp_path):
     return store.user_file(H200)
 
 
-def entry(rows: int = 8, us: float = 1.5, source: Source = MINE, **more) -> Entry:
-    return Entry(source, "rows", {"columns": 64, "bias": None}, rows, {"threads": 128}, us, **more)
+def entry(rows: int = 8, us: float = 1.5, source: Source = MINE, **more) -> TunedEntry:
+    return TunedEntry(source, "rows", {"columns": 64, "bias": None}, rows, {"threads": 128}, us, **more)
 
 
 def test_what_is_added_is_read(file):

@@ -12,7 +12,7 @@ from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
-from graphfuse.tables.entry import Entry, Source, Timed
+from graphfuse.tables.entry import Source, Timed, TunedEntry
 from graphfuse.tables.tunings import Tunings
 from support.graphs import FP4, HALF, Norm
 
@@ -41,9 +41,9 @@ WIDE = [k for k, _ in proposed(PROBLEM, mode=heur_mode.B)]
 FIRST, OTHER, THIRD = WIDE[0], WIDE[-1], WIDE[-2]
 
 
-def entry(source=MEASURED, rows=4096, knobs=OTHER, problem=PROBLEM, **more) -> Entry:
+def entry(source=MEASURED, rows=4096, knobs=OTHER, problem=PROBLEM, **more) -> TunedEntry:
     key = ENGINE.problem(facts(problem)).key
-    return Entry(source, "rows", key, rows, knobs_to_dict(knobs), 10.0, **more)
+    return TunedEntry(source, "rows", key, rows, knobs_to_dict(knobs), 10.0, **more)
 
 
 def test_untuned_knobs_are_the_engines_own():

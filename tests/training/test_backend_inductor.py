@@ -117,7 +117,9 @@ def test_for_numbers_of_rows_that_vary_all_cases_must_agree(columns, is_left):
 
 
 def test_of_numbers_of_rows_that_vary_one_where_an_operator_is_faster_is_enough(monkeypatch):
-    cases = [cost.Case(cost.LAYER, rows, 1024, 2.0, inductors, "") for rows, inductors in ((4096, 1.0), (32768, 3.0))]
+    cases = [
+        cost.MeasuredCase(cost.LAYER, rows, 1024, 2.0, inductors, "") for rows, inductors in ((4096, 1.0), (32768, 3.0))
+    ]
     monkeypatch.setattr(cost, "CASES", tuple(cases))
     assert cost._nearest(cost.LAYER, None, 1024) == cases
     assert cost.alone(find(on_cuda(layer_norm, (4096, 1024), (1024,)), once=True)[0]) == cases[0]

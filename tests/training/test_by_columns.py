@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graphfuse.explain import fallback
-from graphfuse.functional.declaration import Part
+from graphfuse.functional.declaration import RankColumns
 from graphfuse.functional.explained import explain
 from graphfuse.torch.operators import norm_by_columns
 from graphfuse.torch.operators.norm import Norm
@@ -37,7 +37,7 @@ def whole(kind, dtype):
 def test_steps_are_kernels(kind, plan_on, monkeypatch):
     """Also where no gradient of a weight is asked for, which would be a sum over rows."""
     of, by_columns, given, backward = whole(KINDS[kind], torch.bfloat16)
-    part, asked = Part(64, 128, lambda t: t * 2), []
+    part, asked = RankColumns(64, 128, lambda t: t * 2), []
     run = norm_by_columns._run
 
     def seen(step, given):
@@ -61,7 +61,7 @@ def test_steps_are_kernels(kind, plan_on, monkeypatch):
 @pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
 def test_one_rank_with_all_columns(kind):
     of, by_columns, given, backward = whole(KINDS[kind], torch.float64)
-    part = Part(64, 64, lambda t: t)
+    part = RankColumns(64, 64, lambda t: t)
     made = by_columns.forward(f"of_one_rank_{kind}", given, part)
     x, weight = (given[n].clone().requires_grad_() for n in ("x", "weight"))
     exact = {"rms_norm": norm, "layer_norm": layer_norm}[kind](x, weight)

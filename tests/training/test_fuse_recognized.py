@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import graphfuse
 from graphfuse.torch import fuse
 from graphfuse.torch.fusion.form import Form
-from graphfuse.torch.fusion.module import Norm, Refused, recognized
+from graphfuse.torch.fusion.module import NormModule, Refused, recognized
 from support.norm_modules import HALF, HIDDEN, GatedNorm, LlamaNorm
 
 pytestmark = pytest.mark.torch
@@ -63,7 +63,9 @@ def test_refused(make, why):
 
 def test_found_by_what_it_computes():
     found = recognized(Unnamed())
-    assert found == Norm(Form("rms", "w", rounded=True), (("weight", "weight"),), "variance_epsilon", 1e-6, True, False)
+    assert found == NormModule(
+        Form("rms", "w", rounded=True), (("weight", "weight"),), "variance_epsilon", 1e-6, True, False
+    )
     assert recognized(Activation()) is None and recognized(torch.nn.BatchNorm1d(4)) is None
 
 
@@ -157,7 +159,7 @@ def test_norms_that_do_more(norm, why):
 def test_a_class_that_has_only_the_name():
     """Of a known class, changed."""
     cls = type("LlamaRMSNorm", (LlamaNorm,), {"__module__": "transformers.models.llama.modeling_llama"})
-    assert isinstance(recognized(cls()), Norm)
+    assert isinstance(recognized(cls()), NormModule)
 
     def forward(self, hidden_states):
         wide = hidden_states.float()

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from graphfuse import GraphNotSupportedError, VariantPackError, VariantPackTypeError
 from graphfuse.torch import attention_with_sinks
 from graphfuse.torch.attention import operator as attention
-from graphfuse.torch.attention.operator import CPU, EFFICIENT, FLASH, PLAIN, WINDOWED, Case, chosen
+from graphfuse.torch.attention.operator import CPU, EFFICIENT, FLASH, PLAIN, WINDOWED, AttentionCase, chosen
 from support.dispatched import Called
 
 pytestmark = pytest.mark.torch
@@ -163,37 +163,37 @@ def test_sinks_of_another_type():
 
 # Which kernel: of the device, the type, and what there is.
 CASES = [
-    (Case("cuda", HALF, 64, 64, 64, 64, False, True), FLASH),
-    (Case("cuda", HALF, 1, 64, 64, 64, False, False), FLASH),
-    (Case("cuda", torch.float16, 5, 64, 192, 192, False, False), FLASH),
-    (Case("cuda", HALF, 5, 64, 256, 256, False, False), FLASH),
-    (Case("cuda", HALF, 5, 64, 256, 256, False, False, capability=(8, 6)), EFFICIENT),
-    (Case("cuda", HALF, 5, 64, 264, 264, False, False), EFFICIENT),
-    (Case("cuda", HALF, 5, 64, 64, 64, False, True), EFFICIENT),
-    (Case("cuda", HALF, 64, 64, 64, 64, True, False), EFFICIENT),
-    (Case("cuda", HALF, 64, 64, 64, 32, False, False), EFFICIENT),
-    (Case("cuda", FULL, 64, 64, 64, 64, False, True), EFFICIENT),
-    (Case("cuda", torch.float16, 64, 64, 64, 64, False, True, capability=(7, 5)), EFFICIENT),
-    (Case("cuda", HALF, 64, 64, 64, 64, False, True, capability=(7, 5)), PLAIN),
-    (Case("cuda", HALF, 64, 64, 64, 64, False, True, capability=(9, 0), has_flash=False), EFFICIENT),
-    (Case("cuda", HALF, 64, 64, 64, 64, False, True, has_window=True), WINDOWED),
-    (Case("cuda", HALF, 64, 64, 256, 256, False, True, has_window=True, capability=(9, 0)), WINDOWED),
-    (Case("cuda", HALF, 5, 64, 64, 64, False, True, has_window=True), EFFICIENT),
-    (Case("cuda", FULL, 64, 64, 64, 64, False, True, has_window=True), EFFICIENT),
-    (Case("cuda", HALF, 64, 64, 64, 64, False, True, has_window=True, has_flash=False), EFFICIENT),
-    (Case("cuda", HALF, 64, 64, 64, 64, False, True, has_window=True, is_sharded=True), EFFICIENT),
-    (Case("cuda", HALF, 64, 64, 64, 64, False, True, is_sharded=True), FLASH),
-    (Case("cpu", HALF, 64, 64, 64, 64, False, True, has_window=True), CPU),
-    (Case("cuda", DOUBLE, 64, 64, 64, 64, False, True), PLAIN),
-    (Case("cuda", HALF, 0, 64, 64, 64, False, False), PLAIN),
-    (Case("cpu", HALF, 64, 64, 7, 7, True, False), CPU),
-    (Case("cpu", FULL, 5, 64, 64, 64, False, True), CPU),
-    (Case("cpu", FULL, 5, 64, 64, 32, False, True), PLAIN),
-    (Case("cpu", DOUBLE, 5, 64, 64, 64, False, True), PLAIN),
-    (Case("meta", HALF, 64, 64, 64, 64, False, True), PLAIN),
-    (Case("cpu", FULL, 64, 64, 64, 64, False, True, scale=0.0), PLAIN),
-    (Case("cuda", HALF, 64, 64, 64, 64, False, True, scale=-0.5), PLAIN),
-    (Case("cpu", FULL, 64, 64, 64, 64, False, False, scale=-0.5), CPU),
+    (AttentionCase("cuda", HALF, 64, 64, 64, 64, False, True), FLASH),
+    (AttentionCase("cuda", HALF, 1, 64, 64, 64, False, False), FLASH),
+    (AttentionCase("cuda", torch.float16, 5, 64, 192, 192, False, False), FLASH),
+    (AttentionCase("cuda", HALF, 5, 64, 256, 256, False, False), FLASH),
+    (AttentionCase("cuda", HALF, 5, 64, 256, 256, False, False, capability=(8, 6)), EFFICIENT),
+    (AttentionCase("cuda", HALF, 5, 64, 264, 264, False, False), EFFICIENT),
+    (AttentionCase("cuda", HALF, 5, 64, 64, 64, False, True), EFFICIENT),
+    (AttentionCase("cuda", HALF, 64, 64, 64, 64, True, False), EFFICIENT),
+    (AttentionCase("cuda", HALF, 64, 64, 64, 32, False, False), EFFICIENT),
+    (AttentionCase("cuda", FULL, 64, 64, 64, 64, False, True), EFFICIENT),
+    (AttentionCase("cuda", torch.float16, 64, 64, 64, 64, False, True, capability=(7, 5)), EFFICIENT),
+    (AttentionCase("cuda", HALF, 64, 64, 64, 64, False, True, capability=(7, 5)), PLAIN),
+    (AttentionCase("cuda", HALF, 64, 64, 64, 64, False, True, capability=(9, 0), has_flash=False), EFFICIENT),
+    (AttentionCase("cuda", HALF, 64, 64, 64, 64, False, True, has_window=True), WINDOWED),
+    (AttentionCase("cuda", HALF, 64, 64, 256, 256, False, True, has_window=True, capability=(9, 0)), WINDOWED),
+    (AttentionCase("cuda", HALF, 5, 64, 64, 64, False, True, has_window=True), EFFICIENT),
+    (AttentionCase("cuda", FULL, 64, 64, 64, 64, False, True, has_window=True), EFFICIENT),
+    (AttentionCase("cuda", HALF, 64, 64, 64, 64, False, True, has_window=True, has_flash=False), EFFICIENT),
+    (AttentionCase("cuda", HALF, 64, 64, 64, 64, False, True, has_window=True, is_sharded=True), EFFICIENT),
+    (AttentionCase("cuda", HALF, 64, 64, 64, 64, False, True, is_sharded=True), FLASH),
+    (AttentionCase("cpu", HALF, 64, 64, 64, 64, False, True, has_window=True), CPU),
+    (AttentionCase("cuda", DOUBLE, 64, 64, 64, 64, False, True), PLAIN),
+    (AttentionCase("cuda", HALF, 0, 64, 64, 64, False, False), PLAIN),
+    (AttentionCase("cpu", HALF, 64, 64, 7, 7, True, False), CPU),
+    (AttentionCase("cpu", FULL, 5, 64, 64, 64, False, True), CPU),
+    (AttentionCase("cpu", FULL, 5, 64, 64, 32, False, True), PLAIN),
+    (AttentionCase("cpu", DOUBLE, 5, 64, 64, 64, False, True), PLAIN),
+    (AttentionCase("meta", HALF, 64, 64, 64, 64, False, True), PLAIN),
+    (AttentionCase("cpu", FULL, 64, 64, 64, 64, False, True, scale=0.0), PLAIN),
+    (AttentionCase("cuda", HALF, 64, 64, 64, 64, False, True, scale=-0.5), PLAIN),
+    (AttentionCase("cpu", FULL, 64, 64, 64, 64, False, False, scale=-0.5), CPU),
 ]
 
 
@@ -206,7 +206,7 @@ def on_gpus(monkeypatch, given, mask=None, is_causal=False, window=None):
     """Calls on the meta device with the kernel of GPUs, forward and backward: what it is given."""
     q, k, v = given[:3]
     sizes = (q.shape[2], k.shape[2], q.shape[3], v.shape[3])
-    kernel = chosen(Case("cuda", q.dtype, *sizes, mask is not None, is_causal, window is not None))
+    kernel = chosen(AttentionCase("cuda", q.dtype, *sizes, mask is not None, is_causal, window is not None))
     monkeypatch.setattr(attention, "chosen", lambda case: kernel)
     leaves = [t.to("meta").requires_grad_() for t in given]
     with Called() as called:

@@ -8,7 +8,7 @@ from graphfuse.base import reordering
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.op_graph.freeze import freeze
-from graphfuse.op_graph.ir import Subgraph, Tensor
+from graphfuse.op_graph.ir import FrozenTensor, Subgraph
 from graphfuse.op_graph.lower import lower
 from graphfuse.tuning import compare
 from support import graphs
@@ -18,8 +18,8 @@ FLOATS = [data_type.FLOAT, data_type.HALF, data_type.BFLOAT16, data_type.FP8_E4M
 NARROW = FLOATS[1:]
 
 
-def tensor(dtype, dim=(64, 32), stride=(32, 1)) -> Tensor:
-    return Tensor(0, 1, "out", dtype, dim, stride)
+def tensor(dtype, dim=(64, 32), stride=(32, 1)) -> FrozenTensor:
+    return FrozenTensor(0, 1, "out", dtype, dim, stride)
 
 
 def values(dtype) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_large_tensors_are_compared_in_pieces(monkeypatch):
 
 
 def test_of_scales_in_tiles_only_what_is_written_counts():
-    scales = Tensor(0, 1, "scale", data_type.FP8_E8M0, (5, 6), (6, 1), reordering=tensor_reordering.F8_128x4)
+    scales = FrozenTensor(0, 1, "scale", data_type.FP8_E8M0, (5, 6), (6, 1), reordering=tensor_reordering.F8_128x4)
     want = torch.arange(reordering.padded(scales.dim)).to(torch.uint8)
     written = reordering.offsets(torch, scales.dim, "cpu").flatten()
     got = ~want

@@ -14,7 +14,7 @@ from graphfuse.op_graph.freeze import freeze
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime.timing import Time
 from graphfuse.tuning.autotune import bind
-from graphfuse.tuning.report import BEST, BROKEN, NOT_TRIED, TIMED, WRONG, PartReport, Report
+from graphfuse.tuning.report import BEST, BROKEN, NOT_TRIED, TIMED, WRONG, PartReport, TuningReport
 from graphfuse.tuning.search import HALVING, Round, search
 from graphfuse.tuning.workbench import Workbench, reference, tunable
 from support import planted
@@ -164,7 +164,7 @@ def test_a_report_prints_all_there_is():
     made, _ = bench(Norm(5, 64), Planted())
     with pytest.warns(RuntimeWarning):
         trials = search(made, knobs_of(made.part, 64, 128), time.monotonic() + 60, SHORT, seconds)
-    report = Report("H200", (PartReport(("norm",), "planted", 5, trials, trials[0].knobs),), 1.25, None)
+    report = TuningReport("H200", (PartReport(("norm",), "planted", 5, trials, trials[0].knobs),), 1.25, None)
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(report)
     for text in (str(report), console.export_text()):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from graphfuse.base.device import Device
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
-from graphfuse.engines.rows.across.split import RowSplit
+from graphfuse.engines.rows.across.split import AcrossSplit
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.schedule import PROPOSED
 from graphfuse.ops import Cost
@@ -29,7 +29,7 @@ _SHARPNESS = 4.0  # exponent of the norm by which the longest of several times h
 _LEAST_THREADS, _LEAST_CTA, _LEAST_ACROSS = 384, 96, 16
 
 
-def usual(split: RowSplit, every: Sequence[AcrossKnobs]) -> list[AcrossKnobs]:
+def usual(split: AcrossSplit, every: Sequence[AcrossKnobs]) -> list[AcrossKnobs]:
     """Those that may pay: with rows that are read once, if any are; as long as enough are left to choose from, with as
     many threads as read at the same time what memory moves meanwhile, with CTAs that do not start all the time, and
     with runs of several sectors."""
@@ -45,7 +45,7 @@ def usual(split: RowSplit, every: Sequence[AcrossKnobs]) -> list[AcrossKnobs]:
     return found
 
 
-def cost(split: RowSplit, device: Device) -> Callable[[AcrossKnobs], float]:
+def cost(split: AcrossSplit, device: Device) -> Callable[[AcrossKnobs], float]:
     """Nanoseconds of a launch, by its knobs: of rounds in each of which an SM has the CTAs that it can hold.
 
     A round takes what memory needs to move its bytes, or the instructions of all warps, or what a thread does one after

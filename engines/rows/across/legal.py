@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from graphfuse.base.device import Device
 from graphfuse.engines.rows.across.knobs import MOST_GROUPS, AcrossKnobs
-from graphfuse.engines.rows.across.split import RowSplit, available
+from graphfuse.engines.rows.across.split import AcrossSplit, available
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS
 from graphfuse.engines.rows.limits import (
     WARP,
@@ -16,7 +16,7 @@ from graphfuse.engines.rows.limits import (
 )
 
 
-def legal(split: RowSplit, device: Device) -> Iterator[AcrossKnobs]:
+def legal(split: AcrossSplit, device: Device) -> Iterator[AcrossKnobs]:
     """All legal knobs of those that there are to choose from."""
     chunks = split.chunks
     groups = {1 << k for k in range(MOST_GROUPS.bit_length()) if 1 << k < chunks} | {chunks} & {*range(MOST_GROUPS + 1)}
@@ -28,7 +28,7 @@ def legal(split: RowSplit, device: Device) -> Iterator[AcrossKnobs]:
                     yield knobs
 
 
-def malformed(split: RowSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]:
+def malformed(split: AcrossSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]:
     yield from power_faults(knobs, ("threads_across",))
     groups = knobs.groups
     dealt = type(groups) is int and (groups == split.chunks or 0 < groups < split.chunks and not groups & (groups - 1))
@@ -40,7 +40,7 @@ def malformed(split: RowSplit, knobs: AcrossKnobs, device: Device) -> Iterator[s
     yield from range_faults(knobs, {"eviction": (0, len(EVICTIONS) - 1)})
 
 
-def unfit(split: RowSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]:
+def unfit(split: AcrossSplit, knobs: AcrossKnobs, device: Device) -> Iterator[str]:
     given = f"threads_across {knobs.threads_across}, groups {knobs.groups}"
     if knobs.threads % WARP:
         yield f"{given}; accepted: a CTA of whole warps"

@@ -11,7 +11,7 @@ from graphfuse.engines.rows.across.axes import side_by_side
 from graphfuse.engines.rows.across.cost import cost, usual
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.across.legal import legal, malformed, unfit
-from graphfuse.engines.rows.across.split import RowSplit
+from graphfuse.engines.rows.across.split import AcrossSplit
 from graphfuse.engines.rows.across.support import layout_reasons, own_reasons, row_reasons
 from graphfuse.engines.rows.by_row.cost import eviction
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS
@@ -27,7 +27,7 @@ class Across(Schedule[AcrossKnobs]):
 
     knobs: ClassVar[type] = AcrossKnobs
     kernel: ClassVar[str] = "across.cu"
-    split = staticmethod(RowSplit.of)
+    split = staticmethod(AcrossSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
@@ -38,7 +38,7 @@ class Across(Schedule[AcrossKnobs]):
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
         yield from own_reasons(facts)
         yield from layout_reasons(facts)
-        split = RowSplit.of(facts)
+        split = AcrossSplit.of(facts)
         yield from tensor_reasons(split.facts, columns_apart=True)
         yield from row_reasons(split)
         if not self.legal(facts, device):
@@ -53,17 +53,17 @@ class Across(Schedule[AcrossKnobs]):
         return "threads_across, for rows that are no neighbours; accepted: threads_per_row" if apart else None
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[AcrossKnobs]:
-        split = RowSplit.of(facts)
+        split = AcrossSplit.of(facts)
         ranked = sorted(usual(split, self.legal(facts, device)), key=cost(split, device))
         evicted = eviction(facts)
         return [replace(k, eviction=evicted) for k in best_first(ranked, mode)]
 
     def notes(self, facts: RowFacts, knobs: AcrossKnobs) -> Iterator[str]:
-        if RowSplit.of(facts).piece == 1 and facts.rows > 1:
+        if AcrossSplit.of(facts).piece == 1 and facts.rows > 1:
             yield "rows are read one at a time: by alignment, strides or extents no two of them fit an access"
         yield from super().notes(facts, knobs)
 
-    def constants(self, split: RowSplit, knobs: AcrossKnobs) -> Mapping[str, bool | int | Access]:
+    def constants(self, split: AcrossSplit, knobs: AcrossKnobs) -> Mapping[str, bool | int | Access]:
         return {
             "ACROSS": knobs.threads_across,
             "GROUPS": knobs.groups,
@@ -74,11 +74,11 @@ class Across(Schedule[AcrossKnobs]):
 
     def launch(self, facts: RowFacts, knobs: AcrossKnobs) -> Launch:
         made = replace(super().launch(facts, knobs), waits=True)
-        if RowSplit.of(facts).serves_fewer:
+        if AcrossSplit.of(facts).serves_fewer:
             return made
         passed = (Constant("int64", facts.rows) if isinstance(a, RowCount) else a for a in made.arguments)
         return replace(made, arguments=tuple(passed), by_rows=None)
 
     def problem(self, facts: RowFacts) -> ProblemClass:
-        split = RowSplit.of(facts)
+        split = AcrossSplit.of(facts)
         return problem(split.facts, split.piece, across=True)

@@ -23,7 +23,7 @@ _OTHERWISE, _ADDRESS, _WRITTEN, _AGAIN = 4, 4, 5, 8
 
 
 @dataclass(frozen=True)
-class RowSplit(Split[AcrossKnobs]):
+class AcrossSplit(Split[AcrossKnobs]):
     """facts: with the axis last along which neighbours lie. piece: rows that a thread takes together, of each column.
     chunks: a row's. outermost: whether the axis that comes first is the one that did, so that more or fewer rows are
     more or fewer of its positions.
@@ -37,7 +37,7 @@ class RowSplit(Split[AcrossKnobs]):
 
     @classmethod
     @lru_cache(maxsize=256)
-    def of(cls, facts: RowFacts) -> "RowSplit":
+    def of(cls, facts: RowFacts) -> "AcrossSplit":
         """ValueError: neighbours lie along no axis of rows."""
         axis = side_by_side(facts)
         if axis is None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.engines.rows.across.axes import accepts, side_by_side, varying
-from graphfuse.engines.rows.across.split import RowSplit
+from graphfuse.engines.rows.across.split import AcrossSplit
 from graphfuse.engines.rows.support import place_reasons
 from graphfuse.patterns.rows import RowFacts
 
@@ -56,7 +56,7 @@ def _apart(facts: RowFacts) -> str:
     )
 
 
-def row_reasons(split: RowSplit) -> Iterator[str]:
+def row_reasons(split: AcrossSplit) -> Iterator[str]:
     """Of what is one a row, a piece has neighbours, too, or is read once for all."""
     program = split.facts.program
     inputs = [("input", view) for view in program.inputs if view.rows and not view.columns]

@@ -6,7 +6,7 @@ from functools import cache
 
 from graphfuse.base.device import Device
 from graphfuse.engines.rows.by_row.knobs import ALL_FIRST, AS_USUAL, READS_LAST, ByRowKnobs
-from graphfuse.engines.rows.by_row.split import RowSplit
+from graphfuse.engines.rows.by_row.split import ByRowSplit
 from graphfuse.engines.rows.limits import MAX_THREADS, WARP
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.views import View
@@ -61,7 +61,7 @@ def is_usual(knobs: ByRowKnobs) -> bool:
     return whole or knobs.threads == max(knobs.threads_per_row, 128)
 
 
-def cost(split: RowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
+def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
     """Nanoseconds of a launch, by its knobs.
 
     It is a sum of two parts. The throughput part is the longest of memory, instructions and CTA starts, and the

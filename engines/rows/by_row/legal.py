@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from graphfuse.base.device import Device
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
-from graphfuse.engines.rows.by_row.split import RowSplit, held_registers
+from graphfuse.engines.rows.by_row.split import ByRowSplit, held_registers
 from graphfuse.engines.rows.limits import (
     MAX_THREADS,
     block_faults,
@@ -19,7 +19,7 @@ from graphfuse.engines.rows.limits import (
 _MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
 
 
-def legal(split: RowSplit, device: Device) -> Iterator[ByRowKnobs]:
+def legal(split: ByRowSplit, device: Device) -> Iterator[ByRowKnobs]:
     """All legal knobs of those that there are to choose from."""
     for chunks in (1, 2, 4):
         for threads_per_row in (1 << k for k in range(15)):
@@ -29,13 +29,13 @@ def legal(split: RowSplit, device: Device) -> Iterator[ByRowKnobs]:
                     yield knobs
 
 
-def malformed(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
+def malformed(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
     yield from power_faults(knobs, ("threads_per_row", "threads", "chunks"))
     yield from range_faults(knobs, {"eviction": (0, len(EVICTIONS) - 1), "ahead": (0, 1)})
     yield from thread_faults(knobs.threads)
 
 
-def unfit(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
+def unfit(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
     facts = split.facts
     if knobs.threads_per_row > knobs.threads:
         yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
@@ -67,11 +67,11 @@ def unfit(split: RowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]:
     yield from block_faults(facts.program.block_sizes, piece, knobs.threads_per_row)
 
 
-def may_read_ahead(split: RowSplit, knobs: ByRowKnobs) -> bool:
+def may_read_ahead(split: ByRowSplit, knobs: ByRowKnobs) -> bool:
     """Whether legal knobs are legal with `ahead` too: reading ahead takes registers, of rows that are resident."""
     return not split.resident(knobs) or needed_registers(split, knobs, 1) <= held_registers(knobs.threads)
 
 
-def needed_registers(split: RowSplit, knobs: ByRowKnobs, ahead: int) -> int:
+def needed_registers(split: ByRowSplit, knobs: ByRowKnobs, ahead: int) -> int:
     """Registers in which a thread holds its part of a row."""
     return split.held(split.steps(knobs), knobs, split.registers + (split.later if ahead else 0))

@@ -10,7 +10,7 @@ from graphfuse.contract.engine import Launch, ProblemClass
 from graphfuse.engines.rows.by_row.cost import READ_AHEAD, cost, eviction, is_usual
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
 from graphfuse.engines.rows.by_row.legal import legal, malformed, may_read_ahead, unfit
-from graphfuse.engines.rows.by_row.split import RowSplit
+from graphfuse.engines.rows.by_row.split import ByRowSplit
 from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
 from graphfuse.engines.rows.problem import problem
@@ -25,7 +25,7 @@ class ByRow(Schedule[ByRowKnobs]):
     knobs: ClassVar[type] = ByRowKnobs
     kernel: ClassVar[str] = "by_row.cu"
     qualifiers: ClassVar[str] = "GF_KERNEL(THREADS)"
-    split = staticmethod(RowSplit.of)
+    split = staticmethod(ByRowSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
@@ -37,7 +37,7 @@ class ByRow(Schedule[ByRowKnobs]):
         if facts.program.sums:
             yield f"{facts.node}: sums over rows; accepted: reductions of rows alone"
         yield from tensor_reasons(facts)
-        split = RowSplit.of(facts)
+        split = ByRowSplit.of(facts)
         yield from pair_reasons(facts, split.chunk)
         if not any(map(is_usual, self.legal(facts, device))):
             longest = ByRowKnobs(MAX_THREADS, MAX_THREADS)  # what rows of any length take
@@ -51,7 +51,7 @@ class ByRow(Schedule[ByRowKnobs]):
         return "CTAs that end, for sums over rows; accepted: knobs of CTAs that stay (stages, ctas_per_sm, ctas, delay)"
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[ByRowKnobs]:
-        split, every = RowSplit.of(facts), self.legal(facts, device)
+        split, every = ByRowSplit.of(facts), self.legal(facts, device)
         indexed = any(view.place.numbers for view in facts.program.inputs)  # reads wait for a read
 
         def read_ahead(knobs: ByRowKnobs) -> ByRowKnobs:
@@ -68,7 +68,7 @@ class ByRow(Schedule[ByRowKnobs]):
         evicted = eviction(facts)
         return [replace(k, eviction=evicted) for k in found]
 
-    def constants(self, split: RowSplit, knobs: ByRowKnobs) -> Mapping[str, bool | int | Access]:
+    def constants(self, split: ByRowSplit, knobs: ByRowKnobs) -> Mapping[str, bool | int | Access]:
         # Only of what nothing writes meanwhile, as no row is, can reads move ahead of the sum, for which the
         # largest CTAs have no registers left.
         ahead = knobs.threads <= 512 or split.steps(knobs) * split.piece(knobs) <= 16
@@ -86,4 +86,4 @@ class ByRow(Schedule[ByRowKnobs]):
         return replace(super().launch(facts, knobs), cluster=cluster, waits=True)
 
     def problem(self, facts: RowFacts) -> ProblemClass:
-        return problem(facts, RowSplit.of(facts).chunk)
+        return problem(facts, ByRowSplit.of(facts).chunk)

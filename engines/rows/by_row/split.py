@@ -22,7 +22,7 @@ ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 
 
 @dataclass(frozen=True)
-class RowSplit(Split[ByRowKnobs]):
+class ByRowSplit(Split[ByRowKnobs]):
     """chunks: a row's. halved: whether a chunk is too wide for one access
     of what is read and written whole. registers: 32-bit registers that a thread needs for one chunk, to read it or to
     keep of it what later phases need. later: for what these read of one chunk. fits: one CTA can
@@ -42,7 +42,7 @@ class RowSplit(Split[ByRowKnobs]):
 
     @classmethod
     @lru_cache(maxsize=256)
-    def of(cls, facts: RowFacts) -> "RowSplit":
+    def of(cls, facts: RowFacts) -> "ByRowSplit":
         chunk = math.gcd(facts.columns, CHUNK)
         chunks = facts.columns // chunk
         plan = _resident_plan(facts, chunk)

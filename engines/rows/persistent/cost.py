@@ -6,7 +6,7 @@ from collections.abc import Callable
 from graphfuse.base.device import Device
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
-from graphfuse.engines.rows.persistent.split import RowSplit
+from graphfuse.engines.rows.persistent.split import PersistentSplit
 from graphfuse.ops import Cost
 from graphfuse.rows.program import cost_of
 
@@ -29,7 +29,7 @@ _SUM = 8  # bytes a column that the sums over rows of each row read and write, w
 _SHARPNESS = 4.0  # exponent of the norm by which the longest of several times hides the others
 
 
-def cost(split: RowSplit, device: Device) -> Callable[[PersistentKnobs], float]:
+def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], float]:
     """Nanoseconds of a launch, by its knobs. In each round, each CTA takes the rows that it takes at a time.
 
     A round takes the longest of four times: memory moves its bytes; an SM issues the instructions of all warps; the

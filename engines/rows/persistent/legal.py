@@ -16,12 +16,12 @@ from graphfuse.engines.rows.limits import (
     thread_faults,
 )
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
-from graphfuse.engines.rows.persistent.split import RowSplit
+from graphfuse.engines.rows.persistent.split import PersistentSplit
 
 _MOST_STAGES = 8
 
 
-def legal(split: RowSplit, device: Device) -> Iterator[PersistentKnobs]:
+def legal(split: PersistentSplit, device: Device) -> Iterator[PersistentKnobs]:
     """All legal knobs of those that there are to choose from: with as many CTAs as run at the same time, and no more
     threads for a row than there are pieces for."""
     for threads in (128, 256, 512, 1024):
@@ -39,7 +39,7 @@ def legal(split: RowSplit, device: Device) -> Iterator[PersistentKnobs]:
                         break  # more stages take more room, and nothing else
 
 
-def malformed(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
+def malformed(split: PersistentSplit, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
     yield from power_faults(knobs, ("threads_per_row", "threads"))
     per_sm = device.threads_per_sm // knobs.threads
     yield from range_faults(knobs, {"stages": (1, _MOST_STAGES), "ctas_per_sm": (1, per_sm), "ctas": (1, MAX_CTAS)})
@@ -47,7 +47,7 @@ def malformed(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterat
     yield from thread_faults(knobs.threads)
 
 
-def unfit(split: RowSplit, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
+def unfit(split: PersistentSplit, knobs: PersistentKnobs, device: Device) -> Iterator[str]:
     if knobs.threads_per_row > knobs.threads:
         yield from cluster_faults(knobs.threads_per_row, knobs.threads, device)
     if knobs.ctas % knobs.cluster:

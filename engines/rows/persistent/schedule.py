@@ -11,7 +11,7 @@ from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.persistent.cost import cost
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.engines.rows.persistent.legal import legal, malformed, unfit
-from graphfuse.engines.rows.persistent.split import RowSplit
+from graphfuse.engines.rows.persistent.split import PersistentSplit
 from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import Schedule, best_first
 from graphfuse.engines.rows.support import pair_reasons, place_reasons, tensor_reasons
@@ -24,7 +24,7 @@ class Persistent(Schedule[PersistentKnobs]):
 
     knobs: ClassVar[type] = PersistentKnobs
     kernel: ClassVar[str] = "persistent.cu"
-    split = staticmethod(RowSplit.of)
+    split = staticmethod(PersistentSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
@@ -37,7 +37,7 @@ class Persistent(Schedule[PersistentKnobs]):
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
         yield from place_reasons(facts, rotates=True)
         yield from tensor_reasons(facts)
-        piece = RowSplit.of(facts).piece
+        piece = PersistentSplit.of(facts).piece
         yield from pair_reasons(facts, piece, most=piece)
         misfit = self.misfit(facts)
         if misfit:
@@ -46,7 +46,7 @@ class Persistent(Schedule[PersistentKnobs]):
             yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the threads of {device}"
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[PersistentKnobs]:
-        return best_first(sorted(self.legal(facts, device), key=cost(RowSplit.of(facts), device)), mode)
+        return best_first(sorted(self.legal(facts, device), key=cost(PersistentSplit.of(facts), device)), mode)
 
     def misfit(self, facts: RowFacts) -> str | None:
         if facts.program.last or facts.program.sums:
@@ -58,7 +58,7 @@ class Persistent(Schedule[PersistentKnobs]):
             yield "sums over rows: float32, in an order that knobs and rows decide, the same bits in every run"
         yield from super().notes(facts, knobs)
 
-    def constants(self, split: RowSplit, knobs: PersistentKnobs) -> Mapping[str, bool | int | Access]:
+    def constants(self, split: PersistentSplit, knobs: PersistentKnobs) -> Mapping[str, bool | int | Access]:
         return {
             "THREADS_PER_ROW": knobs.threads_per_row,
             "CTAS_PER_SM": knobs.ctas_per_sm,
@@ -69,7 +69,7 @@ class Persistent(Schedule[PersistentKnobs]):
         }
 
     def launch(self, facts: RowFacts, knobs: PersistentKnobs) -> Launch:
-        split = RowSplit.of(facts)
+        split = PersistentSplit.of(facts)
         return replace(
             super().launch(facts, knobs),
             cluster=knobs.cluster,
@@ -80,4 +80,4 @@ class Persistent(Schedule[PersistentKnobs]):
 
     def problem(self, facts: RowFacts) -> ProblemClass:
         # CTAs that stay take more or fewer rounds of the same.
-        return problem(facts, RowSplit.of(facts).piece, within=4.0)
+        return problem(facts, PersistentSplit.of(facts).piece, within=4.0)

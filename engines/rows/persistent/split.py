@@ -29,7 +29,7 @@ _AT_ONCE = 2  # pieces of a row that is read again
 
 
 @dataclass(frozen=True)
-class RowSplit(Split[PersistentKnobs]):
+class PersistentSplit(Split[PersistentKnobs]):
     """chunk: what divides a row: where there are sums over rows as many as an
     access has of the narrowest input, else as many as of other schedules, for the same bits. piece: those that are
     taken together, a chunk, or half of one that is too wide for an access. pieces: a row's.
@@ -52,7 +52,7 @@ class RowSplit(Split[PersistentKnobs]):
 
     @classmethod
     @lru_cache(maxsize=256)
-    def of(cls, facts: RowFacts) -> "RowSplit":
+    def of(cls, facts: RowFacts) -> "PersistentSplit":
         read = [view.dtype.bits // 8 for view in facts.program.read_whole] or [4]
         written = [view.dtype.bits // 8 for view in facts.program.written_whole]
         narrowest = ACCESS // min(read) if facts.program.sums else CHUNK

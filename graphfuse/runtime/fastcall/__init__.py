@@ -12,19 +12,19 @@ rows, in that number. A fast path declines any other call, and any call that wou
 anything. Its caller then takes the full check. Fast paths keep nothing of the calls that they serve.
 """
 
-from graphfuse.runtime.fastcall.functions import DECLINED, Form, Given, New, function
+from graphfuse.runtime.fastcall.functions import DECLINED, CallForm, Given, New, function
 from graphfuse.runtime.fastcall.guards import comparable
 from graphfuse.runtime.fastcall.packs import Execute, Space, execute
-from graphfuse.runtime.fastcall.starts import Part, Start, start
+from graphfuse.runtime.fastcall.starts import FrozenPart, Start, start
 from graphfuse.runtime.fastcall.writing import text, trying, when, written
 
 __all__ = [
     "DECLINED",
     "Execute",
-    "Form",
+    "CallForm",
     "Given",
     "New",
-    "Part",
+    "FrozenPart",
     "Space",
     "Start",
     "comparable",

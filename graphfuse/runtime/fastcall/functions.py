@@ -61,7 +61,7 @@ class New:
 
 
 @dataclass(frozen=True)
-class Form:
+class CallForm:
     """All that the text of a function's fast path depends on. Equal forms share one compiled text.
 
     parameters: names, in order. numbers: parameters that are numbers. options: parameters that are neither tensors nor
@@ -175,7 +175,7 @@ _LARGEST = "3.4028234e38"
 """Numbers of smaller magnitude are float32's; others are looked at in full."""
 
 
-def function(form: Form, names: Mapping[str, object]) -> Callable[..., object]:
+def function(form: CallForm, names: Mapping[str, object]) -> Callable[..., object]:
     """Writes the function that runs calls like an earlier one, and returns DECLINED for others.
 
     names: the objects that the text refers to:

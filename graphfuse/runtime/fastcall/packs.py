@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphfuse.base.errors import VariantPackError
-from graphfuse.op_graph.ir import Tensor, TensorId
+from graphfuse.op_graph.ir import FrozenTensor, TensorId
 from graphfuse.op_graph.tensor import Tensor as GraphTensor
 from graphfuse.runtime.buffers import number
 from graphfuse.runtime.fastcall.guards import comparable, guard
@@ -31,8 +31,8 @@ class Space:
 def execute(
     pack: object,
     workspace: object,
-    tensors: Mapping[TensorId, tuple[object, Tensor]],
-    conflicts: Sequence[tuple[Tensor, Tensor, Conflict]],
+    tensors: Mapping[TensorId, tuple[object, FrozenTensor]],
+    conflicts: Sequence[tuple[FrozenTensor, FrozenTensor, Conflict]],
     space: Space,
     starts: Mapping[bool, Start],
     count: int = 0,
@@ -99,14 +99,14 @@ def execute(
     return written("execute", "execute", body, names)
 
 
-def _kind(tensor: Tensor, value: object) -> str | None:
+def _kind(tensor: FrozenTensor, value: object) -> str | None:
     """What a value is compared as: its type, or "tensor"; None for what comparisons do not cover."""
     if type(value) is int or tensor.by_value:
         return type(value).__name__ if type(value) in (int, float) else None
     return "tensor" if comparable(value) else None
 
 
-def _misplaced(tensors: Mapping[TensorId, tuple[str, Tensor]], space: Space) -> list[str]:
+def _misplaced(tensors: Mapping[TensorId, tuple[str, FrozenTensor]], space: Space) -> list[str]:
     """Conditions, as Python, under which an address is null or not aligned, or a tensor overlaps the workspace."""
     places = [(local, t) for local, t in tensors.values() if not t.by_value and t.elements]
     aligned: dict[int, list[str]] = {}

@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphfuse.contract import engine
-from graphfuse.op_graph.ir import Tensor, TensorId
+from graphfuse.op_graph.ir import FrozenTensor, TensorId
 from graphfuse.runtime.fastcall.writing import Lines, text, trying, when, written
 
 Start = Callable[..., None]
 """Of stream, address of the workspace, count, and the address or number of each bound tensor, in order. count: what the
-numbers of rows are multiples of (``Part.rows``); of no matter where the plan is for one number of rows."""
+numbers of rows are multiples of (``FrozenPart.rows``); of no matter where the plan is for one number of rows."""
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class FrozenPart:
     """A part of a plan, frozen.
 
     scratch: byte offset of the launch's own memory in the workspace. rows: how many rows it has for each of the `count`
@@ -26,10 +26,10 @@ class Part:
 
 
 def start(
-    bound: Sequence[Tensor],
+    bound: Sequence[FrozenTensor],
     in_workspace: Mapping[TensorId, int],
     constants: Mapping[TensorId, float],
-    parts: Sequence[Part],
+    parts: Sequence[FrozenPart],
 ) -> Start:
     """Writes the function that starts the parts of a plan, in order.
 
@@ -89,7 +89,7 @@ def _names(k: int, frozen: engine.FrozenKernel, by_rows: bool) -> dict[str, obje
     return names | ({f"grid{k}": launcher.grid, f"known{k}": [(rows, launcher.grid(rows))]} if by_rows else {})
 
 
-def _argument(argument: engine.Argument, place: Mapping[TensorId, str], part: Part) -> str:
+def _argument(argument: engine.Argument, place: Mapping[TensorId, str], part: FrozenPart) -> str:
     match argument:
         case engine.Address(tensor) | engine.HostScalar(tensor):
             return place[tensor]

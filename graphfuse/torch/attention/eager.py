@@ -80,7 +80,7 @@ def _reads_more(eager: FunctionType) -> bool:
         return True
     try:
         body = interpreter.body(eager)
-    except interpreter.Declined:  # without a source
+    except interpreter.ForwardDeclined:  # without a source
         return True
     return any(isinstance(node, ast.Name) and node.id in rest for node in ast.walk(body))
 

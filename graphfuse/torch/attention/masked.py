@@ -34,7 +34,7 @@ _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": N
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """A call of torch's function. given: its arguments by name, where they are not the default."""
 
     node: Node
@@ -91,7 +91,7 @@ def rewrite(module: GraphModule, regions: Regions) -> list[Outcome]:
     return outcomes
 
 
-def _call(node: Node) -> Call | None:
+def _call(node: Node) -> AttentionCall | None:
     found = is_op(node, "attention")
     if found is None:
         return None
@@ -99,7 +99,9 @@ def _call(node: Node) -> Call | None:
     known = {*_ARGUMENTS, *_DEFAULTS}
     if not given.keys() <= known or not all(isinstance(value(given.get(n)), torch.Tensor) for n in _ARGUMENTS[:3]):
         return None
-    return Call(node, {name: v for name, v in given.items() if name not in _DEFAULTS or v is not _DEFAULTS[name]})
+    return AttentionCall(
+        node, {name: v for name, v in given.items() if name not in _DEFAULTS or v is not _DEFAULTS[name]}
+    )
 
 
 def _chooses_kernels(node: Node) -> bool:
@@ -107,7 +109,7 @@ def _chooses_kernels(node: Node) -> bool:
     return "sdp" in getattr(node.target, "__name__", "") and not is_op(node, "attention")
 
 
-def _why_left(call: Call, regions: Regions) -> str:
+def _why_left(call: AttentionCall, regions: Regions) -> str:
     """What forbids to change a call; "" for nothing."""
     tensors = [value(call.get(name)) for name in _ARGUMENTS[:3]]
     if call.node in regions.nested:
@@ -138,7 +140,7 @@ def _viewed(out: Node) -> Node | None:
 
 
 def _kind(
-    call: Call, mask: Node, constants: Constants, known: dict[tuple[Node, int, int], Seen | None]
+    call: AttentionCall, mask: Node, constants: Constants, known: dict[tuple[Node, int, int], Seen | None]
 ) -> tuple[Seen | None, str]:
     """What a mask allows, or why it stays. known: of masks that were looked at."""
     queries, keys = (value(call.get(name)).shape[-2] for name in ("query", "key"))
@@ -153,7 +155,7 @@ def _kind(
     return known[key], "" if known[key] else "its mask is neither causal, nor a window of the last keys, nor all true"
 
 
-def _why_needed(call: Call, kind: Seen, chooses: bool) -> str:
+def _why_needed(call: AttentionCall, kind: Seen, chooses: bool) -> str:
     """Why a mask stays of which it is known what it allows; "" where it goes."""
     if kind.is_causal and not _is_positive(call.get("scale")):
         return "kernels for causal attention take a positive scale"
@@ -166,7 +168,7 @@ def _why_needed(call: Call, kind: Seen, chooses: bool) -> str:
     return "" if _takes_window(call, kind.window) else f"there is no faster kernel for {kind}"
 
 
-def _takes_window(call: Call, window: int) -> bool:
+def _takes_window(call: AttentionCall, window: int) -> bool:
     """Whether the operator takes a call, and runs flash attention with a window then."""
     q, k, v = (value(call.get(name)) for name in _ARGUMENTS[:3])
     scale, out = call.get("scale"), value(call.node)
@@ -179,7 +181,7 @@ def _takes_window(call: Call, window: int) -> bool:
     return kernel_of(q, k, v, False, Options(1.0 if scale is None else scale, True, window)) is WINDOWED
 
 
-def _repeats(call: Call) -> tuple[Repeated, Repeated] | None:
+def _repeats(call: AttentionCall) -> tuple[Repeated, Repeated] | None:
     """Of keys and values, what they repeat the heads of, if torch is as fast with groups of heads."""
     q, k, v = (call.get(name) for name in _ARGUMENTS[:3])
     if call.get("attn_mask") is not None or call.get("enable_gqa") or value(q).dim() != 4 or k is v:
@@ -198,7 +200,7 @@ def _repeats(call: Call) -> tuple[Repeated, Repeated] | None:
     return pair if _is_steady(call, pair) and _takes_groups(*tensors) else None
 
 
-def _is_steady(call: Call, pair: tuple[Repeated, Repeated]) -> bool:
+def _is_steady(call: AttentionCall, pair: tuple[Repeated, Repeated]) -> bool:
     """Whether nothing is changed in place between the repeats and the call, so that what is repeated is the same."""
     own, node = {step for one in pair for step in one.steps}, call.node
     while own:
@@ -234,7 +236,7 @@ def has_grouped_kernel(
     return all(isinstance(width, int) and width <= widest for width in widths)
 
 
-def _ungrouped(graph: Graph, call: Call, pair: Sequence[Repeated]) -> Call:
+def _ungrouped(graph: Graph, call: AttentionCall, pair: Sequence[Repeated]) -> AttentionCall:
     """The call with keys and values that are not repeated."""
     given = call.given | {"enable_gqa": True}
     with graph.inserting_before(call.node):

@@ -40,7 +40,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class AttentionKernel:
     """One of torch's operators, or the formula.
 
     forward: of (q, k, v, bias, options), the result, the logarithms [batch, heads, queries] and what backward wants
@@ -57,7 +57,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Case:
+class AttentionCase:
     """What a kernel is chosen by. device: its type. queries, keys: how many of each. columns: of a head's queries and
     keys. value_columns: of its values. has_window: whether queries attend to the last keys alone, which is causal.
     is_sharded: whether they are DTensors. capability: a GPU's. has_flash: whether torch was built with flash attention
@@ -78,7 +78,7 @@ class Case:
     scale: float = 1.0
 
 
-def chosen(case: Case) -> Kernel:
+def chosen(case: AttentionCase) -> AttentionKernel:
     if case.queries == 0 or case.keys == 0 or case.columns == 0 or case.value_columns == 0:
         return PLAIN
     if case.is_causal and not case.scale > 0:  # torch's kernels take what is later as minus infinity times the scale
@@ -134,7 +134,7 @@ def differentiate(
 
 def _fitted(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, options: Options
-) -> tuple[Kernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Options]:
+) -> tuple[AttentionKernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Options]:
     """The kernel, and what is given as it takes it."""
     queries = q.shape[2]
     if options.window is not None and isinstance(queries, int) and options.window >= queries:
@@ -157,12 +157,12 @@ def _fitted(
     return kernel, (*tensors, bias), options
 
 
-def kernel_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, has_mask: bool, options: Options) -> Kernel:
+def kernel_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, has_mask: bool, options: Options) -> AttentionKernel:
     """The kernel that is chosen for tensors; they may have no values."""
     gpu = _gpu(q.device.index or 0) if q.device.type == "cuda" else ()
     sizes = q.shape[2] if q.shape[0] else 0, k.shape[2], q.shape[3], v.shape[3]
     seen = has_mask, options.is_causal, options.window is not None
-    return chosen(Case(q.device.type, q.dtype, *sizes, *seen, _is_sharded(q), *gpu, scale=options.scale))
+    return chosen(AttentionCase(q.device.type, q.dtype, *sizes, *seen, _is_sharded(q), *gpu, scale=options.scale))
 
 
 def _is_sharded(t: torch.Tensor) -> bool:
@@ -321,10 +321,10 @@ def _plain_backward(grad, q, k, v, bias, out, lse, state, options):
     return tuple(d.to(t.dtype) for d, t in zip(made, (q, k, v), strict=True))
 
 
-FLASH = Kernel("flash attention", _flash, _flash_backward, is_grouped=True, multiple=MULTIPLE)
-WINDOWED = Kernel(
+FLASH = AttentionKernel("flash attention", _flash, _flash_backward, is_grouped=True, multiple=MULTIPLE)
+WINDOWED = AttentionKernel(
     "flash attention with a window", _windowed, _windowed_backward, is_grouped=True, has_window=True, multiple=MULTIPLE
 )
-EFFICIENT = Kernel("memory-efficient attention", _efficient, _efficient_backward, multiple=MULTIPLE)
-CPU = Kernel("flash attention for the CPU", _cpu, _cpu_backward)
-PLAIN = Kernel("the formula", _plain, _plain_backward)
+EFFICIENT = AttentionKernel("memory-efficient attention", _efficient, _efficient_backward, multiple=MULTIPLE)
+CPU = AttentionKernel("flash attention for the CPU", _cpu, _cpu_backward)
+PLAIN = AttentionKernel("the formula", _plain, _plain_backward)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from graphfuse.torch.fusion.meaning import Op, called, is_op, permutation, value
+from graphfuse.torch.fusion.meaning import Meaning, called, is_op, permutation, value
 
 HEADS = 1
 """The dimension of heads, of four."""
@@ -90,7 +90,7 @@ def _after(node: Node, dims: _Dims) -> _Dims | None:
     return _grouped([f for own in dims for f in own], shape) if name != "getitem" or _keeps_all(found) else None
 
 
-def _keeps_all(found: Op) -> bool:
+def _keeps_all(found: Meaning) -> bool:
     """Whether an index takes all of each dimension, and only inserts some."""
     index = found.args[1] if isinstance(found.args[1], tuple) else (found.args[1],)
     return all(part is None or part is Ellipsis or part == slice(None) for part in index)

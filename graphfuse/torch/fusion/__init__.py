@@ -5,8 +5,8 @@ there says which operator computes it. `module` asks whether a module is a norm.
 """
 
 from graphfuse.torch.fusion.match import find
-from graphfuse.torch.fusion.report import Entry, Report
+from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.fusion.rewrite import rewrite
-from graphfuse.torch.fusion.site import Site
+from graphfuse.torch.fusion.site import NormSite
 
-__all__ = ["Entry", "Report", "Site", "find", "rewrite"]
+__all__ = ["Entry", "FuseReport", "NormSite", "find", "rewrite"]

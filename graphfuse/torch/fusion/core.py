@@ -8,11 +8,11 @@ import torch
 from torch.fx import Node
 
 from graphfuse.torch.fusion.form import Form
-from graphfuse.torch.fusion.meaning import Op, dtype, exact, is_op, number, operands, same, unviewed, value, wide
-from graphfuse.torch.fusion.site import Number, Site
+from graphfuse.torch.fusion.meaning import Meaning, dtype, exact, is_op, number, operands, same, unviewed, value, wide
+from graphfuse.torch.fusion.site import NormSite, Number
 
 
-def core(node: Node) -> Site | None:
+def core(node: Node) -> NormSite | None:
     """The norm over the last dimension that a node ends, before any weight."""
     called = is_op(node, "layer_norm", "rms_norm", "normalize")
     if called:
@@ -29,7 +29,7 @@ def core(node: Node) -> Site | None:
     return None
 
 
-def _rms_or_layer(node: Node, a: object, b: object, how: str) -> Site | None:
+def _rms_or_layer(node: Node, a: object, b: object, how: str) -> NormSite | None:
     """a times an inverse root, or a over a root."""
     kind = dtype(node)
     b = unviewed(b)
@@ -52,12 +52,12 @@ def _rms_or_layer(node: Node, a: object, b: object, how: str) -> Site | None:
     return None
 
 
-def _site(form: Form, out: Node, x: object, eps: Number) -> Site | None:
+def _site(form: Form, out: Node, x: object, eps: Number) -> NormSite | None:
     if not isinstance(x, Node) or value(x) is None or value(out) is None or value(x).dim() != value(out).dim():
         return None
     if not same(value(x).shape[-1], value(out).shape[-1]):
         return None
-    return Site(form, out, {"x": x}, eps)
+    return NormSite(form, out, {"x": x}, eps)
 
 
 def inverse(node: object) -> object | None:
@@ -81,7 +81,7 @@ def _root(node: object) -> object | None:
     return None
 
 
-def _is_last(found: Op, source: object, place: int = 1) -> bool:
+def _is_last(found: Meaning, source: object, place: int = 1) -> bool:
     """Whether an operation goes over the last dimension alone."""
     dims = found.get(place, "dim", found.named.get("axis"))
     dims = [dims] if isinstance(dims, int) else dims
@@ -151,13 +151,13 @@ def _variance_of(node: object, kind: torch.dtype) -> object | None:
     return found.get(0, "input") if found is not None and _is_of_all(found) else None
 
 
-def _is_of_all(found: Op) -> bool:
+def _is_of_all(found: Meaning) -> bool:
     """Whether a variance is that of all elements of a row."""
     biased = found.get(2, "correction", found.named.get("unbiased"))
     return _is_last(found, found.get(0, "input")) and biased is not None and not biased
 
 
-def _var_mean(node: object, place: int) -> Op | None:
+def _var_mean(node: object, place: int) -> Meaning | None:
     """The operation over rows that a node is one result of: the variance (0) or the mean (1)."""
     if not isinstance(node, Node) or node.target is not operator.getitem or node.args[1] != place:
         return None
@@ -169,7 +169,7 @@ def _same_value(a: object, b: object) -> bool:
     return a is not None and b is not None and exact(a) is exact(b)
 
 
-def unit(node: Node) -> Site | None:
+def unit(node: Node) -> NormSite | None:
     """Rows of length 1 along any dimension, each step rounded, as torch's function is written."""
     if found := is_op(node, "normalize"):
         x, dim, eps = found.get(0, "input"), found.get(2, "dim", 1), number(found.get(3, "eps", 1e-12))
@@ -190,7 +190,7 @@ def unit(node: Node) -> Site | None:
     rank = value(x).dim()
     if eps is None or not -rank <= dim < rank or value(node).dim() != rank:
         return None
-    return Site(Form("unit", rounded=kind is not wide(kind)), node, {"x": x}, eps, dim=dim % rank - rank)
+    return NormSite(Form("unit", rounded=kind is not wide(kind)), node, {"x": x}, eps, dim=dim % rank - rank)
 
 
 def _is_one_a_row(node: object, x: object, dim: int) -> bool:
@@ -221,7 +221,7 @@ def _over_length(a: object, b: object) -> tuple[object, int, Number, object, obj
     return a, dims[0], eps, length, b
 
 
-def _l2(node: Node, a: object, b: object) -> Site | None:
+def _l2(node: Node, a: object, b: object) -> NormSite | None:
     kind = dtype(node)
     found = _over_length(a, b)
     if found is None or kind is not wide(dtype(a)):
@@ -232,7 +232,7 @@ def _l2(node: Node, a: object, b: object) -> Site | None:
     return _site(Form("l2"), node, x, eps)
 
 
-def _called(node: Node, found: Op) -> Site | None:
+def _called(node: Node, found: Meaning) -> NormSite | None:
     """torch's own norm, by a function that rounds once."""
     x = found.get(0, "input")
     if value(x) is None or dtype(x) is torch.float64:

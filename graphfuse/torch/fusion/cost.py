@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from graphfuse.torch.fusion.meaning import value
-from graphfuse.torch.fusion.site import Site
+from graphfuse.torch.fusion.site import NormSite
 
 REACH = 16
 """A measured case stands for rows and columns up to this factor away, where no other case is nearer."""
@@ -26,7 +26,7 @@ kernel of all, which does not write the norm's result."""
 
 
 @dataclass(frozen=True)
-class Case:
+class MeasuredCase:
     """ours, inductors: microseconds of the medians. record: the file in docs/records."""
 
     what: str
@@ -47,34 +47,34 @@ class Case:
 _LAYERNORM, _NORM_ADD_NORM = "layernorm-nvidia-h200.json", "norm-add-norm-nvidia-h200.json"
 
 CASES = (
-    Case(LAYER, 4096, 1024, 6.2043, 6.0191, _LAYERNORM),
-    Case(LAYER, 4096, 2048, 10.2664, 14.9046, _LAYERNORM),
-    Case(LAYER, 4096, 4096, 18.1252, 27.1963, _LAYERNORM),
-    Case(LAYER, 4096, 8192, 35.156, 39.7167, _LAYERNORM),
-    Case(LAYER, 32768, 1024, 33.7492, 33.6911, _LAYERNORM),
-    Case(LAYER, 32768, 2048, 64.5486, 99.117, _LAYERNORM),
-    Case(LAYER, 32768, 4096, 126.6987, 183.452, _LAYERNORM),
-    Case(LAYER, 32768, 8192, 252.152, 287.42, _LAYERNORM),
-    Case(FOLLOWED, 16, 2560, 3.0627, 2.5906, _NORM_ADD_NORM),
-    Case(FOLLOWED, 4096, 2560, 32.721, 28.4395, _NORM_ADD_NORM),
-    Case(FOLLOWED, 16384, 2560, 122.2187, 99.222, _NORM_ADD_NORM),
-    Case(FOLLOWED, 16, 5376, 4.3471, 4.2444, _NORM_ADD_NORM),
-    Case(FOLLOWED, 4096, 5376, 66.8187, 55.981, _NORM_ADD_NORM),
-    Case(FOLLOWED, 16384, 5376, 252.516, 202.08, _NORM_ADD_NORM),
+    MeasuredCase(LAYER, 4096, 1024, 6.2043, 6.0191, _LAYERNORM),
+    MeasuredCase(LAYER, 4096, 2048, 10.2664, 14.9046, _LAYERNORM),
+    MeasuredCase(LAYER, 4096, 4096, 18.1252, 27.1963, _LAYERNORM),
+    MeasuredCase(LAYER, 4096, 8192, 35.156, 39.7167, _LAYERNORM),
+    MeasuredCase(LAYER, 32768, 1024, 33.7492, 33.6911, _LAYERNORM),
+    MeasuredCase(LAYER, 32768, 2048, 64.5486, 99.117, _LAYERNORM),
+    MeasuredCase(LAYER, 32768, 4096, 126.6987, 183.452, _LAYERNORM),
+    MeasuredCase(LAYER, 32768, 8192, 252.152, 287.42, _LAYERNORM),
+    MeasuredCase(FOLLOWED, 16, 2560, 3.0627, 2.5906, _NORM_ADD_NORM),
+    MeasuredCase(FOLLOWED, 4096, 2560, 32.721, 28.4395, _NORM_ADD_NORM),
+    MeasuredCase(FOLLOWED, 16384, 2560, 122.2187, 99.222, _NORM_ADD_NORM),
+    MeasuredCase(FOLLOWED, 16, 5376, 4.3471, 4.2444, _NORM_ADD_NORM),
+    MeasuredCase(FOLLOWED, 4096, 5376, 66.8187, 55.981, _NORM_ADD_NORM),
+    MeasuredCase(FOLLOWED, 16384, 5376, 252.516, 202.08, _NORM_ADD_NORM),
 )
 
 
-def followed(site: Site) -> Case | None:
+def followed(site: NormSite) -> MeasuredCase | None:
     """The case by which inductor is left a norm with what stands behind it."""
     return _of(site, FOLLOWED) if site.left else None
 
 
-def alone(site: Site) -> Case | None:
+def alone(site: NormSite) -> MeasuredCase | None:
     """The case by which inductor is left a norm for itself."""
     return _of(site, LAYER) if site.form.kind == "layer" and not site.form.residual and not site.form.after else None
 
 
-def _of(site: Site, what: str) -> Case | None:
+def _of(site: NormSite, what: str) -> MeasuredCase | None:
     x, out = value(site.tensors["x"]), value(site.out)
     if x is None or x.device.type != DEVICE or x.dtype.itemsize != BYTES or _is_training(out):
         return None
@@ -90,7 +90,7 @@ def _is_training(out: torch.Tensor | None) -> bool:
     return out is not None and out.requires_grad
 
 
-def _nearest(what: str, rows: int | None, columns: int) -> list[Case]:
+def _nearest(what: str, rows: int | None, columns: int) -> list[MeasuredCase]:
     """The nearest case within reach. For a number of rows that varies (None): those of all numbers, at the nearest
     number of columns."""
     there = [case for case in CASES if case.what == what]

@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.form import OPERATORS, Serving
-from graphfuse.torch.fusion.module import Norm
+from graphfuse.torch.fusion.module import NormModule
 
 _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 _RUN_ON = frozenset({"cuda", "cpu"})
@@ -24,7 +24,7 @@ _MARK = "_graphfuse_fused"
 _called_plainly, _differentiates_forward = torch_private.called_plainly(), torch_private.differentiates_forward()
 
 
-def set_on(module: torch.nn.Module, function: FunctionType, norm: Norm | None = None) -> None:
+def set_on(module: torch.nn.Module, function: FunctionType, norm: NormModule | None = None) -> None:
     """Makes `function`, whose first argument is the module, its forward. norm: what it computes, of a norm."""
     function.__dict__[_MARK] = repr(norm)  # a text, as Dynamo compares it
     module.forward = MethodType(function, module)
@@ -53,7 +53,7 @@ def remove_from(module: torch.nn.Module) -> None:
     del module.forward
 
 
-def forward_of(norm: Norm, cls: type) -> FunctionType:
+def forward_of(norm: NormModule, cls: type) -> FunctionType:
     """What takes the place of a class's forward for modules that are this norm."""
     own, arguments, run, groups = cls.forward, arguments_of(norm), norm.serving.operator.run, norm.groups
     names = list(inspect.signature(own).parameters)[1:]
@@ -74,7 +74,7 @@ def forward_of(norm: Norm, cls: type) -> FunctionType:
     return forward
 
 
-def arguments_of(norm: Norm) -> Callable[..., tuple | None]:
+def arguments_of(norm: NormModule) -> Callable[..., tuple | None]:
     """Returns what gives an operator's arguments for a module, x and a gate, all of them views; None where the operator
     may compute something else than the class's forward."""
     watch, groups, columns, dim, extents = norm.watch, norm.groups, norm.columns, norm.dim, norm.extents
@@ -136,7 +136,7 @@ def _needs_gradient(*tensors: torch.Tensor | None) -> bool:
     return not is_dynamo_compiling() and (_differentiates_forward() or torch_private.is_differentiated_by_func())
 
 
-def add_norm_of(norm: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+def add_norm_of(norm: NormModule) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """What computes (the norm module of a sum, the sum), by one operator where that is the same."""
     run, arguments, same = of_sum(norm).operator.run, arguments_of(norm), repr(norm)
 
@@ -158,7 +158,7 @@ def _are_like(residual: object, x: object) -> bool:
     return x.dtype is residual.dtype and x.shape == residual.shape and x.device == residual.device
 
 
-def norm_add_norm_of(first: Norm, second: Norm) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+def norm_add_norm_of(first: NormModule, second: NormModule) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """What computes (the second norm module of a sum, the sum) of a residual and the first norm module of x: by one
     operator in inference, where that is the same."""
     run, same = of_sandwich(first, second).operator.run, (repr(first), repr(second))
@@ -182,7 +182,7 @@ def norm_add_norm_of(first: Norm, second: Norm) -> Callable[..., tuple[torch.Ten
     return norm_add_norm
 
 
-def silu_of(norm: Norm) -> Callable[..., torch.Tensor]:
+def silu_of(norm: NormModule) -> Callable[..., torch.Tensor]:
     """What computes SiLU of a norm module: by one operator where that is the same."""
     run, arguments, same = of_silu(norm).operator.run, arguments_of(norm), repr(norm)
 
@@ -201,17 +201,17 @@ def _is_silu(module: torch.nn.Module) -> bool:
     return module.__class__ is torch.nn.SiLU and "forward" not in vars(module) and _called_plainly(module)
 
 
-def of_sandwich(first: Norm, second: Norm) -> Serving | None:
+def of_sandwich(first: NormModule, second: NormModule) -> Serving | None:
     """What computes the norm of a residual sum, of which a term is a norm, and the sum."""
     joins = first.form == second.form and first.groups == second.groups == 1
     return OPERATORS.get(replace(second.form, residual=True, inner=True)) if joins else None
 
 
-def of_silu(norm: Norm) -> Serving | None:
+def of_silu(norm: NormModule) -> Serving | None:
     """What computes SiLU of a norm that is rounded before. Of others the module rounds, and the operator does not."""
     return OPERATORS.get(replace(norm.form, after="SiLU")) if norm.form.kind == "unit" and not norm.form.after else None
 
 
-def of_sum(norm: Norm) -> Serving | None:
+def of_sum(norm: NormModule) -> Serving | None:
     """What computes the norm of a residual sum, and the sum."""
     return OPERATORS.get(replace(norm.form, residual=True)) if norm.groups == 1 else None

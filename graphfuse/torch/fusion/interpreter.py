@@ -3,7 +3,7 @@
 Tracing follows one way through a function. That way holds for every call only if nothing on it depends on more than
 what is compared at each call. So the source is run here instead of by Python: assignments, returns, branches on known
 values, and calls of torch's operations and of plain functions, which are run in the same way. Everything else is
-`Declined`: what is not listed is not run. Each value that is not an argument is recorded as a `Read`.
+`ForwardDeclined`: what is not listed is not run. Each value that is not an argument is recorded as a `Read`.
 """
 
 import ast
@@ -50,7 +50,7 @@ _ACTIVATIONS = {torch.nn.SiLU: torch.nn.functional.silu, torch.nn.Sigmoid: torch
 _OF_NUMBERS = frozenset({len, int, float, bool, abs, min, max, *(f for f in vars(math).values() if callable(f))})
 
 
-class Declined(Exception):
+class ForwardDeclined(Exception):
     """Why a function does not do the same in every call, as far as can be seen."""
 
 
@@ -116,11 +116,11 @@ class Domain:
         """A value that decides something, or that is computed with. Raises Declined where it may be another one in
         another call."""
         if isinstance(value, self.symbols) or isinstance(value, self.facts):
-            raise Declined("asks what differs from call to call")
+            raise ForwardDeclined("asks what differs from call to call")
         return value
 
     def is_none(self, symbol: object) -> bool:
-        raise Declined("asks whether an argument is None")
+        raise ForwardDeclined("asks whether an argument is None")
 
     def member(self, name: str, tensor: torch.Tensor) -> object:
         raise NotImplementedError
@@ -135,16 +135,16 @@ class Domain:
         raise NotImplementedError
 
     def unpack(self, symbol: object, count: int) -> Sequence[object]:
-        raise Declined("takes a symbol apart")
+        raise ForwardDeclined("takes a symbol apart")
 
     def spread(self, value: object) -> Mapping[str, object]:
         """The named arguments that a mapping is, which a call passes on."""
         if value != {}:
-            raise Declined("passes on a mapping")
+            raise ForwardDeclined("passes on a mapping")
         return {}
 
     def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
-        raise Declined(f"calls self.{child.name}")
+        raise ForwardDeclined(f"calls self.{child.name}")
 
     def computes(self, function: object) -> bool:
         """Whether a function is an operation of torch that may be given symbols."""
@@ -158,7 +158,7 @@ def run(
     whatever operations raise."""
     cls = type(domain.module)
     if cls.__getattribute__ is not object.__getattribute__ or cls.__getattr__ is not torch.nn.Module.__getattr__:
-        raise Declined("looks its attributes up in a way of its own")
+        raise ForwardDeclined("looks its attributes up in a way of its own")
     return _called(domain, function, [Named(domain.module, SELF), *args], {}, 0, rest or {})
 
 
@@ -172,7 +172,7 @@ def body(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
         codes, nodes = (), {}
     found = nodes.get((code.co_firstlineno, code.co_name), ())
     if len(found) != 1 or code not in codes:
-        raise Declined(f"is {code.co_name}, whose source is not there")
+        raise ForwardDeclined(f"is {code.co_name}, whose source is not there")
     return found[0]
 
 
@@ -204,7 +204,7 @@ def _called(
     rest: Mapping[str, object] = MappingProxyType({}),
 ) -> object:
     if depth > _DEPTH or function.__code__.co_flags & _FLAGS:
-        raise Declined(f"calls {function.__name__}, which calls too deep or is a generator")
+        raise ForwardDeclined(f"calls {function.__name__}, which calls too deep or is a generator")
     tree = body(function)
     bound = inspect.signature(function, follow_wrapped=False).bind(*args, **named)
     given = dict(bound.arguments)
@@ -255,10 +255,10 @@ class _Frame:
                     raise self.declined(statement, f"is {type(statement).__name__}")
         return None
 
-    def declined(self, node: ast.AST, what: str) -> Declined:
+    def declined(self, node: ast.AST, what: str) -> ForwardDeclined:
         code = self.function.__code__
         of = f" of {code.co_name}" if self.depth else ""
-        return Declined(f"line {node.lineno - code.co_firstlineno + 1}{of} {what}")
+        return ForwardDeclined(f"line {node.lineno - code.co_firstlineno + 1}{of} {what}")
 
     def assign(self, target: ast.expr, value: object) -> None:
         if isinstance(target, ast.Name):
@@ -301,7 +301,7 @@ class _Frame:
     def settled(self, node: ast.expr, value: object) -> object:
         try:
             return self.domain.settled(value)
-        except Declined as why:
+        except ForwardDeclined as why:
             raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
 
     def value(self, node: ast.expr) -> object:
@@ -381,7 +381,7 @@ class _Frame:
             if isinstance(function, Child):
                 return self.domain.call_child(function, args, named)
             return self.domain.compute(function, args, named)
-        except Declined as why:
+        except ForwardDeclined as why:
             raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
 
     def _compare(self, node: ast.Compare) -> object:
@@ -398,7 +398,7 @@ class _Frame:
             if isinstance(a, self.domain.symbols):
                 try:
                     return (b is None and self.domain.is_none(a)) is isinstance(kind, ast.Is)
-                except Declined as why:
+                except ForwardDeclined as why:
                     raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
         a, b = self.settled(node, a), self.settled(node, b)
         if not (is_plain(a) and is_plain(b)):
@@ -452,7 +452,7 @@ class _Frame:
         if isinstance(value, self.domain.symbols):
             try:
                 return self.domain.attribute(value, name)
-            except Declined as why:
+            except ForwardDeclined as why:
                 raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
         if not isinstance(value, Named):
             raise self.declined(node, f"reads {ast.unparse(node)}")
@@ -545,7 +545,7 @@ class _Frame:
     def spread(self, node: ast.expr, value: object) -> Mapping[str, object]:
         try:
             return self.domain.spread(value)
-        except Declined as why:
+        except ForwardDeclined as why:
             raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
 
 

@@ -17,9 +17,9 @@ import torch
 from torch.fx import Graph, Node, Proxy, Tracer
 
 from graphfuse.torch.fusion import forward, interpreter
-from graphfuse.torch.fusion.interpreter import Child, Declined, Domain, Named, TensorMethod
+from graphfuse.torch.fusion.interpreter import Child, Domain, ForwardDeclined, Named, TensorMethod
 from graphfuse.torch.fusion.meaning import is_operation
-from graphfuse.torch.fusion.module import Norm
+from graphfuse.torch.fusion.module import NormModule
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain, watched
 
 _REST = "_graphfuse_rest"
@@ -36,7 +36,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedLayer:
     """A layer's new forward. units: what is one now, in order. kept: sums that are not, and why."""
 
     function: FunctionType | None
@@ -58,13 +58,13 @@ class _Proxies(Domain):
 
     def attribute(self, symbol: Proxy, name: str) -> object:
         if name.endswith("_") and not name.endswith("__"):
-            raise Declined("changes a tensor in place")
+            raise ForwardDeclined("changes a tensor in place")
         return getattr(symbol, name)
 
     def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
         given = _passed([*args, *named.values()])
         if not isinstance(function, Proxy) and not any(isinstance(v, Proxy) for v in given):
-            raise Declined("is not known to do the same each time")
+            raise ForwardDeclined("is not known to do the same each time")
         return function(*args, **named)
 
     def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
@@ -91,7 +91,7 @@ def _passed(values: Sequence[object]) -> Sequence[object]:
         if isinstance(v, tuple | list):
             found += _passed(v)
         elif isinstance(v, Named | TensorMethod | Child | interpreter.Method):
-            raise Declined("is given something that is no tensor and no number")
+            raise ForwardDeclined("is given something that is no tensor and no number")
         else:
             found.append(v)
     return found
@@ -105,7 +105,7 @@ def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
     return parts
 
 
-def fused(layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Fused:
+def fused(layer: torch.nn.Module, norms: Mapping[str, NormModule]) -> FusedLayer:
     """The layer's forward with what can be one. norms: those of its own modules that are norms, by name. Raises
     Declined where its forward cannot be traced."""
     own, checkpoints = own_forward(type(layer))
@@ -128,10 +128,10 @@ def fused(layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Fused:
             taken.append(_make_one(graph, node, norm, norms))
     taken += _activated(graph, layer, norms)
     if not taken:
-        return Fused(None, (), tuple(dict.fromkeys(kept)))
+        return FusedLayer(None, (), tuple(dict.fromkeys(kept)))
     graph.lint()
     function = _guarded(own, _written(graph), reads, checkpoints)
-    return Fused(function, tuple(taken), tuple(dict.fromkeys(kept)))
+    return FusedLayer(function, tuple(taken), tuple(dict.fromkeys(kept)))
 
 
 def own_forward(cls: type) -> tuple[FunctionType, bool]:
@@ -139,7 +139,9 @@ def own_forward(cls: type) -> tuple[FunctionType, bool]:
     found, checkpoints = cls.forward, False
     while hasattr(found, "__wrapped__"):
         if found.__globals__.get("__name__") != _CHECKPOINTING:
-            raise Declined(f"its forward is wrapped by {found.__globals__.get('__name__')}.{found.__code__.co_name}")
+            raise ForwardDeclined(
+                f"its forward is wrapped by {found.__globals__.get('__name__')}.{found.__code__.co_name}"
+            )
         found, checkpoints = found.__wrapped__, True
     return found, checkpoints
 
@@ -157,20 +159,20 @@ def _trace(layer: torch.nn.Module, own: FunctionType) -> tuple[Graph, tuple[Read
             default = () if p.default is p.empty else (p.default,)
             given.append(tracer.create_proxy("placeholder", p.name, default, {}))
         else:
-            raise Declined(f"its forward has the argument {p}")
+            raise ForwardDeclined(f"its forward has the argument {p}")
     try:
         made = interpreter.run(domain, own, given, rest)
         _passed([made])
         tracer.graph.output(tracer.create_arg(made))
-    except Declined as why:
-        raise Declined(f"its forward is not straight: {why}") from None
+    except ForwardDeclined as why:
+        raise ForwardDeclined(f"its forward is not straight: {why}") from None
     except Exception as error:  # of a stranger's forward
         said = str(error).splitlines()[0][:120] if str(error) else ""
-        raise Declined(f"its forward cannot be traced: {type(error).__name__}: {said}") from error
+        raise ForwardDeclined(f"its forward cannot be traced: {type(error).__name__}: {said}") from error
     return tracer.graph, tuple(domain.reads.values())
 
 
-def _norm_of(total: Node, norms: Mapping[str, Norm]) -> Node | None:
+def _norm_of(total: Node, norms: Mapping[str, NormModule]) -> Node | None:
     """The call of a norm's module that gets a sum and nothing else."""
     for user in total.users:
         given = (*user.args, *user.kwargs.values())
@@ -179,7 +181,7 @@ def _norm_of(total: Node, norms: Mapping[str, Norm]) -> Node | None:
     return None
 
 
-def _make_one(graph: Graph, total: Node, norm: Node, norms: Mapping[str, Norm]) -> Unit:
+def _make_one(graph: Graph, total: Node, norm: Node, norms: Mapping[str, NormModule]) -> Unit:
     """The norm and the sum, and the norm that is a term of the sum, if it is."""
     following, inner = norms[norm.target], _inner_of(total, norms)
     names, first = ((norm.target,), None) if inner is None else ((inner.target, norm.target), norms[inner.target])
@@ -203,7 +205,7 @@ def _make_one(graph: Graph, total: Node, norm: Node, norms: Mapping[str, Norm]) 
     return unit
 
 
-def _inner_of(total: Node, norms: Mapping[str, Norm]) -> Node | None:
+def _inner_of(total: Node, norms: Mapping[str, NormModule]) -> Node | None:
     """The call of a norm's module right before a sum, of which its result is a term and nothing else."""
     node = total.prev
     if node.op != "call_module" or node.target not in norms or len(node.args) != 1 or node.kwargs:
@@ -211,7 +213,7 @@ def _inner_of(total: Node, norms: Mapping[str, Norm]) -> Node | None:
     return node if list(node.users) == [total] and total.args.count(node) == 1 else None
 
 
-def _activated(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, Norm]) -> Iterator[Unit]:
+def _activated(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, NormModule]) -> Iterator[Unit]:
     """Makes norms and the SiLU of them one, where the norm is rounded before."""
     for node in list(graph.nodes):
         if node.op != "call_module" or node.target not in norms or len(node.args) != 1 or node.kwargs:
@@ -259,7 +261,7 @@ def sums_into(function: FunctionType, called: Iterable[str]) -> bool:
     source tells. For reports: nothing is done by it."""
     try:
         nodes = list(ast.walk(interpreter.body(inspect.unwrap(function))))
-    except Declined:
+    except ForwardDeclined:
         return False
     assigned = [n for n in nodes if isinstance(n, ast.Assign | ast.AugAssign)]
     sums = {_target(n) for n in assigned if isinstance(n.op if isinstance(n, ast.AugAssign) else _operator(n), ast.Add)}

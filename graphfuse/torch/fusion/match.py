@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from graphfuse.torch.fusion.core import core, inverse, unit
 from graphfuse.torch.fusion.form import ADAPTED, OPERATORS, Form
 from graphfuse.torch.fusion.meaning import (
-    Op,
+    Meaning,
     dtype,
     exact,
     is_changed,
@@ -26,16 +26,16 @@ from graphfuse.torch.fusion.meaning import (
     value,
     wide,
 )
-from graphfuse.torch.fusion.site import Site
+from graphfuse.torch.fusion.site import NormSite
 
 
-def find(graph: GraphModule, once: bool = False) -> list[Site]:
+def find(graph: GraphModule, once: bool = False) -> list[NormSite]:
     """The norms of a graph that an operator computes, in order, each with as much around it as that operator takes.
 
     once: whether adaptive layer norm, and a gated sum before it, are taken as rounded once where the graph rounds
     between their steps.
     """
-    found: list[Site] = []
+    found: list[NormSite] = []
     for node in graph.graph.nodes:
         site = _grown(node, once)
         if site is not None:
@@ -59,7 +59,7 @@ def rounds_otherwise(graph: GraphModule) -> str:
     return ""
 
 
-def _grown(node: Node, once: bool) -> Site | None:
+def _grown(node: Node, once: bool) -> NormSite | None:
     """The largest site that an operator computes of those that begin with a norm."""
     for begun in _begun(node):
         fitting = [site for site in _following(begun, once) if _is_served(site)]
@@ -68,7 +68,7 @@ def _grown(node: Node, once: bool) -> Site | None:
     return None
 
 
-def _begun(node: Node) -> Iterator[Site]:
+def _begun(node: Node) -> Iterator[NormSite]:
     """What a site may begin with, what takes most first."""
     plain = unit(node)
     if plain is not None:
@@ -85,12 +85,12 @@ def _begun(node: Node) -> Iterator[Site]:
         yield replace(plain, tensors=plain.tensors | {"x": x})
 
 
-def _read(site: Site) -> Iterator[Node]:
+def _read(site: NormSite) -> Iterator[Node]:
     """What is normalized, read before a cast to a wider type if the result is rounded to what it was."""
     return iter(dict.fromkeys((exact(site.tensors["x"]), site.tensors["x"])))
 
 
-def _product(site: Site) -> Site | None:
+def _product(site: NormSite) -> NormSite | None:
     """The norm of x times the SiLU of a gate, if what is normalized is that, unrounded."""
     found = is_op(site.tensors["x"], "mul")
     for x, gate in operands(found) if found else ():
@@ -103,7 +103,7 @@ def _product(site: Site) -> Site | None:
     return None
 
 
-def _of_groups(site: Site) -> Iterator[Site]:
+def _of_groups(site: NormSite) -> Iterator[NormSite]:
     """The norm of groups of a row, if what is normalized is a view of a row as groups: of a product, or of x."""
     found = is_op(site.tensors["x"], "view")
     source = found.args[0] if found else None
@@ -122,7 +122,7 @@ def _of_groups(site: Site) -> Iterator[Site]:
         yield replace(whole, tensors={"x": x})
 
 
-def _is_served(site: Site) -> bool:
+def _is_served(site: NormSite) -> bool:
     if site.form not in OPERATORS or dtype(site.out) is not dtype(site.tensors["x"]):
         return False
     if site.form.kind == "unit" and site.factor is None or not _is_like(site.out, site.tensors["x"]):
@@ -137,14 +137,14 @@ def _is_served(site: Site) -> bool:
 # What follows it, and what comes before.
 
 
-def _following(site: Site | None, once: bool) -> Iterator[Site]:
+def _following(site: NormSite | None, once: bool) -> Iterator[NormSite]:
     """A norm, and that norm with more and more of what follows. Some of these may be nobody's form."""
     while site is not None:
         yield site
         site = _next(site, once)
 
 
-def _next(site: Site, once: bool) -> Site | None:
+def _next(site: NormSite, once: bool) -> NormSite | None:
     out, x, form = site.out, site.tensors["x"], site.form
     kind, users = wide(dtype(x)), list(out.users)
     rounds = form.kind == "unit" and dtype(out) is dtype(x)
@@ -182,7 +182,7 @@ def _is_like(a: object, b: object) -> bool:
     return all(map(same, one.shape, two.shape))
 
 
-def _other(found: Op, node: Node) -> Node | None:
+def _other(found: Meaning, node: Node) -> Node | None:
     """The operand that `node` is not."""
     a, b = found.get(0, "input"), found.get(1, "other")
     other = b if a is node else a
@@ -214,7 +214,7 @@ def _activated(node: object) -> tuple[str, object] | None:
     return None
 
 
-def _times_activated(site: Site, user: Node) -> Site | None:
+def _times_activated(site: NormSite, user: Node) -> NormSite | None:
     """Times an activation of a gate."""
     found, form = is_op(user, "mul"), site.form
     activated = _activated(_other(found, site.out)) if found else None
@@ -227,7 +227,7 @@ def _times_activated(site: Site, user: Node) -> Site | None:
     return replace(site, out=user, form=form, tensors=site.tensors | {"gate": gate})
 
 
-def _scaled_unit(site: Site, user: Node) -> Site | None:
+def _scaled_unit(site: NormSite, user: Node) -> NormSite | None:
     """Times the number, times a weight, plus a bias, and SiLU, each of which is rounded."""
     form, added, scaled = site.form, is_op(user, "add"), is_op(user, "mul")
     if form.after:
@@ -250,7 +250,7 @@ def _scaled_unit(site: Site, user: Node) -> Site | None:
     return vector and replace(site, out=user, form=form, tensors=site.tensors | {name: vector})
 
 
-def _along(node: object, site: Site) -> Node | None:
+def _along(node: object, site: NormSite) -> Node | None:
     """The node that has one number for each place along a row, in exact values, and extents of 1 beside."""
     leaf, x = exact(node), value(site.tensors["x"])
     found = value(leaf)
@@ -261,7 +261,7 @@ def _along(node: object, site: Site) -> Node | None:
     return leaf if same(found.shape[site.dim], x.shape[site.dim]) and not same(found.shape[site.dim], 1) else None
 
 
-def _row(node: object, site: Site) -> Node | None:
+def _row(node: object, site: NormSite) -> Node | None:
     """The vector of one number for each column that a factor or term is, in exact values."""
     x, leaf = value(site.tensors["x"]), exact(unviewed(exact(node)))
     if site.groups > 1 and not _is_like(site.out, site.tensors["x"]):  # a view of it as groups
@@ -288,7 +288,7 @@ def _plus_one(node: object, kind: torch.dtype | None) -> object | None:
     return next((w for w, one in operands(found) if not isinstance(one, Node) and one == 1), None)
 
 
-def _scaled(site: Site, user: Node, rounded: bool = False) -> Site | None:
+def _scaled(site: NormSite, user: Node, rounded: bool = False) -> NormSite | None:
     """Times a weight, or plus a bias."""
     form = site.form
     if form.bias or form.after:
@@ -308,7 +308,7 @@ def _scaled(site: Site, user: Node, rounded: bool = False) -> Site | None:
     return replace(site, out=user, form=form, tensors=site.tensors | {"weight": weight})
 
 
-def _adapted(site: Site, user: Node, once: bool) -> Site | None:
+def _adapted(site: NormSite, user: Node, once: bool) -> NormSite | None:
     """Times 1 + a scale of each sample, and then plus a shift. once: whether 1 + the scale may be rounded."""
     form, x = site.form, value(site.tensors["x"])
     if form == Form("layer") and (found := is_op(user, "mul")):
@@ -337,7 +337,7 @@ def _is_per_sample(scale: torch.Tensor | None, x: torch.Tensor) -> bool:
     return ends and all(same(n, 1) for n in scale.shape[1:-1])
 
 
-def _gated(site: Site, user: Node) -> Site | None:
+def _gated(site: NormSite, user: Node) -> NormSite | None:
     found = is_op(user, "mul")
     if site.form.after != "SiLU" or found is None:
         return None
@@ -348,7 +348,7 @@ def _gated(site: Site, user: Node) -> Site | None:
     return replace(site, out=user, form=form, tensors=site.tensors | {"gate": gate})
 
 
-def _with_sum(site: Site) -> Site:
+def _with_sum(site: NormSite) -> NormSite:
     """With the residual sum that x is, if it is one of tensors of its type."""
     total, form = site.tensors["x"], replace(site.form, residual=True)
     found = is_op(total, "add")
@@ -361,7 +361,7 @@ def _with_sum(site: Site) -> Site:
     return replace(site, form=form, total=total, tensors=site.tensors | {"x": x, "residual": residual})
 
 
-def _with_unrounded_sum(site: Site) -> Site | None:
+def _with_unrounded_sum(site: NormSite) -> NormSite | None:
     """With the residual sum that x is, and the gate of each sample that a term of it is multiplied by, where one
     operator without gradients computes all."""
     total, form = site.tensors["x"], replace(site.form, residual=True, unrounded=True)
@@ -401,7 +401,7 @@ def _times_gate(term: object, total: Node) -> tuple[Node, Node] | None:
     return None
 
 
-def _with_inner(sites: list[Site]) -> list[Site]:
+def _with_inner(sites: list[NormSite]) -> list[NormSite]:
     """Norms of residual sums with the norm that is a term of the sum, where one operator computes all."""
     plain = {site.out: site for site in sites if site.total is None}
     found = {id(site): site for site in sites}
@@ -426,7 +426,7 @@ def _with_inner(sites: list[Site]) -> list[Site]:
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _left(site: Site, sites: Mapping[Node, Site]) -> str:
+def _left(site: NormSite, sites: Mapping[Node, NormSite]) -> str:
     """What stands behind a norm that no operator computes with it, with these rounding points."""
     said = []
     for user in site.out.users:

@@ -69,7 +69,7 @@ _OWNERS = (torch, torch.nn.functional, operator, torch.linalg)
 
 
 @dataclass(frozen=True)
-class Op:
+class Meaning:
     """An operation by its meaning. args: given by position, then the named ones."""
 
     meaning: str
@@ -140,7 +140,7 @@ def may_write(node: Node) -> bool:
     return writes(node) or not (isinstance(node.target, torch._ops.OpOverload) or called(node))
 
 
-def op(node: object) -> Op | None:
+def op(node: object) -> Meaning | None:
     """What a node computes, None where that is not known. An operation in place counts as what it computes where nobody
     else reads what it changes."""
     if not isinstance(node, Node):
@@ -155,7 +155,7 @@ def op(node: object) -> Op | None:
     if "out" in named or name == "rsub" or named.pop("alpha", 1) != 1 or named.get("rounding_mode") is not None:
         return None
     meaning = MEANING.get(name)
-    return None if meaning is None else Op(meaning, args, named)
+    return None if meaning is None else Meaning(meaning, args, named)
 
 
 def _keeps_order(index: object) -> bool:
@@ -183,7 +183,7 @@ def _is_new(node: Node) -> bool:
     return found is not None and found.meaning not in _VIEWS
 
 
-def is_op(node: object, *meanings: str) -> Op | None:
+def is_op(node: object, *meanings: str) -> Meaning | None:
     found = op(node)
     return found if found is not None and found.meaning in meanings else None
 
@@ -251,7 +251,7 @@ def same(a: object, b: object) -> bool:
     return str(a) == str(b)
 
 
-def permutation(found: Op, rank: int) -> tuple[int, ...] | None:
+def permutation(found: Meaning, rank: int) -> tuple[int, ...] | None:
     """Of the dimensions that a permutation or transposition makes, those of its argument; None where they are not
     known. Of a matrix they are not: two numbers may be a permutation's or a transposition's."""
     dims = found.args[1:] or tuple(n for name, n in found.named.items() if name not in ("input", "self"))
@@ -282,7 +282,7 @@ def end_of(node: object) -> tuple[Node, slice] | None:
     return (source, index[-1]) if index[:-1] in ((Ellipsis,), (slice(None),) * last) else None
 
 
-def operands(found: Op) -> Iterator[tuple[object, object]]:
+def operands(found: Meaning) -> Iterator[tuple[object, object]]:
     """The two operands of an operation, in both orders."""
     a, b = found.get(0, "input"), found.get(1, "other")
     yield a, b

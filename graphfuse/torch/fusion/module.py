@@ -11,12 +11,12 @@ import torch
 
 from graphfuse.torch.fusion import traced
 from graphfuse.torch.fusion.form import OPERATORS, Form, Serving
-from graphfuse.torch.fusion.interpreter import Declined
+from graphfuse.torch.fusion.interpreter import ForwardDeclined
 from graphfuse.torch.fusion.known import known
 from graphfuse.torch.fusion.match import find, rounds_otherwise
 from graphfuse.torch.fusion.meaning import dtype, op, writes
 from graphfuse.torch.fusion.reads import watched
-from graphfuse.torch.fusion.site import Site
+from graphfuse.torch.fusion.site import NormSite
 from graphfuse.torch.modules.norms import LayerNorm, RMSNorm
 
 HALF, OTHER_HALF, SINGLE = torch.bfloat16, torch.float16, torch.float32
@@ -26,7 +26,7 @@ _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormModule:
     """A module that is a norm.
 
     parameters: their names, by those of the operator's arguments.
@@ -34,7 +34,7 @@ class Norm:
     same_type: whether it is another norm with a weight of another type than x.
     autocasts: whether it is another norm under autocast.
     gate: the argument of forward that is one.
-    groups, dim, factor: as of ``Site``.
+    groups, dim, factor: as of ``NormSite``.
     ranks: of x, for which it is this norm.
     columns: the extent along dim, None for any. extents: of parameters.
     is_contiguous: whether what it is given must be.
@@ -72,7 +72,7 @@ class Refused:
         return self.reason
 
 
-def recognized(module: torch.nn.Module) -> Norm | Refused | None:
+def recognized(module: torch.nn.Module) -> NormModule | Refused | None:
     """None of a module that does not look like a norm: it has children, or its forward reduces no rows and its class is
     not called one."""
     if isinstance(module, RMSNorm | LayerNorm):
@@ -86,16 +86,16 @@ def recognized(module: torch.nn.Module) -> Norm | Refused | None:
     if probe.columns < 2 or any(not t.is_floating_point() for t in module.parameters()):
         return Refused("its parameters are no floating-point vectors") if is_called_norm else None
     found = _seen(module, probe) or _judged(module, probe)
-    if isinstance(found, Norm) and not any(found is norm for _, _, norm in tuple(_kept)):
+    if isinstance(found, NormModule) and not any(found is norm for _, _, norm in tuple(_kept)):
         _kept.append((type(module), probe, found))
     return found if is_called_norm or not isinstance(found, Refused) else None
 
 
-_kept: deque[tuple[type, traced.Probe, Norm]] = deque(maxlen=64)
+_kept: deque[tuple[type, traced.Probe, NormModule]] = deque(maxlen=64)
 """The last norms that were found: a model has many that are alike."""
 
 
-def _seen(module: torch.nn.Module, of: traced.Probe) -> Norm | None:
+def _seen(module: torch.nn.Module, of: traced.Probe) -> NormModule | None:
     """The norm that another module was which has the same of all that its forward reads."""
     for cls, probe, norm in tuple(_kept):
         if cls is type(module) and probe == of and _is_as(module, norm):
@@ -103,7 +103,7 @@ def _seen(module: torch.nn.Module, of: traced.Probe) -> Norm | None:
     return None
 
 
-def _is_as(module: torch.nn.Module, norm: Norm) -> bool:
+def _is_as(module: torch.nn.Module, norm: NormModule) -> bool:
     try:
         eps = getattr(module, norm.epsilon) if norm.epsilon else norm.eps
         return type(eps) is float and _is_like(eps, norm.eps) and norm.watch(module)
@@ -118,10 +118,10 @@ def _may_be(cls: type) -> bool:
 
 @dataclass(frozen=True)
 class _Way:
-    """What forward does with tensors of one type and shape. parameters, gate: as of `Norm`."""
+    """What forward does with tensors of one type and shape. parameters, gate: as of `NormModule`."""
 
     trace: traced.Traced
-    site: Site
+    site: NormSite
     parameters: tuple[tuple[str, str], ...]
     gate: str
 
@@ -135,7 +135,7 @@ class _Way:
         return is_form and is_eps and same == (other.parameters, other.gate, b.groups, b.dim, b.factor)
 
 
-def _judged(module: torch.nn.Module, of: traced.Probe) -> Norm | Refused:
+def _judged(module: torch.nn.Module, of: traced.Probe) -> NormModule | Refused:
     claim, cls = known(type(module)), type(module).__name__
     epsilons = {
         n: v for n, v in vars(module).items() if type(v) is float and ("eps" in n or claim and n == claim.epsilon)
@@ -176,7 +176,7 @@ def _judged(module: torch.nn.Module, of: traced.Probe) -> Norm | Refused:
     is_free = bool(epsilon) and not any("epsilon" in way.trace.decided for way in ways)
     any_columns = not of.is_fixed and is_same(HALF, HALF, columns=of.columns + 16)
     read = {(id(r.root), r.path): r for way in ways for r in way.trace.reads if not (is_free and r.path == (epsilon,))}
-    return Norm(
+    return NormModule(
         site.form,
         first.parameters,
         epsilon if is_free else "",
@@ -205,7 +205,7 @@ def _way(
 ) -> _Way | Refused:
     try:
         trace = traced.traced(module, of, types, rank, variant, free)
-    except Declined as why:
+    except ForwardDeclined as why:
         return Refused(f"its forward is not straight: {why}")
     except Exception as error:  # forward is a stranger's code, which was written for other inputs
         return Refused(f"its forward cannot be traced: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
@@ -223,7 +223,7 @@ def _way(
     return _Way(trace, site, tuple(sorted(parts.items())), "".join(full[1:]))
 
 
-def _why(sites: list[Site], otherwise: str) -> str:
+def _why(sites: list[NormSite], otherwise: str) -> str:
     if not sites:
         return otherwise or "its forward is no norm over the last dimension"
     site = sites[-1]

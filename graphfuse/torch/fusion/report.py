@@ -26,7 +26,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Report:
+class FuseReport:
     """What ``fuse`` found in a model. model: the name of its class. entries: in the order of its modules."""
 
     model: str

@@ -9,7 +9,7 @@ from torch.fx import Graph, GraphModule, Node
 from graphfuse.torch.fusion import rotated, surroundings
 from graphfuse.torch.fusion.meaning import KEYS, changes, op, value
 from graphfuse.torch.fusion.rotation import Pair
-from graphfuse.torch.fusion.site import Site
+from graphfuse.torch.fusion.site import NormSite
 from graphfuse.torch.operators.declared import epsilon
 
 _view = torch.ops.aten.view.default
@@ -17,7 +17,7 @@ _VECTORS = ("weight", "bias")
 _PER_SAMPLE = ("scale", "shift")
 
 
-def rewrite(module: GraphModule, sites: Sequence[Site], pairs: Sequence[Pair] = ()) -> list[Site]:
+def rewrite(module: GraphModule, sites: Sequence[NormSite], pairs: Sequence[Pair] = ()) -> list[NormSite]:
     """Replaces sites and pairs of rotations, which are of this graph, by ``graphfuse::NAME``, which autograd and AOT
     know; nodes that nobody reads any more are removed. Returns the sites as they were replaced: one whose weight is not
     made yet where its sum is needed is replaced without the sum, and as its parts if the sum is of a norm."""
@@ -35,7 +35,7 @@ def _has_effects(node: Node) -> bool:
     return node.op != "get_attr" and op(node) is None
 
 
-def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> list[Site]:
+def _replace(graph: Graph, site: NormSite, new: dict[Node, Node]) -> list[NormSite]:
     """new: what took the place of a node, by that node, which sites still name."""
     tensors = {name: new.get(t, t) for name, t in site.tensors.items()}
     place = _place(graph, site, tensors.values())
@@ -59,7 +59,7 @@ def _replace(graph: Graph, site: Site, new: dict[Node, Node]) -> list[Site]:
     return [site]
 
 
-def _place(graph: Graph, site: Site, tensors: Collection[Node]) -> Node | None:
+def _place(graph: Graph, site: NormSite, tensors: Collection[Node]) -> Node | None:
     """Before which node the operator fits: a residual sum, or, if what it reads is made later, the norm's result, where
     nobody else reads the sum before that. None for nowhere, as where something is changed in place between the two."""
     if site.total is None:
@@ -80,7 +80,7 @@ def _number(name: str, number: object, x: torch.Tensor) -> float | int:
     return epsilon(None if number is None else float(number), x)
 
 
-def _as_rows(graph: Graph, site: Site, name: str, node: Node) -> Node:
+def _as_rows(graph: Graph, site: NormSite, name: str, node: Node) -> Node:
     """A tensor as the operator takes it, by the name that it has there."""
     extents = (*value(node).shape,)
     if name in _VECTORS:

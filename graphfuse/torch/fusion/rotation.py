@@ -25,7 +25,7 @@ from graphfuse.torch.fusion.meaning import (
     same,
     value,
 )
-from graphfuse.torch.fusion.site import Number, Site
+from graphfuse.torch.fusion.site import NormSite, Number
 
 NAME = "qk_norm_rope"
 OPERATOR = f"differentiable_{NAME}"
@@ -45,7 +45,7 @@ class Rotation:
     heads, in `out`. cos, sin: of each token, without a dimension for heads.
     """
 
-    norm: Site
+    norm: NormSite
     out: Node
     order: tuple[int, ...]
     axis: int
@@ -61,7 +61,7 @@ class Pair:
     k: Rotation
 
 
-def pairs(graph: GraphModule, sites: Sequence[Site]) -> tuple[list[Pair], dict[Node, str]]:
+def pairs(graph: GraphModule, sites: Sequence[NormSite]) -> tuple[list[Pair], dict[Node, str]]:
     """What is queries and keys, and of other norms that are rotated, by their results, why they are not."""
     norms = {site.out: site for site in sites}
     found: list[Pair] = []
@@ -83,7 +83,7 @@ def pairs(graph: GraphModule, sites: Sequence[Site]) -> tuple[list[Pair], dict[N
     return found, left | {r.norm.out: _ALONE for r in waiting.values()}
 
 
-def _rotation(node: Node, norms: Mapping[Node, Site]) -> Rotation | tuple[Node, str] | None:
+def _rotation(node: Node, norms: Mapping[Node, NormSite]) -> Rotation | tuple[Node, str] | None:
     """The rotation that a node ends; or the norm, and why its rotation is none that the operator computes."""
     parts = _parts(node)
     if parts is None:

@@ -11,7 +11,7 @@ Number = int | float | torch.SymFloat | None
 
 
 @dataclass(frozen=True)
-class Site:
+class NormSite:
     """A norm in a graph.
 
     out: the node that has its result. tensors: what it is computed from, by the names of the operator's arguments.
@@ -31,7 +31,7 @@ class Site:
     dim: int = -1
     groups: int = 1
     factor: float | None = None
-    inner: "Site | None" = None
+    inner: "NormSite | None" = None
     begun: Node | None = None
 
     @property
@@ -46,7 +46,7 @@ class Site:
         return {"eps": self.eps, "factor": self.factor, "dim": self.dim}
 
     @property
-    def alone(self) -> "Site":
+    def alone(self) -> "NormSite":
         """Without the residual sum."""
         if self.total is None:
             return self
@@ -58,7 +58,7 @@ class Site:
         return replace(self, form=form, tensors=tensors, total=None)
 
     @property
-    def parts(self) -> tuple["Site", ...]:
+    def parts(self) -> tuple["NormSite", ...]:
         """The sites that it is made of: one before a residual sum and that with the sum, or itself."""
         if self.inner is None:
             return (self,)

@@ -8,7 +8,7 @@ from torch.fx import Graph, Node
 
 from graphfuse.torch.fusion.meaning import is_op, op, value
 from graphfuse.torch.fusion.rotation import Pair
-from graphfuse.torch.fusion.site import Site
+from graphfuse.torch.fusion.site import NormSite
 
 # Calls by which Dynamo writes context managers into a graph: what follows is computed otherwise.
 _MODES = frozenset(
@@ -51,10 +51,10 @@ def regions(graph: Graph) -> Regions:
     return Regions(numbers, frozenset(inside), frozenset(nested))
 
 
-def forbids(site: Site | Pair, found: Regions) -> str:
+def forbids(site: NormSite | Pair, found: Regions) -> str:
     """Why an operator would not do what a site's nodes do; "" where it would."""
     outs, ends = _bounds(site)
-    nodes, made = [*outs, *between(outs, ends)], {*outs, *([site.total] if isinstance(site, Site) else ())}
+    nodes, made = [*outs, *between(outs, ends)], {*outs, *([site.total] if isinstance(site, NormSite) else ())}
     if any(node in found.transformed for node in nodes):
         return "it is differentiated by torch.func, which operators are not for"
     if len({found.number[node] for node in nodes}) > 1:
@@ -62,7 +62,7 @@ def forbids(site: Site | Pair, found: Regions) -> str:
     for node in nodes:
         if node not in made and any(acts(user) for user in node.users):
             return f"{node.name} of it is changed, or has a hook"
-    may_be_sharded = isinstance(site, Site) and site.form.kind != "unit" and site.groups == 1
+    may_be_sharded = isinstance(site, NormSite) and site.form.kind != "unit" and site.groups == 1
     for t in map(value, ends):
         if hasattr(type(t), "__tensor_flatten__") and not (may_be_sharded and type(t).__name__ == "DTensor"):
             return f"it computes with a {type(t).__name__}"
@@ -74,7 +74,7 @@ def acts(node: Node) -> bool:
     return not node.users and node.op != "output" and op(node) is None and node.target is not operator.getitem
 
 
-def computes_twice(site: Site) -> str:
+def computes_twice(site: NormSite) -> str:
     """What of a site's nodes would be computed beside the operator, as it is read elsewhere; "" for nothing."""
     inner = set(between(*_bounds(site)))
     for node in inner - {site.total}:
@@ -84,9 +84,9 @@ def computes_twice(site: Site) -> str:
     return ""
 
 
-def _bounds(site: Site | Pair) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+def _bounds(site: NormSite | Pair) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """The results of a site, and what it is computed from."""
-    if isinstance(site, Site):
+    if isinstance(site, NormSite):
         return (site.out,), tuple(site.tensors.values())
     both = (site.q, site.k)
     read = tuple(t for r in both for t in (*r.norm.tensors.values(), r.cos, r.sin))

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion.interpreter import Declined, Domain, TensorMethod, run
+from graphfuse.torch.fusion.interpreter import Domain, ForwardDeclined, TensorMethod, run
 from graphfuse.torch.fusion.meaning import MEANING, is_known
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain
 
@@ -140,7 +140,7 @@ class Tensors(Domain):
 
     def member(self, name: str, tensor: torch.Tensor) -> object:
         if name not in self.values:
-            raise Declined(f"reads self.{name}, a tensor that is no parameter of floating-point numbers")
+            raise ForwardDeclined(f"reads self.{name}, a tensor that is no parameter of floating-point numbers")
         self.members.add(name)
         return self.values[name]
 
@@ -154,13 +154,13 @@ class Tensors(Domain):
                 return len(self.settled(self.shape(symbol)))
         if name in MEANING or name in ("size", "dim", "ndimension"):
             return TensorMethod(symbol, name)
-        raise Declined("asks what a norm need not know")
+        raise ForwardDeclined("asks what a norm need not know")
 
     def shape(self, symbol: torch.Tensor) -> Shape:
         if any(symbol is value for value in self.values.values()):
             return Shape(symbol.shape)
         if tuple(symbol.shape) != self.full:
-            raise Declined("asks for the shape of what it computes")
+            raise ForwardDeclined("asks for the shape of what it computes")
         place = self.place % len(self.full)
         return Shape(n if i == place and self.is_fixed else Fact(n, "extent") for i, n in enumerate(self.full))
 
@@ -177,7 +177,7 @@ class Tensors(Domain):
         if not places:
             return shape
         if len(places) > 1 or type(places[0]) is not int:
-            raise Declined("asks for an extent in a way of its own")
+            raise ForwardDeclined("asks for an extent in a way of its own")
         return shape[places[0]]
 
     def made(
@@ -191,7 +191,7 @@ class Tensors(Domain):
         given = [self.passed(v, takes_extents) for v in args]
         made = function(*given, **{n: self.passed(v, takes_extents) for n, v in named.items()})
         if not isinstance(made, torch.Tensor):
-            raise Declined("is not one tensor")
+            raise ForwardDeclined("is not one tensor")
         return made
 
     def passed(self, value: object, takes_extents: bool) -> object:
@@ -200,12 +200,12 @@ class Tensors(Domain):
             return tuple(self.passed(v, takes_extents) for v in value)
         if isinstance(value, Fact):
             if value.kind == "extent" and not takes_extents:
-                raise Declined("computes with an extent")
+                raise ForwardDeclined("computes with an extent")
             return value.value
         is_number = is_plain(value) and not isinstance(value, str)
         if is_number or isinstance(value, torch.Tensor | Free | slice | torch.memory_format):
             return value
-        raise Declined("is given something that is no tensor and no number")
+        raise ForwardDeclined("is given something that is no tensor and no number")
 
     def computes(self, function: object) -> bool:
         return is_known(function)
@@ -222,7 +222,7 @@ def traced(
     """The graph of forward. types: of full tensors, and of parameters. free: numbers in place of attributes that may
     be others later. Raises Declined, and whatever forward raises."""
     if _DISPATCH_MODE is None:
-        raise Declined("this torch shows nobody what a forward calls")
+        raise ForwardDeclined("this torch shows nobody what a forward calls")
     inputs, shape, cls = required(module), of.shape(rank or of.rank, variant), type(module)
     own = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_floating_point()]
     recorder, behind = Recorder(), (1,) * of.behind
@@ -234,7 +234,7 @@ def traced(
     with torch.no_grad(), recorder:
         made = run(domain, cls.forward, given)
     if not isinstance(made, torch.Tensor):
-        raise Declined(f"returns a {type(made).__name__}, a norm returns a tensor")
+        raise ForwardDeclined(f"returns a {type(made).__name__}, a norm returns a tensor")
     return Traced(
         recorder.returning(made),
         tuple(domain.reads.values()),

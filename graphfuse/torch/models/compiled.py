@@ -18,9 +18,9 @@ from graphfuse.torch.attention import sinks_in_graphs as sinks
 from graphfuse.torch.fusion import cost, rotation, surroundings
 from graphfuse.torch.fusion.match import find
 from graphfuse.torch.fusion.meaning import exact, value
-from graphfuse.torch.fusion.report import Entry, Report
+from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.fusion.rewrite import rewrite
-from graphfuse.torch.fusion.site import Site
+from graphfuse.torch.fusion.site import NormSite
 
 _TORCH = str(Path(inspect.getfile(torch)).parent)
 
@@ -32,7 +32,7 @@ KEPT = 64
 class CompileReport:
     """What became of the sites of graphs that were compiled. graphs: the oldest first."""
 
-    graphs: tuple[Report, ...]
+    graphs: tuple[FuseReport, ...]
 
     @property
     def replaced(self) -> tuple[Entry, ...]:
@@ -65,12 +65,12 @@ def compile_report() -> CompileReport:
 class _Reports:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: deque[Report] = deque(maxlen=KEPT)
+        self._kept: deque[FuseReport] = deque(maxlen=KEPT)
         self._numbers = itertools.count()
 
     def add(self, title: str, entries: Sequence[Entry]) -> None:
         with self._lock:
-            self._kept.append(Report(f"graph {next(self._numbers)}{title}", tuple(entries)))
+            self._kept.append(FuseReport(f"graph {next(self._numbers)}{title}", tuple(entries)))
 
     def last(self) -> CompileReport:
         with self._lock:
@@ -113,7 +113,11 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
 
 
 def _entries(
-    site: Site, why: str, made: Mapping[Node, Site], beside: Mapping[Node, str], places: Mapping[Node, tuple[str, str]]
+    site: NormSite,
+    why: str,
+    made: Mapping[Node, NormSite],
+    beside: Mapping[Node, str],
+    places: Mapping[Node, tuple[str, str]],
 ) -> Iterator[Entry]:
     """Of a site that was judged, and was replaced as it is in `made`. beside: why rotations of norms are left."""
     if why:
@@ -137,7 +141,7 @@ def _own(place: tuple[str, str]) -> str:
     return place[0].rpartition(".")[2]
 
 
-def _judged(sites: Sequence[Site], regions: surroundings.Regions, declines: bool) -> list[tuple[Site, str]]:
+def _judged(sites: Sequence[NormSite], regions: surroundings.Regions, declines: bool) -> list[tuple[NormSite, str]]:
     """Sites, and why they are left; "" for those that are replaced."""
     found, passed_on = [], set[Node]()
     for site in _allowed(sites, regions):
@@ -150,13 +154,13 @@ def _judged(sites: Sequence[Site], regions: surroundings.Regions, declines: bool
     return found
 
 
-def _allowed(sites: Sequence[Site], regions: surroundings.Regions) -> Iterator[Site]:
+def _allowed(sites: Sequence[NormSite], regions: surroundings.Regions) -> Iterator[NormSite]:
     """Sites, those on both sides of a sum in parts where they cannot be one."""
     for site in sites:
         yield from (site.parts if surroundings.forbids(site, regions) else (site,))
 
 
-def _why_left(site: Site, passed_on: set[Node]) -> str:
+def _why_left(site: NormSite, passed_on: set[Node]) -> str:
     """passed_on: the results of norms that are left as inductor computes them with what stands behind."""
     if twice := surroundings.computes_twice(site):
         return f"{twice} of it is read elsewhere, too, and would be computed twice"

@@ -13,7 +13,7 @@ import torch
 
 from graphfuse.base.errors import ModelError
 from graphfuse.torch.fusion.forward import forward_of
-from graphfuse.torch.fusion.module import Norm, recognized
+from graphfuse.torch.fusion.module import NormModule, recognized
 
 _DEVICES = ("cuda", "cpu")
 
@@ -68,7 +68,7 @@ def _function_of(module: torch.nn.Module) -> FunctionType:
     function = _functions.get(module)
     if function is None:
         found, cls = recognized(module), type(module)
-        function = _functions[module] = forward_of(found, cls) if isinstance(found, Norm) else cls.forward
+        function = _functions[module] = forward_of(found, cls) if isinstance(found, NormModule) else cls.forward
     return function
 
 

@@ -9,14 +9,14 @@ from graphfuse.base.errors import ModelError, ModelTypeError
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import eager as eager_attention
 from graphfuse.torch.fusion import forward, layer
-from graphfuse.torch.fusion.interpreter import Declined
-from graphfuse.torch.fusion.module import Norm, Refused, recognized
-from graphfuse.torch.fusion.report import Entry, Report
+from graphfuse.torch.fusion.interpreter import ForwardDeclined
+from graphfuse.torch.fusion.module import NormModule, Refused, recognized
+from graphfuse.torch.fusion.report import Entry, FuseReport
 
 _DEVICES = ("cuda", "cpu", "meta")
 
 
-def fuse(model: torch.nn.Module) -> Report:
+def fuse(model: torch.nn.Module) -> FuseReport:
     """Replaces the norms of a model by operators of ``graphfuse.torch``, with the residual sums before them where a
     layer's forward shows them. Returns what became of each.
 
@@ -34,7 +34,7 @@ def fuse(model: torch.nn.Module) -> Report:
     """
     _check(model)
     _remove(model)
-    norms: dict[str, Norm] = {}
+    norms: dict[str, NormModule] = {}
     entries = []
     for name, module in model.named_modules():
         entry = _norm(name, module, norms)
@@ -45,7 +45,7 @@ def fuse(model: torch.nn.Module) -> Report:
         if own:
             entries += _sums(name, module, own)
         entries += _attention(name, module)
-    return Report(type(model).__name__, tuple(entries))
+    return FuseReport(type(model).__name__, tuple(entries))
 
 
 def unfuse(model: torch.nn.Module) -> tuple[str, ...]:
@@ -84,11 +84,11 @@ def _remove(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in found)
 
 
-def _norm(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Entry | None:
+def _norm(name: str, module: torch.nn.Module, norms: dict[str, NormModule]) -> Entry | None:
     found, cls = recognized(module), type(module)
     if found is None:
         return None
-    if isinstance(found, Norm) and not forward.is_free(module):
+    if isinstance(found, NormModule) and not forward.is_free(module):
         found = Refused("its forward is set on the module already, by something else")
     if isinstance(found, Refused):
         return Entry(name, cls.__name__, why=found.reason)
@@ -97,14 +97,14 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Entry |
     return Entry(name, cls.__name__, found.serving.name)
 
 
-def _sums(name: str, module: torch.nn.Module, norms: dict[str, Norm]) -> Iterator[Entry]:
+def _sums(name: str, module: torch.nn.Module, norms: dict[str, NormModule]) -> Iterator[Entry]:
     kind = type(module).__name__
     if not forward.is_free(module):
         yield Entry(name, kind, why="its forward is set on the module already, by something else")
         return
     try:
         found = layer.fused(module, norms)
-    except Declined as why:
+    except ForwardDeclined as why:
         if layer.sums_into(type(module).forward, norms):
             yield Entry(name, kind, why=f"residual sums: {why}")
         return

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from graphfuse.functional import adaptive
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter, like, samples
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.computation import (
@@ -36,11 +36,11 @@ class AdaLayerNorm(Computation):
     kept = ("x", "scale", "mean", "inverse_std")
     gradients = (DX, gradient_of("scale", over_rows="sum"), sum_of("shift", like("scale")))
 
-    def _forward(self, d: Drawing) -> None:
+    def _forward(self, d: DrawnGraph) -> None:
         y = d.norm(d["x"], None, centred=True, statistics=("mean", "inverse_std"))
         d.store("y", adaptive.modulated(d, y))
 
-    def _backward(self, d: Drawing) -> None:
+    def _backward(self, d: DrawnGraph) -> None:
         graph, grad = d.graph, d["dy"]
         # The kernel of the backward adds up columns of all rows, for a scale that is the same for all.
         apart = any(e != 1 for e in d.layouts["scale"].shape[:-1])
@@ -59,7 +59,7 @@ class AdaLayerNorm(Computation):
                 d.store(name, t)
 
 
-def _store_sum(d: Drawing, name: str, values: Tensor) -> None:
+def _store_sum(d: DrawnGraph, name: str, values: Tensor) -> None:
     """Store sums over the rows that share a scale; of one row each, values themselves."""
     if d.layouts["scale"].shape == d.layouts["x"].shape:
         d.store_read(name, values)

@@ -7,7 +7,7 @@ import torch
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import (
     FLOATS,
     Rule,
@@ -117,15 +117,15 @@ class Computation:
         names = (a.name for a in variant.arguments if not a.written)
         return tuple(self.kept[0] if name == self.normalized.name else name for name in names)
 
-    def _forward(self, d: Drawing) -> None:
+    def _forward(self, d: DrawnGraph) -> None:
         raise NotImplementedError
 
-    def _backward(self, d: Drawing) -> None:
+    def _backward(self, d: DrawnGraph) -> None:
         """What is not asked for is not drawn."""
         raise NotImplementedError
 
 
-def normal_again(d: Drawing, x: Tensor) -> Tensor:
+def normal_again(d: DrawnGraph, x: Tensor) -> Tensor:
     """The norm of x without weight and bias, by the statistics that are known."""
     if "mean" in d:
         return d.graph.mul(d.graph.sub(x, d["mean"]), d["inverse_std"])

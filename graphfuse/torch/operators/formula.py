@@ -18,7 +18,7 @@ from graphfuse.functional.declaration import Columns
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, text, when, written
 from graphfuse.torch.operators.computation import Computation
-from graphfuse.torch.operators.step import Step, defined, entered, made_once
+from graphfuse.torch.operators.step import GraphOperator, defined, entered, made_once
 
 _observed = torch_private.observed()
 
@@ -67,7 +67,9 @@ class _Recent:
     backward: Callable[..., object] = lambda *values: DECLINED
 
 
-def _formula(name: str, of: Computation, training: Step, gradients: Step, alone: bool) -> type[torch.autograd.Function]:
+def _formula(
+    name: str, of: Computation, training: GraphOperator, gradients: GraphOperator, alone: bool
+) -> type[torch.autograd.Function]:
     """What is kept of a forward call, and the gradients that are made from it, in one graph.
 
     alone: whether forward is only called where nobody else wants to see it.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.computation import DGATE, DWEIGHT, DX, GATE, INVERSE_RMS, WEIGHT, Computation, X
 
@@ -25,7 +25,7 @@ class GatedNorm(Computation):
     kept = ("x", "gate", "weight", "inverse_rms")
     gradients = (DX, DGATE, DWEIGHT)
 
-    def _forward(self, d: Drawing) -> None:
+    def _forward(self, d: DrawnGraph) -> None:
         weight, rounded = d.weight(zero_centred=self.zero_centred), "x" if self.rounded else None
         x = d.graph.mul(d["x"], self._activated(d)) if self.gate_first else d["x"]
         y = d.norm(x, weight, rounded=rounded, statistics=("inverse_rms",))
@@ -33,7 +33,7 @@ class GatedNorm(Computation):
             y = d.graph.mul(d.rounded(y, "x") if rounded else y, self._activated(d))
         d.store("y", y)
 
-    def _backward(self, d: Drawing) -> None:
+    def _backward(self, d: DrawnGraph) -> None:
         graph, dy = d.graph, d["dy"]
         opened = graph.sigmoid(d["gate"])
         activated = opened if self.sigmoid else graph.mul(d["gate"], opened)
@@ -61,10 +61,10 @@ class GatedNorm(Computation):
         if "dx" in d:
             d.store("dx", graph.mul(dnormalized, activated) if self.gate_first else dnormalized)
 
-    def _slope(self, d: Drawing, opened: Tensor, activated: Tensor) -> Tensor:
+    def _slope(self, d: DrawnGraph, opened: Tensor, activated: Tensor) -> Tensor:
         """The derivative of the activation, of what backward makes anyway: kernels fuse what hangs together."""
         closed = d.graph.mul(d.graph.sub(1.0, opened), activated)
         return closed if self.sigmoid else d.graph.add(closed, opened)
 
-    def _activated(self, d: Drawing) -> Tensor:
+    def _activated(self, d: DrawnGraph) -> Tensor:
         return d.graph.sigmoid(d["gate"]) if self.sigmoid else d.graph.swish(d["gate"])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.computation import (
@@ -67,7 +67,7 @@ class Norm(Computation):
     def gradients(self) -> tuple[TensorParameter, ...]:
         return DX, *(DRESIDUAL,) * self.residual, *(DGATE,) * self.gate, DWEIGHT, *(DBIAS,) * self.bias
 
-    def summed(self, d: Drawing) -> Tensor:
+    def summed(self, d: DrawnGraph) -> Tensor:
         """What is normalized."""
         if not self.residual:
             return d["x"]
@@ -75,17 +75,17 @@ class Norm(Computation):
         d.store("total", total)
         return total
 
-    def finish(self, d: Drawing, y: Tensor) -> None:
+    def finish(self, d: DrawnGraph, y: Tensor) -> None:
         """Store y, which has weight and bias, after SiLU and gate."""
         y = d.graph.swish(y) if self.silu else y
         d.store("y", d.graph.mul(y, d["gate"]) if self.gate else y)
 
-    def before_activation(self, d: Drawing, y: Callable[[], Tensor]) -> Tensor:
+    def before_activation(self, d: DrawnGraph, y: Callable[[], Tensor]) -> Tensor:
         """dy, taken back through gate and SiLU. y: draws what SiLU is of."""
         grad = d.graph.mul(d["dy"], d["gate"]) if self.gate else d["dy"]
         return d.graph.swish_backward(grad, y()) if self.silu else grad
 
-    def store_gradients(self, d: Drawing, dx: Tensor) -> None:
+    def store_gradients(self, d: DrawnGraph, dx: Tensor) -> None:
         """Store the gradients of the terms of what is normalized, with that of the sum itself."""
         sums = [name for name in ("dx", "dresidual") if name in d]
         if sums and "dtotal" in d:
@@ -93,12 +93,12 @@ class Norm(Computation):
         for name in sums:
             d.store(name, dx) if len(sums) == 1 else d.store_read(name, dx)
 
-    def _forward(self, d: Drawing) -> None:
+    def _forward(self, d: DrawnGraph) -> None:
         rounded, statistics = "x" if self.rounded else None, [a.name for a in self.statistics]
         kind = {"centred": self.centred, "zero_centred": self.zero_centred}
         self.finish(d, d.norm(self.summed(d), **kind, rounded=rounded, statistics=statistics))
 
-    def _backward(self, d: Drawing) -> None:
+    def _backward(self, d: DrawnGraph) -> None:
         graph, dy = d.graph, d["dy"]
         sums = {"dx", "dresidual"} & d.layouts.keys()
         # The kernel of the backward adds up columns of all rows, for a weight that is the same for all.

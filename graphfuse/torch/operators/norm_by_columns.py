@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 
 from graphfuse.base.enums import reduction_mode
-from graphfuse.functional.declaration import Part, Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.declaration import RankColumns, Variant
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter, like, rows
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.computation import DTOTAL, STATISTICS, TYPES, Y, normal_again, of_rows
 from graphfuse.torch.operators.norm import Norm
-from graphfuse.torch.operators.step import Step, defined
+from graphfuse.torch.operators.step import GraphOperator, defined
 
 Given = Mapping[str, object]
 Made = Mapping[str, torch.Tensor | None]
@@ -46,7 +46,7 @@ class NormByColumns:
 
     norm: Norm
 
-    def forward(self, name: str, given: Given, part: Part) -> Made:
+    def forward(self, name: str, given: Given, part: RankColumns) -> Made:
         """As of ``Columns``."""
         norm = self.norm
         made = _run(_step(f"{name}_measured", self.measured, ()), given)
@@ -54,7 +54,7 @@ class NormByColumns:
         known = {**given, **made, **join(made, part, given["eps"]), "share": 1 / part.all}
         return known | _run(_step(f"{name}_finished", self.finished, ("eps", "share")), known)
 
-    def backward(self, name: str, given: Given, part: Part) -> Made:
+    def backward(self, name: str, given: Given, part: RankColumns) -> Made:
         """As of ``Columns``."""
         known = dict.fromkeys(a.name for a in self._joined) | given | {"share": 1 / part.all}
         if given["needs_dx"] or given.get("needs_dresidual"):
@@ -91,19 +91,19 @@ class NormByColumns:
     def _joined(self) -> tuple[TensorParameter, ...]:
         return (*_joined("along"), *(_joined("level") if self.norm.centred else ()))
 
-    def _measure(self, d: Drawing) -> None:
+    def _measure(self, d: DrawnGraph) -> None:
         squares, mean = self._squares(d, self.norm.summed(d))
         d.store(self.measured.arguments[-1].name, squares)
         if mean is not None:
             d.store_read("own_mean", mean)
 
-    def _squares(self, d: Drawing, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _squares(self, d: DrawnGraph, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The sum of squares of the columns at hand, of a layer norm from their own mean, which comes with it."""
         mean = d.by_rows(x, reduction_mode.AVG) if self.norm.centred else None
         centred = x if mean is None else d.graph.sub(x, mean)
         return d.by_rows(d.graph.mul(centred, centred)), mean
 
-    def _finish(self, d: Drawing) -> None:
+    def _finish(self, d: DrawnGraph) -> None:
         graph, x = d.graph, d["total" if self.norm.residual else "x"]
         squares = graph.add(self._squares(d, x)[0], d["elsewhere"])
         inverse = graph.rsqrt(graph.add(graph.mul(squares, d.number("share")), d.number("eps")))
@@ -111,14 +111,14 @@ class NormByColumns:
         scale, rounded = d.weight(zero_centred=self.norm.zero_centred), "x" if self.norm.rounded else None
         self.norm.finish(d, d.scaled(normal, scale, d.get("bias"), rounded))
 
-    def _measure_backward(self, d: Drawing) -> None:
+    def _measure_backward(self, d: DrawnGraph) -> None:
         graph, normal = d.graph, normal_again(d, d["x"])
         grad = self._weighted(d, self._before_activation(d, normal))
         d.store("along", d.by_rows(graph.mul(grad, normal)))
         if self.norm.centred:
             d.store("level", d.by_rows(grad))
 
-    def _finish_backward(self, d: Drawing) -> None:
+    def _finish_backward(self, d: DrawnGraph) -> None:
         graph, normal = d.graph, normal_again(d, d["x"])
         if "dgate" in d:
             d.store("dgate", graph.mul(d["dy"], graph.swish(self._weighted(d, normal))))
@@ -140,19 +140,19 @@ class NormByColumns:
             dx = graph.sub(dx, mean("level", lambda: graph.identity(scaled)))
         self.norm.store_gradients(d, graph.mul(dx, d["inverse_std" if self.norm.centred else "inverse_rms"]))
 
-    def _weighted(self, d: Drawing, values: Tensor) -> Tensor:
+    def _weighted(self, d: DrawnGraph, values: Tensor) -> Tensor:
         return d.weighted(values, self.norm.zero_centred)
 
-    def _before_activation(self, d: Drawing, normal: Tensor) -> Tensor:
+    def _before_activation(self, d: DrawnGraph, normal: Tensor) -> Tensor:
         return self.norm.before_activation(d, lambda: self._weighted(d, normal))
 
 
-def _inverse_rms(made: Made, part: Part, eps: float) -> Made:
+def _inverse_rms(made: Made, part: RankColumns, eps: float) -> Made:
     squares = part.sum(made["squares"])
     return {"inverse_rms": (squares / part.all + eps).rsqrt(), "elsewhere": squares - made["squares"]}
 
 
-def _mean_and_inverse_std(made: Made, part: Part, eps: float) -> Made:
+def _mean_and_inverse_std(made: Made, part: RankColumns, eps: float) -> Made:
     own = made["own_mean"]
     mean = part.sum(own * part.mine) / part.all
     apart = part.sum(made["apart"] + (own - mean).square() * part.mine)
@@ -164,7 +164,7 @@ _step = functools.cache(defined)
 """Defines a step when it is first needed, which most programs never do."""
 
 
-def _run(step: Step, given: Given) -> Made:
+def _run(step: GraphOperator, given: Given) -> Made:
     f = step.declaration
     made = step(*(given[name] for name in f.parameters))
     return dict(zip(f.results, made if isinstance(made, tuple) else (made,), strict=True))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from graphfuse.base.enums import reduction_mode
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.torch.operators.computation import DX, Computation, of_rows
 
 
@@ -15,7 +15,7 @@ class Normalize(Computation):
     kept = ("x", "inverse_length", "is_long")
     gradients = (DX,)
 
-    def _forward(self, d: Drawing) -> None:
+    def _forward(self, d: DrawnGraph) -> None:
         graph, x, eps = d.graph, d["x"], d.number("eps")
         length = d.by_rows(x, reduction_mode.NORM2)
         taken = graph.max(length, eps)
@@ -24,7 +24,7 @@ class Normalize(Computation):
             d.store("inverse_length", graph.reciprocal(taken))
             d.store("is_long", graph.cmp_ge(length, eps))
 
-    def _backward(self, d: Drawing) -> None:
+    def _backward(self, d: DrawnGraph) -> None:
         """inverse_length * (dy - y * sum(dy * y)), without the sum where the length was eps, which is a constant."""
         graph = d.graph
         y = graph.mul(d["x"], d["inverse_length"])

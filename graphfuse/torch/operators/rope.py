@@ -9,7 +9,7 @@ import torch
 
 from graphfuse.base.errors import VariantPackTypeError
 from graphfuse.functional import sharding
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.rope import angle_parameters, angles, draw, either_way, heads_and_angles
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
 from graphfuse.torch.operators.computation import DWEIGHT, DX, DY, NORMALIZED, TYPES, WEIGHT, of_rows
@@ -22,7 +22,7 @@ _MADE = tuple(TensorParameter(f"{x}_out", TYPES, like(x), written=True, new=type
 _STATISTICS = tuple(of_rows(f"{x}_inverse_rms", written=True, of=x) for x in "qk")
 
 
-def _differentiate(d: Drawing, is_neox: bool) -> None:
+def _differentiate(d: DrawnGraph, is_neox: bool) -> None:
     """Of queries alone, or of keys."""
     graph = d.graph
     grad = graph.rotate_pairs(d["dy"], *angles(d), interleaved=not is_neox, inverse=True)

@@ -1,7 +1,7 @@
 """A norm on each side of a residual sum, in one kernel, rounded wherever the three steps round."""
 
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter, columns
 from graphfuse.torch.operators.computation import RESIDUAL, TOTAL, TYPES, X, Y
 
@@ -18,7 +18,7 @@ def sandwich(zero_centred: bool = False, rounded: bool = False) -> Variant:
 
     kind = {"zero_centred": zero_centred, "rounded": "x" if rounded else None}
 
-    def draw(d: Drawing) -> None:
+    def draw(d: DrawnGraph) -> None:
         total = d.graph.add(d.rounded(d.norm(d["x"], **kind), "x"), d["residual"])
         d.store("total", total)
         d.store("y", d.norm(total, "next_weight", eps="next_eps", **kind))

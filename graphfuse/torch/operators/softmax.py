@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
 from graphfuse.torch.operators.computation import TYPES, Computation
 
@@ -17,10 +17,10 @@ class Softmax(Computation):
     normalized = TensorParameter("y", TYPES, like("dy"), free=True)  # in strides of its own
     gradients = (TensorParameter("dx", TYPES, like("dy"), written=True, new=type_of("dy"), asked="needs_dx"),)
 
-    def _forward(self, d: Drawing) -> None:
+    def _forward(self, d: DrawnGraph) -> None:
         op = d.graph.log_softmax if self.log else d.graph.softmax
         d.store("y", op(d["x"]))
 
-    def _backward(self, d: Drawing) -> None:
+    def _backward(self, d: DrawnGraph) -> None:
         op = d.graph.log_softmax_backward if self.log else d.graph.softmax_backward
         d.store("dx", op(d["dy"], d["y"]))

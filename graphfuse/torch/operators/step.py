@@ -20,7 +20,7 @@ _observed, _any_requires_grad = torch_private.observed(), torch_private.any_requ
 
 
 @dataclass(frozen=True)
-class Step:
+class GraphOperator:
     """One graph of an operator: as a function of its own, and as an operator of torch."""
 
     declaration: Function
@@ -38,7 +38,7 @@ def defined(
     chosen_by: tuple[str, ...] = (),
     columns: Columns | None = None,
     seen: bool = False,
-) -> Step:
+) -> GraphOperator:
     """Defines ``graphfuse::NAME`` of the arguments that a variant reads and `others`, which returns what it writes.
     variants: one, or by the values of those of `others` that `chosen_by` names. columns: how it runs where these are
     split over ranks. seen: whether autograd has a formula for it, or else takes no notice of it."""
@@ -54,13 +54,13 @@ def defined(
         results=tuple(a.name for a in variant.arguments if a.written),
         columns=columns,
     )
-    made = Step(function, define(function), getattr(torch.ops.graphfuse, name).default)
+    made = GraphOperator(function, define(function), getattr(torch.ops.graphfuse, name).default)
     if not seen:
         pass_by_autograd(function, made.operator)
     return made
 
 
-def made_once(name: str, gradients: Step) -> Callable[..., object]:
+def made_once(name: str, gradients: GraphOperator) -> Callable[..., object]:
     class Once(torch.autograd.Function):
         """The gradients where these are recorded themselves (``create_graph=True``): differentiating them raises."""
 
@@ -89,7 +89,7 @@ def called(operator: Callable[..., object], function: Callable[..., object]) -> 
 
 def entered(
     name: str,
-    inference: Step,
+    inference: GraphOperator,
     formula: type[torch.autograd.Function],
     alone: type[torch.autograd.Function],
     of: int | None = None,

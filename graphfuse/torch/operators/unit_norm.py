@@ -4,7 +4,7 @@ import torch
 
 from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.declaration import Function, Variant
-from graphfuse.functional.drawing import Drawing
+from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import define
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.functional.tensor_parameter import TensorParameter, columns, like
@@ -23,7 +23,7 @@ def graph_of(rounded: bool = False, silu: bool = False) -> Variant:
     rounded: whether the length is rounded, too, as where ``normalize`` gets x in half precision.
     """
 
-    def draw(d: Drawing) -> None:
+    def draw(d: DrawnGraph) -> None:
         graph, x = d.graph, d["x"]
         length = d.by_rows(x, reduction_mode.NORM2)
         length = d.rounded(length, "x") if rounded else length

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from graphfuse.plugin import Tensor, data_type
+from graphfuse.plugin import FrozenTensor, data_type
 
 
 @dataclass(frozen=True)
 class Facts:
     """total: the type that x + bias is rounded to before the GELU; FLOAT where it is not."""
 
-    x: Tensor
-    bias: Tensor
-    output: Tensor
+    x: FrozenTensor
+    bias: FrozenTensor
+    output: FrozenTensor
     total: data_type
 
     @property

@@ -8,6 +8,7 @@ from graphfuse.plugin import (
     Buffers,
     Constant,
     Device,
+    FrozenTensor,
     HostEngine,
     KernelEngine,
     Launch,
@@ -17,7 +18,6 @@ from graphfuse.plugin import (
     Pattern,
     PatternGraph,
     Served,
-    Tensor,
     data_type,
     heur_mode,
 )
@@ -27,9 +27,9 @@ from graphfuse.plugin import (
 class AddReluFacts:
     """All that the engines look at."""
 
-    a: Tensor
-    b: Tensor
-    output: Tensor
+    a: FrozenTensor
+    b: FrozenTensor
+    output: FrozenTensor
 
 
 def template(g: PatternGraph):
@@ -41,7 +41,7 @@ def facts(match: Match) -> AddReluFacts:
     return AddReluFacts(**{name: match.graph.tensors[t] for name, t in match.tensors.items()})
 
 
-def layout(t: Tensor) -> list[tuple[int, int]]:
+def layout(t: FrozenTensor) -> list[tuple[int, int]]:
     """Extents and strides; those of one element say nothing about where elements are."""
     return [(extent, stride) for extent, stride in zip(t.dim, t.stride, strict=True) if extent != 1]
 
