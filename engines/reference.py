@@ -66,7 +66,7 @@ def _moved(facts: Subgraph, node: Node) -> data_type:
 
 
 def _rounded(torch, values, dtype: data_type, compute):
-    """As values of a type, in `compute`, or in that type where float32 would not hold them."""
+    """Values of a type, in `compute`, or in that type where float32 would not hold them."""
     if dtype.is_wide:
         return rounding.encode(torch, values, dtype)
     return rounding.round_to(torch, values, dtype).to(compute)

@@ -9,7 +9,7 @@ from graphfuse.ops import aligned
 
 @dataclass(frozen=True)
 class Axes:
-    """Which axes of the normalized tensor are rows and which are columns."""
+    """Axes of the normalized tensor: which are rows and which are columns."""
 
     graph: FrozenGraph
     dim: tuple[int, ...]
@@ -42,15 +42,15 @@ class Axes:
 
     @property
     def last(self) -> bool:
-        """Whether a row runs along the last axis alone."""
+        """True if a row runs along the last axis alone."""
         return self.columns == (len(self.dim) - 1,)
 
     def whole(self, t: TensorId) -> bool:
-        """Whether a tensor has an element for each of the rows."""
+        """True if a tensor has an element for each of the rows."""
         return self.graph.tensors[t].dim == self.dim
 
     def fits(self, t: TensorId) -> bool:
-        """Whether a tensor broadcasts to the rows: along all columns or none."""
+        """True if a tensor broadcasts to the rows: along all columns or none."""
         dim = self.tensor(t).dim
         if len(dim) != len(self.dim) or any(e not in (1, x) for e, x in zip(dim, self.dim, strict=True)):
             return False

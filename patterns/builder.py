@@ -169,7 +169,7 @@ def _together(stores: Sequence[Store], extents: tuple[int, ...]) -> tuple[Store,
 
 
 def _follows(before: Store, store: Store) -> bool:
-    """Whether a tensor has the rows of a value that follow those of the one before."""
+    """True if a tensor has the rows of a value that follow those of the one before."""
     one, two = before.view.place, store.view.place
     if not one.span or not two.span or one.numbers or two.numbers:
         return False

@@ -33,7 +33,7 @@ class Computing(Role):
         return self.suits(matched, node)
 
     def suits(self, matched: Matched, node: Node) -> bool:
-        """Whether a node may join whose inputs are values of matched nodes, or in memory."""
+        """True if a node may join whose inputs are values of matched nodes, or in memory."""
         raise NotImplementedError
 
     def accepts(self, node: Node, t: TensorId, move: Role) -> bool:

@@ -79,7 +79,7 @@ def _stride(tensor: FrozenTensor, axis: int, rows: Axes) -> int:
 
 
 def _tells(tensor: FrozenTensor, axis: int, rows: Axes) -> bool:
-    """Whether the stride of an axis of extent 1 can be one between rows, or 0; shorter than a row, it is there for
+    """True if the stride of an axis of extent 1 can be one between rows, or 0; shorter than a row, it is there for
     form."""
     return not tensor.stride[axis] or tensor.stride[axis] > sum(
         (tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns

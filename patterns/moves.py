@@ -21,7 +21,7 @@ class Move(Role):
         return all(accepted) and self.suits(matched.axes, node)
 
     def suits(self, axes: Axes, node: Node) -> bool:
-        """Whether the rows are those of the match, or what readers take in their place."""
+        """True if the rows are those of the match, or what readers take in their place."""
         return True
 
 

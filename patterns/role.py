@@ -35,19 +35,19 @@ class Role:
         return None if columns is None else Axes(graph, dim, columns, sums)
 
     def joins(self, matched: "Matched", node: Node) -> bool:
-        """Whether a node may join a match."""
+        """True if a node may join a match."""
         raise NotImplementedError
 
     def accepts(self, node: Node, t: TensorId, move: "Role") -> bool:
-        """Whether a node may read the output of a move, which says where rows lie."""
+        """True if a node may read the output of a move, which says where rows lie."""
         return False
 
     def reduces(self, axes: Axes, node: Node) -> bool:
-        """Whether a node makes one value of each row."""
+        """True if a node makes one value of each row."""
         return False
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
-        """Whether an output is not known before all rows are done, or only in its quantized form."""
+        """True if an output is not known before all rows are done, or only in its quantized form."""
         return any(port.over_rows and node.output(port.name) == t for port in node.op.outputs)
 
     def read(self, matched: "Matched", node: Node) -> tuple[Piece, ...]:
@@ -78,7 +78,7 @@ class Matched:
         return self.roles[node.op_name]
 
     def take(self, index: int) -> bool:
-        """Whether a node may join."""
+        """True if a node may join."""
         node = self.graph.nodes[index]
         return node.op_name in self.roles and self.role(node).joins(self, node)
 
@@ -92,11 +92,11 @@ class Matched:
         return [self.graph.nodes[i] for i in self.graph.consumers.get(t, ()) if i in self.inside]
 
     def kept(self, t: TensorId) -> bool:
-        """Whether matched nodes alone read a tensor, so that it need not be written."""
+        """True if matched nodes alone read a tensor, so that it need not be written."""
         return self.graph.tensors[t].virtual and self.inside.issuperset(self.graph.consumers.get(t, ()))
 
     def ended(self, t: TensorId) -> bool:
-        """Whether a matched node makes a tensor that others cannot read."""
+        """True if a matched node makes a tensor that others cannot read."""
         node = self.made_by(t)
         return node is not None and self.role(node).ends(self.axes, node, t)
 

@@ -28,7 +28,7 @@ _READY = 16  # plans that were built to know of them, and wait for being used
 
 
 class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
-    """Whether cuDNN has a plan only cuDNN can say: it is asked when planning, once for nodes alike on a device, and
+    """True if cuDNN has a plan only cuDNN can say: it is asked when planning, once for nodes alike on a device, and
     the first plan that can be built counts."""
 
     name = "cudnn"
@@ -51,7 +51,8 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         return answer if isinstance(answer, No) else None
 
     def propose(self, facts: EpilogueFacts, device: Device, mode: heur_mode) -> Sequence[CudnnKnobs]:
-        """In mode A the best of what cuDNN's has. In B all, last those of its FALLBACK, which in FALLBACK are all."""
+        """Plans of cuDNN's heuristics: in mode A its best, in B all, last those of its FALLBACK, which in FALLBACK are
+        all."""
         found = self._proposed(facts, device)
         best = [one.knobs for one in found if one.mode is heur_mode.A]
         last = [one.knobs for one in found if one.mode is heur_mode.FALLBACK]
@@ -120,7 +121,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         return () if isinstance(answer, No) else answer
 
     def _asked(self, nodes: Subgraph, device: Device) -> tuple[Proposed, ...] | No:
-        """What cuDNN proposes for some nodes. Of nodes that are alike it is asked once."""
+        """Proposals of cuDNN for some nodes. It is asked once for nodes that are alike."""
         key = (_key(nodes), device)
         with self._lock:
             if key in self._answers:

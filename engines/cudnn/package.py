@@ -62,7 +62,7 @@ def bundled() -> tuple[Path, ...]:
 
 
 def load_without_library() -> ModuleType | No:
-    """As ``load``, of which graphs can be made but not planned."""
+    """The package without its library: graphs can be made, but not planned. Otherwise as ``load``."""
     try:
         import cudnn
     except ImportError as error:

@@ -72,12 +72,12 @@ class Answer:
 
 
 def errors(cudnn: ModuleType) -> tuple[type[Exception], ...]:
-    """What the package raises for a graph that cuDNN does not take, and for errors of the device."""
+    """Exceptions that the package raises for a graph that cuDNN does not take, and for errors of the device."""
     return (cudnn.cudnnGraphNotSupportedError, RuntimeError, NotImplementedError, ValueError, ImportError)
 
 
 def asked(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) -> Answer | No:
-    """What cuDNN proposes; No with its words where none of it can be built. exact: leave out plans on tensor cores
+    """Proposals of cuDNN; No with its words where none can be built. exact: leave out plans on tensor cores
     (``rounds_inputs``)."""
     failed: Exception | None = None
     try:
@@ -121,7 +121,7 @@ def _built(made: Translation, index: int) -> BuiltPlan:
 
 
 def rounds_inputs(facts: Subgraph) -> bool:
-    """Whether tensor cores would round what is multiplied: they take float32 as TF32, with 10 bits after the point."""
+    """True if tensor cores would round what is multiplied: they take float32 as TF32, with 10 bits after the point."""
     tensors = facts.graph.tensors
     read = (tensors[t] for node in facts.nodes if node.op_name in MULTIPLIES for _, t in node.inputs)
     return any(t.dtype.bits >= 32 and not t.by_value for t in read)

@@ -12,7 +12,7 @@ _OTHER = 4  # [rows, columns, 1, 1]
 
 
 def layouts(graph: FrozenGraph, nodes: Sequence[Node]) -> dict[int, Layout]:
-    """Of every tensor that `nodes` read or write: all of one rank. Those of a lower one have their last axes.
+    """Layouts of all tensors that `nodes` read or write: all of one rank. Tensors of a lower one have its last axes.
 
     Matrix products get axes in front, where cuDNN has batches; all else gets them behind, where images have height and
     width.

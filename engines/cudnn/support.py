@@ -17,7 +17,7 @@ BY_VALUE = {data_type.FLOAT: "f", data_type.DOUBLE: "d", data_type.HALF: "e"}
 
 
 def why_not(facts: Subgraph, device: Device) -> No | None:
-    """Of the nodes, then of their tensors, then of this machine."""
+    """First reason against: of the nodes, then of their tensors, then of this machine."""
     if device.kind != "cuda":
         return No(f"cuDNN runs on CUDA devices, not on {device}")
     found = unsaid(facts)

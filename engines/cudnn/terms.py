@@ -42,7 +42,7 @@ def _sum(facts: Subgraph, product: Node) -> Mapping[str, Node]:
 
 
 def _addition(facts: Subgraph, total: TensorId) -> tuple[Node, TensorId] | None:
-    """What adds a term from outside to `total`, which nothing else reads, and the term. The sum has the shape of
+    """Node that adds a term from outside to `total`, which nothing else reads, and the term. The sum has the shape of
     `total`: no term is larger."""
     readers = facts.graph.consumers.get(total, ())
     if total in facts.outputs or len(readers) != 1 or readers[0] not in facts.node_ids:

@@ -61,7 +61,7 @@ def _numbers(facts: Subgraph, node: Node) -> dict[str, float]:
 
 
 def _read(facts: Subgraph) -> tuple[TensorId, ...]:
-    """What comes from outside as a tensor."""
+    """Inputs of a node that come from outside as tensors."""
     ports = (t for node in facts.nodes for port, t in node.inputs if port not in _numbers(facts, node))
     inputs = frozenset(facts.inputs)
     return tuple(dict.fromkeys(t for t in ports if t in inputs))
@@ -80,7 +80,7 @@ def _given(cudnn: ModuleType, graph, t: FrozenTensor, layout: Layout):
 
 
 def _made(cudnn: ModuleType, graph, facts: Subgraph, node: Node, said: Mapping[TensorId, object]) -> list:
-    """What cuDNN returns for the outputs that the node has."""
+    """cuDNN's tensors for the outputs that the node has."""
     numbers = _numbers(facts, node)
     inputs = {port: numbers.get(port, said.get(t)) for port, t in node.inputs}
     arguments = SAYINGS[node.op_name].arguments(cudnn, node)

@@ -54,7 +54,7 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
         return No(first)
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[RowKnobs]:
-        """Of the first schedule that takes the program; in mode B also the best of others."""
+        """Knobs of the first schedule that takes the program; in mode B also the best of others."""
         found: list[RowKnobs] = []
         for schedule in _by_preference(facts):
             if (not found or mode is heur_mode.B) and schedule.refusal(facts, device) is None:

@@ -13,7 +13,7 @@ _INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end f
 
 
 class Access(enum.Enum):
-    """How a kernel accesses memory, in C++."""
+    """Access of a kernel to memory, in C++."""
 
     USUAL = "gf::Access::USUAL"
     READ_ONLY = "gf::Access::READ_ONLY"

@@ -18,7 +18,7 @@ _RESERVED = 1 << 10  # those that the system takes beside each CTA's
 
 
 def power_faults(knobs: object, names: Sequence[str]) -> Iterator[str]:
-    """Of these knobs those that are no power of two."""
+    """Faults of knobs that are no power of two."""
     for name in names:
         value = getattr(knobs, name)
         if type(value) is not int or value < 1 or value & (value - 1):
@@ -26,7 +26,7 @@ def power_faults(knobs: object, names: Sequence[str]) -> Iterator[str]:
 
 
 def range_faults(knobs: object, limits: Mapping[str, tuple[int, int]]) -> Iterator[str]:
-    """Of these knobs those that are no whole number between two limits."""
+    """Faults of knobs that are no whole number between two limits."""
     for name, (least, most) in limits.items():
         value = getattr(knobs, name)
         if type(value) is not int or not least <= value <= most:
@@ -58,7 +58,7 @@ def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iter
 
 
 def has_own_pairs(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int) -> bool:
-    """Whether each thread's two pieces are each other's columns of all pairs that lie apart."""
+    """True if each thread's two pieces are each other's columns of all pairs that lie apart."""
     apart = [one for one in pairs if not one.interleaved]
     return bool(apart) and taken == 2 and all(one.count == threads_per_row * piece for one in apart)
 

@@ -28,10 +28,13 @@ _FEW_ROWS = MAX_CTAS // 16  # take no more CTAs than a grid can have, in cluster
 class Schedule(abc.ABC, Generic[KnobsT]):
     """Class attributes:
 
-    knobs: its frozen dataclass of knobs, by which plans tell schedules apart. kernel: the file of its kernel, in the
-    package of the schedule. qualifiers: of the kernel, in C++. split: how rows are cut, of facts for which `misfit` is
-    None. legal_knobs: those to choose from. malformed: why knobs are none that any rows could have. unfit: why knobs
-    that are not malformed cannot be used for some rows. Of faults the first is told.
+    knobs: its frozen dataclass of knobs, by which plans tell schedules apart.
+    kernel: the file of its kernel, in the package of the schedule.
+    qualifiers: of the kernel, in C++.
+    split: how rows are cut, of facts for which `misfit` is None.
+    legal_knobs: those to choose from.
+    malformed: why knobs are none that any rows could have.
+    unfit: why knobs that are not malformed cannot be used for some rows. Of faults the first is told.
     """
 
     knobs: ClassVar[type]
@@ -44,7 +47,7 @@ class Schedule(abc.ABC, Generic[KnobsT]):
 
     @abc.abstractmethod
     def prefers(self, facts: RowFacts) -> bool:
-        """Whether the program is one that the schedule is there for. Cheap."""
+        """True if the program is one that the schedule is there for. Cheap."""
 
     @abc.abstractmethod
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
@@ -57,8 +60,8 @@ class Schedule(abc.ABC, Generic[KnobsT]):
 
     @abc.abstractmethod
     def constants(self, split: Split[KnobsT], knobs: KnobsT) -> Mapping[str, bool | int | Access]:
-        """What the kernel asks of the problem beside what every kernel does: values by name in C++. A name that every
-        kernel has gets this value."""
+        """Constants that the kernel asks of the problem beside what every kernel does: values by name in C++. A name
+        that every kernel has gets this value."""
 
     @abc.abstractmethod
     def problem(self, facts: RowFacts) -> ProblemClass:
@@ -92,7 +95,7 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         return replace(facts, row_extents=(1,) * len(facts.row_extents))
 
     def notes(self, facts: RowFacts, knobs: KnobsT) -> Iterator[str]:
-        """What the schedule does to the numbers of a plan."""
+        """Notes on what the schedule does to the numbers of a plan."""
         if not self.split(facts).resident(knobs):
             yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"
 
@@ -137,7 +140,7 @@ def _has_grid(split: Split[KnobsT], knobs: KnobsT) -> bool:
 
 
 def best_first(ranked: Sequence[KnobsT], mode: heur_mode) -> list[KnobsT]:
-    """What is proposed of ranked knobs: the best for each way to spread rows (``spread``) first, for these differ more
+    """Knobs to propose, of ranked ones: the best for each way to spread rows (``spread``) first, for these differ more
     than other knobs do; in mode B then all."""
     best: dict[object, KnobsT] = {}
     for knobs in ranked:

@@ -11,7 +11,7 @@ KnobsT = TypeVar("KnobsT")
 
 
 class Split(abc.ABC, Generic[KnobsT]):
-    """How rows are cut, from facts alone.
+    """Split of rows over threads, from facts alone.
 
     facts: rows and columns as the kernel takes them. chunk: elements of a row that are summed before all else.
     """
@@ -21,7 +21,7 @@ class Split(abc.ABC, Generic[KnobsT]):
 
     @abc.abstractmethod
     def resident(self, knobs: KnobsT) -> bool:
-        """Whether threads have registers for all that they take of rows."""
+        """True if threads have registers for all that they take of rows."""
 
     @abc.abstractmethod
     def taken(self, knobs: KnobsT) -> int:
@@ -29,7 +29,7 @@ class Split(abc.ABC, Generic[KnobsT]):
 
     @abc.abstractmethod
     def resident_plan(self, knobs: KnobsT) -> PhasePlan:
-        """Of which a thread keeps what later phases need."""
+        """Phase plan of which a thread keeps what later phases need."""
 
     @abc.abstractmethod
     def by_rows(self, knobs: KnobsT) -> ByRows:
@@ -40,20 +40,20 @@ class Split(abc.ABC, Generic[KnobsT]):
         """Shared memory of a CTA that the kernel declares, at most."""
 
     def at_once(self, knobs: KnobsT) -> int:
-        """Of those that a thread takes, how many it has registers for where rows are not resident."""
+        """Number of pieces that a thread has registers for where rows are not resident."""
         return 1
 
     def passes(self, knobs: KnobsT) -> int:
-        """How often a thread takes what it has registers for, a power of two."""
+        """Number of passes in which a thread takes what it has registers for, a power of two."""
         if self.resident(knobs):
             return 1
         return 1 << (-(-self.taken(knobs) // self.at_once(knobs)) - 1).bit_length()
 
     def steps(self, knobs: KnobsT) -> int:
-        """What each thread takes in one pass."""
+        """Pieces that each thread takes in one pass."""
         return -(-self.taken(knobs) // self.passes(knobs))
 
     def plan(self, knobs: KnobsT) -> PhasePlan:
-        """What is printed and passed."""
+        """Phase plan that is printed and passed."""
         plan = self.resident_plan(knobs)
         return plan if self.resident(knobs) else plan.read_again()

@@ -157,7 +157,7 @@ def _view_reasons(
 
 
 def _element_reasons(what: str, tensor: View | Scalar, dtypes: Sequence[data_type]) -> Iterator[str]:
-    """Of what is read or written element by element."""
+    """Reasons against what is read or written element by element."""
     yield from _type_reasons(what, tensor, dtypes)
     yield from _alignment_reasons(what, tensor)
 

@@ -219,7 +219,7 @@ class Drawn(Recorded, OpMethods):
 
     @property
     def frozen(self) -> ir.FrozenGraph:
-        """What ``validate`` made of the graph."""
+        """Frozen graph that ``validate`` made."""
         return self._need(self._ir, "validate")
 
     def key(self) -> str:

@@ -235,7 +235,7 @@ class Executed(PlannedGraph):
         return report
 
     def _executable(self, index: int, uids: object, dims: object, strides: object) -> Executable:
-        """What runs a built plan, with other shapes where some are given."""
+        """Executable of a built plan, with other shapes where some are given."""
         planner = self._need(self._planner, "build_plans")
         if uids is None and dims is None and strides is None:
             return planner.executable(index)
@@ -243,7 +243,7 @@ class Executed(PlannedGraph):
         return self._overridden(index, uids, dims, strides)
 
     def _overridden(self, index: int, uids: object, dims: object, strides: object) -> Executable:
-        """What runs a built plan with other shapes."""
+        """Executable of a built plan with other shapes."""
         if not self.takes_overrides:
             raise GraphStateError(
                 f"graph {self.name!r}: override_uids, override_shapes and override_strides are for graphs made with "

@@ -90,7 +90,8 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         self._empty()
 
     def explain(self, format: str = "text") -> str:  # noqa: A002 - what it is called elsewhere
-        """Which patterns matched which nodes, which engines declined and why, what was chosen and why, bytes moved.
+        """Text of planning: the patterns that matched and their nodes, the engines that declined and why, the choice
+        and why, bytes moved.
 
         format: "text", "tree", "json", "mermaid" (a flowchart for Markdown), "dot" (the same for graphviz), "svg"
         (drawn by graphviz; GraphvizError where that is not installed) or "html" (a page with the tree and the
@@ -103,7 +104,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         return FORMATS[format](self.explanation())
 
     def explanation(self) -> Explanation:
-        """What ``explain`` writes down, as data; at the end of a notebook's cell it is a flowchart."""
+        """Data that ``explain`` prints; at the end of a notebook's cell it is a flowchart."""
         from graphfuse.explain import explained
 
         return explained(self._need(self._planner, "build_operation_graph"))
@@ -206,7 +207,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
 
 
 def _blob(data: object) -> bytes:
-    """What was serialized, given as bytes or as a list of integers."""
+    """Bytes that were serialized, given as bytes or as a list of integers."""
     try:
         if isinstance(data, list | tuple | bytes | bytearray | memoryview):
             return bytes(data)

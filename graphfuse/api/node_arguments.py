@@ -20,7 +20,7 @@ def attributes(where: str, op: Op, given: Mapping[str, object]) -> dict[str, Any
 
 
 def order(op: Op) -> str:
-    """What an error says of the order of the op's arguments, where it is easily mistaken."""
+    """Hint for an error, about the order of the op's arguments, where it is easily mistaken."""
     return f"; {op.order}" if op.order else ""
 
 

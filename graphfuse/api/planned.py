@@ -98,7 +98,7 @@ class PlannedGraph(Drawn):
         return self._need(self._planner, "build_operation_graph").knob_names(engine)
 
     def get_behavior_notes(self) -> list[behavior_note]:
-        """Those of the selected plan."""
+        """Behaviour notes of the selected plan."""
         planner = self._need(self._planner, "build_plans")
         return _in_order(behavior_note, planner.at(planner.selected()).behavior_notes)
 
@@ -106,7 +106,7 @@ class PlannedGraph(Drawn):
         return _in_order(behavior_note, self._plan(index).behavior_notes)
 
     def get_numerical_notes_at_index(self, index: int) -> tuple[str, ...]:
-        """How the plan rounds, converts and sums, in words."""
+        """Notes on how the plan rounds, converts and sums, in words."""
         return self._plan(index).notes
 
     def get_kernel_source_at_index(self, index: int) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class PlannedGraph(Drawn):
 
     @property
     def device(self) -> Device:
-        """Where it is planned to run."""
+        """Device that it is planned for."""
         return self._need(self._planner, "build_operation_graph").device
 
     @also(engine_id="engine")

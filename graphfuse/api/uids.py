@@ -25,7 +25,7 @@ class Uids:
         del self._tensors[tensor.current_uid]
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether it is a tensor of this graph, and not of another that has the number, too."""
+        """True if it is a tensor of this graph, and not of another that has the number, too."""
         return self._tensors.get(tensor.current_uid) is tensor
 
     def find(self, uid: int) -> Tensor | None:

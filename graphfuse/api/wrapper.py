@@ -216,7 +216,7 @@ class Graph:
         return self._arrays.get(id(name), (None, None))[1]
 
     def _bound(self) -> list[Tensor]:
-        """What a call needs a value for."""
+        """Tensors that a call needs a value for."""
         used = {id(t): t for node in self._graph.nodes for t in (*node.inputs.values(), *node.outputs.values())}
         return [t for t in used.values() if not t.get_is_virtual() and t.value is None]
 

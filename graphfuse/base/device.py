@@ -16,9 +16,9 @@ class Device:
     """One processor that plans are made for.
 
     kind: "cuda", "cpu", or "emulator", which runs kernels as a GPU does but on CPU memory.
-    ordinal: CUDA device number (0 for others). compute_capability: (major, minor); (0, 0)
-    for the CPU. Sizes are in bytes: l2_bytes, shared_memory_per_block (opt-in limit),
-    shared_memory_per_sm, memory_bytes (0 where it is not known).
+    ordinal: CUDA device number (0 for others).
+    compute_capability: (major, minor); (0, 0) for the CPU. Sizes are in bytes: l2_bytes, shared_memory_per_block
+        (opt-in limit), shared_memory_per_sm, memory_bytes (0 where it is not known).
     """
 
     kind: str
@@ -46,12 +46,12 @@ class Device:
 
     @property
     def runs_kernels(self) -> bool:
-        """Whether kernels made with ``codegen.headers`` run there; plain CUDA C++ needs kind "cuda"."""
+        """True if kernels made with ``codegen.headers`` run there; plain CUDA C++ needs kind "cuda"."""
         return self.kind in ("cuda", "emulator")
 
     @property
     def memory(self) -> str:
-        """Where its tensors are, as torch names it: "cpu" or "cuda:N"."""
+        """Name of its memory, as torch has it: "cpu" or "cuda:N"."""
         return str(self) if self.kind == "cuda" else "cpu"
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from graphfuse.base.cudnn_names import Members
 
 @dataclass(frozen=True)
 class TypeFacts:
-    """What the rest of the library needs to know about one data type.
+    """Facts about one data type that the rest of the library needs.
 
     bits: size of one element. torch / numpy: the name in that library (numpy
     names beyond numpy's own are those of ml_dtypes). ctype: the element type in
@@ -65,7 +65,7 @@ class data_type(enum.Enum, metaclass=Members):  # noqa: N801 - cuDNN's spelling
 
     @property
     def is_wide(self) -> bool:
-        """Whether float32 does not hold all values."""
+        """True if float32 does not hold all values."""
         return self in (data_type.DOUBLE, data_type.INT32, data_type.INT64)
 
     def nbytes(self, elements: int) -> int:
@@ -141,7 +141,7 @@ def fit(value: SupportsFloat, dtype: data_type) -> float:
 
 
 def _overflow(largest: float) -> int:
-    """From here on rounding to the type leaves its finite range: half a last place above the largest value."""
+    """Least magnitude that rounds out of the type's finite range: half a last place above the largest value."""
     whole = int(largest)
     return whole + (whole & -whole) // 2
 

@@ -11,7 +11,7 @@ class _Named(enum.Enum, metaclass=Members):
 
 
 class heur_mode(_Named):  # noqa: N801 - cuDNN's spelling
-    """Which engines are asked for plans, and how they are ranked."""
+    """Mode of the heuristics: the engines that are asked for plans, and how they are ranked."""
 
     OPENSOURCE = "opensource"  # generated kernels only
     A = "a"  # generated kernels first, then what runs the rest
@@ -20,7 +20,7 @@ class heur_mode(_Named):  # noqa: N801 - cuDNN's spelling
 
 
 class behavior_note(_Named):  # noqa: N801
-    """What plans do that callers may have to know of; ``select_behavior_notes`` chooses by it."""
+    """Behaviour of a plan that callers may have to know of; ``select_behavior_notes`` chooses by it."""
 
     RUNTIME_COMPILATION = "runtime_compilation"
     REQUIRES_FILTER_INT8x32_REORDER = "requires_filter_int8x32_reorder"
@@ -30,7 +30,7 @@ class behavior_note(_Named):  # noqa: N801
 
 
 class numerical_note(_Named):  # noqa: N801
-    """What plans do that shows in their numbers; ``select_numeric_notes`` chooses by it."""
+    """Property of a plan that shows in its numbers; ``select_numeric_notes`` chooses by it."""
 
     TENSOR_CORE = "tensor_core"
     DOWN_CONVERT_INPUTS = "down_convert_inputs"
@@ -60,21 +60,21 @@ class norm_forward_phase(_Named):  # noqa: N801
 
 
 class tensor_reordering(_Named):  # noqa: N801
-    """In which order the elements of a tensor are in memory: NONE, as dim and stride say."""
+    """Order of a tensor's elements in memory: NONE, as dim and stride say."""
 
     NONE = "none"
     F8_128x4 = "f8_128x4"  # of block scales, see graphfuse/base/reordering.py
 
 
 class reshape_mode(_Named):  # noqa: N801
-    """Which element goes where in ``reshape``."""
+    """Place of each element after ``reshape``."""
 
     LOGICAL = "logical"  # in row-major order of indices, whatever strides are
     VIEW_ONLY = "view_only"  # in the order in which they lie in memory
 
 
 class reduction_mode(_Named):  # noqa: N801
-    """How ``reduction`` makes one number of several."""
+    """Operation by which ``reduction`` makes one number of several."""
 
     ADD = "add"
     MUL = "mul"
@@ -88,14 +88,14 @@ class reduction_mode(_Named):  # noqa: N801
 
 
 class convolution_mode(_Named):  # noqa: N801
-    """Whether ``conv_fprop`` slides the weight as it is (CROSS_CORRELATION) or turned around (CONVOLUTION)."""
+    """True if ``conv_fprop`` slides the weight as it is (CROSS_CORRELATION) or turned around (CONVOLUTION)."""
 
     CONVOLUTION = "convolution"
     CROSS_CORRELATION = "cross_correlation"
 
 
 class diagonal_alignment(_Named):  # noqa: N801
-    """Where the diagonal of ``sdpa`` begins: at the first row and column, or so that it ends at the last ones."""
+    """Place of the diagonal of ``sdpa``: it begins at the first row and column, or ends at the last ones."""
 
     TOP_LEFT = "top_left"
     BOTTOM_RIGHT = "bottom_right"

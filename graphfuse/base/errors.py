@@ -43,7 +43,7 @@ class ModelError(GraphfuseError, ValueError):
 
 
 class ModelTypeError(ModelError, TypeError):
-    """What was given as a model is none."""
+    """An object was given as a model that is none."""
 
 
 class WorkspaceError(VariantPackError):

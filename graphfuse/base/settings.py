@@ -60,17 +60,17 @@ def device() -> str | None:
 
 
 def plugins() -> bool:
-    """Whether patterns and engines of installed packages are used; SettingError for another value than on and off."""
+    """True if patterns and engines of installed packages are used; SettingError for another value than on and off."""
     return _switch("GRAPHFUSE_PLUGINS", "on")
 
 
 def cudnn() -> bool:
-    """Whether cuDNN's engines are used without being named; SettingError for another value than on and off."""
+    """True if cuDNN's engines are used without being named; SettingError for another value than on and off."""
     return _switch("GRAPHFUSE_CUDNN", "off")
 
 
 def verify() -> bool:
-    """Whether row programs and phase plans are checked; SettingError for another value than on and off."""
+    """True if row programs and phase plans are checked; SettingError for another value than on and off."""
     return _switch("GRAPHFUSE_VERIFY", "off")
 
 
@@ -96,7 +96,7 @@ def cache_limit(default: int) -> int:
 
 
 def cache_unusable(error: OSError) -> str:
-    """What users are told where compiled kernels cannot be kept in `cache_dir`."""
+    """Text for users whose compiled kernels cannot be kept in `cache_dir`."""
     if isinstance(error, HomeNotFoundError):
         return f"compiled kernels are not kept: {error}"
     return (

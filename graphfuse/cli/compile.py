@@ -121,7 +121,7 @@ def compile(
 
 
 def plans(graph: pygraph, device: Device, mode: heur_mode) -> tuple[Plan, ...]:
-    """Those of generated kernels, best first; GraphNotSupportedError with every engine's reason where there is none."""
+    """Plans of generated kernels, best first; GraphNotSupportedError with every engine's reason where there is none."""
     from graphfuse.base.errors import GraphNotSupportedError
     from graphfuse.op_graph.lower import lower
     from graphfuse.planning import plan

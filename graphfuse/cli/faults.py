@@ -61,7 +61,7 @@ def settings() -> Iterator[DoctorFinding]:
 
 
 def torch() -> Iterator[DoctorFinding]:
-    """Whether torch is there, and sees the GPU that the driver reports."""
+    """True if torch is there, and sees the GPU that the driver reports."""
     from graphfuse.runtime import device
 
     try:
@@ -82,7 +82,7 @@ def torch() -> Iterator[DoctorFinding]:
 
 
 def driver() -> Iterator[DoctorFinding]:
-    """Whether a GPU that is there can be used."""
+    """True if a GPU that is there can be used."""
     from graphfuse.runtime import device
 
     if device.count():
@@ -98,7 +98,7 @@ def driver() -> Iterator[DoctorFinding]:
 
 
 def nvrtc() -> Iterator[DoctorFinding]:
-    """Whether kernels can be compiled for the GPUs that are there."""
+    """True if kernels can be compiled for the GPUs that are there."""
     from graphfuse.runtime import device, toolkit
 
     devices = [device.get(number) for number in range(device.count())]
@@ -135,7 +135,7 @@ def nvrtc_serves(
 
 
 def compiler() -> Iterator[DoctorFinding]:
-    """Whether the emulator's C++ compiler is there and makes libraries."""
+    """True if the emulator's C++ compiler is there and makes libraries."""
     from graphfuse.emulator import compiler as host
     from graphfuse.runtime import device
 
@@ -158,7 +158,7 @@ def compiler() -> Iterator[DoctorFinding]:
 
 
 def caches() -> Iterator[DoctorFinding]:
-    """Whether what is compiled and tuned can be kept, and what is kept is sound."""
+    """True if what is compiled and tuned can be kept, and what is kept is sound."""
     from graphfuse.base import settings as read
 
     for kind in kinds().values():
@@ -206,7 +206,7 @@ def _folder(kind: CacheKind, folder: Path, unset: str) -> Iterator[tuple[str, st
 
 
 def tables() -> Iterator[DoctorFinding]:
-    """Whether the tables of tuned knobs that come with engines can be read."""
+    """True if the tables of tuned knobs that come with engines can be read."""
     from graphfuse import engines
     from graphfuse.base.device import ARCHES, for_arch
     from graphfuse.tables import store
@@ -223,7 +223,7 @@ def tables() -> Iterator[DoctorFinding]:
 
 
 def installed() -> Iterator[DoctorFinding]:
-    """Whether patterns and engines of installed packages can be used, together, too."""
+    """True if patterns and engines of installed packages can be used, together, too."""
     from graphfuse.planning import registry as plugins
 
     found = plugins.listed()
@@ -249,7 +249,7 @@ CHECKS: tuple[Callable[[], Iterator[DoctorFinding]], ...] = (
 
 
 def findings() -> Iterator[DoctorFinding]:
-    """What all checks found. A check that fails itself is a finding, and the others go on."""
+    """Findings of all checks. A check that fails itself is a finding, and the others go on."""
     for check in CHECKS:
         try:
             yield from check()

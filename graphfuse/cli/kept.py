@@ -14,9 +14,11 @@ from graphfuse.files.kept_file import KeptFile
 class CacheKind:
     """One kind of what is kept.
 
-    folder, files: errors as of ``settings.cache_dir``. damage: why a file is of no use, None if it is of use; OSError
-    where it cannot be read. limit: bytes, None where there is none. mend: drop what is of no use, and the file where
-    nothing else is in it. lasting: took more than a compiler to make.
+    folder, files: errors as of ``settings.cache_dir``.
+    damage: why a file is of no use, None if it is of use; OSError where it cannot be read.
+    limit: bytes, None where there is none.
+    mend: drop what is of no use, and the file where nothing else is in it.
+    lasting: took more than a compiler to make.
     """
 
     name: str
@@ -29,7 +31,7 @@ class CacheKind:
     lasting: bool = False
 
     def damaged(self, files: Sequence[KeptFile]) -> list[tuple[Path, str]]:
-        """Those of its files that are of no use, and why. What another process removes meanwhile is left out."""
+        """Files that are of no use, and why. A file that another process removes meanwhile is left out."""
         found = []
         for file in files:
             try:
@@ -58,7 +60,7 @@ def kinds() -> dict[str, CacheKind]:
 
 
 def summary(kind: CacheKind, entries: bool = False) -> dict[str, Any]:
-    """What there is, as JSON values, with `entries` each file, too, what was used last first; what is wrong with the
+    """Contents as JSON values, with `entries` each file, too, the last used first; a fault of the
     folder or a setting stands under "error"."""
     try:
         files = kind.files()

@@ -111,7 +111,7 @@ def _refuse(name: str, package: str) -> None:
 
 
 def _installed(name: str, package: str) -> Iterator[str]:
-    """What a package of this name would stand beside: modules that are imported by it, a distribution called it."""
+    """Installed things of this name: modules that are imported by it, a distribution called it."""
     there = importlib.util.find_spec(package)
     # Folders without __init__.py have no origin, as any in the working directory is one.
     found = [] if there is None else [there.origin] if there.origin else there.submodule_search_locations or ()

@@ -29,7 +29,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def write(file: Path, content: bytes, option: str) -> None:
-    """What `option` asks for. BadParameter if it cannot be written."""
+    """Writes what `option` asks for. BadParameter if it cannot be written."""
     try:
         file.write_bytes(content)
     except OSError as error:

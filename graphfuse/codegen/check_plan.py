@@ -20,7 +20,7 @@ def check_plan(plan: PhasePlan) -> None:
 
 
 def faults(plan: PhasePlan) -> Iterator[str]:
-    """What is wrong with a plan of a program that is right, in words."""
+    """Faults of a plan, of a program that is right, in words."""
     yield from _numbers(plan)
     for phase in plan.phases:
         yield from (f"phase {phase} {fault}" for fault in _phase(plan, phase))
@@ -41,7 +41,7 @@ def _numbers(plan: PhasePlan) -> Iterator[str]:
 
 
 def _phase(plan: PhasePlan, phase: int) -> Iterator[str]:
-    """Of values with columns: each is kept from the phase before, read, or made of what is there already."""
+    """Faults of values with columns: each is kept from the phase before, read, or made of what is there already."""
     program, there = plan.program, set[Operand]()
     before = {*plan.elements(phase - 1), *plan.kept[phase - 1]} if phase else set()
     for o in plan.kept[phase]:
@@ -72,7 +72,7 @@ def _phase(plan: PhasePlan, phase: int) -> Iterator[str]:
 
 
 def _rows(plan: PhasePlan) -> Iterator[str]:
-    """Of values of which there is one a row."""
+    """Faults of values of one per row."""
     program = plan.program
     for k, step in enumerate(program.steps):
         if program.extents[k].columns:

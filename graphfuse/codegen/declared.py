@@ -1,4 +1,4 @@
-"""Whether the functions that scalar forms call are declared, for a GPU and for a plain C++ compiler."""
+"""True if the functions that scalar forms call are declared, for a GPU and for a plain C++ compiler."""
 
 import re
 from functools import cache

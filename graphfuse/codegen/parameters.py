@@ -63,7 +63,7 @@ class Pointer:
 
     @property
     def of_blocks(self) -> bool:
-        """Whether it is that of block scales."""
+        """True if it is that of block scales."""
         return self.store is not None and (self.view is self.store.block_scale or self.store.scales_of is not None)
 
     @property

@@ -58,7 +58,7 @@ class PhasePlan:
         return min(access(part, self.taken(view), self.across) for part in view.parts)
 
     def has_both(self, index: int) -> bool:
-        """Whether an input has columns for pairs, of which a thread has both columns."""
+        """True if an input has columns for pairs, of which a thread has both columns."""
         return self.own_pairs and self.program.inputs[index].unit.halves
 
     def exchanged(self, phase: int) -> tuple[Chain, ...]:
@@ -97,7 +97,7 @@ class PhasePlan:
         return frozenset([*light, *map(Load, range(len(program.inputs)))])
 
     def _is_narrower_again(self, k: int) -> bool:
-        """Whether a value of a later phase than the first takes fewer bytes as what it is made from, a few operations
+        """True if a value of a later phase than the first takes fewer bytes as what it is made from, a few operations
         before."""
         program, operations, made_from = self.program, 0, set[Chain | Load]()
 

@@ -57,7 +57,7 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
 
 
 def _repeats(view: View) -> bool:
-    """Whether rows are read again and again: chosen ones, or those that are the same along an axis, of several."""
+    """True if rows are read again and again: chosen ones, or those that are the same along an axis, of several."""
     return view.unit.pairs is not None or (view.place.span is not None and not all(view.row_strides))
 
 

@@ -65,7 +65,7 @@ def _scales(pointer: Pointer) -> str:
 
 
 def _exists(number: int, store: Store) -> str:
-    """Whether a store writes the row."""
+    """True if a store writes the row."""
     return "row.exists" + f" && row.o{number} != nullptr" * store.view.place.partial
 
 

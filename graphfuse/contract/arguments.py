@@ -11,7 +11,7 @@ _CODES = {engine.Address: "pointer", engine.HostScalar: "float32", engine.Scratc
 
 
 class Packing:
-    """How the arguments of one launch are packed. layout: of all together. offsets: where each begins, in bytes."""
+    """Packing of one launch's arguments. layout: of all together. offsets: first byte of each."""
 
     def __init__(self, launch: engine.Launch):
         codes = [CTYPES[ctype(a)] for a in launch.arguments]
@@ -23,5 +23,5 @@ class Packing:
 
 
 def ctype(argument: engine.Argument) -> str:
-    """What the argument is in C."""
+    """C type of the argument."""
     return argument.ctype if isinstance(argument, engine.Constant) else _CODES[type(argument)]

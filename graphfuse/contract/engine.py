@@ -78,7 +78,7 @@ Argument = Address | HostScalar | Scratch | Constant | RowCount
 
 @dataclass(frozen=True)
 class ByRows:
-    """How the grid of a launch follows the number of rows.
+    """Rule by which the grid of a launch follows the number of rows.
 
     Such a launch can be started for any number of rows up to `rows`. Only the grid and the ``RowCount`` arguments
     depend on that number. Everything else, scratch memory included, is enough for fewer rows.
@@ -112,7 +112,7 @@ class ByRows:
 
 @dataclass(frozen=True)
 class Outline:
-    """What planning has to know of work that is not prepared yet. A ``Launch`` is one, too.
+    """Needs of work that is not prepared yet, for planning. A ``Launch`` is one, too.
 
     workspace_bytes: of the work's own, as far as they are known by now. Where preparing it finds that it needs others,
     the plan's workspace is laid out again. Of an engine that is tuned (``Engine.problem``) they are exact.
@@ -123,17 +123,20 @@ class Outline:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched.
+    """Launch of a kernel: grid, block, arguments, memory.
 
-    grid: number of CTAs; 0 means that there is nothing to do, and nothing is launched. block: threads per CTA.
-    cluster: CTAs per cluster. shared_bytes: dynamic shared memory per CTA. scratch_bytes: workspace of the launch,
-    256-byte aligned. arguments: in the order of the kernel's parameters.
+    grid: number of CTAs; 0 means that there is nothing to do, and nothing is launched.
+    block: threads per CTA.
+    cluster: CTAs per cluster.
+    shared_bytes: dynamic shared memory per CTA.
+    scratch_bytes: workspace of the launch, 256-byte aligned.
+    arguments: in the order of the kernel's parameters.
     cooperative: whether all CTAs run at the same time, as a grid barrier needs. More CTAs than the device holds are
-    refused. Of clusters, fewer are started, because chips of one kind hold different numbers of them.
+        refused. Of clusters, fewer are started, because chips of one kind hold different numbers of them.
     cleared: tensors of 4 bytes that are set to zero on the stream before the kernel starts.
     waits: whether the kernel may start before the previous kernel on the stream has ended. Every thread of it then
-    calls ``gf::wait_for_previous_kernel`` (dependent_launch.cuh) before it accesses global memory and before it ends.
-    Users ask for such a start with ``programmatic_dependent_launch`` of execute.
+        calls ``gf::wait_for_previous_kernel`` (dependent_launch.cuh) before it accesses global memory and before it
+        ends. Users ask for such a start with ``programmatic_dependent_launch`` of execute.
     by_rows: how the grid follows the number of rows; None if the launch is for one number of rows.
     """
 
@@ -168,7 +171,7 @@ class ProblemClass:
 
 
 class Buffers(Protocol):
-    """What a running step sees: where the tensors of the graph are in this execute."""
+    """Addresses of a graph's tensors in one execute, for a running step."""
 
     def address(self, tensor: TensorId) -> int: ...
 
@@ -188,7 +191,7 @@ class Kernel(Protocol):
     """A compiled and loaded kernel: ``runtime.launch.Kernel``, or the emulator's."""
 
     def launcher(self, launch: Launch, dependent: bool = False) -> object:
-        """What starts it as `launch` says. dependent: it may begin before the kernel before it ends."""
+        """Object that starts it as `launch` says. dependent: it may begin before the kernel before it ends."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +251,7 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What `prepare` is given beside the problem.
+    """Surroundings of a part that is prepared: all that `prepare` is given beside the problem.
 
     subgraph: the nodes of the work. outline: the engine's outline of it (``Engine.outline``). compile: makes a kernel
     for the device, from a source and the name of its extern "C" entry. It raises KernelCompileError if the source does
@@ -264,12 +267,14 @@ class Site:
 class Engine(abc.ABC, Generic[FactsT, KnobsT]):
     """Base of all engines. Class attributes:
 
-    name: the name that users see and deselect by. facts: the facts class that it serves.
+    name: the name that users see and deselect by.
+    facts: the facts class that it serves.
     knobs: its frozen dataclass of knobs, or several, each with different fields.
-    modes: the heuristic modes that ask it. emulated: whether its work on the device "emulator" is kernels, run as C++.
+    modes: the heuristic modes that ask it.
+    emulated: whether its work on the device "emulator" is kernels, run as C++.
     behavior_notes, numerical_notes: notes by which users select plans.
     serves: what it accepts beyond the plain case: row-major tensors in memory, computing in FLOAT, and no rounding
-    between nodes. It is not asked about anything else.
+        between nodes. It is not asked about anything else.
     """
 
     name: ClassVar[str]
@@ -302,11 +307,11 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
         return ()
 
     def behavior_notes_of(self, facts: FactsT, knobs: KnobsT, device: Device) -> frozenset[behavior_note]:
-        """Those of one plan. Of an engine whose plans do not differ in it: `behavior_notes`."""
+        """Behaviour notes of one plan; `behavior_notes`, unless an engine's plans differ."""
         return self.behavior_notes
 
     def numerical_notes_of(self, facts: FactsT, knobs: KnobsT, device: Device) -> frozenset[numerical_note]:
-        """Those of one plan. Of an engine whose plans do not differ in it: `numerical_notes`."""
+        """Numerical notes of one plan; `numerical_notes`, unless an engine's plans differ."""
         return self.numerical_notes
 
     def problem(self, facts: FactsT) -> ProblemClass | None:
@@ -318,7 +323,7 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
         return ()
 
     def outline(self, facts: FactsT, knobs: KnobsT) -> Outline | Launch:
-        """What planning has to know before the work is prepared. Pure and quick, as it is asked for plans that are
+        """Needs of the work, for planning, before it is prepared. Pure and quick, as it is asked for plans that are
         never built."""
         return Outline()
 

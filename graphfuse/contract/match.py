@@ -67,7 +67,7 @@ def _add_template(graph: "PatternGraph", op: Op, given: dict[str, object]):
 
 @vocabulary.methods(_add_template, {})
 class PatternGraph:
-    """What a template is written with: the op methods of ``pygraph``, and `capture`."""
+    """Graph that a template draws: the op methods of ``pygraph``, and `capture`."""
 
     def capture(self, name: str, optional: bool = False) -> Capture:
         return Capture(name, optional)
@@ -207,7 +207,7 @@ def _is_convex(graph: FrozenGraph, nodes: frozenset[int]) -> bool:
 
 
 def _read(name: str, template: Template) -> tuple[Mapping[str, Made], NodeTemplate]:
-    """What the template returns, and the node that matching starts from; PluginError if it is no template."""
+    """Result of the template, and the node that matching starts from; PluginError if it is no template."""
     outputs = template(PatternGraph())
     valid = isinstance(outputs, Mapping) and outputs and all(isinstance(s, Made) for s in outputs.values())
     if not valid:

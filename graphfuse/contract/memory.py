@@ -15,7 +15,7 @@ def wrap(torch, address: int, size: int, device: Device):
 
 
 class _CudaBytes:
-    """What torch reads an address from."""
+    """Object that torch reads an address from."""
 
     def __init__(self, address: int, size: int):
         self.__cuda_array_interface__ = {

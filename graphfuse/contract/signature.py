@@ -25,7 +25,7 @@ _NONE_FITS = ("bool", "char", "double", "short", "unsigned char", "unsigned shor
 
 
 def fault(source: str, entry: str, launch: Launch) -> str | None:
-    """What is wrong with the launch's arguments for the source's kernel `entry`; None if nothing is known to be."""
+    """Fault of the launch's arguments for the source's kernel `entry`; None if none is known."""
     parameters = _parameters(source, entry)
     if parameters is None or any(kind is None for _, kind in parameters):
         return None

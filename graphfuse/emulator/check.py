@@ -24,7 +24,7 @@ _REPORT = 6000  # characters of it that an error carries
 
 @dataclass(frozen=True)
 class Memory:
-    """What a tensor's memory holds before the kernel runs, from its first byte to past its last.
+    """Bytes of a tensor's memory before the kernel runs, from its first to past its last.
 
     address: where the kernel gets it; only its last 8 bits count, as alignment does.
     Tensors whose memory overlaps by these addresses share it.
@@ -43,7 +43,7 @@ def check(
     sanitizers: Build = Build.ADDRESS,
     schedules: Sequence[int] = SCHEDULES,
 ) -> list[dict[TensorId, bytes]]:
-    """What each tensor's memory holds afterwards, per schedule.
+    """Bytes of each tensor's memory afterwards, per schedule.
 
     Every schedule starts from the given contents, but for what the launch clears. Memory outside the tensors, and the
     launch's scratch memory (which holds NaN bytes at first) outside its size, is out of

@@ -28,7 +28,7 @@ _CUDA_NAMES = re.compile(
 
 
 class Build(enum.Enum):
-    """What is made of a kernel: a library for this process, or a program with sanitizers.
+    """Build of a kernel: a library for this process, or a program with sanitizers.
 
     ADDRESS: AddressSanitizer and UndefinedBehaviorSanitizer. RACE: ThreadSanitizer.
     """
@@ -125,8 +125,8 @@ class _Failed(Exception):
 
 
 def _compile(compiler: Compiler, arguments: tuple[str, ...], text: str) -> bytes:
-    """What the compiler makes of `text`. It works in a folder of its own, so that what it cannot write is told apart
-    from what cannot be kept."""
+    """Bytes that the compiler makes of `text`. It works in a folder of its own, so that what it cannot write is told
+    apart from what cannot be kept."""
     with tempfile.TemporaryDirectory(prefix="graphfuse-") as folder:
         made = Path(folder, "made")
         command = [compiler.path, *_COMMON, *arguments, "-o", str(made)]

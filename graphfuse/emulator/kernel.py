@@ -47,7 +47,8 @@ class EmulatedKernel:
         return f"Kernel({self.entry!r} on the emulator)"
 
     def launcher(self, launch: engine.Launch, dependent: bool = False, schedule: int = FORWARD) -> "EmulatedLauncher":
-        """What runs the kernel as `launch` says. No kernel begins before another ends, whatever `dependent` allows."""
+        """Object that runs the kernel as `launch` says. No kernel begins before another ends, whatever `dependent`
+        allows."""
         return EmulatedLauncher(self._run, self.entry, launch, schedule)
 
 

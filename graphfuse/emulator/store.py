@@ -94,12 +94,12 @@ class LibraryStore:
 
 
 def folder() -> Path:
-    """Where the store in the cache directory is. Errors as of ``settings.cache_dir``."""
+    """Folder of the store in the cache directory. Errors as of ``settings.cache_dir``."""
     return settings.cache_dir() / "emulator"
 
 
 def limit() -> int:
-    """How many bytes a store keeps."""
+    """Largest number of bytes that a store keeps."""
     return settings.cache_limit(LIMIT)
 
 

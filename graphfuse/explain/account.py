@@ -9,9 +9,10 @@ from graphfuse.planning.traffic import Traffic
 class TensorEntry:
     """A tensor that a node reads or writes.
 
-    role: "input", "output", "virtual", or "scalar" for what is passed by value or constant. dtype: for a virtual tensor
-    what its readers get. nbytes: of its elements, each counted once, however often a stride of 0 repeats it; 0 for a
-    scalar. value: a constant's.
+    role: "input", "output", "virtual", or "scalar" for what is passed by value or constant.
+    dtype: for a virtual tensor what its readers get.
+    nbytes: of its elements, each counted once, however often a stride of 0 repeats it; 0 for a scalar.
+    value: a constant's.
     """
 
     id: int
@@ -39,8 +40,12 @@ class NodeEntry:
 class RegionEntry:
     """Nodes that one engine runs, by number.
 
-    engine: its name. knobs: engine and knobs as plans name them. pattern: that found them; empty if none did. fused:
-    whether they run as one; else one by one. why: where the knobs come from. traffic: what the region moves.
+    engine: its name.
+    knobs: engine and knobs as plans name them.
+    pattern: that found them; empty if none did.
+    fused: whether they run as one; else one by one.
+    why: where the knobs come from.
+    traffic: what the region moves.
     """
 
     engine: str
@@ -63,7 +68,7 @@ class MatchEntry:
 
 @dataclass(frozen=True)
 class VerdictEntry:
-    """What an engine said about some nodes. why: its reason against; None if it can run them."""
+    """Answer of an engine about some nodes. why: its reason against; None if it can run them."""
 
     engine: str
     nodes: tuple[int, ...]
@@ -72,7 +77,7 @@ class VerdictEntry:
 
 @dataclass(frozen=True)
 class ModeEntry:
-    """What one heuristic mode came to. uncovered: nodes that no engine takes. regions: what decided which matches are
+    """Result of one heuristic mode. uncovered: nodes that no engine takes. regions: what decided which matches are
     fused; empty where no pattern matches."""
 
     mode: str
@@ -94,12 +99,16 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class Account:
-    """What planning made of a graph.
+    """Account of what planning made of a graph.
 
-    device: as ``Device`` prints. matches, misfits: of patterns whose facts describe what they match, and of others.
-    unmatched: nodes that no pattern matches. shown: index of the plan that `regions` and `notes` are of: the selected
-    one, else the first that may be used; None if there is none. regions: in the order in which they run. rank: what
-    decided between engines for these. left_out: why installed plug-ins are not used, a line each.
+    device: as ``Device`` prints.
+    matches, misfits: of patterns whose facts describe what they match, and of others.
+    unmatched: nodes that no pattern matches.
+    shown: index of the plan that `regions` and `notes` are of: the selected one, else the first that may be used; None
+        if there is none.
+    regions: in the order in which they run.
+    rank: what decided between engines for these.
+    left_out: why installed plug-ins are not used, a line each.
     """
 
     graph: str
@@ -120,12 +129,12 @@ class Account:
 
     @property
     def before(self) -> Traffic:
-        """What one kernel for each node would move."""
+        """Bytes that one kernel for each node would move."""
         return sum((node.traffic for node in self.nodes), Traffic(0, 0))
 
     @property
     def after(self) -> Traffic:
-        """What the plan shown moves."""
+        """Bytes that the plan shown moves."""
         return sum((region.traffic for region in self.regions), Traffic(0, 0))
 
     @property

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Explanation(Account):
-    """What planning made of a graph; frozen, and independent of the graph from then on.
+    """Explanation of what planning made of a graph; frozen, and independent of the graph from then on.
 
     ``print`` and a prompt give its text, ``rich.print`` a tree, the end of a notebook's cell a flowchart. Other formats
     are the functions of ``graphfuse.explain``.
@@ -27,5 +27,6 @@ class Explanation(Account):
         return tree(self)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """What Jupyter asks for; JupyterLab 4.1, Notebook 7.1 and later draw Mermaid. include, exclude: left to it."""
+        """Forms of the explanation by type, for Jupyter; JupyterLab 4.1, Notebook 7.1 and later draw Mermaid. include,
+        exclude: left to it."""
         return {"text/plain": text(self), "text/markdown": f"```mermaid\n{mermaid(self)}\n```"}

@@ -19,7 +19,7 @@ from graphfuse.tables.ranking import rank
 
 
 def explained(planner: Planner) -> Explanation:
-    """What planning made of the graph so far; also of a graph that cannot be run."""
+    """Explanation of what planning made of the graph so far; also of a graph that cannot be run."""
     graph = planner.graph
     shown = planner.chosen
     if shown is None:

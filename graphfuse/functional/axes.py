@@ -16,7 +16,7 @@ _ROWS, _COLUMNS = 1 << 20, 1 << 42
 
 
 def axes(used: Sequence[TensorParameter], shapes: Mapping[str, Shape]) -> dict[str, Axes]:
-    """Of every tensor that a call uses.
+    """Axes of every tensor that a call uses.
 
     used: in order. shapes: in elements, of those that are given; they fit each other. Others have the shape that they
     are allocated with.

@@ -34,9 +34,11 @@ _KEPT = 64  # sizes and distances for which an answer is kept
 class AcceptedCall:
     """A call whose arguments are accepted; only overlaps are not yet looked at.
 
-    given: the arguments by parameter. tensors: all tensors that the call uses, those that it allocated among them.
-    numbers: those passed by value, by parameter. layouts: of `tensors`. generation: of the tuned knobs
-    (``tables.store``) when the call began.
+    given: the arguments by parameter.
+    tensors: all tensors that the call uses, those that it allocated among them.
+    numbers: those passed by value, by parameter.
+    layouts: of `tensors`.
+    generation: of the tuned knobs (``tables.store``) when the call began.
     """
 
     function: Function
@@ -204,7 +206,7 @@ class AcceptedCall:
         return Given(name, kind is CountKind.COUNTED, tail, packed, row, last, t.alignment, kind is CountKind.SIZED)
 
     def _is_packed(self, name: str) -> bool:
-        """Whether a tensor's strides follow from its extents in all calls of a fast path, which compares this alone."""
+        """True if a tensor's strides follow from its extents in all calls of a fast path, which compares this alone."""
         return (
             self.split.kinds[name] is not CountKind.FIXED
             and self.planned.counted
@@ -236,7 +238,7 @@ def _laid_out(conflict: Conflict, made: str, other: str, layouts: Mapping[str, L
 
 
 def _clash(split: CountSplit, pair: _Pair, count: int, apart: int) -> bool:
-    """Whether two parameters overlap where they may not, for a count, if the first begins `apart` bytes behind."""
+    """True if two parameters overlap where they may not, for a count, if the first begins `apart` bytes behind."""
     made, other, conflict = pair
     return _laid_out(conflict, made, other, dict(split.at(count))).clash(apart)
 

@@ -16,7 +16,7 @@ NUMBERS = frozenset({"eps", "share", "next_eps", "factor"})
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What a function is for one choice of its options.
+    """Form of a function for one choice of its options.
 
     arguments: its tensors, each after those that its shape depends on. draw: draws the graph.
     """
@@ -38,10 +38,10 @@ class RankColumns:
 
 
 class Columns(Protocol):
-    """How a function runs where columns are split over ranks."""
+    """Form of a function that runs where columns are split over ranks."""
 
     def __call__(self, name: str, given: Mapping[str, object], part: RankColumns) -> Mapping[str, torch.Tensor | None]:
-        """What the rank has of the results, by argument. name: the function's. given: its parameters, tensors as the
+        """Results as far as the rank has them, by argument. name: the function's. given: its parameters, tensors as the
         rank has them."""
 
 
@@ -49,9 +49,11 @@ class Columns(Protocol):
 class Function:
     """One function.
 
-    parameters: names, in order. defaults: of some of them. variants: by the values of the options named in
-    `chosen_by`. results: the arguments that are returned; None is returned for one that was not asked for. An argument
-    that is no parameter is allocated by every call.
+    parameters: names, in order.
+    defaults: of some of them.
+    variants: by the values of the options named in `chosen_by`.
+    results: the arguments that are returned; None is returned for one that was not asked for. An argument that is no
+        parameter is allocated by every call.
     """
 
     name: str
@@ -92,6 +94,6 @@ class Function:
         return self.variants[chosen]
 
     def returned(self, tensors: Mapping[str, torch.Tensor]) -> object:
-        """What a call returns that used these tensors: a tuple, one tensor, or None."""
+        """Return value of a call that used these tensors: a tuple, one tensor, or None."""
         found = tuple(tensors.get(name) for name in self.results if name in tensors or name in self.asked)
         return found if len(found) > 1 else found[0] if found else None

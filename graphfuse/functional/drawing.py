@@ -88,7 +88,7 @@ class DrawnGraph:
         return self.graph.add(self[name], 1.0) if zero_centred and name in self else self.get(name)
 
     def is_of_heads(self, name: str = "weight") -> bool:
-        """Whether the argument `name` is given, with other values for each head: norms along the axes that it varies
+        """True if the argument `name` is given, with other values for each head: norms along the axes that it varies
         along would take heads together."""
         return name in self and len(self.layouts[name].shape) > 1
 

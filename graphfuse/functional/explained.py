@@ -16,7 +16,8 @@ from graphfuse.runtime import torch_private
 
 
 def explain(function: Callable[..., object], *args: object, **kwargs: object) -> Explanation:
-    """What a call plans to. function: of ``graphfuse.functional``, or a function or module of ``graphfuse.torch``.
+    """Explanation of what a call plans to. function: of ``graphfuse.functional``, or a function or module of
+    ``graphfuse.torch``.
 
     args, kwargs: those of the call. The call is checked as it would be, and outputs that it would allocate are; nothing
     is compiled, run or written. Calls with about as many rows share a plan, so that knobs may be those of an eighth

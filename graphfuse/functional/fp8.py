@@ -43,7 +43,7 @@ def _by_groups(d: DrawnGraph, y: Tensor) -> None:
 def _dynamic(
     draw: Callable[[DrawnGraph], Tensor], *read: TensorParameter, after: tuple[TensorParameter, ...] = ()
 ) -> Mapping[tuple, Variant]:
-    """By group_size."""
+    """Variants by group_size."""
     first = read[0].name
     out = TensorParameter("out", FP8, like(first), written=True, new=torch.float8_e4m3fn)
 

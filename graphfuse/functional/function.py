@@ -130,7 +130,7 @@ def _key(f: Function) -> str:
 
 
 def _spread(t: torch.Tensor) -> tuple:
-    """What tells layouts apart that are not contiguous."""
+    """Key that distinguishes layouts that are not contiguous."""
     return t.stride(), t.shape[1:]
 
 

@@ -50,7 +50,7 @@ def layout(a: TensorParameter, value: torch.Tensor) -> Layout:
 
 
 def fake_layout(a: TensorParameter, value: torch.Tensor) -> Layout:
-    """As `layout`, of a tensor without memory."""
+    """Layout of a tensor without memory; otherwise as `layout`."""
     _check_type(a, value)
     return _layout(a, value, ALIGNMENT)
 

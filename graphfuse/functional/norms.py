@@ -138,7 +138,7 @@ def gemma_rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """As ``rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
+    """RMSNorm as ``rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
 
 
 @function(_in_place(added, WEIGHTS, BIAS))
@@ -170,7 +170,8 @@ def gemma_fused_add_rmsnorm(
     enable_pdl: bool | None = None,
     out: torch.Tensor | None = None,
 ) -> None:
-    """As ``fused_add_rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
+    """Residual sum and RMSNorm as ``fused_add_rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and
+    without a bias."""
 
 
 @function(_before_and_after(zero_centred=False), "out", "residual_out")
@@ -208,7 +209,7 @@ def gemma_sandwich_rmsnorm(
     residual_out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``sandwich_rmsnorm``, times weight + 1 and next_weight + 1 instead of the weights."""
+    """Norm, residual sum, norm as ``sandwich_rmsnorm``, times weight + 1 and next_weight + 1 instead of the weights."""
 
 
 @function(_QK, "q_out", "k_out")

@@ -85,7 +85,7 @@ def _fake(f: Function, given: Mapping[str, object]) -> dict[str, torch.Tensor]:
 
 
 def _may_be_same(a: Shape, b: Shape) -> bool:
-    """Whether two shapes are one, as far as is known: extents that are not (``mark_unbacked``) are looked at by the
+    """True if two shapes are one, as far as is known: extents that are not (``mark_unbacked``) are looked at by the
     call itself."""
     from torch.fx.experimental.symbolic_shapes import guard_or_true  # imports sympy, as fake tensors have done
 
@@ -93,7 +93,7 @@ def _may_be_same(a: Shape, b: Shape) -> bool:
 
 
 def _parameters(f: Function, positional: list[str], keywords: list[str]) -> str:
-    """As torch.library writes them; with defaults where all that follow have one."""
+    """Parameters as torch.library writes them; with defaults where all that follow have one."""
     arguments = {a.name: a for a in f.arguments}
     letters = iter("abcdefgh")
     last = max((i for i, name in enumerate(positional) if name not in f.defaults), default=-1)

@@ -69,7 +69,7 @@ def angles(d: DrawnGraph) -> tuple[Tensor, Tensor]:
 
 
 def heads(d: DrawnGraph, x: Tensor, first: int, end: int) -> Tensor:
-    """Those of a tensor with these numbers."""
+    """Heads of a tensor with these numbers."""
     between = slice(None)
     return d.graph.slice(x, [*(between,) * (d.rank - 2), slice(first, end), between])
 
@@ -105,7 +105,7 @@ def both(d: DrawnGraph) -> Tensor:
 
 
 def heads_of(d: DrawnGraph, x: Tensor, name: str) -> Tensor:
-    """Of `both` what is the argument `name`'s, q or k."""
+    """Heads of `both` that are the argument `name`'s, q or k."""
     queries, keys = (d.layouts[name].shape[-2] for name in "qk")
     return heads(d, x, 0, queries) if name == "q" else heads(d, x, queries, queries + keys)
 
@@ -227,8 +227,8 @@ def qk_norm_rope_cache(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As ``qk_norm_rope``, but keys, and values as they are, go to a cache by slots: one kernel for queries and keys,
-    one for values.
+    """Norm and rotation as ``qk_norm_rope``, but keys, and values as they are, go to a cache by slots: one kernel for
+    queries and keys, one for values.
 
     v: of k's shape. k_cache, v_cache: (pages, page_size, heads, head_dim), or (slots, heads, head_dim), of k's heads;
     any strides in which slots of neighbouring pages lie as far apart as those of a page; types as q_out's, FP8

@@ -56,7 +56,7 @@ def prepare() -> None:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a call does along one dimension of the mesh.
+    """Rule of a call along one dimension of the mesh.
 
     axis: the dimension of the first tensor that is split; None if none is. columns: whether that is its last one.
     """
@@ -106,7 +106,7 @@ class _Result:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """What calls with arguments that are alike do.
+    """Plan of calls with arguments that are alike.
 
     first: the name of the first tensor. used: tensors by name. placements: of the arguments that are used, by name.
     columns: how many there are of the first tensor, where they are split over ranks, else 0. partial: placements of
@@ -121,7 +121,7 @@ class _Plan:
     partial: tuple
 
     def local(self, name: str, value: object, mesh: Any) -> object:
-        """What this rank has of a parameter, where the call wants it."""
+        """Part of a parameter that this rank has, where the call wants it."""
         wanted = self.placements.get(name)
         if not _is_sharded(value):
             if wanted is None or not isinstance(value, torch.Tensor) or all(p.is_replicate() for p in wanted):
@@ -211,7 +211,7 @@ def _planned(f: Function, given: Mapping[str, object]) -> _Plan:
 
 
 def _placements(a: TensorParameter, of: Axes, rules: Sequence[Rule]) -> tuple:
-    """Those of an argument whose dimensions follow the first tensor's as `of` tells."""
+    """Placements of an argument whose dimensions follow the first tensor's as `of` says."""
     found = []
     for rule in rules:
         if rule.axis is None:
@@ -275,7 +275,7 @@ def _mesh(tensors: Mapping[str, torch.Tensor]):
 
 
 def _rule(f, used, found, shapes, tensors, mesh, dim: int) -> Rule:
-    """What is split along a dimension of the mesh: what the first tensor is split along, or else another that has all
+    """Split along a dimension of the mesh: that of the first tensor, or else of another that has all
     of its dimensions. Columns only where the function can. Nothing for a sum that is due and for other placements."""
     first, rows = used[0].name, splittable(used, found)
     full = [a.name for a in used if found[a.name] == found[first] and _is_sharded(tensors.get(a.name))]

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class CountKind(enum.Enum):
-    """What the count has to do with a tensor's extents.
+    """Relation of the count to a tensor's extents.
 
     COUNTED: the leading ones are those of the first tensor, and their product is the count. FIXED: nothing. SIZED: they
     follow from the count by a rule of their own, as those of block scales in whole tiles.
@@ -54,7 +54,7 @@ class CountSplit:
         return tuple((name, self._at(name, count, sizes[name])) for name in self.layouts)
 
     def planned(self, plan: Callable[[tuple[tuple[str, Layout], ...]], T]) -> T:
-        """What `plan` makes of the layouts for the split's count. VariantPackError in the words of the call's own
+        """Result of `plan` for the layouts of the split's count. VariantPackError in the words of the call's own
         layouts."""
         try:
             return plan(self.at(self.count))
@@ -73,7 +73,7 @@ class CountSplit:
         return found
 
     def can_grow(self, name: str) -> bool:
-        """Whether a tensor with counted extents is seen alike with another first extent and the strides that it has:
+        """True if a tensor with counted extents is seen alike with another first extent and the strides that it has:
         the stride of a first extent of 1 may be any."""
         t = self.layouts[name]
         return t.stride[0] == self.row_stride(name) * math.prod(t.shape[1 : self.leading])

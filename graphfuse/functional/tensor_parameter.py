@@ -39,13 +39,17 @@ PAIRS = torch.float4_e2m1fn_x2
 class TensorParameter:
     """One tensor of a function.
 
-    shape: None for one that may have any, as the first has. free: whether shape or strides are so much the caller's
-    that they tell problems apart. table: whether its extents have nothing to do with the first tensor's. written:
-    whether the function writes it. new: the type it is allocated with where the caller gives none, or what finds that
-    in the arguments before it. optional: whether it may be left out altogether. only: (name, type) of another argument
-    without which this one is ignored. asked: the option without which it is not made. over_rows: of one that is written
-    and has no dimension for rows, how what is made of some rows each becomes what is made of all: "sum" or "max"; None
-    where it does not. note: said where it is refused.
+    shape: None for one that may have any, as the first has.
+    free: whether shape or strides are so much the caller's that they tell problems apart.
+    table: whether its extents have nothing to do with the first tensor's.
+    written: whether the function writes it.
+    new: the type it is allocated with where the caller gives none, or what finds that in the arguments before it.
+    optional: whether it may be left out altogether.
+    only: (name, type) of another argument without which this one is ignored.
+    asked: the option without which it is not made.
+    over_rows: of one that is written and has no dimension for rows, how what is made of some rows each becomes what is
+        made of all: "sum" or "max"; None where it does not.
+    note: said where it is refused.
     """
 
     name: str
@@ -157,7 +161,7 @@ def no_rows(name: str, shape: Shape) -> VariantPackError:
 
 
 def used(arguments: Iterable[TensorParameter], given: Mapping[str, object]) -> list[TensorParameter]:
-    """Those of the arguments that a call has, given or allocated. given: parameters by name."""
+    """Parameters that a call has, given or allocated. given: parameters by name."""
     found = []
     for a in arguments:
         if a.only is not None and getattr(given.get(a.only[0]), "dtype", None) != a.only[1]:

@@ -133,7 +133,7 @@ def _infer_data_type(graph: Recorded, t: Tensor, default: data_type | None) -> N
 
 
 def _carried(graph: Recorded) -> dict[int, data_type]:
-    """What virtual tensors carry that are not rounded to the type they declare."""
+    """Types that virtual tensors carry, of those that are not rounded to the type they declare."""
     if graph.intermediate_rounding == "declared":
         return {}
     carried: dict[int, data_type] = {}

@@ -22,9 +22,11 @@ TensorId = int
 class FrozenTensor:
     """A tensor of the graph. dim and stride are in elements.
 
-    virtual: exists only between nodes. by_value: a host scalar, given at execute or, if set, `value`. alignment: its
-    address is a multiple of this many bytes. workspace: a fixed byte offset in the workspace, for results that callers
-    read there. reordering: the order of elements in memory; if there is one, the stride has no meaning.
+    virtual: exists only between nodes.
+    by_value: a host scalar, given at execute or, if set, `value`.
+    alignment: its address is a multiple of this many bytes.
+    workspace: a fixed byte offset in the workspace, for results that callers read there.
+    reordering: the order of elements in memory; if there is one, the stride has no meaning.
     """
 
     id: TensorId
@@ -124,7 +126,7 @@ class FrozenGraph:
         return {t: tuple(nodes) for t, nodes in found.items()}
 
     def needs(self, tensors: Iterable[TensorId], nodes: Collection[int]) -> bool:
-        """Whether computing one of `tensors` takes one of `nodes`."""
+        """True if computing one of `tensors` takes one of `nodes`."""
         return not self.above(tensors, min(nodes, default=0)).isdisjoint(nodes)
 
     def above(self, tensors: Iterable[TensorId], first: int = 0) -> set[int]:
@@ -157,7 +159,7 @@ class FrozenGraph:
 
     @cached_property
     def outputs(self) -> tuple[FrozenTensor, ...]:
-        """What the graph writes for its caller, in id order."""
+        """Tensors that the graph writes for its caller, in id order."""
         return tuple(t for t in self.tensors if t.id in self.producer and not t.virtual)
 
     def key(self) -> str:

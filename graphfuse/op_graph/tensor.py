@@ -58,19 +58,19 @@ class Tensor:
 
     @also(value="is_output")
     def set_output(self, is_output: bool = True) -> Tensor:
-        """Whether callers give a buffer that this tensor is written to."""
+        """True if callers give a buffer that this tensor is written to."""
         self._virtual = not is_output
         return self._done()
 
     @also(value="is_virtual")
     def set_is_virtual(self, is_virtual: bool) -> Tensor:
-        """Whether the tensor lives only between nodes."""
+        """True if the tensor lives only between nodes."""
         self._virtual = bool(is_virtual)
         return self._done()
 
     @also(value="is_pass_by_value")
     def set_is_pass_by_value(self, is_pass_by_value: bool) -> Tensor:
-        """Whether execute gets a host number instead of a device buffer."""
+        """True if execute gets a host number instead of a device buffer."""
         self._by_value = bool(is_pass_by_value)
         return self._done()
 
@@ -179,7 +179,7 @@ class Tensor:
 
 
 def _unheard(*_: object) -> None:
-    """What changes of a tensor of no graph undo."""
+    """Listener for changes of a tensor of no graph: nothing is undone."""
 
 
 def checked_type(where: str, value: object) -> data_type:

@@ -81,7 +81,7 @@ def _absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
 
 
 def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """With one spelling of the mask."""
+    """Attributes with one spelling of the mask."""
     return {**_band(attributes), "generate_stats": _makes_stats(attributes)}
 
 

@@ -11,7 +11,7 @@ divide by."""
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """What block_scale_quantize makes: types of elements and of a block's scale, the default first. Any element goes
+    """Result of block_scale_quantize: types of elements and of a block's scale, the default first. Any element goes
     with any scale."""
 
     elements: tuple[data_type, ...]

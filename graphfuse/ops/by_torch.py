@@ -61,7 +61,7 @@ class TorchRows(RowArithmetic):
 
 
 def expanded(ops: Mapping[str, Op], op: Op, t, x, a: Attributes) -> dict[str, object]:
-    """What an op's expansion makes, as ``Op.reference``."""
+    """Outputs of an op's expansion, as ``Op.reference`` makes them."""
     shapes = {port: tuple(value.shape) for port, value in x.items()}
     like = x["input"] if "input" in x else next(iter(x.values()))
     made = op.expansion.of(TorchRows(t, ops, like, op.expansion.columns(shapes, a)), x, a)
@@ -80,7 +80,7 @@ def _summed(factors: tuple[object, ...], shape: tuple[int, ...]):
 
 
 def reduction(ops: Mapping[str, Op], t, x, a: Attributes) -> dict[str, object]:
-    """What the op ``reduction`` makes."""
+    """Output of the op ``reduction``."""
     values, how = x["input"], REDUCTIONS[a["mode"]]
     dim = [1 if axis in a["axes"] else e for axis, e in enumerate(values.shape)]
     kept = [axis for axis in range(len(dim)) if axis not in a["axes"]]

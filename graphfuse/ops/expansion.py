@@ -18,7 +18,7 @@ Columns = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, object]], tuple[
 
 
 class Join(enum.Enum):
-    """How the elements of a row become one value."""
+    """Operation that makes one value of the elements of a row."""
 
     SUM = "row_sum"
     MAX = "row_max"

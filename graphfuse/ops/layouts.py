@@ -20,5 +20,5 @@ def row_major(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) 
 
 
 def channels_last(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
-    """Of [N, C, spatial axes...] C innermost, whatever the inputs' layouts are."""
+    """Strides of [N, C, spatial axes...] with C innermost, whatever the inputs' layouts are."""
     return packed_stride(dim, [0, *range(2, len(dim)), 1])

@@ -53,7 +53,7 @@ def _of_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, 
 
 
 def _chosen(e: RowArithmetic, x: Values, chosen: object, otherwise: object) -> object:
-    """Of each element: one value in the target's column, another elsewhere."""
+    """Value of each element: one in the target's column, another elsewhere."""
     mask = e.op("cmp_eq", input=e.numbers(), comparison=x["target"])
     return e.op("binary_select", input0=chosen, input1=otherwise, mask=mask)
 

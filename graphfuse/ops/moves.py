@@ -49,7 +49,7 @@ def _sliced_strides(dim: Shape, attributes: Attributes, inputs: Mapping[str, Str
 
 
 def _sliced_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """As (first, end, step) of each axis, counted from its first element."""
+    """Attributes as (first, end, step) of each axis, counted from its first element."""
     return {"slices": tuple((r.start, r.stop, r.step) for r in _ranges(inputs["input"], attributes))}
 
 
@@ -71,7 +71,7 @@ def _reshaped(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappi
 
 
 def _reshaped_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """With the shape that is made, which the output has."""
+    """Attributes with the shape that is made, which the output has."""
     dim, _ = outputs["output"]
     return {**attributes, "dim": tuple(dim)}
 

@@ -14,7 +14,7 @@ Attributes = Mapping[str, object]
 
 
 class Cost(enum.Enum):
-    """What the scalar form of a pointwise op takes."""
+    """Cost of a pointwise op's scalar form."""
 
     COPY = "nothing: its operand is its result"
     ARITHMETIC = "an addition, a multiplication or a choice, or two"
@@ -101,7 +101,7 @@ class Op:
         return tuple(port.name for port in self.inputs if port.moved or port.numbers)
 
     def keeps(self, output: str) -> bool:
-        """Whether an output port keeps what the node does not write."""
+        """True if an output port keeps what the node does not write."""
         return any(port.kept for port in self.outputs if port.name == output)
 
 

@@ -95,7 +95,7 @@ def _conv_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict
 
 
 def _conv_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """With a number for each spatial axis."""
+    """Attributes with a number for each spatial axis."""
     window = _window(attributes, len(inputs["image"]) - 2)
     return {**window, "convolution_mode": attributes["convolution_mode"]}
 

@@ -9,7 +9,8 @@ from graphfuse.ops.expansion import Join, RowArithmetic
 
 @dataclass(frozen=True)
 class Reduction:
-    """How the elements of a row become one. start: the result of none. of(arithmetic, elements) -> one value a row.
+    """Operation that makes the elements of a row one. start: the result of none. of(arithmetic, elements) -> one value
+    a row.
 
     fold: C++ of the result so far, {to}, joined with an array of more, {values}; None for what no kernel does.
     in_rows: whether kernels of rows do it; others are products, which `by_torch` alone makes.

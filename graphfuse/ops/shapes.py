@@ -119,7 +119,7 @@ def rmsnorm_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> 
 
 
 def _gradients(shapes: Mapping[str, Shape], axes: tuple[int, ...], *statistics: str) -> dict[str, Shape]:
-    """Of a norm over `axes`. statistics: the ports of what forward made of each row."""
+    """Shapes of the gradients of a norm over `axes`. statistics: the ports of what forward made of each row."""
     x, scale = shapes["input"], shapes.get("scale")
     if shapes["grad"] != x:
         raise GraphValidationError(f"grad must have input's shape {list(x)}, got {list(shapes['grad'])}")
@@ -193,7 +193,7 @@ def softmax_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> 
 
 
 def axis_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """With the axis counted from the first one."""
+    """Attributes with the axis counted from the first one."""
     return {**attributes, "axis": _row_axis(next(iter(inputs.values())), attributes)}
 
 

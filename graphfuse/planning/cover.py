@@ -89,7 +89,7 @@ has (nothing that is left overlaps them), and the heaviest choice."""
 
 
 class _Search:
-    """What choices of matches depend on. A set of nodes is a number whose bit i stands for node i.
+    """Data that choices of matches depend on. A set of nodes is a number whose bit i stands for node i.
 
     nodes: of each match. needs: nodes outside that it cannot do without. weights: no two choices have the same sum, so
     that the heaviest is one, whatever way it is found. steps: taken so far.
@@ -116,7 +116,7 @@ class _Search:
         self._known: dict[frozenset[int], tuple[int, ...]] = {}
 
     def fits(self, match: int, chosen: Collection[int]) -> bool:
-        """Whether a match shares no node with the chosen."""
+        """True if a match shares no node with the chosen."""
         return all(not self.nodes[match] & self.nodes[m] for m in chosen)
 
     def circle(self, chosen: Sequence[int]) -> tuple[int, ...]:
@@ -220,7 +220,7 @@ class _Search:
 
 
 def _reach(graph: FrozenGraph) -> tuple[list[int], list[int]]:
-    """Of each node: the nodes that it cannot do without, and those that cannot do without it."""
+    """Ancestors and descendants of each node: nodes that it cannot do without, and those that cannot do without it."""
     count = len(graph.nodes)
     above, below = [0] * count, [0] * count
     for i, node in enumerate(graph.nodes):

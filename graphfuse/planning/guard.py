@@ -25,7 +25,7 @@ _warned: set[tuple[str, str]] = set()
 def call(
     item: Pattern | Engine, about: FrozenGraph | Subgraph, stage: str, function: Callable, *arguments: object
 ) -> object:
-    """What `function`, of a pattern or engine, answers. about: what it is asked about. stage: what it is asked.
+    """Answer of `function`, of a pattern or engine. about: what it is asked about. stage: what it is asked.
     PluginError for whatever it raises."""
     if origin(item) is FIRST_PARTY:
         return function(*arguments)

@@ -27,7 +27,7 @@ _SHAPED = frozenset({"reshape"})
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a call gives, entry by entry. strides: None for those that follow from the built graph's."""
+    """Overrides of a call, entry by entry. strides: None for those that follow from the built graph's."""
 
     uids: tuple[int, ...]
     dims: tuple[Shape, ...]
@@ -119,7 +119,7 @@ def _why_not(t: ir.FrozenTensor) -> str:
 
 
 def _strides(t: ir.FrozenTensor, dim: Shape) -> Shape:
-    """Those of the built tensor, where an axis that begins where the axis inside of it ends goes on doing so."""
+    """Strides of the built tensor, where an axis that begins where the axis inside of it ends goes on doing so."""
     if t.reordering is not tensor_reordering.NONE:
         return packed_stride(dim)
     order = sorted(range(len(dim)), key=lambda axis: (t.stride[axis], -axis))

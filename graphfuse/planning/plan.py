@@ -34,7 +34,7 @@ _EMULATED = "emulator: kernels run as C++ on the CPU; what a GPU approximates is
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one engine said about one region in one mode; why is None if it can run it."""
+    """Answer of one engine about one region in one mode; why is None if it can run it."""
 
     region: Region
     engine: str
@@ -78,24 +78,24 @@ class Plan:
 
     @property
     def emulated(self) -> bool:
-        """Whether kernels run on the CPU."""
+        """True if kernels run on the CPU."""
         return self.device.kind == EMULATOR.kind and any(part.engine.emulated for part in self.parts)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What the engines have to say; put together for the plans that are asked, which few of many are."""
+        """Notes of the engines; put together for the plans that are asked, which few of many are."""
         found = dict.fromkeys(n for p in self.parts for n in p.engine.notes(p.facts, p.knobs, self.device))
         return (*found, _EMULATED) if self.emulated else tuple(found)
 
     @property
     def behavior_notes(self) -> frozenset[behavior_note]:
-        """Those of any part."""
+        """Notes of any part."""
         notes = (p.engine.behavior_notes_of(p.facts, p.knobs, self.device) for p in self.parts)
         return frozenset().union(*notes)
 
     @property
     def numerical_notes(self) -> frozenset[numerical_note]:
-        """Those of any part."""
+        """Notes of any part."""
         notes = (p.engine.numerical_notes_of(p.facts, p.knobs, self.device) for p in self.parts)
         return frozenset().union(*notes)
 
@@ -129,7 +129,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What one heuristic mode came to: its plans, and every answer on the way. regions: what decided which matches are
+    """Result of one heuristic mode: its plans, and every answer on the way. regions: what decided which matches are
     fused, in words; empty where no pattern matches."""
 
     mode: heur_mode
@@ -185,7 +185,7 @@ def propose(
 
     @cache
     def fused(nodes: Subgraph) -> list[Part]:
-        """What runs nodes of a region as one, best first; nothing where no engine of its facts does. Several patterns
+        """Parts that run nodes of a region as one, best first; none where no engine of its facts does. Several patterns
         may have a region of these nodes, each with engines of its own."""
         found = [r for r in regions if r.subgraph == nodes]
         # Asking takes time: a library compiles to know whether it can. Those of the first pattern do, unless the table
@@ -236,7 +236,7 @@ def _chosen_why(chosen: cover.Cover, matches: int, most_nodes: bool) -> str:
 
 
 def facts_for(engine: Engine, region: Region) -> object | None:
-    """What `engine` looks at in `region`: the pattern's facts, or the bare subgraph; None if it serves neither."""
+    """Facts that `engine` looks at in `region`: the pattern's, or the bare subgraph; None if it serves neither."""
     if isinstance(region.facts, engine.facts):
         return region.facts
     return region.subgraph if engine.facts is Subgraph else None
@@ -410,7 +410,7 @@ def _what(region: Region) -> str:
 def _layout(
     graph: FrozenGraph, parts: Sequence[Subgraph], sizes: Sequence[int]
 ) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
-    """Where tensors between parts and the parts' scratch memory lie: what is not in use at once shares memory
+    """Offsets of tensors between parts and of the parts' scratch memory: what is not in use at once shares memory
     (``workspace``), beside the tensors whose place is fixed. sizes: bytes of the parts' own memory."""
     placed = {t.id: t.workspace for t in graph.tensors if t.workspace is not None and t.id in graph.producer}
     floor = max((graph.tensors[t].nbytes + at for t, at in placed.items()), default=0)

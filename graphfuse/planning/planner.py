@@ -46,7 +46,7 @@ CodeOf = Callable[[str, str, str, Device], Code]
 
 @dataclasses.dataclass(frozen=True)
 class Deselected:
-    """What is deselected: by the user, and because a plug-in failed.
+    """Parts that are deselected: by the user, and because a plug-in failed.
 
     engines: names of those that the user deselected. failed: why engines are left out, by name. workspace: bytes that
     plans may need at most. notes: each with whether plans must have it, or must not.
@@ -86,7 +86,7 @@ class Planner:
         self._begin(graph)
 
     def _begin(self, graph: FrozenGraph) -> None:
-        """What there is to know of a graph before it is planned: all that a planner keeps of one, and no more."""
+        """Takes all that a planner keeps of a graph before it is planned, and no more."""
         self.graph = lower(graph)
         self.regions, self.declined = plan.matches(self.graph, self.registry)
         self.proposals: list[Proposal] = []
@@ -132,7 +132,7 @@ class Planner:
             raise GraphNotSupportedError(self._no_plan("no engine can run it"))
 
     def _has_sound_table(self, engine: Engine) -> bool:
-        """Whether an engine's table of tuned knobs can be read; where it cannot, an installed engine is left out."""
+        """True if an engine's table of tuned knobs can be read; where it cannot, an installed engine is left out."""
         try:
             guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
         except PluginError as error:
@@ -404,7 +404,7 @@ class Planner:
 
 
 def _device(handle, emulated: bool) -> Device:
-    """Where to plan for: the handle's device, the emulator if it is asked for, else the current device."""
+    """Device to plan for: the handle's, the emulator if it is asked for, else the current device."""
     from graphfuse.runtime import device
     from graphfuse.runtime import handle as handles
 

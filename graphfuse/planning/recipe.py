@@ -32,7 +32,7 @@ class PartRecipe:
     knobs: Mapping[str, object]
 
     def to_data(self) -> dict[str, object]:
-        """As JSON values. SerializedError for knobs that have no JSON form."""
+        """Recipe as JSON values. SerializedError for knobs that have no JSON form."""
         where = f"engine {self.engine!r}: knob"
         knobs = {name: json_values.encode(f"{where} {name}", value) for name, value in self.knobs.items()}
         return {**vars(self), "nodes": list(self.nodes), "knobs": knobs}

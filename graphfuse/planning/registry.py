@@ -55,8 +55,8 @@ class Listed:
 
 @dataclass(frozen=True)
 class Registry:
-    """What planning may use, in order of preference. origins: where what the caller did not pass comes from, by id.
-    listed: the installed plug-ins."""
+    """Patterns and engines that planning may use, in order of preference. origins: where what the caller did not pass
+    comes from, by id. listed: the installed plug-ins."""
 
     patterns: tuple[Pattern, ...]
     engines: tuple[Engine, ...]
@@ -101,7 +101,7 @@ def left_out() -> list[str]:
 
 
 def origin(item: object) -> Origin | None:
-    """Where an installed pattern or engine comes from; None for any other, and before any was loaded."""
+    """Origin of an installed pattern or engine; None for any other, and before any was loaded."""
     return _origins.get(id(item))
 
 
@@ -135,7 +135,7 @@ class _Kind:
     fields: Mapping[str, tuple[type, ...]]
 
     def fault(self, item: object) -> str | None:
-        """What is wrong with the data of a pattern or engine."""
+        """Fault of a pattern's or engine's data."""
         for name, accepted in self.fields.items():
             try:
                 value = getattr(item, name, None)
@@ -275,7 +275,7 @@ def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, on_req
 
 
 def _alike(installed: object, given: object) -> bool:
-    """Whether both are one plug-in, made twice."""
+    """True if both are one plug-in, made twice."""
     if isinstance(installed, Pattern):
         return installed == given
     return type(installed) is type(given) and getattr(installed, "__dict__", {}) == getattr(given, "__dict__", {})

@@ -83,9 +83,9 @@ class Reshaped:
         return planner.executable(), chosen
 
     def _counted(self, graph: ir.FrozenGraph) -> tuple[int, Overrides | None]:
-        """How many positions the leading axes have together that are counted, as many axes as possible, of the tensors
-        whose extents are not those of the built graph; and these tensors with the largest count of the class. None
-        where there are no rows, and where no axes can be counted."""
+        """Number of positions that the leading axes have together that are counted, as many axes as possible, of the
+        tensors whose extents are not those of the built graph; and these tensors with the largest count of the class.
+        None where there are no rows, and where no axes can be counted."""
         changed = [t for t in graph.bound if t.dim != self._built.tensors[t.id].dim]
         other = 1 + max(extent for t in graph.tensors for extent in t.dim)  # that joins with no extent by chance
         for leading in range(min((len(t.dim) for t in changed), default=1) - 1, 0, -1):
@@ -101,7 +101,7 @@ class Reshaped:
         return 0, None
 
     def _fits(self, overrides: Overrides) -> bool:
-        """Whether the graph can have these shapes, and no others are changed by them."""
+        """True if the graph can have these shapes, and no others are changed by them."""
         try:
             made = self._graph(overrides)
         except VariantPackError:

@@ -21,12 +21,15 @@ _ELF = b"\x7fELF"  # what cubins begin with
 
 @dataclass(frozen=True)
 class Serialized:
-    """What the bytes say.
+    """Content of the bytes.
 
-    made_by: the version of graphfuse. kind, arch, device: for which the plans were made, as of ``Device``; its name is
-    for messages. graph: as of ``graph_json``. key: of the frozen graph (``ir.Graph.key``). plans: those that were
-    built. selected: the place among them of the one that execute runs. codes: None where kernels are to be compiled
-    when it is read.
+    made_by: the version of graphfuse.
+    kind, arch, device: for which the plans were made, as of ``Device``; its name is for messages.
+    graph: as of ``graph_json``.
+    key: of the frozen graph (``ir.Graph.key``).
+    plans: those that were built.
+    selected: the place among them of the one that execute runs.
+    codes: None where kernels are to be compiled when it is read.
     """
 
     made_by: str

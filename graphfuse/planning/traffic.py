@@ -31,17 +31,17 @@ def nbytes(t: FrozenTensor) -> int:
 
 
 def of_node(graph: FrozenGraph, node: Node) -> Traffic:
-    """That of a kernel which runs the node alone."""
+    """Traffic of a kernel that runs the node alone."""
     return _traffic(graph, (t for _, t in node.inputs), (t for _, t in node.outputs))
 
 
 def fused(subgraph: Subgraph) -> Traffic:
-    """That of one kernel for all nodes: what they only pass to each other does not move."""
+    """Traffic of one kernel for all nodes: what they only pass to each other does not move."""
     return _traffic(subgraph.graph, subgraph.inputs, subgraph.outputs)
 
 
 def apart(subgraph: Subgraph) -> Traffic:
-    """That of one kernel for each node."""
+    """Traffic of one kernel for each node."""
     return sum((of_node(subgraph.graph, node) for node in subgraph.nodes), Traffic(0, 0))
 
 

@@ -16,7 +16,7 @@ class Block:
     nbytes: int
 
     def meets(self, other: "Block") -> bool:
-        """Whether both are in use at some step."""
+        """True if both are in use at some step."""
         return self.first <= other.last and other.first <= self.last
 
 

@@ -21,7 +21,7 @@ def check_program(program: RowProgram) -> None:
 
 
 def faults(program: RowProgram) -> Iterator[str]:
-    """What is wrong with a program, in words. What varies along what is only asked of operands that exist."""
+    """Faults of a program, in words. Extents are only asked of operands that exist."""
     lost = [fault for who, o, made in _reads(program) for fault in _lost(program, who, o, made)]
     yield from lost
     yield from _views(program)
@@ -45,7 +45,7 @@ def _name(number: int, of: AnyStep | Store | ColumnSum) -> str:
 
 
 def _reads(program: RowProgram) -> Iterator[tuple[str, Operand, int]]:
-    """Who reads each operand, that, and how many values are made before."""
+    """Operands with who reads each, and how many values are made before."""
     for k, step in enumerate(program.steps):
         yield from ((f"{_name(k, step)}, {port}", o, k) for port, o in step.operands)
     made = len(program.steps)

@@ -43,7 +43,7 @@ def _element(steps: Sequence[AnyStep], total: AnyStep, known: KnownOperands) -> 
 
 
 def _numbers(steps: Sequence[AnyStep], o: Operand) -> bool:
-    """Whether a value is the number of its element's column."""
+    """True if a value is the number of its element's column."""
     return o == Column() or _made(steps, o, "identity").get("input") == Column()
 
 

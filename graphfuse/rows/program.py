@@ -130,7 +130,7 @@ class RowProgram:
 
     @property
     def numbers_columns(self) -> bool:
-        """Whether a step is given the number of its element's column, or finds an element by it."""
+        """True if a step is given the number of its element's column, or finds an element by it."""
         numbered = (isinstance(o, Column) for step in self.steps for _, o in step.operands)
         return any(numbered) or any(isinstance(step, Pick) for step in self.steps)
 
@@ -256,7 +256,7 @@ class RowProgram:
         return operands if arrays else (reduction.input,)
 
     def is_of_magnitudes(self, k: int) -> bool:
-        """Whether reduction number k, a largest one, is of the magnitudes of what it goes through."""
+        """True if reduction number k, a largest one, is of the magnitudes of what it goes through."""
         return self.joined(k) != (self.steps[k].input,)
 
     def summed_in(self, phase: int) -> Iterator[tuple[int, ColumnSum]]:

@@ -42,7 +42,7 @@ class Place:
         return self
 
     def like(self, other: "Place") -> bool:
-        """Whether rows are the same, each at one address if both tensors begin there."""
+        """True if rows are the same, each at one address if both tensors begin there."""
         return self == other
 
     def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:

@@ -27,7 +27,8 @@ class Buffer:
     """Memory that was given to execute; None is what an address alone does not tell.
 
     dim, stride: in storage elements, which for packed FP4 are bytes of two values.
-    device: "cpu" or "cuda:N". itemsize: bytes of a storage element.
+    device: "cpu" or "cuda:N".
+    itemsize: bytes of a storage element.
     """
 
     address: int
@@ -49,7 +50,7 @@ class Buffer:
 
     @property
     def dense(self) -> bool:
-        """Whether elements follow one another without gaps; True of an address."""
+        """True if elements follow one another without gaps; True of an address."""
         if self.dim is None or 0 in self.dim:
             return True
         axes = [(e, s) for e, s in zip(self.dim, self.stride, strict=True) if e != 1]

@@ -39,7 +39,7 @@ _warned = False
 
 @dataclass(frozen=True)
 class Statistics:
-    """How the kernels of this process came about so far."""
+    """Counts of how this process came by its kernels so far."""
 
     compiled: int
     memory_hits: int
@@ -53,12 +53,12 @@ def statistics() -> Statistics:
 
 
 def folder() -> Path:
-    """Where cubins are kept. Errors as of ``settings.cache_dir``."""
+    """Folder of the cubins. Errors as of ``settings.cache_dir``."""
     return settings.cache_dir() / "cubin"
 
 
 def limit() -> int:
-    """How many bytes of cubins the disk keeps."""
+    """Largest number of bytes of cubins that the disk keeps."""
     return settings.cache_limit(KEPT_BYTES)
 
 
@@ -121,7 +121,7 @@ def cubin(source: str, arch: str, name: str) -> bytes:
 
 
 def _recall(digest: bytes) -> bytes | None:
-    """What memory holds; for those who hold `_lock`."""
+    """Cubin that memory holds; for callers that hold `_lock`."""
     found = _kernels.get(digest)
     if found is not None:
         _kernels.move_to_end(digest)

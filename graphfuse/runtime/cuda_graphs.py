@@ -128,7 +128,7 @@ def _type(node: object) -> int:
 
 
 def _kind(node: object) -> tuple[int, int | None]:
-    """What has to be the same of a node: its type, and of a kernel's the function."""
+    """Identity of a node: its type, and of a kernel's the function."""
     from cuda.bindings import driver
 
     kind = _type(node)
@@ -141,7 +141,7 @@ def _kind(node: object) -> tuple[int, int | None]:
 
 
 def _ways(driver: Any) -> dict[int, tuple[Callable[..., Any], ...]]:
-    """By type of node that plans have: what its function is, how its parameters are read and written."""
+    """Functions by type of node that plans have: its own, and those that read and write its parameters."""
     types = driver.CUgraphNodeType
     return {
         int(types.CU_GRAPH_NODE_TYPE_KERNEL): (

@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 @functools.cache
 def count() -> int:
-    """How many CUDA devices there are; 0 without a driver. Never raises."""
+    """Number of CUDA devices; 0 without a driver. Never raises."""
     try:
         from cuda.bindings import driver
 
@@ -113,7 +113,7 @@ def current(ordinal: int) -> Iterator[None]:
 
 
 def pointer_device(address: int) -> str | None:
-    """Where device memory is ("cuda:N"), None where the driver does not know the address."""
+    """Device of an address ("cuda:N"), None where the driver does not know it."""
     if not address or not count():
         return None
     from cuda.bindings import driver

@@ -65,13 +65,13 @@ class Executable:
 
     @functools.cached_property
     def starts(self) -> Mapping[bool, Start]:
-        """What starts the plan with its count, by whether work may begin early."""
+        """Functions that start the plan with its count, by whether work may begin early."""
         ways = (False,) if self.undependable else (False, True)
         return MappingProxyType({dependent: self._start_of(dependent) for dependent in ways})
 
     @property
     def serves_fewer(self) -> bool:
-        """Whether every part can be started for fewer rows than it was made for."""
+        """True if every part can be started for fewer rows than it was made for."""
         return all(part.frozen.rows is not None for part in self._parts(False))
 
     @property
@@ -91,7 +91,7 @@ class Executable:
         return Executable(graph, self._parts, binder, self.undependable, count, lambda d: self.counted(most, d))
 
     def _counted(self, count: int, dependent: bool) -> Start | None:
-        """What starts the plan for any count up to this one; None where a part of the plan is for one number of rows.
+        """Function that starts the plan for any count up to this one; None where a part is for one number of rows.
 
         count: what the plan was made for. The number of rows of each part is a multiple of it: a call with another
         count starts the part with the same multiple of that.
@@ -137,14 +137,14 @@ class Executable:
             self._keep((form, *self._forms[: _FORMS_KEPT - 1]))
 
     def bind(self, pack: Mapping, workspace: object, dependent: bool) -> Callable[[int], None]:
-        """What starts the plan on these buffers, given a stream. Errors as of `accept`."""
+        """Function that starts the plan on these buffers, given a stream. Errors as of `accept`."""
         if dependent and self.undependable:
             raise GraphNotSupportedError(self.undependable)
         found = self.binder.bind(pack, workspace)
         return self.at(found, dependent)
 
     def at(self, bindings: Bindings, dependent: bool = False) -> Callable[[int], None]:
-        """What starts the plan at these addresses, given a stream."""
+        """Function that starts the plan at these addresses, given a stream."""
         run, space = self.starts[dependent], bindings.workspace
         values = tuple(bindings.scalars[t.id] if t.by_value else bindings.addresses[t.id] for t in self.bound)
         return lambda stream: run(stream, space, self._count, *values)

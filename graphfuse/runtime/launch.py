@@ -29,7 +29,7 @@ table of the arguments' addresses; the pool that it is put back into; and what o
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What a kernel uses. registers: of a thread. local_bytes: of a thread, spills among them. shared_bytes: static
+    """Resources of a kernel. registers: of a thread. local_bytes: of a thread, spills among them. shared_bytes: static
     shared memory of a CTA."""
 
     registers: int
@@ -65,7 +65,7 @@ class LoadedKernel:
         return f"Kernel({self.entry!r} on {self.device})"
 
     def launcher(self, launch: engine.Launch, dependent: bool = False) -> "Launcher":
-        """What starts the kernel as `launch` says. DeviceError where the device has not so much shared memory.
+        """Object that starts the kernel as `launch` says. DeviceError where the device has not so much shared memory.
 
         dependent: the kernel may begin before the one before it on the stream ends (programmatic dependent launch),
         which only a kernel that waits for it may.
@@ -100,7 +100,7 @@ class LoadedKernel:
                 self._set(attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, launch)
 
     def resident_clusters(self, launch: engine.Launch, config: object) -> int:
-        """How many clusters of a launch the device holds at once, which depends on how its SMs are grouped."""
+        """Number of clusters of a launch that the device holds at once, which depends on how its SMs are grouped."""
         with devices.current(self.device.ordinal):
             error, count = self._driver.cuOccupancyMaxActiveClusters(self.function, config)
         devices.check(

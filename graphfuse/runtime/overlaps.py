@@ -31,7 +31,7 @@ class Conflict:
 
     @cached_property
     def clash(self) -> Callable[[int], bool]:
-        """Whether the two share memory that they may not, given how many bytes `made` begins behind `other`.
+        """True if the two share memory that they may not, given how many bytes `made` begins behind `other`.
 
         Views of one tensor, as queries and keys of a packed projection, lie equally far apart in every call, so the
         answers for a few distances are kept.

@@ -27,7 +27,7 @@ def no_gpu() -> str | None:
 
 
 def gpu_needed(command: str) -> str | None:
-    """What users are told where `command` cannot run; None where there is a GPU."""
+    """Text for users where `command` cannot run; None where there is a GPU."""
     reason = no_gpu()
     return None if reason is None else f"{command} needs a GPU: {reason}"
 

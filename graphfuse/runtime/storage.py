@@ -16,7 +16,7 @@ _OVERLAP_WORK = 10_000
 
 @dataclass(frozen=True)
 class Storage:
-    """How a tensor lies in memory: a storage element is itemsize bytes, FP4 two values in one byte."""
+    """Layout of a tensor in memory: a storage element is itemsize bytes, FP4 two values in one byte."""
 
     dim: tuple[int, ...]
     stride: tuple[int, ...]
@@ -73,7 +73,7 @@ def unpacked(dtype: data_type, dim: Shape, stride: Shape) -> tuple[Shape, Shape]
 
 
 def overlap(one: Storage, at: int, two: Storage, other_at: int) -> bool:
-    """Whether two layouts at byte addresses share a byte; True also where finding out takes too long.
+    """True if two layouts at byte addresses share a byte; True also where finding out takes too long.
 
     Exact, so that interleaved views of one allocation (columns 0:8 and 8:16 of its
     rows) count as separate.

@@ -28,7 +28,7 @@ class Time:
 
 
 def buffer_sets(bytes_per_call: int, most: int = 64) -> int:
-    """How many buffer sets keep the L2 cold."""
+    """Number of buffer sets that keep the L2 cold."""
     return max(1, min(most, -(-COLD_BYTES // max(bytes_per_call, 1))))
 
 
@@ -73,7 +73,7 @@ def capture(
 
 
 def dependent_launch(captured: Captured) -> bool | None:
-    """Whether kernels of the graph begin by programmatic dependent launch; None if the driver does not tell."""
+    """True if kernels of the graph begin by programmatic dependent launch; None if the driver does not tell."""
     from cuda.bindings import __version__, driver
 
     if tuple(map(int, __version__.split(".")[:2])) < _EDGES:

@@ -31,10 +31,11 @@ _broken: dict[Path, str] = {}
 class Toolkit:
     """An NVRTC and what its programs may include.
 
-    origin: the place it comes from, for messages. nvrtc: the library's file. version:
-    of NVRTC ("13.5" or longer), "" where no file name tells. nvrtc_bytes: its size,
-    which tells patch releases apart. include_dirs, include_version (CUDA_VERSION of
-    cuda.h) and bundled (NVRTC's own headers) are filled in by `with_headers`.
+    origin: the place it comes from, for messages.
+    nvrtc: the library's file.
+    version: of NVRTC ("13.5" or longer), "" where no file name tells.
+    nvrtc_bytes: its size, which tells patch releases apart. include_dirs, include_version (CUDA_VERSION of cuda.h) and
+        bundled (NVRTC's own headers) are filled in by `with_headers`.
     """
 
     origin: str
@@ -47,7 +48,7 @@ class Toolkit:
 
     @property
     def fingerprint(self) -> str:
-        """What a compiled kernel depends on besides source, options and architecture."""
+        """Digest of all that a compiled kernel depends on besides source, options and architecture."""
         headers = (self.bundled, self.include_version, *map(str, self.include_dirs))
         return repr((self.version or str(self.nvrtc), self.nvrtc_bytes, headers))
 
@@ -86,7 +87,7 @@ def load() -> Toolkit:
 
 
 def architectures() -> frozenset[int]:
-    """What the NVRTC that is loaded compiles for: 90 for SM90. Errors as of `load`."""
+    """Architectures that the loaded NVRTC compiles for: 90 for SM90. Errors as of `load`."""
     load()
     from cuda.bindings import nvrtc
 

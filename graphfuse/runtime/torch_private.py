@@ -104,9 +104,9 @@ def tracing() -> Callable[[], bool]:
 
 
 def observed() -> Callable[[], bool]:
-    """What tells whether somebody in this thread wants to see what is called: the compiler, ``torch.jit.trace``, a mode
-    of ``__torch_dispatch__``, a transform of torch.func or a forward derivative. Always, where torch cannot tell: then
-    all calls take the dispatcher."""
+    """Function that says if somebody in this thread wants to see what is called: the compiler, ``torch.jit.trace``, a
+    mode of ``__torch_dispatch__``, a transform of torch.func or a forward derivative. Always, where torch cannot tell:
+    then all calls take the dispatcher."""
     modes, transforms = _find("_C._len_torch_dispatch_stack"), _find("_C._are_functorch_transforms_active")
     forward_ad, compiling, is_tracing = _find("autograd.forward_ad"), _find("compiler.is_dynamo_compiling"), tracing()
     if modes is None or transforms is None or not hasattr(forward_ad, "_current_level"):
@@ -121,8 +121,8 @@ def dispatch_mode() -> type | None:
 
 
 def differentiates_forward() -> Callable[[], bool]:
-    """What tells whether a level of forward derivatives (``torch.autograd.forward_ad.dual_level``) is at work. Always,
-    where torch cannot tell."""
+    """Function that says if a level of forward derivatives (``torch.autograd.forward_ad.dual_level``) is at work.
+    Always, where torch cannot tell."""
     forward_ad = _find("autograd.forward_ad")
     if not hasattr(forward_ad, "_current_level"):
         return lambda: True
@@ -130,7 +130,7 @@ def differentiates_forward() -> Callable[[], bool]:
 
 
 def is_differentiated_by_func() -> bool:
-    """Whether the innermost transform of torch.func at work is grad. False where torch cannot tell: the error that
+    """True if the innermost transform of torch.func at work is grad. False where torch cannot tell: the error that
     follows is then torch's own."""
     peek = _find("_C._functorch.peek_interpreter_stack")
     top = None if peek is None else peek()
@@ -144,7 +144,7 @@ def any_requires_grad() -> Callable[..., bool]:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value can be used without the dispatcher. Three kinds of tensors cannot: those of a class with a
+    """True if a value can be used without the dispatcher. Three kinds of tensors cannot: those of a class with a
     ``__torch_dispatch__``, as fake tensors are, those on the meta device, and those of the vmap that autograd has for
     ``is_grads_batched``, which is no transform of torch.func."""
     tensor = sys.modules["torch"].Tensor
@@ -158,7 +158,7 @@ def is_plain(value: object) -> bool:
 
 
 def replicates_implicitly() -> bool:
-    """Whether ``torch.distributed.tensor.experimental.implicit_replication`` is at work, under which plain tensors
+    """True if ``torch.distributed.tensor.experimental.implicit_replication`` is at work, under which plain tensors
     count as DTensors that are replicated. False where torch cannot tell."""
     dispatcher = _find("distributed.tensor.DTensor._op_dispatcher")
     return bool(getattr(dispatcher, "_allow_implicit_replication", False))
@@ -218,7 +218,7 @@ def called_plainly() -> Callable[[object], bool]:
 
 
 def is_compiled(module: object) -> bool:
-    """Whether a module is what ``torch.compile`` returned, or its own ``compile`` was called. False where torch cannot
+    """True if a module is what ``torch.compile`` returned, or its own ``compile`` was called. False where torch cannot
     tell: what is fused then is compiled again when it is called."""
     made = _find("_dynamo.OptimizedModule")
     return made is not None and isinstance(module, made) or getattr(module, "_compiled_call_impl", None) is not None

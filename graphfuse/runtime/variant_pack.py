@@ -22,7 +22,7 @@ _AS_BYTES = frozenset({data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP8_E8M
 
 @dataclass(frozen=True, eq=False)
 class Bindings:
-    """Where the tensors of a graph are in one execute (``engine.Buffers``).
+    """Addresses of a graph's tensors in one execute (``engine.Buffers``).
 
     workspace: its address, 0 where there is none. scalar: as given, not rounded to
     the tensor's data type.
@@ -256,7 +256,7 @@ def _check(
 
 
 def _holds(buffer: Buffer, stored: Storage) -> bool:
-    """Whether a buffer is memory without gaps that the tensor fits, from its first byte on, or a tensor with the same
+    """True if a buffer is memory without gaps that the tensor fits, from its first byte on, or a tensor with the same
     strides and no smaller extents."""
     if buffer.dense:
         return buffer.nbytes >= stored.nbytes
@@ -267,7 +267,7 @@ def _holds(buffer: Buffer, stored: Storage) -> bool:
 
 
 def _is_flat(stored: Storage, buffer: Buffer) -> bool:
-    """Whether a buffer is nothing but the bytes of a tensor, in the order in which the tensor says they lie."""
+    """True if a buffer is nothing but the bytes of a tensor, in the order in which the tensor says they lie."""
     if buffer.dtype is not data_type.UINT8 or len(buffer.dim) != 1:
         return False
     return buffer.dense and buffer.nbytes == stored.nbytes

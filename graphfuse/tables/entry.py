@@ -13,9 +13,14 @@ _SCALARS = frozenset((bool, int, float, str))
 
 @dataclass(frozen=True)
 class Source:
-    """Where entries come from. arch: "sm_90". date: ISO 8601, None where it is not known, as of what
-    others published. versions: of the packages that took part. commit: of this project's sources,
-    with "-dirty" where files were changed; None where they are an installed package or took no part."""
+    """Origin of entries.
+
+    arch: "sm_90".
+    date: ISO 8601, None where it is not known, as of what others published.
+    versions: of the packages that took part.
+    commit: of this project's sources, with "-dirty" where files were changed; None where they are an installed package
+        or took no part.
+    """
 
     origin: str
     device: str
@@ -32,7 +37,7 @@ class Source:
 
     @classmethod
     def parse(cls, value: object) -> "Source":
-        """From JSON; ValueError says what is wrong."""
+        """Reads JSON; ValueError says what is wrong."""
         v = _mapping("a source", value, cls)
         for name in ("origin", "device", "arch"):
             _check(name, v.get(name), (str,))
@@ -63,8 +68,9 @@ class Timed:
 class TunedEntry:
     """The knobs of one problem class (key and rows as of ``engine.ProblemClass``).
 
-    us: median microseconds of a launch, None if not known. others: what else was timed,
-    fastest first. published: the figures that published knobs were translated from.
+    us: median microseconds of a launch, None if not known.
+    others: what else was timed, fastest first.
+    published: the figures that published knobs were translated from.
     """
 
     source: Source
@@ -77,19 +83,19 @@ class TunedEntry:
     published: Mapping[str, object] | None = None
 
     def same_class(self, other: "TunedEntry") -> bool:
-        """Whether one of the two would take the other's place in a file."""
+        """True if one of the two would take the other's place in a file."""
         mine = (self.source.device, self.engine, self.rows, self.key)
         return mine == (other.source.device, other.engine, other.rows, other.key)
 
     def to_json(self) -> dict[str, object]:
-        """What a problem's entries differ in, but the source; what is not known left out."""
+        """JSON of what a problem's entries differ in, but the source; what is not known is left out."""
         values = {"rows": self.rows, "knobs": self.knobs, "us": self.us}
         values |= {"others": [asdict(o) for o in self.others], "published": self.published}
         return {name: value for name, value in values.items() if value not in (None, [])}
 
     @classmethod
     def parse(cls, value: object, source: Source, engine: str, key: Mapping[str, object]) -> "TunedEntry":
-        """From JSON; ValueError says what is wrong."""
+        """Reads JSON; ValueError says what is wrong."""
         try:
             made = cls(source, engine, key, **value)
         except TypeError:

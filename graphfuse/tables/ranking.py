@@ -58,7 +58,7 @@ class Rank:
         return f"{order} ({origin})"
 
     def places(self, engines: Sequence[str]) -> list[int]:
-        """Where engines stand that are registered in this order; less is before. A measurement says nothing of engines
+        """Ranks of engines that are registered in this order; less is before. A measurement says nothing of engines
         that were not there: those that are registered before all that were, such as the caller's own, stay there."""
         places: list[int] = []
         for name in engines:
@@ -67,7 +67,7 @@ class Rank:
         return places
 
     def is_first_of(self, engines: Collection[str]) -> bool:
-        """Whether the engine that comes first is one of these."""
+        """True if the engine that comes first is one of these."""
         return bool(engines) and self.engines[0] in (OTHERS, *engines)
 
 
@@ -76,7 +76,7 @@ LAST = "reference"
 
 
 def entry(family: str, us: Mapping[str, float], source: Source) -> Rank:
-    """What times say."""
+    """Rank that measured times give."""
     names = sorted(us, key=us.__getitem__)
     unknown = len(names) - 1 if names[-1] == LAST else len(names)
     return Rank(family, (*names[:unknown], OTHERS, *names[unknown:]), source, us)

@@ -77,7 +77,7 @@ def first_party(engine: Engine, device: Device) -> tuple[TunedEntry, ...]:
 
 
 def user_file(device: Device) -> Path:
-    """Where the user's tuning on such a device is kept."""
+    """File of the user's tuning on such a device."""
     name = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
     return settings.tuning_dir() / f"{name or 'device'}.v{VERSION}.json"
 
@@ -111,7 +111,7 @@ def kept() -> list[KeptFile]:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a user's file, or with the first of its entries that cannot be used; None if nothing is.
+    """Fault of a user's file, or of the first of its entries that cannot be used; None if there is none.
     A file of another version of this library is not damaged: that one uses it."""
     try:
         _, faults = _parse(path.read_bytes())
@@ -223,7 +223,7 @@ def _parse(text: bytes) -> tuple[tuple[TunedEntry, ...], list[str]]:
 
 
 def _before(path: Path) -> tuple[TunedEntry, ...]:
-    """What a file to be written holds; damage is written over, another version is not."""
+    """Entries of a file that is to be written; damage is written over, another version is not."""
     try:
         return _parse(path.read_bytes())[0]
     except FileNotFoundError:
@@ -270,7 +270,7 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 
 def _warn_of_others(file: Path) -> None:
-    """Where nothing of this version is kept: what another version kept in its place."""
+    """Warns where nothing of this version is kept of what another version kept in its place."""
     name, _, _ = file.name.rpartition(f".v{VERSION}.json")
     for other in sorted(file.parent.glob(f"{name}.v*.json")):
         if other != file:

@@ -23,7 +23,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Tunings:
-    """What is known about one device. own: of the user's store. first_party: of the tables beside the engines."""
+    """Tuned entries for one device. own: of the user's store. first_party: of the tables beside the engines."""
 
     own: tuple[TunedEntry, ...] = ()
     first_party: tuple[TunedEntry, ...] = ()
@@ -67,12 +67,12 @@ class Tunings:
 
 
 def arch(device: Device) -> str:
-    """How tables name the device's architecture."""
+    """Name of the device's architecture in tables."""
     return f"sm_{device.sm}"
 
 
 def said(entry: TunedEntry) -> str:
-    """Where an entry comes from, in words."""
+    """Origin of an entry, in words."""
     source = entry.source
     return {
         "measured": f"tuned on {source.device}, measured {source.date}",

@@ -9,7 +9,7 @@ from graphfuse.testing.valued import ValuedGraph
 
 
 def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> str | None:
-    """What is wrong with what the part computes; None if nothing is."""
+    """Fault of what the part computes; None if there is none."""
     graph, where = one.case.graph, one.device.memory
     valued = ValuedGraph(torch, graph, seed)
     pack: dict[int, object] = {}

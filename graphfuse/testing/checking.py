@@ -108,7 +108,7 @@ def _devices() -> list[Device]:
 
 
 class _Run:
-    """What is known so far of one check."""
+    """State of one check."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
@@ -215,7 +215,7 @@ class _Run:
 
 
 def _declared(engine: Engine) -> list[str]:
-    """What of ASPECTS an engine takes because it says so."""
+    """Members of ASPECTS that an engine takes because it says so."""
     told = {
         ROUNDING: engine.serves.rounding,
         LAYOUT: engine.serves.layouts,
@@ -226,7 +226,7 @@ def _declared(engine: Engine) -> list[str]:
 
 
 def _spread(found: Sequence[Taken]) -> list[Taken]:
-    """What was taken, of each aspect, graph and device in turn."""
+    """Problems that were taken, of each aspect, graph and device in turn."""
     groups: dict[object, list[Taken]] = {}
     for one in found:
         key = (*((a in one.case.aspects) for a in ASPECTS), one.case.name.split(":")[0], one.device.kind)

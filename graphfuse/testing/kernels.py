@@ -16,12 +16,12 @@ _LINES = 24  # of a report
 
 
 def emulated(one: Taken) -> bool:
-    """Whether the part is a kernel that the emulator runs from its source."""
+    """True if the part is a kernel that the emulator runs from its source."""
     return one.device.kind == "emulator" and isinstance(one.part.outline, Launch) and len(_sources(one)) == 1
 
 
 def light(one: Taken) -> bool:
-    """Whether the launch has few enough threads to be run on the CPU in seconds."""
+    """True if the launch has few enough threads to be run on the CPU in seconds."""
     return one.part.outline.grid * one.part.outline.block <= MOST_THREADS
 
 
@@ -34,7 +34,7 @@ def _sources(one: Taken) -> tuple[str, ...]:
 
 
 def fault(torch, one: Taken, sanitizers: Build, tolerance: float, seed: int, in_place: bool = False) -> str | None:
-    """What is wrong with what the kernel does, in three orders of its threads; None if nothing is.
+    """Fault of what the kernel does, in three orders of its threads; None if there is none.
 
     in_place: with the engine's first pair of tensors that may be the same memory in the same memory.
     """

@@ -16,7 +16,7 @@ class CompiledResources:
 
 
 def resources(cubin: bytes) -> CompiledResources:
-    """Of a cubin with one kernel; the most of all where there are several. ValueError for what is none."""
+    """Resources of a cubin with one kernel; the most of all where there are several. ValueError for what is none."""
     if cubin[:4] != b"\x7fELF":
         raise ValueError("not a cubin: it does not begin as an ELF file does")
     found: dict[int, list[int]] = {_REGISTERS: [0], _FRAME: [0]}

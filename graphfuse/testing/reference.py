@@ -69,7 +69,7 @@ def evaluated(torch, graph: FrozenGraph, given: Mapping[TensorId, object], wide:
 def difference(
     torch, graph: FrozenGraph, t: FrozenTensor, found: object, wide: object, near: object, tolerance: float
 ) -> str | None:
-    """How `found` is not the tensor's value; None where it is.
+    """Sentence on how `found` is not the tensor's value; None where it is.
 
     wide, near: as computed in float64 and in the nodes' types. A value in float32 may be off by `tolerance`, relative
     to it and to the tensor's mean magnitude, and by four times what `near` is off. One in a narrower type is that
@@ -104,7 +104,7 @@ def _made(graph: FrozenGraph) -> list[tuple[str, TensorId]]:
 
 
 def _in_steps(graph: FrozenGraph, t: FrozenTensor) -> bool:
-    """Whether values lie so far apart that only equality can be asked for: FP4, scales, and what is divided by them."""
+    """True if values lie so far apart that only equality can be asked for: FP4, scales, and what is divided by them."""
     quantized = graph.nodes[graph.producer[t.id]].op_name == "block_scale_quantize"
     return quantized or t.dtype.bits < 8 or t.dtype is data_type.FP8_E8M0
 

@@ -36,7 +36,7 @@ def loaded(torch, t: FrozenTensor, content: bytes) -> object:
 
 
 def written_between(torch, t: FrozenTensor, content: bytes) -> int:
-    """How many bytes that belong to no element of `t` were written."""
+    """Number of bytes that were written and belong to no element of `t`."""
     if not t.elements or t.reordering is not tensor_reordering.NONE or t.dtype.bits < 8:
         return 0
     gap = torch.ones(t.span, dtype=torch.bool)

@@ -40,7 +40,7 @@ class Taken:
 
 
 def taken(subject: Subject, case: CheckCase, device: Device, declined: Counter) -> Iterator[Taken]:
-    """For each engine the parts it would run with the knobs it proposes first, and with others that it proposes.
+    """Parts that each engine would run with the knobs it proposes first, and with others that it proposes.
 
     declined: counts the reasons of engines that take nothing of the case. PluginError as planning raises it.
     """

@@ -21,7 +21,7 @@ class ValuedGraph:
         return float(self.near[t.id].reshape(-1)[0])
 
     def fault(self, t: FrozenTensor, content: bytes, tolerance: float, shared: bool = False) -> str | None:
-        """What is wrong with a tensor of these bytes; None if nothing is. shared: another tensor is in its gaps."""
+        """Fault of a tensor of these bytes; None if there is none. shared: another tensor is in its gaps."""
         between = 0 if shared else storage.written_between(self._torch, t, content)
         if between:
             return f"{t}: {between} bytes between its elements were written"

@@ -81,7 +81,7 @@ def _case(drawing: SampleGraph, graph: FrozenGraph, chosen: Mapping[str, tuple[s
 
 
 def _kinds(graph: FrozenGraph) -> Mapping[str, Mapping[str, Variation]]:
-    """By aspect, the variations of this graph by name."""
+    """Variations of this graph by name, by aspect."""
     arrays = [t for t in graph.bound if not t.by_value]
     wide = [t for t in arrays if t.elements > 1 and t.reordering is tensor_reordering.NONE]
     floats = [t for t in arrays if t.dtype.is_float and _may_be_retyped(graph, t)]
@@ -191,7 +191,7 @@ def _retyped(graph: FrozenGraph, to: Mapping[TensorId, data_type]) -> FrozenGrap
 
 
 def _rounded(graph: FrozenGraph, to: data_type) -> FrozenGraph:
-    """As with intermediate_rounding "declared"."""
+    """Graph as with intermediate_rounding "declared"."""
     virtual = (t for t in graph.tensors if t.virtual and t.dtype.is_float)
     return _with(graph, {t.id: replace(t, dtype=to) for t in virtual})
 

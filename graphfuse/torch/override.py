@@ -40,7 +40,7 @@ class _Declined(Exception):
 
 @dataclass
 class OverrideReport:
-    """Where calls went while an override held. Prints as a table.
+    """Counts of where calls went while an override held. Prints as a table.
 
     graphfuse: numbers of calls by operator. torch: by operator and reason.
     """
@@ -59,7 +59,7 @@ class OverrideReport:
 
 
 class Override:
-    """What ``override`` returns."""
+    """Override that ``override`` returns."""
 
     def __init__(self, devices: tuple[str, ...]):
         self._devices = devices
@@ -172,8 +172,8 @@ class _Installed:
 
 
 def _kernel(name: str, key: str) -> Callable[..., Tensors] | None:
-    """What torch would run; None where it has nothing, as one made without CUDA for CUDA. For RMSNorm of CPU tensors
-    torch has no backward either, but a forward."""
+    """Kernel that torch would run; None where it has none, as one made without CUDA for CUDA. For RMSNorm of CPU
+    tensors torch has no backward either, but a forward."""
     try:
         return torch.library.get_kernel(f"aten::{name}", key).call_boxed
     except RuntimeError:
@@ -271,7 +271,7 @@ def _made(function: Callable[..., object], *values: object) -> Tensors:
 
 
 def _looks(t: torch.Tensor) -> tuple:
-    """What decides which engine runs, the same for all numbers of rows that share a plan."""
+    """Key that decides which engine runs, the same for all numbers of rows that share a plan."""
     of = row_class(t.numel() // t.shape[-1]) if t.is_contiguous() else (t.shape, t.stride())
     return of, t.dim(), t.shape[-1], t.dtype, t.device
 

@@ -19,7 +19,7 @@ _SHAPE = (2, 3, 512)  # samples, rows of each, columns
 
 @dataclass(frozen=True)
 class OperatorRule:
-    """How an operator runs where its first tensor, (samples, ..., columns), is split.
+    """Rule of an operator whose first tensor, (samples, ..., columns), is split.
 
     name: without ``graphfuse::``. rows: whether it can be split along all dimensions but the last one. whole: what
     every rank has all of. by_sample: what is split along the first dimension alone. added: results of which each rank
@@ -35,7 +35,7 @@ class OperatorRule:
 
 
 def rules() -> tuple[OperatorRule, ...]:
-    """Those of all operators, of three dimensions and the default options."""
+    """Rules of all operators, of three dimensions and the default options."""
     return tuple(_rule(f) for f in FUNCTIONS.values())
 
 

@@ -75,7 +75,7 @@ def autotune(
 
 @dataclass(frozen=True)
 class _Tuned:
-    """What a search came to for one part, and for all others of its problem class."""
+    """Result of a search for one part, and for all others of its problem class."""
 
     part: Part
     trials: tuple[Trial, ...]
@@ -86,7 +86,7 @@ class _Tuned:
 
     @property
     def sure(self) -> bool:
-        """Whether there was time for all that it takes to know the best."""
+        """True if there was time for all that it takes to know the best."""
         return bool(self.trials) and self.trials[0].status == BEST
 
     @property
@@ -131,7 +131,7 @@ def _allowed(
     knobs: object,
     scratch: int | None = None,
 ) -> bool:
-    """Whether the part at `place` may have these knobs, the others being as they are by now. What fits into
+    """True if the part at `place` may have these knobs, the others being as they are by now. What fits into
     `limit` bytes at one place, beside the tensors that live there, need not fit at another. needs: bytes of workspace
     of each part's own. scratch: of this one with these knobs; None for what is known before it is prepared."""
     changed = Part(parts[place].region, parts[place].engine, knobs)
@@ -152,7 +152,7 @@ def candidates(engine: Engine, facts: object, device: Device, first: object = No
 
 
 def source(device: Device, origin: str) -> Source:
-    """Where entries made here and now come from."""
+    """Origin of entries made here and now."""
     about = _environment()
     versions = {"graphfuse": record.version("graphfuse"), "nvrtc": about["nvrtc"], "cuda": about["cuda"]}
     return Source(origin, device.name, arch(device), str(about["date"]), about["driver"], versions, about["commit"])
@@ -164,7 +164,7 @@ def _environment() -> dict[str, object]:
 
 
 def entry_of(engine: Engine, problem: ProblemClass, trials: tuple[Trial, ...], source: Source) -> TunedEntry:
-    """What is kept of a search: the winner and, for the user, what else was timed. A table that
+    """Entry that is kept of a search: the winner and, for the user, what else was timed. A table that
     comes with the engine has the winner alone."""
     best, *others = (t for t in trials if t.time)
     timed = tuple(Timed(t.knobs, round(t.time.median, 3)) for t in others if source.origin == "user")
@@ -192,7 +192,7 @@ def _base(planner: Planner) -> Plan:
 
 
 def bind(planner: Planner, base: Plan, variant_pack: Mapping, workspace: object, handle=None):
-    """Where the caller's tensors are, checked as execute does."""
+    """Binds the caller's tensors, checked as execute does."""
     from graphfuse.runtime import handle as handles
     from graphfuse.runtime.variant_pack import Binder
 

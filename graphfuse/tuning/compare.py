@@ -28,14 +28,14 @@ _STEPPED = (
 
 
 def rounded_between(subgraph: Subgraph) -> int:
-    """How many values are rounded to types of up to 16 bits and read on within a subgraph."""
+    """Number of values that are rounded to types of up to 16 bits and read on within a subgraph."""
     graph, inside = subgraph.graph, set(subgraph.node_ids)
     made = (graph.tensors[t] for node in subgraph.nodes for _, t in node.outputs)
     return sum(t.dtype in _STEPPED and bool(inside & set(graph.consumers.get(t.id, ()))) for t in made)
 
 
 def difference(torch, tensor: FrozenTensor, got, want, rounded: int = 0) -> str | None:
-    """What is wrong with `got`, in words; None if nothing is.
+    """Fault of `got`, in words; None if there is none.
 
     got, want: the bytes of the tensor (uint8, one axis), as far as its strides reach. rounded: values on the way that
     are rounded, as of `rounded_between`.

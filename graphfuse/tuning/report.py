@@ -37,7 +37,7 @@ class PartReport:
 
 @dataclass(frozen=True)
 class TuningReport:
-    """What ``autotune`` did. stored: the file that has the winners now, None if nothing was kept.
+    """Report on what ``autotune`` did. stored: the file that has the winners now, None if nothing was kept.
     seconds: what it took. Prints as a table."""
 
     device: str

@@ -121,7 +121,7 @@ def _dropped(bench: Workbench, trial: Trial, status: str, why: str) -> Trial:
 
 
 def _ranked(trials, finished: bool) -> tuple[Trial, ...]:
-    """Those that came furthest first, the fastest of them before the others; last those without a time."""
+    """Trials that came furthest first, the fastest of them before the others; last those without a time."""
     timed = sorted((t for t in trials if t.time), key=lambda t: (-t.rounds, t.time.median))
     rest = [t for t in trials if not t.time]
     if timed and finished:

@@ -57,7 +57,7 @@ class Workbench:
         return [call(one) for one in self._sets]
 
     def check(self, calls: Sequence[Callable[[], None]]) -> str | None:
-        """What the first of `calls` computes wrongly, in words; None if it is the reference's result."""
+        """Fault of what the first of `calls` computes, in words; None if it is the reference's result."""
         import torch
 
         made = self._sets[0]
@@ -77,7 +77,7 @@ class Workbench:
 
 
 def tunable(part: Part) -> bool:
-    """Whether there are knobs to choose and work to time."""
+    """True if there are knobs to choose and work to time."""
     subgraph = part.region.subgraph
     works = any(subgraph.graph.tensors[t].elements for t in subgraph.outputs)
     return works and part.engine.problem(part.facts) is not None

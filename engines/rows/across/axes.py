@@ -31,7 +31,7 @@ def side_by_side(facts: RowFacts) -> int | None:
 
 
 def accepts(role: str, view: View, axis: int) -> bool:
-    """Whether the elements of a tensor are neighbours along an axis; of an input, also whether they are the same."""
+    """True if the elements of a tensor are neighbours along an axis; of an input, also whether they are the same."""
     return view.row_strides[axis] in ((0, 1) if role == "input" else (1,))
 
 

@@ -30,7 +30,7 @@ _LEAST_THREADS, _LEAST_CTA, _LEAST_ACROSS = 384, 96, 16
 
 
 def usual(split: AcrossSplit, every: Sequence[AcrossKnobs]) -> list[AcrossKnobs]:
-    """Those that may pay: with rows that are read once, if any are; as long as enough are left to choose from, with as
+    """Knobs that may pay: with rows that are read once, if any are; as long as enough are left to choose from, with as
     many threads as read at the same time what memory moves meanwhile, with CTAs that do not start all the time, and
     with runs of several sectors."""
     found = [knobs for knobs in every if split.resident(knobs)] or [*every]

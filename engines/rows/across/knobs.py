@@ -7,7 +7,7 @@ MOST_GROUPS = 64
 
 @dataclass(frozen=True)
 class AcrossKnobs:
-    """How rows and their columns are spread over threads. None of them changes a bit of the result.
+    """Knobs that spread rows and their columns over threads. None of them changes a bit of the result.
 
     threads_across: of a CTA, side by side along the rows, each with as many rows as an access has; a power of two.
     groups: of so many threads, among which the chunks of a row are dealt out; a power of two, or one for each chunk.
@@ -22,7 +22,7 @@ class AcrossKnobs:
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return self.threads_across * self.groups
 
     @property

@@ -56,7 +56,7 @@ class AcrossSplit(Split[AcrossKnobs]):
         return -(-self.chunks // knobs.places)
 
     def registers(self, steps: int, passes: int) -> int:
-        """Of a thread, about."""
+        """Registers of a thread, about."""
         need = self._needs[passes > 1]
         taken = max(steps * need.first, steps * need.kept + need.later)
         each = self.piece * (need.per_row + need.joined * (steps + passes.bit_length() - 1))
@@ -64,7 +64,7 @@ class AcrossSplit(Split[AcrossKnobs]):
 
     @cached_property
     def _needs(self) -> tuple["_Need", "_Need"]:
-        """Of rows that are resident, and of those that are read again."""
+        """Needs of rows that are resident, and of those that are read again."""
         return self._need(self._resident_plan), self._need(self._passing_plan)
 
     def _need(self, plan: PhasePlan) -> "_Need":
@@ -99,7 +99,7 @@ class AcrossSplit(Split[AcrossKnobs]):
 
     @property
     def serves_fewer(self) -> bool:
-        """Whether a launch serves fewer rows, too: of the axis that comes first, unless that is cut into pieces."""
+        """True if a launch serves fewer rows, too: of the axis that comes first, unless that is cut into pieces."""
         return self.outermost and len(self.facts.row_extents) > 1
 
     def by_rows(self, knobs: AcrossKnobs) -> ByRows:
@@ -108,7 +108,7 @@ class AcrossSplit(Split[AcrossKnobs]):
 
 @dataclass(frozen=True)
 class _Need:
-    """What decides how many registers a thread has for so many steps."""
+    """Need of registers that a thread has for so many steps."""
 
     kept: int  # bytes of an element, between phases
     first: int  # bytes of an element in the first phase

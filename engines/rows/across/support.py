@@ -12,7 +12,7 @@ MOST_COLUMNS = 4096
 
 
 def own_reasons(facts: RowFacts) -> Iterator[str]:
-    """What other schedules take."""
+    """Reasons against programs that other schedules take."""
     program = facts.program
     yield from place_reasons(facts)
     if program.numbers_columns:
@@ -26,7 +26,7 @@ def own_reasons(facts: RowFacts) -> Iterator[str]:
 
 
 def layout_reasons(facts: RowFacts) -> Iterator[str]:
-    """Of rows that are no neighbours, or too few of too many columns."""
+    """Reasons against rows that are no neighbours, or too few of too many columns."""
     if side_by_side(facts) is None:
         yield _apart(facts)
     if facts.columns > max(MOST_COLUMNS, facts.rows):
@@ -57,7 +57,7 @@ def _apart(facts: RowFacts) -> str:
 
 
 def row_reasons(split: AcrossSplit) -> Iterator[str]:
-    """Of what is one a row, a piece has neighbours, too, or is read once for all."""
+    """Reasons against values of one per row: a piece has neighbours of them, too, or they are read once for all."""
     program = split.facts.program
     inputs = [("input", view) for view in program.inputs if view.rows and not view.columns]
     outputs = [store for store in program.stores if not store.amax and not program.extents[store.value.index].columns]

@@ -38,7 +38,7 @@ _CLUSTER, _CLUSTER_DOUBLED = 9, 1  # of a cluster that reduces a row, and for ea
 
 
 def eviction(facts: RowFacts) -> int:
-    """What the L2 evicts first, by the bytes moved. Tuning does not choose it. Rows that are evicted first leave a part
+    """Eviction of the L2, by the bytes moved. Tuning does not choose it. Rows that are evicted first leave a part
     of an earlier replay's rows in the L2, so timing by replay overrates it for memory much larger than the L2."""
     whole = (*facts.program.read_whole, *facts.program.written_whole)
     moved = sum(view.dtype.nbytes(facts.columns) * _rows(facts, view) for view in whole)
@@ -53,7 +53,7 @@ def _rows(facts: RowFacts, view: View) -> int:
 
 
 def is_usual(knobs: ByRowKnobs) -> bool:
-    """Whether CTAs have a size that may pay. Small CTAs wait less at barriers, but each takes time to start. Long rows
+    """True if CTAs have a size that may pay. Small CTAs wait less at barriers, but each takes time to start. Long rows
     may also pay in the largest CTAs."""
     if knobs.cluster > 1:
         return knobs.threads >= 64

@@ -7,7 +7,7 @@ from graphfuse.engines.rows.kernel import Access
 
 @dataclass(frozen=True)
 class ByRowKnobs:
-    """How rows are spread over threads. None of them changes a bit of the result.
+    """Knobs that spread rows over threads. None of them changes a bit of the result.
 
     threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
     cluster of CTAs. chunks: how many neighbouring chunks of a row, of 8 elements, a thread takes together,

@@ -68,7 +68,7 @@ def unfit(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]
 
 
 def may_read_ahead(split: ByRowSplit, knobs: ByRowKnobs) -> bool:
-    """Whether legal knobs are legal with `ahead` too: reading ahead takes registers, of rows that are resident."""
+    """True if legal knobs are legal with `ahead` too: reading ahead takes registers, of rows that are resident."""
     return not split.resident(knobs) or needed_registers(split, knobs, 1) <= held_registers(knobs.threads)
 
 

@@ -23,11 +23,12 @@ ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
 
 @dataclass(frozen=True)
 class ByRowSplit(Split[ByRowKnobs]):
-    """chunks: a row's. halved: whether a chunk is too wide for one access
-    of what is read and written whole. registers: 32-bit registers that a thread needs for one chunk, to read it or to
-    keep of it what later phases need. later: for what these read of one chunk. fits: one CTA can
-    keep a row; otherwise a cluster may, or the row is read and worked out again in each phase. sums, maxima: over a
-    row.
+    """chunks: a row's.
+    halved: whether a chunk is too wide for one access of what is read and written whole.
+    registers: 32-bit registers that a thread needs for one chunk, to read it or to keep of it what later phases need.
+    later: for what these read of one chunk.
+    fits: one CTA can keep a row; otherwise a cluster may, or the row is read and worked out again in each phase.
+    sums, maxima: over a row.
     """
 
     facts: RowFacts
@@ -94,7 +95,7 @@ class ByRowSplit(Split[ByRowKnobs]):
         return _resident_plan(self.facts, piece, unpack_again, self.has_own_pairs(knobs))
 
     def has_own_pairs(self, knobs: ByRowKnobs) -> bool:
-        """Whether threads have both columns of each pair that lies apart, in two pieces."""
+        """True if threads have both columns of each pair that lies apart, in two pieces."""
         pairs = self.facts.program.all_pairs
         return has_own_pairs(pairs, self.piece(knobs), knobs.threads_per_row, self.taken(knobs))
 

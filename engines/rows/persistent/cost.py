@@ -44,7 +44,7 @@ def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], 
     each += _OPERAND * (len(program.inputs) + len(program.stores) + len(program.sums))
 
     def spread(knobs: PersistentKnobs) -> tuple[int, int, int, float, float]:
-        """What does not depend on how many stages there are: CTAs, passes, elements of a thread, and nanoseconds of
+        """Figures that do not depend on the number of stages: CTAs, passes, elements of a thread, and nanoseconds of
         moving bytes and of issuing instructions."""
         ctas, passes = split.by_rows(knobs).grid(facts.rows), split.passes(knobs)
         per_sm, nbytes = ctas / device.sm_count, whole if split.resident(knobs) else again

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PersistentKnobs:
-    """How rows are spread over threads. None of them changes a bit of what is written of rows; sums over rows depend on
-    all but stages and delay, and are the same in every run.
+    """Knobs that spread rows over threads. None of them changes a bit of what is written of rows; sums over rows depend
+    on all but stages and delay, and are the same in every run.
 
     threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
     cluster of CTAs. stages: rows that each thread has room for in shared memory, into which all but one are copied
@@ -28,7 +28,7 @@ class PersistentKnobs:
 
     @property
     def rows_per_cta(self) -> int:
-        """That a CTA takes at a time, or a cluster."""
+        """Rows that a CTA takes at a time, or a cluster."""
         return max(1, self.threads // self.threads_per_row)
 
     @property

@@ -20,7 +20,7 @@ from graphfuse.rows.steps import Join
 
 
 class Persistent(Schedule[PersistentKnobs]):
-    """As many CTAs as run at the same time stay for all rows, and for sums over them."""
+    """Schedule in which as many CTAs as run at the same time stay for all rows, and for sums over them."""
 
     knobs: ClassVar[type] = PersistentKnobs
     kernel: ClassVar[str] = "persistent.cu"

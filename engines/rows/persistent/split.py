@@ -30,12 +30,16 @@ _AT_ONCE = 2  # pieces of a row that is read again
 
 @dataclass(frozen=True)
 class PersistentSplit(Split[PersistentKnobs]):
-    """chunk: what divides a row: where there are sums over rows as many as an
-    access has of the narrowest input, else as many as of other schedules, for the same bits. piece: those that are
-    taken together, a chunk, or half of one that is too wide for an access. pieces: a row's.
+    """Split of rows whose CTAs stay.
+
+    chunk: what divides a row: where there are sums over rows as many as an access has of the narrowest input, else as
+        many as of other schedules, for the same bits.
+    piece: those that are taken together, a chunk, or half of one that is too wide for an access.
+    pieces: a row's.
     kept: registers that a thread needs for each element that it takes of a row: for the sums over rows, what is the
-    same for all of them, and what is kept between phases. piece_bytes, value_bytes: what a thread copies ahead of each
-    piece and of each row. copies_all: whether that is all that is read whole.
+        same for all of them, and what is kept between phases.
+    piece_bytes, value_bytes: what a thread copies ahead of each piece and of each row.
+    copies_all: whether that is all that is read whole.
     """
 
     facts: RowFacts
@@ -88,19 +92,19 @@ class PersistentSplit(Split[PersistentKnobs]):
 
     @cached_property
     def _registers(self) -> tuple[tuple[float, int], tuple[float, int]]:
-        """Of each element, and otherwise: where inputs are read by each thread, and where they are copied."""
+        """Registers of each element, and others: where inputs are read by each thread, and where they are copied."""
         program = self.facts.program
         read, written = len(program.read_whole), len(program.written_whole)
         each, tensors = self.kept + _WORK + _INPUT * read, _ADDRESS * (read + written)
         return (each + _LOADED, _OTHERWISE + 2 * tensors), (each, _OTHERWISE + tensors)
 
     def is_again(self, knobs: PersistentKnobs) -> bool:
-        """Whether the knobs are among those for rows that are read again in each phase."""
+        """True if the knobs are among those for rows that are read again in each phase."""
         fixed = (knobs.threads_per_row, knobs.threads, knobs.stages) == (_AGAIN, _AGAIN, 1)
         return fixed and (knobs.ctas_per_sm == 1 or self._has_registers(knobs, _AT_ONCE, copied=False))
 
     def can_delay(self, knobs: PersistentKnobs) -> bool:
-        """Whether the second phase of a row can follow the first of the next: of rows of several warps, few enough for
+        """True if the second phase of a row can follow the first of the next: of rows of several warps, few enough for
         each thread to read what all have come to, that are copied and of which nothing else is kept, and of which a
         thread takes few elements."""
         warps = knobs.threads_per_row // WARP
@@ -149,7 +153,7 @@ class PersistentSplit(Split[PersistentKnobs]):
         return min(max(_SECTOR // 4, 1 << (share - 1).bit_length()), knobs.threads * self.partial_vector)
 
     def by_rows(self, knobs: PersistentKnobs) -> ByRows:
-        """Where sums over rows are written, one cluster starts at least."""
+        """Grid by rows. Where sums over rows are written, one cluster starts at least."""
         most, least = knobs.ctas // knobs.cluster, int(bool(self.facts.program.sums))
         return ByRows(self.facts.rows, knobs.rows_per_cta, knobs.cluster, most, least)
 
@@ -159,7 +163,7 @@ class PersistentSplit(Split[PersistentKnobs]):
 
     @property
     def sum_bytes(self) -> int:
-        """Of the sums over rows of one CTA, or cluster."""
+        """Bytes of the sums over rows of one CTA, or cluster."""
         return self.facts.columns * 4 * len(self.facts.program.sums)
 
 

@@ -18,10 +18,13 @@ DECLINED = object()
 class Given:
     """A tensor that a call gives. A fast path serves calls with different counts of slices (``functional.split``).
 
-    counted: whether its leading extents are those of the first tensor. tail: its other extents. packed: whether it has
-    to be contiguous; the guard compares the strides of others. row: bytes from one slice to the next, 0 if it is not
-    counted. last: bytes that the last slice takes. alignment: bytes that its address is a multiple of, up to 16. sized:
-    whether its extents follow from the count by another rule.
+    counted: whether its leading extents are those of the first tensor.
+    tail: its other extents.
+    packed: whether it has to be contiguous; the guard compares the strides of others.
+    row: bytes from one slice to the next, 0 if it is not counted.
+    last: bytes that the last slice takes.
+    alignment: bytes that its address is a multiple of, up to 16.
+    sized: whether its extents follow from the count by another rule.
     """
 
     name: str
@@ -64,12 +67,17 @@ class New:
 class CallForm:
     """All that the text of a function's fast path depends on. Equal forms share one compiled text.
 
-    parameters: names, in order. numbers: parameters that are numbers. options: parameters that are neither tensors nor
-    numbers. absent: parameters for tensors that the call leaves out. same: for each tensor that is given, the first
-    parameter that is the same object. leading: how many extents of the first tensor are counted; `trailing` others
-    follow. clashes: pairs of a written and another tensor whose addresses are compared. values: parameters and new
-    tensors that the plan is started with, in order. written: parameters whose versions the call counts up. results:
-    names, None for what was not asked for. alignment: bytes beyond which no plan asks for more.
+    parameters: names, in order.
+    numbers: parameters that are numbers.
+    options: parameters that are neither tensors nor numbers.
+    absent: parameters for tensors that the call leaves out.
+    same: for each tensor that is given, the first parameter that is the same object.
+    leading: how many extents of the first tensor are counted; `trailing` others follow.
+    clashes: pairs of a written and another tensor whose addresses are compared.
+    values: parameters and new tensors that the plan is started with, in order.
+    written: parameters whose versions the call counts up.
+    results: names, None for what was not asked for.
+    alignment: bytes beyond which no plan asks for more.
     """
 
     name: str

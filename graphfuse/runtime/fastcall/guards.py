@@ -7,7 +7,7 @@ from graphfuse.runtime import torch_private
 
 
 def comparable(value: object) -> bool:
-    """Whether a guard can compare a value: it is a plain torch tensor or parameter, not nested and of no subclass."""
+    """True if a guard can compare a value: it is a plain torch tensor or parameter, not nested and of no subclass."""
     torch = sys.modules.get("torch")
     return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_nested
 

@@ -100,7 +100,7 @@ def execute(
 
 
 def _kind(tensor: FrozenTensor, value: object) -> str | None:
-    """What a value is compared as: its type, or "tensor"; None for what comparisons do not cover."""
+    """Kind that a value is compared as: its type, or "tensor"; None for what comparisons do not cover."""
     if type(value) is int or tensor.by_value:
         return type(value).__name__ if type(value) in (int, float) else None
     return "tensor" if comparable(value) else None

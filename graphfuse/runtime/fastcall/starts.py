@@ -76,7 +76,7 @@ def _kernel(k: int, arguments: str, by_rows: bool) -> Lines:
 
 
 def _names(k: int, frozen: engine.FrozenKernel, by_rows: bool) -> dict[str, object]:
-    """What the code that starts the kernel of part `k` refers to."""
+    """Names that the code refers to that starts the kernel of part `k`."""
     launcher, rows = frozen.launcher, frozen.rows
     names = {
         f"waiting{k}": launcher.waiting,

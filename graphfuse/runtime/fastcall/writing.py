@@ -12,12 +12,12 @@ Lines = Sequence["str | Lines"]
 
 
 def when(conditions: Sequence[str], *block: str) -> Lines:
-    """What is run where one of the conditions holds; nothing where there are none."""
+    """Lines that run where one of the conditions holds; none where there are no conditions."""
     return [f"if {' or '.join(conditions)}:", block] if conditions else []
 
 
 def trying(block: Lines, errors: str, *otherwise: str) -> Lines:
-    """What is run, and what is run instead after one of these errors."""
+    """Lines that run, and others that run instead after one of these errors."""
     return ["try:", block, f"except ({errors}):", otherwise]
 
 

@@ -46,7 +46,7 @@ class Constants:
         self._found: dict[Node, tuple[torch.Tensor | str, Sequence[Node]]] = {}
 
     def value(self, node: Node, reader: Node) -> torch.Tensor | str:
-        """What a node is where `reader` reads it; or why that is not known."""
+        """Value of a node where `reader` reads it; or why that is not known."""
         found, steps = self._of(node)
         late = (step for step in steps if writes(step) and self._order[step] > self._order[reader])
         return f"{step.name} changes it later" if (step := next(late, None)) else found
@@ -95,7 +95,7 @@ def _why_not(node: Node) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """What a tensor takes, without the dimensions along which it is expanded."""
+    """Bytes of a tensor, without the dimensions along which it is expanded."""
     made = tensor.element_size()
     for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
         made *= extent if isinstance(stride, int) and stride else 1
@@ -117,7 +117,7 @@ def _changing(node: Node) -> Iterator[Node]:
 
 
 def _is_fresh(node: Node) -> bool:
-    """Whether a node makes a tensor of its own, of whatever it reads."""
+    """True if a node makes a tensor of its own, of whatever it reads."""
     return called(node) in _FRESH or is_op(node, *_ARITHMETIC) is not None
 
 

@@ -73,7 +73,7 @@ def recognized(module: torch.nn.Module) -> Attended | Refused | None:
 
 
 def _reads_more(eager: FunctionType) -> bool:
-    """Whether a function may compute something else by other arguments than those that it is traced with."""
+    """True if a function may compute something else by other arguments than those that it is traced with."""
     parameters = inspect.signature(eager).parameters.values()
     rest = {p.name for p in parameters if p.kind is p.VAR_KEYWORD}
     if {p.name for p in parameters} - rest - {*_GIVEN, "module", "scaling", "dropout"}:
@@ -86,14 +86,14 @@ def _reads_more(eager: FunctionType) -> bool:
 
 
 def _decides(eager: FunctionType) -> bool:
-    """Whether a function decides by something else than whether there is a mask."""
+    """True if a function decides by something else than whether there is a mask."""
     kinds = ast.If | ast.IfExp | ast.While
     tests = (node.test for node in ast.walk(interpreter.body(eager)) if isinstance(node, kinds))
     return any(ast.unparse(test) not in _DECIDED for test in tests)
 
 
 def _reads_of_class(cls: type, eager: FunctionType) -> bool:
-    """Whether a function reads what all modules of a class share."""
+    """True if a function reads what all modules of a class share."""
     own = (vars(base) for base in cls.__mro__ if not issubclass(torch.nn.Module, base))
     return any(n in names and not callable(names[n]) for names in own for n in eager.__code__.co_names)
 
@@ -159,12 +159,12 @@ def _forward_of(own: FunctionType, name: str, constants: Mapping[str, object]) -
 
 
 def _differ(names: Mapping[str, object], read: Mapping[str, object]) -> bool:
-    """Whether somebody changed since what a forward reads of its file."""
+    """True if somebody changed since what a forward reads of its file."""
     return any(names.get(n) is not v for n, v in read.items())
 
 
 def _attention(own: Callable[..., object], name: str, constants: Mapping[str, object]) -> Callable[..., object]:
-    """What takes the place of the file's function, and calls it where the operator computes something else, or somebody
+    """Function in the place of the file's, which calls that where the operator computes something else, or somebody
     may want to see the probabilities."""
 
     expected = tuple(constants.items())

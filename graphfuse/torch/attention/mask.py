@@ -10,8 +10,8 @@ _AT_ONCE = 1 << 26
 
 @dataclass(frozen=True)
 class Seen:
-    """What queries see. is_causal: each the keys up to its own place alone. window: how many of these, the last ones;
-    None for all."""
+    """Keys that queries see. is_causal: each the keys up to its own place alone. window: how many of these, the last
+    ones; None for all."""
 
     is_causal: bool = False
     window: int | None = None
@@ -26,9 +26,9 @@ ALL, CAUSAL = Seen(), Seen(is_causal=True)
 
 
 def allows(mask: torch.Tensor, queries: int, keys: int) -> Seen | None:
-    """What queries see by a mask; None for anything else. mask: of truth values, or of what is added to scores: 0 where
-    a key is seen, and -inf or the least number of its type where not. Where queries are not as many as keys, it is ALL
-    or None; at one token it is ALL."""
+    """Keys that queries see by a mask; None for anything else. mask: of truth values, or of what is added to scores: 0
+    where a key is seen, and -inf or the least number of its type where not. Where queries are not as many as keys, it
+    is ALL or None; at one token it is ALL."""
     if mask.numel() == 0 or mask.dtype is not torch.bool and not mask.is_floating_point():
         return None
     is_square = queries == keys and (*mask.shape[-2:],) == (queries, keys)
@@ -62,7 +62,7 @@ def allows(mask: torch.Tensor, queries: int, keys: int) -> Seen | None:
 
 
 def _seen(part: torch.Tensor) -> torch.Tensor | None:
-    """Which keys are seen; None where it is not that alone which a mask says."""
+    """Truth values of the keys that are seen; None where a mask says more than that."""
     if part.dtype is torch.bool:
         return part
     seen = part == 0

@@ -46,7 +46,7 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call. became: "" where it is as it was. why: the reason then, or what changed."""
+    """Outcome of a call. became: "" where it is as it was. why: the reason then, or what changed."""
 
     node: Node
     became: str
@@ -105,12 +105,12 @@ def _call(node: Node) -> AttentionCall | None:
 
 
 def _chooses_kernels(node: Node) -> bool:
-    """Whether a graph itself sets which kernels attention may take."""
+    """True if a graph itself sets which kernels attention may take."""
     return "sdp" in getattr(node.target, "__name__", "") and not is_op(node, "attention")
 
 
 def _why_left(call: AttentionCall, regions: Regions) -> str:
-    """What forbids to change a call; "" for nothing."""
+    """Reason not to change a call; "" for none."""
     tensors = [value(call.get(name)) for name in _ARGUMENTS[:3]]
     if call.node in regions.nested:
         return "it is in a transform of torch.func"
@@ -123,7 +123,7 @@ def _why_left(call: AttentionCall, regions: Regions) -> str:
 
 
 def _is_positive(scale: object) -> bool:
-    """Whether a scale is known to be: torch's kernel for the CPU is not defined for others with is_causal."""
+    """True if a scale is known to be: torch's kernel for the CPU is not defined for others with is_causal."""
     return scale is None or isinstance(scale, int | float) and scale > 0
 
 
@@ -142,7 +142,7 @@ def _viewed(out: Node) -> Node | None:
 def _kind(
     call: AttentionCall, mask: Node, constants: Constants, known: dict[tuple[Node, int, int], Seen | None]
 ) -> tuple[Seen | None, str]:
-    """What a mask allows, or why it stays. known: of masks that were looked at."""
+    """Keys that a mask allows, or why it stays. known: of masks that were looked at."""
     queries, keys = (value(call.get(name)).shape[-2] for name in ("query", "key"))
     if not isinstance(queries, int) or not isinstance(keys, int):
         return None, "its mask stays: numbers of tokens vary"
@@ -169,7 +169,7 @@ def _why_needed(call: AttentionCall, kind: Seen, chooses: bool) -> str:
 
 
 def _takes_window(call: AttentionCall, window: int) -> bool:
-    """Whether the operator takes a call, and runs flash attention with a window then."""
+    """True if the operator takes a call, and runs flash attention with a window then."""
     q, k, v = (value(call.get(name)) for name in _ARGUMENTS[:3])
     scale, out = call.get("scale"), value(call.node)
     if out is None or any(t.dim() != 4 or t.dtype is not q.dtype or t.device != q.device for t in (k, v, out)):
@@ -182,7 +182,7 @@ def _takes_window(call: AttentionCall, window: int) -> bool:
 
 
 def _repeats(call: AttentionCall) -> tuple[Repeated, Repeated] | None:
-    """Of keys and values, what they repeat the heads of, if torch is as fast with groups of heads."""
+    """Sources whose heads keys and values repeat, if torch is as fast with groups of heads."""
     q, k, v = (call.get(name) for name in _ARGUMENTS[:3])
     if call.get("attn_mask") is not None or call.get("enable_gqa") or value(q).dim() != 4 or k is v:
         return None
@@ -201,7 +201,7 @@ def _repeats(call: AttentionCall) -> tuple[Repeated, Repeated] | None:
 
 
 def _is_steady(call: AttentionCall, pair: tuple[Repeated, Repeated]) -> bool:
-    """Whether nothing is changed in place between the repeats and the call, so that what is repeated is the same."""
+    """True if nothing is changed in place between the repeats and the call, so that what is repeated is the same."""
     own, node = {step for one in pair for step in one.steps}, call.node
     while own:
         if may_write(node):
@@ -225,7 +225,7 @@ def _takes_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 def has_grouped_kernel(
     device: str, dtype: torch.dtype, widths: set[int], gradients: bool, chip: tuple[int, int] | None
 ) -> bool:
-    """Whether torch has a fast kernel for groups of heads, where there is no mask: flash attention. Where that takes
+    """True if torch has a fast kernel for groups of heads, where there is no mask: flash attention. Where that takes
     something else, torch would take its slowest, and repeated heads with another kernel are better. device: its type.
     widths: columns of heads, of queries, keys and values. chip: the GPU's compute capability."""
     if device == "cpu":

@@ -58,10 +58,18 @@ class AttentionKernel:
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """What a kernel is chosen by. device: its type. queries, keys: how many of each. columns: of a head's queries and
-    keys. value_columns: of its values. has_window: whether queries attend to the last keys alone, which is causal.
-    is_sharded: whether they are DTensors. capability: a GPU's. has_flash: whether torch was built with flash attention
-    for it. scale: of logits."""
+    """Facts that a kernel is chosen by.
+
+    device: its type.
+    queries, keys: how many of each.
+    columns: of a head's queries and keys.
+    value_columns: of its values.
+    has_window: whether queries attend to the last keys alone, which is causal.
+    is_sharded: whether they are DTensors.
+    capability: a GPU's.
+    has_flash: whether torch was built with flash attention for it.
+    scale: of logits.
+    """
 
     device: str
     dtype: torch.dtype
@@ -190,7 +198,7 @@ def _bias(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(bias: torch.Tensor, keys: int) -> torch.Tensor:
-    """With a stride of 1 along keys, and others that GPUs can load along: of memory that is padded."""
+    """Mask with a stride of 1 along keys, and others that GPUs can load along: of memory that is padded."""
     bias = bias.expand(*bias.shape[:-1], keys)
     if bias.stride(-1) == 1 and all(stride % MULTIPLE == 0 for stride in bias.stride()[:-1]):
         return bias

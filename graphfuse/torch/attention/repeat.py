@@ -38,7 +38,7 @@ class Repeated:
 
 
 def repeated(node: Node) -> Repeated | None:
-    """What a node repeats the heads of, if nothing else reads what is between; None where it repeats none."""
+    """Source whose heads a node repeats, if nothing else reads what is between; None where it repeats none."""
     steps: list[Node] = []
     source = node
     while (above := _moved(source)) is not None:
@@ -62,7 +62,7 @@ def _shape(node: object) -> tuple[int, ...] | None:
 
 
 def _moved(node: Node) -> Node | None:
-    """What a node has the elements of, as they are, at other places or several times."""
+    """Source of a node's elements, as they are, at other places or several times."""
     found = is_op(node, "view", "expand", "permute", "same", "cast")
     source = found.args[0] if found and found.args else None
     if called(node) in ("repeat", "repeat_interleave"):
@@ -91,7 +91,7 @@ def _after(node: Node, dims: _Dims) -> _Dims | None:
 
 
 def _keeps_all(found: Meaning) -> bool:
-    """Whether an index takes all of each dimension, and only inserts some."""
+    """True if an index takes all of each dimension, and only inserts some."""
     index = found.args[1] if isinstance(found.args[1], tuple) else (found.args[1],)
     return all(part is None or part is Ellipsis or part == slice(None) for part in index)
 
@@ -130,7 +130,7 @@ def _grouped(factors: Sequence[_Factor], shape: Sequence[int]) -> _Dims | None:
 
 
 def _heads(dims: _Dims, shape: Sequence[int]) -> tuple[tuple[int, ...] | None, int]:
-    """How dimensions of the source are ordered, and how often its heads are there; None for anything else."""
+    """Order of the source's dimensions, and how often its heads are there; None for anything else."""
     times = 1
     if dims[HEADS] and dims[HEADS][-1].dim is None:
         *own, last = dims[HEADS]

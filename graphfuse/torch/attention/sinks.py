@@ -112,7 +112,7 @@ _once = made_once(NAME, _differentiate)
 
 
 class AttentionWithSinks(torch.autograd.Function):
-    """By the class's name torch calls the node of its graph."""
+    """Autograd function of attention with sinks. torch names the node of its graph after the class."""
 
     @staticmethod
     def forward(ctx, q, k, v, sinks, attn_mask, is_causal, scale, window):

@@ -50,9 +50,12 @@ class Mask:
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax: its place in the model is the attention's. out: the result. inner: what is computed between, in order,
-    which nobody else may read. is_k_turned: whether k has columns before keys. sinks: of one element for each head, in
-    any shape."""
+    """softmax: its place in the model is the attention's.
+    out: the result.
+    inner: what is computed between, in order, which nobody else may read.
+    is_k_turned: whether k has columns before keys.
+    sinks: of one element for each head, in any shape.
+    """
 
     softmax: Node
     out: Node
@@ -95,7 +98,7 @@ def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> li
 
 
 def _allowed(found: Attention | Left, constants: Constants) -> Seen | None:
-    """What the mask allows, where constants make it and an argument of the operator says it as well."""
+    """Keys that the mask allows, where constants make it and an argument of the operator says it as well."""
     if isinstance(found, Left) or found.mask is None:
         return None
     mask, shape = constants.value(found.mask.node, found.out), (value(found.q).shape[2], value(found.v).shape[2])
@@ -108,7 +111,7 @@ def _allowed(found: Attention | Left, constants: Constants) -> Seen | None:
 
 
 def _has_window(found: Attention, window: int) -> bool:
-    """Whether there is a kernel for a window, which others make a mask of."""
+    """True if there is a kernel for a window, which others make a mask of."""
     q, k, v = (value(t) for t in (found.q, found.k, found.v))
     k = k.mT if found.is_k_turned else k
     return kernel_of(q, k, v, False, Options(found.scale, True, window)).has_window
@@ -153,7 +156,7 @@ def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
 
 
 def _cast_of(node: object) -> tuple[object, list[Node]]:
-    """What a node is cast or copied from, in floating-point types, and the nodes from this one to there."""
+    """Source that a node is cast or copied from, in floating-point types, and the nodes from this one to there."""
     seen = []
     while (found := is_op(node, "cast", "same")) and dtype(found.args[0]) is not None:
         if dtype(node) not in TYPES or dtype(found.args[0]) not in TYPES:
@@ -164,7 +167,7 @@ def _cast_of(node: object) -> tuple[object, list[Node]]:
 
 
 def _largest_of(node: object) -> tuple[Node, list[Node]] | None:
-    """What a node has the largest element of each row of, and the nodes for it."""
+    """Tensor whose largest element of each row a node has, and the nodes for it."""
     seen = [node]
     if isinstance(node, Node) and node.target is operator.getitem and node.args[1] == 0:
         node = node.args[0]
@@ -224,7 +227,7 @@ def _following(softmax: Node) -> tuple[Node, list[Node]]:
 
 
 def _drops_last(node: Node, of: Node) -> bool:
-    """Whether a node has all of another's last dimension but its last element."""
+    """True if a node has all of another's last dimension but its last element."""
     source, part = end_of(node) or (None, slice(None))
     if source is not of or part.start not in (None, 0) or part.step not in (None, 1):
         return False
@@ -293,7 +296,7 @@ def _leads_to_product(node: object) -> bool:
 
 
 def _is_lowest(given: object, kind: torch.dtype | None) -> bool:
-    """Whether a number takes a logit away: minus infinity, or the lowest of the type."""
+    """True if a number takes a logit away: minus infinity, or the lowest of the type."""
     return (
         isinstance(given, int | float)
         and kind is not None
@@ -352,20 +355,20 @@ def _narrow(node: Node, kind: torch.dtype | None) -> Node:
 
 
 def swapped(node: object, one: int, other: int) -> Node | None:
-    """What a node, of four dimensions, is with two of them exchanged."""
+    """Source that a node, of four dimensions, is with two of them exchanged."""
     found, exchanged = is_op(node, "permute"), [*range(4)]
     exchanged[one], exchanged[other] = other, one
     return found.args[0] if found and permutation(found, 4) == tuple(exchanged) else None
 
 
 def _ungrouped(node: Node) -> Node | None:
-    """What a node has every head of several times, one after another."""
+    """Source whose every head a node has several times, one after another."""
     found = repeated(node)
     return found.source if found is not None and found.order == (0, 1, 2, 3) else None
 
 
 def whole(node: object) -> object:
-    """What a node is all of: slices that leave nothing out are seen through."""
+    """Source that a node is all of: slices that leave nothing out are seen through."""
     while (found := is_op(node, "slice")) and value(found.args[0]) is not None:
         if not all(map(same, value(node).shape, value(found.args[0]).shape)):
             break

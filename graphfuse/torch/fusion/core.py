@@ -61,7 +61,7 @@ def _site(form: Form, out: Node, x: object, eps: Number) -> NormSite | None:
 
 
 def inverse(node: object) -> object | None:
-    """What a node is one over the root of."""
+    """Operand that a node is one over the root of."""
     if found := is_op(node, "rsqrt"):
         return found.get(0, "input")
     if (found := is_op(node, "pow")) and found.get(1, "exponent") == -0.5:
@@ -82,14 +82,14 @@ def _root(node: object) -> object | None:
 
 
 def _is_last(found: Meaning, source: object, place: int = 1) -> bool:
-    """Whether an operation goes over the last dimension alone."""
+    """True if an operation goes over the last dimension alone."""
     dims = found.get(place, "dim", found.named.get("axis"))
     dims = [dims] if isinstance(dims, int) else dims
     return value(source) is not None and list(dims or ()) in ([-1], [value(source).dim() - 1])
 
 
 def _mean_of(node: object, kind: torch.dtype) -> object | None:
-    """What a node is the mean of over the last dimension, computed in `kind`."""
+    """Operand that a node is the mean of over the last dimension, computed in `kind`."""
     node = unviewed(node)
     if dtype(node) is not kind:
         return None
@@ -152,7 +152,7 @@ def _variance_of(node: object, kind: torch.dtype) -> object | None:
 
 
 def _is_of_all(found: Meaning) -> bool:
-    """Whether a variance is that of all elements of a row."""
+    """True if a variance is that of all elements of a row."""
     biased = found.get(2, "correction", found.named.get("unbiased"))
     return _is_last(found, found.get(0, "input")) and biased is not None and not biased
 
@@ -194,7 +194,7 @@ def unit(node: Node) -> NormSite | None:
 
 
 def _is_one_a_row(node: object, x: object, dim: int) -> bool:
-    """Whether a node has one number for each row of x along a dimension, which stays with an extent of 1."""
+    """True if a node has one number for each row of x along a dimension, which stays with an extent of 1."""
     if value(node) is None or value(node).dim() != value(x).dim():
         return False
     wanted = list(value(x).shape)

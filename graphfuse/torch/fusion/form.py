@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.torch.operators import declared as operators
-from graphfuse.torch.operators import sandwich, unit_norm
+from graphfuse.torch.operators import norm_add_norm, unit_norm
 from graphfuse.torch.operators.formula import Operator
 from graphfuse.torch.operators.forward_only import ForwardOnly
 
@@ -18,13 +18,18 @@ class Form:
     """A norm of rows, computed in float32 (of float64 in that) and rounded to the type of what is normalized.
 
     kind: "rms", "layer", "l2", which is x / max(length, eps), or "unit", which is that times a number, each step
-    rounded. weight: "", "w", or "1 + w", added in float32. bias: added before anything is rounded. rounded: whether the
-    norm is rounded before it is multiplied by the weight, and again after; of a "unit" norm, whether the length is
-    rounded. before: "" or "* SiLU(gate)", what x is multiplied by, which is not rounded. after: "" or "SiLU",
-    "SiLU * gate", "(1 + scale) + shift", "* SiLU(gate)", "* sigmoid(gate)"; before anything is rounded, unless
-    `rounded` or the kind says otherwise. residual: whether what is normalized is a sum, which is rounded and used
-    elsewhere, too. inner: whether a term of that sum is a norm of the same weight and rounding. unrounded: whether that
-    sum is normalized before it is rounded, and its term x, times a gate of each sample or not, is not rounded either.
+        rounded.
+    weight: "", "w", or "1 + w", added in float32.
+    bias: added before anything is rounded.
+    rounded: whether the norm is rounded before it is multiplied by the weight, and again after; of a "unit" norm,
+        whether the length is rounded.
+    before: "" or "* SiLU(gate)", what x is multiplied by, which is not rounded.
+    after: "" or "SiLU", "SiLU * gate", "(1 + scale) + shift", "* SiLU(gate)", "* sigmoid(gate)"; before anything is
+        rounded, unless `rounded` or the kind says otherwise.
+    residual: whether what is normalized is a sum, which is rounded and used elsewhere, too.
+    inner: whether a term of that sum is a norm of the same weight and rounding.
+    unrounded: whether that sum is normalized before it is rounded, and its term x, times a gate of each sample or not,
+        is not rounded either.
     """
 
     kind: str
@@ -87,7 +92,7 @@ def _table() -> Iterator[tuple[Form, Serving]]:
     yield added, Serving("add_ada_layer_norm", of.ADD_ADA_LAYER_NORM)
     yield Form("l2"), Serving("differentiable_normalize", of.NORMALIZE)
     yield from _gated()
-    yield from _sandwiches()
+    yield from _norms_around_sums()
     for after, silu in (("", ""), ("SiLU", "_silu")):
         for weight, bias in (("", False), ("w", False), ("w", True)):
             for rounded in ("", "rounded_"):
@@ -111,10 +116,10 @@ def _gated() -> Iterator[tuple[Form, Serving]]:
             yield Form("rms", **kind, **gate), Serving(name, operators.OF_MODELS[name])
 
 
-def _sandwiches() -> Iterator[tuple[Form, Serving]]:
+def _norms_around_sums() -> Iterator[tuple[Form, Serving]]:
     for prefix, kind in (*_KINDS, ("", {})):
         name = f"{prefix}rms_norm_add_norm"
-        served = Serving(name, operators.OF_MODELS[name], sandwich.NUMBERS)
+        served = Serving(name, operators.OF_MODELS[name], norm_add_norm.NUMBERS)
         yield Form("rms", **kind, residual=True, inner=True), served
 
 

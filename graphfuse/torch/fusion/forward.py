@@ -31,19 +31,19 @@ def set_on(module: torch.nn.Module, function: FunctionType, norm: NormModule | N
 
 
 def is_set_on(module: torch.nn.Module) -> bool:
-    """Whether its forward was set by `set_on`."""
+    """True if its forward was set by `set_on`."""
     forward = vars(module).get("forward")
     return isinstance(forward, MethodType) and hasattr(forward.__func__, _MARK)
 
 
 def _is_still(module: torch.nn.Module, norm: str) -> bool:
-    """Whether its forward computes a norm, given as text: nobody put another module in its place."""
+    """True if its forward computes a norm, given as text: nobody put another module in its place."""
     forward = vars(module).get("forward")
     return isinstance(forward, MethodType) and getattr(forward.__func__, _MARK, None) == norm
 
 
 def is_free(module: torch.nn.Module) -> bool:
-    """Whether nothing else set its forward: it is its class's own, which pickle and ``kernelize`` may have set as
+    """True if nothing else set its forward: it is its class's own, which pickle and ``kernelize`` may have set as
     such."""
     found = vars(module).get("forward")
     return found is None or isinstance(found, MethodType) and found.__func__ is type(module).forward
@@ -54,7 +54,7 @@ def remove_from(module: torch.nn.Module) -> None:
 
 
 def forward_of(norm: NormModule, cls: type) -> FunctionType:
-    """What takes the place of a class's forward for modules that are this norm."""
+    """Function in the place of a class's forward for modules that are this norm."""
     own, arguments, run, groups = cls.forward, arguments_of(norm), norm.serving.operator.run, norm.groups
     names = list(inspect.signature(own).parameters)[1:]
     first, gate = names[0], norm.gate
@@ -130,14 +130,14 @@ def arguments_of(norm: NormModule) -> Callable[..., tuple | None]:
 
 
 def _needs_gradient(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd, a forward derivative or torch.func would go through an operator of these."""
+    """True if autograd, a forward derivative or torch.func would go through an operator of these."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         return True
     return not is_dynamo_compiling() and (_differentiates_forward() or torch_private.is_differentiated_by_func())
 
 
 def add_norm_of(norm: NormModule) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """What computes (the norm module of a sum, the sum), by one operator where that is the same."""
+    """Function that computes (the norm module of a sum, the sum), by one operator where that is the same."""
     run, arguments, same = of_sum(norm).operator.run, arguments_of(norm), repr(norm)
 
     def add_norm(module, residual, x):
@@ -152,16 +152,16 @@ def add_norm_of(norm: NormModule) -> Callable[..., tuple[torch.Tensor, torch.Ten
 
 
 def _are_like(residual: object, x: object) -> bool:
-    """Whether the sum of two is a tensor of the type and shape of each."""
+    """True if the sum of two is a tensor of the type and shape of each."""
     if not isinstance(x, torch.Tensor) or not isinstance(residual, torch.Tensor):
         return False
     return x.dtype is residual.dtype and x.shape == residual.shape and x.device == residual.device
 
 
 def norm_add_norm_of(first: NormModule, second: NormModule) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """What computes (the second norm module of a sum, the sum) of a residual and the first norm module of x: by one
-    operator in inference, where that is the same."""
-    run, same = of_sandwich(first, second).operator.run, (repr(first), repr(second))
+    """Function that computes (the second norm module of a sum, the sum) of a residual and the first norm module of x:
+    by one operator in inference, where that is the same."""
+    run, same = of_norm_add_norm(first, second).operator.run, (repr(first), repr(second))
     inner, outer, add_norm = arguments_of(first), arguments_of(second), add_norm_of(second)
 
     def norm_add_norm(module, following, residual, x):
@@ -183,7 +183,7 @@ def norm_add_norm_of(first: NormModule, second: NormModule) -> Callable[..., tup
 
 
 def silu_of(norm: NormModule) -> Callable[..., torch.Tensor]:
-    """What computes SiLU of a norm module: by one operator where that is the same."""
+    """Function that computes SiLU of a norm module: by one operator where that is the same."""
     run, arguments, same = of_silu(norm).operator.run, arguments_of(norm), repr(norm)
 
     def norm_silu(module, activation, x):
@@ -201,17 +201,17 @@ def _is_silu(module: torch.nn.Module) -> bool:
     return module.__class__ is torch.nn.SiLU and "forward" not in vars(module) and _called_plainly(module)
 
 
-def of_sandwich(first: NormModule, second: NormModule) -> Serving | None:
-    """What computes the norm of a residual sum, of which a term is a norm, and the sum."""
+def of_norm_add_norm(first: NormModule, second: NormModule) -> Serving | None:
+    """Operator of the norm of a residual sum, of which a term is a norm, and the sum."""
     joins = first.form == second.form and first.groups == second.groups == 1
     return OPERATORS.get(replace(second.form, residual=True, inner=True)) if joins else None
 
 
 def of_silu(norm: NormModule) -> Serving | None:
-    """What computes SiLU of a norm that is rounded before. Of others the module rounds, and the operator does not."""
+    """Operator of SiLU of a norm that is rounded before. Of others the module rounds, and the operator does not."""
     return OPERATORS.get(replace(norm.form, after="SiLU")) if norm.form.kind == "unit" and not norm.form.after else None
 
 
 def of_sum(norm: NormModule) -> Serving | None:
-    """What computes the norm of a residual sum, and the sum."""
+    """Operator of the norm of a residual sum, and the sum."""
     return OPERATORS.get(replace(norm.form, residual=True)) if norm.groups == 1 else None

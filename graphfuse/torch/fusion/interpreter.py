@@ -95,7 +95,7 @@ class Child:
 
 
 class Domain:
-    """What symbols are, and what is done with them. reads: what was read, in order."""
+    """Meaning of symbols, and of what is done with them. reads: what was read, in order."""
 
     symbols: type = object
     facts: type | tuple[type, ...] = ()
@@ -109,7 +109,7 @@ class Domain:
         self.reads.setdefault((id(root), path), Read(root, path, value))
 
     def number(self, name: str, value: object) -> object:
-        """What stands for a number that is an attribute of the module, after it was recorded."""
+        """Stand-in for a number that is an attribute of the module, after it was recorded."""
         return value
 
     def settled(self, value: object) -> object:
@@ -147,15 +147,15 @@ class Domain:
         raise ForwardDeclined(f"calls self.{child.name}")
 
     def computes(self, function: object) -> bool:
-        """Whether a function is an operation of torch that may be given symbols."""
+        """True if a function is an operation of torch that may be given symbols."""
         raise NotImplementedError
 
 
 def run(
     domain: Domain, function: FunctionType, args: Sequence[object], rest: Mapping[str, object] | None = None
 ) -> object:
-    """What a function returns of the module and these arguments. rest: what other variables are. Raises Declined, and
-    whatever operations raise."""
+    """Result of a function of the module and these arguments. rest: what other variables are. Raises ForwardDeclined,
+    and whatever operations raise."""
     cls = type(domain.module)
     if cls.__getattribute__ is not object.__getattribute__ or cls.__getattr__ is not torch.nn.Module.__getattr__:
         raise ForwardDeclined("looks its attributes up in a way of its own")
@@ -436,7 +436,7 @@ class _Frame:
         return self.read(node, names, (name,), found)
 
     def read(self, node: ast.expr, root: object, path: tuple[str, ...], value: object) -> object:
-        """What was read of the world: a value that can be compared with what it is later, or something with a name."""
+        """Value that was read: one that can be compared with what it is later, or something with a name."""
         if is_plain(value):
             self.domain.record(root, path, value)
             return self.domain.number(path[0], value) if root is SELF and len(path) == 1 else value
@@ -550,7 +550,7 @@ class _Frame:
 
 
 def _makes_activations(value: object) -> bool:
-    """Whether a value is the table of transformers that makes a module of a class for each time that it is asked."""
+    """True if a value is the table of transformers that makes a module of a class for each time that it is asked."""
     return type(value).__module__ == "transformers.activations" and isinstance(value, dict)
 
 

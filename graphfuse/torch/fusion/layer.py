@@ -98,7 +98,7 @@ def _passed(values: Sequence[object]) -> Sequence[object]:
 
 
 def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
-    """What an assignment to `count` variables takes apart."""
+    """Parts of a value that is assigned to `count` variables."""
     parts = tuple(values)
     if len(parts) != count:
         raise ValueError(f"{len(parts)} values to unpack (expected {count})")
@@ -185,7 +185,7 @@ def _make_one(graph: Graph, total: Node, norm: Node, norms: Mapping[str, NormMod
     """The norm and the sum, and the norm that is a term of the sum, if it is."""
     following, inner = norms[norm.target], _inner_of(total, norms)
     names, first = ((norm.target,), None) if inner is None else ((inner.target, norm.target), norms[inner.target])
-    together = forward.of_sandwich(first, following) if first is not None else None
+    together = forward.of_norm_add_norm(first, following) if first is not None else None
     if together is None:
         function, given, gone = forward.add_norm_of(following), total.args, (norm, total)
         names, unit = names[-1:], Unit(forward.of_sum(following).name, f"with {norm.target}")
@@ -257,7 +257,7 @@ def _guarded(own: FunctionType, function: FunctionType, reads: tuple[Read, ...],
 
 
 def sums_into(function: FunctionType, called: Iterable[str]) -> bool:
-    """Whether a variable that is given to one of self's modules, of these names, was a sum at some time, as far as the
+    """True if a variable that is given to one of self's modules, of these names, was a sum at some time, as far as the
     source tells. For reports: nothing is done by it."""
     try:
         nodes = list(ast.walk(interpreter.body(inspect.unwrap(function))))

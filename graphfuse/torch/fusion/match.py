@@ -69,7 +69,7 @@ def _grown(node: Node, once: bool) -> NormSite | None:
 
 
 def _begun(node: Node) -> Iterator[NormSite]:
-    """What a site may begin with, what takes most first."""
+    """Sites that may begin one, the largest first."""
     plain = unit(node)
     if plain is not None:
         for x in _read(plain):
@@ -86,7 +86,7 @@ def _begun(node: Node) -> Iterator[NormSite]:
 
 
 def _read(site: NormSite) -> Iterator[Node]:
-    """What is normalized, read before a cast to a wider type if the result is rounded to what it was."""
+    """Nodes that are normalized, read before a cast to a wider type if the result is rounded to what it was."""
     return iter(dict.fromkeys((exact(site.tensors["x"]), site.tensors["x"])))
 
 
@@ -175,7 +175,7 @@ def _next(site: NormSite, once: bool) -> NormSite | None:
 
 
 def _is_like(a: object, b: object) -> bool:
-    """Whether two nodes are tensors of one shape on one device."""
+    """True if two nodes are tensors of one shape on one device."""
     one, two = value(a), value(b)
     if one is None or two is None or one.dim() != two.dim() or one.device != two.device:
         return False
@@ -274,7 +274,7 @@ def _row(node: object, site: NormSite) -> Node | None:
 
 
 def _ends(node: object, of: torch.Tensor) -> bool:
-    """Whether a node has the last two extents of a tensor, and else extents of 1."""
+    """True if a node has the last two extents of a tensor, and else extents of 1."""
     *leading, groups, columns = value(node).shape if value(node).dim() > 1 else (0, 0)
     return all(same(n, 1) for n in leading) and same(groups, of.shape[-2]) and same(columns, of.shape[-1])
 
@@ -349,7 +349,7 @@ def _gated(site: NormSite, user: Node) -> NormSite | None:
 
 
 def _with_sum(site: NormSite) -> NormSite:
-    """With the residual sum that x is, if it is one of tensors of its type."""
+    """Site with the residual sum that x is, if it is one of tensors of its type."""
     total, form = site.tensors["x"], replace(site.form, residual=True)
     found = is_op(total, "add")
     if found is None or form not in OPERATORS or site.groups > 1:
@@ -362,7 +362,7 @@ def _with_sum(site: NormSite) -> NormSite:
 
 
 def _with_unrounded_sum(site: NormSite) -> NormSite | None:
-    """With the residual sum that x is, and the gate of each sample that a term of it is multiplied by, where one
+    """Site with the residual sum that x is, and the gate of each sample that a term of it is multiplied by, where one
     operator without gradients computes all."""
     total, form = site.tensors["x"], replace(site.form, residual=True, unrounded=True)
     if form not in OPERATORS or value(site.out).requires_grad:
@@ -427,7 +427,7 @@ _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _left(site: NormSite, sites: Mapping[Node, NormSite]) -> str:
-    """What stands behind a norm that no operator computes with it, with these rounding points."""
+    """Names of what stands behind a norm that no operator computes with it, with these rounding points."""
     said = []
     for user in site.out.users:
         found = is_op(user, "add", "mul", "silu", "cast")

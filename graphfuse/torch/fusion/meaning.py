@@ -100,17 +100,17 @@ def _name(target: object) -> str:
 
 
 def is_known(function: object) -> bool:
-    """Whether a function is one of torch whose meaning is known."""
+    """True if a function is one of torch whose meaning is known."""
     return _name(function) in MEANING
 
 
 def is_operation(function: object) -> bool:
-    """Whether a function is one of torch's, by whatever name."""
+    """True if a function is one of torch's, by whatever name."""
     return bool(_name(function))
 
 
 def writes(node: Node) -> bool:
-    """Whether a node changes its first argument in place, or might; or what it is given as `out`."""
+    """True if a node changes its first argument in place, or might; or what it is given as `out`."""
     if isinstance(node.target, torch._ops.OpOverload):
         return bool(node.target._schema.is_mutable)
     place = _place_of_inplace(node.target) if node.op == "call_function" else None
@@ -125,7 +125,7 @@ def writes(node: Node) -> bool:
 
 @functools.cache
 def _place_of_inplace(function: Callable[..., object]) -> int | None:
-    """Where a function takes `inplace` by position."""
+    """Position at which a function takes `inplace`."""
     try:
         names = [*inspect.signature(function).parameters]
     except (TypeError, ValueError):  # of a builtin, whose names in place end with an underscore
@@ -134,15 +134,15 @@ def _place_of_inplace(function: Callable[..., object]) -> int | None:
 
 
 def may_write(node: Node) -> bool:
-    """Whether a node changes what it is given, or is nothing of torch, so that this is not known."""
+    """True if a node changes what it is given, or is nothing of torch, so that this is not known."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
     return writes(node) or not (isinstance(node.target, torch._ops.OpOverload) or called(node))
 
 
 def op(node: object) -> Meaning | None:
-    """What a node computes, None where that is not known. An operation in place counts as what it computes where nobody
-    else reads what it changes."""
+    """Meaning of what a node computes, None where that is not known. An operation in place counts as what it computes
+    where nobody else reads what it changes."""
     if not isinstance(node, Node):
         return None
     name, args, named = called(node), node.args, dict(node.kwargs)
@@ -159,7 +159,7 @@ def op(node: object) -> Meaning | None:
 
 
 def _keeps_order(index: object) -> bool:
-    """Whether what an index takes of a tensor is a view of it."""
+    """True if what an index takes of a tensor is a view of it."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(
         part is None
@@ -173,12 +173,12 @@ def _keeps_order(index: object) -> bool:
 
 
 def changes(node: Node) -> bool:
-    """Whether a node changes in place what others may read, under whatever name."""
+    """True if a node changes in place what others may read, under whatever name."""
     return writes(node) and op(node) is None
 
 
 def _is_new(node: Node) -> bool:
-    """Whether a node makes a tensor of its own, which nothing else sees."""
+    """True if a node makes a tensor of its own, which nothing else sees."""
     found = op(node)
     return found is not None and found.meaning not in _VIEWS
 
@@ -189,7 +189,7 @@ def is_op(node: object, *meanings: str) -> Meaning | None:
 
 
 def _told(node: Node) -> object:
-    """What whoever recorded the graph says of a node's result."""
+    """Result of a node, as it was recorded with the graph."""
     return next((node.meta[key] for key in KEYS if key in node.meta), None)
 
 
@@ -245,14 +245,14 @@ def unviewed(node: object) -> object:
 
 
 def same(a: object, b: object) -> bool:
-    """Whether two extents are known to be one, without guarding on it."""
+    """True if two extents are known to be one, without guarding on it."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     return str(a) == str(b)
 
 
 def permutation(found: Meaning, rank: int) -> tuple[int, ...] | None:
-    """Of the dimensions that a permutation or transposition makes, those of its argument; None where they are not
+    """Dimensions of the argument, for each that a permutation or transposition makes; None where they are not
     known. Of a matrix they are not: two numbers may be a permutation's or a transposition's."""
     dims = found.args[1:] or tuple(n for name, n in found.named.items() if name not in ("input", "self"))
     dims = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
@@ -267,7 +267,7 @@ def permutation(found: Meaning, rank: int) -> tuple[int, ...] | None:
 
 
 def end_of(node: object) -> tuple[Node, slice] | None:
-    """What a node has a slice of, along the last dimension alone, and the slice."""
+    """Source of which a node is a slice, along the last dimension alone, and the slice."""
     found = is_op(node, "slice", "view")
     source = found.args[0] if found and found.args else None
     if value(source) is None:
@@ -290,7 +290,7 @@ def operands(found: Meaning) -> Iterator[tuple[object, object]]:
 
 
 def is_changed(node: object) -> bool:
-    """Whether something changes a node's values in place, also through what may share its memory."""
+    """True if something changes a node's values in place, also through what may share its memory."""
     while isinstance(node, Node):
         if _is_written(node):
             return True
@@ -311,6 +311,6 @@ def _may_be_a_view(node: Node) -> bool:
 
 
 def _is_the_same_tensor(node: Node) -> bool:
-    """Whether a node may return its argument: a cast to the type that it has."""
+    """True if a node may return its argument: a cast to the type that it has."""
     found = is_op(node, "cast", "same")
     return found is not None and dtype(found.args[0]) is dtype(node) and called(node) != "clone"

@@ -1,4 +1,4 @@
-"""Whether a module is a norm that an operator computes, from graphs of its own forward: one for each type and rank that
+"""True if a module is a norm that an operator computes, from graphs of its own forward: one for each type and rank that
 an operator is for. Where one of them is another norm, or none, it is left, or calls like that run its own forward."""
 
 import functools
@@ -30,13 +30,15 @@ class NormModule:
     """A module that is a norm.
 
     parameters: their names, by those of the operator's arguments.
-    epsilon: the attribute that has it; "" where that is a constant. eps: its value.
+    epsilon: the attribute that has it; "" where that is a constant.
+    eps: its value.
     same_type: whether it is another norm with a weight of another type than x.
     autocasts: whether it is another norm under autocast.
     gate: the argument of forward that is one.
     groups, dim, factor: as of ``NormSite``.
     ranks: of x, for which it is this norm.
-    columns: the extent along dim, None for any. extents: of parameters.
+    columns: the extent along dim, None for any.
+    extents: of parameters.
     is_contiguous: whether what it is given must be.
     watch: tells whether what else its forward depends on is as it was.
     """
@@ -118,7 +120,7 @@ def _may_be(cls: type) -> bool:
 
 @dataclass(frozen=True)
 class _Way:
-    """What forward does with tensors of one type and shape. parameters, gate: as of `NormModule`."""
+    """Trace of forward with tensors of one type and shape. parameters, gate: as of `NormModule`."""
 
     trace: traced.Traced
     site: NormSite
@@ -126,7 +128,7 @@ class _Way:
     gate: str
 
     def is_like(self, other: "_Way", eps: float | None) -> bool:
-        """Whether it is the same norm as another way, in a type that may round nothing."""
+        """True if it is the same norm as another way, in a type that may round nothing."""
         a, b = self.site, other.site
         rounds = dtype(a.out) is not SINGLE and a.form == b.form
         is_form = rounds or dtype(a.out) is SINGLE and a.form == replace(b.form, rounded=False)
@@ -154,7 +156,7 @@ def _judged(module: torch.nn.Module, of: traced.Probe) -> NormModule | Refused:
     ways = [first]
 
     def is_same(*types: torch.dtype, rank: int = 0, other: str = "", columns: int = 0) -> bool:
-        """Whether it is the same norm in another way: with another value of the epsilon's attribute, for example."""
+        """True if it is the same norm in another way: with another value of the epsilon's attribute, for example."""
         probe = replace(of, columns=columns) if columns else of
         way = _way(module, probe, types, rank, len(ways), epsilons | ({other: _OTHER_EPSILON} if other else {}))
         if isinstance(way, Refused) or not way.is_like(first, _OTHER_EPSILON if other else site.eps):
@@ -232,7 +234,7 @@ def _why(sites: list[NormSite], otherwise: str) -> str:
 
 
 def _is_like(a: float | None, b: float | None) -> bool:
-    """Whether two numbers are one in float32, to which torch rounds some."""
+    """True if two numbers are one in float32, to which torch rounds some."""
     return a is not None and b is not None and _single(a) == _single(b)
 
 

@@ -23,7 +23,7 @@ class Read:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is a number, a text, None, a type of data, or a sequence of these: `watched` compares it with
+    """True if a value is a number, a text, None, a type of data, or a sequence of these: `watched` compares it with
     what it was."""
     if isinstance(value, float) and value != value:
         return False

@@ -27,7 +27,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class FuseReport:
-    """What ``fuse`` found in a model. model: the name of its class. entries: in the order of its modules."""
+    """Report on what ``fuse`` found in a model. model: the name of its class. entries: in the order of its modules."""
 
     model: str
     entries: tuple[Entry, ...]
@@ -41,7 +41,7 @@ class FuseReport:
         return tuple(e for e in self.entries if not e.is_replaced)
 
     def __repr__(self) -> str:
-        """As it is printed: what an interpreter shows of ``fuse(model)``. `entries` are the data."""
+        """Text as it is printed: what an interpreter shows of ``fuse(model)``. `entries` are the data."""
         return str(self)
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ def rewrite(module: GraphModule, sites: Sequence[NormSite], pairs: Sequence[Pair
 
 
 def _has_effects(node: Node) -> bool:
-    """Whether a node may do more than compute. Those of sites do not; torch takes methods in place for some that do."""
+    """True if a node may do more than compute. Those of sites do not; torch takes methods in place for some that do."""
     return node.op != "get_attr" and op(node) is None
 
 

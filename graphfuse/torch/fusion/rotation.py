@@ -62,7 +62,7 @@ class Pair:
 
 
 def pairs(graph: GraphModule, sites: Sequence[NormSite]) -> tuple[list[Pair], dict[Node, str]]:
-    """What is queries and keys, and of other norms that are rotated, by their results, why they are not."""
+    """Pairs of queries and keys, and of other norms that are rotated, by their results, why they are not."""
     norms = {site.out: site for site in sites}
     found: list[Pair] = []
     left, waiting = dict[Node, str](), dict[tuple[Node, Node, int], Rotation]()
@@ -150,7 +150,7 @@ def _turned(node: object) -> tuple[Node, set[Node]] | None:
 
 
 def _half(node: object) -> tuple[Node, int] | None:
-    """What a node is a half of, along the last dimension, and which."""
+    """Source that a node is a half of, along the last dimension, and which half."""
     found = end_of(node)
     if found is None or value(node) is None or not isinstance(value(found[0]).shape[-1], int):
         return None
@@ -175,7 +175,7 @@ def _permuted(node: Node, rank: int) -> tuple[Node, tuple[int, ...]]:
 
 
 def _is_chain(out: Node, y: Node) -> bool:
-    """Whether a norm's result is read as y alone."""
+    """True if a norm's result is read as y alone."""
     while y is not out:
         source = y.args[0]
         if list(source.users) != [y]:
@@ -201,7 +201,7 @@ def _table(node: object, y: Node) -> tuple[Node, int] | None:
 
 
 def _inserted(old: torch.Size, new: torch.Size, given: tuple[object, ...]) -> int | None:
-    """Where ``unsqueeze`` put a dimension, or an index with None among full slices."""
+    """Dimension that ``unsqueeze`` put, or an index with None among full slices."""
     if len(given) != 1:
         return None
     if isinstance(given[0], int):
@@ -213,7 +213,7 @@ def _inserted(old: torch.Size, new: torch.Size, given: tuple[object, ...]) -> in
 
 
 def _is_changed_on_the_way(node: object) -> bool:
-    """Whether cosines or sines, or what they are made of up to the angles, are changed in place."""
+    """True if cosines or sines, or what they are made of up to the angles, are changed in place."""
     while isinstance(node, Node):
         if is_changed(node):
             return True
@@ -223,7 +223,7 @@ def _is_changed_on_the_way(node: object) -> bool:
 
 
 def _has_pairs(node: object) -> bool:
-    """Whether the two halves of a row of cosines or sines are the same, for what the graph shows."""
+    """True if the two halves of a row of cosines or sines are the same, for what the graph shows."""
     while True:
         node = exact(node)
         found = is_op(node, "cast", "same", "cos", "sin", "mul")
@@ -244,7 +244,7 @@ def _has_pairs(node: object) -> bool:
 
 
 def _fit(q: Rotation, k: Rotation, graph: GraphModule) -> bool:
-    """Whether an operator takes both, and all that they read is there before either is."""
+    """True if an operator takes both, and all that they read is there before either is."""
     a, b = value(q.out), value(k.out)
     if (q.norm.form, a.dtype, a.dim()) != (k.norm.form, b.dtype, b.dim()) or not _equal(q.norm.eps, k.norm.eps):
         return False
@@ -258,7 +258,7 @@ def _fit(q: Rotation, k: Rotation, graph: GraphModule) -> bool:
 
 
 def _equal(a: Number, b: Number) -> bool:
-    """Whether two epsilons are one. Symbolic ones become their values, which Dynamo guards."""
+    """True if two epsilons are one. Symbolic ones become their values, which Dynamo guards."""
     return same(a, b) or (a is not None and b is not None and float(a) == float(b))
 
 

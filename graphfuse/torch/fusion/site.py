@@ -14,12 +14,16 @@ Number = int | float | torch.SymFloat | None
 class NormSite:
     """A norm in a graph.
 
-    out: the node that has its result. tensors: what it is computed from, by the names of the operator's arguments.
-    eps: the epsilon, which may be symbolic. total: the node of a residual sum, which the operator makes as well. left:
-    what stands around it that the operator does not compute, in words. dim: the dimension of x that rows lie along,
-    counted from the last. groups: of how many equal parts of a row each is normalized by itself. factor: of a "unit"
-    norm, the number. inner: the norm that is a term of the residual sum, where the operator computes that, too. begun:
-    the node that has the norm before what follows it, None for `out`; its place in the model is the site's.
+    out: the node that has its result.
+    tensors: what it is computed from, by the names of the operator's arguments.
+    eps: the epsilon, which may be symbolic.
+    total: the node of a residual sum, which the operator makes as well.
+    left: what stands around it that the operator does not compute, in words.
+    dim: the dimension of x that rows lie along, counted from the last.
+    groups: of how many equal parts of a row each is normalized by itself.
+    factor: of a "unit" norm, the number.
+    inner: the norm that is a term of the residual sum, where the operator computes that, too.
+    begun: the node that has the norm before what follows it, None for `out`; its place in the model is the site's.
     """
 
     form: Form
@@ -40,7 +44,7 @@ class NormSite:
 
     @property
     def numbers(self) -> dict[str, Number]:
-        """What operators take, by name."""
+        """Numbers that operators take, by name."""
         if self.inner is not None:
             return {"eps": self.inner.eps, "next_eps": self.eps}
         return {"eps": self.eps, "factor": self.factor, "dim": self.dim}

@@ -70,12 +70,12 @@ def forbids(site: NormSite | Pair, found: Regions) -> str:
 
 
 def acts(node: Node) -> bool:
-    """Whether a node does something to what it is given, as nobody reads what it makes."""
+    """True if a node does something to what it is given, as nobody reads what it makes."""
     return not node.users and node.op != "output" and op(node) is None and node.target is not operator.getitem
 
 
 def computes_twice(site: NormSite) -> str:
-    """What of a site's nodes would be computed beside the operator, as it is read elsewhere; "" for nothing."""
+    """Names of a site's nodes that would be computed beside the operator, as they are read elsewhere; "" for none."""
     inner = set(between(*_bounds(site)))
     for node in inner - {site.total}:
         elsewhere = {user for user in node.users if user.users or user.op == "output"} - inner - {site.out}

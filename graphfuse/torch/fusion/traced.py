@@ -32,7 +32,7 @@ _ROWS = ((5, 7, 3, 11), (7, 3, 5, 2), (3, 11, 2, 5))
 
 @dataclass(frozen=True)
 class Probe:
-    """What a module's forward is called with.
+    """Arguments that a module's forward is called with.
 
     columns: the extent that would be normalized. behind: how many dimensions come after channels. is_fixed: whether a
     parameter says how many columns there are.
@@ -54,9 +54,9 @@ class Probe:
 
 
 def probe(module: torch.nn.Module) -> Probe | None:
-    """By the parameters and buffers of a module without children: vectors, along the last dimension, or with extents of
-    1 behind them, along channels. None where they are something else. Where there are none, the extent is what the
-    module says, as torch's norms do, or any."""
+    """Probe by the parameters and buffers of a module without children: vectors, along the last dimension, or with
+    extents of 1 behind them, along channels. None where they are something else. Where there are none, the extent is
+    what the module says, as torch's norms do, or any."""
     own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
     shapes = {tuple(t.shape) for t in own if t.is_floating_point()}
     is_fixed = bool(shapes)
@@ -80,7 +80,7 @@ def required(module: torch.nn.Module) -> list[str]:
 
 @dataclass(frozen=True)
 class Traced:
-    """What a module's forward does with full tensors of one type and shape.
+    """Trace of a module's forward with full tensors of one type and shape.
 
     graph: with placeholders by the names of arguments and parameters.
     reads: of everything else.
@@ -98,7 +98,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a tensor in one trace alone. kind: "dtype", "device" or "extent"."""
+    """Fact about a tensor in one trace alone. kind: "dtype", "device" or "extent"."""
 
     value: object
     kind: str

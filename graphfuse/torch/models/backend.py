@@ -23,7 +23,7 @@ def compile_graph(
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Callable[..., object]:
-    """What ``torch.compile`` calls with each graph. mode, options: its own.
+    """Backend that ``torch.compile`` calls with each graph. mode, options: its own.
 
     options: "then", the name of the backend that gets the rest ("inductor"); "decline", whether norms are left that
     inductor is as good at (True). All others, and mode, are that backend's. Raises SettingError for what is not

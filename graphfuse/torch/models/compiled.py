@@ -30,7 +30,7 @@ KEPT = 64
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What became of the sites of graphs that were compiled. graphs: the oldest first."""
+    """Report on the sites of graphs that were compiled. graphs: the oldest first."""
 
     graphs: tuple[FuseReport, ...]
 
@@ -53,7 +53,7 @@ class CompileReport:
 
 
 def compile_report() -> CompileReport:
-    """What ``torch.compile(backend="graphfuse")`` and ``inductor_pass`` made of the last 64 graphs.
+    """Report on what ``torch.compile(backend="graphfuse")`` and ``inductor_pass`` made of the last 64 graphs.
 
     torch compiles when a function is called, and again for other shapes: each time is a graph of the report, and so is
     each part between graph breaks. With ``inductor_pass``, forward and backward are a graph each.
@@ -119,7 +119,7 @@ def _entries(
     beside: Mapping[Node, str],
     places: Mapping[Node, tuple[str, str]],
 ) -> Iterator[Entry]:
-    """Of a site that was judged, and was replaced as it is in `made`. beside: why rotations of norms are left."""
+    """Entries of a judged site, which was replaced as it is in `made`. beside: why rotations of norms are left."""
     if why:
         yield Entry(*places[site.out], why=why)
         return
@@ -191,6 +191,6 @@ def _place(node: Node) -> tuple[str, str]:
 
 
 def is_for_training(module: GraphModule) -> bool:
-    """Whether the graph that Dynamo made has gradients."""
+    """True if the graph that Dynamo made has gradients."""
     out = module.graph.output_node().all_input_nodes
     return any(t.requires_grad for node in out if isinstance(t := value(node), torch.Tensor))

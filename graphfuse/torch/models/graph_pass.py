@@ -68,7 +68,7 @@ def _class() -> type:
 
 @functools.cache
 def _digest() -> str:
-    """Of all that decides what is replaced, and by what: matcher, costs, and the operators."""
+    """Digest of all that decides what is replaced, and by what: matcher, costs, and the operators."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())

@@ -21,7 +21,7 @@ _functions: "weakref.WeakKeyDictionary[torch.nn.Module, FunctionType]" = weakref
 
 
 def kernel_mapping(*devices: str) -> dict[str, dict[str, "Repository"]]:
-    """What ``kernels.register_kernel_mapping`` and ``kernels.use_kernel_mapping`` take, for norms on these devices:
+    """Mapping for ``kernels.register_kernel_mapping`` and ``kernels.use_kernel_mapping``, for norms on these devices:
     "cuda" unless others are named. Layers are for inference and training; with ``Mode.TORCH_COMPILE`` ``kernels``
     keeps the model's own.
 
@@ -35,7 +35,7 @@ def kernel_mapping(*devices: str) -> dict[str, dict[str, "Repository"]]:
 
 @dataclass(frozen=True)
 class Repository:
-    """Where ``kernels`` takes a layer from: here it is this package."""
+    """Source that ``kernels`` takes a layer from: here it is this package."""
 
     layer: type[torch.nn.Module]
 
@@ -54,7 +54,7 @@ class FusedNorm(torch.nn.Module):
 
 
 class FusedGatedNorm(torch.nn.Module):
-    """As ``FusedNorm``, with a gate."""
+    """Norm as ``FusedNorm``, with a gate."""
 
     can_torch_compile = False
     has_backward = True
@@ -64,7 +64,7 @@ class FusedGatedNorm(torch.nn.Module):
 
 
 def _function_of(module: torch.nn.Module) -> FunctionType:
-    """What runs in place of a module's forward: an operator, or its class's own."""
+    """Function that runs in place of a module's forward: an operator, or its class's own."""
     function = _functions.get(module)
     if function is None:
         found, cls = recognized(module), type(module)

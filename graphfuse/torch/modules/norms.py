@@ -29,7 +29,7 @@ def _declines(*values: object) -> object:
 
 
 class _Norm:
-    """What modules that take the place of torch's norms have in common.
+    """Base of modules that take the place of torch's norms.
 
     _last: the fast path of the last call without gradients, and what the module had then that the call depends on.
     """

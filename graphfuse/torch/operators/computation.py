@@ -70,7 +70,7 @@ DWEIGHT, DBIAS = gradient_of("weight", over_rows="sum"), sum_of("bias", like_or_
 
 
 class Computation:
-    """What an operator computes. A subclass has the data, and draws forward and backward."""
+    """Computation of an operator. A subclass has the data, and draws forward and backward."""
 
     tensors: Sequence[TensorParameter] = (X,)
     """What it takes."""
@@ -89,7 +89,7 @@ class Computation:
     gradients: Sequence[TensorParameter | None]
     """Those of `tensors`, in their order; None for one that has none."""
     residual: bool = False
-    """Whether the sum of x and residual is returned as total; backward then also reads dtotal."""
+    """True if the sum of x and residual is returned as total; backward then also reads dtotal."""
 
     @cached_property
     def inference(self) -> Graphs:
@@ -121,7 +121,7 @@ class Computation:
         raise NotImplementedError
 
     def _backward(self, d: DrawnGraph) -> None:
-        """What is not asked for is not drawn."""
+        """Draws the gradients that are asked for."""
         raise NotImplementedError
 
 

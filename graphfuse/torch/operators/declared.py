@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from graphfuse.torch.operators import adaptive, sandwich
+from graphfuse.torch.operators import adaptive, norm_add_norm
 from graphfuse.torch.operators.adaptive import AdaLayerNorm
 from graphfuse.torch.operators.formula import Operator, differentiable
 from graphfuse.torch.operators.forward_only import ForwardOnly, forward_only
@@ -62,7 +62,7 @@ def _of_models() -> Iterator[tuple[str, Operator | ForwardOnly]]:
             name = f"{prefix}rms_norm_{suffix}"
             yield name, differentiable(name, GatedNorm(**kind, **gate))
         name = f"{prefix}rms_norm_add_norm"
-        yield name, forward_only(name, sandwich.sandwich(**kind), sandwich.NUMBERS)
+        yield name, forward_only(name, norm_add_norm.norm_add_norm(**kind), norm_add_norm.NUMBERS)
     for prefix, rounded in (("", False), ("rounded_", True)):
         for suffix, silu in (("", False), ("_silu", True)):
             name = f"{prefix}unit_norm{suffix}"

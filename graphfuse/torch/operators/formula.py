@@ -40,7 +40,7 @@ class Operator:
 
 
 class ByColumns(Protocol):
-    """How the graphs of an operator run where columns are split over ranks."""
+    """Graphs of an operator that run where columns are split over ranks."""
 
     forward: Columns
     backward: Columns
@@ -70,7 +70,7 @@ class _Recent:
 def _formula(
     name: str, of: Computation, training: GraphOperator, gradients: GraphOperator, alone: bool
 ) -> type[torch.autograd.Function]:
-    """What is kept of a forward call, and the gradients that are made from it, in one graph.
+    """Autograd function: what is kept of a forward call, and the gradients that are made from it, in one graph.
 
     alone: whether forward is only called where nobody else wants to see it.
     """
@@ -160,8 +160,8 @@ def _backward(of: Computation) -> str:
 
 
 def _in_rows(of: Computation, values: Sequence[object]) -> list[object]:
-    """What the backward graph reads, with dy and dtotal contiguous along rows, as kernels want them. The gradient of
-    ``sum()`` is not: it is one element, expanded."""
+    """Tensors that the backward graph reads, with dy and dtotal contiguous along rows, as kernels want them. The
+    gradient of ``sum()`` is not: it is one element, expanded."""
     found = list(values)
     for place, name in enumerate(of.read):
         grad = found[place]

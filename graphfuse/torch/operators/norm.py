@@ -30,9 +30,11 @@ from graphfuse.torch.operators.computation import (
 
 @dataclass(frozen=True)
 class Norm(Computation):
-    """RMSNorm of x, or of x + residual, times weight or weight + 1, plus bias, or then SiLU, then times gate. centred:
-    layer norm instead of RMSNorm. rounded: the norm is rounded to x's type before it is multiplied by weight; its
-    gradients are those of the norm that is not.
+    """RMSNorm of x, or of x + residual, times weight or weight + 1, plus bias, or then SiLU, then times gate.
+
+    centred: layer norm instead of RMSNorm.
+    rounded: the norm is rounded to x's type before it is multiplied by weight; its gradients are those of the norm that
+        is not.
 
     weight and bias are one number for each column, or for each head and column. The sum is returned, too, and
     normalized as it is stored, so that backward, which reads it, is of what was computed.
@@ -68,7 +70,7 @@ class Norm(Computation):
         return DX, *(DRESIDUAL,) * self.residual, *(DGATE,) * self.gate, DWEIGHT, *(DBIAS,) * self.bias
 
     def summed(self, d: DrawnGraph) -> Tensor:
-        """What is normalized."""
+        """Tensor that is normalized."""
         if not self.residual:
             return d["x"]
         total = d.graph.add(d["x"], d["residual"])

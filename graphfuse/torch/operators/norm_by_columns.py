@@ -42,12 +42,12 @@ def _joined(name: str) -> tuple[TensorParameter, ...]:
 
 @dataclass(frozen=True)
 class NormByColumns:
-    """How the graphs of a norm run where its columns are split."""
+    """Graphs of a norm whose columns are split."""
 
     norm: Norm
 
     def forward(self, name: str, given: Given, part: RankColumns) -> Made:
-        """As of ``Columns``."""
+        """Results, as of ``Columns``."""
         norm = self.norm
         made = _run(_step(f"{name}_measured", self.measured, ()), given)
         join = _mean_and_inverse_std if norm.centred else _inverse_rms
@@ -55,7 +55,7 @@ class NormByColumns:
         return known | _run(_step(f"{name}_finished", self.finished, ("eps", "share")), known)
 
     def backward(self, name: str, given: Given, part: RankColumns) -> Made:
-        """As of ``Columns``."""
+        """Results, as of ``Columns``."""
         known = dict.fromkeys(a.name for a in self._joined) | given | {"share": 1 / part.all}
         if given["needs_dx"] or given.get("needs_dresidual"):
             for key, own in _run(_step(f"{name}_measured", self.measured_backward, ()), given).items():

@@ -23,7 +23,7 @@ _STATISTICS = tuple(of_rows(f"{x}_inverse_rms", written=True, of=x) for x in "qk
 
 
 def _differentiate(d: DrawnGraph, is_neox: bool) -> None:
-    """Of queries alone, or of keys."""
+    """Draws the gradients of queries alone, or of keys."""
     graph = d.graph
     grad = graph.rotate_pairs(d["dy"], *angles(d), interleaved=not is_neox, inverse=True)
     weight = d.get("weight")

@@ -94,9 +94,9 @@ def entered(
     alone: type[torch.autograd.Function],
     of: int | None = None,
 ) -> Callable[..., object]:
-    """What users call, ``graphfuse::NAME``: the inference graph; with gradients, the formula, which autograd sees.
-    alone: the formula for calls that nobody else wants to see. of: how many of the arguments, the first ones, have
-    gradients; None for all.
+    """Function that users call, ``graphfuse::NAME``: the inference graph; with gradients, the formula, which autograd
+    sees. alone: the formula for calls that nobody else wants to see. of: how many of the arguments, the first ones,
+    have gradients; None for all.
 
     Torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
     listens there.

@@ -9,7 +9,7 @@ WEIGHT, NEXT_WEIGHT = (TensorParameter(n, TYPES, columns("x"), optional=True) fo
 NUMBERS = ("eps", "next_eps")
 
 
-def sandwich(zero_centred: bool = False, rounded: bool = False) -> Variant:
+def norm_add_norm(zero_centred: bool = False, rounded: bool = False) -> Variant:
     """total = RMSNorm(x) * weight + residual, and y = RMSNorm(total) * next_weight.
 
     The first norm is rounded to x's type and total to residual's, and each is read so by what follows, unlike in
