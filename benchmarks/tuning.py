@@ -11,7 +11,7 @@ from graphfuse.api import pygraph
 from graphfuse.benchmarks import sizes
 from graphfuse.benchmarks.sizes import planner
 from graphfuse.planning.plan import Part
-from graphfuse.tables.entry import TunedEntry
+from graphfuse.tuned_tables.entry import TunedEntry
 
 _QUICK = {"columns": (64, 1024), "rows": (1560, 99840)}
 _LEAST = 1.0  # seconds that it makes sense to begin another class with
@@ -44,7 +44,7 @@ def run(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from graphfuse.runtime import device as devices
-    from graphfuse.tables import store
+    from graphfuse.tuned_tables import store
     from graphfuse.tuning.autotune import autotune
     from graphfuse.tuning.report import words
 

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from graphfuse.benchmarks import record
-from graphfuse.tables import store
+from graphfuse.tuned_tables import store
 from support import covering
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,7 +16,7 @@ from graphfuse.benchmarks import sizes
 from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.by_row import ByRowKnobs
-from graphfuse.tables import store
+from graphfuse.tuned_tables import store
 
 TABLE = Path(__file__).resolve().parents[2] / "engines" / "rows" / "rows.sm_100.json"
 DEVICE = for_arch("sm_100a")

@@ -1,4 +1,4 @@
-"""Which engine comes first in a family of nodes: times of all that take them, as the table of ``graphfuse.tables``.
+"""Which engine comes first in a family of nodes: times of all that take them, for ``graphfuse.tuned_tables``.
 
     python -m graphfuse.benchmarks.programs.ranking [--write] [--family rmsnorm] [--record FOLDER]
 
@@ -21,12 +21,12 @@ from graphfuse.base.enums import heur_mode, norm_forward_phase
 from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.benchmarks import record, tables
 from graphfuse.benchmarks.untuned import untuned
-from graphfuse.tables import measured
-from graphfuse.tables.entry import Source
+from graphfuse.tuned_tables import measured
+from graphfuse.tuned_tables.entry import Source
 
 ENGINES = ("rows", "cudnn", "reference")
 BF16 = data_type.BFLOAT16
-FILE = record.CHECKOUT / "graphfuse/tables/measured.py"
+FILE = record.CHECKOUT / "graphfuse/tuned_tables/measured.py"
 LINE = 120
 
 

@@ -11,12 +11,21 @@ from dataclasses import dataclass
 import torch
 
 import graphfuse as cudnn
-from graphfuse.base.device import Device
-from graphfuse.codegen.render import render
-from graphfuse.contract.engine import Address, Constant, KernelEngine, Launch, No, NoKnobs
-from graphfuse.contract.match import Match, Pattern, PatternGraph
-from graphfuse.op_graph.ir import FrozenTensor
-from graphfuse.testing import check
+from graphfuse.plugin import (
+    Address,
+    Constant,
+    Device,
+    FrozenTensor,
+    KernelEngine,
+    Launch,
+    Match,
+    No,
+    NoKnobs,
+    Pattern,
+    PatternGraph,
+    check,
+    render,
+)
 
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"

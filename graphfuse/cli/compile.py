@@ -126,7 +126,7 @@ def plans(graph: pygraph, device: Device, mode: heur_mode) -> tuple[Plan, ...]:
     from graphfuse.op_graph.lower import lower
     from graphfuse.planning import plan
     from graphfuse.planning import registry as plugins
-    from graphfuse.tables import store
+    from graphfuse.tuned_tables import store
 
     graph.validate()
     lowered, known = lower(graph.frozen), plugins.installed()

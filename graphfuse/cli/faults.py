@@ -209,7 +209,7 @@ def tables() -> Iterator[DoctorFinding]:
     """True if the tables of tuned knobs that come with engines can be read."""
     from graphfuse import engines
     from graphfuse.base.device import ARCHES, for_arch
-    from graphfuse.tables import store
+    from graphfuse.tuned_tables import store
 
     count = 0
     for engine in engines.ALL:

@@ -48,7 +48,7 @@ def kinds() -> dict[str, CacheKind]:
     from graphfuse.base import settings
     from graphfuse.emulator import store as libraries
     from graphfuse.runtime import cache as cubins
-    from graphfuse.tables import store as tables
+    from graphfuse.tuned_tables import store as tables
 
     gpu, cpu = (
         CacheKind(name, f"kernels for {what}", of.folder, of.kept, of.damage, of.limit)

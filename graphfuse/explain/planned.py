@@ -15,7 +15,7 @@ from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, Subgraph
 from graphfuse.planning import plan, traffic
 from graphfuse.planning.plan import Part
 from graphfuse.planning.planner import Planner
-from graphfuse.tables.ranking import rank
+from graphfuse.tuned_tables.ranking import rank
 
 
 def explained(planner: Planner) -> Explanation:

@@ -24,7 +24,7 @@ from graphfuse.runtime.fastcall import CallForm, Given, New
 from graphfuse.runtime.handle import stream_getter
 from graphfuse.runtime.overlaps import Conflict
 from graphfuse.runtime.storage import Storage
-from graphfuse.tables import store
+from graphfuse.tuned_tables import store
 
 _Pair = tuple[str, str, Conflict]
 _KEPT = 64  # sizes and distances for which an answer is kept

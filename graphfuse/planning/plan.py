@@ -19,8 +19,8 @@ from graphfuse.op_graph import verify
 from graphfuse.op_graph.ir import FrozenGraph, Subgraph, TensorId
 from graphfuse.planning import cover, guard, workspace
 from graphfuse.planning.registry import Origin, Registry
-from graphfuse.tables.ranking import RANKING, Rank, rank
-from graphfuse.tables.tunings import Tunings
+from graphfuse.tuned_tables.ranking import RANKING, Rank, rank
+from graphfuse.tuned_tables.tunings import Tunings
 
 ALIGNMENT = workspace.ALIGNMENT
 

@@ -33,7 +33,7 @@ from graphfuse.runtime.bound import Bound
 from graphfuse.runtime.executable import Executable, NotBuilt
 from graphfuse.runtime.handle import stream_getter, stream_on
 from graphfuse.runtime.variant_pack import Binder
-from graphfuse.tables import store
+from graphfuse.tuned_tables import store
 
 UNPREPARED = (GraphNotSupportedError, KernelCompileError)
 """Errors of ``Engine.prepare`` that say that a plan cannot be had here."""

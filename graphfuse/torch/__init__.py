@@ -9,7 +9,7 @@ is for users. ``fuse`` puts the operators into models (docs/models.md).
 
 from graphfuse.torch import sharding
 from graphfuse.torch.attention.sinks import attention_with_sinks
-from graphfuse.torch.models import compile_report, fuse, inductor_pass, kernel_mapping, unfuse
+from graphfuse.torch.compile_backend import compile_report, inductor_pass
 from graphfuse.torch.modules.norms import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
 from graphfuse.torch.operators.declared import (
     ada_layer_norm,
@@ -30,6 +30,7 @@ from graphfuse.torch.operators.declared import (
 from graphfuse.torch.operators.losses import CrossEntropyLoss, cross_entropy
 from graphfuse.torch.operators.rope import QKNormRope, qk_norm_rope
 from graphfuse.torch.override import override
+from graphfuse.torch.whole_models import fuse, kernel_mapping, unfuse
 
 __all__ = [
     "AddRMSNorm",

@@ -14,9 +14,9 @@ from graphfuse.planning import plan
 from graphfuse.planning.plan import Part, Plan
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime import record
-from graphfuse.tables import store
-from graphfuse.tables.entry import Source, Timed, TunedEntry
-from graphfuse.tables.tunings import arch, said
+from graphfuse.tuned_tables import store
+from graphfuse.tuned_tables.entry import Source, Timed, TunedEntry
+from graphfuse.tuned_tables.tunings import arch, said
 from graphfuse.tuning.report import BEST, PartReport, Trial, TuningReport
 from graphfuse.tuning.search import search
 from graphfuse.tuning.workbench import Workbench, reference, tunable

@@ -8,9 +8,9 @@ import torch
 from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.benchmarks.programs import ranking
 from graphfuse.ops import OPS
-from graphfuse.tables import measured
-from graphfuse.tables.entry import Source
-from graphfuse.tables.ranking import OTHERS, entry
+from graphfuse.tuned_tables import measured
+from graphfuse.tuned_tables.entry import Source
+from graphfuse.tuned_tables.ranking import OTHERS, entry
 
 H200 = Source("measured", "NVIDIA H200", "sm_90", "2026-11-23", "580.1", {"graphfuse": "0.1.0", "cuda": "13.0"}, "abc")
 B200 = Source("measured", 'a "B200"', "sm_100", "2026-11-24")

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from graphfuse.base.device import for_arch
 from graphfuse.benchmarks import record, sizes, tuning
 from graphfuse.cli import app
-from graphfuse.tables.entry import Source, TunedEntry
+from graphfuse.tuned_tables.entry import Source, TunedEntry
 
 SIZES = (*sizes.seeds(), *sizes.off_the_table())
 

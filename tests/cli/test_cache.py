@@ -10,8 +10,8 @@ from graphfuse.base import settings
 from graphfuse.base.errors import SettingError
 from graphfuse.emulator import store
 from graphfuse.runtime import cache as cubins
-from graphfuse.tables import store as tables
-from graphfuse.tables.entry import Source, TunedEntry
+from graphfuse.tuned_tables import store as tables
+from graphfuse.tuned_tables.entry import Source, TunedEntry
 
 
 @pytest.fixture(autouse=True)

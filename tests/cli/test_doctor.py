@@ -16,7 +16,7 @@ from graphfuse.emulator import store
 from graphfuse.planning import registry as plugins
 from graphfuse.runtime import cache as cubins
 from graphfuse.runtime import device, toolkit
-from graphfuse.tables import store as tables
+from graphfuse.tuned_tables import store as tables
 
 LOOKS = {
     "settings": faults.settings,

@@ -11,6 +11,8 @@ import torch
 from graphfuse.base.dtypes import data_type
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.ops import EXPANSIONS, OPS, Join, by_torch
+from graphfuse.patterns.computing import Expanding
+from graphfuse.patterns.roles import ROLES
 from graphfuse.testing.reference import evaluated
 from support import graphs, row_ops
 from support.emulation import Planned
@@ -130,7 +132,7 @@ def test_a_wrong_expansion_is_found(monkeypatch, planted, kernels):
     name, wrong = PLANTED[planted]
     expansion = replace(EXPANSIONS[name], of=wrong)
     if kernels:
-        monkeypatch.setitem(EXPANSIONS, name, expansion)
+        monkeypatch.setitem(ROLES, name, Expanding(expansion))
     else:
         op = replace(OPS[name], expansion=expansion)
         monkeypatch.setitem(OPS, name, replace(op, reference=lambda t, x, a: by_torch.expanded(OPS, op, t, x, a)))

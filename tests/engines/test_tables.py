@@ -18,9 +18,9 @@ from graphfuse.op_graph.lower import lower
 from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
 from graphfuse.rows.steps import Join
-from graphfuse.tables import store
-from graphfuse.tables.entry import Source, TunedEntry
-from graphfuse.tables.tunings import Tunings, said
+from graphfuse.tuned_tables import store
+from graphfuse.tuned_tables.entry import Source, TunedEntry
+from graphfuse.tuned_tables.tunings import Tunings, said
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = sorted((ROOT / "engines").rglob("*.json"))

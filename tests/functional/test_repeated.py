@@ -12,8 +12,8 @@ from graphfuse.contract.match import Pattern
 from graphfuse.functional import problem
 from graphfuse.functional.problem import plan
 from graphfuse.planning import registry as plugins
-from graphfuse.tables import store
-from graphfuse.tables.entry import Source, TunedEntry
+from graphfuse.tuned_tables import store
+from graphfuse.tuned_tables.entry import Source, TunedEntry
 from support import toys
 from support.functional_calls import NAMES, WITH_EPS, Tensors, call, check
 

@@ -17,8 +17,8 @@ from graphfuse.emulator import kernel
 from graphfuse.emulator.kernel import EmulatedLauncher
 from graphfuse.functional import call as calls
 from graphfuse.functional import problem
-from graphfuse.tables import store
 from graphfuse.torch import RMSNorm
+from graphfuse.tuned_tables import store
 from support.functional_calls import NAMES, Tensors, call, check
 from support.training_calls import OPERATORS
 from support.training_calls import check as check_gradients
@@ -173,7 +173,7 @@ def test_calls_of_several_forms_in_turns(no_long_way):
 def test_heads_of_a_packed_tensor_in_place(monkeypatch):
     """Rows of queries lie in the gaps between those of keys, for any number of tokens: no overlap is looked for."""
     weight, asked = torch.randn(COLUMNS), []
-    monkeypatch.setattr(calls._Pair, "clash", lambda self, *distance: asked.append(distance))
+    monkeypatch.setattr(calls, "_clash", lambda *given: asked.append(given))
     for tokens in shuffled(range(1, 64)):
         packed = torch.randn(tokens, 8, COLUMNS)
         q, k, rest = packed[:, :4], packed[:, 4:6], packed[:, 6:].clone()

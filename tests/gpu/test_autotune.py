@@ -14,7 +14,7 @@ from graphfuse.benchmarks import record, sizes
 from graphfuse.cli import app
 from graphfuse.engines.rows import RowEngine
 from graphfuse.runtime import device as devices
-from graphfuse.tables import store
+from graphfuse.tuned_tables import store
 from support import graphs, planted
 from support.graphs import E4M3, FP4, Norm
 

@@ -30,7 +30,7 @@ LAYERS = (
     ("codegen",),
     ("patterns",),
     ("engines", "runtime", "emulator"),
-    ("tables",),
+    ("tuned_tables",),
     ("planning",),
     ("explain", "tuning"),
     ("api",),
@@ -42,7 +42,13 @@ LAYERS = (
 )
 
 # The rooms of graphfuse.torch, in the same order.
-TORCH_LAYERS = (("sharding", "operators"), ("modules", "override"), ("fusion",), ("attention",), ("models",))
+TORCH_LAYERS = (
+    ("sharding", "operators"),
+    ("modules", "override"),
+    ("fusion",),
+    ("attention",),
+    ("compile_backend", "whole_models"),
+)
 
 SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel", "engines.rows.problem"}
 """What engines have in common."""

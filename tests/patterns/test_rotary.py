@@ -181,7 +181,7 @@ REFUSED = {
     "few pairs": (dict(rotary=24), "12 pairs of 64 columns; accepted: a multiple of 8"),
     "few pairs, interleaved": (dict(rotary=12, interleaved=True), "6 pairs of 64 columns; accepted: a multiple of 4"),
     "long rows": (dict(columns=1024, rotary=1024), "in rows of 1024; accepted: up to 512, as a warp has a row"),
-    "odd columns": (dict(columns=33, rotary=32), "16 pairs of 33 columns"),
+    "odd columns": (dict(columns=33, rotary=32), "pairs of columns, in rows of 33; accepted: an even number"),
 }
 
 

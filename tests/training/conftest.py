@@ -6,8 +6,8 @@ from torch._dynamo.utils import counters
 
 from graphfuse.contract.engine import KernelEngine
 from graphfuse.functional import problem
-from graphfuse.torch.models import compiled
-from graphfuse.torch.models.compiled import forget
+from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend.compiled import forget
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from graphfuse.base.errors import SettingError
 from graphfuse.torch import compile_report, fuse
-from graphfuse.torch.models import compiled
+from graphfuse.torch.compile_backend import compiled
 from support.compiled import EPS, HIDDEN, became, rows
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

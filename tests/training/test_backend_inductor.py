@@ -13,9 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from graphfuse.torch import inductor_pass
+from graphfuse.torch.compile_backend import compiled
 from graphfuse.torch.fusion import cost
 from graphfuse.torch.fusion.match import find
-from graphfuse.torch.models import compiled
 from support.compiled import EPS, HIDDEN, became, rows
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

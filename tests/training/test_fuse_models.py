@@ -11,7 +11,7 @@ import torch
 
 from graphfuse.torch import compile_report, fuse, unfuse
 from graphfuse.torch.attention import masked as attention
-from graphfuse.torch.models.compiled import forget
+from graphfuse.torch.compile_backend.compiled import forget
 
 pytestmark = pytest.mark.torch
 

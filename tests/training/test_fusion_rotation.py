@@ -5,9 +5,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse.torch import compile_report
+from graphfuse.torch.compile_backend.compiled import replace_in
 from graphfuse.torch.fusion import find, rewrite
 from graphfuse.torch.fusion.rotation import pairs
-from graphfuse.torch.models.compiled import replace_in
 from support.traces import recorded
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import dropout, softmax
 
 from graphfuse.torch import compile_report
-from graphfuse.torch.models.compiled import replace_in
+from graphfuse.torch.compile_backend.compiled import replace_in
 from support.traces import recorded
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

@@ -14,7 +14,7 @@ EPS = 1e-5
 HALF, DOUBLE = torch.bfloat16, torch.float64
 
 OPERATORS = {
-    f"{prefix}{suffix}": getattr(operators, f"{prefix}{suffix}".upper())
+    f"{prefix}{suffix}": operators.OF_MODELS[f"{prefix}{suffix}"]
     for prefix in ("rms_norm", "llama_rms_norm", "gemma_rms_norm")
     for suffix in ("_times_silu", "_times_sigmoid", "_of_gated")
 }

@@ -12,7 +12,7 @@ from graphfuse.op_graph.freeze import freeze
 from graphfuse.planning import plan
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime.timing import Time
-from graphfuse.tables.entry import Source
+from graphfuse.tuned_tables.entry import Source
 from graphfuse.tuning import autotune
 from graphfuse.tuning.report import BEST, TIMED, Trial
 from support import graphs, toys

@@ -2,19 +2,8 @@
 
 from collections.abc import Sequence
 
-from graphfuse.plugin import (
-    Address,
-    Constant,
-    Device,
-    KernelEngine,
-    Launch,
-    No,
-    Served,
-    data_type,
-    heur_mode,
-    render,
-    template,
-)
+from graphfuse import data_type, heur_mode
+from graphfuse.plugin import Address, Constant, Device, KernelEngine, Launch, No, Served, render, template
 
 from .facts import Facts
 from .knobs import ALL, Knobs

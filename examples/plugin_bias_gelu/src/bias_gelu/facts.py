@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from graphfuse.plugin import FrozenTensor, data_type
+from graphfuse import data_type
+from graphfuse.plugin import FrozenTensor
 
 
 @dataclass(frozen=True)

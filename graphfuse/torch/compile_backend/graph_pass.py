@@ -14,7 +14,7 @@ from torch.fx import Graph
 import graphfuse
 from graphfuse.base.errors import SettingError
 from graphfuse.runtime import torch_private
-from graphfuse.torch.models import compiled
+from graphfuse.torch.compile_backend import compiled
 
 Pass = Callable[..., None]
 

@@ -12,8 +12,8 @@ from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
-from graphfuse.tables.entry import Source, Timed, TunedEntry
-from graphfuse.tables.tunings import Tunings
+from graphfuse.tuned_tables.entry import Source, Timed, TunedEntry
+from graphfuse.tuned_tables.tunings import Tunings
 from support.graphs import FP4, HALF, Norm
 
 H200 = for_arch("sm_90a")

@@ -23,8 +23,8 @@ from graphfuse.base.device import Device
 from graphfuse.base.errors import HomeNotFoundError, PluginError
 from graphfuse.contract.engine import Engine
 from graphfuse.files.kept_file import KeptFile, files
-from graphfuse.tables.entry import Source, TunedEntry
-from graphfuse.tables.tunings import Tunings, arch
+from graphfuse.tuned_tables.entry import Source, TunedEntry
+from graphfuse.tuned_tables.tunings import Tunings, arch
 
 VERSION = 2
 """Goes up where the form of files changes, or what engines name problems by. Files of another version are not used."""

@@ -14,8 +14,8 @@ from graphfuse.op_graph.lower import lower
 from graphfuse.ops import OPS
 from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
-from graphfuse.tables.entry import Source
-from graphfuse.tables.ranking import ANY, OTHERS, RANKING, Rank
+from graphfuse.tuned_tables.entry import Source
+from graphfuse.tuned_tables.ranking import ANY, OTHERS, RANKING, Rank
 from support import graphs, toys
 from support.graphs import Norm
 

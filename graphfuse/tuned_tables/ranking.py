@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from graphfuse.base.device import Device
 from graphfuse.contract.match import Region
-from graphfuse.tables import measured
-from graphfuse.tables.entry import Source
-from graphfuse.tables.tunings import arch
+from graphfuse.tuned_tables import measured
+from graphfuse.tuned_tables.entry import Source
+from graphfuse.tuned_tables.tunings import arch
 
 ANY = "*"
 """The family of every region."""

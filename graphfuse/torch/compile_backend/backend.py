@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from graphfuse.base.errors import SettingError
 from graphfuse.runtime import torch_private
-from graphfuse.torch.models import compiled, graph_pass
+from graphfuse.torch.compile_backend import compiled, graph_pass
 
 NAME = "graphfuse"
 _PASS = "post_grad_custom_pre_pass"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from graphfuse.base.device import Device
 from graphfuse.base.enums import heur_mode
 from graphfuse.contract.engine import Engine, ProblemClass, knobs_from_dict
-from graphfuse.tables.entry import TunedEntry
+from graphfuse.tuned_tables.entry import TunedEntry
 
 HEURISTIC = "heuristic"
 """What is said of knobs that are the engine's own proposal."""

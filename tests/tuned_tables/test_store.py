@@ -13,8 +13,8 @@ from graphfuse.base.device import CPU, EMULATOR, for_arch
 from graphfuse.base.errors import PluginError
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.engines.rows import RowEngine
-from graphfuse.tables import store
-from graphfuse.tables.entry import Source, Timed, TunedEntry
+from graphfuse.tuned_tables import store
+from graphfuse.tuned_tables.entry import Source, Timed, TunedEntry
 
 H200 = for_arch("sm_90a")
 MINE = Source("user", "H200", "sm_90", "2030-01-02", "580.1", {"graphfuse": "0.1.0"})
@@ -213,11 +213,12 @@ def test_a_directory_that_cannot_be_used_costs_a_warning(monkeypatch, tmp_path):
 
 ADD = """
 import sys
-from graphfuse.tables import store
-from graphfuse.tables.entry import Entry, Source
+from graphfuse.tuned_tables import store
+from graphfuse.tuned_tables.entry import Source, TunedEntry
 from pathlib import Path
 for rows in range(int(sys.argv[2]), int(sys.argv[2]) + 20):
-    made = Entry(Source("user", "H200", "sm_90", "2030-01-02"), "rows", {"columns": 64}, rows, {"threads": 128}, 1.0)
+    source = Source("user", "H200", "sm_90", "2030-01-02")
+    made = TunedEntry(source, "rows", {"columns": 64}, rows, {"threads": 128}, 1.0)
     assert store.add(Path(sys.argv[1]), [made])
 """
 
