@@ -5,7 +5,7 @@ import pytest
 
 from graphfuse.base.device import ARCHES, for_arch
 from graphfuse.emulator.compiler import Build
-from support import emulation
+from support import emulation, launching
 from support.small_kernels import CASES
 
 
@@ -74,6 +74,6 @@ def test_on_a_gpu(name):
             return on_device[tensor].data_ptr()
 
     torch.cuda.synchronize()
-    launch.load(cubin, case.kernel, chip).run(case.launch, Buffers(), 0, 0)
+    launching.run(launch.load(cubin, case.kernel, chip), case.launch, Buffers())
     torch.cuda.synchronize()
     assert_exact(case, arrays_of(case, {n: t.cpu().numpy().tobytes() for n, t in on_device.items()}))

@@ -90,8 +90,9 @@ class Producer:
             1024,
             (*map(Address, range(5)), *(Constant("int32", n) for n in words), Constant("int64", LATE_NS)),
         )
-        at = At(inputs["x"], target["x"], inputs["weight"], target["weight"], self.ended)
-        self._start = prepared(kernel("produce").launcher(how), how, at)
+        # Kept: what starts a kernel has addresses alone.
+        self._at = At(inputs["x"], target["x"], inputs["weight"], target["weight"], self.ended)
+        self._start = prepared(kernel("produce").launcher(how), how, self._at)
 
     def __call__(self):
         self._start(current_stream(device.get("cuda:0")))
