@@ -34,6 +34,7 @@ def test_there_are_examples():
 
 
 @pytest.mark.emulate
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", WHOLE)
 def test_examples_of_whole_graphs_tell_regions_engines_and_bytes(name, tmp_path):
     engines, less = WHOLE[name]

@@ -79,7 +79,7 @@ def test_the_same_bits_for_every_knob(interleaved):
     [
         (dict(beyond=True), 1, Build.ADDRESS),
         (dict(interleaved=True, columns=80, rotary=32), 3, Build.RACE),
-        (dict(), 2, Build.RACE),
+        pytest.param(dict(), 2, Build.RACE, marks=pytest.mark.further),
     ],
     ids=["addresses", "races of copies", "races"],
 )

@@ -77,7 +77,7 @@ def test_attention_that_is_written_out_is_as_it_was(attention_calls):
     assert checked(*made("gemma-2-9b", PREFILL)) == [] == attention_calls
 
 
-@pytest.mark.each_value
+@pytest.mark.some(1)
 @pytest.mark.parametrize("window, notes", [(16, ["causal: no mask"] * 2), (4, ["", "causal: no mask"])], ids=str)
 @pytest.mark.parametrize("work", [PREFILL, STEP], ids=lambda work: work.name)
 def test_causal_masks_go_where_there_are_sinks(work, window, notes):
