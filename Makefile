@@ -59,7 +59,7 @@ test-torch: $(OTHER_TORCH)/installed
 	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup -m 'torch and not (gpu or thorough or further or emulate)'
 
 gpu-test: $(INSTALLED)
-	.venv/bin/python -m pytest tests -m gpu -n 4 --dist loadgroup --record=docs/records
+	.venv/bin/python -m pytest tests -m gpu -n auto --maxprocesses 16 --dist loadgroup --record=docs/records
 
 gpu-check: $(INSTALLED)
 	.venv/bin/python tests/gpu_check.py

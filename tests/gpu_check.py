@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_tests(folder: Path, about: dict[str, object]) -> dict[str, object]:
     """Counts of the GPU lane, which leaves its own record, too."""
-    side_by_side = ("-n", "4", "--dist", "loadgroup")  # most of the time is compilers'
+    side_by_side = ("-n", "auto", "--maxprocesses", "16", "--dist", "loadgroup")  # most of the time is compilers'
     command = [sys.executable, "-m", "pytest", "tests", "-m", "gpu", "-q", *side_by_side]
     command.append(f"--record={folder.resolve()}")
     code = subprocess.run(command, cwd=ROOT).returncode
