@@ -147,7 +147,7 @@ class WrappedNorm(LlamaNorm):
     [
         (WritingNorm, "line 3 changes y[..., 0]"),
         (DroppingNorm, "line 2 calls F.dropout, which is not known to do the same each time"),
-        (WrappedNorm, "line 4 is With"),
+        (WrappedNorm, "its forward is not straight: "),  # what no_grad makes of it differs between versions of torch
     ],
 )
 def test_norms_that_do_more(norm, why):

@@ -95,7 +95,7 @@ def arguments_of(norm: NormModule) -> Callable[..., tuple | None]:
         if columns is not None and shape[dim] != columns or needs_contiguous and not x.is_contiguous():
             return None
         eps = getattr(module, named) if named else constant
-        if eps.__class__ is not float:
+        if type(eps) is not float:
             return None
         found = [x]
         if is_gated:

@@ -51,12 +51,16 @@ class _Text:
 
     def compared(self, text: str, value: object) -> str:
         if isinstance(value, tuple | list):
-            parts = [f"{text}.__class__ is {self.name(type(value))}", f"{self.name(len)}({text}) == {len(value)}"]
+            parts = [
+                f"{self.name(type)}({text}) is {self.name(type(value))}",
+                f"{self.name(len)}({text}) == {len(value)}",
+            ]
             return " and ".join((*parts, *(self.compared(f"{text}[{i}]", v) for i, v in enumerate(value))))
         if value is None or isinstance(value, bool):
             return f"{text} is {value}"
         if isinstance(value, _NUMBERS):
-            return f"{text}.__class__ is {self.name(type(value))} and {text} == {self.name(value)}"
+            # Not `__class__`, which Dynamo of torch 2.10 does not know of numbers.
+            return f"{self.name(type)}({text}) is {self.name(type(value))} and {text} == {self.name(value)}"
         return f"{text} is {self.name(value)}"
 
 
