@@ -45,6 +45,7 @@ def settings() -> Iterator[DoctorFinding]:
         "GRAPHFUSE_CUDNN": read.cudnn,
         "GRAPHFUSE_PLUGINS": read.plugins,
         "GRAPHFUSE_TUNING_DIR": read.tuning_dir,
+        "GRAPHFUSE_VERIFY": read.verify,
     }
     wrong = False
     for name, ask in asked.items():

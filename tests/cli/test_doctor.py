@@ -73,7 +73,12 @@ def test_a_check_that_fails_itself_is_a_finding(monkeypatch):
 
 @pytest.mark.parametrize(
     "name, value",
-    [("GRAPHFUSE_DEVICE", "gpu"), ("GRAPHFUSE_CACHE_DIR", "here"), ("GRAPHFUSE_CACHE_LIMIT", "much")],
+    [
+        ("GRAPHFUSE_DEVICE", "gpu"),
+        ("GRAPHFUSE_CACHE_DIR", "here"),
+        ("GRAPHFUSE_CACHE_LIMIT", "much"),
+        ("GRAPHFUSE_VERIFY", "maybe"),
+    ],
 )
 def test_a_wrong_setting(found, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
