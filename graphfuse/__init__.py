@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # what `_LAZY` loads when it is first used
     from graphfuse.api.building import graph, graph_cache, jit
     from graphfuse.api.wrapper import Graph
     from graphfuse.functional import fused_rmsnorm_silu
+    from graphfuse.gradients.differentiate import Differentiated, differentiate
     from graphfuse.op_graph.tensor import Tensor
     from graphfuse.runtime.handle import Handle, create_handle, destroy_handle, get_stream, set_stream
 
@@ -86,6 +87,8 @@ _LAZY = {
     "graph_cache": "graphfuse.api.building",
     "jit": "graphfuse.api.building",
     "Handle": "graphfuse.runtime.handle",
+    "Differentiated": "graphfuse.gradients.differentiate",
+    "differentiate": "graphfuse.gradients.differentiate",
     "create_handle": "graphfuse.runtime.handle",
     "destroy_handle": "graphfuse.runtime.handle",
     "set_stream": "graphfuse.runtime.handle",
@@ -102,6 +105,7 @@ __all__ = [
     "CheckFailedError",
     "CompilerNotFoundError",
     "DeviceError",
+    "Differentiated",
     "GraphNotSupportedError",
     "GraphStateError",
     "GraphTypeError",
@@ -134,6 +138,7 @@ __all__ = [
     "data_type",
     "destroy_handle",
     "diagonal_alignment",
+    "differentiate",
     "explain",
     "functional",
     "fused_rmsnorm_silu",

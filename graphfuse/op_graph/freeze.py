@@ -30,7 +30,7 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
         if id(t) not in written:
             _infer_data_type(graph, t, None)
     for node in graph.nodes:
-        _infer(graph, node)
+        infer(graph, node)
     for t in graph.tensors:
         if t.value is not None and not t.get_dim():
             t.inferred_dim = t.inferred_stride = (1,)  # a constant that no node reads
@@ -46,7 +46,8 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
     return frozen
 
 
-def _infer(graph: Recorded, node: NodeRecord) -> None:
+def infer(graph: Recorded, node: NodeRecord) -> None:
+    """Writes shapes, strides and data types of a node's outputs that are not set. Those of its inputs are known."""
     where = f"node {node.name!r} ({node.op.name})"
     if node.compute not in COMPUTE_TYPES:
         raise GraphValidationError(

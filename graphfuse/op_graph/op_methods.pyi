@@ -712,6 +712,10 @@ class OpMethods:
         the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY).
         It is the same for tensors in row-major order without gaps."""
 
+    def expand(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """input broadcast: its elements, repeated along axes where it has extent 1 and the output more. The output
+        must be given its dim."""
+
     def gather_rows(
         self,
         input: Tensor | float,
@@ -735,6 +739,18 @@ class OpMethods:
         no number names stays as it is in memory. A number below 0, or one that output has not, is of no slice:
         that one is not written. Of two slices with one number either is written. index is as that of gather_rows;
         output must be given its dim, and be an output of the graph: a cache that is filled bit by bit."""
+
+    def add_rows(
+        self,
+        input: Tensor | float,
+        index: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Slices of input along its first axis, added up by number: output[index[i, ...], ...] is the sum of those
+        input[i, ...] whose index it is, 0 where there is none. That is the gradient of gather_rows. A slice of a
+        number that output does not have counts for nothing. index is as that of gather_rows; output must be given
+        its dim. The order of the sum is that of i."""
 
     def rotate_pairs(
         self,

@@ -7,6 +7,7 @@ from graphfuse.base.enums import diagonal_alignment
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import layouts
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.pullback import NoRule
 
 
 def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -177,5 +178,7 @@ TABLE = (
         ),
         order="by position: q, k, v, attn_scale, bias, is_inference (cuDNN's order differs: give keywords)",
         not_offered=_NOT_OFFERED,
+        vjp=NoRule("sdpa_backward, which makes the gradients of attention, is not offered"),
+        recomputed=False,
     ),
 )

@@ -7,6 +7,7 @@ from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import norms
 from graphfuse.ops.expansion import Columns, Expansion, RowArithmetic, Values
 from graphfuse.ops.op import Attributes, Op, Port, Shape
+from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback, passed
 from graphfuse.ops.shapes import LAYERNORM_ORDER, layernorm_absent
 
 
@@ -104,6 +105,24 @@ def _along(axes_of) -> Columns:
     return lambda shapes, attributes: axes_of(len(shapes["input"]))
 
 
+def _of_inference(p: Pullback) -> object:
+    """The gradient of the centred input times inv_variance."""
+    return p.graph.mul(p.grad, p["scale"])
+
+
+def _centred(p: Pullback) -> object:
+    return p.graph.sub(p["input"], p["mean"])
+
+
+_RUNNING_STATISTICS = NoRule("running statistics are kept, not learned", constant=True)
+_OF_GIVEN_STATISTICS = {
+    "input": lambda p: p.graph.mul(_of_inference(p), p["inv_variance"]),
+    "mean": lambda p: p.graph.neg(p.graph.mul(_of_inference(p), p["inv_variance"])),
+    "inv_variance": lambda p: p.graph.mul(_of_inference(p), _centred(p)),
+    "scale": lambda p: p.graph.mul(p.grad, p.graph.mul(_centred(p), p["inv_variance"])),
+    "bias": passed,
+}
+
 _NORM = (
     "Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) + epsilon),\n"
 )
@@ -127,6 +146,9 @@ TABLE = (
         attributes=(norms.PHASE,),
         absent=layernorm_absent,
         order=LAYERNORM_ORDER,
+        vjp=norms.gradients("instancenorm_backward", "mean", "inv_variance"),
+        again=norms.AGAIN,
+        training=norms.TRAINING,
     ),
     Op(
         "instancenorm_backward",
@@ -135,6 +157,7 @@ TABLE = (
         outputs=norms.GRADIENTS,
         infer=_gradient_shapes(_instance_axes, 3),
         expansion=Expansion(norms.layernorm_backward, _along(_instance_axes), in_rows=False),
+        vjp=NO_SECOND,
     ),
     Op(
         "batchnorm",
@@ -165,6 +188,9 @@ TABLE = (
         expansion=Expansion(_batchnorm, _along(_batch_axes), in_rows=False),
         absent=_batch_absent,
         not_offered=(("peer_stats", []),),
+        vjp=norms.gradients("batchnorm_backward", "mean", "inv_variance")
+        | dict.fromkeys(_RUNNING, _RUNNING_STATISTICS),
+        again=norms.AGAIN,
     ),
     Op(
         "batchnorm_inference",
@@ -174,6 +200,7 @@ TABLE = (
         outputs=(Port("Y"),),
         infer=_inference_shapes,
         reference=_inference,
+        vjp=_OF_GIVEN_STATISTICS,
     ),
     Op(
         "batchnorm_backward",
@@ -183,5 +210,6 @@ TABLE = (
         infer=_gradient_shapes(_batch_axes, 2),
         expansion=Expansion(norms.layernorm_backward, _along(_batch_axes), in_rows=False),
         not_offered=(("peer_stats", []),),
+        vjp=NO_SECOND,
     ),
 )

@@ -1,5 +1,6 @@
 """Losses of rows: cross entropy with class numbers as targets, and its gradient."""
 
+import functools
 import math
 from collections.abc import Mapping
 
@@ -7,6 +8,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
 
 _MOST_IGNORED = 2**24  # a target is compared as a float32, which from here on stands for several integers
 
@@ -101,6 +103,17 @@ def _cross_entropy_backward(e: RowArithmetic, x: Values, a: Attributes) -> Value
     return {"DX": _counted(e, x, a, e.op("mul", a=rest, b=_known(e, x, x["grad"])))}
 
 
+def _of_logits(p: Pullback) -> object:
+    """The gradient by way of the loss, and by way of logsumexp where that is used itself."""
+    g, found = p.graph, []
+    if "loss" in p.grads:
+        given = p.whole("loss"), p["input"], p["target"], p["logsumexp"]
+        found.append(g.cross_entropy_backward(*given, **p.attributes))
+    if "logsumexp" in p.grads:
+        found.append(g.mul(p.grads["logsumexp"], g.exp(g.sub(p["input"], p["logsumexp"]))))
+    return functools.reduce(g.add, found)
+
+
 _WHAT = (
     "target: one a row, of any type, INT32 and INT64 among them; the number of a column. A row whose target is\n"
     "ignore_index counts for nothing. A target that is neither that nor the number of a column makes {} NaN;\n"
@@ -121,6 +134,7 @@ TABLE = (
         infer=_loss_shapes,
         expansion=Expansion(_cross_entropy, _of_last, of_rows=frozenset({"target"})),
         attributes=_ATTRIBUTES,
+        vjp={"input": _of_logits, "target": NoRule("class numbers have no gradient", constant=True)},
     ),
     Op(
         "cross_entropy_backward",
@@ -134,5 +148,6 @@ TABLE = (
         infer=_gradient_shapes,
         expansion=Expansion(_cross_entropy_backward, _of_last, of_rows=frozenset({"target", "logsumexp", "grad"})),
         attributes=_ATTRIBUTES,
+        vjp=NO_SECOND,
     ),
 )

@@ -7,6 +7,7 @@ from graphfuse.base.enums import reshape_mode
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.layouts import packed_stride, row_major
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape, Stride
+from graphfuse.ops.pullback import Pullback, passed
 
 
 def _transposed(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -70,16 +71,62 @@ def _reshaped(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappi
     return {"output": made}
 
 
-def _reshaped_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+def _with_dim(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
     """Attributes with the shape that is made, which the output has."""
     dim, _ = outputs["output"]
     return {**attributes, "dim": tuple(dim)}
+
+
+def _expanded(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
+    x, made = shapes["input"], wanted.get("output")
+    if made is None:
+        raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
+    if len(x) != len(made) or any(e not in (1, m) for e, m in zip(x, made, strict=True)):
+        raise GraphValidationError(
+            f"output must have input's rank, and its extents where they are not 1, got {list(made)} of input {list(x)}"
+        )
+    return {"output": made}
 
 
 def _apart(dim: Shape, strides: Stride) -> Stride:
     """`strides`, or, where they say that elements share an address, as of a broadcast input, those without gaps."""
     shared = any(extent > 1 and not stride for extent, stride in zip(dim, strides, strict=True))
     return packed_stride(dim) if shared else strides
+
+
+def _turned_back(p: Pullback) -> object:
+    order = p.attributes["permutation"]
+    return p.graph.transpose(p.whole("output"), permutation=tuple(map(order.index, range(len(order)))))
+
+
+def _shaped_back(p: Pullback) -> object:
+    return p.graph.reshape(p.whole("output")).set_dim(p.dim_of("input"))
+
+
+def _padded(p: Pullback) -> object:
+    """The gradient of a slice where that is of its input, and zeros around it."""
+    grad, dim = p.whole("output"), list(p.dim_of("output"))
+    x = p.dim_of("input")
+    for axis, indices in enumerate(_ranges(x, p.attributes)):
+        grad = _spread(p, grad, dim, axis, indices.step)
+        for extent, first in ((indices.start, True), (x[axis] - indices.start - dim[axis], False)):
+            if extent > 0:
+                zeros = p.zeros((*dim[:axis], extent, *dim[axis + 1 :]))
+                grad = p.graph.join(*((zeros, grad) if first else (grad, zeros)), axis=axis)
+                dim[axis] += extent
+    return grad
+
+
+def _spread(p: Pullback, grad: object, dim: list[int], axis: int, step: int) -> object:
+    """`grad` with step - 1 zeros behind each of its elements along an axis but the last; `dim` becomes its shape."""
+    if step == 1 or dim[axis] < 2:
+        return grad
+    count, behind = dim[axis], dim[axis + 1 :]
+    grad = p.graph.reshape(grad).set_dim((*dim[:axis], count, 1, *behind))
+    grad = p.graph.join(grad, p.zeros((*dim[:axis], count, step - 1, *behind)), axis=axis + 1)
+    grad = p.graph.reshape(grad).set_dim((*dim[:axis], count * step, *behind))
+    dim[axis] = (count - 1) * step + 1
+    return p.graph.slice(grad, slices=tuple(slice(0, extent) for extent in dim))
 
 
 TABLE = (
@@ -93,6 +140,7 @@ TABLE = (
         strides=_transposed_strides,
         reference=lambda t, x, a: {"output": x["input"].permute(a["permutation"])},
         attributes=(Attribute("permutation", (int,), required=True, several=True),),
+        vjp={"input": _turned_back},
     ),
     Op(
         "slice",
@@ -105,6 +153,7 @@ TABLE = (
         frozen=_sliced_frozen,
         reference=lambda t, x, a: {"output": x["input"][tuple(slice(*s) for s in a["slices"])]},
         attributes=(Attribute("slices", (slice,), required=True, several=True),),
+        vjp={"input": _padded},
     ),
     Op(
         "reshape",
@@ -115,8 +164,21 @@ TABLE = (
         outputs=(Port("output", label="OUT_0"),),
         infer=_reshaped,
         strides=row_major,
-        frozen=_reshaped_frozen,
+        frozen=_with_dim,
         reference=lambda t, x, a: {"output": x["input"].reshape(a["dim"])},
         attributes=(Attribute("reshape_mode", (reshape_mode,), reshape_mode.LOGICAL),),
+        vjp={"input": _shaped_back},
+    ),
+    Op(
+        "expand",
+        "input broadcast: its elements, repeated along axes where it has extent 1 and the output more. The output\n"
+        "must be given its dim.",
+        inputs=(Port("input", moved=True),),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=_expanded,
+        strides=row_major,
+        frozen=_with_dim,
+        reference=lambda t, x, a: {"output": x["input"].expand(a["dim"])},
+        vjp={"input": passed},
     ),
 )

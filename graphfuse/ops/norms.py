@@ -1,11 +1,14 @@
 """Norms of rows, and their gradients."""
 
-from collections.abc import Mapping
+import functools
+import math
+from collections.abc import Callable, Mapping
 
 from graphfuse.base.enums import norm_forward_phase
 from graphfuse.ops import shapes
 from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback, Rule
 
 
 def _of_scale(dims: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
@@ -63,6 +66,60 @@ def layernorm_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
     return {"DX": dx, "DScale": (x["grad"], normal), "DBias": (x["grad"],)}
 
 
+def _normal(p: Pullback) -> object:
+    """The norm without scale and bias, by the statistics that are kept."""
+    x = p.graph.sub(p["input"], p["mean"]) if "mean" in p.outputs else p["input"]
+    return p.graph.mul(x, p["inv_variance"])
+
+
+def _again(p: Pullback) -> object:
+    y = p.graph.mul(_normal(p), p["scale"]) if "scale" in p else _normal(p)
+    return p.graph.add(y, p["bias"]) if "bias" in p else y
+
+
+def _with_statistics(p: Pullback, dx: object | None) -> object:
+    """The gradient of input: that by way of Y, and that of statistics which are used themselves."""
+    found, g = [] if dx is None else [dx], p.graph
+    share = 1.0 / (math.prod(p.dim_of("input")) // math.prod(p.dim_of("inv_variance")))
+    if "inv_variance" in p.grads:
+        cubed = g.mul(p["inv_variance"], g.mul(p["inv_variance"], p["inv_variance"]))
+        x = g.sub(p["input"], p["mean"]) if "mean" in p.outputs else p["input"]
+        found.append(g.mul(x, g.mul(g.mul(p.grads["inv_variance"], cubed), -share)))
+    if "mean" in p.grads:
+        found.append(g.mul(p.grads["mean"], share))
+    return functools.reduce(g.add, found)
+
+
+def gradients(backward: str, *statistics: str, **attributes: Callable[[Pullback], object]) -> dict[str, Rule]:
+    """Rules of a norm that an op of the table makes from grad, input, scale and statistics."""
+
+    def draw(p: Pullback) -> dict[str, object]:
+        given = {"scale": p.get("scale")} | {name: p[name] for name in statistics}
+        more = {name: value(p) for name, value in attributes.items()}
+        made = getattr(p.graph, backward)(p.whole("Y"), p["input"], **given, **more)
+        return dict(zip(("DX", "DScale", "DBias"), made, strict=True))
+
+    def of_weight(name: str) -> Rule:
+        # Without a scale the node makes no sum: the gradient is summed to the shape of bias like any other.
+        return lambda p: p.once(draw)[name] if "scale" in p else p.whole("Y")
+
+    return {
+        "input": lambda p: _with_statistics(p, p.once(draw)["DX"] if "Y" in p.grads else None),
+        "scale": of_weight("DScale"),
+        "bias": of_weight("DBias"),
+        "epsilon": NoRule("epsilon is a constant of the norm"),
+    }
+
+
+def _has_dbias(p: Pullback) -> bool:
+    return "bias" in p.asked and "scale" in p
+
+
+_OF_RMSNORM = gradients("rmsnorm_backward", "inv_variance", has_dbias=_has_dbias)
+OF_LAYERNORM = gradients("layernorm_backward", "mean", "inv_variance")
+AGAIN = {"Y": _again}
+TRAINING = {"norm_forward_phase": norm_forward_phase.TRAINING}
+
 _EPSILON, _WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
 _MOMENTS = frozenset({"mean", "inv_variance"})
 PHASE = Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True)
@@ -95,6 +152,9 @@ TABLE = (
         attributes=(PHASE,),
         absent=shapes.rmsnorm_absent,
         order=shapes.RMSNORM_ORDER,
+        vjp=_OF_RMSNORM,
+        again=AGAIN,
+        training=TRAINING,
     ),
     Op(
         "layernorm",
@@ -110,6 +170,9 @@ TABLE = (
         attributes=(PHASE,),
         absent=shapes.layernorm_absent,
         order=shapes.LAYERNORM_ORDER,
+        vjp=OF_LAYERNORM,
+        again=AGAIN,
+        training=TRAINING,
     ),
     Op(
         "rmsnorm_backward",
@@ -129,6 +192,7 @@ TABLE = (
         expansion=Expansion(_rmsnorm_backward, _of_scale, of_columns=_WEIGHTS, of_rows=frozenset({"inv_variance"})),
         attributes=(Attribute("has_dbias", (bool,), required=True),),
         absent=shapes.rmsnorm_backward_absent,
+        vjp=NO_SECOND,
     ),
     Op(
         "layernorm_backward",
@@ -146,6 +210,7 @@ TABLE = (
         infer=shapes.layernorm_backward,
         expansion=Expansion(layernorm_backward, _of_scale, of_columns=_WEIGHTS, of_rows=_MOMENTS),
         absent=shapes.layernorm_backward_absent,
+        vjp=NO_SECOND,
     ),
     Op(
         "adalayernorm",
@@ -160,6 +225,9 @@ TABLE = (
         attributes=(PHASE,),
         absent=shapes.layernorm_absent,
         order=shapes.LAYERNORM_ORDER,
+        vjp=gradients("adalayernorm_backward", "mean", "inv_variance"),
+        again=AGAIN,
+        training=TRAINING,
     ),
     Op(
         "adalayernorm_backward",
@@ -170,5 +238,6 @@ TABLE = (
         outputs=GRADIENTS,
         infer=shapes.adalayernorm_backward,
         expansion=Expansion(layernorm_backward, _of_samples, of_rows=_MOMENTS),
+        vjp=NO_SECOND,
     ),
 )

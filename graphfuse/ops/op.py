@@ -2,11 +2,12 @@
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops.expansion import Expansion
+from graphfuse.ops.pullback import UNKNOWN, NoRule, Rule
 
 Shape = tuple[int, ...]
 Stride = tuple[int, ...]
@@ -85,6 +86,13 @@ class Op:
     # the first input of its shape, without gaps.
     strides: Callable[[Shape, Attributes, Mapping[str, Stride]], Stride] | None = None
     not_offered: tuple[tuple[str, object], ...] = ()  # cuDNN's options, each with the one value accepted beside None
+    # By input port the rule that draws its gradient, or why there is none; one reason where it holds for all of them.
+    vjp: Mapping[str, Rule | NoRule] | NoRule = UNKNOWN
+    # By output port how backward makes it of inputs and of the outputs that are kept, where that is not the node again.
+    again: Mapping[str, Rule] = field(default_factory=dict)
+    # Attributes that a node whose gradient is wanted has in place of the user's.
+    training: Attributes = field(default_factory=dict)
+    recomputed: bool = True  # whether backward may compute the node again
 
     @property
     def pointwise(self) -> bool:
@@ -99,6 +107,10 @@ class Op:
     def exact(self) -> tuple[str, ...]:
         """The inputs that are not read in the compute type."""
         return tuple(port.name for port in self.inputs if port.moved or port.numbers)
+
+    def rule(self, port: str) -> Rule | NoRule:
+        """Rule that draws the gradient of an input port, or why there is none."""
+        return self.vjp if isinstance(self.vjp, NoRule) else self.vjp.get(port, UNKNOWN)
 
     def keeps(self, output: str) -> bool:
         """True if an output port keeps what the node does not write."""

@@ -8,6 +8,7 @@ from graphfuse.base.enums import convolution_mode
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import layouts
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.pullback import NoRule, Pullback
 
 
 def _matmul_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -132,6 +133,16 @@ def _conv(t, x, a) -> dict[str, object]:
     return {"Y": total.reshape(batch, made, *out)}
 
 
+def _transposed(p: Pullback, port: str) -> object:
+    *batch, rows, columns = range(len(p.dim_of(port)))
+    return p.graph.transpose(p[port], permutation=(*batch, columns, rows))
+
+
+_OF_MATMUL = {
+    "A": lambda p: p.graph.matmul(p.whole("C"), _transposed(p, "B")),
+    "B": lambda p: p.graph.matmul(_transposed(p, "A"), p.whole("C")),
+}
+
 _INTEGERS = {"types": (int,), "several": True}
 
 TABLE = (
@@ -149,6 +160,8 @@ TABLE = (
         strides=layouts.row_major,
         reference=_matmul,
         not_offered=(("padding", 0.0),),
+        vjp=_OF_MATMUL,
+        recomputed=False,
     ),
     Op(
         "conv_fprop",
@@ -173,5 +186,7 @@ TABLE = (
             Attribute("dilation", **_INTEGERS),
             Attribute("convolution_mode", (convolution_mode,), convolution_mode.CROSS_CORRELATION),
         ),
+        vjp=NoRule("conv_dgrad and conv_wgrad, which make the gradients of a convolution, are not offered"),
+        recomputed=False,
     ),
 )

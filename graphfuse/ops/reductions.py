@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from graphfuse.base.enums import reduction_mode
 from graphfuse.ops.expansion import Join, RowArithmetic
+from graphfuse.ops.pullback import NoRule, Pullback, Rule, passed, sign
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class Reduction:
     a row.
 
     fold: C++ of the result so far, {to}, joined with an array of more, {values}; None for what no kernel does.
+    vjp: draws the gradient of the elements; returns a NoRule where there is none.
     in_rows: whether kernels of rows do it; others are products, which `by_torch` alone makes.
     """
 
@@ -20,6 +22,7 @@ class Reduction:
     of: Callable[[RowArithmetic, object], object]
     fold: str | None = None
     in_rows: bool = True
+    vjp: Rule = passed
 
 
 _INFINITY = float("inf")
@@ -41,18 +44,52 @@ def _but_zeros(e: RowArithmetic, x: object) -> object:
     return e.product(e.op("binary_select", input0=1.0, input1=x, mask=e.op("cmp_eq", input=x, comparison=0.0)))
 
 
+def _of_chosen(p: Pullback, values: object) -> object:
+    """Mask of the elements that are the result, over how many there are: they share its gradient."""
+    chosen = p.graph.cmp_eq(values, p["output"])
+    count = p.graph.reduction(chosen, mode=reduction_mode.ADD).set_dim(p.dim_of("output"))
+    return p.graph.mul(p.graph.mul(p.grad, p.graph.reciprocal(count)), chosen)
+
+
+def _of_extreme(p: Pullback) -> object:
+    return _of_chosen(p, p["input"])
+
+
+def _of_magnitude(p: Pullback) -> object:
+    return p.graph.mul(_of_chosen(p, p.graph.abs(p["input"])), sign(p, p["input"]))
+
+
+def _of_length(p: Pullback) -> object:
+    """input / length * grad, and 0 in a row of zeros."""
+    return p.graph.mul(p["input"], p.graph.binary_select(p.graph.div(p.grad, p["output"]), 0.0, p["output"]))
+
+
+def _of_but_zeros(p: Pullback) -> object:
+    over = p.graph.div(p.graph.mul(p.grad, p["output"]), p["input"])
+    return p.graph.binary_select(over, 0.0, p["input"])
+
+
+_NO_PRODUCT = NoRule("the gradient of a product would be divided by elements, which may be 0; MUL_NO_ZEROS has one")
+
 REDUCTIONS = {
     reduction_mode.ADD: Reduction(0.0, lambda e, x: e.reduce(Join.SUM, x)),
-    reduction_mode.MUL: Reduction(1.0, lambda e, x: e.product(x), in_rows=False),
-    reduction_mode.MIN: Reduction(_INFINITY, _min),
+    reduction_mode.MUL: Reduction(1.0, lambda e, x: e.product(x), in_rows=False, vjp=lambda p: _NO_PRODUCT),
+    reduction_mode.MIN: Reduction(_INFINITY, _min, vjp=_of_extreme),
     reduction_mode.MAX: Reduction(
-        -_INFINITY, lambda e, x: e.reduce(Join.MAX, x), "gf::max({to}, gf::largest({values}))"
+        -_INFINITY, lambda e, x: e.reduce(Join.MAX, x), "gf::max({to}, gf::largest({values}))", vjp=_of_extreme
     ),
     reduction_mode.AMAX: Reduction(
-        0.0, lambda e, x: e.reduce(Join.MAX, _magnitudes(e, x)), "gf::max({to}, gf::max_magnitude({values}))"
+        0.0,
+        lambda e, x: e.reduce(Join.MAX, _magnitudes(e, x)),
+        "gf::max({to}, gf::max_magnitude({values}))",
+        vjp=_of_magnitude,
     ),
-    reduction_mode.AVG: Reduction(float("nan"), lambda e, x: e.mean(x)),
-    reduction_mode.NORM1: Reduction(0.0, lambda e, x: e.reduce(Join.SUM, _magnitudes(e, x))),
-    reduction_mode.NORM2: Reduction(0.0, _norm2),
-    reduction_mode.MUL_NO_ZEROS: Reduction(1.0, _but_zeros, in_rows=False),
+    reduction_mode.AVG: Reduction(
+        float("nan"), lambda e, x: e.mean(x), vjp=lambda p: p.graph.mul(p.grad, 1.0 / p.per_output())
+    ),
+    reduction_mode.NORM1: Reduction(
+        0.0, lambda e, x: e.reduce(Join.SUM, _magnitudes(e, x)), vjp=lambda p: p.graph.mul(p.grad, sign(p, p["input"]))
+    ),
+    reduction_mode.NORM2: Reduction(0.0, _norm2, vjp=_of_length),
+    reduction_mode.MUL_NO_ZEROS: Reduction(1.0, _but_zeros, in_rows=False, vjp=_of_but_zeros),
 }

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.pullback import NUMBERS, NoRule, Pullback, Rule
 
 
 def _gathered(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -70,6 +71,31 @@ def _scatter_rows(t, x, a) -> dict[str, object]:
     return {"output": found}
 
 
+def _added(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
+    made = wanted.get("output")
+    if made is None:
+        raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
+    gathered = _gathered({"input": made, "index": shapes["index"]}, attributes, {})["output"]
+    if shapes["input"] != gathered:
+        raise GraphValidationError(
+            f"input must have the shape that gather_rows makes of output {list(made)} and index "
+            f"{list(shapes['index'])}, {list(gathered)}, got {list(shapes['input'])}"
+        )
+    return {"output": made}
+
+
+def _add_rows(t, x, a) -> dict[str, object]:
+    values, index = x["input"], x["index"].long()
+    found = values.new_zeros(a["dim"])
+    inside = ((index >= 0) & (index < found.shape[0])).expand(values.shape)
+    others = [
+        t.arange(e, device=values.device).reshape([-1 if k == axis else 1 for k in range(values.dim())])
+        for axis, e in enumerate(found.shape)
+    ][1:]
+    places = t.broadcast_tensors(values, index, *others)[1:]
+    return {"output": found.index_put_(tuple(place[inside] for place in places), values[inside], accumulate=True)}
+
+
 def _rotated(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     x, cos, sin = (shapes[port] for port in ("input", "cos", "sin"))
     if cos != sin:
@@ -110,6 +136,38 @@ def _joined(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
     return {"output": (*a[:axis], a[axis] + b[axis], *a[axis + 1 :])}
 
 
+def _gathered_back(p: Pullback) -> object:
+    return p.graph.add_rows(p.whole("output"), p["index"]).set_dim(p.dim_of("input"))
+
+
+def _scattered_back(p: Pullback) -> object:
+    """The gradients of the slices that are written, and zeros of those that are not."""
+    index = p["index"]
+    found = p.graph.gather_rows(p.whole("output"), index)
+    written = p.graph.mul(p.graph.cmp_ge(index, 0.0), p.graph.cmp_lt(index, float(p.dim_of("output")[0])))
+    return p.graph.binary_select(found, 0.0, written)
+
+
+def _rotated_back(p: Pullback) -> object:
+    how = {**p.attributes, "inverse": not p.attributes["inverse"]}
+    return p.graph.rotate_pairs(p.whole("output"), p["cos"], p["sin"], **how)
+
+
+def _part(first: bool) -> Rule:
+    """The gradient of one of two joined tensors."""
+
+    def rule(p: Pullback) -> object:
+        a, made = p.dim_of("a"), p.dim_of("output")
+        axis = p.attributes["axis"] % len(made)
+        part = slice(0, a[axis]) if first else slice(a[axis], made[axis])
+        slices = tuple(part if k == axis else slice(0, extent) for k, extent in enumerate(made))
+        return p.graph.slice(p.whole("output"), slices=slices)
+
+    return rule
+
+
+_ANGLES = NoRule("cosines and sines of a rotation have no gradient here")
+
 TABLE = (
     Op(
         "gather_rows",
@@ -121,6 +179,7 @@ TABLE = (
         outputs=(Port("output", label="OUT_0"),),
         infer=_gathered,
         reference=_gather_rows,
+        vjp={"input": _gathered_back, "index": NUMBERS},
     ),
     Op(
         "scatter_rows",
@@ -132,6 +191,20 @@ TABLE = (
         outputs=(Port("output", label="OUT_0", kept=True),),
         infer=_scattered,
         reference=_scatter_rows,
+        vjp={"input": _scattered_back, "index": NUMBERS},
+    ),
+    Op(
+        "add_rows",
+        "Slices of input along its first axis, added up by number: output[index[i, ...], ...] is the sum of those\n"
+        "input[i, ...] whose index it is, 0 where there is none. That is the gradient of gather_rows. A slice of a\n"
+        "number that output does not have counts for nothing. index is as that of gather_rows; output must be given\n"
+        "its dim. The order of the sum is that of i.",
+        inputs=(Port("input"), Port("index", numbers=True)),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=_added,
+        frozen=lambda attributes, inputs, outputs: {**attributes, "dim": tuple(outputs["output"][0])},
+        reference=_add_rows,
+        vjp={"input": _scattered_back, "index": NUMBERS},
     ),
     Op(
         "rotate_pairs",
@@ -145,6 +218,7 @@ TABLE = (
         infer=_rotated,
         reference=_rotate_pairs,
         attributes=(Attribute("interleaved", (bool,), False), Attribute("inverse", (bool,), False)),
+        vjp={"input": _rotated_back, "cos": _ANGLES, "sin": _ANGLES},
     ),
     Op(
         "join",
@@ -155,5 +229,6 @@ TABLE = (
         frozen=lambda attributes, inputs, outputs: {**attributes, "axis": attributes["axis"] % len(inputs["a"])},
         reference=lambda t, x, a: {"output": t.cat((x["a"], x["b"]), dim=a["axis"])},
         attributes=(Attribute("axis", (int,), required=True),),
+        vjp={"a": _part(True), "b": _part(False)},
     ),
 )

@@ -6,6 +6,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.ops import shapes
 from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.pullback import NO_SECOND, Pullback
 
 
 def _of_axis(dims: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
@@ -48,6 +49,10 @@ def _log_softmax_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
     return {"DX": e.op("sub", a=x["grad"], b=e.op("mul", a=e.op("exp", input=x["output"]), b=total))}
 
 
+def _of_logsumexp(p: Pullback) -> object:
+    return p.graph.mul(p.grad, p.graph.exp(p.graph.sub(p["input"], p["output"])))
+
+
 _AXIS = Attribute("axis", (int,), -1)
 
 TABLE = (
@@ -61,6 +66,7 @@ TABLE = (
         frozen=shapes.axis_frozen,
         expansion=Expansion(_softmax, _of_axis),
         attributes=(_AXIS,),
+        vjp={"input": lambda p: p.graph.softmax_backward(p.whole("output"), p["output"], **p.attributes)},
     ),
     Op(
         "log_softmax",
@@ -72,6 +78,7 @@ TABLE = (
         frozen=shapes.axis_frozen,
         expansion=Expansion(_log_softmax, _of_axis),
         attributes=(_AXIS,),
+        vjp={"input": lambda p: p.graph.log_softmax_backward(p.whole("output"), p["output"], **p.attributes)},
     ),
     Op(
         "logsumexp",
@@ -84,6 +91,7 @@ TABLE = (
         frozen=shapes.axis_frozen,
         expansion=Expansion(_logsumexp, _of_axis),
         attributes=(_AXIS,),
+        vjp={"input": _of_logsumexp},
     ),
     Op(
         "softmax_backward",
@@ -95,6 +103,10 @@ TABLE = (
         frozen=shapes.axis_frozen,
         expansion=Expansion(_softmax_backward, _of_axis),
         attributes=(_AXIS,),
+        vjp={
+            "grad": lambda p: p.graph.softmax_backward(p.whole("DX"), p["output"], **p.attributes),
+            "output": NO_SECOND,
+        },
     ),
     Op(
         "log_softmax_backward",
@@ -106,5 +118,6 @@ TABLE = (
         frozen=shapes.axis_frozen,
         expansion=Expansion(_log_softmax_backward, _of_axis),
         attributes=(_AXIS,),
+        vjp=NO_SECOND,
     ),
 )

@@ -8,6 +8,7 @@ It loads neither torch nor CUDA: reference functions get the torch module as `t`
 """
 
 import operator
+from collections.abc import Mapping
 from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
@@ -21,6 +22,7 @@ from graphfuse.ops import (
     moves,
     norms,
     products,
+    pullback,
     references,
     rotary,
     shapes,
@@ -28,6 +30,8 @@ from graphfuse.ops import (
 )
 from graphfuse.ops.expansion import Expansion
 from graphfuse.ops.op import Attribute, Cost, Op, Port, Spelling
+from graphfuse.ops.pullback import JUMPS, NO_SECOND, NoRule, Rule, by_op, negated, passed, times
+from graphfuse.ops.reductions import REDUCTIONS
 
 
 def _pointwise(
@@ -40,6 +44,8 @@ def _pointwise(
     cost: Cost = Cost.FUNCTION,
     note: str = "",
     commutative: bool = False,
+    vjp: Mapping[str, Rule | NoRule] | NoRule = pullback.UNKNOWN,
+    again: Rule | None = None,
 ) -> Op:
     return Op(
         name=name,
@@ -53,7 +59,24 @@ def _pointwise(
         cost=cost,
         note=note,
         commutative=commutative,
+        vjp=vjp,
+        again={} if again is None else {"output": again},
     )
+
+
+_OF_DIVISION = {
+    "a": lambda p: p.graph.mul(p.grad, pullback.reciprocal(p, p["b"])),
+    "b": lambda p: p.graph.neg(p.graph.mul(p.graph.mul(p.grad, p["output"]), pullback.reciprocal(p, p["b"]))),
+}
+_OF_SELECTION = {
+    "input0": lambda p: p.graph.binary_select(p.grad, 0.0, p["mask"]),
+    "input1": lambda p: p.graph.binary_select(0.0, p.grad, p["mask"]),
+    "mask": JUMPS,
+}
+
+
+def _cubed(p: pullback.Pullback, port: str) -> object:
+    return p.graph.mul(p[port], p.graph.mul(p[port], p[port]))
 
 
 def _number(name: str, default: float) -> Attribute:
@@ -80,6 +103,7 @@ _TABLE = (
         reference=lambda t, x, a: by_torch.reduction(OPS, t, x, a),
         attributes=(Attribute("mode", (reduction_mode,), reduction_mode.AMAX),),
         not_offered=_GROUPS,
+        vjp={"input": lambda p: REDUCTIONS[p.attributes["mode"]].vjp(p)},
     ),
     Op(
         "block_scale_quantize",
@@ -109,11 +133,47 @@ _TABLE = (
             Attribute("transpose", (bool,), False),
         ),
         not_offered=_GROUPS,
+        vjp=NoRule("quantization in blocks has no gradient"),
+        recomputed=False,
     ),
-    _pointwise("add", "a + b.", "a b", "({a} + {b})", lambda t, a, b: a + b, cost=Cost.ARITHMETIC, commutative=True),
-    _pointwise("sub", "a - b.", "a b", "({a} - {b})", lambda t, a, b: a - b, cost=Cost.ARITHMETIC),
-    _pointwise("mul", "a * b.", "a b", "({a} * {b})", lambda t, a, b: a * b, cost=Cost.ARITHMETIC, commutative=True),
-    _pointwise("div", "a / b.", "a b", "({a} / {b})", lambda t, a, b: a / b),
+    _pointwise(
+        "add",
+        "a + b.",
+        "a b",
+        "({a} + {b})",
+        lambda t, a, b: a + b,
+        cost=Cost.ARITHMETIC,
+        commutative=True,
+        vjp={"a": passed, "b": passed},
+    ),
+    _pointwise(
+        "sub",
+        "a - b.",
+        "a b",
+        "({a} - {b})",
+        lambda t, a, b: a - b,
+        cost=Cost.ARITHMETIC,
+        vjp={"a": passed, "b": negated},
+    ),
+    _pointwise(
+        "mul",
+        "a * b.",
+        "a b",
+        "({a} * {b})",
+        lambda t, a, b: a * b,
+        cost=Cost.ARITHMETIC,
+        commutative=True,
+        vjp={"a": times("b"), "b": times("a")},
+    ),
+    _pointwise(
+        "div",
+        "a / b.",
+        "a b",
+        "({a} / {b})",
+        lambda t, a, b: a / b,
+        vjp=_OF_DIVISION,
+        again=lambda p: p.graph.mul(p["a"], pullback.reciprocal(p, p["b"])),
+    ),
     _pointwise(
         "scale",
         "input * scale.",
@@ -121,6 +181,7 @@ _TABLE = (
         "({input} * {scale})",
         lambda t, x, s: x * s,
         cost=Cost.ARITHMETIC,
+        vjp={"input": times("scale"), "scale": times("input")},
     ),
     _pointwise(
         "max",
@@ -129,6 +190,10 @@ _TABLE = (
         "gf::max({input0}, {input1})",
         references.larger,
         commutative=True,
+        vjp={
+            "input0": pullback.larger("input0", "input1", "cmp_lt"),
+            "input1": pullback.larger("input1", "input0", "cmp_lt"),
+        },
     ),
     _pointwise(
         "min",
@@ -137,14 +202,53 @@ _TABLE = (
         "gf::min({input0}, {input1})",
         lambda t, a, b: -references.larger(t, -a, -b),
         commutative=True,
+        vjp={
+            "input0": pullback.larger("input0", "input1", "cmp_gt"),
+            "input1": pullback.larger("input1", "input0", "cmp_gt"),
+        },
     ),
-    _pointwise("abs", "|input|.", "input", "gf::abs({input})", lambda t, x: x.abs()),
-    _pointwise("neg", "-input.", "input", "(-{input})", lambda t, x: -x, cost=Cost.ARITHMETIC),
-    _pointwise("reciprocal", "1 / input.", "input", "(1.0f / {input})", lambda t, x: x.reciprocal()),
-    _pointwise("sqrt", "Square root; NaN below 0.", "input", "sqrtf({input})", lambda t, x: x.sqrt()),
-    _pointwise("rsqrt", "1 / sqrt(input).", "input", "gf::rsqrt({input})", lambda t, x: x.rsqrt()),
-    _pointwise("exp", "e^input.", "input", "expf({input})", lambda t, x: x.exp()),
-    _pointwise("log", "Natural logarithm; NaN below 0.", "input", "logf({input})", lambda t, x: x.log()),
+    _pointwise(
+        "abs",
+        "|input|.",
+        "input",
+        "gf::abs({input})",
+        lambda t, x: x.abs(),
+        vjp={"input": lambda p: p.graph.mul(p.grad, pullback.sign(p, p["input"]))},
+    ),
+    _pointwise("neg", "-input.", "input", "(-{input})", lambda t, x: -x, cost=Cost.ARITHMETIC, vjp={"input": negated}),
+    _pointwise(
+        "reciprocal",
+        "1 / input.",
+        "input",
+        "(1.0f / {input})",
+        lambda t, x: x.reciprocal(),
+        vjp={"input": lambda p: p.graph.neg(p.graph.mul(p.grad, p.graph.mul(p["output"], p["output"])))},
+    ),
+    _pointwise(
+        "sqrt",
+        "Square root; NaN below 0.",
+        "input",
+        "sqrtf({input})",
+        lambda t, x: x.sqrt(),
+        vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.div(0.5, p["output"]))},
+    ),
+    _pointwise(
+        "rsqrt",
+        "1 / sqrt(input).",
+        "input",
+        "gf::rsqrt({input})",
+        lambda t, x: x.rsqrt(),
+        vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.mul(_cubed(p, "output"), -0.5))},
+    ),
+    _pointwise("exp", "e^input.", "input", "expf({input})", lambda t, x: x.exp(), vjp={"input": times("output")}),
+    _pointwise(
+        "log",
+        "Natural logarithm; NaN below 0.",
+        "input",
+        "logf({input})",
+        lambda t, x: x.log(),
+        vjp={"input": lambda p: p.graph.div(p.grad, p["input"])},
+    ),
     _pointwise(
         "identity",
         "input unchanged (a place to change the data type).",
@@ -152,6 +256,7 @@ _TABLE = (
         "{input}",
         lambda t, x: x,
         cost=Cost.COPY,
+        vjp={"input": passed},
     ),
     _pointwise(
         "relu",
@@ -164,6 +269,7 @@ _TABLE = (
         _number("negative_slope", 0.0),
         _number("lower_clip", 0.0),
         _number("upper_clip", float("inf")),
+        vjp={"input": by_op("relu_backward")},
     ),
     _pointwise(
         "sigmoid",
@@ -172,8 +278,16 @@ _TABLE = (
         "gf::sigmoid({input})",
         references.sigmoid,
         note=_SIGMOID_NOTE,
+        vjp={"input": by_op("sigmoid_backward")},
     ),
-    _pointwise("tanh", "Hyperbolic tangent.", "input", "tanhf({input})", lambda t, x: t.tanh(x)),
+    _pointwise(
+        "tanh",
+        "Hyperbolic tangent.",
+        "input",
+        "tanhf({input})",
+        lambda t, x: t.tanh(x),
+        vjp={"input": by_op("tanh_backward")},
+    ),
     _pointwise(
         "swish",
         "input * sigmoid(swish_beta * input); SiLU when swish_beta is 1.",
@@ -182,6 +296,7 @@ _TABLE = (
         lambda t, x, beta: x * references.sigmoid(t, beta * x),
         _number("swish_beta", 1.0),
         note=_SIGMOID_NOTE,
+        vjp={"input": by_op("swish_backward")},
     ),
     _pointwise(
         "gelu",
@@ -190,6 +305,7 @@ _TABLE = (
         # erfc keeps the relative precision of the negative tail that 1 + erf cancels away.
         "(0.5f * {input} * erfcf(-0.70710678118654752f * {input}))",
         lambda t, x: 0.5 * x * t.special.erfc(-(0.5**0.5) * x),
+        vjp={"input": by_op("gelu_backward")},
     ),
     _pointwise(
         "gelu_approx_tanh",
@@ -199,6 +315,7 @@ _TABLE = (
         f"({{input}} * gf::sigmoid({_GELU_TANH_FORM}))",
         lambda t, x: x * references.sigmoid(t, 2 * references.GELU_TANH * (x + 0.044715 * x * x * x)),
         note=_SIGMOID_NOTE,
+        vjp={"input": by_op("gelu_approx_tanh_backward")},
     ),
     _pointwise(
         "relu_backward",
@@ -210,6 +327,7 @@ _TABLE = (
         _number("negative_slope", 0.0),
         _number("lower_clip", 0.0),
         _number("upper_clip", float("inf")),
+        vjp={"loss": by_op("relu_backward"), "input": JUMPS},
     ),
     _pointwise(
         "sigmoid_backward",
@@ -218,6 +336,7 @@ _TABLE = (
         "gf::sigmoid_backward({loss}, {input})",
         lambda t, loss, x: loss * references.sigmoid_slope(t, x),
         note=_SIGMOID_NOTE,
+        vjp={"loss": by_op("sigmoid_backward"), "input": NO_SECOND},
     ),
     _pointwise(
         "tanh_backward",
@@ -227,6 +346,7 @@ _TABLE = (
         "(4.0f * gf::sigmoid_backward({loss}, 2.0f * {input}))",
         lambda t, loss, x: loss * (4 * references.sigmoid_slope(t, 2 * x)),
         note=_SIGMOID_NOTE,
+        vjp={"loss": by_op("tanh_backward"), "input": NO_SECOND},
     ),
     _pointwise(
         "swish_backward",
@@ -236,6 +356,7 @@ _TABLE = (
         lambda t, loss, x, beta: loss * references.swish_slope(t, beta * x),
         _number("swish_beta", 1.0),
         note=_SIGMOID_NOTE,
+        vjp={"loss": by_op("swish_backward"), "input": NO_SECOND},
     ),
     _pointwise(
         "gelu_backward",
@@ -243,6 +364,7 @@ _TABLE = (
         "loss input",
         "gf::gelu_backward({loss}, {input})",
         lambda t, loss, x: loss * references.gelu_slope(t, x),
+        vjp={"loss": by_op("gelu_backward"), "input": NO_SECOND},
     ),
     _pointwise(
         "gelu_approx_tanh_backward",
@@ -251,6 +373,7 @@ _TABLE = (
         f"gf::gelu_approx_tanh_backward({{loss}}, {{input}}, gf::sigmoids({_GELU_TANH_FORM}))",
         lambda t, loss, x: loss * references.gelu_approx_tanh_slope(t, x),
         note=_SIGMOID_NOTE,
+        vjp={"loss": by_op("gelu_approx_tanh_backward"), "input": NO_SECOND},
     ),
 )
 
@@ -265,6 +388,7 @@ def _comparison(name: str, sign: str, reference, commutative: bool = False) -> O
         lambda t, a, b: reference(a, b).to(a.dtype),
         cost=Cost.ARITHMETIC,
         commutative=commutative,
+        vjp=JUMPS,
     )
 
 
@@ -279,6 +403,7 @@ _SELECTIONS = (
         frozen=shapes.axis_frozen,
         reference=references.gen_index,
         attributes=(Attribute("axis", (int,), required=True),),
+        vjp=JUMPS,
     ),
     _comparison("cmp_eq", "==", operator.eq, commutative=True),
     _comparison("cmp_neq", "!=", operator.ne, commutative=True),
@@ -293,6 +418,7 @@ _SELECTIONS = (
         "({mask} != 0.0f ? {input0} : {input1})",
         lambda t, a, b, mask: t.where(mask != 0, a, b),
         cost=Cost.ARITHMETIC,
+        vjp=_OF_SELECTION,
     ),
 )
 

@@ -34,6 +34,7 @@ LAYERS = (
     ("planning",),
     ("explain", "tuning"),
     ("api",),
+    ("gradients",),
     ("functional",),
     ("torch",),
     ("benchmarks", "testing"),

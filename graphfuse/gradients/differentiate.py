@@ -1,0 +1,212 @@
+"""``differentiate``: from a graph its training forward, and the backward that reads what forward keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError, GraphValidationError
+from graphfuse.gradients import copying
+from graphfuse.gradients.copying import copied
+from graphfuse.gradients.walk import Walk
+from graphfuse.op_graph.ir import packed_stride
+from graphfuse.op_graph.recorded import NodeRecord
+from graphfuse.op_graph.tensor import Tensor
+from graphfuse.ops.pullback import NoRule
+
+DIFFERENTIABLE = (data_type.FLOAT, data_type.BFLOAT16, data_type.HALF, data_type.DOUBLE)
+"""Types of tensors that have a gradient, which has the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class Differentiated:
+    """Two graphs, validated, neither built.
+
+    forward: the graph again, with an output more for each value that is kept and was none. Norms are in their TRAINING
+        phase.
+    backward: reads gradients and what is kept, writes gradients. Each tensor that it keeps has the name, shape and type
+        that it has in `forward`.
+    kept: names of the tensors of `forward`, inputs and outputs, that `backward` reads.
+    given: by the name of an output, the tensor of `backward` that gets its gradient, called dNAME.
+    gradients: by the name of a tensor of `wrt`, the output of `backward` that is its gradient, called dNAME.
+    """
+
+    forward: pygraph
+    backward: pygraph
+    kept: tuple[str, ...]
+    given: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+
+
+def differentiate(
+    graph: pygraph,
+    outputs: Sequence[Tensor | str],
+    wrt: Sequence[Tensor | str],
+    kept: Sequence[Tensor | str] = (),
+) -> Differentiated:
+    """The graph for training, and the graph of its gradients, by the rules of its ops (``Op.vjp``).
+
+    graph: validated, or it is validated here; it stays as it is. outputs, wrt, kept: tensors of it, or their names.
+    outputs: those whose gradients are given. wrt: those whose gradients are made, each in its tensor's shape, strides
+    and type. Nothing else is drawn.
+
+    Backward reads inputs of the graph, values with fewer elements than what they were reduced from (one a row, of a
+    norm), results of products, convolutions and attention, and outputs, unless all that these are made of is read
+    anyway, or they have less than 16 bits. Everything else it computes again, unrounded. kept: more tensors that it
+    reads in place of that.
+
+    GraphNotSupportedError: a node between has no gradient, or a tensor of `wrt` does not change any of `outputs`; it
+    names both. GraphTypeError, GraphValidationError: a tensor is none of the graph's, or its type has no gradient.
+    """
+    if not isinstance(graph, pygraph):
+        raise GraphTypeError(f"differentiate: graph must be a pygraph, got {type(graph).__name__}")
+    graph.validate()
+    forward, twins = copied(graph, _for_training)
+    forward.validate()
+    tensors = {t.get_name(): twins[t] for t in twins}
+
+    def chosen(what: str, given: Sequence[Tensor | str]) -> list[Tensor]:
+        if isinstance(given, str | Tensor) or not isinstance(given, Sequence):
+            raise GraphTypeError(f"differentiate: {what} must be a list of tensors or names, got {given!r}")
+        found = [twins.get(t) if isinstance(t, Tensor) else tensors.get(t) for t in given]
+        for t, asked in zip(found, given, strict=True):
+            if t is None:
+                raise GraphValidationError(f"differentiate: {what} has {asked!r}, which graph {graph.name!r} has not")
+        return found
+
+    made, wanted, more = chosen("outputs", outputs), chosen("wrt", wrt), chosen("kept", kept)
+    if not made or not wanted:
+        raise GraphTypeError(f"differentiate: {'wrt' if made else 'outputs'} is empty; accepted: one tensor or more")
+    for t in (*made, *wanted):
+        if t.get_data_type() not in DIFFERENTIABLE or t.get_is_pass_by_value():
+            accepted = ", ".join(dtype.name for dtype in DIFFERENTIABLE)
+            kind = "passed by value" if t.get_is_pass_by_value() else t.get_data_type().name
+            raise GraphValidationError(f"differentiate: {t.get_name()!r} is {kind}; accepted: {accepted}, in memory")
+    drawn = _Drawing(forward, made, wanted, frozenset(more))
+    return drawn.instead(drawn.needless()).finished()
+
+
+def _for_training(node: NodeRecord) -> dict[str, object]:
+    return {**node.attributes, **node.op.training}
+
+
+class _Drawing:
+    """A backward graph, and what it reads.
+
+    more: tensors that are kept, whatever the rule says. again: outputs that are not.
+    """
+
+    def __init__(
+        self,
+        forward: pygraph,
+        outputs: Sequence[Tensor],
+        wrt: Sequence[Tensor],
+        more: frozenset[Tensor],
+        again: frozenset[Tensor] = frozenset(),
+    ):
+        self.forward, self.outputs, self.wrt, self.more, self.again = forward, outputs, wrt, more, again
+        self.producers = {t: node for node in forward.nodes for t in node.outputs.values()}
+        self.graph = pygraph(
+            f"{forward.name}_backward",
+            compute_data_type=forward.compute_data_type,
+            handle=forward.handle,
+            intermediate_rounding="declared",  # which no tensor on the way has a type for
+        )
+        self.read: dict[Tensor, Tensor] = {}
+        self.given = {t: self._like(t, f"d{t.get_name()}") for t in outputs}
+        self.walk = Walk(forward, self.graph, self._kept)
+        self.gradients = self.walk.gradients(self.given, wrt)
+
+    def instead(self, again: frozenset[Tensor]) -> _Drawing:
+        """The drawing in which `again` is computed again."""
+        return _Drawing(self.forward, self.outputs, self.wrt, self.more, again) if again else self
+
+    def needless(self) -> frozenset[Tensor]:
+        """Outputs that are read though all that they are made of is read, too."""
+        found = (t for t in self.read if t in self.producers and not t.get_is_virtual() and t not in self.more)
+        return frozenset(t for t in found if self._sources(t) <= self.read.keys() - {t})
+
+    def _kept(self, t: Tensor) -> Tensor | None:
+        if t not in self.read and self._is_kept(t):
+            self.read[t] = copying.leaf(self.graph, t)
+            if _is_reduced(self.producers.get(t), t):
+                self.read[t].set_data_type(self.producers[t].compute)
+        return self.read.get(t)
+
+    def _is_kept(self, t: Tensor) -> bool:
+        if t not in self.producers or t in self.more:
+            return True
+        if t in self.again:
+            return False
+        node = self.producers[t]
+        stored = not t.get_is_virtual() and t.get_data_type() in DIFFERENTIABLE
+        return stored or not node.op.recomputed or _is_reduced(node, t)
+
+    def _sources(self, t: Tensor) -> set[Tensor]:
+        """The tensors in memory that `t` is computed of."""
+        node = self.producers[t]
+        statistics = {
+            made for port, made in node.outputs.items() if port not in node.absent and _is_reduced(node, made)
+        }
+        found = statistics if node.op.again else set()
+        for source in node.inputs.values():
+            if source.value is None and not source.get_is_pass_by_value():
+                found |= {source} if self._is_kept(source) else self._sources(source)
+        return found
+
+    def _like(self, t: Tensor, name: str) -> Tensor:
+        """Tensor of the backward graph that calls give, or that it writes, of the shape and type of one of forward."""
+        return _without_overlap(self.graph.tensor_like(t, name).set_is_virtual(False))
+
+    def finished(self) -> Differentiated:
+        """Graphs in which everything is named, typed and validated."""
+        for t in self.wrt:
+            if t not in self.gradients:
+                raise GraphNotSupportedError(self._why_none(t))
+        stored = {t: self._stored(t) for t in self.wrt}
+        for t, read in self.read.items():
+            if t in self.producers and t.get_is_virtual():
+                t.set_output(True).set_data_type(read.get_data_type())
+        self.forward.validate()
+        self.graph.validate()
+        return Differentiated(
+            self.forward,
+            self.graph,
+            tuple(t.get_name() for t in self.read),
+            {t.get_name(): grad for t, grad in self.given.items()},
+            {t.get_name(): grad for t, grad in stored.items()},
+        )
+
+    def _stored(self, t: Tensor) -> Tensor:
+        grad = self.gradients[t]
+        taken = any(grad in node.inputs.values() for node in self.graph.nodes)
+        if taken or grad in self.given.values() or not grad.get_is_virtual():
+            grad = self.graph.identity(grad)  # what is read is not rounded
+        grad.set_output(True).set_name(f"d{t.get_name()}").set_data_type(t.get_data_type())
+        return _without_overlap(grad.set_dim(t.get_dim()).set_stride(t.get_stride()))
+
+    def _why_none(self, t: Tensor) -> str:
+        reached = self.walk.active({t})
+        reasons = [
+            f"node {node.name!r} ({node.op.name}) reads {source.get_name()!r} as {port}: {rule.reason}"
+            for node in self.forward.nodes
+            for port, source in node.inputs.items()
+            if source in reached and isinstance(rule := node.op.rule(port), NoRule)
+        ]
+        names = ", ".join(repr(made.get_name()) for made in self.outputs)
+        why = "; ".join(reasons) or "no node on the way reads it"
+        return f"differentiate: {t.get_name()!r} has no gradient, as none of outputs ({names}) changes with it: {why}"
+
+
+def _is_reduced(node: NodeRecord | None, t: Tensor) -> bool:
+    """True if a node makes a tensor of more elements than it has."""
+    return node is not None and prod(t.get_dim()) < max(prod(source.get_dim()) for source in node.inputs.values())
+
+
+def _without_overlap(t: Tensor) -> Tensor:
+    """The tensor, in row-major order where its strides would have elements share an address."""
+    overlaps = any(extent > 1 and not stride for extent, stride in zip(t.get_dim(), t.get_stride(), strict=True))
+    return t.set_stride(packed_stride(t.get_dim())) if overlaps else t

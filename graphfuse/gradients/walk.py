@@ -1,0 +1,170 @@
+"""From a graph and the gradients of some of its tensors to the gradients of others: the chain rule, drawn as nodes.
+
+It works for any graph to draw into and any choice of what is kept: ``differentiate`` and operators of torch use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import reduction_mode
+from graphfuse.base.errors import GraphNotSupportedError
+from graphfuse.op_graph.freeze import infer
+from graphfuse.op_graph.recorded import NodeRecord, Recorded
+from graphfuse.op_graph.tensor import Tensor
+from graphfuse.ops import aligned
+from graphfuse.ops.pullback import NoRule, Pullback
+
+Value = Tensor | float
+"""A tensor of the backward graph, or the number of a constant."""
+
+
+@dataclass(eq=False)
+class Walk:
+    """Draws gradients of `forward`, a validated graph, into `graph`.
+
+    kept: the tensor of `graph` that has the value of a tensor of `forward`, or None where it is computed again.
+    """
+
+    forward: Recorded
+    graph: pygraph
+    kept: Callable[[Tensor], Tensor | None]
+    _values: dict[Tensor, Value] = field(default_factory=dict)
+    _inferred: int = 0
+
+    def gradients(self, given: Mapping[Tensor, Tensor], wanted: Collection[Tensor]) -> dict[Tensor, Tensor]:
+        """Gradients of those of `wanted` that have one, each in its tensor's shape. given: gradients, tensors of
+        `graph`, by tensors of `forward`. GraphNotSupportedError names a node on the way that has none."""
+        active = self.active(wanted)
+        found: dict[Tensor, Tensor] = dict(given)
+        for node in reversed(self.forward.nodes):
+            grads = {port: found[t] for port, t in node.outputs.items() if t in found}
+            asked = frozenset(port for port, t in node.inputs.items() if t in active)
+            if grads and asked:
+                for t, grad in self._pulled_back(node, grads, asked):
+                    found[t] = self.graph.add(found[t], grad) if t in found else grad
+        return {t: self.expanded(found[t], tuple(t.get_dim())) for t in wanted if t in found}
+
+    def value(self, t: Tensor) -> Value:
+        """Value of a tensor of `forward`: kept, or computed again."""
+        if t not in self._values:
+            found = t.value if t.value is not None else self.kept(t)
+            if found is None:
+                self._compute(self._producers[t], t)
+            else:
+                self._values[t] = found
+        return self._values[t]
+
+    @cached_property
+    def _producers(self) -> Mapping[Tensor, NodeRecord]:
+        return {t: node for node in self.forward.nodes for t in node.outputs.values()}
+
+    def dim(self, t: Tensor) -> tuple[int, ...]:
+        """Shape of a tensor of `graph`, as far as it is drawn."""
+        new = self.graph.nodes[self._inferred :]
+        self._inferred = len(self.graph.nodes)
+        for node in new:
+            for made in node.outputs.values():
+                # Nothing is rounded on the way, and no sum to FLOAT where all is computed in DOUBLE.
+                if made.get_is_virtual() and made.get_data_type() is data_type.NOT_SET:
+                    made.set_data_type(node.compute)
+            infer(self.graph, node)
+        return tuple(t.get_dim())
+
+    def expanded(self, grad: Value, dim: tuple[int, ...]) -> Tensor:
+        """A gradient in a shape that it is the same along."""
+        if isinstance(grad, Tensor) and self.dim(grad) == dim:
+            return grad
+        if not isinstance(grad, Tensor):
+            ones = (1,) * len(dim)
+            grad = self.graph.tensor_scalar(grad, self.graph.compute_data_type).set_dim(ones).set_stride(ones)
+        return self.graph.expand(grad).set_dim(dim)
+
+    def active(self, wanted: Collection[Tensor]) -> set[Tensor]:
+        """`wanted`, and all that is made from it in a way that has gradients."""
+        active = set(wanted)
+        for node in self.forward.nodes:
+            reached = [port for port, t in node.inputs.items() if t in active]
+            if any(not _is_constant(node.op.rule(port)) for port in reached):
+                active.update(node.outputs.values())
+        return active
+
+    def _pulled_back(
+        self, node: NodeRecord, grads: Mapping[str, Tensor], asked: frozenset[str]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gradients of those inputs of a node that are asked for."""
+        pullback = self._pullback(node, grads, asked)
+        (made, *_) = (tuple(node.outputs[port].get_dim()) for port in grads)
+        for port, t in node.inputs.items():
+            rule = node.op.rule(port)
+            if port not in asked or _is_constant(rule):
+                continue
+            with self._computing_in(node.compute):
+                grad = rule if isinstance(rule, NoRule) else rule(pullback)
+                if isinstance(grad, NoRule):
+                    raise GraphNotSupportedError(
+                        f"node {node.name!r} ({node.op.name}): no gradient of {port} ({t.get_name()!r}): {grad.reason}"
+                    )
+                yield t, self._summed(grad, tuple(t.get_dim()), made if node.op.pointwise else ())
+
+    def _pullback(self, node: NodeRecord, grads: Mapping[str, Tensor], asked: frozenset[str]) -> Pullback:
+        tensors = {**node.inputs, **node.outputs}
+        return Pullback(
+            graph=self.graph,
+            attributes=node.attributes,
+            grads=grads,
+            asked=asked,
+            given=frozenset(node.inputs),
+            outputs=frozenset(node.outputs) - node.absent,
+            value_of=lambda port: self.value(tensors[port]),
+            dim_of=lambda port: tuple(tensors[port].get_dim()),
+            expand=self.expanded,
+        )
+
+    def _summed(self, grad: Tensor, dim: tuple[int, ...], made: tuple[int, ...]) -> Tensor:
+        """Gradient of an input of this shape, which was broadcast where `grad` has more elements.
+
+        made: the shape of a pointwise node's output, which `grad` is the same for along axes where it has extent 1.
+        """
+        has = self.dim(grad)
+        target, wide = aligned(dim, len(has)), aligned(made, len(has)) if made else has
+        if any(t == 1 and h != 1 for t, h in zip(target, has, strict=True)):
+            kept = tuple(1 if t == 1 else h for t, h in zip(target, has, strict=True))
+            grad = self.graph.reduction(grad, mode=reduction_mode.ADD).set_dim(kept)
+        times = prod(w for t, h, w in zip(target, has, wide, strict=True) if t == h == 1)
+        if times != 1:
+            grad = self.graph.mul(grad, float(times))
+        return grad if len(dim) == len(has) else self.graph.reshape(self.expanded(grad, target)).set_dim(dim)
+
+    def _compute(self, node: NodeRecord, t: Tensor) -> None:
+        """Draws a node again, or what of it `t` needs."""
+        with self._computing_in(node.compute):
+            (port,) = (port for port, made in node.outputs.items() if made is t)
+            if port in node.op.again:
+                self._values[t] = node.op.again[port](self._pullback(node, {}, frozenset()))
+                return
+            inputs = {port: self.value(made) for port, made in node.inputs.items()}
+            getattr(self.graph, node.op.name)(**inputs, **node.attributes)
+        again = self.graph.nodes[-1]
+        for port, made in again.outputs.items():
+            if port not in again.absent:
+                self._values.setdefault(node.outputs[port], made.set_dim(node.outputs[port].get_dim()))
+
+    @contextmanager
+    def _computing_in(self, compute: data_type) -> Iterator[None]:
+        before = self.graph.compute_data_type
+        self.graph.compute_data_type = compute
+        try:
+            yield
+        finally:
+            self.graph.compute_data_type = before
+
+
+def _is_constant(rule: object) -> bool:
+    return isinstance(rule, NoRule) and rule.constant
