@@ -41,6 +41,11 @@ class Axes:
         return tuple(1 if axis in self.columns else extent for axis, extent in enumerate(self.dim))
 
     @property
+    def per_column(self) -> tuple[int, ...]:
+        """Extents of a tensor with one value a column."""
+        return tuple(extent if axis in self.columns else 1 for axis, extent in enumerate(self.dim))
+
+    @property
     def last(self) -> bool:
         """True if a row runs along the last axis alone."""
         return self.columns == (len(self.dim) - 1,)

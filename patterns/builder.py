@@ -12,7 +12,7 @@ from graphfuse.patterns.places import Piece
 from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES
 from graphfuse.patterns.values import Values, Written
-from graphfuse.rows.contraction import contracted
+from graphfuse.rows.contraction import contracted, factors
 from graphfuse.rows.pairs import COLUMNS
 from graphfuse.rows.picking import KnownOperands, picked
 from graphfuse.rows.program import ColumnSum, Extent, Extents, RowProgram, Store
@@ -65,6 +65,8 @@ class Builder:
         values.steps = list(
             picked(values.steps, KnownOperands(lambda o: extents.of(o).columns, values.is_zero, self._is_plain))
         )
+        extents = self._extents()
+        values.sums = [(t, factors(values.steps, o, lambda o: extents.of(o).columns)) for t, o in values.sums]
         values.shorten(pruned)
         values.shorten(contracted)
 

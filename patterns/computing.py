@@ -100,7 +100,7 @@ class Expanding(Computing):
     def suits(self, matched: Matched, node: Node) -> bool:
         axes = matched.axes
         norms = sum(matched.role(axes.graph.nodes[i]).expansion is not None for i in matched.inside)
-        return not axes.sums and norms < MOST_NORMS and self.axes(axes.graph, node) == axes
+        return norms < MOST_NORMS and self.axes(axes.graph, node) == axes
 
     def reduces(self, axes: Axes, node: Node) -> bool:
         return True
@@ -119,7 +119,7 @@ class Expanding(Computing):
 
 
 class Reducing(Computing):
-    """A reduction of each row, or the largest magnitude of a tensor."""
+    """A reduction of each row, a sum over all rows, or the largest magnitude of a tensor."""
 
     starts = True
 
@@ -134,14 +134,21 @@ class Reducing(Computing):
 
     def suits(self, matched: Matched, node: Node) -> bool:
         axes, mode = matched.axes, node.attribute("mode")
-        if axes.sums or not axes.whole(node.input("input")):
+        if not axes.whole(node.input("input")):
             return False
         if self.reduces(axes, node):
             return REDUCTIONS[mode].in_rows
+        if self._adds_rows(axes, node):
+            return True
         return mode is reduction_mode.AMAX and all(e == 1 for e in axes.graph.tensors[node.output("output")].dim)
 
     def reduces(self, axes: Axes, node: Node) -> bool:
         return axes.graph.tensors[node.output("output")].dim == axes.per_row
+
+    def _adds_rows(self, axes: Axes, node: Node) -> bool:
+        """True if a node makes the sum over all rows of each column."""
+        is_sum = node.attribute("mode") is reduction_mode.ADD
+        return is_sum and axes.graph.tensors[node.output("output")].dim == axes.per_column
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return not self.reduces(axes, node)
@@ -150,6 +157,8 @@ class Reducing(Computing):
         x, output = node.input("input"), node.output("output")
         if self.reduces(matched.axes, node):
             values.make(output, REDUCTIONS[node.attribute("mode")].of(values, values.operand(x, in_memory=True)))
+        elif self._adds_rows(matched.axes, node):
+            values.sums.append((output, (values.operand(x, in_memory=True),)))
         else:
             values.stores.append(Written(output, values.chain(x), amax=True))
 
@@ -163,7 +172,7 @@ class Quantizing(Computing):
         return (node.attribute("axis"),)
 
     def suits(self, matched: Matched, node: Node) -> bool:
-        return not matched.axes.sums and matched.axes.whole(node.input("input"))
+        return matched.axes.whole(node.input("input"))
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return True

@@ -52,7 +52,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     roles = [(i, ROLES[node.op_name]) for i, node in enumerate(graph.nodes) if node.op_name in ROLES]
 
     def grown(out: frozenset[int]) -> frozenset[int]:
-        return convex(graph, core, lambda i, inside: i not in out and Matched(axes, inside, ROLES).take(i))
+        return convex(graph, core, lambda i, inside: i not in out and Matched(axes, inside, ROLES).take(i), axes.whole)
 
     if role.alone:
         yield grown(frozenset(i for i, found in roles if found.reduces(axes, graph.nodes[i])))

@@ -179,13 +179,17 @@ def _described(pattern: Pattern, match: Match) -> Region | Declined:
 
 
 def convex(
-    graph: FrozenGraph, inside: Iterable[int], may_join: Callable[[int, frozenset[int]], bool]
+    graph: FrozenGraph,
+    inside: Iterable[int],
+    may_join: Callable[[int, frozenset[int]], bool],
+    joins_readers: Callable[[TensorId], bool] = lambda t: False,
 ) -> frozenset[int]:
     """The set `inside`, grown by neighbours that may join, their neighbours and so on. No path leads out of the set and
-    back into it, so it can run as one. may_join(index, set so far) decides."""
+    back into it, so it can run as one. may_join(index, set so far) decides. Neighbours pass a tensor on to each other,
+    or, if joins_readers(tensor), read the same one."""
     grown = frozenset(inside)
     while True:
-        for index in sorted(_neighbours(graph, grown)):
+        for index in sorted(_neighbours(graph, grown, joins_readers)):
             wider = grown | {index}
             if may_join(index, grown) and _is_convex(graph, wider):
                 grown = wider
@@ -194,12 +198,11 @@ def convex(
             return grown
 
 
-def _neighbours(graph: FrozenGraph, nodes: frozenset[int]) -> set[int]:
-    found: set[int] = set()
-    for index in nodes:
-        found |= {graph.producer[t] for _, t in graph.nodes[index].inputs if t in graph.producer}
-        found |= {reader for _, t in graph.nodes[index].outputs for reader in graph.consumers.get(t, ())}
-    return found - nodes
+def _neighbours(graph: FrozenGraph, nodes: frozenset[int], joins_readers: Callable[[TensorId], bool]) -> set[int]:
+    read = {t for index in nodes for _, t in graph.nodes[index].inputs}
+    shared = {t for t in read if joins_readers(t)} | {t for index in nodes for _, t in graph.nodes[index].outputs}
+    found = {graph.producer[t] for t in read if t in graph.producer}
+    return (found | {reader for t in shared for reader in graph.consumers.get(t, ())}) - nodes
 
 
 def _is_convex(graph: FrozenGraph, nodes: frozenset[int]) -> bool:

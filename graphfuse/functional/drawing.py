@@ -67,6 +67,21 @@ class DrawnGraph:
             self.pack[name] = name
         return self._read[name]
 
+    def like(self, name: str, t: Tensor) -> Tensor:
+        """The argument `name` as an input that has the axes of `t`, a tensor of another graph of these layouts."""
+        if name not in self._read:
+            made = self._read[name] = self.graph.tensor_like(t, name).set_is_virtual(False)
+            layout = self.layouts[name]
+            for _ in range(self.rank - len(layout.shape) + 1):
+                dim, stride = self._padded(layout.shape, layout.stride)
+                if list(dim) == t.get_dim():
+                    made.set_stride(stride)
+                    break
+                layout = _with_columns(layout)
+            made.set_data_type(layout.stored).set_byte_alignment(layout.alignment)
+            self.pack[name] = name
+        return self._read[name]
+
     def number(self, name: str) -> Tensor:
         """The number `name` that each call gives."""
         if name not in self._read:

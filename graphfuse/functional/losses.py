@@ -37,25 +37,27 @@ INPUT = TensorParameter("input", FLOATS)
 TARGET = TensorParameter("target", INTEGERS, each_row("input"))
 
 
+def draw_loss(d: DrawnGraph, options: Mapping[str, object]) -> None:
+    """Draws the loss of each row, and what its gradient needs where that is asked for."""
+    loss, logsumexp = d.graph.cross_entropy(d["input"], d.of_rows("target"), **options)
+    d.store("loss", loss, of_rows=True)
+    if "logsumexp" in d:
+        d.store("logsumexp", logsumexp, of_rows=True)
+
+
 def loss_variant(*arguments: TensorParameter) -> Variants:
     """Cross entropy. arguments: tensors by the names input, target, loss, logsumexp, the last of which may be left
     out."""
 
-    def draw(d: DrawnGraph, options: Mapping[str, object]) -> None:
-        loss, logsumexp = d.graph.cross_entropy(d["input"], d.of_rows("target"), **options)
-        d.store("loss", loss, of_rows=True)
-        if "logsumexp" in d:
-            d.store("logsumexp", logsumexp, of_rows=True)
-
-    return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))
+    return Variants(lambda options: Variant(arguments, lambda d: draw_loss(d, options)))
 
 
-def gradient_variant(*arguments: TensorParameter, grad: str = "grad") -> Variants:
-    """The gradient of cross entropy. arguments: tensors by the names input, target, logsumexp, dinput, and `grad`, that
+def gradient_variant(*arguments: TensorParameter) -> Variants:
+    """The gradient of cross entropy. arguments: tensors by the names input, target, logsumexp, dinput, and grad, that
     of the loss."""
 
     def draw(d: DrawnGraph, options: Mapping[str, object]) -> None:
-        dloss, target, logsumexp = (d.of_rows(name) for name in (grad, "target", "logsumexp"))
+        dloss, target, logsumexp = (d.of_rows(name) for name in ("grad", "target", "logsumexp"))
         d.store("dinput", d.graph.cross_entropy_backward(dloss, d["input"], target, logsumexp, **options))
 
     return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))

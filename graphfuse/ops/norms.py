@@ -1,7 +1,6 @@
 """Norms of rows, and their gradients."""
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 
 from graphfuse.base.enums import norm_forward_phase
@@ -80,13 +79,12 @@ def _again(p: Pullback) -> object:
 def _with_statistics(p: Pullback, dx: object | None) -> object:
     """The gradient of input: that by way of Y, and that of statistics which are used themselves."""
     found, g = [] if dx is None else [dx], p.graph
-    share = 1.0 / (math.prod(p.dim_of("input")) // math.prod(p.dim_of("inv_variance")))
     if "inv_variance" in p.grads:
         cubed = g.mul(p["inv_variance"], g.mul(p["inv_variance"], p["inv_variance"]))
         x = g.sub(p["input"], p["mean"]) if "mean" in p.outputs else p["input"]
-        found.append(g.mul(x, g.mul(g.mul(p.grads["inv_variance"], cubed), -share)))
+        found.append(g.mul(x, g.mul(g.mul(p.grads["inv_variance"], cubed), -1.0 / p.elements("inv_variance"))))
     if "mean" in p.grads:
-        found.append(g.mul(p.grads["mean"], share))
+        found.append(g.mul(p.grads["mean"], 1.0 / p.elements("mean")))
     return functools.reduce(g.add, found)
 
 

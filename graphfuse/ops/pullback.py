@@ -69,9 +69,10 @@ class Pullback:
             self.drawn[draw] = draw(self)
         return self.drawn[draw]
 
-    def per_output(self) -> int:
-        """Elements of "input" for each of "output"."""
-        return math.prod(self.dim_of("input")) // max(math.prod(self.dim_of("output")), 1)
+    def elements(self, port: str) -> int:
+        """Number of elements of "input" that one of an output is made of."""
+        pairs = zip(self.dim_of("input"), self.dim_of(port), strict=True)
+        return math.prod(e for e, made in pairs if made == 1)
 
 
 Rule = Callable[[Pullback], Any]

@@ -85,7 +85,7 @@ REDUCTIONS = {
         vjp=_of_magnitude,
     ),
     reduction_mode.AVG: Reduction(
-        float("nan"), lambda e, x: e.mean(x), vjp=lambda p: p.graph.mul(p.grad, 1.0 / p.per_output())
+        float("nan"), lambda e, x: e.mean(x), vjp=lambda p: p.graph.mul(p.grad, 1.0 / max(p.elements("output"), 1))
     ),
     reduction_mode.NORM1: Reduction(
         0.0, lambda e, x: e.reduce(Join.SUM, _magnitudes(e, x)), vjp=lambda p: p.graph.mul(p.grad, sign(p, p["input"]))

@@ -5,9 +5,9 @@ is not contracted, and neither are other products that are added.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from graphfuse.rows.steps import AnyStep, Chain, Number, Operand, Reduce, Step, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Reduce, Step, renamed
 
 
 def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
@@ -30,6 +30,18 @@ def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple
                 break
     moved: dict[Operand, Operand] = {Chain(old): Chain(new) for new, old in enumerate(made)}
     return tuple(renamed(step, moved) for step in made.values()), moved
+
+
+def factors(
+    steps: Sequence[AnyStep], summed: tuple[Operand, ...], has_columns: Callable[[Operand], bool]
+) -> tuple[Operand, ...]:
+    """What a sum over rows is of: in place of a product its factors, which are multiplied as they are added."""
+    (value, *others) = summed
+    step = steps[value.index] if isinstance(value, Chain) and not others else None
+    if step is None or step.op_name != "mul" or step.rounded is not None:
+        return summed
+    found = tuple(o for _, o in step.operands)
+    return found if all(isinstance(o, Chain | Load) and has_columns(o) for o in found) else summed
 
 
 def _total(steps: Sequence[AnyStep], mean: Operand) -> Operand | None:

@@ -62,5 +62,5 @@ def test_opcheck():
     packet = lambda suffix: getattr(torch.ops.graphfuse, f"differentiable_normalize{suffix}").default  # noqa: E731
     x = drawn((4, 64)).detach()
     y, *kept = packet("_training")(x, EPS)
-    for suffix, given in (("", (x, EPS)), ("_training", (x, EPS)), ("_backward", (y, x, *kept, True))):
+    for suffix, given in (("", (x, EPS)), ("_training", (x, EPS)), ("_backward", (y, x, *kept, EPS, True))):
         assert set(torch.library.opcheck(packet(suffix), given).values()) == {"SUCCESS"}

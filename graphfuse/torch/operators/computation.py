@@ -19,7 +19,7 @@ from graphfuse.functional.tensor_parameter import (
     type_of,
     types,
 )
-from graphfuse.op_graph.tensor import Tensor
+from graphfuse.torch.operators import by_rule
 
 TYPES = FLOATS | types(data_type.DOUBLE)
 STATISTICS = types(data_type.FLOAT, data_type.DOUBLE)
@@ -70,12 +70,14 @@ DWEIGHT, DBIAS = gradient_of("weight", over_rows="sum"), sum_of("bias", like_or_
 
 
 class Computation:
-    """Computation of an operator. A subclass has the data, and draws forward and backward."""
+    """Computation of an operator. A subclass has the data, and draws forward."""
 
     tensors: Sequence[TensorParameter] = (X,)
     """What it takes."""
     numbers: Sequence[str] = ("eps",)
     """Numbers behind these."""
+    numbers_kept: Sequence[str] = ()
+    """Those that backward reads, too."""
     options: Sequence[str] = ()
     """What is behind numbers and chooses the graphs, which are then mappings."""
     results: Sequence[TensorParameter] = (Y,)
@@ -121,12 +123,4 @@ class Computation:
         raise NotImplementedError
 
     def _backward(self, d: DrawnGraph) -> None:
-        """Draws the gradients that are asked for."""
-        raise NotImplementedError
-
-
-def normal_again(d: DrawnGraph, x: Tensor) -> Tensor:
-    """The norm of x without weight and bias, by the statistics that are known."""
-    if "mean" in d:
-        return d.graph.mul(d.graph.sub(x, d["mean"]), d["inverse_std"])
-    return d.graph.mul(x, d["inverse_rms"])
+        by_rule.draw(d, self, self._forward)

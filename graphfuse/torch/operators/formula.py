@@ -53,7 +53,7 @@ def differentiable(name: str, of: Computation, by_columns: ByColumns | None = No
     given, asked = (*of.numbers, *of.options), [a.asked for a in of.gradients if a is not None and a.asked]
     inference = defined(name, of.inference, given, of.options, forward, seen=True)
     training = defined(f"{name}_training", of.training, given, of.options, forward)
-    gradients = defined(f"{name}_backward", of.backward, (*of.options, *asked), of.options, backward)
+    gradients = defined(f"{name}_backward", of.backward, (*of.numbers_kept, *of.options, *asked), of.options, backward)
     run = entered(name, inference, *(_formula(name, of, training, gradients, alone) for alone in (False, True)))
     names = tuple(a.name for a in of.tensors)
     return Operator(names, run, inference.function, training.function, gradients.function)
@@ -108,6 +108,7 @@ def _formula(
 
 def _forward(of: Computation, alone: bool) -> str:
     arguments = ", ".join((*(a.name for a in of.tensors), *of.numbers, *of.options))
+    given = *of.numbers_kept, *of.options
     unasked = when(["not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])"], "ctx.mark_non_differentiable(total)")
     return text(
         "forward",
@@ -117,7 +118,7 @@ def _forward(of: Computation, alone: bool) -> str:
         f"{', '.join(a.name for a in (*of.results, *of.statistics))} = made",
         # The gradient of a weight is not a residual sum's matter.
         ["ctx.set_materialize_grads(False)", *unasked] if of.residual else [],
-        [f"ctx.options = {', '.join(of.options)},"] if of.options else [],
+        [f"ctx.given = {', '.join(given)},"] if given else [],
         f"ctx.save_for_backward({', '.join(of.kept)})",
         f"return {', '.join(a.name for a in of.results)}",
     )
@@ -139,13 +140,14 @@ def _backward(of: Computation) -> str:
             "asks_dresidual = needs_dresidual and not is_shared",
         ]
         given_back = when(["is_shared"], "dx, dresidual = dx if needs_dx else None, dx if needs_dresidual else None")
-    read = ", ".join((*of.read, *of.options, *asked))
+    given = *of.numbers_kept, *of.options
+    read = ", ".join((*of.read, *given, *asked))
     return text(
         "backward",
         ("ctx", "dy", *("dtotal",) * of.residual),
         f"{', '.join(of.kept)}, = ctx.saved_tensors",
         f"{', '.join(needs + ['_'] * len(others))}, = ctx.needs_input_grad",
-        [f"{', '.join(of.options)}, = ctx.options"] if of.options else [],
+        [f"{', '.join(given)}, = ctx.given"] if given else [],
         unused,
         shared,
         "if grad_enabled():",

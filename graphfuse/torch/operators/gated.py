@@ -33,38 +33,5 @@ class GatedNorm(Computation):
             y = d.graph.mul(d.rounded(y, "x") if rounded else y, self._activated(d))
         d.store("y", y)
 
-    def _backward(self, d: DrawnGraph) -> None:
-        graph, dy = d.graph, d["dy"]
-        opened = graph.sigmoid(d["gate"])
-        activated = opened if self.sigmoid else graph.mul(d["gate"], opened)
-        normalized = graph.mul(d["x"], activated) if self.gate_first else d["x"]
-        if not self.gate_first:
-            if "dgate" in d:
-                y = d.weighted(graph.mul(normalized, d["inverse_rms"]), self.zero_centred)
-                d.store("dgate", graph.mul(graph.mul(self._slope(d, opened, activated), y), dy))
-            if not {"dx", "dweight"} & d.layouts.keys():
-                return
-            dy = graph.mul(dy, activated)
-        goes_on, apart = "dx" in d or self.gate_first and "dgate" in d, d.is_of_heads()
-        if "dweight" in d and (apart or not goes_on):
-            d.store_sum("dweight", graph.mul(dy, graph.mul(normalized, d["inverse_rms"])))
-        if not goes_on:
-            return
-        dy, scale = (
-            (d.weighted(dy, self.zero_centred), None) if apart else (dy, d.weight(zero_centred=self.zero_centred))
-        )
-        dnormalized, *found = graph.rmsnorm_backward(dy, normalized, scale, d["inverse_rms"], has_dbias=False)
-        if "dweight" in d and not apart:
-            d.store("dweight", found[0])
-        if self.gate_first and "dgate" in d:
-            d.store("dgate", graph.mul(graph.mul(dnormalized, d["x"]), self._slope(d, opened, activated)))
-        if "dx" in d:
-            d.store("dx", graph.mul(dnormalized, activated) if self.gate_first else dnormalized)
-
-    def _slope(self, d: DrawnGraph, opened: Tensor, activated: Tensor) -> Tensor:
-        """The derivative of the activation, of what backward makes anyway: kernels fuse what hangs together."""
-        closed = d.graph.mul(d.graph.sub(1.0, opened), activated)
-        return closed if self.sigmoid else d.graph.add(closed, opened)
-
     def _activated(self, d: DrawnGraph) -> Tensor:
         return d.graph.sigmoid(d["gate"]) if self.sigmoid else d.graph.swish(d["gate"])

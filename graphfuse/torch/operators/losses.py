@@ -3,13 +3,17 @@
 The logits, the targets and one number a row are kept.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
 
 from graphfuse.base.errors import VariantPackError
-from graphfuse.functional.losses import OPTIONS, Variants, gradient_variant, loss_variant
+from graphfuse.functional.declaration import Variant
+from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.losses import OPTIONS, Variants, draw_loss, loss_variant
 from graphfuse.functional.tensor_parameter import INTEGERS, TensorParameter, each_row
+from graphfuse.torch.operators import by_rule
 from graphfuse.torch.operators.computation import STATISTICS, TYPES, Computation, gradient_of, type_computed_in
 from graphfuse.torch.operators.formula import differentiable
 
@@ -28,20 +32,21 @@ class CrossEntropy(Computation):
         (TensorParameter(name, STATISTICS, _ROW, written=True, new=type_computed_in),) for name in ("loss", "logsumexp")
     )
     kept = ("input", "target", "logsumexp")
+    normalized = tensors[0]
     gradients = (gradient_of("input", asked=None), None)
 
-    @cached_property
-    def inference(self) -> Variants:
-        return loss_variant(*self.tensors, *self.results)
-
-    @cached_property
-    def training(self) -> Variants:
-        return loss_variant(*self.tensors, *self.results, *self.statistics)
+    inference = cached_property(lambda self: loss_variant(*self.tensors, *self.results))
+    training = cached_property(lambda self: loss_variant(*self.tensors, *self.results, *self.statistics))
 
     @cached_property
     def backward(self) -> Variants:
         saved = (TensorParameter(name, STATISTICS, _ROW) for name in ("logsumexp", "dy"))
-        return gradient_variant(*self.tensors, *saved, self.gradients[0], grad="dy")
+        arguments = *self.tensors, *saved, self.gradients[0]
+
+        def draw(d: DrawnGraph, options: Mapping[str, object]) -> None:
+            by_rule.draw(d, self, lambda forward: draw_loss(forward, options))
+
+        return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))
 
 
 _CROSS_ENTROPY = differentiable("cross_entropy_loss", CrossEntropy())

@@ -20,7 +20,8 @@ from graphfuse.functional.declaration import RankColumns, Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter, like, rows
 from graphfuse.op_graph.tensor import Tensor
-from graphfuse.torch.operators.computation import DTOTAL, STATISTICS, TYPES, Y, normal_again, of_rows
+from graphfuse.torch.operators import by_rule
+from graphfuse.torch.operators.computation import DTOTAL, STATISTICS, TYPES, Y, of_rows
 from graphfuse.torch.operators.norm import Norm
 from graphfuse.torch.operators.step import GraphOperator, defined
 
@@ -112,39 +113,44 @@ class NormByColumns:
         self.norm.finish(d, d.scaled(normal, scale, d.get("bias"), rounded))
 
     def _measure_backward(self, d: DrawnGraph) -> None:
-        graph, normal = d.graph, normal_again(d, d["x"])
-        grad = self._weighted(d, self._before_activation(d, normal))
-        d.store("along", d.by_rows(graph.mul(grad, normal)))
+        pulled, y = self._pulled(d)
+        grad = pulled.gradients([y])[y]
+        d.store("along", d.by_rows(d.graph.mul(grad, pulled.walk.value(y))))
         if self.norm.centred:
             d.store("level", d.by_rows(grad))
 
     def _finish_backward(self, d: DrawnGraph) -> None:
-        graph, normal = d.graph, normal_again(d, d["x"])
-        if "dgate" in d:
-            d.store("dgate", graph.mul(d["dy"], graph.swish(self._weighted(d, normal))))
-        grad = self._before_activation(d, normal)
-        if "dweight" in d:
-            d.store_sum("dweight", graph.mul(grad, normal))
-        if "dbias" in d:
-            d.store_sum("dbias", graph.identity(grad))
-        if not {"dx", "dresidual"} & d.layouts.keys():
-            return
-        scaled, again = self._weighted(d, grad), not {"dweight", "dbias"} & d.layouts.keys()
+        graph, (pulled, y) = d.graph, self._pulled(d)
+        sums = [name for name in ("dx", "dresidual") if name in d]
+        wanted = {t: f"d{name}" for t, name in pulled.given.items() if f"d{name}" in d and f"d{name}" not in sums}
+        found = pulled.gradients([*wanted, y])
+        gradients = {wanted[t]: found[t] for t in wanted}
+        if sums:
+            scaled, normal, again = found[y], pulled.walk.value(y), not {"dweight", "dbias"} & d.layouts.keys()
 
-        def mean(name: str, own: Callable[[], Tensor]) -> Tensor:
-            whole = graph.add(d.by_rows(own()), d[f"{name}_elsewhere"]) if again else d[name]
-            return graph.mul(whole, d.number("share"))
+            def mean(name: str, own: Callable[[], Tensor]) -> Tensor:
+                whole = graph.add(d.by_rows(own()), d[f"{name}_elsewhere"]) if again else d[name]
+                return graph.mul(whole, d.number("share"))
 
-        dx = graph.sub(scaled, graph.mul(normal, mean("along", lambda: graph.mul(scaled, normal))))
-        if self.norm.centred:
-            dx = graph.sub(dx, mean("level", lambda: graph.identity(scaled)))
-        self.norm.store_gradients(d, graph.mul(dx, d["inverse_std" if self.norm.centred else "inverse_rms"]))
+            dx = graph.sub(scaled, graph.mul(normal, mean("along", lambda: graph.mul(scaled, normal))))
+            if self.norm.centred:
+                dx = graph.sub(dx, mean("level", lambda: graph.identity(scaled)))
+            dx = graph.mul(dx, d["inverse_std" if self.norm.centred else "inverse_rms"])
+            dx = graph.add(dx, d["dtotal"]) if "dtotal" in d else dx
+            gradients |= dict.fromkeys(sums, dx)
+        by_rule.store(d, gradients)
 
-    def _weighted(self, d: DrawnGraph, values: Tensor) -> Tensor:
-        return d.weighted(values, self.norm.zero_centred)
+    def _pulled(self, d: DrawnGraph) -> tuple[by_rule.Pulled, Tensor]:
+        """Gradients by rule, and the norm without weight and bias, up to which they go."""
+        norm, kind = self.norm, {"centred": self.norm.centred}
 
-    def _before_activation(self, d: DrawnGraph, normal: Tensor) -> Tensor:
-        return self.norm.before_activation(d, lambda: self._weighted(d, normal))
+        def draw(d: DrawnGraph) -> None:
+            normal = d.norm(norm.summed(d), None, **kind, statistics=[a.name for a in norm.statistics])
+            norm.finish(d, d.scaled(normal, d.weight(zero_centred=norm.zero_centred), d.get("bias"), None))
+
+        pulled = by_rule.Pulled(d, norm, draw)
+        (y,) = (node.outputs["Y"] for node in pulled.walk.forward.nodes if "Y" in node.op.again)
+        return pulled, y
 
 
 def _inverse_rms(made: Made, part: RankColumns, eps: float) -> Made:

@@ -2,8 +2,10 @@
 
 ``graphfuse::differentiable_qk_norm_rope`` is what users call. With gradients, autograd sees ``..._training`` run
 instead, and ``..._backward`` once for queries and once for keys. All that is given, and one number a head, are kept.
-Backward rotates back, then it is the backward of RMSNorm.
+Gradients are by rule: backward rotates back, then it is the backward of RMSNorm.
 """
+
+from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +14,7 @@ from graphfuse.functional import sharding
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.rope import angle_parameters, angles, draw, either_way, heads_and_angles
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
-from graphfuse.torch.operators.computation import DWEIGHT, DX, DY, NORMALIZED, TYPES, WEIGHT, of_rows
+from graphfuse.torch.operators.computation import DWEIGHT, DX, INVERSE_RMS, TYPES, WEIGHT, Computation, X, of_rows
 from graphfuse.torch.operators.step import defined, entered, made_once
 
 NAME = "differentiable_qk_norm_rope"
@@ -22,31 +24,26 @@ _MADE = tuple(TensorParameter(f"{x}_out", TYPES, like(x), written=True, new=type
 _STATISTICS = tuple(of_rows(f"{x}_inverse_rms", written=True, of=x) for x in "qk")
 
 
-def _differentiate(d: DrawnGraph, is_neox: bool) -> None:
-    """Draws the gradients of queries alone, or of keys."""
-    graph = d.graph
-    grad = graph.rotate_pairs(d["dy"], *angles(d), interleaved=not is_neox, inverse=True)
-    weight = d.get("weight")
-    if d.is_of_heads():
-        # The kernel of the backward adds up columns of all rows, for a weight that is the same for all.
-        if "dweight" in d:
-            d.store_sum("dweight", graph.mul(grad, graph.mul(d["x"], d["inverse_rms"])))
-        if "dx" not in d:
-            return
-        grad, weight = graph.mul(grad, weight), None
-    dx, dweight, _ = graph.rmsnorm_backward(grad, d["x"], weight, d["inverse_rms"], has_dbias=False)
-    if "dx" in d:
-        d.store("dx", dx)
-    if "dweight" in d and weight is not None:
-        d.store("dweight", dweight)
+@dataclass(frozen=True)
+class RotatedNorm(Computation):
+    """The heads of queries alone, or of keys, normalized and rotated: what the gradients of either are of."""
+
+    is_neox: bool
+    tensors = (X, WEIGHT, *angle_parameters("x", TYPES))
+    statistics = (INVERSE_RMS,)
+    kept = ("x", "weight", "cos_sin_cache", "positions", "inverse_rms")
+    gradients = (DX, DWEIGHT, None, None)
+
+    def _forward(self, d: DrawnGraph) -> None:
+        y = d.norm(d["x"], statistics=("inverse_rms",))
+        d.store("y", d.graph.rotate_pairs(y, *angles(d), interleaved=not self.is_neox))
 
 
 _NUMBERS, _BY = ("eps", "is_neox"), ("is_neox",)
-_READ = (DY, NORMALIZED, WEIGHT, *angle_parameters("dy", TYPES), of_rows("inverse_rms"))
 _inference = defined(NAME, either_way((*_GIVEN, *_MADE), draw), _NUMBERS, _BY, seen=True)
 _training = defined(f"{NAME}_training", either_way((*_GIVEN, *_MADE, *_STATISTICS), draw), _NUMBERS, _BY)
 _asked = ("is_neox", DX.asked, DWEIGHT.asked)
-_gradients = defined(f"{NAME}_backward", either_way((*_READ, DX, DWEIGHT), _differentiate), _asked, _BY)
+_gradients = defined(f"{NAME}_backward", {(neox,): RotatedNorm(neox).backward for neox in (True, False)}, _asked, _BY)
 _once = made_once(NAME, _gradients)
 
 

@@ -20,7 +20,3 @@ class Softmax(Computation):
     def _forward(self, d: DrawnGraph) -> None:
         op = d.graph.log_softmax if self.log else d.graph.softmax
         d.store("y", op(d["x"]))
-
-    def _backward(self, d: DrawnGraph) -> None:
-        op = d.graph.log_softmax_backward if self.log else d.graph.softmax_backward
-        d.store("dx", op(d["dy"], d["y"]))

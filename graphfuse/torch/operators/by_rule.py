@@ -1,0 +1,109 @@
+"""The backward graph of an operator, by the rules of the ops that its forward graph has.
+
+The forward graph is drawn anew, for tensors like those that backward reads, and walked back. No graph runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from graphfuse.api import pygraph
+from graphfuse.base.errors import MalformedError
+from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.layout import Layout
+from graphfuse.functional.tensor_parameter import TensorParameter
+from graphfuse.gradients.walk import Walk
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.ir import packed_stride
+from graphfuse.op_graph.tensor import Tensor
+
+
+class Drawable(Protocol):
+    """Tensors of an operator by their roles, as of ``Computation``."""
+
+    tensors: Sequence[TensorParameter]
+    results: Sequence[TensorParameter]
+    statistics: Sequence[TensorParameter]
+    numbers: Sequence[str]
+    kept: Sequence[str]
+    normalized: TensorParameter
+
+
+class Pulled:
+    """A forward graph, the backward graph that is drawn, and the tensors of both by what they are called.
+
+    d: the backward graph. of: whose forward graph it is. draw: draws that.
+    """
+
+    def __init__(self, d: DrawnGraph, of: Drawable, draw: Callable[[DrawnGraph], None]):
+        self.d, self.of = d, of
+        compute = d.graph.compute_data_type
+        graph = pygraph(
+            d.graph.name,
+            intermediate_data_type=compute,
+            compute_data_type=compute,
+            intermediate_rounding="declared",
+        )
+        self.forward = DrawnGraph(graph, self._layouts())
+        draw(self.forward)
+        freeze(graph)
+        names = {t: self.forward.pack.get(t.get_name()) for t in graph.tensors}
+        made = {t for node in graph.nodes for t in node.outputs.values()}
+        self._names = {t: name for t, name in names.items() if name is not None}
+        self._kept = {name: self.name(name) for name in of.kept}
+        self.given = {t: name for t, name in self._names.items() if t not in made}
+        self.made = {name: t for t, name in self._names.items() if t in made}
+        self.walk = Walk(graph, d.graph, self.read)
+
+    def name(self, kept: str) -> str:
+        """Name of a tensor that is kept as backward has it."""
+        return self.of.normalized.name if kept == self.of.kept[0] else kept
+
+    def read(self, t: Tensor) -> Tensor | None:
+        """Tensor of backward with the value of one of forward; None where it is computed again."""
+        name = self._names.get(t)
+        if name in self.of.numbers:
+            return self.d.number(name)
+        if name in self._kept:
+            return self.d.like(self._kept[name], t)
+        if t in self.given:
+            raise MalformedError(f"{self.d.graph.name}: its gradients need {name}, which is not kept")
+        return None
+
+    def gradients(self, wanted: Collection[Tensor]) -> dict[Tensor, Tensor]:
+        """Gradients of tensors of forward, by way of those results whose gradients backward has."""
+        results = {a.name: gradient for a, gradient in zip(self.of.results, ("dy", "dtotal"), strict=False)}
+        given = {self.made[name]: self.d.like(g, self.made[name]) for name, g in results.items() if g in self.d}
+        return self.walk.gradients(given, wanted)
+
+    def _layouts(self) -> dict[str, Layout]:
+        """Layouts of what forward reads, and of what it writes, without gaps. Those that backward lacks are like
+        those that it has."""
+        known, of, layouts, shapes = self.d.layouts, self.of, {}, {}
+        base = known[self.name(of.kept[0])]
+        for a in (*of.tensors, *of.results, *of.statistics):
+            found = known.get(self.name(a.name), known["dy"] if a is of.results[0] else None)
+            if found is None and (a.optional or a in of.statistics):
+                continue
+            shape = found.shape if found else base.shape if a.shape is None else a.shape(shapes)[0]
+            keeps = found and not a.written
+            layouts[a.name] = found if keeps else replace(found or base, shape=shape, stride=packed_stride(shape))
+            shapes[a.name] = shape
+        return layouts
+
+
+def draw(d: DrawnGraph, of: Drawable, forward: Callable[[DrawnGraph], None]) -> None:
+    """Draws the gradients that are asked for. forward: draws the operator's forward graph."""
+    pulled = Pulled(d, of, forward)
+    wanted = {t: f"d{name}" for t, name in pulled.given.items() if f"d{name}" in d}
+    store(d, {wanted[t]: grad for t, grad in pulled.gradients([*wanted]).items()})
+
+
+def store(d: DrawnGraph, gradients: dict[str, Tensor]) -> None:
+    """Write gradients to arguments. What is read, or is the gradient of several, is not rounded for the others."""
+    read = [t for node in d.graph.nodes for t in node.inputs.values()] + [*gradients.values()]
+    for name, grad in gradients.items():
+        several = sum(t is grad for t in read) > 1 or not grad.get_is_virtual()
+        d.store_read(name, grad) if several else d.store(name, grad)
