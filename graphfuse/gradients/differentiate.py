@@ -30,7 +30,8 @@ class Differentiated:
     backward: reads gradients and what is kept, writes gradients. Each tensor that it keeps has the name, shape and type
         that it has in `forward`.
     kept: names of the tensors of `forward`, inputs and outputs, that `backward` reads.
-    given: by the name of an output, the tensor of `backward` that gets its gradient, called dNAME.
+    given: by the name of an output, the tensor of `backward` that gets its gradient, called dNAME; without outputs that
+        no tensor of `wrt` changes.
     gradients: by the name of a tensor of `wrt`, the output of `backward` that is its gradient, called dNAME.
     """
 
@@ -119,6 +120,7 @@ class _Drawing:
         self.given = {t: self._like(t, f"d{t.get_name()}") for t in outputs}
         self.walk = Walk(forward, self.graph, self._kept)
         self.gradients = self.walk.gradients(self.given, wrt)
+        self._drop_what_goes_nowhere()
 
     def instead(self, again: frozenset[Tensor]) -> _Drawing:
         """The drawing in which `again` is computed again."""
@@ -127,7 +129,20 @@ class _Drawing:
     def needless(self) -> frozenset[Tensor]:
         """Outputs that are read though all that they are made of is read, too."""
         found = (t for t in self.read if t in self.producers and not t.get_is_virtual() and t not in self.more)
+        found = (t for t in found if self.producers[t].op.recomputed)
         return frozenset(t for t in found if self._sources(t) <= self.read.keys() - {t})
+
+    def _drop_what_goes_nowhere(self) -> None:
+        """Leaves out what was drawn for a gradient that did not go on: that of a norm's statistics, on to its scale."""
+        live, nodes = set(self.gradients.values()), []
+        for node in reversed(self.graph.nodes):
+            if not live.isdisjoint(node.outputs.values()):
+                live.update(node.inputs.values(), node.outputs.values())
+                nodes.insert(0, node)
+        self.graph.nodes[:] = nodes
+        self.graph.tensors[:] = [t for t in self.graph.tensors if t in live]
+        self.read = {t: read for t, read in self.read.items() if read in live}
+        self.given = {t: grad for t, grad in self.given.items() if grad in live}
 
     def _kept(self, t: Tensor) -> Tensor | None:
         if t not in self.read and self._is_kept(t):
@@ -197,8 +212,8 @@ class _Drawing:
             if source in reached and isinstance(rule := node.op.rule(port), NoRule)
         ]
         names = ", ".join(repr(made.get_name()) for made in self.outputs)
-        why = "; ".join(reasons) or "no node on the way reads it"
-        return f"differentiate: {t.get_name()!r} has no gradient, as none of outputs ({names}) changes with it: {why}"
+        why = "".join(f"; {reason}" for reason in reasons)
+        return f"differentiate: {t.get_name()!r} has no gradient, as none of outputs ({names}) changes with it{why}"
 
 
 def _is_reduced(node: NodeRecord | None, t: Tensor) -> bool:

@@ -111,6 +111,8 @@ class Walk:
                     raise GraphNotSupportedError(
                         f"node {node.name!r} ({node.op.name}): no gradient of {port} ({t.get_name()!r}): {grad.reason}"
                     )
+                if grad is None:
+                    continue
                 yield t, self._summed(grad, tuple(t.get_dim()), made if node.op.pointwise else ())
 
     def _pullback(self, node: NodeRecord, grads: Mapping[str, Tensor], asked: frozenset[str]) -> Pullback:

@@ -2,7 +2,8 @@
 
 A rule draws nodes of the backward graph. It reads the gradients of the node's outputs, and values of its inputs and
 outputs, which are kept or computed again (``graphfuse.gradients``). It knows nothing of broadcasting: a gradient that
-it draws may have more elements than its input, and is summed then, or fewer, and is the same along those axes.
+it draws may have more elements than its input, and is summed then, or fewer, and is the same along those axes. It is
+None where the outputs that have gradients do not change with the input.
 """
 
 import math

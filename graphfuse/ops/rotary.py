@@ -192,6 +192,7 @@ TABLE = (
         infer=_scattered,
         reference=_scatter_rows,
         vjp={"input": _scattered_back, "index": NUMBERS},
+        recomputed=False,  # what is there before is not known
     ),
     Op(
         "add_rows",

@@ -59,7 +59,11 @@ EDGES = {
     "tanh": (lambda g, x: g.tanh(x), torch.tanh, POINTS),
     "swish": (lambda g, x: g.swish(x), functional.silu, POINTS[:2]),
     "gelu": (lambda g, x: g.gelu(x), functional.gelu, POINTS[:2]),
-    "gelu_approx_tanh": (lambda g, x: g.gelu_approx_tanh(x), lambda x: functional.gelu(x, approximate="tanh"), POINTS[:2]),
+    "gelu_approx_tanh": (
+        lambda g, x: g.gelu_approx_tanh(x),
+        lambda x: functional.gelu(x, approximate="tanh"),
+        POINTS[:2],
+    ),
     "a choice": (
         lambda g, x, y: g.binary_select(g.exp(x), y, g.cmp_lt(x, 10.0)),
         lambda x, y: torch.where(x < 10, x.exp(), y),
