@@ -36,6 +36,7 @@ class Walk:
     graph: pygraph
     kept: Callable[[Tensor], Tensor | None]
     _values: dict[Tensor, Value] = field(default_factory=dict)
+    _drawn: dict[int, dict[object, Value]] = field(default_factory=dict)
     _inferred: int = 0
 
     def gradients(self, given: Mapping[Tensor, Tensor], wanted: Collection[Tensor]) -> dict[Tensor, Tensor]:
@@ -127,6 +128,7 @@ class Walk:
             value_of=lambda port: self.value(tensors[port]),
             dim_of=lambda port: tuple(tensors[port].get_dim()),
             expand=self.expanded,
+            drawn=self._drawn.setdefault(id(node), {}),
         )
 
     def _summed(self, grad: Tensor, dim: tuple[int, ...], made: tuple[int, ...]) -> Tensor:

@@ -74,7 +74,7 @@ class _Drawer:
         return self.random.choice(found) if found else None
 
     def beside(self, dim: Shape) -> Made | float:
-        """An operand for one of this shape: a tensor of the pool, a new one that is broadcast or broadcasts, a number."""
+        """An operand for one of this shape: one of the pool, a new one that broadcasts or is, a number."""
         fits = [made for made in self.pool if _broadcast(dim, made.dim) is not None]
         choice = self.random.random()
         if choice < 0.5 and fits:
