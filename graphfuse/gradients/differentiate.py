@@ -137,15 +137,15 @@ class _Drawing:
         return _Drawing(self.forward, self.outputs, self.wrt, self.more, again) if again else self
 
     def needless(self) -> frozenset[Tensor]:
-        """Outputs that are read though all that they are made of is read, too."""
+        """Whole outputs that are read though all that they are made of is read, too."""
         found = (t for t in self.read if t in self.producers and not t.get_is_virtual() and t not in self.more)
-        found = (t for t in found if self.producers[t].op.recomputed)
+        found = (t for t in found if self.producers[t].op.recomputed and not _is_reduced(self.producers[t], t))
         sources = self._sources()
         return frozenset(t for t in found if sources[t] <= self.read.keys() - {t})
 
     def _drop_what_goes_nowhere(self) -> None:
         """Leaves out what was drawn for a gradient that did not go on: that of a norm's statistics, on to its scale."""
-        live, nodes = set(self.gradients.values()), []
+        live, nodes = set(self.gradients.values()), list[NodeRecord]()
         for node in reversed(self.graph.nodes):
             if not live.isdisjoint(node.outputs.values()):
                 live.update(node.inputs.values(), node.outputs.values())
@@ -158,7 +158,7 @@ class _Drawing:
     def _kept(self, t: Tensor) -> Tensor | None:
         if t not in self.read and self._is_kept(t):
             self.read[t] = copying.leaf(self.graph, t)
-            if _is_reduced(self.producers.get(t), t):
+            if t.get_is_virtual() and _is_reduced(self.producers.get(t), t):
                 self.read[t].set_data_type(self.producers[t].compute)
         return self.read.get(t)
 
@@ -168,11 +168,11 @@ class _Drawing:
         if t in self.again:
             return False
         node = self.producers[t]
-        stored = not t.get_is_virtual() and t.get_data_type() in DIFFERENTIABLE
-        return stored or not node.op.recomputed or _is_reduced(node, t)
+        fit = _is_reduced(node, t) if t.get_is_virtual() else t.get_data_type() in DIFFERENTIABLE
+        return fit or not node.op.recomputed
 
     def _sources(self) -> Mapping[Tensor, frozenset[Tensor]]:
-        """By tensor that a node makes, the tensors in memory that it is computed of."""
+        """Tensors in memory that each tensor is computed of which a node makes."""
         found: dict[Tensor, frozenset[Tensor]] = {}
         for node in self.forward.nodes:
             made = [t for port, t in node.outputs.items() if port not in node.absent]

@@ -97,6 +97,20 @@ def test_outputs_are_kept_in_place_of_what_they_are_made_of(dtype):
     assert set(differentiate(g, ["out"], ["x", "y"]).kept) == {"x", "y"}
 
 
+@pytest.mark.parametrize("dtype", [FLOAT, BF16, E4M3], ids=lambda d: d.name)
+def test_reduced_outputs_are_kept_as_stored(dtype):
+    g = graphs.new()
+    x = g.tensor([4, 8], name="x")
+    total = g.reduction(g.exp(x), mode=reduction_mode.ADD).set_dim([4, 1]).set_output().set_name("total")
+    g.log(total.set_data_type(dtype)).set_output().set_name("out").set_data_type(FLOAT)
+    made = differentiate(g, ["out"], ["x"])
+    assert set(made.kept) == {"x", *(["total"] if dtype is not E4M3 else [])}
+    assert dtype is E4M3 or read(made.backward)["total"].get_data_type() is dtype
+    (out,) = differentiated.function(made)(given := torch.zeros(4, 8, requires_grad=True))
+    out.sum().backward()
+    torch.testing.assert_close(given.grad, torch.full((4, 8), 1 / 8))
+
+
 def test_products_are_kept_and_never_computed_again():
     g = graphs.new()
     a, b = g.tensor([4, 8], name="a"), g.tensor([8, 3], name="b")
