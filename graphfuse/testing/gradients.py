@@ -29,7 +29,7 @@ class GradientProblem:
 
 
 def problems(drawings: Sequence[SampleGraph]) -> list[GradientProblem]:
-    """Those of the drawings that have gradients."""
+    """Problems of those drawings that have gradients."""
     found = ((drawing, _differentiated(drawing.recorded)) for drawing in drawings)
     return [GradientProblem(drawing.name, made) for drawing, made in found if made is not None]
 
