@@ -108,6 +108,7 @@ SAMPLES: dict[str, Draw] = {
         normed(g), *(g.gather_rows(tensor(g, (64, COLUMNS // 2)), tensor(g, (ROWS, 1), INT64)) for _ in range(2))
     ),
     "scatter_rows": lambda g: g.scatter_rows(normed(g), tensor(g, (ROWS, 1), INT64)).set_dim([64, COLUMNS]),
+    "add_rows": lambda g: g.add_rows(tensor(g), tensor(g, (ROWS, 1), INT64)).set_dim([64, COLUMNS]),
     "rotate_pairs": lambda g: g.rotate_pairs(normed(g), *(tensor(g, (ROWS, COLUMNS // 2)) for _ in range(2))),
     "join": lambda g: g.rmsnorm(
         g.join(tensor(g), tensor(g), axis=0), tensor(g, (1, COLUMNS)), 1e-6, norm_forward_phase=INFERENCE
@@ -127,6 +128,7 @@ SAMPLES: dict[str, Draw] = {
         tensor(g, IMAGE), tensor(g, IMAGE), *(channel(g) for _ in range(3))
     ),
     "transpose": lambda g: g.transpose(tensor(g, IMAGE), permutation=[0, 1, 3, 2]),
+    "expand": lambda g: g.expand(tensor(g, (ROWS, 1))).set_dim([ROWS, COLUMNS]),
     "reshape": lambda g: g.reshape(tensor(g)).set_dim([ROWS * 2, COLUMNS // 2]),
     "slice": lambda g: g.slice(tensor(g), slices=[slice(0, 8), slice(0, COLUMNS)]),
 }

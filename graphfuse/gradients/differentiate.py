@@ -30,7 +30,8 @@ class Differentiated:
     backward: reads gradients and what is kept, writes gradients. Each tensor that it keeps has the name, shape and type
         that it has in `forward`.
     kept: names of the tensors of `forward`, inputs and outputs, that `backward` reads.
-    given: by the name of an output, the tensor of `backward` that gets its gradient, called dNAME.
+    given: by the name of an output, the tensor of `backward` that gets its gradient, called dNAME; without outputs that
+        no tensor of `wrt` changes.
     gradients: by the name of a tensor of `wrt`, the output of `backward` that is its gradient, called dNAME.
     """
 
@@ -66,16 +67,19 @@ def differentiate(
     graph.validate()
     forward, twins = copied(graph, _for_training)
     forward.validate()
-    tensors = {t.get_name(): twins[t] for t in twins}
 
     def chosen(what: str, given: Sequence[Tensor | str]) -> list[Tensor]:
-        if isinstance(given, str | Tensor) or not isinstance(given, Sequence):
+        told = not isinstance(given, str | Tensor) and isinstance(given, Sequence)
+        if not told or not all(isinstance(t, str | Tensor) for t in given):
             raise GraphTypeError(f"differentiate: {what} must be a list of tensors or names, got {given!r}")
-        found = [twins.get(t) if isinstance(t, Tensor) else tensors.get(t) for t in given]
-        for t, asked in zip(found, given, strict=True):
-            if t is None:
-                raise GraphValidationError(f"differentiate: {what} has {asked!r}, which graph {graph.name!r} has not")
-        return found
+        found = []
+        for asked in given:
+            fits = [twin for t, twin in twins.items() if asked is t or asked == t.get_name()]
+            if len(fits) != 1:
+                has = f"has {len(fits)} times; give the tensor, or names that differ" if fits else "has not"
+                raise GraphValidationError(f"differentiate: {what} has {asked!r}, which graph {graph.name!r} {has}")
+            found += fits
+        return list(dict.fromkeys(found))
 
     made, wanted, more = chosen("outputs", outputs), chosen("wrt", wrt), chosen("kept", kept)
     if not made or not wanted:
@@ -85,6 +89,13 @@ def differentiate(
             accepted = ", ".join(dtype.name for dtype in DIFFERENTIABLE)
             kind = "passed by value" if t.get_is_pass_by_value() else t.get_data_type().name
             raise GraphValidationError(f"differentiate: {t.get_name()!r} is {kind}; accepted: {accepted}, in memory")
+    for t in wanted:
+        if t in made:
+            raise GraphValidationError(f"differentiate: {t.get_name()!r} is in outputs, its gradient given, and in wrt")
+    for t in more:
+        written = any(t in node.outputs.values() for node in forward.nodes)
+        if written and t.get_data_type() not in DIFFERENTIABLE:
+            raise GraphValidationError(f"differentiate: kept has {t.get_name()!r}, which is {t.get_data_type().name}")
     drawn = _Drawing(forward, made, wanted, frozenset(more))
     return drawn.instead(drawn.needless()).finished()
 
@@ -119,20 +130,35 @@ class _Drawing:
         self.given = {t: self._like(t, f"d{t.get_name()}") for t in outputs}
         self.walk = Walk(forward, self.graph, self._kept)
         self.gradients = self.walk.gradients(self.given, wrt)
+        self._drop_what_goes_nowhere()
 
     def instead(self, again: frozenset[Tensor]) -> _Drawing:
         """The drawing in which `again` is computed again."""
         return _Drawing(self.forward, self.outputs, self.wrt, self.more, again) if again else self
 
     def needless(self) -> frozenset[Tensor]:
-        """Outputs that are read though all that they are made of is read, too."""
+        """Whole outputs that are read though all that they are made of is read, too."""
         found = (t for t in self.read if t in self.producers and not t.get_is_virtual() and t not in self.more)
-        return frozenset(t for t in found if self._sources(t) <= self.read.keys() - {t})
+        found = (t for t in found if self.producers[t].op.recomputed and not _is_reduced(self.producers[t], t))
+        sources = self._sources()
+        return frozenset(t for t in found if sources[t] <= self.read.keys() - {t})
+
+    def _drop_what_goes_nowhere(self) -> None:
+        """Leaves out what was drawn for a gradient that did not go on: that of a norm's statistics, on to its scale."""
+        live, nodes = set(self.gradients.values()), list[NodeRecord]()
+        for node in reversed(self.graph.nodes):
+            if not live.isdisjoint(node.outputs.values()):
+                live.update(node.inputs.values(), node.outputs.values())
+                nodes.insert(0, node)
+        self.graph.nodes[:] = nodes
+        self.graph.tensors[:] = [t for t in self.graph.tensors if t in live]
+        self.read = {t: read for t, read in self.read.items() if read in live}
+        self.given = {t: grad for t, grad in self.given.items() if grad in live}
 
     def _kept(self, t: Tensor) -> Tensor | None:
         if t not in self.read and self._is_kept(t):
             self.read[t] = copying.leaf(self.graph, t)
-            if _is_reduced(self.producers.get(t), t):
+            if t.get_is_virtual() and _is_reduced(self.producers.get(t), t):
                 self.read[t].set_data_type(self.producers[t].compute)
         return self.read.get(t)
 
@@ -142,19 +168,18 @@ class _Drawing:
         if t in self.again:
             return False
         node = self.producers[t]
-        stored = not t.get_is_virtual() and t.get_data_type() in DIFFERENTIABLE
-        return stored or not node.op.recomputed or _is_reduced(node, t)
+        fit = _is_reduced(node, t) if t.get_is_virtual() else t.get_data_type() in DIFFERENTIABLE
+        return fit or not node.op.recomputed
 
-    def _sources(self, t: Tensor) -> set[Tensor]:
-        """The tensors in memory that `t` is computed of."""
-        node = self.producers[t]
-        statistics = {
-            made for port, made in node.outputs.items() if port not in node.absent and _is_reduced(node, made)
-        }
-        found = statistics if node.op.again else set()
-        for source in node.inputs.values():
-            if source.value is None and not source.get_is_pass_by_value():
-                found |= {source} if self._is_kept(source) else self._sources(source)
+    def _sources(self) -> Mapping[Tensor, frozenset[Tensor]]:
+        """Tensors in memory that each tensor is computed of which a node makes."""
+        found: dict[Tensor, frozenset[Tensor]] = {}
+        for node in self.forward.nodes:
+            made = [t for port, t in node.outputs.items() if port not in node.absent]
+            read = [t for t in node.inputs.values() if t.value is None and not t.get_is_pass_by_value()]
+            of = [frozenset((t,)) if self._is_kept(t) else found[t] for t in read]
+            statistics = [t for t in made if node.op.again and _is_reduced(node, t)]
+            found |= dict.fromkeys(made, frozenset(statistics).union(*of))
         return found
 
     def _like(self, t: Tensor, name: str) -> Tensor:
@@ -170,6 +195,7 @@ class _Drawing:
         for t, read in self.read.items():
             if t in self.producers and t.get_is_virtual():
                 t.set_output(True).set_data_type(read.get_data_type())
+        self._check_names()
         self.forward.validate()
         self.graph.validate()
         return Differentiated(
@@ -180,10 +206,21 @@ class _Drawing:
             {t.get_name(): grad for t, grad in stored.items()},
         )
 
+    def _check_names(self) -> None:
+        """Callers find tensors of backward by their names."""
+        names = [t.get_name() for t in self.graph.tensors if t.value is None and not t.get_is_virtual()]
+        for name in names:
+            if names.count(name) > 1:
+                raise GraphValidationError(
+                    f"differentiate: two tensors of backward would be called {name!r}: what is kept has the name that "
+                    f"it has in graph {self.forward.name!r}, and the gradient of NAME is called dNAME; rename one"
+                )
+
     def _stored(self, t: Tensor) -> Tensor:
         grad = self.gradients[t]
         taken = any(grad in node.inputs.values() for node in self.graph.nodes)
-        if taken or grad in self.given.values() or not grad.get_is_virtual():
+        shared = list(self.gradients.values()).count(grad) > 1
+        if taken or shared or grad in self.given.values():
             grad = self.graph.identity(grad)  # what is read is not rounded
         grad.set_output(True).set_name(f"d{t.get_name()}").set_data_type(t.get_data_type())
         return _without_overlap(grad.set_dim(t.get_dim()).set_stride(t.get_stride()))
@@ -197,8 +234,8 @@ class _Drawing:
             if source in reached and isinstance(rule := node.op.rule(port), NoRule)
         ]
         names = ", ".join(repr(made.get_name()) for made in self.outputs)
-        why = "; ".join(reasons) or "no node on the way reads it"
-        return f"differentiate: {t.get_name()!r} has no gradient, as none of outputs ({names}) changes with it: {why}"
+        why = "".join(f"; {reason}" for reason in reasons)
+        return f"differentiate: {t.get_name()!r} has no gradient, as none of outputs ({names}) changes with it{why}"
 
 
 def _is_reduced(node: NodeRecord | None, t: Tensor) -> bool:

@@ -36,6 +36,7 @@ class Walk:
     graph: pygraph
     kept: Callable[[Tensor], Tensor | None]
     _values: dict[Tensor, Value] = field(default_factory=dict)
+    _drawn: dict[int, dict[object, Value]] = field(default_factory=dict)
     _inferred: int = 0
 
     def gradients(self, given: Mapping[Tensor, Tensor], wanted: Collection[Tensor]) -> dict[Tensor, Tensor]:
@@ -111,6 +112,8 @@ class Walk:
                     raise GraphNotSupportedError(
                         f"node {node.name!r} ({node.op.name}): no gradient of {port} ({t.get_name()!r}): {grad.reason}"
                     )
+                if grad is None:
+                    continue
                 yield t, self._summed(grad, tuple(t.get_dim()), made if node.op.pointwise else ())
 
     def _pullback(self, node: NodeRecord, grads: Mapping[str, Tensor], asked: frozenset[str]) -> Pullback:
@@ -125,6 +128,7 @@ class Walk:
             value_of=lambda port: self.value(tensors[port]),
             dim_of=lambda port: tuple(tensors[port].get_dim()),
             expand=self.expanded,
+            drawn=self._drawn.setdefault(id(node), {}),
         )
 
     def _summed(self, grad: Tensor, dim: tuple[int, ...], made: tuple[int, ...]) -> Tensor:

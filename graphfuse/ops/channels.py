@@ -7,7 +7,7 @@ from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import norms
 from graphfuse.ops.expansion import Columns, Expansion, RowArithmetic, Values
 from graphfuse.ops.op import Attributes, Op, Port, Shape
-from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback, passed
+from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
 from graphfuse.ops.shapes import LAYERNORM_ORDER, layernorm_absent
 
 
@@ -53,6 +53,7 @@ def _instance_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> 
 
 
 _RUNNING = ("in_running_mean", "in_running_var", "momentum")
+_NEXT = ("next_running_mean", "next_running_var")
 
 
 def _batch_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -63,12 +64,12 @@ def _batch_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dic
             f"{given[0]} is given without {missing}; give {', '.join(_RUNNING)}, or none of them"
         )
     statistic, _ = _checked(shapes, _batch_axes, 2, ("in_running_mean", "in_running_var"))
-    running = dict.fromkeys(("next_running_mean", "next_running_var"), statistic)
+    running = dict.fromkeys(_NEXT, statistic)
     return {"Y": shapes["input"], "mean": statistic, "inv_variance": statistic} | running
 
 
 def _batch_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
-    return frozenset() if inputs.issuperset(_RUNNING) else frozenset({"next_running_mean", "next_running_var"})
+    return frozenset() if inputs.issuperset(_RUNNING) else frozenset(_NEXT)
 
 
 def _inference_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -105,9 +106,13 @@ def _along(axes_of) -> Columns:
     return lambda shapes, attributes: axes_of(len(shapes["input"]))
 
 
-def _of_inference(p: Pullback) -> object:
+def _of_normal(p: Pullback) -> object:
     """The gradient of the centred input times inv_variance."""
-    return p.graph.mul(p.grad, p["scale"])
+    return p.graph.mul(p.whole("Y"), p["scale"])
+
+
+def _of_centred(p: Pullback) -> object:
+    return p.graph.mul(p.once(_of_normal), p["inv_variance"])
 
 
 def _centred(p: Pullback) -> object:
@@ -115,12 +120,20 @@ def _centred(p: Pullback) -> object:
 
 
 _RUNNING_STATISTICS = NoRule("running statistics are kept, not learned", constant=True)
+_OF_NEXT = NoRule("running statistics have no gradient that could go on to it")
+_OF_BATCHNORM = norms.gradients("batchnorm_backward", "mean", "inv_variance")
+
+
+def _of_batch(p: Pullback) -> object:
+    return _OF_NEXT if p.grads.keys() & set(_NEXT) else _OF_BATCHNORM["input"](p)
+
+
 _OF_GIVEN_STATISTICS = {
-    "input": lambda p: p.graph.mul(_of_inference(p), p["inv_variance"]),
-    "mean": lambda p: p.graph.neg(p.graph.mul(_of_inference(p), p["inv_variance"])),
-    "inv_variance": lambda p: p.graph.mul(_of_inference(p), _centred(p)),
-    "scale": lambda p: p.graph.mul(p.grad, p.graph.mul(_centred(p), p["inv_variance"])),
-    "bias": passed,
+    "input": lambda p: p.once(_of_centred),
+    "mean": lambda p: p.graph.neg(p.once(_of_centred)),
+    "inv_variance": lambda p: p.graph.mul(p.once(_of_normal), p.once(_centred)),
+    "scale": lambda p: p.graph.mul(p.whole("Y"), p.graph.mul(p.once(_centred), p["inv_variance"])),
+    "bias": lambda p: p.whole("Y"),
 }
 
 _NORM = (
@@ -188,8 +201,7 @@ TABLE = (
         expansion=Expansion(_batchnorm, _along(_batch_axes), in_rows=False),
         absent=_batch_absent,
         not_offered=(("peer_stats", []),),
-        vjp=norms.gradients("batchnorm_backward", "mean", "inv_variance")
-        | dict.fromkeys(_RUNNING, _RUNNING_STATISTICS),
+        vjp=_OF_BATCHNORM | {"input": _of_batch} | dict.fromkeys(_RUNNING, _RUNNING_STATISTICS),
         again=norms.AGAIN,
     ),
     Op(

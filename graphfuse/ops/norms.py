@@ -72,8 +72,14 @@ def _normal(p: Pullback) -> object:
 
 
 def _again(p: Pullback) -> object:
-    y = p.graph.mul(_normal(p), p["scale"]) if "scale" in p else _normal(p)
-    return p.graph.add(y, p["bias"]) if "bias" in p else y
+    y = p.graph.mul(_normal(p), _weight(p, "scale")) if "scale" in p else _normal(p)
+    return p.graph.add(y, _weight(p, "bias")) if "bias" in p else y
+
+
+def _weight(p: Pullback, port: str) -> object:
+    """Scale or bias in the rank of input."""
+    dim, rank = p.dim_of(port), len(p.dim_of("input"))
+    return p[port] if len(dim) == rank else p.graph.reshape(p[port]).set_dim(shapes.aligned(dim, rank))
 
 
 def _with_statistics(p: Pullback, dx: object | None) -> object:
@@ -99,7 +105,12 @@ def gradients(backward: str, *statistics: str, **attributes: Callable[[Pullback]
 
     def of_weight(name: str) -> Rule:
         # Without a scale the node makes no sum: the gradient is summed to the shape of bias like any other.
-        return lambda p: p.once(draw)[name] if "scale" in p else p.whole("Y")
+        def rule(p: Pullback) -> object | None:
+            if "Y" not in p.grads:
+                return None  # statistics do not change with weights
+            return p.once(draw)[name] if "scale" in p else p.whole("Y")
+
+        return rule
 
     return {
         "input": lambda p: _with_statistics(p, p.once(draw)["DX"] if "Y" in p.grads else None),

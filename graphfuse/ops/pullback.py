@@ -2,7 +2,8 @@
 
 A rule draws nodes of the backward graph. It reads the gradients of the node's outputs, and values of its inputs and
 outputs, which are kept or computed again (``graphfuse.gradients``). It knows nothing of broadcasting: a gradient that
-it draws may have more elements than its input, and is summed then, or fewer, and is the same along those axes.
+it draws may have more elements than its input, and is summed then, or fewer, and is the same along those axes. It is
+None where the outputs that have gradients do not change with the input.
 """
 
 import math
@@ -25,7 +26,7 @@ class Pullback:
     outputs: the output ports that the node writes.
     value_of, dim_of: the value and the shape of a port.
     expand: makes a gradient, or a number, a tensor of a shape.
-    drawn: what rules drew once for all of them.
+    drawn: what rules drew once for all of them: by the output, its gradient in whole; by a function, what it drew.
     """
 
     graph: Any
@@ -37,7 +38,7 @@ class Pullback:
     value_of: Callable[[str], Any]
     dim_of: Callable[[str], Shape]
     expand: Callable[[Any, Shape], Any]
-    drawn: dict[str, Any] = field(default_factory=dict)
+    drawn: dict[Any, Any] = field(default_factory=dict)
 
     def __getitem__(self, port: str) -> Any:
         """Value of an input or output port: a tensor of the backward graph, or the number that a constant has."""
@@ -58,7 +59,9 @@ class Pullback:
 
     def whole(self, port: str) -> Any:
         """Gradient of an output in that output's shape."""
-        return self.expand(self.grads[port], self.dim_of(port))
+        if port not in self.drawn:
+            self.drawn[port] = self.expand(self.grads[port], self.dim_of(port))
+        return self.drawn[port]
 
     def zeros(self, dim: Shape) -> Any:
         return self.expand(0.0, dim)

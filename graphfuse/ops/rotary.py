@@ -144,7 +144,8 @@ def _scattered_back(p: Pullback) -> object:
     """The gradients of the slices that are written, and zeros of those that are not."""
     index = p["index"]
     found = p.graph.gather_rows(p.whole("output"), index)
-    written = p.graph.mul(p.graph.cmp_ge(index, 0.0), p.graph.cmp_lt(index, float(p.dim_of("output")[0])))
+    last = float(p.dim_of("output")[0] - 1)  # rounded as numbers are, so none below it is taken for one above
+    written = p.graph.mul(p.graph.cmp_ge(index, 0.0), p.graph.cmp_le(index, last))
     return p.graph.binary_select(found, 0.0, written)
 
 
@@ -192,6 +193,7 @@ TABLE = (
         infer=_scattered,
         reference=_scatter_rows,
         vjp={"input": _scattered_back, "index": NUMBERS},
+        recomputed=False,  # what is there before is not known
     ),
     Op(
         "add_rows",

@@ -64,9 +64,18 @@ def _pointwise(
     )
 
 
+def _over_b(p: pullback.Pullback, dividend: object) -> object:
+    """Any dividend of a division by "b", of which the reciprocal is drawn once."""
+    return p.graph.mul(dividend, p.once(_reciprocal_of_b))
+
+
+def _reciprocal_of_b(p: pullback.Pullback) -> object:
+    return pullback.reciprocal(p, p["b"])
+
+
 _OF_DIVISION = {
-    "a": lambda p: p.graph.mul(p.grad, pullback.reciprocal(p, p["b"])),
-    "b": lambda p: p.graph.neg(p.graph.mul(p.graph.mul(p.grad, p["output"]), pullback.reciprocal(p, p["b"]))),
+    "a": lambda p: _over_b(p, p.grad),
+    "b": lambda p: p.graph.neg(_over_b(p, p.graph.mul(p.grad, p["output"]))),
 }
 _OF_SELECTION = {
     "input0": lambda p: p.graph.binary_select(p.grad, 0.0, p["mask"]),
@@ -172,7 +181,7 @@ _TABLE = (
         "({a} / {b})",
         lambda t, a, b: a / b,
         vjp=_OF_DIVISION,
-        again=lambda p: p.graph.mul(p["a"], pullback.reciprocal(p, p["b"])),
+        again=lambda p: _over_b(p, p["a"]),
     ),
     _pointwise(
         "scale",

@@ -1,14 +1,16 @@
 """The check itself: a subject goes through every stage, to a report."""
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from graphfuse.base.device import ARCHES, CPU, EMULATOR, Device, for_arch
 from graphfuse.base.errors import KernelCompileError, PluginError, ToolkitNotFoundError
 from graphfuse.contract.engine import Engine
 from graphfuse.emulator.compiler import Build
-from graphfuse.testing import calls, kernels, timing
+from graphfuse.testing import calls, gradients, kernels, timing
 from graphfuse.testing.machine_code import resources
 from graphfuse.testing.report import Finding, Line, Report
 from graphfuse.testing.subject import Subject, subject_of
@@ -16,6 +18,7 @@ from graphfuse.testing.taken import Taken, taken
 from graphfuse.testing.variants import ASPECTS, COMPUTE, LAYOUT, ROUNDING, SCALARS, CheckCase, cases
 
 TOLERANCE = 2e-5
+_Named = TypeVar("_Named", Taken, gradients.GradientProblem)
 _ENOUGH = 3  # mistakes of one stage; more say the same again
 _SMALL = 1 << 10  # elements, of what is run under ThreadSanitizer: it takes a millisecond a thread
 
@@ -90,6 +93,7 @@ def check(
         )
     if called:
         run.stage("values, as execute runs it", called, lambda one: calls.fault(torch, subject, one, tolerance, seed))
+    run.differentiated(torch, subject, programs, problems, tolerance, seed)
     if chips:
         run.compiled(subject, chips, [group[0].case for group in by_source.values()] or every, programs)
     if benchmark:
@@ -119,10 +123,10 @@ class _Run:
         return Report(subject.name, tuple(self.lines), tuple(self.findings), dict(self.declined))
 
     def stage(
-        self, name: str, problems: Sequence[Taken], fault: Callable[[Taken], str | None], note: str = ""
-    ) -> list[Taken]:
+        self, name: str, problems: Sequence[_Named], fault: Callable[[_Named], str | None], note: str = ""
+    ) -> list[_Named]:
         """Look at each problem until enough are wrong; those that are."""
-        wrong: list[Taken] = []
+        wrong: list[_Named] = []
         done = 0
         for one in problems:
             done += 1
@@ -136,20 +140,22 @@ class _Run:
         self.lines.append(Line(name, done - len(wrong), len(wrong), "; ".join(filter(None, (stopped, note)))))
         return wrong
 
-    def planned(self, subject: Subject, every: Sequence[CheckCase], devices: Sequence[Device]) -> list[Taken]:
+    def planned(
+        self, subject: Subject, every: Sequence[CheckCase], devices: Sequence[Device], name: str = "planning"
+    ) -> list[Taken]:
         found: list[Taken] = []
         wrong = 0
         for case in every:
             for device in devices:
                 try:
-                    found += taken(subject, case, device, self.declined)
+                    found += taken(subject, case, device, self.declined if name == "planning" else Counter())
                 except PluginError as error:
                     wrong += 1
-                    self.findings.append(Finding("planning", f"{case.name} for {device}", str(error)))
+                    self.findings.append(Finding(name, f"{case.name} for {device}", str(error)))
                 if wrong == _ENOUGH:
                     break
         note = f"{len(every)} problems, of which {len({one.case for one in found})} were taken"
-        self.lines.append(Line("planning", len(every) - wrong, wrong, note))
+        self.lines.append(Line(name, len(every) - wrong, wrong, note))
         return found
 
     def covered(self, subject: Subject, chosen: Sequence[Taken], every: Sequence[CheckCase]) -> None:
@@ -166,6 +172,20 @@ class _Run:
                 what = "no graph can be drawn from the templates; give some: check(graphs=[...])"
             reasons = "".join(f"\n{reason}" for reason, _ in self.declined.most_common(5))
             self.findings.append(Finding("coverage", subject.name, what + reasons))
+
+    def differentiated(self, torch, subject: Subject, programs: int, most: int, tolerance: float, seed: int) -> None:
+        """Gradients of the graphs by differences, and kernels of their backward graphs against the reference."""
+        found = gradients.problems(subject.drawings[:most])
+        if not found or self.stage("gradients, in float64", found, lambda one: gradients.fault(torch, one, seed)):
+            return
+        backward = [next(cases(one.backward, 0, seed)) for one in found]
+        parts = self.planned(subject, backward, [EMULATOR], "gradients, planning")
+        light = [one for one in parts if kernels.emulated(one) and kernels.light(one)]
+        by_source, _ = _by_source(light, programs, most)
+        chosen = [one for group in by_source.values() for one in group]
+        if chosen:
+            fault = functools.partial(kernels.fault, torch, sanitizers=Build.ADDRESS, tolerance=tolerance, seed=seed)
+            self.stage("gradients, kernels", chosen, fault)
 
     def compiled(self, subject: Subject, chips: Sequence[Device], some: Sequence[CheckCase], programs: int) -> None:
         """Machine code for each chip, which uses no local memory: what a thread knows fits its registers."""

@@ -27,10 +27,11 @@ _MOST = 64  # drawings a template
 
 @dataclass(frozen=True)
 class SampleGraph:
-    """A graph before it is varied. name: in words, for reports."""
+    """A graph before it is varied. name: in words, for reports. recorded: as a user has it."""
 
     name: str
     graph: FrozenGraph
+    recorded: pygraph
 
 
 def drawings(pattern: Pattern) -> Iterator[SampleGraph]:
@@ -51,13 +52,13 @@ def drawings(pattern: Pattern) -> Iterator[SampleGraph]:
                 except (GraphfuseError, TypeError, ValueError):
                     continue
                 name = ", ".join(f"{c.name}: {kind}" for c, kind in zip(used, kinds, strict=True))
-                yield SampleGraph(f"{pattern.name} ({name})", graph)
+                yield SampleGraph(f"{pattern.name} ({name})", lower(graph.frozen), graph)
 
 
 def given(graph: pygraph) -> SampleGraph:
     """A user's graph as it stands."""
     graph.validate()
-    return SampleGraph(f"graph {graph.name!r}", lower(graph.frozen))
+    return SampleGraph(f"graph {graph.name!r}", lower(graph.frozen), graph)
 
 
 def _choices(count: int) -> Iterator[tuple[str, ...]]:
@@ -73,7 +74,7 @@ def _captures(outputs: Mapping[str, Made]) -> Sequence[Capture]:
     return sorted(found, key=lambda c: c.name)
 
 
-def _drawn(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> FrozenGraph:
+def _drawn(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> pygraph:
     graph = pygraph("drawn", io_data_type=data_type.FLOAT, intermediate_data_type=data_type.FLOAT)
     tensors = {
         c: graph.tensor(list(SHAPES[kind]), name=c.name, is_pass_by_value=kind == "by value")
@@ -99,4 +100,4 @@ def _drawn(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> FrozenG
         if tensor is not None:
             tensor.set_name(name).set_output()
     graph.validate()
-    return lower(graph.frozen)
+    return graph

@@ -27,6 +27,7 @@ from graphfuse import (
 )
 from graphfuse.base.device import EMULATOR
 from graphfuse.contract.engine import HostEngine, No, NoKnobs
+from graphfuse.ops import OPS
 from graphfuse.runtime import nvrtc, toolkit
 from graphfuse.runtime.record import no_gpu
 from graphfuse.testing import Report
@@ -62,6 +63,33 @@ def test_moves_have_variants_of_other_sizes():
     g.gather_rows(normalized, g.slice(numbers, [slice(0, 8), slice(None)])).set_output()
     report = checked(g, problems=12)
     assert report.ok and report.lines, str(report)
+
+
+def silu_of_norm():
+    g = pygraph("block", io_data_type=data_type.BFLOAT16, intermediate_data_type=data_type.FLOAT)
+    x, w = g.tensor([8, 64], name="x"), g.tensor([1, 64], name="w")
+    g.swish(g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0]).set_output()
+    return g
+
+
+def test_gradients_and_the_kernels_of_backward():
+    report = checked(silu_of_norm(), problems=4)
+    assert report.ok, str(report)
+    passed = {line.stage: line.passed for line in report.lines}
+    assert passed["gradients, in float64"] == 1 and passed["gradients, kernels"] >= 1
+
+
+def test_a_wrong_rule_is_found(monkeypatch):
+    monkeypatch.setitem(OPS["swish"].vjp, "input", lambda p: p.grad)
+    report = checked(silu_of_norm(), problems=4)
+    (finding,) = report.findings
+    assert finding.stage == "gradients, in float64" and "its gradient says" in finding.what
+
+
+def test_a_graph_without_gradients_has_no_stage_of_them():
+    g = pygraph("flags", io_data_type=data_type.FLOAT)
+    g.mul(g.cmp_gt(g.tensor([8, 64], name="x"), 0.0), 2.0).set_output()
+    assert not any("gradients" in line.stage for line in checked(g, problems=4).lines)
 
 
 WRONG = {

@@ -1,4 +1,4 @@
-"""transpose, slice, reshape, concatenate: each element where it belongs, strides, and errors."""
+"""transpose, slice, reshape, expand, concatenate: each element where it belongs, strides, and errors."""
 
 import numpy as np
 import pytest
@@ -72,6 +72,17 @@ def test_reshape(data):
     got = run(g, x, out)
     assert out.get_stride() == list(torch.empty(made).stride())
     assert [got[at] for at in np.ndindex(*made)] == [x[at] for at in np.ndindex(*shape)]
+
+
+@given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.data())
+def test_expand(shape, data):
+    shape = [data.draw(st.sampled_from((1, extent))) for extent in shape]
+    made = [data.draw(st.integers(0, 4)) if extent == 1 else extent for extent in shape]
+    x, g = torch.arange(float(np.prod(shape))).reshape(shape), graphs.new()
+    out = g.expand(g.tensor(shape, name="x")).set_dim(made)
+    got = run(g, x, out)
+    assert out.get_stride() == list(torch.empty(made).stride())
+    assert np.array_equal(got.numpy(), np.broadcast_to(x.numpy(), made))
 
 
 def test_reshape_of_rows_keeps_their_type_and_follows_other_shapes():
@@ -275,6 +286,12 @@ def test_a_wide_tensor_that_nodes_of_two_types_read():
             lambda g, x: g.reshape(x, reshape_mode.VIEW_ONLY).set_dim([12]),
             "reshape_mode is reshape_mode.VIEW_ONLY; accepted: reshape_mode.LOGICAL, which is the same for tensors",
         ),
+        (lambda g, x: g.expand(x), "output has no dim, which nothing else says: call set_dim on it"),
+        (
+            lambda g, x: g.expand(x).set_dim([3, 5]),
+            r"input's rank, .* where they are not 1, got \[3, 5\] of input \[3, 4\]",
+        ),
+        (lambda g, x: g.expand(x).set_dim([2, 3, 4]), r"input's rank, .* got \[2, 3, 4\] of input \[3, 4\]"),
         (lambda g, x: g.concatenate(2, inputs=[x, x]), "axis 2 is outside the inputs' rank 2"),
         (lambda g, x: g.slice(x, [slice(1), slice("a")]), "of axis 1: slice indices must be integers"),
     ],

@@ -1,4 +1,4 @@
-"""rotate_pairs, gather_rows and join: what they compute, as torch and numpy have it, and what is refused."""
+"""rotate_pairs, gather_rows, add_rows and join: what they compute, as torch and numpy have it, and what is refused."""
 
 import numpy as np
 import pytest
@@ -123,6 +123,32 @@ def test_scatter_rows_keeps_no_fp4():
         g.build([heur_mode.FALLBACK])
 
 
+@pytest.mark.parametrize("dtype", [data_type.INT32, data_type.INT64])
+@pytest.mark.parametrize(
+    ("made", "read", "numbers"),
+    [
+        ((4, 3), (6, 3), (6, 1)),
+        ((4, 1, 3), (5, 2, 3), (5, 2, 1)),
+        ((4, 2, 3), (5, 2, 3), (5, 1, 1)),
+        ((2, 3), (0, 3), (0, 1)),
+    ],
+    ids=str,
+)
+def test_add_rows(made, read, numbers, dtype):
+    """Numbers that stand twice, and such as the output has not."""
+    x, g = normal(*read), graphs.new()
+    index = torch.randint(-1, made[0] + 1, numbers, generator=torch.Generator().manual_seed(0))
+    index = index.to(torch.int32 if dtype is data_type.INT32 else torch.int64)
+    tensors = [g.tensor(list(read), name="x"), g.tensor(list(numbers), data_type=dtype, name="index")]
+    got = run(g, g.add_rows(*tensors).set_dim(list(made)), {"x": x, "index": index})
+    want = np.zeros(made)
+    for at in np.ndindex(*read):
+        row = int(index[tuple(0 if e == 1 else i for e, i in zip(numbers, at, strict=True))])
+        if 0 <= row < made[0]:
+            want[(row, *(0 if e == 1 else i for e, i in zip(made[1:], at[1:], strict=True)))] += float(x[at])
+    torch.testing.assert_close(got.double(), torch.from_numpy(want), rtol=1e-6, atol=1e-6)
+
+
 def test_join():
     a, b, g = normal(2, 3, 4), normal(2, 1, 4, seed=1), graphs.new()
     out = g.join(g.tensor([2, 3, 4], name="a"), g.tensor([2, 1, 4], name="b"), -2)
@@ -145,6 +171,11 @@ REFUSED = {
     "index of columns": (
         lambda g, t: g.gather_rows(t(4, 8), t(3, 8)),
         r"index must have extent 1 along the last axis.*got \[3, 8\] and input \[4, 8\]",
+    ),
+    "a sum without a shape": (lambda g, t: g.add_rows(t(4, 8), t(4, 1)), "output has no dim, .*: call set_dim on it"),
+    "a sum of other rows": (
+        lambda g, t: g.add_rows(t(4, 8), t(3, 1)).set_dim([5, 8]),
+        r"that gather_rows makes of output \[5, 8\] and index \[3, 1\], \[3, 8\], got \[4, 8\]",
     ),
     "ranks": (lambda g, t: g.gather_rows(t(4, 8), t(3, 1, 1)), "input and index must have one rank"),
     "join of other columns": (
