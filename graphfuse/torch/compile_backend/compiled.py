@@ -179,7 +179,8 @@ def _place(node: Node) -> tuple[str, str]:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     if stack:
         path, cls = list(stack.values())[-1]
-        name = re.sub(r"^L\['\w+'\]\.?", "", str(path))
+        # A wrapper of a model's forward has the model as the first of its arguments.
+        name = re.sub(r"^L\['args'\]\[0\]\.|^L\['\w+'\]\.?", "", str(path))
         name = re.sub(r"_modules\['(\w+)'\]|\['?(\w+)'?\]", lambda m: f".{m[1] or m[2]}", name).replace("..", ".")
         return name.strip("."), getattr(cls, "__name__", str(cls).rpartition(".")[2])
     lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
