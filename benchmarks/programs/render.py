@@ -170,7 +170,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "wan-block": _wan_block,
     "ranking": _ranking,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
-    "models": _models,
+    **dict.fromkeys(["models", "models-part"], _models),
 }
 
 
@@ -192,11 +192,13 @@ def add_pages(folder: Path) -> list[Path]:
 
 
 def block(name: str, records: Path) -> str:
-    """The text of one marked place: RECORD/VIEW of a bench, another RECORD, or of all benches."""
+    """The text of one marked place: RECORD/VIEW of a bench, another RECORD, that of another DEVICE as RECORD@DEVICE, or
+    of all benches."""
     if name in _OF_ALL:
         return _OF_ALL[name](records)
     kind, _, view = name.partition("/")
-    file = records / f"{kind}-{DEVICE}.json"
+    kind, _, device = kind.partition("@")
+    file = records / f"{kind}-{device or DEVICE}.json"
     if not file.exists():
         return NONE
     if view:
