@@ -12,6 +12,7 @@ Dropout = Callable[[Tensor], Tensor]
 
 COLUMNS, ROWS = 4096, (1024, 4096, 32768)
 FORWARD, BOTH = "forward", "forward + backward"
+SAMPLES = 4
 EPS, LARGEST, BLOCK, RATE = 1e-5, 448.0, 128, 0.1
 
 
@@ -50,12 +51,13 @@ class FollowerCase:
 def tensors(function: RowFunction, case: FollowerCase, seed: int, device: str) -> dict[str, Tensor]:
     """Arguments of a function by name, drawn anew for each seed; with gradients, where the case has them.
 
-    x, r, g: rows. w, v, b: vectors, W one in float32. c, s, t: a number for each column of a sample, which all rows
-    are then tokens of. m: a mask. n: numbers of columns. q: a scale of FP8.
+    x, r, g: rows. w, v, b: vectors, W one in float32. c, s, t: a number for each column of a sample; SAMPLES have all
+    rows then. m: a mask. n: numbers of columns. q: a scale of FP8.
     """
     generator, dtype = torch.Generator(device).manual_seed(seed), getattr(torch, function.dtype)
-    one = (1,) * ("c" in function.given)
-    many, few, vector = (*one, case.rows, case.columns), (*one, 1, case.columns), (case.columns,)
+    samples = (SAMPLES,) * ("c" in function.given)
+    many = (*samples, case.rows // (SAMPLES if samples else 1), case.columns)
+    few, vector = (*samples, 1, case.columns), (case.columns,)
     shapes = dict.fromkeys("xrgmn", many) | dict.fromkeys("cst", few) | dict.fromkeys("wvbW", vector)
 
     def drawn(name: str) -> Tensor:

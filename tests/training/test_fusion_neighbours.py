@@ -119,13 +119,22 @@ def test_sites_that_inductor_would_join_are_judged_together():
     assert [entry.is_replaced for entry in entries] == [True, False]
 
 
-def test_a_norm_with_the_sum_and_the_norm_before_saves_what_was_measured(monkeypatch):
-    """Inductor's kernel of them was slower by more than the write of a sum that nobody reads."""
-    function = lambda x, r, w, m: llama(r + llama(x, w), w)  # noqa: E731
-    assert [entry.became for entry in judged(function, given(4096))] == ["llama_rms_norm_add_norm"] * 2
-    monkeypatch.setattr(cost, "CASES", ())
-    said = {entry.why for entry in judged(function, given(4096))}
-    assert said == {f"the operator would move 2 bytes an element more than inductor alone: {SUM}"}
+def test_what_is_between_two_sites_counts_once(monkeypatch):
+    """And as much as the one says that has more of it: the sum's gradient is put together of both norms'."""
+    function = lambda x, r, w, m: (lambda t: (llama(t, w), llama(t, w * 2)))(x + r)  # noqa: E731
+    assert sorted(crossings(function)) == [(4, 0), (4, 4)]
+    monkeypatch.setattr(cost, "DEVICE", "meta")
+    for rows, is_replaced in ((4096, True), (32768, False)):  # 2 * 5.1 bytes are saved, and 2 * 2.2
+        shapes = (rows, 4096), (rows, 4096), (4096,), ()
+        tensors = [torch.empty(shape, dtype=HALF, device="meta", requires_grad=True) for shape in shapes]
+        assert [entry.is_replaced for entry in judged(function, tensors)] == [is_replaced] * 2
+
+
+def test_a_sum_that_nobody_else_reads_counts_with_a_norm_before_it_too():
+    entries = judged(lambda x, r, w, m: llama(r + llama(x, w), w), given())
+    assert [entry.why for entry in entries] == [
+        f"the operator would move 2 bytes an element more than inductor alone: {SUM}"
+    ] * 2
 
 
 def test_autocast_casts_what_a_product_reads():
