@@ -9,7 +9,14 @@ from typer.testing import CliRunner
 
 from graphfuse import cli
 from graphfuse.benchmarks import record, tables
-from graphfuse.benchmarks.programs import follower_cases, followers, model_check, render
+from graphfuse.benchmarks.programs import (
+    follower_cases,
+    follower_functions,
+    follower_session,
+    followers,
+    model_check,
+    render,
+)
 from graphfuse.benchmarks.programs.follower_cases import BOTH, CASES, FORWARD, FUNCTIONS, FollowerCase
 from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS_COMPILED, Running, Way
 from graphfuse.benchmarks.results import Results
@@ -34,7 +41,7 @@ PLAIN, TRACED, WITH_US = (
 
 
 def measured(name: str, work: str, ways, rounds=2) -> dict[str, dict]:
-    return followers.measure(FollowerCase(name, work, **SMALL), ways, "cpu", rounds)["peers"]
+    return follower_session.measure(FollowerCase(name, work, **SMALL), ways, "cpu", rounds)["peers"]
 
 
 @pytest.mark.some(8)
@@ -54,13 +61,15 @@ def test_functions_and_sizes():
     assert {case.rows for case in CASES} == {1024, 4096, 32768} and {case.columns for case in CASES} == {4096}
     assert {one.dtype for one in FUNCTIONS.values()} == {"bfloat16", "float16"}
     assert [name for name, one in FUNCTIONS.items() if one.is_dynamic] == ["rms-gelu-dynamic"]
+    assert set(follower_functions.RUNS) == set(FUNCTIONS)
+    assert set(follower_functions.KEPT) == {name for name, one in FUNCTIONS.items() if one.drops}
     assert len({one.title for one in FUNCTIONS.values()}) == len(FUNCTIONS)
     assert str(CASES[0]) == "rms/forward/1024x4096" and "rms/both/4096x4096" in map(str, CASES)
 
 
 def test_the_same_tensors_each_time():
     function, case = FUNCTIONS["masked-softmax"], FollowerCase("masked-softmax", BOTH, **SMALL)
-    first, again, other = (follower_cases.tensors(function, case, seed, "cpu") for seed in (0, 0, 1))
+    first, again, other = (follower_functions.tensors(function, case, seed, "cpu") for seed in (0, 0, 1))
     assert all(torch.equal(first[name], again[name]) for name in first) and not torch.equal(first["x"], other["x"])
     assert 0.1 < first["m"].float().mean() < 0.25 and first["x"].requires_grad and not first["m"].requires_grad
 
@@ -103,13 +112,13 @@ def test_a_way_that_is_wrong_or_fails_is_not_timed(name, work, make, said):
 @pytest.mark.parametrize("name", ["rms-dropout", "dropout-add-rms"])
 def test_what_was_dropped_is_seen(name):
     function, case = FUNCTIONS[name], FollowerCase(name, FORWARD, **SMALL)
-    given, drawn = follower_cases.tensors(function, case, 0, "cpu"), torch.Generator().manual_seed(1)
+    given, drawn = follower_functions.tensors(function, case, 0, "cpu"), torch.Generator().manual_seed(1)
     mask = torch.rand(given["x"].shape, generator=drawn) > follower_cases.RATE
     dropped = {"dropout": lambda t: t * mask / (1 - follower_cases.RATE)}
-    found = followers.values(lambda **given: function.run(**given, **dropped), given)
-    kept = function.kept([*found.values()], given)
+    found = follower_session.values(lambda **given: follower_functions.RUNS[name](**given, **dropped), given)
+    kept = follower_functions.KEPT[name]([*found.values()], given)
     assert (kept == mask).float().mean() > 0.98  # an x that is lost in the sum cannot be seen
-    assert model_check.distances(found, followers.Reference(function, given).of(found))["output 0"] < 0.02
+    assert model_check.distances(found, follower_session.Reference(function, given).of(found))["output 0"] < 0.02
 
 
 def test_targets_and_tables():
@@ -142,7 +151,7 @@ def test_a_record_is_gone_on_with(tmp_path, monkeypatch, capsys):
 
     def measure(case, *how):
         asked.append(str(case))
-        return followers.measure(dataclasses.replace(case, **SMALL), *how) | vars(case)
+        return follower_session.measure(dataclasses.replace(case, **SMALL), *how) | vars(case)
 
     program = dataclasses.replace(followers.PROGRAM, measure=measure)
     for only, resume in (("rms/forward/4096x4096", False), ("rms/forward/1024x4096", True)):
@@ -173,5 +182,5 @@ def test_the_command_line_of_followers(arguments, code, said):
 @pytest.mark.gpu
 @pytest.mark.parametrize("work", [FORWARD, BOTH])
 def test_a_case_on_a_gpu(work):
-    entry = followers.measure(FollowerCase("rms-gelu", work, 256, 4096), followers.BENCH.peers, "cuda", 2)
+    entry = follower_session.measure(FollowerCase("rms-gelu", work, 256, 4096), followers.BENCH.peers, "cuda", 2)
     assert all(one["us"]["low"] > 0 for one in entry["peers"].values()), entry
