@@ -31,7 +31,7 @@ LAYER_BACKWARD = "the backward of layer norm"
 _TENSORS = {LAYER: 2, RMS_BACKWARD: 3, LAYER_BACKWARD: 3}
 """How many tensors as large as x are moved."""
 _BACKWARDS = {"rms": RMS_BACKWARD, "layer": LAYER_BACKWARD}
-_SCALES = ("weight", "bias", "next_weight", "scale", "shift")
+_WEIGHTS = ("weight", "bias", "next_weight")
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def _cases(site: NormSite) -> Iterator[MeasuredCase]:
     rows = math.prod(leading) if all(isinstance(n, int) for n in leading) else None
     if form.kind == "layer" and not form.residual and not form.after:
         yield from _nearest(LAYER, rows, columns)
-    scales = (value(t) for name, t in site.tensors.items() if name in _SCALES)
-    if form.kind in _BACKWARDS and site.is_training and any(t.requires_grad for t in scales):
+    weights = (value(t) for name, t in site.tensors.items() if name in _WEIGHTS)
+    if form.kind in _BACKWARDS and site.is_training and any(t.requires_grad for t in weights):
         yield from _nearest(_BACKWARDS[form.kind], rows, columns)
 
 
