@@ -72,6 +72,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         "in-a-model": bench_record.chains,
         "llama": bench_record.llama_model,
         "models": bench_record.models,
+        "followers": bench_record.followers,
         "cudnn-calls": bench_record.cudnn_calls_model,
         "wan-block": bench_record.wan_block_model,
         "ranking": bench_record.ranking,
