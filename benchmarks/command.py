@@ -16,7 +16,7 @@ from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.untuned import untuned
 
 WIDTH = 140
-PROGRAMS = {"models": "graphfuse.benchmarks.programs.models"}
+PROGRAMS = {name: f"graphfuse.benchmarks.programs.{name}" for name in ("models", "followers")}
 """Modules with main(arguments, program, no_gpu): a command line, how it is called, the exit code without a GPU. Clones
 have them, installed packages do not."""
 PART = "-part"

@@ -16,7 +16,17 @@ from pathlib import Path
 
 from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.benches import BENCHES
-from graphfuse.benchmarks.programs import cudnn_calls, host_record, in_a_model, llama, plot, profile, ranking, wan_block
+from graphfuse.benchmarks.programs import (
+    cudnn_calls,
+    followers,
+    host_record,
+    in_a_model,
+    llama,
+    plot,
+    profile,
+    ranking,
+    wan_block,
+)
 from graphfuse.benchmarks.programs.model_record import TARGETS, costs, spent, times
 from graphfuse.benchmarks.results import Results
 
@@ -156,6 +166,12 @@ def _models(record: dict) -> str:
     return f"{_told(where, tables.judged(TARGETS, r), times(r), spent(r), costs(r))}\n\n{_absences(r)}"
 
 
+def _followers(record: dict) -> str:
+    r, where = Results(record), _where(record["environment"], record["versions"])
+    every = (make(r) for make in followers.PROGRAM.tables)
+    return f"{_told(where, tables.judged(followers.TARGETS, r), *every)}\n\n{_absences(r)}"
+
+
 def _profile(record: dict) -> str:
     about = record["environment"]
     where = f"{about['device']}, Nsight Compute {record['ncu']}, {about['date']}, commit {str(about['commit'])[:12]}."
@@ -170,7 +186,8 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "wan-block": _wan_block,
     "ranking": _ranking,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
-    "models": _models,
+    **dict.fromkeys(["models", "models-part"], _models),
+    "followers": _followers,
 }
 
 
@@ -192,11 +209,13 @@ def add_pages(folder: Path) -> list[Path]:
 
 
 def block(name: str, records: Path) -> str:
-    """The text of one marked place: RECORD/VIEW of a bench, another RECORD, or of all benches."""
+    """The text of one marked place: RECORD/VIEW of a bench, another RECORD, that of another DEVICE as RECORD@DEVICE, or
+    of all benches."""
     if name in _OF_ALL:
         return _OF_ALL[name](records)
     kind, _, view = name.partition("/")
-    file = records / f"{kind}-{DEVICE}.json"
+    kind, _, device = kind.partition("@")
+    file = records / f"{kind}-{device or DEVICE}.json"
     if not file.exists():
         return NONE
     if view:

@@ -40,5 +40,10 @@ def ratio(samples: Sequence[float], to: Sequence[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(samples, to, strict=True)), 5)
 
 
+def ratios(samples: Sequence[float], to: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles of the rounds' ratios."""
+    return quartiles([a / b for a, b in zip(samples, to, strict=True)])
+
+
 def _figures(median: float, low: float, high: float) -> dict[str, float]:
     return {"median": round(median, 4), "low": round(low, 4), "high": round(high, 4)}

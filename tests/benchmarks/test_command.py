@@ -52,10 +52,10 @@ def test_without_a_bench_all_are_listed():
     done = invoke("--list")
     assert done.exit_code == 0
     lines = done.output.splitlines()
-    assert [line.split()[0] for line in lines[: len(BENCHES) + 1]] == [*BENCHES, "models"]
+    assert [line.split()[0] for line in lines[: len(BENCHES) + 2]] == [*BENCHES, "models", "followers"]
     assert all(f"{b.title}; {len(b.cases)} cases" in line for b, line in zip(BENCHES.values(), lines, strict=False))
     told = json.loads(invoke("--list", "--json").stdout)
-    assert list(told["benches"]) == list(BENCHES) and told["programs"] == ["models"]
+    assert list(told["benches"]) == list(BENCHES) and told["programs"] == ["models", "followers"]
 
 
 @pytest.mark.parametrize(

@@ -342,9 +342,13 @@ def test_one_model_at_a_time_becomes_one_record(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(record, "environment", lambda root: dict(environment))
     known = {name: small(name) for name in ("dit", "wan-vae")}
 
+    def measure(case, *how):
+        return model_session.measure(case, known[case.model], *how)
+
+    program = dataclasses.replace(models.PROGRAM, measure=measure)
+
     def run(only, resume):
-        ways = (PLAIN,)
-        return models.run(models.chosen([only], False), ways, tmp_path, resume, 2, "cpu", known)
+        return program.run(program.chosen([only], False), (PLAIN,), tmp_path, resume, 2, "cpu")
 
     run("wan-vae", resume=False)
     results = run("dit/prefill", resume=True)
@@ -364,9 +368,9 @@ def test_one_model_at_a_time_becomes_one_record(tmp_path, monkeypatch, capsys):
 
 def test_failures_are_of_this_run():
     r = Results(bench_record.models())
-    assert models.failures(r, CASES) == []
+    assert models.PROGRAM.failures(r, CASES) == []
     r.record["cases"][0]["peers"][OURS] = {"error": "late"}
-    assert models.failures(r, CASES) == [str(CASES[0])] and models.failures(r, CASES[1:]) == []
+    assert models.PROGRAM.failures(r, CASES) == [str(CASES[0])] and models.PROGRAM.failures(r, CASES[1:]) == []
     copied = copy.deepcopy(r.record["cases"][0])
     assert model_record.line(copied).endswith("graphfuse failed: late, graphfuse_compile 2.400 ms")
 

@@ -19,6 +19,7 @@ TORCH = re.compile(
 # These name it only, or run kernels on the emulator.
 OTHERWISE = {
     "benchmarks/test_docs.py",
+    "benchmarks/test_followers.py",
     "benchmarks/test_figures.py",
     "benchmarks/test_models.py",
     "cli/test_docs.py",

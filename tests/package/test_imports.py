@@ -54,7 +54,13 @@ TORCH_LAYERS = (
 SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel", "engines.rows.problem"}
 """What engines have in common."""
 
-LATE = ("runtime.cuda_core", "benchmarks.programs.model_blocks", "benchmarks.programs.model_decoder")
+LATE = (
+    "runtime.cuda_core",
+    "benchmarks.programs.model_blocks",
+    "benchmarks.programs.model_decoder",
+    "benchmarks.programs.follower_functions",
+    "benchmarks.programs.follower_session",
+)
 """What imports heavy packages at once, and is imported late itself."""
 
 # Closer rules within packages whose modules see each other.

@@ -2,6 +2,7 @@
 
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.programs import cudnn_calls, host_record, in_a_model, llama, wan_block
+from graphfuse.benchmarks.programs.follower_cases import CASES as FOLLOWER_CASES
 from graphfuse.benchmarks.programs.model_cases import CASES
 from graphfuse.benchmarks.programs.model_counts import KINDS, OTHER
 from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS
@@ -234,4 +235,35 @@ def models() -> dict:
             way.name: {"title": way.title, "versions": {"torch": "2.11.0"}, "own": way.own, "way": ""} for way in WAYS
         },
         "cases": [{**vars(case), "peers": {way: measured(way) for way in ways}} for case in CASES],
+    }
+
+
+def followers() -> dict:
+    """A record of programs.followers."""
+    times = {EAGER: 40.0, COMPILED: 20.0, OURS_COMPILED: 16.0}
+
+    def measured(way: str) -> dict:
+        us = times[way]
+        ratio = times[OURS_COMPILED] / us
+        entry = {
+            "us": {"median": us, "low": 0.9 * us, "high": 1.1 * us},
+            "ours_over": {OURS_COMPILED: {"median": ratio, "low": 0.98 * ratio, "high": 1.02 * ratio}},
+            "rounds": 15,
+            "first_s": 1.5,
+            "distance": 0.003,
+        }
+        return entry | ({"became": ["llama_rms_norm"], "left": []} if way == OURS_COMPILED else {})
+
+    return {
+        "environment": environment(),
+        "bench": "followers",
+        "ours": OURS_COMPILED,
+        "stream": EAGER,
+        "versions": {"triton": "3.6.0"},
+        "peers": {
+            way.name: {"title": way.title, "versions": {}, "own": way.own, "way": ""}
+            for way in WAYS
+            if way.name in times
+        },
+        "cases": [{**vars(case), "peers": {way: measured(way) for way in times}} for case in FOLLOWER_CASES],
     }

@@ -64,6 +64,11 @@ def model(dtype=torch.float32):
     return Model().to(dtype)
 
 
+class Wrapped(Model):
+    def forward(*args, **named):
+        return Model.forward(*args, **named)
+
+
 SITES = ["llama_rms_norm"] + ["llama_add_rms_norm"] * 3 + ["add_layer_norm_bias"]
 IN_FLOAT = [name.replace("llama_", "") for name in SITES]
 
@@ -121,10 +126,10 @@ def test_autocast(around):
     assert len(became()) == 5 and all(became())
 
 
-def test_the_report_names_modules_and_lines():
-    own = model()
+@pytest.mark.parametrize("cls", [Model, Wrapped])
+def test_the_report_names_modules_and_lines(cls):
     with torch.no_grad():
-        compile_with(own, "eager")(rows(2))
+        compile_with(cls(), "eager")(rows(2))
     entries = compile_report().graphs[-1].entries
     assert [e.name for e in entries] == [
         "layers.0.before",

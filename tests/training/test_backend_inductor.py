@@ -25,12 +25,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_cases_are_those_of_the_records():
-    ours = {cost.LAYER: "graphfuse", cost.FOLLOWED: "graphfuse_norm_then_add_norm"}
     for case in cost.CASES:
         record = json.loads((ROOT / "docs" / "records" / case.record).read_text())
-        (found,) = [c for c in record["cases"] if (c["rows"], c["columns"]) == (case.rows, case.columns)]
-        assert found["output"] == "bf16" and record["environment"]["device"] == "NVIDIA H200"
-        assert found["peers"][ours[case.what]]["us"]["median"] == case.ours
+        at = case.rows, case.columns, "bf16"
+        (found,) = [c for c in record["cases"] if (c["rows"], c["columns"], c["output"]) == at]
+        assert record["environment"]["device"] == "NVIDIA H200"
+        assert found["peers"]["graphfuse"]["us"]["median"] == case.ours
         assert found["peers"]["torch_compile"]["us"]["median"] == case.inductors
 
 
@@ -90,8 +90,8 @@ def test_the_same_layer_norm_in_a_training_step_is_replaced():
 def test_norms_around_a_sum_are_left_to_inductor_together():
     shape = (2, 2048, 2560)
     first, second = judged(on_cuda(between, shape, shape, (2560,)))
-    assert str(cost._nearest(cost.FOLLOWED, 4096, 2560)[0]) in first.why and "-> residual sum -> rms norm" in first.why
-    assert second.why == "inductor is as good with the norm before it, which is left"
+    assert first.why.startswith("the operator would move 4 bytes an element more than inductor alone: add, ")
+    assert second.why == "the operator would move 4 bytes an element more than inductor alone: rms_norm before it"
     assert [e.became for e in judged(on_cuda(between, shape, shape, (2560,)), declines=False)] == [
         "rms_norm",
         "add_rms_norm",
@@ -110,28 +110,32 @@ def test_on_the_cpu_nothing_is_known_and_all_are_replaced():
     assert [e.became for e in judged(make_fx(between)(x, x, w))] == ["rms_norm", "add_rms_norm"]
 
 
-@pytest.mark.parametrize("columns, is_left", [(2560, True), (5376, True), (100, False), (1 << 20, False)])
-def test_for_numbers_of_rows_that_vary_all_cases_must_agree(columns, is_left):
-    found = cost._nearest(cost.FOLLOWED, None, columns)
-    assert bool(found) is is_left and all(case.is_left for case in found)
+@pytest.mark.parametrize("columns, is_known", [(1024, True), (4096, True), (32, False), (1 << 20, False)])
+def test_for_numbers_of_rows_that_vary_cases_of_all_numbers_count(columns, is_known):
+    found = cost._nearest(cost.LAYER, None, columns)
+    assert [case.rows for case in found] == [4096, 32768] * is_known
 
 
-def test_of_numbers_of_rows_that_vary_one_where_an_operator_is_faster_is_enough(monkeypatch):
-    cases = [
-        cost.MeasuredCase(cost.LAYER, rows, 1024, 2.0, inductors, "") for rows, inductors in ((4096, 1.0), (32768, 3.0))
-    ]
+def test_the_case_that_has_least_counts(monkeypatch):
+    cases = [cost.MeasuredCase(cost.LAYER, rows, 1024, 2.0, us, "") for rows, us in ((4096, 1.0), (32768, 3.0))]
     monkeypatch.setattr(cost, "CASES", tuple(cases))
     assert cost._nearest(cost.LAYER, None, 1024) == cases
-    assert cost.alone(find(on_cuda(layer_norm, (4096, 1024), (1024,)), once=True)[0]) == cases[0]
-    assert cost.alone(find(on_cuda(layer_norm, (32768, 1024), (1024,)), once=True)[0]) is None
-    monkeypatch.setattr(cost, "_nearest", lambda what, rows, columns: cases)
-    assert cost.alone(find(on_cuda(layer_norm, (4096, 1024), (1024,)), once=True)[0]) is None
+    graphs = [on_cuda(layer_norm, (rows, 1024), (1024,)) for rows in (4096, 32768)]
+    sites = [find(graph, once=True)[0] for graph in graphs]
+    assert [cost._saved(site) for site in sites] == [-2.0, 0.0]  # that it is faster alone is no reason to move more
+    assert list(cost.left(graphs[0].graph, sites[:1]).values()) == [f"inductor is as good ({cases[0]})"]
+    assert not cost.left(graphs[1].graph, sites[1:])
+    between = find(on_cuda(layer_norm, (8192, 1024), (1024,)), once=True)[0]
+    assert cost._saved(between) == -2.0
 
 
-def test_the_nearest_case_counts():
+def test_cases_next_to_it_count():
     for case in cost.CASES:
-        assert cost._nearest(case.what, case.rows + 1, case.columns - 1) == [case]
-    assert cost._nearest(cost.LAYER, 0, 1024) == [] and math.isinf(cost._apart(0, 1))
+        assert cost._nearest(case.what, case.rows, case.columns - 1) == [case]
+    for n, found in ((1024, [4096]), (4097, [4096, 32768]), (32769, [32768]), (16, []), (0, [])):
+        assert [case.rows for case in cost._nearest(cost.LAYER, n, 1024)] == found
+    assert [(c.rows, c.columns) for c in cost._nearest(cost.RMS_BACKWARD, 16384, 5120)] == [(8192, 5120), (32768, 4096)]
+    assert math.isinf(cost._apart(0, 1))
 
 
 # Inductor

@@ -181,7 +181,7 @@ def test_the_layer_for_kernels():
 
 def test_a_gate_with_a_rounding_that_no_operator_has():
     (entry,) = fuse(RoundedGateNorm()).entries
-    assert entry.why == "no operator computes RMSNorm * (1 + w), * gate"
+    assert entry.why == "no operator computes RMSNorm * (1 + w), and mul behind it"
 
 
 CHANNELS = [

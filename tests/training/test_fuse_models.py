@@ -2,6 +2,7 @@
 bounds, and unfused models are what they were."""
 
 import copy
+import functools
 import re
 from collections import Counter
 from pathlib import Path
@@ -12,10 +13,13 @@ import torch
 from graphfuse.torch import compile_report, fuse, unfuse
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.compile_backend.compiled import forget
+from support.dispatched import operators
+from support.norm_modules import HALF, HIDDEN, LlamaNorm
 
 pytestmark = pytest.mark.torch
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
+deprecation = pytest.importorskip("transformers.utils.deprecation")
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -163,6 +167,52 @@ def test_tokens_are_generated_as_before():
     want = model.generate(TOKENS[:1], max_new_tokens=6, do_sample=False)
     fuse(model)
     assert torch.equal(model.generate(TOKENS[:1], max_new_tokens=6, do_sample=False), want)
+
+
+class Summed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = LlamaNorm()
+
+    def forward(self, x, residual=None):
+        total = x + residual
+        return total + self.norm(total)
+
+
+def renamed(forward):
+    return deprecation.deprecate_kwarg("before", "99.0", new_name="residual")(forward)
+
+
+def doubled(forward):
+    @functools.wraps(forward)
+    def twice(*args, **kwargs):
+        return 2 * forward(*args, **kwargs)
+
+    return twice
+
+
+class Renamed(Summed):
+    forward = renamed(Summed.forward)
+
+
+class Doubled(Summed):
+    forward = renamed(doubled(Summed.forward))
+
+
+@torch.no_grad()
+def test_forwards_in_wrappers():
+    """One that gives an argument by another name is gone around where a call does not have that; others are left."""
+    made, (x, y) = Renamed().to(HALF), torch.randn(2, 3, HIDDEN).to(HALF)
+    want = made(x, y)
+    fuse(made)
+    for call in (lambda: made(x, y), lambda: made(x, residual=y)):
+        assert operators(call) == ["llama_add_rms_norm"]
+        torch.testing.assert_close(call(), want, rtol=0.02, atol=0.02)
+    with pytest.warns(FutureWarning, match="`before` is deprecated"):
+        assert operators(lambda: made(x, before=y)) == ["llama_rms_norm"]
+    other = Doubled().to(HALF)
+    assert [e.why for e in fuse(other).left] == [f"residual sums: its forward is wrapped by {__name__}.twice"]
+    torch.testing.assert_close(other(x, y), 2 * want, rtol=0.02, atol=0.02)
 
 
 def test_checkpointing():

@@ -43,7 +43,7 @@ class Activation(torch.nn.Module):
 
 
 REFUSED = [
-    (lambda: GatedNorm(), "no operator computes RMSNorm, rounded * (w), * gate"),
+    (lambda: GatedNorm(), "no operator computes RMSNorm, rounded * (w), and mul behind it"),
     (lambda: Counting(), None),
     (lambda: RootNorm(), "it rounds the inverse root; no operator rounds there"),
     (lambda: TwiceNorm(), "it normalizes or scales by something else than its input and its parameters"),

@@ -2,6 +2,7 @@
 the operator, and whose run the model's own attention."""
 
 import copy
+import functools
 import inspect
 import linecache
 import pickle
@@ -17,6 +18,7 @@ from graphfuse.torch.attention import eager as eager_attention
 pytestmark = pytest.mark.torch
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
+deprecation = pytest.importorskip("transformers.utils.deprecation")
 
 NAME = "attention_with_sinks"
 TOKENS = torch.tensor([[5, 9, 33, 7, 101, 64, 3], [17, 4, 88, 2, 19, 55, 120]])
@@ -199,6 +201,32 @@ def test_attention_that_is_not_the_operators_is_left(monkeypatch):
         if function is dropping:  # also in inference
             monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, training: torch.dropout(x, p, True))
         assert [e.why for e in fuse(model).left if e.name.endswith("self_attn")] == [why]
+
+
+def test_forwards_in_wrappers(monkeypatch):
+    """One that gives an argument by another name is gone around where a call does not have that; others are left."""
+    cls = transformers.models.gpt_oss.modeling_gpt_oss.GptOssAttention
+    renamed = deprecation.deprecate_kwarg("mask", "99.0", new_name="attention_mask")
+    monkeypatch.setattr(cls, "forward", renamed(cls.forward))
+    model = made(1)
+    fuse(model)
+    attention, x = model.model.layers[0].self_attn, torch.randn(2, 3, 32)
+    angles = torch.ones(2, 3, 8), torch.zeros(2, 3, 8)
+    with torch.no_grad():
+        assert ran(lambda: model(TOKENS))[1] == 1
+        (wanted, _), count = ran(lambda: attention(x, angles, attention_mask=None))
+        assert count == 1
+        with pytest.warns(FutureWarning, match="`mask` is deprecated"):
+            (found, _), count = ran(lambda: attention(x, angles, mask=None))
+        assert count == 0
+        close(found, wanted)
+
+    def passed_on(*given, _own=cls.forward, **named):
+        return _own(*given, **named)
+
+    monkeypatch.setattr(cls, "forward", functools.wraps(cls.forward)(passed_on))
+    left = [e.why for e in fuse(made(1)).left if e.name.endswith("self_attn")]
+    assert left == [f"attention: its forward is wrapped by {__name__}.passed_on"]
 
 
 def test_what_it_reads_of_the_module_is_compared():

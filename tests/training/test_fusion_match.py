@@ -202,23 +202,6 @@ def test_gradients_of_a_graph_that_was_rewritten():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_left_is_said():
-    said = {}
-    for name, function, names in (
-        ("silu", lambda x, w: F.silu(llama(x, w)), "xw"),
-        ("sum", lambda x, r, w: llama(x, w) + r, "xrw"),
-        ("sandwich", lambda x, r, w: gemma(llama(x, w) + r, w), "xrw"),
-        ("fp8", lambda x, w: llama(x, w).to(torch.float8_e4m3fn), "xw"),
-    ):
-        said[name] = find(recorded(function, given(names, HALF))[0])[0].left
-    assert said == {
-        "silu": "-> SiLU",
-        "sum": "-> residual sum",
-        "sandwich": "-> residual sum -> rms norm",
-        "fp8": "-> FP8",
-    }
-
-
 @pytest.mark.parametrize("how", ["aten", "dynamo"])
 def test_a_sum_that_is_needed_before_the_weight_is_made(how):
     def function(x, r, w):

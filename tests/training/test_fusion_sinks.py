@@ -375,7 +375,8 @@ def test_hooks_run():
         for f in (torch.compile(keys_with_hook, backend="graphfuse", options={"then": "aot_eager"}), keys_with_hook)
     )
     for a, b in zip(*(torch.autograd.grad(y.square().sum(), leaves) for y in (made, wanted)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        # The largest are about 10, and small ones are sums of terms like them.
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-6 * b.abs().max().item())
 
 
 def test_autocast():

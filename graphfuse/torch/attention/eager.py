@@ -45,19 +45,23 @@ class Attended:
 
 def recognized(module: torch.nn.Module) -> Attended | Refused | None:
     """None of a module that has no attention with sinks, as far as can be seen."""
-    names = getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
+    unwrapped = inspect.unwrap(type(module).forward)
+    names = getattr(getattr(unwrapped, "__code__", None), "co_names", ())
     vectors = [n for n, p in module.named_parameters(recurse=False) if p.dim() == 1 and p.is_floating_point()]
     if not vectors or not {EAGER, _REGISTRY}.issubset(names):
         return None
     try:
-        own, _ = layer.own_forward(type(module))
-        eager = own.__globals__[EAGER]
+        eager = unwrapped.__globals__[EAGER]
         ways = [_traced(module, vectors, eager, *way) for way in ((False, True), (True, True), (False, False))]
         found = ways[0] if all(way == ways[0] for way in ways) else _OTHERWISE
     except Exception:  # of a stranger's function, which was written for other inputs
         return None
     if not isinstance(found, str):
         return found
+    try:
+        own = layer.own_forward(type(module))
+    except interpreter.ForwardDeclined as why:
+        return Refused(f"attention: {why}")
     if _reads_more(eager):
         return Refused("attention: its function reads more arguments than a scale and dropout")
     if _decides(eager) or _reads_of_class(type(module), eager):
@@ -139,22 +143,22 @@ def _judged(graph: GraphModule, vectors: list[str], has_mask: bool) -> str | Ref
     return name
 
 
-def _forward_of(own: FunctionType, name: str, constants: Mapping[str, object]) -> FunctionType:
+def _forward_of(own: layer.OwnForward, name: str, constants: Mapping[str, object]) -> FunctionType:
     """A class's forward which calls the operator where it would call its file's function. constants: what that reads of
     the module."""
-    theirs = own.__globals__
-    read = {n: theirs[n] for code in (own, theirs[EAGER]) for n in code.__code__.co_names if n in theirs}
+    code, theirs = own.function.__code__, own.function.__globals__
+    read = {n: theirs[n] for names in (code.co_names, theirs[EAGER].__code__.co_names) for n in names if n in theirs}
     # Without the name of a module, in whose place a compiler would look for them.
     names = {n: v for n, v in theirs.items() if n != "__name__"} | {EAGER: _attention(read[EAGER], name, constants)}
-    function = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
-    function.__kwdefaults__ = own.__kwdefaults__
+    function = FunctionType(code, names, code.co_name, own.function.__defaults__, own.function.__closure__)
+    function.__kwdefaults__ = own.function.__kwdefaults__
 
     def forward(self, *given, **named):
-        if not is_dynamo_compiling() and _differ(theirs, read):
+        if own.is_changed(self, named) or not is_dynamo_compiling() and _differ(theirs, read):
             return type(self).forward(self, *given, **named)
         return function(self, *given, **named)
 
-    forward.__wrapped__ = own  # whose arguments inspect.signature tells
+    forward.__wrapped__ = own.function  # whose arguments inspect.signature tells
     return forward
 
 

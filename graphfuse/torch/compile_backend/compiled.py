@@ -5,19 +5,19 @@ import itertools
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Group
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.attention import sinks_in_graphs as sinks
 from graphfuse.torch.fusion import cost, rotation, surroundings
 from graphfuse.torch.fusion.match import find
-from graphfuse.torch.fusion.meaning import exact, value
+from graphfuse.torch.fusion.meaning import value
 from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.fusion.rewrite import rewrite
 from graphfuse.torch.fusion.site import NormSite
@@ -101,7 +101,9 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
     rotated, beside = rotation.pairs(module, sites)
     rotated = [pair for pair in rotated if not surroundings.forbids(pair, regions)]
     taken = {r.norm.out: pair for pair in rotated for r in (pair.q, pair.k)}
-    judged = _judged([site for site in sites if site.out not in taken], regions, declines)
+    judged = _judged([site for site in sites if site.out not in taken], regions)
+    if declines:
+        judged = _declined(module.graph, judged, beside)
     places = {part.out: _place(part.begun or part.out) for site in sites for part in site.parts}  # before they go
     made = {site.out: site for site in rewrite(module, [site for site, why in judged if not why], rotated)}
     entries = {site.out: list(_entries(site, why, made, beside, places)) for site, why in judged}
@@ -121,7 +123,7 @@ def _entries(
 ) -> Iterator[Entry]:
     """Entries of a judged site, which was replaced as it is in `made`. beside: why rotations of norms are left."""
     if why:
-        yield Entry(*places[site.out], why=why)
+        yield from (Entry(*places[part.out], why=why) for part in site.parts)
         return
     for part in site.parts:
         whole = made.get(part.out, made[site.out])
@@ -141,15 +143,17 @@ def _own(place: tuple[str, str]) -> str:
     return place[0].rpartition(".")[2]
 
 
-def _judged(sites: Sequence[NormSite], regions: surroundings.Regions, declines: bool) -> list[tuple[NormSite, str]]:
-    """Sites, and why they are left; "" for those that are replaced."""
-    found, passed_on = [], set[Node]()
+Verdicts = list[tuple[NormSite, str]]
+"""Sites, and why they are left; "" for those that are replaced."""
+
+
+def _judged(sites: Sequence[NormSite], regions: surroundings.Regions) -> Verdicts:
+    """Verdicts by what surrounds the sites."""
+    found: Verdicts = []
     for site in _allowed(sites, regions):
         why = surroundings.forbids(site, regions)
         if why and site.total is not None:
             site, why = site.alone, surroundings.forbids(site.alone, regions)
-        if not why and declines:
-            why = _why_left(site, passed_on)
         found.append((site, why))
     return found
 
@@ -160,18 +164,12 @@ def _allowed(sites: Sequence[NormSite], regions: surroundings.Regions) -> Iterat
         yield from (site.parts if surroundings.forbids(site, regions) else (site,))
 
 
-def _why_left(site: NormSite, passed_on: set[Node]) -> str:
-    """passed_on: the results of norms that are left as inductor computes them with what stands behind."""
-    if twice := surroundings.computes_twice(site):
-        return f"{twice} of it is read elsewhere, too, and would be computed twice"
-    case = cost.followed(site)
-    if case is not None:
-        passed_on.add(site.out)
-        return f"inductor is as good with {site.left} ({case})"
-    if any(exact(site.tensors.get(name)) in passed_on for name in ("x", "residual")):
-        return "inductor is as good with the norm before it, which is left"
-    case = cost.alone(site)
-    return "" if case is None else f"inductor is as good ({case})"
+def _declined(graph: Graph, judged: Verdicts, rotated: Collection[Node]) -> Verdicts:
+    """Verdicts by what operators cost, too. rotated: results of norms whose rotation is left: inductor computes both
+    slowly, so that the norm is replaced (docs/performance/qk-norm-rope.md)."""
+    judged = [(site, why or surroundings.computes_twice(site)) for site, why in judged]
+    costly = cost.left(graph, [site for site, why in judged if not why and site.out not in rotated])
+    return [(site, why or costly.get(site.out, "")) for site, why in judged]
 
 
 def _place(node: Node) -> tuple[str, str]:
@@ -179,7 +177,8 @@ def _place(node: Node) -> tuple[str, str]:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     if stack:
         path, cls = list(stack.values())[-1]
-        name = re.sub(r"^L\['\w+'\]\.?", "", str(path))
+        # A wrapper of a model's forward has the model as the first of its arguments.
+        name = re.sub(r"^L\['args'\]\[0\]\.|^L\['\w+'\]\.?", "", str(path))
         name = re.sub(r"_modules\['(\w+)'\]|\['?(\w+)'?\]", lambda m: f".{m[1] or m[2]}", name).replace("..", ".")
         return name.strip("."), getattr(cls, "__name__", str(cls).rpartition(".")[2])
     lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")

@@ -1,28 +1,37 @@
-"""Where inductor's own code is as fast as an operator, by what was measured.
+"""Whether an operator is faster than what inductor makes of the same graph, by bytes moved and by measured cases.
 
-Only such cases count: a site that no case says something about is replaced. All were measured on one H200 in the
-inference phase, in bfloat16, which stands for all types of two bytes; in training phase the operators' backward is
-faster than inductor's by more than a forward may lose (docs/performance).
+What inductor would compute in one kernel with a norm counts against the operator: the bytes that are moved once more
+(`neighbours`). For it counts what a record says that its backward saves, which inductor computes in one kernel more.
+What no case says something about saves nothing, and is replaced where nothing counts against it. That a norm alone is
+faster says nothing of one with neighbours, where inductor moves more in the same time; that it is slower counts. All
+cases were measured on one H200 in bfloat16, which stands for all types of two bytes.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
+from torch.fx import Graph, Node
 
 from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.fusion.neighbours import Crossing, Neighbours, own
 from graphfuse.torch.fusion.site import NormSite
 
 REACH = 16
-"""A measured case stands for rows and columns up to this factor away, where no other case is nearer."""
+"""A measured case stands for rows and columns up to this factor away."""
 
 DEVICE = "cuda"
 BYTES = 2
 
 LAYER = "layer norm"
-FOLLOWED = "norm, then residual sum and norm"
-"""What was measured: a norm with elementwise operations behind it that no operator computes with it. Inductor makes one
-kernel of all, which does not write the norm's result."""
+RMS_BACKWARD = "the backward of RMSNorm"
+LAYER_BACKWARD = "the backward of layer norm"
+"""What was measured: a norm alone in the inference phase, and backwards with the weight's gradient."""
+
+_TENSORS = {LAYER: 2, RMS_BACKWARD: 3, LAYER_BACKWARD: 3}
+"""How many tensors as large as x are moved."""
+_BACKWARDS = {"rms": RMS_BACKWARD, "layer": LAYER_BACKWARD}
+_WEIGHTS = ("weight", "bias", "next_weight")
 
 
 @dataclass(frozen=True)
@@ -37,68 +46,128 @@ class MeasuredCase:
     record: str
 
     @property
-    def is_left(self) -> bool:
-        return self.inductors <= self.ours
+    def saved(self) -> float:
+        """Bytes of an element that could be moved in the time that is saved; less than 0 where inductor is faster."""
+        return (self.inductors / self.ours - 1) * _TENSORS[self.what] * BYTES
 
     def __str__(self) -> str:
         return f"{self.inductors:.2f} against {self.ours:.2f} µs for {self.what} at {self.rows} x {self.columns}"
 
 
-_LAYERNORM, _NORM_ADD_NORM = "layernorm-nvidia-h200.json", "norm-add-norm-nvidia-h200.json"
+_LAYER = "layernorm-nvidia-h200.json"
+_RMS_BACKWARD, _LAYER_BACKWARD = "rmsnorm-backward-nvidia-h200.json", "layernorm-backward-nvidia-h200.json"
 
 CASES = (
-    MeasuredCase(LAYER, 4096, 1024, 6.1554, 5.9761, _LAYERNORM),
-    MeasuredCase(LAYER, 4096, 2048, 10.1972, 14.7779, _LAYERNORM),
-    MeasuredCase(LAYER, 4096, 4096, 17.9676, 26.984, _LAYERNORM),
-    MeasuredCase(LAYER, 4096, 8192, 34.8677, 39.1415, _LAYERNORM),
-    MeasuredCase(LAYER, 32768, 1024, 33.4566, 33.8529, _LAYERNORM),
-    MeasuredCase(LAYER, 32768, 2048, 64.1829, 98.583, _LAYERNORM),
-    MeasuredCase(LAYER, 32768, 4096, 125.7933, 182.664, _LAYERNORM),
-    MeasuredCase(LAYER, 32768, 8192, 250.288, 286.344, _LAYERNORM),
-    MeasuredCase(FOLLOWED, 16, 2560, 3.0869, 2.5801, _NORM_ADD_NORM),
-    MeasuredCase(FOLLOWED, 4096, 2560, 32.3327, 27.9872, _NORM_ADD_NORM),
-    MeasuredCase(FOLLOWED, 16384, 2560, 120.8467, 105.783, _NORM_ADD_NORM),
-    MeasuredCase(FOLLOWED, 16, 5376, 4.2819, 4.2375, _NORM_ADD_NORM),
-    MeasuredCase(FOLLOWED, 4096, 5376, 66.244, 55.4395, _NORM_ADD_NORM),
-    MeasuredCase(FOLLOWED, 16384, 5376, 249.664, 200.076, _NORM_ADD_NORM),
+    MeasuredCase(LAYER, 4096, 1024, 6.1554, 5.9761, _LAYER),
+    MeasuredCase(LAYER, 4096, 2048, 10.1972, 14.7779, _LAYER),
+    MeasuredCase(LAYER, 4096, 4096, 17.9676, 26.984, _LAYER),
+    MeasuredCase(LAYER, 4096, 8192, 34.8677, 39.1415, _LAYER),
+    MeasuredCase(LAYER, 32768, 1024, 33.4566, 33.8529, _LAYER),
+    MeasuredCase(LAYER, 32768, 2048, 64.1829, 98.583, _LAYER),
+    MeasuredCase(LAYER, 32768, 4096, 125.7933, 182.664, _LAYER),
+    MeasuredCase(LAYER, 32768, 8192, 250.288, 286.344, _LAYER),
+    MeasuredCase(RMS_BACKWARD, 4096, 1024, 10.6099, 19.713, _RMS_BACKWARD),
+    MeasuredCase(RMS_BACKWARD, 4096, 2048, 16.7251, 29.7931, _RMS_BACKWARD),
+    MeasuredCase(RMS_BACKWARD, 4096, 4096, 28.7107, 53.8065, _RMS_BACKWARD),
+    MeasuredCase(RMS_BACKWARD, 4096, 8192, 53.3623, 104.037, _RMS_BACKWARD),
+    MeasuredCase(RMS_BACKWARD, 4096, 16384, 100.843, 176.964, _RMS_BACKWARD),
+    MeasuredCase(RMS_BACKWARD, 32768, 4096, 190.452, 259.28, _RMS_BACKWARD),
+    MeasuredCase(RMS_BACKWARD, 32768, 8192, 390.008, 552.052, _RMS_BACKWARD),
+    MeasuredCase(RMS_BACKWARD, 32768, 32768, 1535.032, 2610.404, _RMS_BACKWARD),
+    MeasuredCase(RMS_BACKWARD, 8192, 128, 5.9346, 12.1969, _RMS_BACKWARD),
+    MeasuredCase(RMS_BACKWARD, 8192, 768, 13.4221, 29.924, _RMS_BACKWARD),
+    MeasuredCase(RMS_BACKWARD, 8192, 5120, 64.7647, 161.774, _RMS_BACKWARD),
+    MeasuredCase(LAYER_BACKWARD, 4096, 1024, 11.6743, 28.1891, _LAYER_BACKWARD),
+    MeasuredCase(LAYER_BACKWARD, 4096, 2048, 18.6375, 39.5752, _LAYER_BACKWARD),
+    MeasuredCase(LAYER_BACKWARD, 4096, 4096, 31.9083, 77.728, _LAYER_BACKWARD),
+    MeasuredCase(LAYER_BACKWARD, 4096, 8192, 57.4745, 132.1173, _LAYER_BACKWARD),
+    MeasuredCase(LAYER_BACKWARD, 32768, 1024, 52.4244, 84.3768, _LAYER_BACKWARD),
+    MeasuredCase(LAYER_BACKWARD, 32768, 2048, 102.439, 152.4133, _LAYER_BACKWARD),
+    MeasuredCase(LAYER_BACKWARD, 32768, 4096, 198.666, 296.464, _LAYER_BACKWARD),
+    MeasuredCase(LAYER_BACKWARD, 32768, 8192, 393.088, 632.78, _LAYER_BACKWARD),
 )
 
 
-def followed(site: NormSite) -> MeasuredCase | None:
-    """The case by which inductor is left a norm with what stands behind it."""
-    return _of(site, FOLLOWED) if site.left else None
+def left(graph: Graph, sites: Sequence[NormSite]) -> dict[Node, str]:
+    """Why sites of a graph are left to inductor, by their results. What inductor would compute in one kernel with
+    several of them is judged once, as all are replaced or none."""
+    neighbours, reasons = Neighbours(graph), dict[Node, str]()
+    judged = [(site, neighbours.of(site)) for site in sites if value(site.out).device.type == DEVICE]
+    for group in _together(judged):
+        moved = dict[Node, int]()  # once, where a tensor is between two sites
+        for crossing in (c for _, crossings in group for c in crossings):
+            moved[crossing.tensor] = max(moved.get(crossing.tensor, 0), crossing.moved + crossing.moved_back)
+        if sum(moved.values()) > sum(_saved(site) for site, _ in group):
+            reasons |= {site.out: _said(site, crossings) for site, crossings in group}
+    return reasons
 
 
-def alone(site: NormSite) -> MeasuredCase | None:
-    """The case by which inductor is left a norm for itself."""
-    return _of(site, LAYER) if site.form.kind == "layer" and not site.form.residual and not site.form.after else None
+Judged = tuple[NormSite, tuple[Crossing, ...]]
 
 
-def _of(site: NormSite, what: str) -> MeasuredCase | None:
-    x, out = value(site.tensors["x"]), value(site.out)
-    if x is None or x.device.type != DEVICE or x.dtype.itemsize != BYTES or _is_training(out):
-        return None
+def _together(judged: Sequence[Judged]) -> Iterator[list[Judged]]:
+    """Sites in groups that have neighbours in common, or are one another's."""
+    groups: list[tuple[set[Node], list[Judged]]] = []
+    for site, crossings in judged:
+        nodes = {*(own(site) if crossings else ()), *(n for c in crossings for n in (c.tensor, *c.others))}
+        met = [group for group in groups if group[0] & nodes]
+        groups = [group for group in groups if group not in met]
+        sets, lists = [group[0] for group in met], [one for group in met for one in group[1]]
+        groups.append((nodes.union(*sets), [*lists, (site, crossings)]))
+    return (group for _, group in groups)
+
+
+def _said(site: NormSite, crossings: Sequence[Crossing]) -> str:
+    if not crossings:
+        return f"inductor is as good ({'; '.join(str(case) for case in _cases(site) if case.saved <= 0)})"
+    moved, saved = sum(c.moved + c.moved_back for c in crossings), _saved(site)
+    but = f", and save no more than {saved:.1f} otherwise" if saved > 0 else ""
+    why = ", ".join(map(str, crossings))
+    return f"the operator would move {moved} bytes an element more than inductor alone{but}: {why}"
+
+
+def _saved(site: NormSite) -> float:
+    """Bytes of an element that an operator is ahead of inductor by what was measured, by the case that has least."""
+    least = dict[str, float]()
+    for case in _cases(site):
+        least[case.what] = min(case.saved, least.get(case.what, math.inf if case.what in _BACKWARDS.values() else 0.0))
+    return sum(least.values())
+
+
+def _cases(site: NormSite) -> Iterator[MeasuredCase]:
+    """The nearest measured cases of what an operator computes."""
+    x, form = value(site.tensors["x"]), site.form
     *leading, columns = x.shape
-    if not isinstance(columns, int):
-        return None
+    if x.dtype.itemsize != BYTES or not isinstance(columns, int):
+        return
     rows = math.prod(leading) if all(isinstance(n, int) for n in leading) else None
-    found = _nearest(what, rows, columns)
-    return found[0] if found and all(case.is_left for case in found) else None
-
-
-def _is_training(out: torch.Tensor | None) -> bool:
-    return out is not None and out.requires_grad
+    if form.kind == "layer" and not form.residual and not form.after:
+        yield from _nearest(LAYER, rows, columns)
+    weights = (value(t) for name, t in site.tensors.items() if name in _WEIGHTS)
+    if form.kind in _BACKWARDS and site.is_training and any(t.requires_grad for t in weights):
+        yield from _nearest(_BACKWARDS[form.kind], rows, columns)
 
 
 def _nearest(what: str, rows: int | None, columns: int) -> list[MeasuredCase]:
-    """The nearest case within reach. For a number of rows that varies (None): those of all numbers, at the nearest
-    number of columns."""
-    there = [case for case in CASES if case.what == what]
+    """Cases at the nearest number of columns, of the numbers of rows next to this one; of all numbers where it varies
+    (None)."""
+    there = [case for case in CASES if case.what == what and _is_near(case.columns, columns)]
+    by_rows = {
+        n: min((c for c in there if c.rows == n), key=lambda c: _apart(c.columns, columns)) for n in _rows(there)
+    }
     if rows is None:
-        width = min((case.columns for case in there), key=lambda n: _apart(n, columns))
-        return [c for c in there if c.columns == width and _apart(width, columns) <= math.log2(REACH)]
-    within = [c for c in there if max(_apart(c.rows, rows), _apart(c.columns, columns)) <= math.log2(REACH)]
-    return sorted(within, key=lambda c: _apart(c.rows, rows) + _apart(c.columns, columns))[:1]
+        return [*by_rows.values()]
+    within = [n for n in by_rows if _is_near(n, rows)]
+    next_to = {*[n for n in within if n <= rows][-1:], *[n for n in within if n >= rows][:1]}
+    return [by_rows[n] for n in sorted(next_to)]
+
+
+def _rows(cases: Sequence[MeasuredCase]) -> list[int]:
+    return sorted({case.rows for case in cases})
+
+
+def _is_near(a: int, b: int) -> bool:
+    return _apart(a, b) <= math.log2(REACH)
 
 
 def _apart(a: int, b: int) -> float:

@@ -25,6 +25,7 @@ from graphfuse.torch.fusion.reads import SELF, Read, is_plain, watched
 _REST = "_graphfuse_rest"
 _ADDS = (operator.add, torch.add)
 _CHECKPOINTING = "transformers.modeling_layers"
+_DEPRECATION = "transformers.utils.deprecation"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,22 @@ class FusedLayer:
     function: FunctionType | None
     units: tuple[Unit, ...]
     kept: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OwnForward:
+    """A class's forward as it was written, and what its wrappers do beside calling it. checkpoints: whether one is for
+    checkpointing. renamed: arguments that others warn of, or give by another name."""
+
+    function: FunctionType
+    checkpoints: bool
+    renamed: tuple[str, ...]
+
+    def is_changed(self, module: torch.nn.Module, named: Mapping[str, object]) -> bool:
+        """True if the wrappers do not just pass on a call with these named arguments."""
+        if self.checkpoints and module.gradient_checkpointing and module.training:
+            return True
+        return any(name in named for name in self.renamed)
 
 
 class _Proxies(Domain):
@@ -108,8 +125,8 @@ def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
 def fused(layer: torch.nn.Module, norms: Mapping[str, NormModule]) -> FusedLayer:
     """The layer's forward with what can be one. norms: those of its own modules that are norms, by name. Raises
     Declined where its forward cannot be traced."""
-    own, checkpoints = own_forward(type(layer))
-    graph, reads = _trace(layer, own)
+    own = own_forward(type(layer))
+    graph, reads = _trace(layer, own.function)
     taken, kept = [], []
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in _ADDS or node.kwargs:
@@ -130,20 +147,24 @@ def fused(layer: torch.nn.Module, norms: Mapping[str, NormModule]) -> FusedLayer
     if not taken:
         return FusedLayer(None, (), tuple(dict.fromkeys(kept)))
     graph.lint()
-    function = _guarded(own, _written(graph), reads, checkpoints)
+    function = _guarded(own, _written(graph), reads)
     return FusedLayer(function, tuple(taken), tuple(dict.fromkeys(kept)))
 
 
-def own_forward(cls: type) -> tuple[FunctionType, bool]:
-    """The class's forward as it was written, and whether it is wrapped for checkpointing."""
-    found, checkpoints = cls.forward, False
+def own_forward(cls: type) -> OwnForward:
+    """The class's forward without its wrappers. Raises Declined where one is not known."""
+    found, checkpoints, renamed = cls.forward, False, list[str]()
     while hasattr(found, "__wrapped__"):
-        if found.__globals__.get("__name__") != _CHECKPOINTING:
-            raise ForwardDeclined(
-                f"its forward is wrapped by {found.__globals__.get('__name__')}.{found.__code__.co_name}"
-            )
-        found, checkpoints = found.__wrapped__, True
-    return found, checkpoints
+        owner = found.__globals__.get("__name__")
+        names = inspect.getclosurevars(found).nonlocals if owner == _DEPRECATION else {}
+        if owner == _CHECKPOINTING:
+            checkpoints = True
+        elif names.get("func") is found.__wrapped__ and "old_name" in names:
+            renamed.append(names["old_name"])
+        else:
+            raise ForwardDeclined(f"its forward is wrapped by {owner}.{found.__code__.co_name}")
+        found = found.__wrapped__
+    return OwnForward(found, checkpoints, tuple(renamed))
 
 
 def _trace(layer: torch.nn.Module, own: FunctionType) -> tuple[Graph, tuple[Read, ...]]:
@@ -244,15 +265,15 @@ def _written(graph: Graph) -> FunctionType:
     return names["forward"]
 
 
-def _guarded(own: FunctionType, function: FunctionType, reads: tuple[Read, ...], checkpoints: bool) -> FunctionType:
+def _guarded(own: OwnForward, function: FunctionType, reads: tuple[Read, ...]) -> FunctionType:
     watch = watched(reads)
 
     def forward(self, *given, **named):
-        if checkpoints and self.gradient_checkpointing and self.training or not watch(self):
+        if own.is_changed(self, named) or not watch(self):
             return type(self).forward(self, *given, **named)
         return function(self, *given, **named)
 
-    forward.__wrapped__ = own  # whose arguments inspect.signature tells
+    forward.__wrapped__ = own.function  # whose arguments inspect.signature tells
     return forward
 
 

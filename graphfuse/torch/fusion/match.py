@@ -6,7 +6,7 @@ not taken, or not all of it. Adaptive layer norm is, where the caller asks for i
 compilers, as our operators, round it once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -42,9 +42,7 @@ def find(graph: GraphModule, once: bool = False) -> list[NormSite]:
             summed = (_with_unrounded_sum(site) if once else None) or _with_sum(site)
             is_taken = any(summed.total is other.total for other in found)  # of two norms of a sum one makes it
             found.append(site if is_taken else summed)
-    found = _with_inner(found)
-    totals = {site.total or site.tensors["x"]: site for site in found}
-    return [replace(site, left=_left(site, totals)) for site in found]
+    return _with_inner(found)
 
 
 def rounds_otherwise(graph: GraphModule) -> str:
@@ -129,7 +127,7 @@ def _is_served(site: NormSite) -> bool:
         return False
     if site.groups > 1 and sum(not isinstance(n, int) for n in value(site.out).shape) > 1:
         return False  # a view has one extent that is not known
-    if not site.serving.has_gradients and value(site.out).requires_grad:
+    if not site.serving.has_gradients and site.is_training:
         return False
     return not any(is_changed(t) for t in site.tensors.values())
 
@@ -365,7 +363,7 @@ def _with_unrounded_sum(site: NormSite) -> NormSite | None:
     """Site with the residual sum that x is, and the gate of each sample that a term of it is multiplied by, where one
     operator without gradients computes all."""
     total, form = site.tensors["x"], replace(site.form, residual=True, unrounded=True)
-    if form not in OPERATORS or value(site.out).requires_grad:
+    if form not in OPERATORS or site.is_training:
         return None
     found = is_op(_before_rounding(total), "add")
     terms = list(operands(found)) if found else []
@@ -412,7 +410,7 @@ def _with_inner(sites: list[NormSite]) -> list[NormSite]:
             inner = plain.get(term)
             if inner is None or form not in OPERATORS or replace(form, inner=False, residual=False) != inner.form:
                 continue
-            if set(term.users) != {site.total} or value(site.out).requires_grad or id(inner) not in found:
+            if set(term.users) != {site.total} or site.is_training or id(inner) not in found:
                 continue
             tensors = {"x": inner.tensors["x"], "residual": other}
             weights = {"weight": inner, "next_weight": site}
@@ -421,26 +419,3 @@ def _with_inner(sites: list[NormSite]) -> list[NormSite]:
             del found[id(inner)]
             break
     return list(found.values())
-
-
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-def _left(site: NormSite, sites: Mapping[Node, NormSite]) -> str:
-    """Names of what stands behind a norm that no operator computes with it, with these rounding points."""
-    said = []
-    for user in site.out.users:
-        found = is_op(user, "add", "mul", "silu", "cast")
-        if found is None:
-            continue
-        if found.meaning == "cast" and dtype(user) in _FLOAT8:
-            said.append("-> FP8")
-        elif found.meaning == "silu":
-            said.append("-> SiLU")
-        elif found.meaning == "add" and user in sites:
-            said.append(f"-> residual sum -> {sites[user].form.kind} norm")
-        elif found.meaning == "add" and _is_like(_other(found, site.out), user):
-            said.append("-> residual sum")
-        elif found.meaning == "mul" and _is_like(_other(found, site.out), user):
-            said.append("* gate")
-    return ", ".join(dict.fromkeys(said))

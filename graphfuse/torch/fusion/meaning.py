@@ -55,7 +55,7 @@ MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in nam
 _VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
 """What may share memory with its first argument."""
 
-_PARTS = frozenset(
+PARTS = frozenset(
     "select narrow detach chunk split tensor_split unbind diagonal t moveaxis movedim unfold as_strided".split()
 )
 """Names of other operations that may, whose meaning nobody asks for."""
@@ -167,7 +167,7 @@ def _keeps_order(index: object) -> bool:
         or isinstance(part, slice | torch.SymInt)
         or type(part) is int
         # A number that Dynamo has made an input.
-        or (isinstance(part, Node) and isinstance(_told(part), torch.SymInt))
+        or (isinstance(part, Node) and isinstance(told(part), torch.SymInt))
         for part in parts
     )
 
@@ -188,7 +188,7 @@ def is_op(node: object, *meanings: str) -> Meaning | None:
     return found if found is not None and found.meaning in meanings else None
 
 
-def _told(node: Node) -> object:
+def told(node: Node) -> object:
     """Result of a node, as it was recorded with the graph."""
     return next((node.meta[key] for key in KEYS if key in node.meta), None)
 
@@ -197,7 +197,7 @@ def value(node: object) -> torch.Tensor | None:
     """A tensor of the node's shape and type."""
     if not isinstance(node, Node):
         return None
-    found = _told(node)
+    found = told(node)
     return found if isinstance(found, torch.Tensor) else None
 
 
@@ -205,7 +205,7 @@ def number(node: object) -> int | float | torch.SymFloat | None:
     """A number in a graph: a constant, or one that Dynamo has made an input (``dynamic=True``). One that is read of a
     tensor is none: nothing is known of it when a graph is compiled."""
     if isinstance(node, Node):
-        node = _told(node)
+        node = told(node)
     if isinstance(node, torch.SymFloat) and not node.node.has_hint():
         return None
     return node if isinstance(node, int | float | torch.SymFloat) else None
@@ -307,7 +307,7 @@ def _is_written(node: Node) -> bool:
 
 
 def _may_be_a_view(node: Node) -> bool:
-    return is_op(node, *_VIEWS) is not None and called(node) != "clone" or called(node) in _PARTS
+    return is_op(node, *_VIEWS) is not None and called(node) != "clone" or called(node) in PARTS
 
 
 def _is_the_same_tensor(node: Node) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from graphfuse.torch.fusion import traced
 from graphfuse.torch.fusion.form import OPERATORS, Form, Serving
+from graphfuse.torch.fusion.generated import title
 from graphfuse.torch.fusion.interpreter import ForwardDeclined
 from graphfuse.torch.fusion.known import known
 from graphfuse.torch.fusion.match import find, rounds_otherwise
@@ -230,7 +231,8 @@ def _why(sites: list[NormSite], otherwise: str) -> str:
         return otherwise or "its forward is no norm over the last dimension"
     site = sites[-1]
     before = "" if site.tensors["x"].op == "placeholder" else ", of what it computes before"
-    return f"no operator computes {site.form}{before}{f', {site.left}' if site.left else ', and what follows'}"
+    behind = " and ".join(dict.fromkeys(title(user) for user in site.out.users if user.op != "output"))
+    return f"no operator computes {site.form}{before}{behind and f', and {behind} behind it'}"
 
 
 def _is_like(a: float | None, b: float | None) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch.fx import Node
 
 from graphfuse.torch.fusion.form import OPERATORS, Form, Serving
+from graphfuse.torch.fusion.meaning import value
 
 Number = int | float | torch.SymFloat | None
 
@@ -18,7 +19,6 @@ class NormSite:
     tensors: what it is computed from, by the names of the operator's arguments.
     eps: the epsilon, which may be symbolic.
     total: the node of a residual sum, which the operator makes as well.
-    left: what stands around it that the operator does not compute, in words.
     dim: the dimension of x that rows lie along, counted from the last.
     groups: of how many equal parts of a row each is normalized by itself.
     factor: of a "unit" norm, the number.
@@ -31,7 +31,6 @@ class NormSite:
     tensors: dict[str, Node]
     eps: Number
     total: Node | None = None
-    left: str = ""
     dim: int = -1
     groups: int = 1
     factor: float | None = None
@@ -41,6 +40,11 @@ class NormSite:
     @property
     def serving(self) -> Serving:
         return OPERATORS[self.form]
+
+    @property
+    def is_training(self) -> bool:
+        """True if its result has gradients."""
+        return bool(value(self.out).requires_grad)
 
     @property
     def numbers(self) -> dict[str, Number]:

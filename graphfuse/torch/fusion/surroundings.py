@@ -75,12 +75,12 @@ def acts(node: Node) -> bool:
 
 
 def computes_twice(site: NormSite) -> str:
-    """Names of a site's nodes that would be computed beside the operator, as they are read elsewhere; "" for none."""
+    """Why a node of a site would be computed beside the operator; "" where none would."""
     inner = set(between(*_bounds(site)))
     for node in inner - {site.total}:
         elsewhere = {user for user in node.users if user.users or user.op == "output"} - inner - {site.out}
         if elsewhere and not is_op(node, "cast", "same", "view", "expand"):
-            return node.name
+            return f"{node.name} of it is read elsewhere, too, and would be computed twice"
     return ""
 
 

@@ -1,0 +1,110 @@
+"""Nodes of an FX graph that inductor writes kernels for, and so fuses with their neighbours; views, which cost nothing;
+all others are calls of libraries and operators.
+
+torch itself says which operations are pointwise. What it does not say is listed.
+"""
+
+import functools
+
+import torch
+from torch.fx import Node
+
+from graphfuse.torch.fusion.meaning import (
+    MEANING,
+    PARTS,
+    called,
+    dtype,
+    is_op,
+    same,
+    told,
+    value,
+    writes,
+)
+
+_REDUCTIONS = frozenset(
+    "sum mean var std var_mean std_mean max min amax amin aminmax argmax argmin any all prod logsumexp length "
+    "normalize softmax log_softmax _softmax _log_softmax softmin layer_norm rms_norm cosine_similarity mse_loss "
+    "l1_loss smooth_l1_loss huber_loss kl_div cross_entropy nll_loss".split()
+)
+_MOVES = frozenset(
+    "cast cat stack hstack vstack pad constant_pad_nd roll flip repeat tile tril triu embedding index index_select "
+    "gather take_along_dim dropout native_dropout alpha_dropout feature_alpha_dropout bernoulli softsign tanhshrink "
+    "glu prelu fake_quantize_per_tensor_affine".split()
+)
+"""What torch does not call pointwise, and inductor computes element by element."""
+_IDENTICAL = ("add", "sub", "cat", "same")
+
+
+def is_generated(node: Node) -> bool:
+    """True if inductor writes the kernel of an operation."""
+    name = _name(node)
+    return bool(name) and (name in _REDUCTIONS or name in _MOVES or _is_pointwise(name) or not reads(node))
+
+
+def is_free(node: Node) -> bool:
+    """True if a node moves nothing: a view, a part, or what returns the tensor that it is given."""
+    source = value(node.args[0]) if node.args else None
+    if called(node) == "dropout":
+        rate = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+        return not (node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)) or rate == 0
+    if is_op(node, "view", "expand", "permute", "slice") or called(node) in PARTS or _is_item(node):
+        return True
+    if called(node) == "clone" or not is_op(node, "cast", "same") or source is None:
+        return False
+    return dtype(node) is source.dtype and all(map(same, value(node).stride(), source.stride()))
+
+
+def is_of_rows(node: Node, operand: Node) -> bool:
+    """True if what a node makes of an operand has its leading extents: elements or reductions of its rows."""
+    made, read = value(node), value(operand)
+    if made is None or read is None:
+        return True
+    leading = read.shape[:-1]
+    return made.dim() >= len(leading) and all(map(same, made.shape, leading))
+
+
+def is_cast_by_autocast(node: Node, operand: Node) -> bool:
+    """True if a product makes a narrower type than it is given: autocast has an operand cast before it."""
+    made, read = value(node), value(operand)
+    if made is None or read is None or node.op == "output":
+        return False
+    return made.dtype.is_floating_point and made.dtype.itemsize < read.dtype.itemsize and not is_generated(node)
+
+
+def passes_gradients(node: Node) -> bool:
+    """True if the gradient of what a node is given is that of its result: its backward moves nothing."""
+    return _name(node) in _IDENTICAL
+
+
+def reads(node: Node) -> bool:
+    """True if a node reads the elements of what it is given: not its extents alone."""
+    made = told(node)
+    made = made if isinstance(made, list | tuple) else (made,)
+    if called(node).endswith("_like") or called(node).startswith("new_"):
+        return False
+    return node.op == "output" or made == (None,) or any(isinstance(one, torch.Tensor) for one in made)
+
+
+def title(node: Node) -> str:
+    """Name of an operation, as reports say it."""
+    if is_op(node, "cast"):
+        return f"cast to {str(dtype(node)).removeprefix('torch.')}"
+    return _name(node) or node.name
+
+
+def _name(node: Node) -> str:
+    name = called(node)
+    name = name.removesuffix("_") if writes(node) and not name.endswith("__") else name
+    return MEANING.get(name, name)
+
+
+def _is_item(node: Node) -> bool:
+    """True if a node is one of several results."""
+    return called(node) == "getitem" and isinstance(told(node.args[0]), list | tuple)
+
+
+@functools.cache
+def _is_pointwise(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = packet.overloads() if hasattr(packet, "overloads") else ()
+    return any(torch.Tag.pointwise in getattr(packet, one).tags for one in overloads)

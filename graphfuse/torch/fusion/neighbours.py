@@ -1,0 +1,177 @@
+"""What inductor computes in one kernel with a norm, and an operator does not: by that, tensors are moved once more.
+
+Inductor writes the norm, what is made of its result and what makes its input as one loop over rows, and moves what goes
+in and out of all of it. An operator reads and writes its own tensors, and inductor's kernel beside it reads or writes
+them again. What needs a library's result that needs the norm, as a residual sum behind a layer, is in no such kernel.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from graphfuse.torch.fusion import generated, surroundings
+from graphfuse.torch.fusion.meaning import same, value
+from graphfuse.torch.fusion.site import NormSite
+
+_ROWS = ("x", "residual", "gate")
+_NAMED = 4
+"""How many operations a text names of what crosses at one place."""
+_BEFORE = "before it"
+_BESIDE, _BEHIND = 1, 2
+"""How a node depends on a norm: by what inductor computes alone, or by a library, which ends the kernel."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor between an operator and what inductor would compute in one kernel with it.
+
+    tensor: the node that has it. others: what reads or makes it there; nothing where an operator writes what nobody
+    reads. where: in words. moved, moved_back: bytes of an element that are moved because of that, and in the backward.
+    """
+
+    tensor: Node
+    others: tuple[Node, ...]
+    where: str
+    moved: int
+    moved_back: int
+
+    def __str__(self) -> str:
+        if not self.others:
+            return f"the sum, which nobody else reads, {self.where}"
+        titles = [*dict.fromkeys(map(_title, self._with_what_follows()))]
+        return f"{', '.join(titles[:_NAMED])}{', ...' * (len(titles) > _NAMED)} {self.where}"
+
+    def _with_what_follows(self) -> Iterator[Node]:
+        """The others, and behind them what inductor computes with them."""
+        seen, waiting = set[Node](), [*self.others]
+        while waiting:
+            node = waiting.pop(0)
+            is_free = generated.is_free(node)
+            if node in seen or not (is_free or node in self.others or generated.is_generated(node)):
+                continue
+            seen.add(node)
+            waiting += node.users if self.where != _BEFORE else ()
+            if not is_free:
+                yield node
+
+
+class Neighbours:
+    """Neighbours of the norms of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        self._nodes = tuple(graph.nodes)
+
+    def of(self, site: NormSite) -> tuple[Crossing, ...]:
+        """The tensors of a site that are moved once more than inductor alone would."""
+        return tuple(_Around(site, self._order, self._nodes).crossings())
+
+
+class _Around:
+    def __init__(self, site: NormSite, order: Mapping[Node, int], nodes: tuple[Node, ...]) -> None:
+        self._site, self._order, self._own = site, order, own(site)
+        self._made = tuple(node for node in (site.out, site.total) if node is not None)
+        self._read = tuple(t for n, t in site.tensors.items() if n in _ROWS and _is_as_large(t, site.out))
+        last = max((order[user] for t in (*self._made, *self._read) for user, _ in self._readers(t)), default=0)
+        first = min(map(order.__getitem__, self._made))
+        self._depends = self._dependent(nodes[first : last + 1])
+        self._upstream = self._needed()
+
+    def crossings(self) -> Iterator[Crossing]:
+        site = self._site
+        for tensor in self._made:
+            fused, recomputed, kept = self._divided(tensor)
+            is_unread = tensor is site.total and not (fused or recomputed or kept or site.is_training)
+            moves = bool(fused) + (not kept and bool(fused or recomputed)) + is_unread
+            if moves:
+                where = "is written" if is_unread else "behind it"
+                yield self._crossing(tensor, (*fused, *recomputed), where, moves)
+        for tensor in self._read:
+            maker = self._maker(tensor)
+            fused, recomputed, kept = self._divided(tensor)
+            if maker is not None:
+                yield self._crossing(tensor, (maker,), _BEFORE, 1 + (not kept))
+            elif fused:
+                yield self._crossing(tensor, fused, "beside it", 1)
+
+    def _crossing(self, tensor: Node, others: tuple[Node, ...], where: str, moves: int) -> Crossing:
+        site, width = self._site, value(tensor).dtype.itemsize
+        has_backward = site.is_training and value(tensor).requires_grad
+        back = 0 if not has_backward or all(map(generated.passes_gradients, others)) else moves
+        if site.total is not None and tensor in self._read:
+            back = min(back, 1)  # the gradient of a sum is that of its terms, and one of them is asked for anyway
+        return Crossing(tensor, others, where, moves * width, back * width)
+
+    def _readers(self, node: Node) -> Iterator[tuple[Node, Node]]:
+        """Nodes beside the site that read a tensor, also through views, and what they are given."""
+        for user in node.users:
+            if not generated.reads(user):
+                continue
+            if user not in self._own and generated.is_free(user) or user in self._own and _is_cast(user):
+                yield from self._readers(user)
+            elif user not in self._own:
+                yield user, node
+
+    def _divided(self, tensor: Node) -> tuple[tuple[Node, ...], ...]:
+        """Readers of a tensor: those in one kernel with the norm, those that would compute it again from what the norm
+        reads, and those that need it in memory."""
+        fused, recomputed, kept = [], [], []
+        for user, given in self._readers(tensor):
+            if generated.is_cast_by_autocast(user, given):
+                fused.append(user)
+            elif user in self._upstream or self._depends.get(user) == _BEHIND or not generated.is_generated(user):
+                kept.append(user)
+            elif _is_as_large(given, self._site.out) and generated.is_of_rows(user, given):
+                fused.append(user)
+            else:
+                recomputed.append(user)
+        return tuple(fused), tuple(recomputed), tuple(kept)
+
+    def _maker(self, tensor: Node) -> Node | None:
+        """Node that makes a tensor in one kernel with the norm."""
+        node = tensor
+        while generated.is_free(node) and isinstance(node.args[0], Node):
+            node = node.args[0]
+        if not generated.is_generated(node) or any(user in self._upstream for user, _ in self._readers(tensor)):
+            return None
+        return node
+
+    def _dependent(self, nodes: tuple[Node, ...]) -> dict[Node, int]:
+        found = dict.fromkeys(self._made, _BESIDE)
+        for node in nodes:
+            how = max((found.get(t, 0) for t in node.all_input_nodes), default=0)
+            if node not in found and how:
+                is_through = node in self._own or generated.is_free(node) or generated.is_generated(node)
+                found[node] = how if is_through else _BEHIND
+        return found
+
+    def _needed(self) -> set[Node]:
+        """Nodes that read what the site does, and make what it needs."""
+        first = min(map(self._order.__getitem__, self._read))
+        seen, waiting = set[Node](), [*self._site.tensors.values()]
+        while waiting:
+            node = waiting.pop()
+            if node not in seen and self._order[node] > first:
+                seen.add(node)
+                waiting += node.all_input_nodes
+        return seen
+
+
+def own(site: NormSite) -> frozenset[Node]:
+    """The nodes that an operator takes the place of."""
+    made = {node for node in (site.out, site.total) if node is not None}
+    return frozenset({*made, *surroundings.between((site.out,), tuple(site.tensors.values()))})
+
+
+def _title(node: Node) -> str:
+    name = generated.title(node)
+    return name if generated.is_generated(node) else f"autocast's cast for {name}"
+
+
+def _is_cast(node: Node) -> bool:
+    return generated.is_op(node, "cast", "same", "view") is not None
+
+
+def _is_as_large(a: Node, b: Node) -> bool:
+    return same(value(a).numel(), value(b).numel())

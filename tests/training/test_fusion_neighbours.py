@@ -1,0 +1,204 @@
+"""What inductor would compute in one kernel with a norm, in graphs that are compiled: what is left to it because of
+that, what is not, and the bytes and names that the report has."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.fusion import cost, find
+from graphfuse.torch.fusion.neighbours import Neighbours
+from support.traces import recorded
+
+pytestmark = [pytest.mark.usefixtures("as_on_a_gpu"), pytest.mark.torch]
+HALF = torch.bfloat16
+T, C = 8, 256
+EPS = 1e-5
+SUM = "the sum, which nobody else reads, is written"
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(cost, "DEVICE", "cpu")
+
+
+def llama(x, w):
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)
+
+
+def layer(x, w):
+    return F.layer_norm(x, (C,), w)
+
+
+def given(rows=T, gradients=False):
+    """x, r, a vector and a matrix."""
+    shapes = (rows, C), (rows, C), (C,), (C, C)
+    return [torch.ones(shape, dtype=HALF, requires_grad=gradients) for shape in shapes]
+
+
+def judged(function, tensors, how="dynamo"):
+    graph, _ = recorded(function, tensors, how)
+    return compiled.replace_in(graph, declines=True)
+
+
+def by_blocks(y):
+    wide = y.float().view(*y.shape[:-1], -1, 128)
+    scale = wide.abs().amax(-1, keepdim=True).clamp(1e-4) / 448
+    return (wide / scale).to(torch.float8_e4m3fn).view(y.shape), scale
+
+
+def both(function):
+    """What a function makes of a sum, and the sum."""
+    return lambda x, r, w, m: (lambda total: (function(total, w), total))(x + r)
+
+
+FREE = [
+    ("a product behind it", lambda x, r, w, m: llama(x, w) @ m),
+    ("products around it", lambda x, r, w, m: llama(x @ m, w) @ m),
+    ("a view behind it", lambda x, r, w, m: llama(x, w).view(2, -1, C).transpose(0, 1)),
+    ("one row of it", lambda x, r, w, m: llama(x, w)[-1:] @ m),
+    ("the residual sum behind the layer", lambda x, r, w, m: F.silu(x + llama(x, w) @ m)),
+    ("a sum that is read behind the layer", lambda x, r, w, m: (lambda h: h + llama(h, w) @ m)(x @ m + r)),
+    ("no dropout", lambda x, r, w, m: F.dropout(llama(x, w), 0.1, training=False)),
+    ("dropout of nothing", lambda x, r, w, m: F.dropout(llama(x, w), p=0.0)),
+    ("a cast to its type", lambda x, r, w, m: llama(x, w).to(HALF).contiguous()),
+    ("a sum over tokens that reads what is there", lambda x, r, w, m: (lambda y: (y @ m, y.mean(0)))(llama(x, w))),
+    ("its extents", lambda x, r, w, m: llama(x, w).view(-1, x.shape[0], C) @ m),
+    ("a gate that a product reads, too", lambda x, r, w, m: llama(F.gelu(x) @ m, w)),
+]
+
+# What follows, by the bytes that it costs: written and read again, or read again alone.
+COSTLY = [
+    (lambda x, r, w, m: F.gelu(llama(x, w)), 4, "gelu behind it"),
+    (lambda x, r, w, m: F.gelu(llama(x, w)[None].transpose(0, 1)), 4, "gelu behind it"),
+    (lambda x, r, w, m: F.relu(llama(x, w)) ** 2, 4, "relu, pow behind it"),
+    (lambda x, r, w, m: llama(x, w).mul_(2), 4, "mul behind it"),
+    (lambda x, r, w, m: F.silu(llama(x, w)) * r, 4, "silu, mul behind it"),
+    (lambda x, r, w, m: llama(x, w) + r, 4, "add behind it"),
+    (lambda x, r, w, m: F.dropout(llama(x, w), 0.1), 4, "dropout behind it"),
+    (lambda x, r, w, m: llama(x, w).to(torch.float8_e4m3fn), 4, "cast to float8_e4m3fn behind it"),
+    (lambda x, r, w, m: llama(x, w).abs().amax(-1), 4, "abs, max behind it"),
+    (lambda x, r, w, m: by_blocks(llama(x, w)), 4, "cast to float32, abs, div, max, ... behind it"),
+    (lambda x, r, w, m: F.softmax(layer(x, w), -1), 4, "softmax behind it"),
+    (lambda x, r, w, m: torch.cat([llama(x, w), r], -1), 4, "cat behind it"),
+    (lambda x, r, w, m: llama(x, w).mean(0), 2, "mean behind it"),
+    (lambda x, r, w, m: (lambda y: (y @ m, F.gelu(y)))(llama(x, w)), 2, "gelu behind it"),
+    (lambda x, r, w, m: llama(F.gelu(x), w), 4, "gelu before it"),
+    (lambda x, r, w, m: (lambda h: (llama(h, w), h @ m))(F.gelu(x)), 2, "gelu before it"),
+    (lambda x, r, w, m: (lambda h: h + llama(h, w) @ m)(F.embedding(torch.arange(T), r)), 2, "embedding before it"),
+    (lambda x, r, w, m: (llama(x, w), F.gelu(x)), 2, "gelu beside it"),
+    (lambda x, r, w, m: both(llama)(F.gelu(x), r, w, m), 4, "gelu before it"),
+    (lambda x, r, w, m: (lambda h: (llama(h, w), h, F.gelu(h)))(x + r), 2, "gelu behind it"),
+    (lambda x, r, w, m: llama(x + r, w), 2, SUM),
+]
+
+
+@pytest.mark.parametrize(("what", "function"), FREE, ids=[what for what, _ in FREE])
+def test_what_costs_nothing(what, function):
+    (entry,) = judged(function, given())
+    assert entry.is_replaced, entry.why
+
+
+@pytest.mark.parametrize("how", ["dynamo", "aten"])
+@pytest.mark.parametrize(("function", "moved", "what"), COSTLY, ids=[f"{what}" for *_, what in COSTLY])
+def test_what_is_left_to_inductor(function, moved, what, how):
+    (entry,) = judged(function, given(), how)
+    start, _, said = entry.why.partition(": ")
+    assert start == f"the operator would move {moved} bytes an element more than inductor alone"
+    assert said == what or how == "aten"
+    graph, _ = recorded(function, given(), how)
+    assert [e.is_replaced for e in compiled.replace_in(graph, declines=False)] == [True]
+
+
+def test_sites_that_inductor_would_join_are_judged_together():
+    """Of two norms of a sum one makes it."""
+    entries = judged(lambda x, r, w, m: (lambda t: (llama(t, w), llama(t, r[0]), t))(x + r), given())
+    assert len(entries) == 2 and not any(entry.is_replaced for entry in entries)
+    entries = judged(lambda x, r, w, m: (llama(x, w) @ m, F.gelu(llama(r, w))), given())
+    assert [entry.is_replaced for entry in entries] == [True, False]
+
+
+def test_what_is_between_two_sites_counts_once(monkeypatch):
+    """And as much as the one says that has more of it: the sum's gradient is put together of both norms'."""
+    function = lambda x, r, w, m: (lambda t: (llama(t, w), llama(t, w * 2)))(x + r)  # noqa: E731
+    assert sorted(crossings(function)) == [(4, 0), (4, 4)]
+    monkeypatch.setattr(cost, "DEVICE", "meta")
+    for rows, is_replaced in ((4096, True), (32768, False)):  # 2 * 5.1 bytes are saved, and 2 * 2.2
+        shapes = (rows, 4096), (rows, 4096), (4096,), ()
+        tensors = [torch.empty(shape, dtype=HALF, device="meta", requires_grad=True) for shape in shapes]
+        assert [entry.is_replaced for entry in judged(function, tensors)] == [is_replaced] * 2
+
+
+def test_a_sum_that_nobody_else_reads_counts_with_a_norm_before_it_too():
+    entries = judged(lambda x, r, w, m: llama(r + llama(x, w), w), given())
+    assert [entry.why for entry in entries] == [
+        f"the operator would move 2 bytes an element more than inductor alone: {SUM}"
+    ] * 2
+
+
+def test_autocast_casts_what_a_product_reads():
+    def function(x, w, m):
+        with torch.autocast("cpu", HALF):
+            return F.linear(F.layer_norm(x, (C,), w), m)
+
+    tensors = [torch.ones(shape) for shape in ((T, C), (C,), (C, C))]
+    (entry,) = judged(function, tensors)
+    assert (
+        entry.why
+        == "the operator would move 8 bytes an element more than inductor alone: autocast's cast for linear behind it"
+    )
+
+
+# Gradients
+
+
+def crossings(function, rows=T):
+    graph, _ = recorded(function, given(rows, gradients=True), "dynamo")
+    neighbours = Neighbours(graph.graph)
+    return [(c.moved, c.moved_back) for site in find(graph, once=True) for c in neighbours.of(site)]
+
+
+@pytest.mark.parametrize(
+    ("function", "moved"),
+    [
+        (lambda x, r, w, m: F.gelu(llama(x, w)), [(4, 4)]),
+        (lambda x, r, w, m: llama(x, w) + r, [(4, 0)]),  # the gradient of a term is that of the sum
+        (lambda x, r, w, m: llama(F.gelu(x), w), [(4, 4)]),
+        (lambda x, r, w, m: both(llama)(F.gelu(x), r, w, m), [(4, 2)]),
+        (lambda x, r, w, m: llama(x + r, w), []),  # backward needs the sum
+    ],
+)
+def test_what_the_backward_moves(function, moved):
+    assert crossings(function) == moved
+
+
+def test_what_the_backward_saves_counts():
+    function = lambda x, r, w, m: llama(x, w) + r  # noqa: E731
+    (entry,) = judged(function, given(4096, gradients=True))
+    assert entry.became == "llama_rms_norm"
+    (entry,) = judged(lambda x, r, w, m: F.gelu(llama(x, w)), given(4096, gradients=True))
+    assert entry.why == (
+        "the operator would move 8 bytes an element more than inductor alone, and save no more than 5.1 otherwise: "
+        "gelu behind it"
+    )
+    tensors = given(4096, gradients=True)
+    tensors[2].requires_grad_(False)  # without a weight's gradient it saves nothing
+    (entry,) = judged(function, tensors)
+    assert not entry.is_replaced
+    with torch.no_grad():
+        (entry,) = judged(function, given(4096, gradients=True))
+    assert not entry.is_replaced
+
+
+def test_gradients_of_samples_save_nothing():
+    """The backward of adaptive layer norm adds them up beside its kernel."""
+
+    def function(x, r, s, m):
+        total = x + r
+        return F.layer_norm(total, (C,)) * (1 + s) + s, total
+
+    tensors = [t.view(4, -1, C).detach().requires_grad_() for t in given(4096)[:2]]
+    tensors += [torch.ones(4, 1, C, dtype=HALF, requires_grad=True), torch.ones(1)]
+    (entry,) = judged(function, tensors)
+    assert entry.why == "the operator would move 2 bytes an element more than inductor alone: add before it"
