@@ -40,7 +40,7 @@ class RowFacts:
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
     """All around the reduction that works on its rows, with the norms that follow; without other norms; without what
-    comes before; without what comes after.
+    comes before; without what comes after. Each with what only reads the same rows, and without.
     What stands between two norms belongs to the first: what the second reads is in memory anyway. Not so behind a
     product or another op that works on no rows, up to which the first does not come. Around
     quantization what is pointwise: where there is a reduction of its rows, that one's set has both."""
@@ -51,11 +51,16 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
         return
     roles = [(i, ROLES[node.op_name]) for i, node in enumerate(graph.nodes) if node.op_name in ROLES]
 
-    def grown(out: frozenset[int]) -> frozenset[int]:
-        return convex(graph, core, lambda i, inside: i not in out and Matched(axes, inside, ROLES).take(i), axes.whole)
+    def grown(out: frozenset[int]) -> Iterator[frozenset[int]]:
+        def may_join(i: int, inside: frozenset[int]) -> bool:
+            return i not in out and Matched(axes, inside, ROLES).take(i)
+
+        around = convex(graph, core, may_join)
+        yield convex(graph, around, may_join, axes.whole)
+        yield around
 
     if role.alone:
-        yield grown(frozenset(i for i, found in roles if found.reduces(axes, graph.nodes[i])))
+        yield from grown(frozenset(i for i, found in roles if found.reduces(axes, graph.nodes[i])))
         yield core
         return
     beside = role.expansion.scalars | role.expansion.of_columns if role.expansion else ()
@@ -66,7 +71,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     first = before & norms if forward else frozenset()
     theirs = first | before & _behind(graph, first)
     for excluded in (theirs, theirs | norms, before | norms, after | theirs | norms):
-        yield grown(excluded)
+        yield from grown(excluded)
     yield core
 
 

@@ -127,6 +127,7 @@ class Walk:
             outputs=frozenset(node.outputs) - node.absent,
             value_of=lambda port: self.value(tensors[port]),
             dim_of=lambda port: tuple(tensors[port].get_dim()),
+            at_hand=lambda port: tensors[port] in self._values,
             expand=self.expanded,
             drawn=self._drawn.setdefault(id(node), {}),
         )

@@ -25,6 +25,7 @@ class Pullback:
     given: the input ports that are connected.
     outputs: the output ports that the node writes.
     value_of, dim_of: the value and the shape of a port.
+    at_hand: whether a port has a value that was drawn before.
     expand: makes a gradient, or a number, a tensor of a shape.
     drawn: what rules drew once for all of them: by the output, its gradient in whole; by a function, what it drew.
     """
@@ -37,6 +38,7 @@ class Pullback:
     outputs: frozenset[str]
     value_of: Callable[[str], Any]
     dim_of: Callable[[str], Shape]
+    at_hand: Callable[[str], bool]
     expand: Callable[[Any, Shape], Any]
     drawn: dict[Any, Any] = field(default_factory=dict)
 
@@ -116,6 +118,12 @@ def times(port: str) -> Rule:
 def by_op(name: str) -> Rule:
     """An op of the table that makes the gradient of loss and input, with the attributes of the node."""
     return lambda p: getattr(p.graph, name)(p.grad, p["input"], **p.attributes)
+
+
+def by_output(name: str, slope: Callable[[Pullback], Any]) -> Rule:
+    """`by_op`, or the gradient times a slope that is made of the output, where that is at hand."""
+    of_input = by_op(name)
+    return lambda p: p.graph.mul(p.grad, slope(p)) if p.at_hand("output") else of_input(p)
 
 
 def reciprocal(p: Pullback, value: Any) -> Any:

@@ -30,7 +30,7 @@ from graphfuse.ops import (
 )
 from graphfuse.ops.expansion import Expansion
 from graphfuse.ops.op import Attribute, Cost, Op, Port, Spelling
-from graphfuse.ops.pullback import JUMPS, NO_SECOND, NoRule, Rule, by_op, negated, passed, times
+from graphfuse.ops.pullback import JUMPS, NO_SECOND, NoRule, Rule, by_op, by_output, negated, passed, times
 from graphfuse.ops.reductions import REDUCTIONS
 
 
@@ -86,6 +86,30 @@ _OF_SELECTION = {
 
 def _cubed(p: pullback.Pullback, port: str) -> object:
     return p.graph.mul(p[port], p.graph.mul(p[port], p[port]))
+
+
+def _slope_of_sigmoid(p: pullback.Pullback) -> object:
+    return p.graph.mul(p.graph.sub(1.0, p["output"]), p["output"])
+
+
+def _opened(p: pullback.Pullback) -> object:
+    """The sigmoid that swish multiplies its input by."""
+    beta = _beta(p)
+    return p.graph.sigmoid(p["input"] if beta == 1.0 else p.graph.mul(p["input"], beta))
+
+
+def _swish_again(p: pullback.Pullback) -> object:
+    return p.graph.mul(p["input"], p.once(_opened))
+
+
+def _slope_of_swish(p: pullback.Pullback) -> object:
+    beta, opened = _beta(p), p.once(_opened)
+    closed = p.graph.mul(p.graph.sub(1.0, opened), p["output"])
+    return p.graph.add(closed if beta == 1.0 else p.graph.mul(closed, beta), opened)
+
+
+def _beta(p: pullback.Pullback) -> float:
+    return p.attributes.get("swish_beta", 1.0)
 
 
 def _number(name: str, default: float) -> Attribute:
@@ -287,7 +311,7 @@ _TABLE = (
         "gf::sigmoid({input})",
         references.sigmoid,
         note=_SIGMOID_NOTE,
-        vjp={"input": by_op("sigmoid_backward")},
+        vjp={"input": by_output("sigmoid_backward", _slope_of_sigmoid)},
     ),
     _pointwise(
         "tanh",
@@ -305,7 +329,8 @@ _TABLE = (
         lambda t, x, beta: x * references.sigmoid(t, beta * x),
         _number("swish_beta", 1.0),
         note=_SIGMOID_NOTE,
-        vjp={"input": by_op("swish_backward")},
+        vjp={"input": by_output("swish_backward", _slope_of_swish)},
+        again=_swish_again,
     ),
     _pointwise(
         "gelu",
