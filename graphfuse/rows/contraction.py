@@ -35,7 +35,7 @@ def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple
 def factors(
     steps: Sequence[AnyStep], summed: tuple[Operand, ...], has_columns: Callable[[Operand], bool]
 ) -> tuple[Operand, ...]:
-    """What a sum over rows is of: in place of a product its factors, which are multiplied as they are added."""
+    """The operands of a sum over rows; in place of a product its factors, which are multiplied as they are added."""
     (value, *others) = summed
     step = steps[value.index] if isinstance(value, Chain) and not others else None
     if step is None or step.op_name != "mul" or step.rounded is not None:
