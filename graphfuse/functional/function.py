@@ -55,14 +55,15 @@ def function(
 def define(f: Function) -> Callable[..., object]:
     """The function that `f` declares, without defaults for its parameters, and its operators of torch. What autograd
     does with the operators is left to the caller."""
-    call = _written(f)
+    call = entry(f)
     operator.define(f, call)
     call.__globals__["run"] = getattr(torch.ops.graphfuse, f.name).default
     return call
 
 
-def _written(f: Function) -> Callable[..., object]:
-    """The function as users call it: it looks up the fast path and runs it. Generated, as this is part of every call.
+def entry(f: Function) -> Callable[..., object]:
+    """The function as users call it, without operators of torch. It looks up the fast path and runs it. Generated, as this is
+    part of every call.
 
     problems: fast paths by key, and the last one that was taken under "last", which is asked first. last: tells that
     one, None before there is any.

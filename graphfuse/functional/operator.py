@@ -63,7 +63,7 @@ def _define(f: Function, call, name: str, positional: list[str], keywords: list[
         return None if writes_only else result
 
     def fake(*values, **named):
-        tensors = _fake(f, f.defaults | dict(zip(positional, values, strict=False)) | named)
+        tensors = fake_tensors(f, f.defaults | dict(zip(positional, values, strict=False)) | named)
         return None if writes_only else f.returned(tensors)
 
     LIBRARY.define(f"{name}({_parameters(f, positional, keywords)}) -> {returned}", tags=_TAGS)
@@ -74,7 +74,8 @@ def _define(f: Function, call, name: str, positional: list[str], keywords: list[
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
-def _fake(f: Function, given: Mapping[str, object]) -> dict[str, torch.Tensor]:
+def fake_tensors(f: Function, given: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """The tensors of a call without memory, those that it makes among them. Errors as of the call."""
     arguments = f.variant(given).arguments
     for a in arguments:
         check_given(a, given.get(a.name))
@@ -99,7 +100,7 @@ def _parameters(f: Function, positional: list[str], keywords: list[str]) -> str:
     last = max((i for i, name in enumerate(positional) if name not in f.defaults), default=-1)
     found = []
     for i, name in enumerate(positional):
-        kind = _tensor(arguments[name], letters) if name in arguments else option.SCHEMA.get(name, "float")
+        kind = _tensor(arguments[name], letters) if name in arguments else option.schema(name)
         default = f"={f.defaults[name]!r}" if i > last else ""
         found.append(f"{kind} {name}{default}")
     found += ["*"] * bool(keywords)

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 
-_MADE = ("dx", "dresidual", "dweight", "dbias", "dgate", "dscale", "dshift")
-_SWITCHES = ("is_sf_swizzled_layout", *(f"needs_{name}" for name in _MADE))
+_SWITCH = (False, True)
+_ASKS = "needs_"
+"""What the names of switches begin with that ask for a gradient."""
 
 VALUES: Mapping[str, tuple[object, ...]] = {
     "enable_pdl": (None, True, False),
@@ -14,7 +15,7 @@ VALUES: Mapping[str, tuple[object, ...]] = {
     "scale_format": (None, "e4m3", "ue8m0"),
     "output_both_sf_layouts": (False, True),
     "is_neox": (True, False),
-    **dict.fromkeys(_SWITCHES, (False, True)),
+    "is_sf_swizzled_layout": _SWITCH,
 }
 
 NUMBERS: Mapping[str, tuple[type, ...]] = {
@@ -25,11 +26,15 @@ NUMBERS: Mapping[str, tuple[type, ...]] = {
 """Types of those that may be any number, as far as the graph accepts it: it is part of the kernel."""
 
 SCHEMA = {"enable_pdl": "bool?", "block_size": "int", "group_size": "int?", "scale_format": "str?", "is_neox": "bool"}
-SCHEMA |= dict.fromkeys(_SWITCHES, "bool") | {name: kinds[0].__name__ for name, kinds in NUMBERS.items()}
-"""How torch.library calls their types."""
+SCHEMA |= {"is_sf_swizzled_layout": "bool"} | {name: kinds[0].__name__ for name, kinds in NUMBERS.items()}
 
 UNSUPPORTED = frozenset(VALUES) - frozenset(SCHEMA)
 """Those that operators do without."""
+
+
+def schema(name: str) -> str:
+    """Type of a parameter that is no tensor, as torch.library has it."""
+    return SCHEMA.get(name, "bool" if name.startswith(_ASKS) else "float")
 
 
 def check(options: Mapping[str, object]) -> None:
@@ -40,7 +45,7 @@ def check(options: Mapping[str, object]) -> None:
                 accepted = " or ".join(kind.__name__ for kind in NUMBERS[name])
                 raise VariantPackTypeError(f"{name} is {type(value).__name__}; accepted: {accepted}")
             continue
-        accepted = VALUES[name]
+        accepted = _SWITCH if name.startswith(_ASKS) else VALUES[name]
         if any(type(value) is type(a) and value == a for a in accepted):
             continue
         known_type = any(type(value) is type(a) for a in accepted)

@@ -93,6 +93,10 @@ class Op:
     # Attributes that a node whose gradient is wanted has in place of the user's.
     training: Attributes = field(default_factory=dict)
     recomputed: bool = True  # whether backward may compute the node again
+    # What it is called in aten, operators that compute the same. Each is written as the operator's name and overload, a
+    # space, then its parameters: "other:b" for one that is the port or attribute b, "alpha=1" for one that must have
+    # this value. One that is not written must have its default.
+    aten: tuple[str, ...] = ()
 
     @property
     def pointwise(self) -> bool:

@@ -46,6 +46,7 @@ def _pointwise(
     commutative: bool = False,
     vjp: Mapping[str, Rule | NoRule] | NoRule = pullback.UNKNOWN,
     again: Rule | None = None,
+    aten: tuple[str, ...] = (),
 ) -> Op:
     return Op(
         name=name,
@@ -61,6 +62,7 @@ def _pointwise(
         commutative=commutative,
         vjp=vjp,
         again={} if again is None else {"output": again},
+        aten=aten,
     )
 
 
@@ -178,6 +180,7 @@ _TABLE = (
         cost=Cost.ARITHMETIC,
         commutative=True,
         vjp={"a": passed, "b": passed},
+        aten=("add.Tensor self:a other:b", "add.Scalar self:a other:b"),
     ),
     _pointwise(
         "sub",
@@ -187,6 +190,12 @@ _TABLE = (
         lambda t, a, b: a - b,
         cost=Cost.ARITHMETIC,
         vjp={"a": passed, "b": negated},
+        aten=(
+            "sub.Tensor self:a other:b",
+            "sub.Scalar self:a other:b",
+            "rsub.Tensor self:b other:a",
+            "rsub.Scalar self:b other:a",
+        ),
     ),
     _pointwise(
         "mul",
@@ -197,6 +206,7 @@ _TABLE = (
         cost=Cost.ARITHMETIC,
         commutative=True,
         vjp={"a": times("b"), "b": times("a")},
+        aten=("mul.Tensor self:a other:b", "mul.Scalar self:a other:b"),
     ),
     _pointwise(
         "div",
@@ -206,6 +216,7 @@ _TABLE = (
         lambda t, a, b: a / b,
         vjp=_OF_DIVISION,
         again=lambda p: _over_b(p, p["a"]),
+        aten=("div.Tensor self:a other:b", "div.Scalar self:a other:b"),
     ),
     _pointwise(
         "scale",
@@ -227,6 +238,11 @@ _TABLE = (
             "input0": pullback.larger("input0", "input1", "cmp_lt"),
             "input1": pullback.larger("input1", "input0", "cmp_lt"),
         },
+        aten=(
+            "maximum.default self:input0 other:input1",
+            "clamp_min.default self:input0 min:input1",
+            "clamp_min.Tensor self:input0 min:input1",
+        ),
     ),
     _pointwise(
         "min",
@@ -239,6 +255,11 @@ _TABLE = (
             "input0": pullback.larger("input0", "input1", "cmp_gt"),
             "input1": pullback.larger("input1", "input0", "cmp_gt"),
         },
+        aten=(
+            "minimum.default self:input0 other:input1",
+            "clamp_max.default self:input0 max:input1",
+            "clamp_max.Tensor self:input0 max:input1",
+        ),
     ),
     _pointwise(
         "abs",
@@ -247,8 +268,18 @@ _TABLE = (
         "gf::abs({input})",
         lambda t, x: x.abs(),
         vjp={"input": lambda p: p.graph.mul(p.grad, pullback.sign(p, p["input"]))},
+        aten=("abs.default self:input",),
     ),
-    _pointwise("neg", "-input.", "input", "(-{input})", lambda t, x: -x, cost=Cost.ARITHMETIC, vjp={"input": negated}),
+    _pointwise(
+        "neg",
+        "-input.",
+        "input",
+        "(-{input})",
+        lambda t, x: -x,
+        cost=Cost.ARITHMETIC,
+        vjp={"input": negated},
+        aten=("neg.default self:input",),
+    ),
     _pointwise(
         "reciprocal",
         "1 / input.",
@@ -256,6 +287,7 @@ _TABLE = (
         "(1.0f / {input})",
         lambda t, x: x.reciprocal(),
         vjp={"input": lambda p: p.graph.neg(p.graph.mul(p.grad, p.graph.mul(p["output"], p["output"])))},
+        aten=("reciprocal.default self:input",),
     ),
     _pointwise(
         "sqrt",
@@ -264,6 +296,7 @@ _TABLE = (
         "sqrtf({input})",
         lambda t, x: x.sqrt(),
         vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.div(0.5, p["output"]))},
+        aten=("sqrt.default self:input",),
     ),
     _pointwise(
         "rsqrt",
@@ -272,8 +305,17 @@ _TABLE = (
         "gf::rsqrt({input})",
         lambda t, x: x.rsqrt(),
         vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.mul(_cubed(p, "output"), -0.5))},
+        aten=("rsqrt.default self:input",),
     ),
-    _pointwise("exp", "e^input.", "input", "expf({input})", lambda t, x: x.exp(), vjp={"input": times("output")}),
+    _pointwise(
+        "exp",
+        "e^input.",
+        "input",
+        "expf({input})",
+        lambda t, x: x.exp(),
+        vjp={"input": times("output")},
+        aten=("exp.default self:input",),
+    ),
     _pointwise(
         "log",
         "Natural logarithm; NaN below 0.",
@@ -281,6 +323,7 @@ _TABLE = (
         "logf({input})",
         lambda t, x: x.log(),
         vjp={"input": lambda p: p.graph.div(p.grad, p["input"])},
+        aten=("log.default self:input",),
     ),
     _pointwise(
         "identity",
@@ -290,6 +333,7 @@ _TABLE = (
         lambda t, x: x,
         cost=Cost.COPY,
         vjp={"input": passed},
+        aten=("clone.default self:input", "alias.default self:input"),
     ),
     _pointwise(
         "relu",
@@ -303,6 +347,7 @@ _TABLE = (
         _number("lower_clip", 0.0),
         _number("upper_clip", float("inf")),
         vjp={"input": by_op("relu_backward")},
+        aten=("relu.default self:input", "leaky_relu.default self:input negative_slope:negative_slope"),
     ),
     _pointwise(
         "sigmoid",
@@ -312,6 +357,7 @@ _TABLE = (
         references.sigmoid,
         note=_SIGMOID_NOTE,
         vjp={"input": by_output("sigmoid_backward", _slope_of_sigmoid)},
+        aten=("sigmoid.default self:input",),
     ),
     _pointwise(
         "tanh",
@@ -320,6 +366,7 @@ _TABLE = (
         "tanhf({input})",
         lambda t, x: t.tanh(x),
         vjp={"input": by_op("tanh_backward")},
+        aten=("tanh.default self:input",),
     ),
     _pointwise(
         "swish",
@@ -331,6 +378,7 @@ _TABLE = (
         note=_SIGMOID_NOTE,
         vjp={"input": by_output("swish_backward", _slope_of_swish)},
         again=_swish_again,
+        aten=("silu.default self:input",),
     ),
     _pointwise(
         "gelu",
@@ -340,6 +388,7 @@ _TABLE = (
         "(0.5f * {input} * erfcf(-0.70710678118654752f * {input}))",
         lambda t, x: 0.5 * x * t.special.erfc(-(0.5**0.5) * x),
         vjp={"input": by_op("gelu_backward")},
+        aten=("gelu.default self:input approximate=none",),
     ),
     _pointwise(
         "gelu_approx_tanh",
@@ -350,6 +399,7 @@ _TABLE = (
         lambda t, x: x * references.sigmoid(t, 2 * references.GELU_TANH * (x + 0.044715 * x * x * x)),
         note=_SIGMOID_NOTE,
         vjp={"input": by_op("gelu_approx_tanh_backward")},
+        aten=("gelu.default self:input approximate=tanh",),
     ),
     _pointwise(
         "relu_backward",
@@ -412,7 +462,7 @@ _TABLE = (
 )
 
 
-def _comparison(name: str, sign: str, reference, commutative: bool = False) -> Op:
+def _comparison(name: str, sign: str, reference, aten: str, commutative: bool = False) -> Op:
     return _pointwise(
         name,
         f"1 where input {sign} comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is\n"
@@ -423,6 +473,7 @@ def _comparison(name: str, sign: str, reference, commutative: bool = False) -> O
         cost=Cost.ARITHMETIC,
         commutative=commutative,
         vjp=JUMPS,
+        aten=tuple(f"{aten}.{kind} self:input other:comparison" for kind in ("Tensor", "Scalar")),
     )
 
 
@@ -439,12 +490,12 @@ _SELECTIONS = (
         attributes=(Attribute("axis", (int,), required=True),),
         vjp=JUMPS,
     ),
-    _comparison("cmp_eq", "==", operator.eq, commutative=True),
-    _comparison("cmp_neq", "!=", operator.ne, commutative=True),
-    _comparison("cmp_gt", ">", operator.gt),
-    _comparison("cmp_ge", ">=", operator.ge),
-    _comparison("cmp_lt", "<", operator.lt),
-    _comparison("cmp_le", "<=", operator.le),
+    _comparison("cmp_eq", "==", operator.eq, "eq", commutative=True),
+    _comparison("cmp_neq", "!=", operator.ne, "ne", commutative=True),
+    _comparison("cmp_gt", ">", operator.gt, "gt"),
+    _comparison("cmp_ge", ">=", operator.ge, "ge"),
+    _comparison("cmp_lt", "<", operator.lt, "lt"),
+    _comparison("cmp_le", "<=", operator.le, "le"),
     _pointwise(
         "binary_select",
         "input0 where mask is not 0, else input1.",
@@ -453,6 +504,14 @@ _SELECTIONS = (
         lambda t, a, b, mask: t.where(mask != 0, a, b),
         cost=Cost.ARITHMETIC,
         vjp=_OF_SELECTION,
+        aten=(
+            "where.self condition:mask self:input0 other:input1",
+            "where.ScalarOther condition:mask self:input0 other:input1",
+            "where.ScalarSelf condition:mask self:input0 other:input1",
+            "where.Scalar condition:mask self:input0 other:input1",
+            "masked_fill.Scalar self:input1 mask:mask value:input0",
+            "masked_fill.Tensor self:input1 mask:mask value:input0",
+        ),
     ),
 )
 

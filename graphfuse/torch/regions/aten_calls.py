@@ -1,0 +1,64 @@
+"""What a node of an FX graph calls of aten, whoever recorded it: aten itself, torch's functions, Python, methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_any, tree_map
+
+from graphfuse.torch.fusion.meaning import called, told, writes
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of aten. arguments: by the schema's names, defaults among them. results: what it returned."""
+
+    overload: torch._ops.OpOverload
+    arguments: dict[str, object]
+    results: tuple[object, ...]
+
+    @property
+    def name(self) -> str:
+        """The operator's name and overload, without its namespace; of one in place that of what it computes."""
+        name = self.overload._schema.name.partition("::")[2]
+        return f"{name.removesuffix('_') if self.overload._schema.is_mutable else name}.{self.overload._overloadname}"
+
+
+class _Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Call] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        arguments = {}
+        for place, a in enumerate(func._schema.arguments):
+            named = (kwargs or {}).get(a.name, a.default_value)
+            arguments[a.name] = args[place] if place < len(args) else named
+        results = tuple(made) if isinstance(made, list | tuple) else (made,)
+        if any(isinstance(t, torch.Tensor) for t in results):
+            self.found.append(Call(func, arguments, results))
+        return made
+
+
+def calls_of(node: Node) -> tuple[Sequence[Call], object] | None:
+    """The calls of a node that computes tensors from tensors, and what it returns, on the tensors that were recorded
+    with the graph; None for any other node, and one that changes what it is given."""
+    if node.op not in ("call_function", "call_method") or not called(node) or writes(node):
+        return None
+    if tree_any(lambda a: isinstance(a, Node) and told(a) is None, (node.args, node.kwargs)):
+        return None
+    args, kwargs = tree_map(lambda a: told(a) if isinstance(a, Node) else a, (node.args, dict(node.kwargs)))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _Calls() as calls:
+            if node.op == "call_method":
+                made = getattr(args[0], node.target)(*args[1:], **kwargs)
+            else:
+                made = node.target(*args, **kwargs)
+    except Exception:  # what torch does not run on such tensors is no operation to translate
+        return None
+    return calls.found, made

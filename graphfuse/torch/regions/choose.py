@@ -1,0 +1,280 @@
+"""Which parts of a torch program become regions: patterns and planning choose, as for any op graph."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, Node
+
+from graphfuse.api import pygraph
+from graphfuse.base.device import EMULATOR
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import GraphNotSupportedError, GraphValidationError
+from graphfuse.base.enums import heur_mode
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.ir import packed_stride
+from graphfuse.op_graph.lower import lower
+from graphfuse.planning import cover, plan, registry
+from graphfuse.runtime import device as devices
+from graphfuse.torch.fusion.meaning import is_changed, same, told
+from graphfuse.torch.regions.program import Given, Program, Result, Step
+from graphfuse.torch.regions.translate import OwnedStep, Translation, Value
+
+_TYPES = {
+    torch.float32: data_type.FLOAT,
+    torch.bfloat16: data_type.BFLOAT16,
+    torch.float16: data_type.HALF,
+    torch.bool: data_type.BOOLEAN,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A part of a graph that one operator computes. nodes: those that it takes the place of, in order. inputs: the nodes
+    that have what it reads, outputs: those that have what it makes, in the program's order."""
+
+    program: Program
+    nodes: tuple[Node, ...]
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+
+def find(graph: Graph, parts: Mapping[Node, int]) -> list[Region]:
+    """Regions of a graph, in order. parts: numbers of the parts of the graph, beyond which no region goes."""
+    translation, levels = Translation(), dict[Node, int]()
+    for node in graph.nodes:
+        before = len(translation.steps)
+        usable = not is_changed(node) and not any(map(is_changed, node.all_input_nodes)) and translation.add(node)
+        below = max((levels[t] for t in node.all_input_nodes if t in levels), default=0)
+        levels[node] = below if usable or node.op in ("placeholder", "get_attr") else below + 1
+        if not usable:
+            translation.values.pop(node, None)
+            del translation.steps[before:]
+    return [region for part in _components(graph, translation, levels, parts) for region in _Component(part).regions()]
+
+
+def _components(
+    graph: Graph, translation: Translation, levels: Mapping[Node, int], parts: Mapping[Node, int]
+) -> Iterator[_Part]:
+    """Steps in groups that hang together, or read the same tensor, and that nothing else stands between."""
+    group: dict[OwnedStep, list[OwnedStep]] = {}
+    first: dict[object, OwnedStep] = {}
+    for step in translation.steps:
+        group[step] = [step]
+        key = levels[step.owner], parts.get(step.owner, 0)
+        values = [v for v in step.inputs.values() if isinstance(v, Value)]
+        beside = [v.step for v in values if v.step is not None and (levels[v.step.owner], parts.get(v.step.owner, 0)) == key]
+        shared = (step.owner, *(id(v.tensor) for v in values if v.step is None and v.tensor.dim() > 1))
+        for other in (*beside, *(first.setdefault((key, one), step) for one in shared)):
+            if group[other] is not group[step]:
+                joined = group[other] + group[step]
+                group |= dict.fromkeys(joined, joined)
+    order = {step: n for n, step in enumerate(translation.steps)}
+    for steps in {id(steps): steps for steps in group.values()}.values():
+        yield _Part(graph, translation, tuple(sorted(steps, key=order.__getitem__)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    graph: Graph
+    translation: Translation
+    steps: tuple[OwnedStep, ...]
+
+
+class _Component:
+    """Steps that hang together, as an op graph."""
+
+    def __init__(self, part: _Part):
+        self._part, self._translation = part, part.translation
+        self._nodes = {step.owner for step in part.steps}
+        self._visible: dict[OwnedStep, Node] = {}
+        for node, value in self._translation.values.items():
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, Value) and one.step is not None and isinstance(told(node), torch.Tensor):
+                    self._visible.setdefault(one.step, node)
+
+    def regions(self) -> Iterator[Region]:
+        if not any(step.op in _ANCHORS for step in self._part.steps):
+            return
+        assembled = self._assembled(self._part.steps)
+        if assembled is None:
+            return
+        for steps in self._chosen(assembled):
+            found = self._assembled(steps)
+            if found is not None and found.region is not None:
+                yield found.region
+
+    def _chosen(self, assembled: _Assembled) -> Iterator[tuple[OwnedStep, ...]]:
+        """Groups of steps that are a kernel each."""
+        try:
+            frozen = lower(freeze(assembled.graph()))
+        except (GraphValidationError, GraphNotSupportedError):
+            return
+        steps = {f"s{n}": step for n, step in enumerate(assembled.steps)}
+        known = registry.registry((), ())
+        regions, _ = plan.matches(frozen, known)
+        device = _device(assembled.device)
+
+        def owned(number: int) -> tuple[OwnedStep, ...]:
+            return tuple(steps[frozen.nodes[i].name] for i in regions[number].subgraph.node_ids)
+
+        def taken(number: int) -> bool:
+            inside = owned(number)
+            owners = {step.owner for step in inside}
+            if any(step.owner in owners and step not in inside for step in self._part.steps):
+                return False
+            return any(
+                isinstance(regions[number].facts, engine.facts)
+                and heur_mode.OPENSOURCE in engine.modes
+                and engine.why_not(regions[number].facts, device) is None
+                for engine in known.engines
+            )
+
+        for number in cover.choose(frozen, [r.subgraph for r in regions], taken).chosen:
+            yield owned(number)
+
+    def _assembled(self, steps: Sequence[OwnedStep]) -> _Assembled | None:
+        return _Assembled.of(steps, self._visible, self._translation)
+
+
+_ANCHORS = frozenset({"reduction", "softmax", "log_softmax", "logsumexp", "rmsnorm", "layernorm"})
+"""Ops that reduce rows: a region has one."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Assembled:
+    """Steps as a program. dims: of inputs, by name."""
+
+    program: Program
+    steps: tuple[OwnedStep, ...]
+    dims: Mapping[str, tuple[int, ...]]
+    device: torch.device
+    region: Region | None
+
+    @staticmethod
+    def of(
+        steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node], translation: Translation
+    ) -> _Assembled | None:
+        numbers = {step: n for n, step in enumerate(steps)}
+        nodes = {step.owner for step in steps}
+        read: dict[tuple[Node, tuple[int, ...]], Value] = {}
+        placed: dict[tuple[OwnedStep, str], tuple[Node, tuple[int, ...]]] = {}
+        for step, (port, value) in ((s, item) for s in steps for item in s.inputs.items()):
+            if isinstance(value, Value) and value.step not in numbers:
+                node = translation.node_of.get(id(value.tensor)) if value.step is None else visible.get(value.step)
+                if node is None:
+                    return None
+                key = node, value.aligned()
+                read.setdefault(key, value)
+                placed[step, port] = key
+        made = {step: visible[step] for step in steps if step in visible and _is_used(visible[step], nodes, translation)}
+        if not made or not read:
+            return None
+        rank = max(-min(axes, default=-1) for axes in [*(a for _, a in read), *(translation.values[n].axes for n in made.values())])
+        extents = _Extents(rank)
+        for (_, axes), value in read.items():
+            extents.add(axes, value.tensor.shape)
+        patterns = {key: extents.pattern(key[1], value.tensor.shape) for key, value in read.items()}
+        order = sorted(read, key=lambda key: set(patterns[key]) != {"n"})
+        names = {key: f"in{n}" for n, key in enumerate(order)}
+
+        def source(step: OwnedStep, port: str, value: object):
+            if (step, port) in placed:
+                return names[placed[step, port]]
+            return f"@{numbers[value.step]}" if isinstance(value, Value) else value
+
+        program = Program(
+            tuple(Given(names[key], patterns[key], _TYPES[read[key].tensor.dtype].name) for key in order),
+            tuple(
+                Step(s.op, {port: source(s, port, v) for port, v in s.inputs.items()}, dict(s.attributes), s.dtype)
+                for s in steps
+            ),
+            tuple(
+                Result(
+                    numbers[step],
+                    extents.pattern(translation.values[node].axes, told(node).shape),
+                    _TYPES[told(node).dtype].name,
+                )
+                for step, node in made.items()
+            ),
+        )
+        dims = {names[key]: extents.padded(key[1], value.tensor.shape) for key, value in read.items()}
+        region = None
+        if extents.is_one and set(patterns[order[0]]) == {"n"}:
+            inputs = tuple(node for node, _ in order)
+            region = Region(program, _ordered(nodes), inputs, tuple(made.values()))
+        device = next(iter(read.values())).tensor.device
+        return _Assembled(program, tuple(steps), dims, device, region)
+
+    def graph(self) -> pygraph:
+        graph = pygraph(
+            "region",
+            intermediate_data_type=data_type.FLOAT,
+            compute_data_type=data_type.FLOAT,
+            intermediate_rounding="declared",
+        )
+        given = {
+            one.name: graph.tensor(dim, packed_stride(dim), data_type[one.dtype], name=one.name)
+            for one in self.program.inputs
+            for dim in (self.dims[one.name],)
+        }
+        made = self.program.draw(graph, given)
+        for one in self.program.outputs:
+            made[one.step].set_output().set_data_type(data_type[one.dtype])
+        return graph
+
+
+class _Extents:
+    """The extents of rows, by axis counted from the last. is_one: whether all tensors have the same."""
+
+    def __init__(self, rank: int):
+        self._rank, self._known, self.is_one = rank, dict[int, object](), True
+
+    def add(self, axes: Sequence[int], shape: Sequence[object]) -> None:
+        for axis, n in zip(axes, shape, strict=True):
+            if not same(n, 1):
+                self.is_one &= same(self._known.setdefault(axis, n), n)
+
+    def pattern(self, axes: Sequence[int], shape: Sequence[object]) -> str:
+        found = dict(zip(axes, shape, strict=True))
+
+        def kind(axis: int) -> str:
+            if axis not in found:
+                return "-"
+            return "1" if same(found[axis], 1) and not same(self._known.get(axis, 1), 1) else "n"
+
+        return "".join(kind(axis) for axis in range(-self._rank, 0))
+
+    def padded(self, axes: Sequence[int], shape: Sequence[object]) -> tuple[int, ...]:
+        found = dict(zip(axes, map(_hint, shape), strict=True))
+        return tuple(found.get(axis, 1) for axis in range(-self._rank, 0))
+
+
+def _hint(n: object) -> int:
+    """An extent, of one that varies what it was when the graph was recorded."""
+    return n if isinstance(n, int) else int(n.node.hint)
+
+
+def _is_used(node: Node, nodes: set[Node], translation: Translation) -> bool:
+    """True if something outside of a region reads a node, also through views of the region's."""
+    return any(
+        user not in nodes and not _is_alias(user, translation) or _is_alias(user, translation) and _is_used(user, nodes, translation)
+        for user in node.users
+    )
+
+
+def _is_alias(node: Node, translation: Translation) -> bool:
+    value = translation.values.get(node)
+    return isinstance(value, Value) and value.step is not None and value.step.owner is not node
+
+
+def _ordered(nodes: set[Node]) -> tuple[Node, ...]:
+    return tuple(sorted(nodes))
+
+
+def _device(device: torch.device):
+    """The device whose engines are asked; without a GPU they are those of the emulator."""
+    return devices.get(str(device)) if device.type == "cuda" and torch.cuda.is_available() else EMULATOR

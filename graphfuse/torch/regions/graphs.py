@@ -1,0 +1,248 @@
+"""The graphs of a region's program: inference, training, gradients. Each is a function for any number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.functional.declaration import Function, Variant
+from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.function import entry
+from graphfuse.functional.tensor_parameter import FLOATS, Shape, TensorParameter, types
+from graphfuse.gradients.differentiate import differentiate
+from graphfuse.gradients.walk import Walk
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.ir import packed_stride
+from graphfuse.op_graph.tensor import Tensor
+from graphfuse.torch.operators.by_rule import store
+from graphfuse.torch.operators.computation import STATISTICS, gradient_of
+from graphfuse.torch.regions.program import Extents, Given, Program, Result
+
+_COLUMNS = 8  # of the graph that is differentiated to see what its gradients read
+
+
+@dataclass(frozen=True)
+class GraphFunction:
+    """A graph as a function: its declaration, and what calls it."""
+
+    declaration: Function
+    call: Callable[..., object]
+
+
+@dataclass(frozen=True, eq=False)
+class RegionGraphs:
+    """Functions of a program.
+
+    inference: of its inputs, returns its outputs. training: returns what backward keeps of the steps behind those.
+    gradients: of the gradients of outputs, None for those without one, of what is kept, and of a flag for each input
+    that has a gradient, whether it is asked for.
+    """
+
+    program: Program
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def of(text: str) -> RegionGraphs:
+        return RegionGraphs(Program.read(text))
+
+    @cached_property
+    def inference(self) -> GraphFunction:
+        return _function("region", (*self._inputs, *self._outputs), self._forward)
+
+    @cached_property
+    def training(self) -> GraphFunction:
+        return _function("region_training", (*self._inputs, *self._outputs, *self._statistics), self._forward)
+
+    @cached_property
+    def gradients(self) -> GraphFunction:
+        made = [gradient_of(one.name, **self._like(one)) for one in self.differentiable]
+        arguments = (*self._read_backward, *made)
+        return _function("region_backward", arguments, self._backward, tuple(a.asked for a in made))
+
+    @cached_property
+    def differentiable(self) -> tuple[Given, ...]:
+        """Inputs that have a gradient."""
+        return tuple(one for one in self.program.inputs if data_type[one.dtype] in FLOATS.values())
+
+    @cached_property
+    def graded(self) -> tuple[Result, ...]:
+        """Outputs that have a gradient."""
+        return tuple(one for one in self.program.outputs if data_type[one.dtype] in FLOATS.values())
+
+    @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """Names of what backward reads: inputs, outputs, and tensors of steps with one value a row."""
+        rank = len(self.program.inputs[0].axes)
+        graph, given, made = self._drawn((*range(2, rank + 1), _COLUMNS), ())
+        outputs = [made[one.step].set_name(one.name) for one in self.graded]
+        found = differentiate(graph, outputs, [given[one.name] for one in self.differentiable]).kept
+        # What joined rows do not tell the shape of is read in any case.
+        odd = (one.name for one in self.program.inputs if len(set(one.axes[:-1])) > 1)
+        return tuple(dict.fromkeys((*map(_identifier, found), *odd)))
+
+    @cached_property
+    def first(self) -> str:
+        """Name of the tensor that backward reads first, which has all rows and columns."""
+        whole = (one for one in (*self.program.inputs, *self.program.outputs) if one.extents.whole)
+        kept = [one.name for one in whole if one.name in self.kept]
+        return kept[0] if kept else next(f"d{one.name}" for one in self.graded if one.extents.whole)
+
+    # Arguments.
+
+    @cached_property
+    def _inputs(self) -> tuple[TensorParameter, ...]:
+        first, *others = self.program.inputs
+        made = (TensorParameter(one.name, _type(one), _rule(one.extents, first.name)) for one in others)
+        return TensorParameter(first.name, _type(first)), *made
+
+    @cached_property
+    def _outputs(self) -> tuple[TensorParameter, ...]:
+        return tuple(
+            TensorParameter(one.name, _type(one), self._rule(one), written=True, new=_torch(one))
+            for one in self.program.outputs
+        )
+
+    @cached_property
+    def _statistics(self) -> tuple[TensorParameter, ...]:
+        of = self._rule_of(Extents("n" * (len(self.program.inputs[0].axes) - 1) + "1"))
+        return tuple(
+            TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name in self.statistics
+        )
+
+    @cached_property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of what backward keeps of the steps, beside inputs and outputs."""
+        others = {one.name for one in (*self.program.inputs, *self.program.outputs)}
+        return tuple(name for name in self.kept if name not in others)
+
+    @property
+    def _read_backward(self) -> Sequence[TensorParameter]:
+        named = {one.name: one for one in (*self.program.inputs, *self.program.outputs)}
+        rows = Extents("n" * (len(self.program.inputs[0].axes) - 1) + "1")
+        read: dict[str, tuple[Mapping, Extents, bool]] = {
+            name: (_type(named[name]), named[name].extents, False) if name in named else (STATISTICS, rows, False)
+            for name in self.kept
+        }
+        read |= {f"d{one.name}": (_type(one), one.extents, f"d{one.name}" != self.first) for one in self.graded}
+        order = sorted(read, key=lambda name: name != self.first)
+        return [
+            TensorParameter(
+                name, kind, None if name == self.first else _rule(extents, self.first), optional=optional
+            )
+            for name, (kind, extents, optional) in ((name, read[name]) for name in order)
+        ]
+
+    def _rule(self, one: Given | Result):
+        return self._rule_of(one.extents)
+
+    def _rule_of(self, extents: Extents):
+        return _rule(extents, self.program.inputs[0].name)
+
+    def _like(self, one: Given) -> dict[str, object]:
+        of_columns = not one.extents.whole and "n" not in one.axes[:-1]
+        return {
+            "types": _type(one),
+            "new": _torch(one),
+            "shape": _rule(one.extents, self.first),
+            "over_rows": "sum" if of_columns else None,
+        }
+
+    # Graphs.
+
+    def _forward(self, d: DrawnGraph) -> None:
+        given = {one.name: _read(d, one) for one in self.program.inputs}
+        kept = [name for name in self.statistics if name in d] if any(n in d for n in self._own_statistics(d)) else []
+        made = self.program.draw(d.graph, given, training=bool(kept))
+        for name in kept:
+            d.store_read(name, _named(d.graph, name))
+        for one in self.program.outputs:
+            d.store(one.name, made[one.step], of_rows=one.extents.without_columns)
+
+    def _own_statistics(self, d: DrawnGraph) -> Sequence[str]:
+        """Names of statistics among the arguments of a drawing; gradients are not asked about where there is none."""
+        others = {a.name for a in (*self._inputs, *self._outputs)}
+        return [name for name in d.layouts if name not in others]
+
+    def _backward(self, d: DrawnGraph) -> None:
+        shape = d.layouts[self.first].shape
+        forward, given, made = self._drawn(shape, self.statistics)
+        names = {t: one.name for one in self.program.inputs for t in (given[one.name],)}
+        names |= {made[one.step]: one.name for one in self.program.outputs}
+        names |= {_named(forward, name): name for name in self.statistics}
+
+        def kept(t: Tensor) -> Tensor | None:
+            return d.like(names[t], t) if names.get(t) in self.kept else None
+
+        walk = Walk(forward, d.graph, kept)
+        grads = {
+            made[one.step]: d.like(f"d{one.name}", made[one.step]) for one in self.graded if f"d{one.name}" in d
+        }
+        wanted = {given[one.name]: f"d{one.name}" for one in self.differentiable if f"d{one.name}" in d}
+        found = walk.gradients(grads, [*wanted])
+        store(d, {name: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, name in wanted.items()})
+
+    def _drawn(self, rows: Shape, statistics: Sequence[str]) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
+        """The training graph for rows of a shape, of which leading axes may be joined, validated."""
+        graph = pygraph(
+            "region",
+            intermediate_data_type=data_type.FLOAT,
+            compute_data_type=data_type.FLOAT,
+            intermediate_rounding="declared",
+        )
+        given = {}
+        for one in self.program.inputs:
+            axes = one.extents.joined(len(rows))
+            dim = tuple(n if kind == "n" else 1 for kind, n in zip(axes, rows, strict=True))
+            given[one.name] = graph.tensor(dim, packed_stride(dim), data_type[one.dtype], name=one.name)
+        made = self.program.draw(graph, given, training=True)
+        for one in self.program.outputs:
+            made[one.step].set_output().set_data_type(data_type[one.dtype])
+        for name in statistics:
+            _named(graph, name)
+        freeze(graph)
+        return graph, given, made
+
+
+def _named(graph: pygraph, name: str) -> Tensor:
+    return next(t for t in graph.tensors if _identifier(t.get_name()) == name)
+
+
+def _identifier(name: str) -> str:
+    """Name of a tensor as that of a parameter."""
+    return name.replace("::", "_")
+
+
+def _read(d: DrawnGraph, one: Given) -> Tensor:
+    return d.of_rows(one.name) if one.extents.without_columns else d[one.name]
+
+
+def _type(one: Given | Result) -> Mapping[torch.dtype, data_type]:
+    return types(data_type[one.dtype])
+
+
+def _torch(one: Given | Result) -> torch.dtype:
+    return next(iter(_type(one)))
+
+
+def _rule(extents: Extents, first: str):
+    return lambda shapes: (extents.of(shapes[first]),)
+
+
+def _function(
+    name: str, arguments: Sequence[TensorParameter], draw: Callable[[DrawnGraph], None], flags: Sequence[str] = ()
+) -> GraphFunction:
+    read = [a for a in arguments if not a.written]
+    declaration = Function(
+        name,
+        parameters=(*(a.name for a in read), *flags),
+        defaults={a.name: None for a in read if a.optional},
+        chosen_by=(),
+        variants={(): Variant(tuple(arguments), draw)},
+        results=tuple(a.name for a in arguments if a.written),
+    )
+    return GraphFunction(declaration, entry(declaration))

@@ -1,0 +1,102 @@
+"""``graphfuse::region(Tensor[] inputs, str graph) -> Tensor[]``, which runs any program, and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from graphfuse.functional.operator import LIBRARY, fake_tensors
+from graphfuse.runtime import torch_private
+from graphfuse.torch.operators.step import refuse_tangents, refuse_transforms
+from graphfuse.torch.regions.graphs import GraphFunction, RegionGraphs
+
+Tensors = Sequence[torch.Tensor | None]
+
+
+def _list(made: object) -> list[torch.Tensor]:
+    return list(made) if isinstance(made, tuple) else [made]
+
+
+def _fake(function: GraphFunction, values: Sequence[object]) -> list[torch.Tensor]:
+    f = function.declaration
+    made = f.returned(fake_tensors(f, f.defaults | dict(zip(f.parameters, values, strict=True))))
+    return _list(made)
+
+
+def _inference(inputs: Tensors, graph: str) -> list[torch.Tensor]:
+    return _list(RegionGraphs.of(graph).inference.call(*inputs))
+
+
+def _training(inputs: Tensors, graph: str) -> list[torch.Tensor]:
+    return _list(RegionGraphs.of(graph).training.call(*inputs))
+
+
+def _gradients(read: Tensors, graph: str, asked: Sequence[bool]) -> list[torch.Tensor]:
+    return _list(RegionGraphs.of(graph).gradients.call(*read, *asked))
+
+
+_OPERATORS = {
+    "region(Tensor[] inputs, str graph) -> Tensor[]": (_inference, lambda g: g.inference),
+    "region_training(Tensor[] inputs, str graph) -> Tensor[]": (_training, lambda g: g.training),
+    "region_backward(Tensor?[] read, str graph, bool[] asked) -> Tensor[]": (_gradients, lambda g: g.gradients),
+}
+
+for _schema, (_run, _function) in _OPERATORS.items():
+    _name = _schema.partition("(")[0]
+    LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+
+    def _of_fake(tensors, graph, asked=(), function=_function):
+        return _fake(function(RegionGraphs.of(graph)), (*tensors, *asked))
+
+    torch.library.register_fake(f"graphfuse::{_name}", _of_fake, lib=LIBRARY)
+    if _name != "region":
+        LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+
+region = torch.ops.graphfuse.region.default
+
+
+class _Region(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, graph: str, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        of = RegionGraphs.of(graph)
+        made = torch.ops.graphfuse.region_training.default(inputs, graph)
+        outputs = made[: len(of.program.outputs)]
+        known = dict(zip((*(one.name for one in of.program.inputs),), inputs, strict=True))
+        known |= dict(zip((*(one.name for one in of.program.outputs), *of.statistics), made, strict=True))
+        ctx.save_for_backward(*(known[name] for name in of.kept))
+        ctx.graph = graph
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
+        ctx.shapes = [(t.shape, t.dtype, t.device) for t in outputs]
+        return tuple(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads: torch.Tensor | None):
+        of = RegionGraphs.of(ctx.graph)
+        known = dict(zip(of.kept, ctx.saved_tensors, strict=True))
+        for one, grad, (shape, dtype, device) in zip(of.program.outputs, grads, ctx.shapes, strict=True):
+            if grad is None and f"d{one.name}" == of.first:
+                grad = torch.zeros(shape, dtype=dtype, device=device)
+            if grad is not None and grad.dim() and grad.stride(-1) != 1:
+                grad = grad.contiguous()
+            known[f"d{one.name}"] = grad
+        needed = dict(zip((one.name for one in of.program.inputs), ctx.needs_input_grad[1:], strict=True))
+        asked = [needed[one.name] for one in of.differentiable]
+        read = [known[a.name] for a in of.gradients.declaration.arguments if not a.written]
+        made = iter(torch.ops.graphfuse.region_backward.default(read, ctx.graph, asked))
+        found = {one.name: next(made) for one, ask in zip(of.differentiable, asked, strict=True) if ask}
+        return None, *(found.get(one.name) for one in of.program.inputs)
+
+
+def _below_autograd(keyset, inputs: Sequence[torch.Tensor], graph: str) -> list[torch.Tensor]:
+    refuse_tangents("region", inputs)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        refuse_transforms("region")
+        return list(_Region.apply(graph, *inputs))
+    return torch_private.below_autograd(region, keyset, inputs, graph)
+
+
+LIBRARY.impl("region", _below_autograd, "Autograd", with_keyset=True)

@@ -1,0 +1,133 @@
+"""The op graph of a region as data: for tensors of any number of rows, and for any process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+
+from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import norm_forward_phase, reduction_mode
+from graphfuse.functional.tensor_parameter import Shape
+from graphfuse.op_graph.freeze import infer
+from graphfuse.op_graph.tensor import Tensor
+from graphfuse.ops import OPS
+
+Source = str | int | float
+"""What a step reads: an input by name, a step by "@" and its number, or a number."""
+
+_ENUMS = {"mode": reduction_mode, "norm_forward_phase": norm_forward_phase}
+
+
+@dataclass(frozen=True)
+class Extents:
+    """The shape of a tensor, by that of the rows: for each axis "n" for their extent, "1" for 1, "-" where the tensor
+    has no such axis."""
+
+    axes: str
+
+    def of(self, rows: Shape) -> Shape:
+        """The shape, where the rows have this one, of which leading axes may be joined."""
+        return tuple(n if kind == "n" else 1 for kind, n in zip(self.joined(len(rows)), rows, strict=True) if kind != "-")
+
+    def joined(self, rank: int) -> str:
+        """Axes where leading ones are joined, so that there are `rank`."""
+        return self.axes[:1] + self.axes[1 + len(self.axes) - rank :] if rank < len(self.axes) else self.axes
+
+    @property
+    def whole(self) -> bool:
+        return set(self.axes) == {"n"}
+
+    @property
+    def without_columns(self) -> bool:
+        """True if the last axis is missing, and not one before it."""
+        return self.axes.endswith("-") and self.axes.strip("-") != ""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input. dtype: name of its data type."""
+
+    name: str
+    axes: str
+    dtype: str
+
+    @property
+    def extents(self) -> Extents:
+        return Extents(self.axes)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node: an op of the table, what it reads by port, its attributes, and the type that its first output is rounded
+    to, "" for none."""
+
+    op: str
+    inputs: Mapping[str, Source]
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """An output: the step that makes it."""
+
+    step: int
+    axes: str
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return f"out{self.step}"
+
+    @property
+    def extents(self) -> Extents:
+        return Extents(self.axes)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in order. The last axis has the columns, the others rows."""
+
+    inputs: tuple[Given, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Result, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """JSON, the same for equal programs."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    @staticmethod
+    def read(text: str) -> Program:
+        made = json.loads(text)
+        inputs = tuple(Given(**one) for one in made["inputs"])
+        steps = tuple(Step(**one) for one in made["steps"])
+        return Program(inputs, steps, tuple(Result(**one) for one in made["outputs"]))
+
+    def draw(self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False) -> list[Tensor]:
+        """The tensors that steps make, drawn into a graph. given: its tensors for the inputs, all of one rank. training:
+        whether norms make what their gradients need."""
+        made: list[Tensor] = []
+        for number, step in enumerate(self.steps):
+            op = OPS[step.op]
+            attributes = {name: _ENUMS[name][v] if name in _ENUMS else v for name, v in step.attributes.items()}
+            inputs = {port: self._read(source, given, made) for port, source in step.inputs.items()}
+            attributes |= op.training if training else {}
+            getattr(graph, step.op)(**inputs, **attributes, name=f"s{number}")
+            node = graph.nodes[-1]
+            out = node.outputs[op.outputs[0].name]
+            if step.op == "reduction":
+                out.set_dim((*node.inputs["input"].get_dim()[:-1], 1))
+            if step.dtype:
+                out.set_data_type(data_type[step.dtype])
+            infer(graph, node)  # for reductions that read it
+            made.append(out)
+        return made
+
+    def _read(self, source: Source, given: Mapping[str, Tensor], made: list[Tensor]) -> Tensor | float:
+        if isinstance(source, str):
+            return made[int(source[1:])] if source.startswith("@") else given[source]
+        return source

@@ -1,0 +1,63 @@
+"""Puts regions in place of the nodes that they compute."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from torch.fx import Graph, GraphModule, Node
+
+from graphfuse.torch.fusion.meaning import KEYS, changes, same, told
+from graphfuse.torch.regions.choose import Region
+from graphfuse.torch.regions.operator import region as operator_of
+
+
+def replace(module: GraphModule, regions: Sequence[Region]) -> list[tuple[Region, str]]:
+    """Regions, and why they are left; "" for those that are replaced."""
+    graph, new, verdicts = module.graph, dict[Node, Node](), list[tuple[Region, str]]()
+    for region in regions:
+        verdicts.append((region, _replace(graph, region, new)))
+    graph.eliminate_dead_code()
+    graph.lint()
+    module.recompile()
+    return verdicts
+
+
+def _replace(graph: Graph, region: Region, new: dict[Node, Node]) -> str:
+    inputs = [new.get(node, node) for node in region.inputs]
+    if any(not _is_packed(node) for node in region.outputs):
+        return "its results are not contiguous"
+    place = _place(graph, region, inputs)
+    if place is None:
+        return "what it reads is made after its results are read"
+    with graph.inserting_before(place):
+        made = graph.call_function(operator_of, (inputs, region.program.text))
+        results = [graph.call_function(operator.getitem, (made, n)) for n in range(len(region.outputs))]
+    for key in KEYS:
+        if key in region.outputs[0].meta:
+            made.meta[key] = [node.meta[key] for node in region.outputs]
+    for old, result in zip(region.outputs, results, strict=True):
+        result.meta.update({k: v for k, v in old.meta.items() if k in (*KEYS, "stack_trace")})
+        old.replace_all_uses_with(result, lambda user: user not in region.nodes)
+        new[old] = result
+    return ""
+
+
+def _place(graph: Graph, region: Region, inputs: Sequence[Node]) -> Node | None:
+    """Node before which the operator fits: behind all that it reads, before all who read what it makes."""
+    order = {node: n for n, node in enumerate(graph.nodes)}
+    users = [user for node in region.outputs for user in node.users if user not in region.nodes]
+    first = min(users, key=order.__getitem__)
+    last = max((order[node] for node in inputs), default=-1)
+    if last >= order[first] or any(changes(node) for node in list(graph.nodes)[last + 1 : order[first]]):
+        return None
+    return first
+
+
+def _is_packed(node: Node) -> bool:
+    made, expected = told(node), 1
+    for extent, stride in zip(reversed(made.shape), reversed(made.stride()), strict=True):
+        if not same(extent, 1) and not same(stride, expected):
+            return False
+        expected = expected * extent
+    return True
