@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from graphfuse.torch.compile_backend import compiled
 from graphfuse.torch.fusion import cost, find
-from graphfuse.torch.fusion.neighbours import Neighbours
+from graphfuse.torch.fusion.neighbours import Neighbours, Taken
 from support.traces import recorded
 
 pytestmark = [pytest.mark.usefixtures("as_on_a_gpu"), pytest.mark.torch]
@@ -156,7 +156,7 @@ def test_autocast_casts_what_a_product_reads():
 def crossings(function, rows=T):
     graph, _ = recorded(function, given(rows, gradients=True), "dynamo")
     neighbours = Neighbours(graph.graph)
-    return [(c.moved, c.moved_back) for site in find(graph, once=True) for c in neighbours.of(site)]
+    return [(c.moved, c.moved_back) for site in find(graph, once=True) for c in neighbours.of(Taken.by(site))]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from graphfuse.torch.fusion.meaning import value
 from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.fusion.rewrite import rewrite
 from graphfuse.torch.fusion.site import NormSite
+from graphfuse.torch.regions import judged as regions_of
+from graphfuse.torch.regions.choose import Region
 
 _TORCH = str(Path(inspect.getfile(torch)).parent)
 
@@ -111,7 +113,15 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
         for one, other in ((pair.q, pair.k), (pair.k, pair.q)):
             note = f"rotated, with {_own(places[other.norm.out])}"
             entries[one.norm.out] = [Entry(*places[one.norm.out], rotation.NAME, note)]
-    return [*(entry for site in sites for part in site.parts for entry in entries.get(part.out, ())), *attended]
+    chosen = regions_of.replace_in(module, declines)
+    inside = {node for region, why in chosen if not why for node in region.nodes}
+    told = [e for site in sites for part in site.parts if part.out not in inside for e in entries.get(part.out, ())]
+    return [*told, *(_of_region(region, why) for region, why in chosen), *attended]
+
+
+def _of_region(region: Region, why: str) -> Entry:
+    place = _place(region.outputs[0])
+    return Entry(*place, "" if why else "region", f"{regions_of.title(region)}: {why}" if why else regions_of.title(region))
 
 
 def _entries(

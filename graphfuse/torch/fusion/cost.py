@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from graphfuse.torch.fusion.meaning import value
-from graphfuse.torch.fusion.neighbours import Crossing, Neighbours, own
+from graphfuse.torch.fusion.neighbours import Crossing, Neighbours, Taken
 from graphfuse.torch.fusion.site import NormSite
 
 REACH = 16
@@ -88,41 +88,59 @@ CASES = (
 )
 
 
+@dataclass(frozen=True)
+class Judged:
+    """An operator that may take the place of nodes. key: the node that verdicts name. saved: bytes of an element that it
+    is ahead of inductor otherwise; less than 0 where it is behind. cases: what was measured of that."""
+
+    key: Node
+    taken: Taken
+    crossings: tuple[Crossing, ...]
+    saved: float
+    cases: tuple[MeasuredCase, ...] = ()
+
+
 def left(graph: Graph, sites: Sequence[NormSite]) -> dict[Node, str]:
-    """Why sites of a graph are left to inductor, by their results. What inductor would compute in one kernel with
-    several of them is judged once, as all are replaced or none."""
-    neighbours, reasons = Neighbours(graph), dict[Node, str]()
-    judged = [(site, neighbours.of(site)) for site in sites if value(site.out).device.type == DEVICE]
+    """Why sites of a graph are left to inductor, by their results."""
+    neighbours = Neighbours(graph)
+    there = [(site, Taken.by(site)) for site in sites if value(site.out).device.type == DEVICE]
+    return declined(
+        [Judged(s.out, taken, neighbours.of(taken), _saved(s), tuple(_cases(s))) for s, taken in there]
+    )
+
+
+def declined(judged: Sequence[Judged]) -> dict[Node, str]:
+    """Why operators are left, by their keys. What inductor would compute in one kernel with several of them is judged
+    once, as all are replaced or none."""
+    reasons = dict[Node, str]()
     for group in _together(judged):
-        moved = dict[Node, int]()  # once, where a tensor is between two sites
-        for crossing in (c for _, crossings in group for c in crossings):
+        moved = dict[Node, int]()  # once, where a tensor is between two of them
+        for crossing in (c for one in group for c in one.crossings):
             moved[crossing.tensor] = max(moved.get(crossing.tensor, 0), crossing.moved + crossing.moved_back)
-        if sum(moved.values()) > sum(_saved(site) for site, _ in group):
-            reasons |= {site.out: _said(site, crossings) for site, crossings in group}
+        if sum(moved.values()) > sum(one.saved for one in group):
+            reasons |= {one.key: _said(one) for one in group}
     return reasons
 
 
-Judged = tuple[NormSite, tuple[Crossing, ...]]
-
-
 def _together(judged: Sequence[Judged]) -> Iterator[list[Judged]]:
-    """Sites in groups that have neighbours in common, or are one another's."""
+    """Operators in groups that have neighbours in common, or are one another's."""
     groups: list[tuple[set[Node], list[Judged]]] = []
-    for site, crossings in judged:
-        nodes = {*(own(site) if crossings else ()), *(n for c in crossings for n in (c.tensor, *c.others))}
+    for one in judged:
+        own = one.taken.own if one.crossings else ()
+        nodes = {*own, *(n for c in one.crossings for n in (c.tensor, *c.others))}
         met = [group for group in groups if group[0] & nodes]
         groups = [group for group in groups if group not in met]
-        sets, lists = [group[0] for group in met], [one for group in met for one in group[1]]
-        groups.append((nodes.union(*sets), [*lists, (site, crossings)]))
+        sets, lists = [group[0] for group in met], [other for group in met for other in group[1]]
+        groups.append((nodes.union(*sets), [*lists, one]))
     return (group for _, group in groups)
 
 
-def _said(site: NormSite, crossings: Sequence[Crossing]) -> str:
-    if not crossings:
-        return f"inductor is as good ({'; '.join(str(case) for case in _cases(site) if case.saved <= 0)})"
-    moved, saved = sum(c.moved + c.moved_back for c in crossings), _saved(site)
-    but = f", and save no more than {saved:.1f} otherwise" if saved > 0 else ""
-    why = ", ".join(map(str, crossings))
+def _said(one: Judged) -> str:
+    if not one.crossings:
+        return f"inductor is as good ({'; '.join(str(case) for case in one.cases if case.saved <= 0)})"
+    moved = sum(c.moved + c.moved_back for c in one.crossings)
+    but = f", and save no more than {one.saved:.1f} otherwise" if one.saved > 0 else ""
+    why = ", ".join(map(str, one.crossings))
     return f"the operator would move {moved} bytes an element more than inductor alone{but}: {why}"
 
 

@@ -5,6 +5,8 @@ in and out of all of it. An operator reads and writes its own tensors, and induc
 them again. What needs a library's result that needs the norm, as a residual sum behind a layer, is in no such kernel.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -56,33 +58,52 @@ class Crossing:
                 yield node
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What an operator takes of a graph. made: nodes that have its results, the largest first. needed: those that have
+    what it is given, and read: those of them that have a value for each of the largest's. own: nodes that it takes the
+    place of. total: of `made`, a residual sum. is_training: whether its results have gradients."""
+
+    made: tuple[Node, ...]
+    needed: tuple[Node, ...]
+    read: tuple[Node, ...]
+    own: frozenset[Node]
+    is_training: bool
+    total: Node | None = None
+
+    @staticmethod
+    def by(site: NormSite) -> Taken:
+        made = tuple(node for node in (site.out, site.total) if node is not None)
+        read = tuple(t for n, t in site.tensors.items() if n in _ROWS and is_as_large(t, site.out))
+        return Taken(made, tuple(site.tensors.values()), read, own(site), site.is_training, site.total)
+
+
 class Neighbours:
-    """Neighbours of the norms of a graph."""
+    """Neighbours of what operators take of a graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._order = {node: place for place, node in enumerate(graph.nodes)}
         self._nodes = tuple(graph.nodes)
 
-    def of(self, site: NormSite) -> tuple[Crossing, ...]:
-        """The tensors of a site that are moved once more than inductor alone would."""
-        return tuple(_Around(site, self._order, self._nodes).crossings())
+    def of(self, taken: Taken) -> tuple[Crossing, ...]:
+        """The tensors that are moved once more than inductor alone would."""
+        return tuple(_Around(taken, self._order, self._nodes).crossings())
 
 
 class _Around:
-    def __init__(self, site: NormSite, order: Mapping[Node, int], nodes: tuple[Node, ...]) -> None:
-        self._site, self._order, self._own = site, order, own(site)
-        self._made = tuple(node for node in (site.out, site.total) if node is not None)
-        self._read = tuple(t for n, t in site.tensors.items() if n in _ROWS and _is_as_large(t, site.out))
+    def __init__(self, taken: Taken, order: Mapping[Node, int], nodes: tuple[Node, ...]) -> None:
+        self._taken, self._order, self._own = taken, order, taken.own
+        self._made, self._read = taken.made, taken.read
         last = max((order[user] for t in (*self._made, *self._read) for user, _ in self._readers(t)), default=0)
         first = min(map(order.__getitem__, self._made))
         self._depends = self._dependent(nodes[first : last + 1])
         self._upstream = self._needed()
 
     def crossings(self) -> Iterator[Crossing]:
-        site = self._site
+        taken = self._taken
         for tensor in self._made:
             fused, recomputed, kept = self._divided(tensor)
-            is_unread = tensor is site.total and not (fused or recomputed or kept or site.is_training)
+            is_unread = tensor is taken.total and not (fused or recomputed or kept or taken.is_training)
             moves = bool(fused) + (not kept and bool(fused or recomputed)) + is_unread
             if moves:
                 where = "is written" if is_unread else "behind it"
@@ -96,10 +117,10 @@ class _Around:
                 yield self._crossing(tensor, fused, "beside it", 1)
 
     def _crossing(self, tensor: Node, others: tuple[Node, ...], where: str, moves: int) -> Crossing:
-        site, width = self._site, value(tensor).dtype.itemsize
-        has_backward = site.is_training and value(tensor).requires_grad
+        taken, width = self._taken, value(tensor).dtype.itemsize
+        has_backward = taken.is_training and value(tensor).requires_grad
         back = 0 if not has_backward or all(map(generated.passes_gradients, others)) else moves
-        if site.total is not None and tensor in self._read:
+        if taken.total is not None and tensor in self._read:
             back = min(back, 1)  # the gradient of a sum is that of its terms, and one of them is asked for anyway
         return Crossing(tensor, others, where, moves * width, back * width)
 
@@ -122,7 +143,7 @@ class _Around:
                 fused.append(user)
             elif user in self._upstream or self._depends.get(user) == _BEHIND or not generated.is_generated(user):
                 kept.append(user)
-            elif _is_as_large(given, self._site.out) and generated.is_of_rows(user, given):
+            elif is_as_large(given, self._made[0]) and generated.is_of_rows(user, given):
                 fused.append(user)
             else:
                 recomputed.append(user)
@@ -149,7 +170,7 @@ class _Around:
     def _needed(self) -> set[Node]:
         """Nodes that read what the site does, and make what it needs."""
         first = min(map(self._order.__getitem__, self._read))
-        seen, waiting = set[Node](), [*self._site.tensors.values()]
+        seen, waiting = set[Node](), [*self._taken.needed]
         while waiting:
             node = waiting.pop()
             if node not in seen and self._order[node] > first:
@@ -173,5 +194,5 @@ def _is_cast(node: Node) -> bool:
     return generated.is_op(node, "cast", "same", "view") is not None
 
 
-def _is_as_large(a: Node, b: Node) -> bool:
+def is_as_large(a: Node, b: Node) -> bool:
     return same(value(a).numel(), value(b).numel())

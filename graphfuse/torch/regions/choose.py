@@ -43,11 +43,12 @@ class Region:
 
 
 def find(graph: Graph, parts: Mapping[Node, int]) -> list[Region]:
-    """Regions of a graph, in order. parts: numbers of the parts of the graph, beyond which no region goes."""
+    """Regions of a graph, in order. parts: by node that a region may have, the number of the part of the graph that it
+    is in, beyond which no region goes."""
     translation, levels = Translation(), dict[Node, int]()
     for node in graph.nodes:
         before = len(translation.steps)
-        usable = not is_changed(node) and not any(map(is_changed, node.all_input_nodes)) and translation.add(node)
+        usable = node in parts and not any(map(is_changed, (node, *node.all_input_nodes))) and translation.add(node)
         below = max((levels[t] for t in node.all_input_nodes if t in levels), default=0)
         levels[node] = below if usable or node.op in ("placeholder", "get_attr") else below + 1
         if not usable:
@@ -64,9 +65,9 @@ def _components(
     first: dict[object, OwnedStep] = {}
     for step in translation.steps:
         group[step] = [step]
-        key = levels[step.owner], parts.get(step.owner, 0)
+        key = levels[step.owner], parts[step.owner]
         values = [v for v in step.inputs.values() if isinstance(v, Value)]
-        beside = [v.step for v in values if v.step is not None and (levels[v.step.owner], parts.get(v.step.owner, 0)) == key]
+        beside = [v.step for v in values if v.step is not None and (levels[v.step.owner], parts[v.step.owner]) == key]
         shared = (step.owner, *(id(v.tensor) for v in values if v.step is None and v.tensor.dim() > 1))
         for other in (*beside, *(first.setdefault((key, one), step) for one in shared)):
             if group[other] is not group[step]:

@@ -1,0 +1,64 @@
+"""Regions in the graphs that are compiled: those that are taken, and why others are left to inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from graphfuse.torch.fusion import cost, generated, surroundings
+from graphfuse.torch.fusion.cost import Judged
+from graphfuse.torch.fusion.meaning import told, value
+from graphfuse.torch.fusion.neighbours import Neighbours, Taken, is_as_large
+from graphfuse.torch.regions.choose import Region, find
+from graphfuse.torch.regions.replace import replace
+
+Verdicts = list[tuple[Region, str]]
+"""Regions, and why they are left; "" for those that are replaced."""
+
+
+def replace_in(module: GraphModule, declines: bool) -> Verdicts:
+    """Replaces the regions of a graph. declines: whether those are left that inductor is as good at."""
+    around = surroundings.regions(module.graph)
+    parts = {node: number for node, number in around.number.items() if _is_usable(node, around)}
+    found = find(module.graph, parts)
+    reasons = _declined(module, found) if declines else {}
+    replaced = dict(replace(module, [region for region in found if not reasons.get(region.outputs[0])]))
+    return [(region, reasons.get(region.outputs[0]) or replaced[region]) for region in found]
+
+
+def _is_usable(node: Node, around: surroundings.Regions) -> bool:
+    """True if a region may have a node, as far as what surrounds it goes."""
+    if node in around.nested or any(map(surroundings.acts, node.users)):
+        return False
+    tensors = (told(t) for t in (node, *node.all_input_nodes))
+    return not any(hasattr(type(t), "__tensor_flatten__") for t in tensors)
+
+
+def _declined(module: GraphModule, found: Sequence[Region]) -> dict[Node, str]:
+    there = [region for region in found if value(region.outputs[0]).device.type == cost.DEVICE]
+    neighbours, judged = Neighbours(module.graph), list[Judged]()
+    for region in there:
+        taken = _taken(region)
+        judged.append(Judged(region.outputs[0], taken, neighbours.of(taken), 0.0))
+    elsewhere = "it is not on a GPU, where inductor's kernels are slower"
+    others = {region.outputs[0]: elsewhere for region in found if region not in there}
+    return cost.declined(judged) | others
+
+
+def _taken(region: Region) -> Taken:
+    made = tuple(sorted(region.outputs, key=lambda node: -_elements(node)))
+    whole = tuple(node for node in region.inputs if is_as_large(node, region.inputs[0]))
+    is_training = any(isinstance(t := told(node), torch.Tensor) and t.requires_grad for node in made)
+    return Taken(made, region.inputs, whole, frozenset(region.nodes), is_training)
+
+
+def _elements(node: Node) -> int:
+    n = value(node).numel()
+    return n if isinstance(n, int) else int(n.node.hint)
+
+
+def title(region: Region) -> str:
+    """What a region computes, as reports say it."""
+    return ", ".join(dict.fromkeys(generated.title(node) for node in region.nodes if not generated.is_free(node)))
