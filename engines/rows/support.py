@@ -19,6 +19,7 @@ from graphfuse.rows.views import View
 FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 INTEGERS = (data_type.INT32, data_type.INT64)
+READ = (*FLOATS, *FP8, data_type.BOOLEAN)
 
 # Chips that every variant of the kernel is compiled for by the tests.
 COMPILED = (80, 86, 89, 90, 100, 103, 120)
@@ -75,7 +76,7 @@ def pair_reasons(facts: RowFacts, chunk: int, most: int = MOST_PAIRED) -> Iterat
 def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str]:
     """Why a program's tensors or row axes are refused. columns_apart: columns may have any stride."""
     for view in (part for whole in facts.program.inputs for part in whole.parts):
-        accepted = FLOATS if view.columns or columns_apart else FLOATS + INTEGERS
+        accepted = READ if view.columns or columns_apart else READ + INTEGERS
         yield from _view_reasons(facts, "input", view, accepted, 0, columns_apart)
     for numbers in facts.program.indices:
         yield from _view_reasons(facts, "index", numbers, INTEGERS, 0)

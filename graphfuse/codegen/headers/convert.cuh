@@ -220,6 +220,11 @@ GF_DEVICE float decode<e5m2>(u32 bits) {
   return decode<half>((bits & 0xffu) << 8);
 }
 
+template <>
+GF_DEVICE float decode<bool>(u32 bits) {
+  return (bits & 0xffu) != 0u ? 1.0f : 0.0f;
+}
+
 /// `value` rounded to what T holds.
 template <class T>
 GF_DEVICE float rounded(float value) {

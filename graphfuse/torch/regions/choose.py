@@ -28,6 +28,7 @@ _TYPES = {
     torch.bfloat16: data_type.BFLOAT16,
     torch.float16: data_type.HALF,
     torch.bool: data_type.BOOLEAN,
+    torch.float8_e4m3fn: data_type.FP8_E4M3,
 }
 
 

@@ -68,7 +68,8 @@ class _Region(torch.autograd.Function):
         ctx.save_for_backward(*(known[name] for name in of.kept))
         ctx.graph = graph
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
+        pairs = zip(of.program.outputs, outputs, strict=True)
+        ctx.mark_non_differentiable(*(t for one, t in pairs if one not in of.graded))
         ctx.shapes = [(t.shape, t.dtype, t.device) for t in outputs]
         return tuple(outputs)
 
@@ -78,6 +79,8 @@ class _Region(torch.autograd.Function):
         of = RegionGraphs.of(ctx.graph)
         known = dict(zip(of.kept, ctx.saved_tensors, strict=True))
         for one, grad, (shape, dtype, device) in zip(of.program.outputs, grads, ctx.shapes, strict=True):
+            if one not in of.graded:
+                continue
             if grad is None and f"d{one.name}" == of.first:
                 grad = torch.zeros(shape, dtype=dtype, device=device)
             if grad is not None and grad.dim() and grad.stride(-1) != 1:

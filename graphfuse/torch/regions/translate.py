@@ -21,7 +21,10 @@ from graphfuse.torch.regions.program import Source, Step
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
 COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
-"""Types of tensors that programs have. Others are left to torch."""
+"""Types of tensors that steps read. Others are left to torch."""
+FP8 = {torch.float8_e4m3fn: (464.0, math.nan)}
+"""Types that steps may make, beside those: the largest magnitude that is rounded to a number, and what larger ones
+become."""
 
 
 class Untranslated(Exception):
@@ -164,7 +167,7 @@ class _Drawing:
         """A step. made: shape, dtype of its result where these are not those of the call's."""
         shape, dtype = made.get("shape", self.out.shape), made.get("dtype", self.out.dtype)
         inputs = {port: self._known(v) for port, v in inputs.items()}
-        if dtype not in COMPUTED:
+        if dtype not in COMPUTED and dtype not in FP8:
             raise Untranslated(f"{self.call.name} makes {dtype}")
         for value in inputs.values():
             if isinstance(value, Value) and value.tensor.dtype not in COMPUTED:
@@ -295,7 +298,16 @@ def _same(d: _Drawing) -> Value:
 
 
 def _cast(d: _Drawing) -> Value:
-    return d.step("identity", {"input": d["self"]})
+    x, limit = d["self"], FP8.get(d.out.dtype)
+    if limit is not None:
+        x = _within(d, x, *limit)
+    return d.step("identity", {"input": x})
+
+
+def _within(d: _Drawing, x: Value, most: float, beyond: float) -> Value:
+    """What is beyond a type becomes NaN, as torch casts it; kernels saturate."""
+    is_beyond = d.between("cmp_gt", input=d.between("abs", input=x), comparison=most)
+    return d.between("binary_select", input0=beyond, input1=x, mask=is_beyond)
 
 
 def _power(d: _Drawing) -> Value:
