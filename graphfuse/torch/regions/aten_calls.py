@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_any, tree_map
+from torch.utils._pytree import tree_map
 
 from graphfuse.torch.fusion.meaning import called, told, writes
 
@@ -45,16 +45,23 @@ class _Calls(TorchDispatchMode):
         return made
 
 
+def _has_tensors(node: Node) -> bool:
+    """True if a node has a tensor or several, and nothing else."""
+    made = told(node)
+    several = made if isinstance(made, list | tuple) else (made,)
+    return bool(several) and all(isinstance(t, torch.Tensor) for t in several)
+
+
 def calls_of(node: Node) -> tuple[Sequence[Call], object] | None:
     """The calls of a node that computes tensors from tensors, and what it returns, on the tensors that were recorded
     with the graph; None for any other node, and one that changes what it is given."""
-    if node.op not in ("call_function", "call_method") or not called(node) or writes(node):
+    if node.op not in ("call_function", "call_method") or not called(node) or writes(node) or not _has_tensors(node):
         return None
-    if tree_any(lambda a: isinstance(a, Node) and told(a) is None, (node.args, node.kwargs)):
+    if not any(map(_has_tensors, node.all_input_nodes)) or any(told(a) is None for a in node.all_input_nodes):
         return None
     args, kwargs = tree_map(lambda a: told(a) if isinstance(a, Node) else a, (node.args, dict(node.kwargs)))
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _Calls() as calls:
+        with torch.no_grad(), _Calls() as calls:
             if node.op == "call_method":
                 made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:

@@ -207,7 +207,7 @@ class _Assembled:
         region = None
         if extents.is_one and set(patterns[order[0]]) == {"n"}:
             inputs = tuple(node for node, _ in order)
-            region = Region(program, _ordered(nodes), inputs, tuple(made.values()))
+            region = Region(program, tuple(sorted(nodes)), inputs, tuple(made.values()))
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, device, region)
 
@@ -271,10 +271,6 @@ def _is_used(node: Node, nodes: set[Node], translation: Translation) -> bool:
 def _is_alias(node: Node, translation: Translation) -> bool:
     value = translation.values.get(node)
     return isinstance(value, Value) and value.step is not None and value.step.owner is not node
-
-
-def _ordered(nodes: set[Node]) -> tuple[Node, ...]:
-    return tuple(sorted(nodes))
 
 
 def _device(device: torch.device):

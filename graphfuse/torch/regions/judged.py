@@ -19,7 +19,10 @@ Verdicts = list[tuple[Region, str]]
 
 
 def replace_in(module: GraphModule, declines: bool) -> Verdicts:
-    """Replaces the regions of a graph. declines: whether those are left that inductor is as good at."""
+    """Replaces the regions of a graph. declines: whether those are left that inductor is as good at, which it is
+    wherever there is no GPU."""
+    if declines and not any(t.device.type == cost.DEVICE for t in map(value, module.graph.nodes) if t is not None):
+        return []
     around = surroundings.regions(module.graph)
     parts = {node: number for node, number in around.number.items() if _is_usable(node, around)}
     found = find(module.graph, parts)
@@ -37,14 +40,11 @@ def _is_usable(node: Node, around: surroundings.Regions) -> bool:
 
 
 def _declined(module: GraphModule, found: Sequence[Region]) -> dict[Node, str]:
-    there = [region for region in found if value(region.outputs[0]).device.type == cost.DEVICE]
     neighbours, judged = Neighbours(module.graph), list[Judged]()
-    for region in there:
+    for region in found:
         taken = _taken(region)
         judged.append(Judged(region.outputs[0], taken, neighbours.of(taken), 0.0))
-    elsewhere = "it is not on a GPU, where inductor's kernels are slower"
-    others = {region.outputs[0]: elsewhere for region in found if region not in there}
-    return cost.declined(judged) | others
+    return cost.declined(judged)
 
 
 def _taken(region: Region) -> Taken:

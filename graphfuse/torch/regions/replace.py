@@ -44,14 +44,16 @@ def _replace(graph: Graph, region: Region, new: dict[Node, Node]) -> str:
 
 
 def _place(graph: Graph, region: Region, inputs: Sequence[Node]) -> Node | None:
-    """Node before which the operator fits: behind all that it reads, before all who read what it makes."""
-    order = {node: n for n, node in enumerate(graph.nodes)}
-    users = [user for node in region.outputs for user in node.users if user not in region.nodes]
-    first = min(users, key=order.__getitem__)
-    last = max((order[node] for node in inputs), default=-1)
-    if last >= order[first] or any(changes(node) for node in list(graph.nodes)[last + 1 : order[first]]):
+    """Node before which the operator fits: behind all that it reads, before all who read what it makes, and where modes
+    are as they are for its nodes."""
+    nodes = list(graph.nodes)
+    order = {node: n for n, node in enumerate(nodes)}
+    users = [order[user] for node in region.outputs for user in node.users if user not in region.nodes]
+    behind = max((order[node] for node in inputs), default=-1) + 1
+    place = min(*users, order[region.nodes[-1]] + 1)
+    if behind > place or any(changes(node) for node in nodes[order[region.nodes[0]] : place]):
         return None
-    return first
+    return nodes[place]
 
 
 def _is_packed(node: Node) -> bool:
