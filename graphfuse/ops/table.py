@@ -384,9 +384,9 @@ _TABLE = (
         "gelu",
         "input * Phi(input) with the normal distribution function (the erf form).",
         "input",
-        # erfc keeps the relative precision of the negative tail that 1 + erf cancels away.
-        "(0.5f * {input} * erfcf(-0.70710678118654752f * {input}))",
+        "gf::gelu({input})",
         lambda t, x: 0.5 * x * t.special.erfc(-(0.5**0.5) * x),
+        note="relative error below 1e-6 + 1e-7 x^2; below x = -13 absolute, below 1e-36",
         vjp={"input": by_op("gelu_backward")},
         aten=("gelu.default self:input approximate=none",),
     ),

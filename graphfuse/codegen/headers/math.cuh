@@ -10,7 +10,6 @@ float expf(float) noexcept;
 float logf(float) noexcept;
 float sqrtf(float) noexcept;
 float tanhf(float) noexcept;
-float erfcf(float) noexcept;
 }
 #endif
 
@@ -122,11 +121,40 @@ GF_DEVICE float swish_backward(float loss, float x, Sigmoids s) {
   return loss * (s.plus * (1.0f + bounded * s.minus));
 }
 
-/// Error below 1e-6 + 1e-7 x^2 of Phi(x) + |x phi(x)| for x >= -13.
+/// Of the normal distribution: e^(-x^2/2), and tail, how much of it lies beyond |x|.
+struct Normal {
+  float power, tail;
+};
+
+/// The tail's relative error is below 6e-7 + 6e-8 x^2; it is zero beyond |x| = 13. It is power times a polynomial in
+/// 1 / (1 + 0.4 |x| / sqrt 2), of degree 9, fitted to (1 - Phi(|x|)) / power with a relative error of 1.3e-7.
+GF_DEVICE Normal normal(float x) {
+  const float power = exp2_approx(x * x * -0.72134752f);
+  const float t = reciprocal_approx(fma(0.28284271f, abs(x), 1.0f));
+  float sum = 0.025131069f;
+  sum = fma(sum, t, -0.091450758f);
+  sum = fma(sum, t, 0.084542751f);
+  sum = fma(sum, t, -0.0028037962f);
+  sum = fma(sum, t, 0.070715733f);
+  sum = fma(sum, t, 0.084270983f);
+  sum = fma(sum, t, 0.10392135f);
+  sum = fma(sum, t, 0.11283480f);
+  sum = fma(sum, t, 0.11283793f);
+  return {power, power * t * sum};
+}
+
+/// x Phi(x): below zero x times the tail, above it x less that, so that nothing cancels.
+GF_DEVICE float gelu(float x) {
+  const float below = (x > 100.0f ? 100.0f : x) * normal(x).tail;
+  return x < 0.0f ? below : x - below;
+}
+
+/// Error below 2e-6 + 1e-7 x^2 of Phi(x) + |x phi(x)| for x >= -13.
 GF_DEVICE float gelu_backward(float loss, float x) {
   const float bounded = min(max(x, -100.0f), 100.0f);
-  const float density = 0.398942280401432678f * expf(-0.5f * bounded * bounded);
-  return loss * (0.5f * erfcf(-0.70710678118654752f * bounded) + bounded * density);
+  const Normal n = normal(bounded);
+  const float below = x < 0.0f ? n.tail : 1.0f - n.tail;
+  return loss * (below + bounded * (0.398942280f * n.power));
 }
 
 /// The slope of x sigmoid(u), of which s are the sigmoids, with the u of the tanh form. Error below 2e-6 + 4e-7 |u| of
