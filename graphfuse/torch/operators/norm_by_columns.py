@@ -123,7 +123,7 @@ class NormByColumns:
         graph, (pulled, y) = d.graph, self._pulled(d)
         sums = [name for name in ("dx", "dresidual") if name in d]
         wanted = {t: f"d{name}" for t, name in pulled.given.items() if f"d{name}" in d and f"d{name}" not in sums}
-        found = pulled.gradients([*wanted, y])
+        found = pulled.gradients([*wanted, *[y] * bool(sums)])
         gradients = {wanted[t]: found[t] for t in wanted}
         if sums:
             scaled, normal, again = found[y], pulled.walk.value(y), not {"dweight", "dbias"} & d.layouts.keys()
