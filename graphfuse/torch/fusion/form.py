@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.torch.operators import declared as operators
-from graphfuse.torch.operators import norm_add_norm, unit_norm
+from graphfuse.torch.operators import unit_norm
 from graphfuse.torch.operators.formula import Operator
 from graphfuse.torch.operators.forward_only import ForwardOnly
+from graphfuse.torch.operators.norm_add_norm import NormAddNorm
 
 ADAPTED = "(1 + scale) + shift"
 
@@ -119,7 +120,7 @@ def _gated() -> Iterator[tuple[Form, Serving]]:
 def _norms_around_sums() -> Iterator[tuple[Form, Serving]]:
     for prefix, kind in (*_KINDS, ("", {})):
         name = f"{prefix}rms_norm_add_norm"
-        served = Serving(name, operators.OF_MODELS[name], norm_add_norm.NUMBERS)
+        served = Serving(name, operators.OF_MODELS[name], NormAddNorm.numbers)
         yield Form("rms", **kind, residual=True, inner=True), served
 
 
