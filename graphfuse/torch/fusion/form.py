@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from graphfuse.torch.operators import declared as operators
 from graphfuse.torch.operators import unit_norm
 from graphfuse.torch.operators.formula import Operator
-from graphfuse.torch.operators.forward_only import ForwardOnly
 from graphfuse.torch.operators.norm_add_norm import NormAddNorm
 
 ADAPTED = "(1 + scale) + shift"
@@ -63,12 +62,8 @@ class Serving:
     ``operator.tensors`` names, None for a weight that a form has not, and then `numbers`."""
 
     name: str
-    operator: Operator | ForwardOnly
+    operator: Operator
     numbers: tuple[str, ...] = ("eps",)
-
-    @property
-    def has_gradients(self) -> bool:
-        return isinstance(self.operator, Operator)
 
 
 def _table() -> Iterator[tuple[Form, Serving]]:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from graphfuse.torch.operators.adaptive import AdaLayerNorm, AddAdaLayerNorm
 from graphfuse.torch.operators.formula import Operator, differentiable
-from graphfuse.torch.operators.forward_only import ForwardOnly
 from graphfuse.torch.operators.gated import GatedNorm
 from graphfuse.torch.operators.norm import Norm
 from graphfuse.torch.operators.norm_add_norm import NormAddNorm
@@ -55,7 +54,7 @@ SOFTMAX = differentiable("differentiable_softmax", Softmax())
 LOG_SOFTMAX = differentiable("differentiable_log_softmax", Softmax(log=True))
 
 
-def _of_models() -> Iterator[tuple[str, Operator | ForwardOnly]]:
+def _of_models() -> Iterator[tuple[str, Operator]]:
     gates = {"times_silu": {}, "times_sigmoid": {"sigmoid": True}, "of_gated": {"gate_first": True}}
     for prefix, kind in (("", {}), ("llama_", {"rounded": True}), ("gemma_", {"zero_centred": True})):
         for suffix, gate in gates.items():

@@ -169,10 +169,18 @@ def _backward(of: Computation) -> str:
 
 def _in_rows(of: Computation, values: Sequence[object]) -> list[object]:
     """Tensors that the backward graph reads, with dy and dtotal contiguous along rows, as kernels want them. The
-    gradient of ``sum()`` is not: it is one element, expanded."""
-    found = list(values)
-    for place, name in enumerate(of.read):
-        grad = found[place]
-        if name in ("dy", "dtotal") and grad is not None and grad.dim() and grad.stride(-1) != 1:
-            found[place] = grad.contiguous()
-    return found
+    gradient of ``sum()`` is not: it is one element, expanded. Where y lies as x does, dy does, too; and both along rows
+    if there are sums over rows, which no kernel makes of others."""
+    found = dict(zip(of.read, values, strict=False))
+    others = values[len(found) :]
+    x = found.get(of.results[0].strides)
+    if x is not None:
+        asked = [a for a in of.gradients if a is not None and a.asked]
+        sums = any(needed and a.over_rows for a, needed in zip(asked, others[-len(asked) :], strict=True))
+        x = found["x"] = x.contiguous() if sums and x.stride(-1) != 1 else x
+    for name in ("dy", "dtotal"):
+        grad = found.get(name)
+        if grad is None or not grad.dim() or grad.stride(-1) == (1 if x is None else x.stride(-1)):
+            continue
+        found[name] = grad.contiguous() if x is None else torch.empty_like(x, dtype=grad.dtype).copy_(grad)
+    return [*found.values(), *others]
