@@ -157,6 +157,27 @@ def test_compiled(name, layout):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.xdist_group("inductor")
+@LAYOUTS
+def test_in_a_graph_that_inductor_has_decomposed(layout):
+    """Where a pass puts it."""
+
+    def put(graph):
+        (sine,) = (node for node in graph.nodes if node.target is torch.ops.aten.sin.default)
+        with graph.inserting_before(sine):
+            arguments = (sine.args[0], None, None, SHORT, FACTOR, CHANNELS)
+            made = graph.call_function(torch.ops.graphfuse.unit_norm.default, arguments)
+        made.meta.update(sine.meta)
+        sine.replace_all_uses_with(made)
+        graph.erase_node(sine)
+
+    torch._dynamo.reset()
+    x = video(layout, FULL)
+    with torch._inductor.config.patch(post_grad_custom_pre_pass=put, force_disable_caches=True), torch.no_grad():
+        made = torch.compile(lambda x: (x * 2).sin() + 1)(x)
+    torch.testing.assert_close(made, unit_norm("unit_norm", x * 2) + 1)
+
+
 def test_exported():
     class Norm(torch.nn.Module):
         def forward(self, x, w):

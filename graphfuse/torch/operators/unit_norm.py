@@ -74,5 +74,8 @@ def unit_norm(name: str, rounded: bool = False, silu: bool = False) -> Operator:
         return rows.run(x.movedim(dim, -1), weight, bias, eps, factor).movedim(-1, dim)
 
     LIBRARY.define(f"{name}(Tensor x, Tensor? weight, Tensor? bias, float eps, float factor, int dim) -> Tensor")
-    LIBRARY.impl(name, run, "CompositeImplicitAutograd")
+    # One that is implicit has a decomposition, which inductor does not accept of an operator that a pass puts there.
+    for key in ("Autograd", "CompositeExplicitAutograd"):
+        LIBRARY.impl(name, run, key)
+    torch.library.register_fake(f"graphfuse::{name}", lambda x, *others: torch.empty_like(x), lib=LIBRARY)
     return replace(rows, run=run)
