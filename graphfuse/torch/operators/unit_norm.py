@@ -43,9 +43,11 @@ class UnitNorm(Computation):
     def _forward(self, d: DrawnGraph) -> None:
         graph, x = d.graph, d["x"]
         length = d.by_rows(x, reduction_mode.NORM2)
-        if "length" in d:
+        is_kept = "length" in d
+        if is_kept:
             d.store("length", length)
-        length = d.rounded(graph.identity(length), "x") if self.rounded else length
+        if self.rounded:
+            length = d.rounded(graph.identity(length) if is_kept else length, "x")  # what is kept is not rounded
         y = d.rounded(graph.div(x, graph.max(length, d.number("eps"))), "x")
         y = graph.mul(y, d.number("factor"))
         for name, step in (("weight", graph.mul), ("bias", graph.add)):
