@@ -5,19 +5,20 @@ import itertools
 import re
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Group
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.attention import sinks_in_graphs as sinks
 from graphfuse.torch.fusion import cost, rotation, surroundings
 from graphfuse.torch.fusion.match import find
 from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.fusion.neighbours import own
 from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.fusion.rewrite import rewrite
 from graphfuse.torch.fusion.site import NormSite
@@ -105,7 +106,17 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
     taken = {r.norm.out: pair for pair in rotated for r in (pair.q, pair.k)}
     judged = _judged([site for site in sites if site.out not in taken], regions)
     if declines:
-        judged = _declined(module.graph, judged, beside)
+        judged = [(site, why or surroundings.computes_twice(site)) for site, why in judged]
+    kept = frozenset(n for pair in rotated for r in (pair.q, pair.k) for n in (*own(r.norm), r.out))
+    whole = [site for site, why in judged if not why]
+    rivals = cost.rivals(module.graph, whole) if declines else ()
+    kept |= {node for site in whole if site.out not in rivals for node in own(site)}
+    chosen, new = regions_of.replace_in(module, declines, kept)
+    inside = {node for region, why in chosen if not why for node in region.nodes}
+    judged = [(site.reading(new), why) for site, why in judged if site.out not in inside]
+    if declines:
+        costly = cost.left(module.graph, [site for site, why in judged if not why and site.out not in beside])
+        judged = [(site, why or costly.get(site.out, "")) for site, why in judged]
     places = {part.out: _place(part.begun or part.out) for site in sites for part in site.parts}  # before they go
     made = {site.out: site for site in rewrite(module, [site for site, why in judged if not why], rotated)}
     entries = {site.out: list(_entries(site, why, made, beside, places)) for site, why in judged}
@@ -113,15 +124,15 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
         for one, other in ((pair.q, pair.k), (pair.k, pair.q)):
             note = f"rotated, with {_own(places[other.norm.out])}"
             entries[one.norm.out] = [Entry(*places[one.norm.out], rotation.NAME, note)]
-    chosen = regions_of.replace_in(module, declines)
-    inside = {node for region, why in chosen if not why for node in region.nodes}
-    told = [e for site in sites for part in site.parts if part.out not in inside for e in entries.get(part.out, ())]
+    told = (e for site in sites for part in site.parts for e in entries.get(part.out, ()))
     return [*told, *(_of_region(region, why) for region, why in chosen), *attended]
 
 
 def _of_region(region: Region, why: str) -> Entry:
     place = _place(region.outputs[0])
-    return Entry(*place, "" if why else "region", f"{regions_of.title(region)}: {why}" if why else regions_of.title(region))
+    return Entry(
+        *place, "" if why else "region", f"{regions_of.title(region)}: {why}" if why else regions_of.title(region)
+    )
 
 
 def _entries(
@@ -172,14 +183,6 @@ def _allowed(sites: Sequence[NormSite], regions: surroundings.Regions) -> Iterat
     """Sites, those on both sides of a sum in parts where they cannot be one."""
     for site in sites:
         yield from (site.parts if surroundings.forbids(site, regions) else (site,))
-
-
-def _declined(graph: Graph, judged: Verdicts, rotated: Collection[Node]) -> Verdicts:
-    """Verdicts by what operators cost, too. rotated: results of norms whose rotation is left: inductor computes both
-    slowly, so that the norm is replaced (docs/performance/qk-norm-rope.md)."""
-    judged = [(site, why or surroundings.computes_twice(site)) for site, why in judged]
-    costly = cost.left(graph, [site for site, why in judged if not why and site.out not in rotated])
-    return [(site, why or costly.get(site.out, "")) for site, why in judged]
 
 
 def _place(node: Node) -> tuple[str, str]:

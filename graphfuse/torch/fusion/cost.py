@@ -8,7 +8,7 @@ cases were measured on one H200 in bfloat16, which stands for all types of two b
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch.fx import Graph, Node
@@ -32,6 +32,8 @@ _TENSORS = {LAYER: 2, RMS_BACKWARD: 3, LAYER_BACKWARD: 3}
 """How many tensors as large as x are moved."""
 _BACKWARDS = {"rms": RMS_BACKWARD, "layer": LAYER_BACKWARD}
 _WEIGHTS = ("weight", "bias", "next_weight")
+_SAMPLES = ("scale", "shift", "gate")
+SUMMED = "its backward adds up gradients of samples in kernels of their own"
 
 
 @dataclass(frozen=True)
@@ -91,22 +93,38 @@ CASES = (
 @dataclass(frozen=True)
 class Judged:
     """An operator that may take the place of nodes. key: the node that verdicts name. saved: bytes of an element that it
-    is ahead of inductor otherwise; less than 0 where it is behind. cases: what was measured of that."""
+    is ahead of inductor otherwise; less than 0 where it is behind. behind: why, in words."""
 
     key: Node
     taken: Taken
     crossings: tuple[Crossing, ...]
     saved: float
-    cases: tuple[MeasuredCase, ...] = ()
+    behind: str = ""
+
+
+def rivals(graph: Graph, sites: Sequence[NormSite]) -> frozenset[Node]:
+    """Results of sites with which inductor would compute more in one kernel."""
+    neighbours = Neighbours(graph)
+    there = (site for site in sites if value(site.out).device.type == DEVICE)
+    return frozenset(site.out for site in there if neighbours.of(Taken.by(site)))
 
 
 def left(graph: Graph, sites: Sequence[NormSite]) -> dict[Node, str]:
     """Why sites of a graph are left to inductor, by their results."""
-    neighbours = Neighbours(graph)
-    there = [(site, Taken.by(site)) for site in sites if value(site.out).device.type == DEVICE]
-    return declined(
-        [Judged(s.out, taken, neighbours.of(taken), _saved(s), tuple(_cases(s))) for s, taken in there]
-    )
+    neighbours, judged = Neighbours(graph), list[Judged]()
+    for site in sites:
+        if value(site.out).device.type == DEVICE:
+            taken, cases = Taken.by(site), [str(case) for case in _cases(site) if case.saved <= 0]
+            summed = of_samples([t for name, t in site.tensors.items() if name in _SAMPLES]) if site.is_training else 0
+            behind = SUMMED if summed else f"inductor is as good ({'; '.join(cases)})"
+            judged.append(Judged(site.out, taken, neighbours.of(taken), _saved(site) - summed, behind))
+    return declined(judged)
+
+
+def of_samples(nodes: Iterable[Node]) -> int:
+    """Bytes of an element that a backward reads once more for gradients that have a row for each sample."""
+    tensors = [t for t in map(value, nodes) if t is not None and t.requires_grad and t.numel() != t.shape[-1]]
+    return BYTES * len(tensors)
 
 
 def declined(judged: Sequence[Judged]) -> dict[Node, str]:
@@ -137,7 +155,7 @@ def _together(judged: Sequence[Judged]) -> Iterator[list[Judged]]:
 
 def _said(one: Judged) -> str:
     if not one.crossings:
-        return f"inductor is as good ({'; '.join(str(case) for case in one.cases if case.saved <= 0)})"
+        return one.behind
     moved = sum(c.moved + c.moved_back for c in one.crossings)
     but = f", and save no more than {one.saved:.1f} otherwise" if one.saved > 0 else ""
     why = ", ".join(map(str, one.crossings))

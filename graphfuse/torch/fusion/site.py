@@ -1,5 +1,6 @@
 """A norm in a graph, with what an operator computes with it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,6 +53,11 @@ class NormSite:
         if self.inner is not None:
             return {"eps": self.inner.eps, "next_eps": self.eps}
         return {"eps": self.eps, "factor": self.factor, "dim": self.dim}
+
+    def reading(self, new: Mapping[Node, Node]) -> "NormSite":
+        """The site where other nodes have taken the place of some that it reads."""
+        inner = self.inner and self.inner.reading(new)
+        return replace(self, tensors={name: new.get(t, t) for name, t in self.tensors.items()}, inner=inner)
 
     @property
     def alone(self) -> "NormSite":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ import torch
 from torch.fx import Graph, Node
 
 from graphfuse.api import pygraph
-from graphfuse.base.device import EMULATOR
+from graphfuse.base.device import EMULATOR, Device
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.errors import GraphNotSupportedError, GraphValidationError
 from graphfuse.base.enums import heur_mode
+from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.lower import lower
@@ -111,35 +111,55 @@ class _Component:
 
     def _chosen(self, assembled: _Assembled) -> Iterator[tuple[OwnedStep, ...]]:
         """Groups of steps that are a kernel each."""
-        try:
-            frozen = lower(freeze(assembled.graph()))
-        except (GraphValidationError, GraphNotSupportedError):
-            return
-        steps = {f"s{n}": step for n, step in enumerate(assembled.steps)}
-        known = registry.registry((), ())
-        regions, _ = plan.matches(frozen, known)
-        device = _device(assembled.device)
-
-        def owned(number: int) -> tuple[OwnedStep, ...]:
-            return tuple(steps[frozen.nodes[i].name] for i in regions[number].subgraph.node_ids)
-
-        def taken(number: int) -> bool:
-            inside = owned(number)
-            owners = {step.owner for step in inside}
-            if any(step.owner in owners and step not in inside for step in self._part.steps):
-                return False
-            return any(
-                isinstance(regions[number].facts, engine.facts)
-                and heur_mode.OPENSOURCE in engine.modes
-                and engine.why_not(regions[number].facts, device) is None
-                for engine in known.engines
-            )
-
-        for number in cover.choose(frozen, [r.subgraph for r in regions], taken).chosen:
-            yield owned(number)
+        owners = [*dict.fromkeys(step.owner for step in assembled.steps)]
+        owned = tuple(owners.index(step.owner) for step in assembled.steps)
+        dims = tuple(assembled.dims[one.name] for one in assembled.program.inputs)
+        for numbers in _kernels(assembled.program.text, dims, owned, _device(assembled.device)):
+            yield tuple(assembled.steps[n] for n in numbers)
 
     def _assembled(self, steps: Sequence[OwnedStep]) -> _Assembled | None:
         return _Assembled.of(steps, self._visible, self._translation)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernels(
+    text: str, dims: tuple[tuple[int, ...], ...], owned: tuple[int, ...], device: Device
+) -> tuple[tuple[int, ...], ...]:
+    """Numbers of a program's steps in groups that are a kernel each. dims: of its inputs. owned: by step, the number of
+    the node that it is of, all of whose steps are in one kernel."""
+    try:
+        frozen = lower(freeze(_graph(Program.read(text), dims)))
+    except GraphValidationError:
+        return ()
+    known = registry.registry((), ())
+    regions, _ = plan.matches(frozen, known)
+    numbers = [tuple(int(frozen.nodes[i].name[1:]) for i in r.subgraph.node_ids) for r in regions]
+
+    def taken(number: int) -> bool:
+        owners, facts = {owned[n] for n in numbers[number]}, regions[number].facts
+        if any(owner in owners and n not in numbers[number] for n, owner in enumerate(owned)):
+            return False
+        serving = (e for e in known.engines if isinstance(facts, e.facts) and heur_mode.OPENSOURCE in e.modes)
+        return any(engine.why_not(facts, device) is None for engine in serving)
+
+    return tuple(numbers[n] for n in cover.choose(frozen, [r.subgraph for r in regions], taken).chosen)
+
+
+def _graph(program: Program, dims: Sequence[tuple[int, ...]]) -> pygraph:
+    graph = pygraph(
+        "region",
+        intermediate_data_type=data_type.FLOAT,
+        compute_data_type=data_type.FLOAT,
+        intermediate_rounding="declared",
+    )
+    given = {
+        one.name: graph.tensor(dim, packed_stride(dim), data_type[one.dtype], name=one.name)
+        for one, dim in zip(program.inputs, dims, strict=True)
+    }
+    made = program.draw(graph, given)
+    for one in program.outputs:
+        made[one.step].set_output().set_data_type(data_type[one.dtype])
+    return graph
 
 
 _ANCHORS = frozenset({"reduction", "softmax", "log_softmax", "logsumexp", "rmsnorm", "layernorm"})
@@ -161,7 +181,7 @@ class _Assembled:
         steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node], translation: Translation
     ) -> _Assembled | None:
         numbers = {step: n for n, step in enumerate(steps)}
-        nodes = {step.owner for step in steps}
+        nodes = _closed({step.owner for step in steps}, translation)
         read: dict[tuple[Node, tuple[int, ...]], Value] = {}
         placed: dict[tuple[OwnedStep, str], tuple[Node, tuple[int, ...]]] = {}
         for step, (port, value) in ((s, item) for s in steps for item in s.inputs.items()):
@@ -172,10 +192,13 @@ class _Assembled:
                 key = node, value.aligned()
                 read.setdefault(key, value)
                 placed[step, port] = key
-        made = {step: visible[step] for step in steps if step in visible and _is_used(visible[step], nodes, translation)}
+        made = {step: visible[step] for step in steps if step in visible and _is_used(visible[step], nodes)}
         if not made or not read:
             return None
-        rank = max(-min(axes, default=-1) for axes in [*(a for _, a in read), *(translation.values[n].axes for n in made.values())])
+        rank = max(
+            -min(axes, default=-1)
+            for axes in [*(a for _, a in read), *(translation.values[n].axes for n in made.values())]
+        )
         extents = _Extents(rank)
         for (_, axes), value in read.items():
             extents.add(axes, value.tensor.shape)
@@ -211,23 +234,6 @@ class _Assembled:
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, device, region)
 
-    def graph(self) -> pygraph:
-        graph = pygraph(
-            "region",
-            intermediate_data_type=data_type.FLOAT,
-            compute_data_type=data_type.FLOAT,
-            intermediate_rounding="declared",
-        )
-        given = {
-            one.name: graph.tensor(dim, packed_stride(dim), data_type[one.dtype], name=one.name)
-            for one in self.program.inputs
-            for dim in (self.dims[one.name],)
-        }
-        made = self.program.draw(graph, given)
-        for one in self.program.outputs:
-            made[one.step].set_output().set_data_type(data_type[one.dtype])
-        return graph
-
 
 class _Extents:
     """The extents of rows, by axis counted from the last. is_one: whether all tensors have the same."""
@@ -260,12 +266,22 @@ def _hint(n: object) -> int:
     return n if isinstance(n, int) else int(n.node.hint)
 
 
-def _is_used(node: Node, nodes: set[Node], translation: Translation) -> bool:
-    """True if something outside of a region reads a node, also through views of the region's."""
-    return any(
-        user not in nodes and not _is_alias(user, translation) or _is_alias(user, translation) and _is_used(user, nodes, translation)
-        for user in node.users
-    )
+def _closed(nodes: set[Node], translation: Translation) -> set[Node]:
+    """Nodes, and views of what they make that nobody else reads."""
+    found, waiting = set(nodes), [*nodes]
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in found and _is_alias(user, translation):
+                found.add(user)
+                waiting.append(user)
+    while left := {n for n in found - nodes if any(user not in found for user in n.users)}:
+        found -= left
+    return found
+
+
+def _is_used(node: Node, nodes: set[Node]) -> bool:
+    """True if something outside of a region reads a node."""
+    return any(user not in nodes for user in node.users)
 
 
 def _is_alias(node: Node, translation: Translation) -> bool:
@@ -273,6 +289,6 @@ def _is_alias(node: Node, translation: Translation) -> bool:
     return isinstance(value, Value) and value.step is not None and value.step.owner is not node
 
 
-def _device(device: torch.device):
+def _device(device: torch.device) -> Device:
     """The device whose engines are asked; without a GPU they are those of the emulator."""
     return devices.get(str(device)) if device.type == "cuda" and torch.cuda.is_available() else EMULATOR

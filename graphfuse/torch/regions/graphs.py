@@ -82,7 +82,7 @@ class RegionGraphs:
         outputs = [made[one.step].set_name(one.name) for one in self.graded]
         found = differentiate(graph, outputs, [given[one.name] for one in self.differentiable]).kept
         # What joined rows do not tell the shape of is read in any case.
-        odd = (one.name for one in self.program.inputs if len(set(one.axes[:-1])) > 1)
+        odd = (one.name for one in self.program.inputs if one.extents.is_odd)
         return tuple(dict.fromkeys((*map(_identifier, found), *odd)))
 
     @cached_property
@@ -110,9 +110,7 @@ class RegionGraphs:
     @cached_property
     def _statistics(self) -> tuple[TensorParameter, ...]:
         of = self._rule_of(Extents("n" * (len(self.program.inputs[0].axes) - 1) + "1"))
-        return tuple(
-            TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name in self.statistics
-        )
+        return tuple(TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name in self.statistics)
 
     @cached_property
     def statistics(self) -> tuple[str, ...]:
@@ -131,9 +129,7 @@ class RegionGraphs:
         read |= {f"d{one.name}": (_type(one), one.extents, f"d{one.name}" != self.first) for one in self.graded}
         order = sorted(read, key=lambda name: name != self.first)
         return [
-            TensorParameter(
-                name, kind, None if name == self.first else _rule(extents, self.first), optional=optional
-            )
+            TensorParameter(name, kind, None if name == self.first else _rule(extents, self.first), optional=optional)
             for name, (kind, extents, optional) in ((name, read[name]) for name in order)
         ]
 
@@ -179,12 +175,12 @@ class RegionGraphs:
             return d.like(names[t], t) if names.get(t) in self.kept else None
 
         walk = Walk(forward, d.graph, kept)
-        grads = {
-            made[one.step]: d.like(f"d{one.name}", made[one.step]) for one in self.graded if f"d{one.name}" in d
-        }
+        grads = {made[one.step]: d.like(f"d{one.name}", made[one.step]) for one in self.graded if f"d{one.name}" in d}
         wanted = {given[one.name]: f"d{one.name}" for one in self.differentiable if f"d{one.name}" in d}
         found = walk.gradients(grads, [*wanted])
-        store(d, {name: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, name in wanted.items()})
+        store(
+            d, {name: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, name in wanted.items()}
+        )
 
     def _drawn(self, rows: Shape, statistics: Sequence[str]) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         """The training graph for rows of a shape, of which leading axes may be joined, validated."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
@@ -18,17 +18,21 @@ Verdicts = list[tuple[Region, str]]
 """Regions, and why they are left; "" for those that are replaced."""
 
 
-def replace_in(module: GraphModule, declines: bool) -> Verdicts:
-    """Replaces the regions of a graph. declines: whether those are left that inductor is as good at, which it is
-    wherever there is no GPU."""
+def replace_in(module: GraphModule, declines: bool, kept: Collection[Node]) -> tuple[Verdicts, dict[Node, Node]]:
+    """Replaces the regions of a graph. Also the nodes that have the results now, by those that had them.
+
+    declines: whether those are left that inductor is as good at, which it is wherever there is no GPU. kept: nodes that
+    are in none.
+    """
     if declines and not any(t.device.type == cost.DEVICE for t in map(value, module.graph.nodes) if t is not None):
-        return []
+        return [], {}
     around = surroundings.regions(module.graph)
-    parts = {node: number for node, number in around.number.items() if _is_usable(node, around)}
+    parts = {n: number for n, number in around.number.items() if n not in kept and _is_usable(n, around)}
     found = find(module.graph, parts)
     reasons = _declined(module, found) if declines else {}
-    replaced = dict(replace(module, [region for region in found if not reasons.get(region.outputs[0])]))
-    return [(region, reasons.get(region.outputs[0]) or replaced[region]) for region in found]
+    replaced, new = replace(module, [region for region in found if not reasons.get(region.outputs[0])])
+    whys = dict(replaced)
+    return [(region, reasons.get(region.outputs[0]) or whys[region]) for region in found], new
 
 
 def _is_usable(node: Node, around: surroundings.Regions) -> bool:
@@ -43,7 +47,9 @@ def _declined(module: GraphModule, found: Sequence[Region]) -> dict[Node, str]:
     neighbours, judged = Neighbours(module.graph), list[Judged]()
     for region in found:
         taken = _taken(region)
-        judged.append(Judged(region.outputs[0], taken, neighbours.of(taken), 0.0))
+        odd = (node for node, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.is_odd)
+        summed = cost.of_samples(odd) if taken.is_training else 0
+        judged.append(Judged(region.outputs[0], taken, neighbours.of(taken), -summed, cost.SUMMED))
     return cost.declined(judged)
 
 

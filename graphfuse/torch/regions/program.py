@@ -30,7 +30,9 @@ class Extents:
 
     def of(self, rows: Shape) -> Shape:
         """The shape, where the rows have this one, of which leading axes may be joined."""
-        return tuple(n if kind == "n" else 1 for kind, n in zip(self.joined(len(rows)), rows, strict=True) if kind != "-")
+        return tuple(
+            n if kind == "n" else 1 for kind, n in zip(self.joined(len(rows)), rows, strict=True) if kind != "-"
+        )
 
     def joined(self, rank: int) -> str:
         """Axes where leading ones are joined, so that there are `rank`."""
@@ -39,6 +41,11 @@ class Extents:
     @property
     def whole(self) -> bool:
         return set(self.axes) == {"n"}
+
+    @property
+    def is_odd(self) -> bool:
+        """True for some axes of rows and not for others, as of what is the same for all rows of a sample."""
+        return len(set(self.axes[:-1])) > 1
 
     @property
     def without_columns(self) -> bool:

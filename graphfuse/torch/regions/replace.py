@@ -12,15 +12,15 @@ from graphfuse.torch.regions.choose import Region
 from graphfuse.torch.regions.operator import region as operator_of
 
 
-def replace(module: GraphModule, regions: Sequence[Region]) -> list[tuple[Region, str]]:
-    """Regions, and why they are left; "" for those that are replaced."""
+def replace(module: GraphModule, regions: Sequence[Region]) -> tuple[list[tuple[Region, str]], dict[Node, Node]]:
+    """Regions, and why they are left, "" for those that are replaced; and the nodes that have the results now, by those
+    that had them."""
     graph, new, verdicts = module.graph, dict[Node, Node](), list[tuple[Region, str]]()
     for region in regions:
         verdicts.append((region, _replace(graph, region, new)))
-    graph.eliminate_dead_code()
     graph.lint()
     module.recompile()
-    return verdicts
+    return verdicts, new
 
 
 def _replace(graph: Graph, region: Region, new: dict[Node, Node]) -> str:
@@ -40,6 +40,9 @@ def _replace(graph: Graph, region: Region, new: dict[Node, Node]) -> str:
         result.meta.update({k: v for k, v in old.meta.items() if k in (*KEYS, "stack_trace")})
         old.replace_all_uses_with(result, lambda user: user not in region.nodes)
         new[old] = result
+    for node in reversed(region.nodes):
+        if not node.users:
+            graph.erase_node(node)
     return ""
 
 

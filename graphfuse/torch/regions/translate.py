@@ -17,7 +17,6 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.meaning import same, told
 from graphfuse.torch.regions.aten_calls import Call, calls_of
-from graphfuse.torch.regions.program import Source, Step
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
 COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
