@@ -62,8 +62,8 @@ def define(f: Function) -> Callable[..., object]:
 
 
 def entry(f: Function) -> Callable[..., object]:
-    """The function as users call it, without operators of torch. It looks up the fast path and runs it. Generated, as this is
-    part of every call.
+    """The function as users call it, without operators of torch. It looks up the fast path and runs it. Generated, as
+    this is part of every call.
 
     problems: fast paths by key, and the last one that was taken under "last", which is asked first. last: tells that
     one, None before there is any.

@@ -92,8 +92,11 @@ CASES = (
 
 @dataclass(frozen=True)
 class Judged:
-    """An operator that may take the place of nodes. key: the node that verdicts name. saved: bytes of an element that it
-    is ahead of inductor otherwise; less than 0 where it is behind. behind: why, in words."""
+    """An operator that may take the place of nodes.
+
+    key: the node that verdicts name. saved: bytes of an element that it is ahead of inductor otherwise; less than 0
+    where it is behind. behind: why, in words.
+    """
 
     key: Node
     taken: Taken

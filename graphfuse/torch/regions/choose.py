@@ -34,8 +34,11 @@ _TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A part of a graph that one operator computes. nodes: those that it takes the place of, in order. inputs: the nodes
-    that have what it reads, outputs: those that have what it makes, in the program's order."""
+    """A part of a graph that one operator computes.
+
+    nodes: those that it takes the place of, in order. inputs: the nodes that have what it reads, outputs: those that
+    have what it makes, in the program's order.
+    """
 
     program: Program
     nodes: tuple[Node, ...]

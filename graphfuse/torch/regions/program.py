@@ -115,8 +115,8 @@ class Program:
         return Program(inputs, steps, tuple(Result(**one) for one in made["outputs"]))
 
     def draw(self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False) -> list[Tensor]:
-        """The tensors that steps make, drawn into a graph. given: its tensors for the inputs, all of one rank. training:
-        whether norms make what their gradients need."""
+        """The tensors that steps make, drawn into a graph. given: its tensors for the inputs, all of one rank.
+        training: whether norms make what their gradients need."""
         made: list[Tensor] = []
         for number, step in enumerate(self.steps):
             op = OPS[step.op]

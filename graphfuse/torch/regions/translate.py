@@ -183,8 +183,8 @@ class _Drawing:
         return Value(self.out if shape is self.out.shape else self.out.new_empty(shape, dtype=dtype), one, axes)
 
     def _known(self, value: object) -> object:
-        """A number that Dynamo has made an input, where it is an epsilon, becomes its value, which Dynamo guards; others
-        vary from call to call."""
+        """A number that Dynamo has made an input, where it is an epsilon, becomes its value, which Dynamo guards.
+        Others vary from call to call."""
         is_of_rows = same(self.out.shape[-1], 1) if self.out.dim() else True
         is_epsilon = isinstance(value, torch.SymFloat) and value.node.has_hint() and is_of_rows
         return float(value) if is_epsilon else value
@@ -245,8 +245,8 @@ def _axes(values: Sequence[Value], shape: Sequence[object]) -> tuple[int, ...]:
 
 @functools.cache
 def _by_aten() -> dict[str, list[tuple[str, dict[str, tuple[str, str]]]]]:
-    """Ops by what they are called in aten, each with what it takes by parameter: ":" and a port or attribute, or "=" and
-    a value."""
+    """Ops by what they are called in aten, each with what it takes by parameter: ":" and a port or attribute, or "="
+    and a value."""
     found: dict[str, list[tuple[str, dict[str, tuple[str, str]]]]] = {}
     for op in OPS.values():
         for text in op.aten:
