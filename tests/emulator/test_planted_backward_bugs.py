@@ -14,7 +14,7 @@ pytestmark = pytest.mark.emulate
 # Rows of two warps, two of them a CTA.
 CASE = Gradient(11, 520, activation="silu", residual=True, dbias=True)
 ROUNDS = CASE, PersistentKnobs(64, 128, 3, 1, 2)  # three of two CTAs
-SLABS = CASE, PersistentKnobs(64, 128, 3, 1, 40)  # one round; several for each CTA to add up
+SLABS = CASE, PersistentKnobs(64, 128, 3, 1, 40)  # one round, in the first stage; several for each CTA to add up
 DELAYED = Gradient(11, 520, residual=True), PersistentKnobs(64, 128, 3, 1, 2, delay=1)
 DELAYED_CLUSTERS = Gradient(11, 520, residual=True), PersistentKnobs(128, 64, 3, 1, 4, delay=1)
 _KERNEL = "persistent.cu"
@@ -55,7 +55,7 @@ BUGS = {
         ),
     ),
     "missing barrier before the sums of a CTA": (
-        ROUNDS,
+        SLABS,
         Bug(
             "gf::barrier();  // all have read what was in shared memory",
             "",

@@ -139,10 +139,10 @@ class PersistentSplit(Split[PersistentKnobs]):
         copied = knobs.stages * self.stage_bytes(knobs) if knobs.stages > 1 else 0
         if not self.facts.program.sums:
             return copied
-        joined = knobs.rows_per_cta * self.facts.columns if knobs.rows_per_cta > 1 else 0
+        joined = knobs.rows_per_cta * self.sum_bytes if knobs.rows_per_cta > 1 else 0
         slab = self.slab(knobs)
         parts = knobs.threads // max(slab // self.partial_vector, WARP)
-        return max(copied, 4 * joined, 4 * parts * slab)
+        return max(copied, joined, 4 * parts * slab)
 
     def static_bytes(self, knobs: PersistentKnobs) -> int:
         sent = knobs.threads_per_row if knobs.cluster > 1 else 0
