@@ -14,6 +14,7 @@
 // computes them again, and column sums are accumulated in memory from the first row on.
 #include "graphfuse/async_copy.cuh"
 #include "graphfuse/convert.cuh"
+#include "graphfuse/discard.cuh"
 #include "graphfuse/divide.cuh"
 #include "graphfuse/grid.cuh"
 #include "graphfuse/math.cuh"
@@ -159,6 +160,7 @@ GF_DEVICE void add_up(const Totals& totals, i64 apart, i64 count, float* shared)
   constexpr int EACH = (PARTIALS + DOWN - 1) / DOWN < 8 ? (PARTIALS + DOWN - 1) / DOWN : 8;  // that reads so many ahead
   constexpr int PARTS = DOWN < THREADS / gf::WARP ? DOWN : THREADS / gf::WARP;
   constexpr i64 SLABS = (COLUMNS + SLAB - 1) / SLAB;  // of a sum
+  constexpr int PER_LINE = gf::LINE / 4;
   const int thread = gf::thread_index();
   const int first = thread % ACROSS * VECTOR;
   for (i64 slab = gf::block_index(); slab < SUMS * SLABS; slab += gf::grid_size()) {
@@ -207,6 +209,14 @@ GF_DEVICE void add_up(const Totals& totals, i64 apart, i64 count, float* shared)
         total += shared[part * SLAB + i];
       }
       store_total(totals, which, begin + i, total);
+    }
+    // Nobody reads the partial sums again. Their CTA has the lines to itself if slabs are made of whole ones.
+    if constexpr (SLAB % PER_LINE == 0 && COLUMNS % PER_LINE == 0) {
+      const int line = thread * PER_LINE % SLAB;
+#pragma unroll 1
+      for (i64 i = thread * PER_LINE / SLAB; i < count && begin + line < COLUMNS; i += THREADS * PER_LINE / SLAB) {
+        gf::discard(totals.partials + which * apart + begin + line + i * COLUMNS);
+      }
     }
   }
 }
