@@ -26,8 +26,10 @@ _LOGITS = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class Loss:
-    """A cross entropy. logits, target: the nodes that have them; viewed: the view of logits as rows, None where they are
-    rows."""
+    """A cross entropy.
+
+    logits, target: the nodes that have them. viewed: the view of logits as rows, None where they are rows.
+    """
 
     node: Node
     logits: Node
@@ -69,8 +71,10 @@ def _fit(x: object, target: object) -> bool:
 
 
 def replace(module: GraphModule, declines: bool) -> list[tuple[Node, str]]:
-    """Replaces losses. The nodes that had them, and why they are left; "" for those that are replaced. declines: whether
-    those are left of which inductor makes one kernel with what stands around them."""
+    """Replaces losses. Returns the nodes that had them, and why they are left, "" for those that are replaced.
+
+    declines: whether those are left of which inductor makes one kernel with what stands around them.
+    """
     around, neighbours = surroundings.regions(module.graph), Neighbours(module.graph)
     verdicts, losses = list[tuple[Node, str]](), list(find(module.graph))
     judged = [Judged(one.node, taken, neighbours.of(taken), 0.0) for one in losses for taken in (_taken(one),)]
