@@ -101,7 +101,7 @@ def hold(index: int, a: np.ndarray, b: np.ndarray, out: np.ndarray, sigmoid: flo
         expected = np.where(beyond, np.sign(expected) * np.inf, expected)
     # A clip that is not 0 is added last, and what it cancels keeps its rounding.
     absolute = 1.2e-7 if op.name == "relu" and attributes.get("lower_clip") else 1.5e-41
-    if "sigmoid" in op.cuda:  # of which a product may be left where a sigmoid is no normal number
+    if "sigmoid" in op.cuda or "gelu" in op.cuda:  # products may be left of what is no normal number
         absolute = _SUBNORMAL * _finite(a) * (1 + tolerance)
     if op.name.endswith("_backward"):
         absolute = absolute * _finite(a) * _finite(b) ** 3  # the highest power, that of gelu_approx_tanh_backward
