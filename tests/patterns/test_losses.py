@@ -274,7 +274,7 @@ def test_integers_of_all_columns_are_the_reference_engines():
     g = graphs.new(device="emulator")
     x = g.tensor([4, 64], data_type=INT32, name="x")
     g.reduction(x, mode=reduction_mode.ADD).set_dim([4, 1]).set_output()
-    with pytest.raises(GraphNotSupportedError, match="input 'x' is INT32; accepted: FLOAT, HALF, BFLOAT16"):
+    with pytest.raises(GraphNotSupportedError, match="input 'x' is INT32; accepted: FLOAT, HALF, BFLOAT16, FP8"):
         g.build([heur_mode.OPENSOURCE])
 
 
