@@ -231,9 +231,10 @@ class _Assembled:
         )
         dims = {names[key]: extents.padded(key[1], value.tensor.shape) for key, value in read.items()}
         region = None
-        if extents.is_one and set(patterns[order[0]]) == {"n"}:
+        is_split = any(one.extents.is_split for one in (*program.inputs, *program.outputs))
+        if extents.is_one and not is_split and program.inputs[0].extents.whole:
             inputs = tuple(node for node, _ in order)
-            region = Region(program, tuple(sorted(nodes)), inputs, tuple(made.values()))
+            region = Region(program, tuple(sorted({*nodes, *made.values()})), inputs, tuple(made.values()))
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, device, region)
 

@@ -83,7 +83,11 @@ class RegionGraphs:
         found = differentiate(graph, outputs, [given[one.name] for one in self.differentiable]).kept
         # What joined rows do not tell the shape of is read in any case.
         odd = (one.name for one in self.program.inputs if one.extents.is_odd)
-        return tuple(dict.fromkeys((*map(_identifier, found), *odd)))
+        kept = dict.fromkeys((*map(_identifier, found), *odd))
+        has_whole = any(one.extents.whole and one.name in kept for one in (*self.program.inputs, *self.program.outputs))
+        if not has_whole and not any(one.extents.whole for one in self.graded):
+            kept[self.program.inputs[0].name] = None  # by which all shapes are told
+        return tuple(kept)
 
     @cached_property
     def first(self) -> str:
@@ -91,6 +95,22 @@ class RegionGraphs:
         whole = (one for one in (*self.program.inputs, *self.program.outputs) if one.extents.whole)
         kept = [one.name for one in whole if one.name in self.kept]
         return kept[0] if kept else next(f"d{one.name}" for one in self.graded if one.extents.whole)
+
+    def has_gradient(self, asked: tuple[bool, ...]) -> tuple[bool, ...]:
+        """True for each output that depends on an input whose gradient is asked for, by whether it is."""
+        if asked not in self._graded_by:
+            rank = len(self.program.inputs[0].axes)
+            graph, given, made = self._drawn((*range(2, rank + 1), _COLUMNS), ())
+            wanted = {given[one.name] for one, ask in zip(self.program.inputs, asked, strict=True) if ask}
+            active = Walk(graph, graph, lambda t: None).active(wanted)
+            self._graded_by[asked] = tuple(
+                one in self.graded and made[one.step] in active for one in self.program.outputs
+            )
+        return self._graded_by[asked]
+
+    @cached_property
+    def _graded_by(self) -> dict[tuple[bool, ...], tuple[bool, ...]]:
+        return {}
 
     # Arguments.
 

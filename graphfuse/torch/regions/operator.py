@@ -68,8 +68,8 @@ class _Region(torch.autograd.Function):
         ctx.save_for_backward(*(known[name] for name in of.kept))
         ctx.graph = graph
         ctx.set_materialize_grads(False)
-        pairs = zip(of.program.outputs, outputs, strict=True)
-        ctx.mark_non_differentiable(*(t for one, t in pairs if one not in of.graded))
+        pairs = zip(of.has_gradient(tuple(ctx.needs_input_grad[1:])), outputs, strict=True)
+        ctx.mark_non_differentiable(*(t for has_gradient, t in pairs if not has_gradient))
         ctx.shapes = [(t.shape, t.dtype, t.device) for t in outputs]
         return tuple(outputs)
 

@@ -48,6 +48,11 @@ class Extents:
         return len(set(self.axes[:-1])) > 1
 
     @property
+    def is_split(self) -> bool:
+        """True if an axis is missing between others, or more than the last behind them."""
+        return "-" in self.axes.removesuffix("-").lstrip("-")
+
+    @property
     def without_columns(self) -> bool:
         """True if the last axis is missing, and not one before it."""
         return self.axes.endswith("-") and self.axes.strip("-") != ""
