@@ -192,6 +192,8 @@ class _Assembled:
                 node = translation.node_of.get(id(value.tensor)) if value.step is None else visible.get(value.step)
                 if node is None:
                     return None
+                if value.step is not None:  # of which this may be a view
+                    value = translation.values[node]
                 key = node, value.aligned()
                 read.setdefault(key, value)
                 placed[step, port] = key

@@ -10,6 +10,7 @@ import torch
 
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
+from graphfuse.base.errors import VariantPackError
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import entry
@@ -194,7 +195,7 @@ class RegionGraphs:
         def kept(t: Tensor) -> Tensor | None:
             return d.like(names[t], t) if names.get(t) in self.kept else None
 
-        walk = Walk(forward, d.graph, kept)
+        walk = Walk(forward, d.graph, kept, rounds=True)
         grads = {made[one.step]: d.like(f"d{one.name}", made[one.step]) for one in self.graded if f"d{one.name}" in d}
         wanted = {given[one.name]: f"d{one.name}" for one in self.differentiable if f"d{one.name}" in d}
         found = walk.gradients(grads, [*wanted])
@@ -246,7 +247,13 @@ def _torch(one: Given | Result) -> torch.dtype:
 
 
 def _rule(extents: Extents, first: str):
-    return lambda shapes: (extents.of(shapes[first]),)
+    def rule(shapes: Mapping[str, Shape]) -> tuple[Shape]:
+        rows = shapes[first]
+        if len(rows) > len(extents.axes):
+            raise VariantPackError(f"{first} has shape {tuple(rows)}; accepted: {len(extents.axes)} dimensions")
+        return (extents.of(rows),)
+
+    return rule
 
 
 def _function(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch.fx import Graph, GraphModule, Node
 
-from graphfuse.torch.fusion.meaning import KEYS, changes, same, told
+from graphfuse.torch.fusion.meaning import KEYS, changes, may_write, same, told, writes
 from graphfuse.torch.regions.choose import Region
 from graphfuse.torch.regions.operator import region as operator_of
 
@@ -54,7 +54,8 @@ def _place(graph: Graph, region: Region, inputs: Sequence[Node]) -> Node | None:
     users = [order[user] for node in region.outputs for user in node.users if user not in region.nodes]
     behind = max((order[node] for node in inputs), default=-1) + 1
     place = min(*users, order[region.nodes[-1]] + 1)
-    if behind > place or any(changes(node) for node in nodes[order[region.nodes[0]] : place]):
+    between = nodes[order[region.nodes[0]] : place]
+    if behind > place or any(changes(node) or may_write(node) and not writes(node) for node in between):
         return None
     return nodes[place]
 

@@ -406,7 +406,9 @@ def _limited(d: _Drawing, low: object, high: object, below: str, above: str) -> 
         raise Untranslated(f"{d.call.name} between {low} and {high}; accepted: numbers")
     for limit, beyond in ((low, below), (high, above)):
         if limit is not None:
-            x = d.step("binary_select", {"input0": limit, "input1": x, "mask": d.between(beyond, input=x, comparison=limit)})
+            x = d.step(
+                "binary_select", {"input0": limit, "input1": x, "mask": d.between(beyond, input=x, comparison=limit)}
+            )
     return x
 
 
