@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -10,7 +10,7 @@ import torch
 
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.errors import VariantPackError
+from graphfuse.base.errors import SerializedError, VariantPackError
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import entry
@@ -49,7 +49,10 @@ class RegionGraphs:
     @staticmethod
     @lru_cache(maxsize=4096)
     def of(text: str) -> RegionGraphs:
-        return RegionGraphs(Program.read(text))
+        program = Program.read(text)
+        if not program.inputs[0].extents.whole:
+            raise SerializedError(f"a region reads {program.inputs[0]} first; accepted: what has all rows and columns")
+        return RegionGraphs(program)
 
     @cached_property
     def inference(self) -> GraphFunction:
@@ -67,19 +70,18 @@ class RegionGraphs:
 
     @cached_property
     def differentiable(self) -> tuple[Given, ...]:
-        """Inputs that have a gradient."""
-        return tuple(one for one in self.program.inputs if data_type[one.dtype] in FLOATS.values())
+        """Inputs that have a gradient: outputs change with them, and not by jumps alone."""
+        return tuple(one for one in self.program.inputs if self._reached((one,)))
 
     @cached_property
     def graded(self) -> tuple[Result, ...]:
         """Outputs that have a gradient."""
-        return tuple(one for one in self.program.outputs if data_type[one.dtype] in FLOATS.values())
+        return self._reached(self.program.inputs)
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
         """Names of what backward reads: inputs, outputs, and tensors of steps with one value a row."""
-        rank = len(self.program.inputs[0].axes)
-        graph, given, made = self._drawn((*range(2, rank + 1), _COLUMNS), ())
+        graph, given, made = self._small
         outputs = [made[one.step].set_name(one.name) for one in self.graded]
         found = differentiate(graph, outputs, [given[one.name] for one in self.differentiable]).kept
         # What joined rows do not tell the shape of is read in any case.
@@ -99,19 +101,26 @@ class RegionGraphs:
 
     def has_gradient(self, asked: tuple[bool, ...]) -> tuple[bool, ...]:
         """True for each output that depends on an input whose gradient is asked for, by whether it is."""
-        if asked not in self._graded_by:
-            rank = len(self.program.inputs[0].axes)
-            graph, given, made = self._drawn((*range(2, rank + 1), _COLUMNS), ())
-            wanted = {given[one.name] for one, ask in zip(self.program.inputs, asked, strict=True) if ask}
-            active = Walk(graph, graph, lambda t: None).active(wanted)
-            self._graded_by[asked] = tuple(
-                one in self.graded and made[one.step] in active for one in self.program.outputs
-            )
-        return self._graded_by[asked]
+        if asked not in self._known:
+            reached = self._reached([one for one, ask in zip(self.program.inputs, asked, strict=True) if ask])
+            self._known[asked] = tuple(one in reached for one in self.program.outputs)
+        return self._known[asked]
 
     @cached_property
-    def _graded_by(self) -> dict[tuple[bool, ...], tuple[bool, ...]]:
+    def _known(self) -> dict[tuple[bool, ...], tuple[bool, ...]]:
         return {}
+
+    def _reached(self, inputs: Iterable[Given]) -> tuple[Result, ...]:
+        """Outputs that have a gradient with respect to one of these inputs."""
+        graph, given, made = self._small
+        wanted = {given[one.name] for one in inputs if _is_float(one)}
+        active = Walk(graph, graph, lambda t: None).active(wanted)
+        return tuple(one for one in self.program.outputs if _is_float(one) and made[one.step] in active)
+
+    @cached_property
+    def _small(self) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
+        rank = len(self.program.inputs[0].axes)
+        return self._drawn((*range(2, rank + 1), _COLUMNS), ())
 
     # Arguments.
 
@@ -199,9 +208,8 @@ class RegionGraphs:
         grads = {made[one.step]: d.like(f"d{one.name}", made[one.step]) for one in self.graded if f"d{one.name}" in d}
         wanted = {given[one.name]: f"d{one.name}" for one in self.differentiable if f"d{one.name}" in d}
         found = walk.gradients(grads, [*wanted])
-        store(
-            d, {name: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, name in wanted.items()}
-        )
+        grads = {n: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, n in wanted.items()}
+        store(d, grads, {f"d{one.name}" for one in self.differentiable if one.extents.without_columns})
 
     def _drawn(self, rows: Shape, statistics: Sequence[str]) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         """The training graph for rows of a shape, of which leading axes may be joined, validated."""
@@ -223,6 +231,10 @@ class RegionGraphs:
             _named(graph, name)
         freeze(graph)
         return graph, given, made
+
+
+def _is_float(one: Given | Result) -> bool:
+    return data_type[one.dtype] in FLOATS.values()
 
 
 def _named(graph: pygraph, name: str) -> Tensor:

@@ -115,7 +115,7 @@ class _Region(torch.autograd.Function):
 
 def _below_autograd(keyset, inputs: Sequence[torch.Tensor], graph: str) -> list[torch.Tensor]:
     refuse_tangents("region", inputs)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs) and _of(inputs, graph).graded:
         refuse_transforms("region")
         return list(_Region.apply(graph, *inputs))
     return torch_private.below_autograd(region, keyset, inputs, graph)

@@ -21,9 +21,8 @@ from graphfuse.torch.regions.aten_calls import Call, calls_of
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
 COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
 """Types of tensors that steps read. Others are left to torch."""
-FP8 = {torch.float8_e4m3fn: (464.0, math.nan)}
-"""Types that steps may make, beside those: the largest magnitude that is rounded to a number, and what larger ones
-become."""
+FP8 = {torch.float8_e4m3fn: 464.0}
+"""Types that steps may make, beside those, and the largest magnitude that is rounded to a number."""
 _TO_BOOL = frozenset({"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"})
 _OF_BOOL = frozenset({"identity", "binary_select", "max", "min", "mul"})
 """Ops whose results are 0 or 1, those of the second line if all that they read is."""
@@ -362,18 +361,23 @@ def _same(d: _Drawing) -> Value:
 
 
 def _cast(d: _Drawing) -> Value:
-    x, limit = d["self"], FP8.get(d.out.dtype)
+    x = d["self"]
     if d.out.dtype is torch.bool:
         return d.step("cmp_neq", {"input": x, "comparison": 0})
-    if limit is not None:
-        x = _within(d, x, *limit)
+    if d.out.dtype in FP8:
+        recorded = told(d.node)
+        if isinstance(recorded, torch.Tensor) and recorded.requires_grad:
+            raise Untranslated(f"a cast to {d.out.dtype}, of which the gradient is of that type")
+        if not _saturates(d.out.dtype):
+            beyond = d.between("cmp_gt", input=d.between("abs", input=x), comparison=FP8[d.out.dtype])
+            x = d.between("binary_select", input0=math.nan, input1=x, mask=beyond)
     return d.step("identity", {"input": x})
 
 
-def _within(d: _Drawing, x: Value, most: float, beyond: float) -> Value:
-    """What is beyond a type becomes NaN, as torch casts it; kernels saturate."""
-    is_beyond = d.between("cmp_gt", input=d.between("abs", input=x), comparison=most)
-    return d.between("binary_select", input0=beyond, input1=x, mask=is_beyond)
+@functools.cache
+def _saturates(dtype: torch.dtype) -> bool:
+    """True if torch casts what is beyond a type to its largest number, as kernels do; before 2.13 it became NaN."""
+    return not torch.full((1,), 1e4).to(dtype).isnan().item()
 
 
 def _power(d: _Drawing) -> Value:
