@@ -14,9 +14,9 @@ from graphfuse.rows.views import View
 ACCESS = 16
 """Bytes of the widest memory access."""
 
-_LIGHT, _FEW = 2, 3
-"""Operations that are rather done again than their result kept: arithmetic, where rows are copied ahead; any that save
-registers elsewhere."""
+LIGHT, _FEW = 2, 3
+"""Operations, at most, that are rather done again than their result kept: arithmetic, where rows are copied ahead; any
+that save registers elsewhere."""
 
 
 def access(view: View, elements: int, across: bool = False) -> int:
@@ -39,6 +39,7 @@ class PhasePlan:
     # Rows that have room in shared memory, into which they are copied before their turn: 1 for none; 0 where a thread
     # takes one row, not row after row.
     stages: int = 0
+    light: int = LIGHT  # operations, at most, that are done again where rows are copied
     # A piece has one column's elements of neighbouring rows, along the last row axis, instead of one row's of
     # neighbouring columns; then what is one a row is an array.
     across: bool = False
@@ -80,7 +81,7 @@ class PhasePlan:
     @property
     def _again(self) -> frozenset[Chain | Load]:
         """Values that are not kept though a later phase needs them. Where rows are copied: what is read, for it lies in
-        shared memory or the L1, and what takes an operation or two to work out from that. Elsewhere what is made of
+        shared memory or the L1, and what takes `light` operations to work out from that. Elsewhere what is made of
         values that take less room."""
         program = self.program
         if not self.stages and program.last < 2:
@@ -93,7 +94,7 @@ class PhasePlan:
             before = [taken[o.index] for _, o in step.operands if isinstance(o, Chain) and _varies(program, o)]
             light = cost_of(step) is Cost.ARITHMETIC and step.rounded is None and isinstance(step, Step)
             taken.append(1 + sum(before) if light and all(before) else 0)
-        light = (Chain(k) for k, operations in enumerate(taken) if 0 < operations <= _LIGHT)
+        light = (Chain(k) for k, operations in enumerate(taken) if 0 < operations <= self.light)
         return frozenset([*light, *map(Load, range(len(program.inputs)))])
 
     def _is_narrower_again(self, k: int) -> bool:

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.emulate
 # Rows of two warps, two of them a CTA.
 CASE = Gradient(11, 520, activation="silu", residual=True, dbias=True)
 ROUNDS = CASE, PersistentKnobs(64, 128, 3, 1, 2)  # three of two CTAs
-SLABS = CASE, PersistentKnobs(64, 128, 3, 1, 40)  # one round; several for each CTA to add up
+SLABS = CASE, PersistentKnobs(64, 128, 3, 1, 40)  # one round, in the first stage; several for each CTA to add up
+LINES = Gradient(11, 512, activation="silu", residual=True, dbias=True), PersistentKnobs(64, 128, 3, 1, 40)
 DELAYED = Gradient(11, 520, residual=True), PersistentKnobs(64, 128, 3, 1, 2, delay=1)
 DELAYED_CLUSTERS = Gradient(11, 520, residual=True), PersistentKnobs(128, 64, 3, 1, 4, delay=1)
 _KERNEL = "persistent.cu"
@@ -55,7 +56,7 @@ BUGS = {
         ),
     ),
     "missing barrier before the sums of a CTA": (
-        ROUNDS,
+        SLABS,
         Bug(
             "gf::barrier();  // all have read what was in shared memory",
             "",
@@ -68,6 +69,15 @@ BUGS = {
         Bug(
             "gf::barrier();  // the slab before has been read",
             "",
+            {RACE: "data race"},
+            ("graphfuse/simt.cuh", "__builtin_memcpy(address, &pack, WIDTH)"),
+        ),
+    ),
+    "partial sums given up that another CTA reads": (
+        LINES,
+        Bug(
+            "gf::discard(totals.partials + which * apart + begin + line + i * COLUMNS);",
+            "gf::discard(totals.partials + which * apart + (begin + SLAB) % COLUMNS + line + i * COLUMNS);",
             {RACE: "data race"},
             ("graphfuse/simt.cuh", "__builtin_memcpy(address, &pack, WIDTH)"),
         ),

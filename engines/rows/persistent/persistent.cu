@@ -14,6 +14,7 @@
 // computes them again, and column sums are accumulated in memory from the first row on.
 #include "graphfuse/async_copy.cuh"
 #include "graphfuse/convert.cuh"
+#include "graphfuse/discard.cuh"
 #include "graphfuse/divide.cuh"
 #include "graphfuse/grid.cuh"
 #include "graphfuse/math.cuh"
@@ -113,38 +114,37 @@ struct Partials {
   }
 };
 
-/// Adds the column sums of the rows that the CTA takes at a time, and stores them. shared: ROWS_PER_CTA * COLUMNS.
+/// Adds the column sums of the rows that the CTA takes at a time, and stores them. shared: ROWS_PER_CTA * COLUMNS of each
+/// sum.
 template <int COUNT>
 GF_DEVICE void leave_sums(const Sums (&sums)[COUNT], Index thread, int group, const Partials& partials, float* shared) {
   constexpr int VECTOR = PARTIAL_WIDTH / 4;
-  if constexpr (ROWS_PER_CTA == 1) {
+  constexpr i64 ROWS = i64(ROWS_PER_CTA) * COLUMNS;
+  const Partials joined = {shared + group * COLUMNS, ROWS};
+  const Partials& left = ROWS_PER_CTA == 1 ? partials : joined;
+  if constexpr (ROWS_PER_CTA > 1) {
+    gf::barrier();  // all have read what was in shared memory
+  }
 #pragma unroll
-    for (int step = 0; step < COUNT; ++step) {
-      const Index piece = thread + first_piece(step, 0);
-      if (in_row(piece)) {
-        partials.store(sums[step], piece);
-      }
+  for (int step = 0; step < COUNT; ++step) {
+    const Index piece = thread + first_piece(step, 0);
+    if (in_row(piece)) {
+      left.store(sums[step], piece);
     }
-  } else {
+  }
+  if constexpr (ROWS_PER_CTA > 1) {
+    gf::barrier();
 #pragma unroll
     for (int k = 0; k < SUMS; ++k) {
-      gf::barrier();  // all have read what was in shared memory
-#pragma unroll
-      for (int step = 0; step < COUNT; ++step) {
-        const Index piece = thread + first_piece(step, 0);
-        if (in_row(piece)) {
-          float* const to = shared + group * COLUMNS + i64(piece) * PIECE;
-          gf::store<4 * PIECE, PARTIAL_WIDTH>(to, gf::pack<float>(sums[step].of[k]));
-        }
-      }
-      gf::barrier();
       for (Index column = gf::thread_index() * VECTOR; column < COLUMNS; column += THREADS * VECTOR) {
         float sum[VECTOR] = {};
 #pragma unroll 8
         for (int row = 0; row < ROWS_PER_CTA; ++row) {
-          add_piece(shared + row * COLUMNS + column, sum);
+          add_piece(shared + k * ROWS + row * COLUMNS + column, sum);
         }
-        gf::store<PARTIAL_WIDTH, PARTIAL_WIDTH>(partials.first + k * partials.apart + column, gf::pack<float>(sum));
+        // Settled, or the compiler stores all sums but the first in accesses of 4 bytes.
+        float* const to = gf::settled(partials.first + k * partials.apart + column);
+        gf::store<PARTIAL_WIDTH, PARTIAL_WIDTH>(to, gf::pack<float>(sum));
       }
     }
   }
@@ -160,6 +160,7 @@ GF_DEVICE void add_up(const Totals& totals, i64 apart, i64 count, float* shared)
   constexpr int EACH = (PARTIALS + DOWN - 1) / DOWN < 8 ? (PARTIALS + DOWN - 1) / DOWN : 8;  // that reads so many ahead
   constexpr int PARTS = DOWN < THREADS / gf::WARP ? DOWN : THREADS / gf::WARP;
   constexpr i64 SLABS = (COLUMNS + SLAB - 1) / SLAB;  // of a sum
+  constexpr int PER_LINE = gf::LINE / 4;
   const int thread = gf::thread_index();
   const int first = thread % ACROSS * VECTOR;
   for (i64 slab = gf::block_index(); slab < SUMS * SLABS; slab += gf::grid_size()) {
@@ -209,6 +210,14 @@ GF_DEVICE void add_up(const Totals& totals, i64 apart, i64 count, float* shared)
       }
       store_total(totals, which, begin + i, total);
     }
+    // Nobody reads the partial sums again. Their CTA has the lines to itself if slabs are made of whole ones.
+    if constexpr (SLAB % PER_LINE == 0 && COLUMNS % PER_LINE == 0) {
+      const int line = thread * PER_LINE % SLAB;
+#pragma unroll 1
+      for (i64 i = thread * PER_LINE / SLAB; i < count && begin + line < COLUMNS; i += THREADS * PER_LINE / SLAB) {
+        gf::discard(totals.partials + which * apart + begin + line + i * COLUMNS);
+      }
+    }
   }
 }
 
@@ -253,6 +262,9 @@ GF_DEVICE void run(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& 
                    const float (&sums)[SUMS_BEFORE], const float (&maxima)[MAXIMA_BEFORE], Parts<PHASE>& parts) {
   constexpr int SUMS_HERE = SUMS_OF_ROW[PHASE];
   constexpr int AT_LEAST = gf::at_least_one(SUMS_HERE);
+  // One branch around all pieces, where each would else have its own because of several sums over rows. Not where rows
+  // share a warp, whose lanes may exchange values.
+  constexpr bool APART = ROWS_PER_CTA > 1 && THREADS_PER_ROW % gf::WARP == 0 && SUMS_ADDED[PHASE] > 1;
   per_row.begin(gf::Number<PHASE>(), row, taken.operands, sums, maxima);
   if (taken.thread == 0 && row.exists) {
     per_row.store(gf::Number<PHASE>(), row);
@@ -262,32 +274,41 @@ GF_DEVICE void run(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& 
 #pragma unroll 1
   for (int i = 0; i < PASSES; ++i) {
     const Index pass = SUMS_HERE > 0 ? gf::Passes<gf::Add, PASSES>::place(i) : i;
-    float pieces[AT_LEAST][STEPS];
+    float pieces[AT_LEAST][STEPS] = {};
+    const auto take = [&](const Row& here) {
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const Index at = first_piece(step, pass);
-      const bool inside = in_row(taken.thread + at);
-      float x[AT_LEAST][PIECE];
-      float y[AT_LEAST][PIECE];
-      if constexpr (PASSES == 1) {
-        Phase<PHASE>::run(row, at, inside, read_rows<Phase<PHASE>>(row, at),
-                          static_cast<ColumnsFrom<PHASE>&>(taken.columns).reads[step], held[step], taken.operands,
-                          per_row, taken.largest, parts.maxima, x, y, taken.sums[step]);
-      } else {
-        Sums far = {};
-        if (SUMS_ADDED[PHASE] > 0 && inside && !(first_row && PHASE == FIRST_ADDING)) {
-          taken.partials.load(far, taken.thread + at);
+      for (int step = 0; step < STEPS; ++step) {
+        const Index at = first_piece(step, pass);
+        const bool inside = in_row(taken.thread + at);
+        float x[AT_LEAST][PIECE];
+        float y[AT_LEAST][PIECE];
+        if constexpr (PASSES == 1) {
+          Phase<PHASE>::run(here, at, inside, read_rows<Phase<PHASE>>(here, at),
+                            static_cast<ColumnsFrom<PHASE>&>(taken.columns).reads[step], held[step], taken.operands,
+                            per_row, taken.largest, parts.maxima, x, y, taken.sums[step]);
+        } else {
+          Sums far = {};
+          if (SUMS_ADDED[PHASE] > 0 && inside && !(first_row && PHASE == FIRST_ADDING)) {
+            taken.partials.load(far, taken.thread + at);
+          }
+          Phase<PHASE>::run(here, at, inside, read_rows<Phase<PHASE>>(here, at), read_columns<Phase<PHASE>>(here, at),
+                            held[step], taken.operands, per_row, taken.largest, parts.maxima, x, y, far);
+          if (SUMS_ADDED[PHASE] > 0 && inside) {
+            taken.partials.store(far, taken.thread + at);
+          }
         }
-        Phase<PHASE>::run(row, at, inside, read_rows<Phase<PHASE>>(row, at), read_columns<Phase<PHASE>>(row, at),
-                          held[step], taken.operands, per_row, taken.largest, parts.maxima, x, y, far);
-        if (SUMS_ADDED[PHASE] > 0 && inside) {
-          taken.partials.store(far, taken.thread + at);
+#pragma unroll
+        for (int sum = 0; sum < SUMS_HERE; ++sum) {
+          pieces[sum][step] = inside ? sum_of_products(x[sum], y[sum]) : 0.0f;
         }
       }
-#pragma unroll
-      for (int sum = 0; sum < SUMS_HERE; ++sum) {
-        pieces[sum][step] = inside ? sum_of_products(x[sum], y[sum]) : 0.0f;
-      }
+    };
+    if constexpr (!APART) {
+      take(row);
+    } else if (row.exists) {
+      Row here = row;
+      here.exists = true;
+      take(here);
     }
 #pragma unroll
     for (int sum = 0; sum < SUMS_HERE; ++sum) {

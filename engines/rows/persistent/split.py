@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from graphfuse.codegen.copies import copies
-from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
+from graphfuse.codegen.phase_plan import ACCESS, LIGHT, PhasePlan
 from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.kernel import overwritable
 from graphfuse.engines.rows.limits import WARP
@@ -36,8 +36,8 @@ class PersistentSplit(Split[PersistentKnobs]):
         many as of other schedules, for the same bits.
     piece: those that are taken together, a chunk, or half of one that is too wide for an access.
     pieces: a row's.
-    kept: registers that a thread needs for each element that it takes of a row: for the sums over rows, what is the
-        same for all of them, and what is kept between phases.
+    kept: registers that a thread needs for each element that it takes of a row, by the operations that are done again:
+        for the sums over rows, what is the same for all of them, and what is kept between phases.
     piece_bytes, value_bytes: what a thread copies ahead of each piece and of each row.
     copies_all: whether that is all that is read whole.
     """
@@ -46,7 +46,7 @@ class PersistentSplit(Split[PersistentKnobs]):
     chunk: int
     piece: int
     pieces: int
-    kept: float
+    kept: tuple[float, ...]
     piece_bytes: int
     value_bytes: int
     copies_all: bool
@@ -62,16 +62,15 @@ class PersistentSplit(Split[PersistentKnobs]):
         narrowest = ACCESS // min(read) if facts.program.sums else CHUNK
         chunk = math.gcd(facts.columns, CHUNK, narrowest)
         piece = math.gcd(chunk, ACCESS // max(read + written))
-        plan = _resident_plan(facts, piece, stages=2)
-        columns = {i for phase in plan.phases for i in plan.reads(phase, False)}
-        kept = plan.held_bytes + sum(facts.program.inputs[i].dtype.bits // 8 for i in columns)
+        plans = [_resident_plan(facts, piece, 2, light) for light in range(LIGHT + 1)]
+        plan = plans[LIGHT]
         copied = copies(plan).inputs
         return cls(
             facts,
             chunk,
             piece,
             facts.columns // piece,
-            len(facts.program.sums) + kept / 4,
+            tuple(len(facts.program.sums) + _kept_bytes(plan) / 4 for plan in plans),
             sum(c.nbytes for c in copied if c.pieces),
             sum(c.nbytes for c in copied if not c.pieces),
             sum(c.pieces for c in copied) == len(facts.program.read_whole) and not facts.program.all_pairs,
@@ -82,20 +81,21 @@ class PersistentSplit(Split[PersistentKnobs]):
     def resident(self, knobs: PersistentKnobs) -> bool:
         return self._has_registers(knobs, self.taken(knobs), knobs.stages > 1)
 
-    def _has_registers(self, knobs: PersistentKnobs, pieces: int, copied: bool) -> bool:
+    def _has_registers(self, knobs: PersistentKnobs, pieces: int, copied: bool, light: int = LIGHT) -> bool:
         elements = pieces * self.piece
         if elements > _MOST_ELEMENTS:
             return False
         each, otherwise = self._registers[copied]
         there = min(_MOST_REGISTERS, _REGISTERS // (knobs.threads * knobs.ctas_per_sm))
-        return elements * each + otherwise <= _USED * there
+        return elements * (self.kept[light] + each) + otherwise <= _USED * there
 
     @cached_property
     def _registers(self) -> tuple[tuple[float, int], tuple[float, int]]:
-        """Registers of each element, and others: where inputs are read by each thread, and where they are copied."""
+        """Registers of each element beside `kept`, and others: where inputs are read by each thread, and where they are
+        copied."""
         program = self.facts.program
         read, written = len(program.read_whole), len(program.written_whole)
-        each, tensors = self.kept + _WORK + _INPUT * read, _ADDRESS * (read + written)
+        each, tensors = _WORK + _INPUT * read, _ADDRESS * (read + written)
         return (each + _LOADED, _OTHERWISE + 2 * tensors), (each, _OTHERWISE + tensors)
 
     def is_again(self, knobs: PersistentKnobs) -> bool:
@@ -119,7 +119,16 @@ class PersistentSplit(Split[PersistentKnobs]):
         return -(-self.pieces // knobs.threads_per_row)
 
     def resident_plan(self, knobs: PersistentKnobs) -> PhasePlan:
-        return _resident_plan(self.facts, self.piece, knobs.stages)
+        return _resident_plan(self.facts, self.piece, knobs.stages, self._light(knobs))
+
+    def _light(self, knobs: PersistentKnobs) -> int:
+        """Operations, at most, that are done again: as few as there are registers for to keep the rest. Behind a delay
+        nothing is kept that need not be, as it would be kept of two rows."""
+        if knobs.delay or not self.facts.program.sums:
+            return LIGHT
+        copied = knobs.stages > 1
+        fits = (k for k in range(LIGHT) if self._has_registers(knobs, self.taken(knobs), copied, k))
+        return next(fits, LIGHT)
 
     def stage_bytes(self, knobs: PersistentKnobs) -> int:
         """Shared memory of a CTA for one row each of its threads is ahead."""
@@ -130,10 +139,10 @@ class PersistentSplit(Split[PersistentKnobs]):
         copied = knobs.stages * self.stage_bytes(knobs) if knobs.stages > 1 else 0
         if not self.facts.program.sums:
             return copied
-        joined = knobs.rows_per_cta * self.facts.columns if knobs.rows_per_cta > 1 else 0
+        joined = knobs.rows_per_cta * self.sum_bytes if knobs.rows_per_cta > 1 else 0
         slab = self.slab(knobs)
         parts = knobs.threads // max(slab // self.partial_vector, WARP)
-        return max(copied, 4 * joined, 4 * parts * slab)
+        return max(copied, joined, 4 * parts * slab)
 
     def static_bytes(self, knobs: PersistentKnobs) -> int:
         sent = knobs.threads_per_row if knobs.cluster > 1 else 0
@@ -167,10 +176,16 @@ class PersistentSplit(Split[PersistentKnobs]):
         return self.facts.columns * 4 * len(self.facts.program.sums)
 
 
+def _kept_bytes(plan: PhasePlan) -> int:
+    """Bytes of an element that are kept: between phases, and of what is the same for all rows."""
+    columns = {i for phase in plan.phases for i in plan.reads(phase, False)}
+    return plan.held_bytes + sum(plan.program.inputs[i].dtype.bits // 8 for i in columns)
+
+
 @lru_cache(maxsize=256)
-def _resident_plan(facts: RowFacts, piece: int, stages: int) -> PhasePlan:
+def _resident_plan(facts: RowFacts, piece: int, stages: int, light: int) -> PhasePlan:
     """Inputs are read again where other schedules keep values: what may be written
     over them is written when that is done."""
-    plan = PhasePlan(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages)
+    plan = PhasePlan(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages, light=light)
     late = frozenset(number for _, number in overwritable(facts).difference(plan.overwritable()))
     return replace(plan, program=replace(facts.program, late=late)) if late else plan

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.attention import sinks_in_graphs as sinks
-from graphfuse.torch.fusion import cost, rotation, surroundings
+from graphfuse.torch.fusion import cost, losses, rotation, surroundings
 from graphfuse.torch.fusion.match import find
 from graphfuse.torch.fusion.meaning import value
 from graphfuse.torch.fusion.neighbours import own
@@ -100,6 +100,8 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
     attended = sinks.replace(module, _place)
     regions = surroundings.regions(module.graph)
     attended += [Entry(*_place(o.node), o.became, o.why) for o in attention.rewrite(module, regions)]
+    places = {node: _place(node) for node in module.graph.nodes}
+    attended += [Entry(*places[n], "" if why else losses.NAME, why) for n, why in losses.replace(module, declines)]
     sites = find(module, once=True)
     rotated, beside = rotation.pairs(module, sites)
     rotated = [pair for pair in rotated if not surroundings.forbids(pair, regions)]

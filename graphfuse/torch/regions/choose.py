@@ -117,7 +117,7 @@ class _Component:
         owners = [*dict.fromkeys(step.owner for step in assembled.steps)]
         owned = tuple(owners.index(step.owner) for step in assembled.steps)
         dims = tuple(assembled.dims[one.name] for one in assembled.program.inputs)
-        for numbers in _kernels(assembled.program.text, dims, owned, _device(assembled.device)):
+        for numbers in _kernels(assembled.program.text, dims, owned, device_of(assembled.device)):
             yield tuple(assembled.steps[n] for n in numbers)
 
     def _assembled(self, steps: Sequence[OwnedStep]) -> _Assembled | None:
@@ -263,11 +263,11 @@ class _Extents:
         return "".join(kind(axis) for axis in range(-self._rank, 0))
 
     def padded(self, axes: Sequence[int], shape: Sequence[object]) -> tuple[int, ...]:
-        found = dict(zip(axes, map(_hint, shape), strict=True))
+        found = dict(zip(axes, map(hint, shape), strict=True))
         return tuple(found.get(axis, 1) for axis in range(-self._rank, 0))
 
 
-def _hint(n: object) -> int:
+def hint(n: object) -> int:
     """An extent, of one that varies what it was when the graph was recorded."""
     return n if isinstance(n, int) else int(n.node.hint)
 
@@ -295,6 +295,6 @@ def _is_alias(node: Node, translation: Translation) -> bool:
     return isinstance(value, Value) and value.step is not None and value.step.owner is not node
 
 
-def _device(device: torch.device) -> Device:
+def device_of(device: torch.device) -> Device:
     """The device whose engines are asked; without a GPU they are those of the emulator."""
     return devices.get(str(device)) if device.type == "cuda" and torch.cuda.is_available() else EMULATOR

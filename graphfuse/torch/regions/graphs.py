@@ -10,15 +10,17 @@ import torch
 
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.errors import SerializedError, VariantPackError
+from graphfuse.base.errors import GraphNotSupportedError, SerializedError, VariantPackError
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import entry
+from graphfuse.functional.layout import ALIGNMENT, Layout
+from graphfuse.functional.problem import planned
 from graphfuse.functional.tensor_parameter import FLOATS, Shape, TensorParameter, types
 from graphfuse.gradients.differentiate import differentiate
 from graphfuse.gradients.walk import Walk
 from graphfuse.op_graph.freeze import freeze
-from graphfuse.op_graph.ir import packed_stride
+from graphfuse.op_graph.ir import Subgraph, packed_stride
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.by_rule import store
 from graphfuse.torch.operators.computation import STATISTICS, gradient_of
@@ -121,6 +123,25 @@ class RegionGraphs:
     def _small(self) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         rank = len(self.program.inputs[0].axes)
         return self._drawn((*range(2, rank + 1), _COLUMNS), ())
+
+    def why_untrainable(self, rows: Shape, asked: Sequence[bool], device: str) -> str:
+        """Why no kernels make the gradients of these inputs, of `differentiable`, where rows have this shape; "" where
+        they do, or none are asked for."""
+        if not any(asked) or not self.graded:
+            return ""
+        try:
+            f = self.gradients.declaration
+        except GraphNotSupportedError as error:
+            return str(error)
+        made = {a.name for a, ask in zip((a for a in f.arguments if a.written), asked, strict=True) if ask}
+        layouts = {}
+        for a in f.arguments:
+            if not a.written or a.name in made:
+                ((dtype, stored),) = list(a.types.items())[:1]
+                (shape,) = a.shape({self.first: rows}) if a.shape else (rows,)
+                layouts[a.name] = Layout(dtype, stored, shape, packed_stride(shape), torch.device("cpu"), ALIGNMENT)
+        _, planner = planned(f.name, f.variant({}), layouts, device)
+        return "no kernels make its gradients" if any(p.engine.facts is Subgraph for p in planner.at(0).parts) else ""
 
     # Arguments.
 

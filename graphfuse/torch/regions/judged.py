@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
 
+from graphfuse.base.device import Device
 from graphfuse.torch.fusion import cost, generated, surroundings
 from graphfuse.torch.fusion.cost import Judged
 from graphfuse.torch.fusion.meaning import told, value
 from graphfuse.torch.fusion.neighbours import Neighbours, Taken, is_as_large
-from graphfuse.torch.regions.choose import Region, find
+from graphfuse.torch.regions.choose import Region, device_of, find, hint
+from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import replace
 
 Verdicts = list[tuple[Region, str]]
@@ -30,6 +33,7 @@ def replace_in(module: GraphModule, declines: bool, kept: Collection[Node]) -> t
     parts = {n: number for n, number in around.number.items() if n not in kept and _is_usable(n, around)}
     found = find(module.graph, parts)
     reasons = _declined(module, found) if declines else {}
+    reasons |= {r.outputs[0]: why for r in found if r.outputs[0] not in reasons and (why := _untrainable(r))}
     replaced, new = replace(module, [region for region in found if not reasons.get(region.outputs[0])])
     whys = dict(replaced)
     return [(region, reasons.get(region.outputs[0]) or whys[region]) for region in found], new
@@ -53,16 +57,33 @@ def _declined(module: GraphModule, found: Sequence[Region]) -> dict[Node, str]:
     return cost.declined(judged)
 
 
+def _untrainable(region: Region) -> str:
+    """Why a region is left whose results have gradients; "" where kernels make these, or it has none."""
+    if not _is_training(region):
+        return ""
+    graphs, asked = RegionGraphs.of(region.program.text), dict(zip(region.program.inputs, region.inputs, strict=True))
+    rows = tuple(map(hint, value(region.inputs[0]).shape))
+    flags = tuple(value(asked[one]).requires_grad for one in graphs.differentiable)
+    return _why_untrainable(graphs, rows, flags, device_of(value(region.inputs[0]).device))
+
+
+@functools.lru_cache(maxsize=1024)
+def _why_untrainable(graphs: RegionGraphs, rows: tuple[int, ...], asked: tuple[bool, ...], device: Device) -> str:
+    return graphs.why_untrainable(rows, asked, str(device))
+
+
+def _is_training(region: Region) -> bool:
+    return any(isinstance(t := told(node), torch.Tensor) and t.requires_grad for node in region.outputs)
+
+
 def _taken(region: Region) -> Taken:
     made = tuple(sorted(region.outputs, key=lambda node: -_elements(node)))
     whole = tuple(node for node in region.inputs if is_as_large(node, region.inputs[0]))
-    is_training = any(isinstance(t := told(node), torch.Tensor) and t.requires_grad for node in made)
-    return Taken(made, region.inputs, whole, frozenset(region.nodes), is_training)
+    return Taken(made, region.inputs, whole, frozenset(region.nodes), _is_training(region))
 
 
 def _elements(node: Node) -> int:
-    n = value(node).numel()
-    return n if isinstance(n, int) else int(n.node.hint)
+    return hint(value(node).numel())
 
 
 def title(region: Region) -> str:
