@@ -53,12 +53,20 @@ def find(graph: Graph, parts: Mapping[Node, int]) -> list[Region]:
     for node in graph.nodes:
         before = len(translation.steps)
         usable = node in parts and not any(map(is_changed, (node, *node.all_input_nodes))) and translation.add(node)
+        usable = usable and not _is_elsewhere(node, translation, parts)
         below = max((levels[t] for t in node.all_input_nodes if t in levels), default=0)
         levels[node] = below if usable or node.op in ("placeholder", "get_attr") else below + 1
         if not usable:
             translation.values.pop(node, None)
             del translation.steps[before:]
     return [region for part in _components(graph, translation, levels, parts) for region in _Component(part).regions()]
+
+
+def _is_elsewhere(node: Node, translation: Translation, parts: Mapping[Node, int]) -> bool:
+    """True for a view of what another part of the graph makes: without gradients its own readers have none."""
+    values = translation.values[node]
+    steps = (v.step for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value))
+    return any(step is not None and parts[step.owner] != parts[node] for step in steps)
 
 
 def _components(
