@@ -24,7 +24,7 @@ from graphfuse.op_graph.ir import Subgraph, packed_stride
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.by_rule import store
 from graphfuse.torch.operators.computation import STATISTICS, gradient_of
-from graphfuse.torch.regions.program import Extents, Given, Program, Result
+from graphfuse.torch.regions.program import Program, RegionInput, Result, RowExtents
 
 _COLUMNS = 8  # of the graph that is differentiated to see what its gradients read
 
@@ -71,7 +71,7 @@ class RegionGraphs:
         return _function("region_backward", arguments, self._backward, tuple(a.asked for a in made))
 
     @cached_property
-    def differentiable(self) -> tuple[Given, ...]:
+    def differentiable(self) -> tuple[RegionInput, ...]:
         """Inputs that have a gradient: outputs change with them, and not by jumps alone."""
         return tuple(one for one in self.program.inputs if self._reached((one,)))
 
@@ -112,7 +112,7 @@ class RegionGraphs:
     def _known(self) -> dict[tuple[bool, ...], tuple[bool, ...]]:
         return {}
 
-    def _reached(self, inputs: Iterable[Given]) -> tuple[Result, ...]:
+    def _reached(self, inputs: Iterable[RegionInput]) -> tuple[Result, ...]:
         """Outputs that have a gradient with respect to one of these inputs."""
         graph, given, made = self._small
         wanted = {given[one.name] for one in inputs if _is_float(one)}
@@ -160,7 +160,7 @@ class RegionGraphs:
 
     @cached_property
     def _statistics(self) -> tuple[TensorParameter, ...]:
-        of = self._rule_of(Extents("n" * (len(self.program.inputs[0].axes) - 1) + "1"))
+        of = self._rule_of(RowExtents("n" * (len(self.program.inputs[0].axes) - 1) + "1"))
         return tuple(TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name in self.statistics)
 
     @cached_property
@@ -172,8 +172,8 @@ class RegionGraphs:
     @property
     def _read_backward(self) -> Sequence[TensorParameter]:
         named = {one.name: one for one in (*self.program.inputs, *self.program.outputs)}
-        rows = Extents("n" * (len(self.program.inputs[0].axes) - 1) + "1")
-        read: dict[str, tuple[Mapping, Extents, bool]] = {
+        rows = RowExtents("n" * (len(self.program.inputs[0].axes) - 1) + "1")
+        read: dict[str, tuple[Mapping, RowExtents, bool]] = {
             name: (_type(named[name]), named[name].extents, False) if name in named else (STATISTICS, rows, False)
             for name in self.kept
         }
@@ -184,13 +184,13 @@ class RegionGraphs:
             for name, (kind, extents, optional) in ((name, read[name]) for name in order)
         ]
 
-    def _rule(self, one: Given | Result):
+    def _rule(self, one: RegionInput | Result):
         return self._rule_of(one.extents)
 
-    def _rule_of(self, extents: Extents):
+    def _rule_of(self, extents: RowExtents):
         return _rule(extents, self.program.inputs[0].name)
 
-    def _like(self, one: Given) -> dict[str, object]:
+    def _like(self, one: RegionInput) -> dict[str, object]:
         of_columns = not one.extents.whole and "n" not in one.axes[:-1]
         return {
             "types": _type(one),
@@ -254,7 +254,7 @@ class RegionGraphs:
         return graph, given, made
 
 
-def _is_float(one: Given | Result) -> bool:
+def _is_float(one: RegionInput | Result) -> bool:
     return data_type[one.dtype] in FLOATS.values()
 
 
@@ -267,19 +267,19 @@ def _identifier(name: str) -> str:
     return name.replace("::", "_")
 
 
-def _read(d: DrawnGraph, one: Given) -> Tensor:
+def _read(d: DrawnGraph, one: RegionInput) -> Tensor:
     return d.of_rows(one.name) if one.extents.without_columns else d[one.name]
 
 
-def _type(one: Given | Result) -> Mapping[torch.dtype, data_type]:
+def _type(one: RegionInput | Result) -> Mapping[torch.dtype, data_type]:
     return types(data_type[one.dtype])
 
 
-def _torch(one: Given | Result) -> torch.dtype:
+def _torch(one: RegionInput | Result) -> torch.dtype:
     return next(iter(_type(one)))
 
 
-def _rule(extents: Extents, first: str):
+def _rule(extents: RowExtents, first: str):
     def rule(shapes: Mapping[str, Shape]) -> tuple[Shape]:
         rows = shapes[first]
         if len(rows) > len(extents.axes):

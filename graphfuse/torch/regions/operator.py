@@ -16,7 +16,7 @@ Tensors = Sequence[torch.Tensor | None]
 
 
 def _list(made: object) -> list[torch.Tensor]:
-    """What a function returns, without what was not asked for."""
+    """Tensors that a function returns, without those that were not asked for."""
     return [t for t in (made if isinstance(made, tuple) else (made,)) if t is not None]
 
 

@@ -23,7 +23,7 @@ _ENUMS = {"mode": reduction_mode, "norm_forward_phase": norm_forward_phase}
 
 
 @dataclass(frozen=True)
-class Extents:
+class RowExtents:
     """The shape of a tensor, by that of the rows: for each axis "n" for their extent, "1" for 1, "-" where the tensor
     has no such axis."""
 
@@ -60,7 +60,7 @@ class Extents:
 
 
 @dataclass(frozen=True)
-class Given:
+class RegionInput:
     """An input. dtype: name of its data type."""
 
     name: str
@@ -68,12 +68,12 @@ class Given:
     dtype: str
 
     @property
-    def extents(self) -> Extents:
-        return Extents(self.axes)
+    def extents(self) -> RowExtents:
+        return RowExtents(self.axes)
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """A node: an op of the table, what it reads by port, its attributes, and the type that its first output is rounded
     to, "" for none."""
 
@@ -96,16 +96,16 @@ class Result:
         return f"out{self.step}"
 
     @property
-    def extents(self) -> Extents:
-        return Extents(self.axes)
+    def extents(self) -> RowExtents:
+        return RowExtents(self.axes)
 
 
 @dataclass(frozen=True)
 class Program:
     """Steps in order. The last axis has the columns, the others rows."""
 
-    inputs: tuple[Given, ...]
-    steps: tuple[Step, ...]
+    inputs: tuple[RegionInput, ...]
+    steps: tuple[ProgramStep, ...]
     outputs: tuple[Result, ...]
 
     @cached_property
@@ -118,8 +118,8 @@ class Program:
         """The program of a text. SerializedError, which names what is wrong, for one that is none."""
         try:
             made = json.loads(text)
-            inputs = tuple(Given(**one) for one in made["inputs"])
-            steps = tuple(Step(**one) for one in made["steps"])
+            inputs = tuple(RegionInput(**one) for one in made["inputs"])
+            steps = tuple(ProgramStep(**one) for one in made["steps"])
             program = Program(inputs, steps, tuple(Result(**one) for one in made["outputs"]))
         except (ValueError, TypeError, KeyError) as error:
             raise SerializedError(f"the graph of a region is damaged: {type(error).__name__}: {error}") from None
@@ -173,8 +173,8 @@ class Program:
         return source
 
 
-def _fault_of(step: Step, known: Collection[Source]) -> str | None:
-    """What is wrong with a step, of which these sources are known."""
+def _fault_of(step: ProgramStep, known: Collection[Source]) -> str | None:
+    """Fault of a step, of which these sources are known; None for one without."""
     op = OPS.get(step.op)
     if op is None:
         return f"op {step.op!r}, which the op table lacks"

@@ -65,7 +65,7 @@ class OwnedStep:
     dtype: str
 
 
-class Translation:
+class TranslatedGraph:
     """All of a graph that translates. values: by node, its tensor or tensors. steps: in order. why: for nodes that do
     not translate. node_of: the node that has a tensor, by the tensor's number."""
 
@@ -117,7 +117,7 @@ class Translation:
             raise Untranslated("it reads a tensor that is no node's")
 
     def _call(self, node: Node, call: Call, known: dict[int, Value]) -> None:
-        drawing = _Drawing(self, node, call, known)
+        drawing = _CallDrawing(self, node, call, known)
         draw = _COMPOSITES.get(call.name)
         made = draw(drawing) if draw else drawing.by_table()
         for t, value in zip(call.results, made if isinstance(made, tuple) else (made,), strict=False):
@@ -126,7 +126,7 @@ class Translation:
 
 
 def _like(made: object, known: Mapping[int, Value]) -> object:
-    """What a node returns, as values."""
+    """Values of what a node returns."""
     if isinstance(made, torch.Tensor):
         if id(made) not in known:
             raise Untranslated("it makes a tensor of none")
@@ -136,10 +136,10 @@ def _like(made: object, known: Mapping[int, Value]) -> object:
     raise Untranslated(f"it makes a {type(made).__name__}")
 
 
-class _Drawing:
+class _CallDrawing:
     """Steps of one call."""
 
-    def __init__(self, translation: Translation, node: Node, call: Call, known: dict[int, Value]):
+    def __init__(self, translation: TranslatedGraph, node: Node, call: Call, known: dict[int, Value]):
         self.translation, self.node, self.call, self.known = translation, node, call, known
 
     def __getitem__(self, name: str) -> object:
@@ -276,7 +276,7 @@ def _fits(values: Sequence[Value], shape: Sequence[object]) -> bool:
 
 
 def _rounded(number: int | float, dtype: torch.dtype) -> int | float:
-    """What torch compares tensors of a type with, given a number."""
+    """The number that torch compares tensors of a type with, given this one."""
     return torch.tensor(number, dtype=dtype).item() if dtype in ROUNDED else number
 
 
@@ -329,7 +329,7 @@ _BY_ATEN = _by_aten()
 # What no single op of the table computes, or not by its arguments alone.
 
 
-def _same(d: _Drawing) -> Value:
+def _same(d: _CallDrawing) -> Value:
     """Views that add or drop dimensions of extent 1, or repeat."""
     value, new = d["self"], d.out
     if value.step is None:  # a tensor that is read as the view has it
@@ -360,7 +360,7 @@ def _same(d: _Drawing) -> Value:
     return Value(new, value.step, tuple(axes), torch.Size(once) if repeats else None)
 
 
-def _cast(d: _Drawing) -> Value:
+def _cast(d: _CallDrawing) -> Value:
     x = d["self"]
     if d.out.dtype is torch.bool:
         return d.step("cmp_neq", {"input": x, "comparison": 0})
@@ -380,7 +380,7 @@ def _saturates(dtype: torch.dtype) -> bool:
     return not torch.full((1,), 1e4).to(dtype).isnan().item()
 
 
-def _power(d: _Drawing) -> Value:
+def _power(d: _CallDrawing) -> Value:
     x, exponent = d["self"], d["exponent"]
     if exponent == 2:
         return d.step("mul", {"a": x, "b": x})
@@ -393,17 +393,17 @@ def _power(d: _Drawing) -> Value:
     raise Untranslated(f"a power of {exponent}; accepted: 2, 3, 0.5, -0.5, -1")
 
 
-def _clamp(d: _Drawing) -> Value:
+def _clamp(d: _CallDrawing) -> Value:
     return _limited(d, d["min"], d["max"], "cmp_lt", "cmp_gt")
 
 
-def _hard_tanh(d: _Drawing) -> Value:
+def _hard_tanh(d: _CallDrawing) -> Value:
     return _limited(d, d["min_val"], d["max_val"], "cmp_le", "cmp_ge")
 
 
-def _limited(d: _Drawing, low: object, high: object, below: str, above: str) -> Value:
-    """What is beyond limits becomes these. Comparisons say whose gradients are 0: that of `max` is shared where both
-    are equal, which torch does for maximum alone."""
+def _limited(d: _CallDrawing, low: object, high: object, below: str, above: str) -> Value:
+    """The values with limits in place of what is beyond. Comparisons say whose gradients are 0: that of `max` is shared
+    where both are equal, which torch does for maximum alone."""
     x = d["self"]
     limits = [limit for limit in (low, high) if limit is not None]
     if any(limit != limit for limit in limits):
@@ -416,8 +416,8 @@ def _limited(d: _Drawing, low: object, high: object, below: str, above: str) -> 
     return x
 
 
-def _reduced(mode: str) -> Callable[[_Drawing], Value]:
-    def draw(d: _Drawing) -> Value:
+def _reduced(mode: str) -> Callable[[_CallDrawing], Value]:
+    def draw(d: _CallDrawing) -> Value:
         x, arguments = d["self"], d.call.arguments
         if d.out.dtype not in (x.tensor.dtype, torch.float32):  # torch rounds the elements first
             raise Untranslated(f"{d.call.name} of {x.tensor.dtype} to {d.out.dtype}")
@@ -426,14 +426,14 @@ def _reduced(mode: str) -> Callable[[_Drawing], Value]:
     return draw
 
 
-def _length(d: _Drawing) -> Value:
+def _length(d: _CallDrawing) -> Value:
     modes = {2: "NORM2", 1: "NORM1", math.inf: "AMAX"}
     if d["ord"] not in modes or d.out.dtype not in (d["self"].tensor.dtype, torch.float32):
         raise Untranslated(f"a norm of order {d['ord']}; accepted: 1, 2, inf")
     return d.reduced(modes[d["ord"]], d["self"], d["dim"], d["keepdim"], d.out.dtype)
 
 
-def _variance(d: _Drawing) -> Value:
+def _variance(d: _CallDrawing) -> Value:
     x, out = d["self"], d.out
     columns = x.tensor.shape[d.last(x, d["dim"])]
     correction = 1 if d["correction"] is None else d["correction"]
@@ -445,34 +445,34 @@ def _variance(d: _Drawing) -> Value:
     return d.step("mul", {"a": squares, "b": 1 / (columns - correction)}, shape=out.shape)
 
 
-def _variance_and_mean(d: _Drawing) -> tuple[Value, Value]:
+def _variance_and_mean(d: _CallDrawing) -> tuple[Value, Value]:
     return _variance(d), d.reduced("AVG", d["self"], d["dim"], d["keepdim"], d.out.dtype)
 
 
-def _of_rows(op: str) -> Callable[[_Drawing], Value]:
-    def draw(d: _Drawing) -> Value:
+def _of_rows(op: str) -> Callable[[_CallDrawing], Value]:
+    def draw(d: _CallDrawing) -> Value:
         d.last(d["self"], d["dim"])
         return d.step(op, {"input": d["self"]}, {"axis": -1})
 
     return draw
 
 
-def _logsumexp(d: _Drawing) -> Value:
+def _logsumexp(d: _CallDrawing) -> Value:
     x = d["self"]
     axes, dim = x.aligned(), d.last(x, d["dim"])
     return d.step("logsumexp", {"input": x}, {"axis": -1}, axes=axes if d["keepdim"] else axes[:dim])
 
 
-def _layer_norm(d: _Drawing) -> Value:
+def _layer_norm(d: _CallDrawing) -> Value:
     return _norm(d, "layernorm", d["normalized_shape"], {"scale": d["weight"], "bias": d["bias"]}, d["eps"])
 
 
-def _rms_norm(d: _Drawing) -> Value:
+def _rms_norm(d: _CallDrawing) -> Value:
     eps = torch.finfo(torch.float32).eps if d["eps"] is None else d["eps"]
     return _norm(d, "rmsnorm", d["normalized_shape"], {"scale": d["weight"]}, eps)
 
 
-def _norm(d: _Drawing, op: str, shape: Sequence[object], vectors: Mapping[str, object], eps: float) -> Value:
+def _norm(d: _CallDrawing, op: str, shape: Sequence[object], vectors: Mapping[str, object], eps: float) -> Value:
     x = d["input"]
     if len(shape) != 1 or x.once is not None or x.aligned()[-1] != -1:
         raise Untranslated(f"{d.call.name} of rows of shape {tuple(shape)}; accepted: one dimension")
@@ -481,7 +481,7 @@ def _norm(d: _Drawing, op: str, shape: Sequence[object], vectors: Mapping[str, o
     return d.step(op, {"input": x, **given, "epsilon": eps}, {"norm_forward_phase": "INFERENCE"})
 
 
-_COMPOSITES: dict[str, Callable[[_Drawing], object]] = {
+_COMPOSITES: dict[str, Callable[[_CallDrawing], object]] = {
     **dict.fromkeys(
         "view.default reshape.default _unsafe_view.default unsqueeze.default squeeze.default squeeze.dim squeeze.dims "
         "expand.default alias.default".split(),
