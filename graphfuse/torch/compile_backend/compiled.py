@@ -127,7 +127,9 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
             note = f"rotated, with {_own(places[other.norm.out])}"
             entries[one.norm.out] = [Entry(*places[one.norm.out], rotation.NAME, note)]
     told = (e for site in sites for part in site.parts for e in entries.get(part.out, ()))
-    return [*told, *(_of_region(region, why) for region, why in chosen), *attended]
+    said = {node for site, _ in judged for part in site.parts for node in own(part)}
+    of_regions = (_of_region(region, why) for region, why in chosen if not why or said.isdisjoint(region.nodes))
+    return [*told, *of_regions, *attended]
 
 
 def _of_region(region: TorchRegion, why: str) -> Entry:
