@@ -21,6 +21,8 @@ from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import aligned
 from graphfuse.ops.pullback import NoRule, Pullback
 
+_NARROW = (data_type.BFLOAT16, data_type.HALF)
+
 Value = Tensor | float
 """A tensor of the backward graph, or the number of a constant."""
 
@@ -30,11 +32,14 @@ class Walk:
     """Draws gradients of `forward`, a validated graph, into `graph`.
 
     kept: the tensor of `graph` that has the value of a tensor of `forward`, or None where it is computed again.
+    rounds: whether what is computed again is rounded to the types that `forward` declares. Where it is not, a maximum
+    may be none of the values, and a mean that is kept not theirs.
     """
 
     forward: Recorded
     graph: pygraph
     kept: Callable[[Tensor], Tensor | None]
+    rounds: bool = False
     _values: dict[Tensor, Value] = field(default_factory=dict)
     _drawn: dict[int, dict[object, Value]] = field(default_factory=dict)
     _inferred: int = 0
@@ -58,6 +63,8 @@ class Walk:
             found = t.value if t.value is not None else self.kept(t)
             if found is None:
                 self._compute(self._producers[t], t)
+                if self.rounds and t.get_data_type() in _NARROW:
+                    self._values[t] = self._rounded(self._values[t], t)
             else:
                 self._values[t] = found
         return self._values[t]
@@ -160,6 +167,9 @@ class Walk:
         for port, made in again.outputs.items():
             if port not in again.absent:
                 self._values.setdefault(node.outputs[port], made.set_dim(node.outputs[port].get_dim()))
+
+    def _rounded(self, value: Value, t: Tensor) -> Tensor:
+        return self.graph.identity(value).set_data_type(t.get_data_type())
 
     @contextmanager
     def _computing_in(self, compute: data_type) -> Iterator[None]:

@@ -238,11 +238,7 @@ _TABLE = (
             "input0": pullback.larger("input0", "input1", "cmp_lt"),
             "input1": pullback.larger("input1", "input0", "cmp_lt"),
         },
-        aten=(
-            "maximum.default self:input0 other:input1",
-            "clamp_min.default self:input0 min:input1",
-            "clamp_min.Tensor self:input0 min:input1",
-        ),
+        aten=("maximum.default self:input0 other:input1",),
     ),
     _pointwise(
         "min",
@@ -255,11 +251,7 @@ _TABLE = (
             "input0": pullback.larger("input0", "input1", "cmp_gt"),
             "input1": pullback.larger("input1", "input0", "cmp_gt"),
         },
-        aten=(
-            "minimum.default self:input0 other:input1",
-            "clamp_max.default self:input0 max:input1",
-            "clamp_max.Tensor self:input0 max:input1",
-        ),
+        aten=("minimum.default self:input0 other:input1",),
     ),
     _pointwise(
         "abs",
@@ -333,7 +325,7 @@ _TABLE = (
         lambda t, x: x,
         cost=Cost.COPY,
         vjp={"input": passed},
-        aten=("clone.default self:input", "alias.default self:input"),
+        aten=("clone.default self:input",),
     ),
     _pointwise(
         "relu",

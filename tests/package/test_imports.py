@@ -47,7 +47,7 @@ TORCH_LAYERS = (
     ("sharding", "operators"),
     ("modules", "override"),
     ("fusion",),
-    ("attention",),
+    ("attention", "regions"),
     ("compile_backend", "whole_models"),
 )
 

@@ -23,7 +23,7 @@ from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.fusion.rewrite import rewrite
 from graphfuse.torch.fusion.site import NormSite
 from graphfuse.torch.regions import judged as regions_of
-from graphfuse.torch.regions.choose import Region
+from graphfuse.torch.regions.choose import TorchRegion
 
 _TORCH = str(Path(inspect.getfile(torch)).parent)
 
@@ -127,10 +127,12 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
             note = f"rotated, with {_own(places[other.norm.out])}"
             entries[one.norm.out] = [Entry(*places[one.norm.out], rotation.NAME, note)]
     told = (e for site in sites for part in site.parts for e in entries.get(part.out, ()))
-    return [*told, *(_of_region(region, why) for region, why in chosen), *attended]
+    said = {node for site, _ in judged for part in site.parts for node in own(part)}
+    of_regions = (_of_region(region, why) for region, why in chosen if not why or said.isdisjoint(region.nodes))
+    return [*told, *of_regions, *attended]
 
 
-def _of_region(region: Region, why: str) -> Entry:
+def _of_region(region: TorchRegion, why: str) -> Entry:
     place = _place(region.outputs[0])
     return Entry(
         *place, "" if why else "region", f"{regions_of.title(region)}: {why}" if why else regions_of.title(region)

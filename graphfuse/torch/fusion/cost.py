@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from graphfuse.torch.fusion.meaning import value
-from graphfuse.torch.fusion.neighbours import Crossing, Neighbours, Taken
+from graphfuse.torch.fusion.neighbours import Crossing, Neighbours, TakenNodes
 from graphfuse.torch.fusion.site import NormSite
 
 REACH = 16
@@ -99,7 +99,7 @@ class Judged:
     """
 
     key: Node
-    taken: Taken
+    taken: TakenNodes
     crossings: tuple[Crossing, ...]
     saved: float
     behind: str = ""
@@ -109,7 +109,7 @@ def rivals(graph: Graph, sites: Sequence[NormSite]) -> frozenset[Node]:
     """Results of sites with which inductor would compute more in one kernel."""
     neighbours = Neighbours(graph)
     there = (site for site in sites if value(site.out).device.type == DEVICE)
-    return frozenset(site.out for site in there if neighbours.of(Taken.by(site)))
+    return frozenset(site.out for site in there if neighbours.of(TakenNodes.by(site)))
 
 
 def left(graph: Graph, sites: Sequence[NormSite]) -> dict[Node, str]:
@@ -117,7 +117,7 @@ def left(graph: Graph, sites: Sequence[NormSite]) -> dict[Node, str]:
     neighbours, judged = Neighbours(graph), list[Judged]()
     for site in sites:
         if value(site.out).device.type == DEVICE:
-            taken, cases = Taken.by(site), [str(case) for case in _cases(site) if case.saved <= 0]
+            taken, cases = TakenNodes.by(site), [str(case) for case in _cases(site) if case.saved <= 0]
             summed = of_samples([t for name, t in site.tensors.items() if name in _SAMPLES]) if site.is_training else 0
             behind = SUMMED if summed else f"inductor is as good ({'; '.join(cases)})"
             judged.append(Judged(site.out, taken, neighbours.of(taken), _saved(site) - summed, behind))

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from graphfuse.torch.fusion import cost, surroundings
 from graphfuse.torch.fusion.cost import Judged
 from graphfuse.torch.fusion.meaning import KEYS, called, exact, is_changed, is_op, value
-from graphfuse.torch.fusion.neighbours import Neighbours, Taken
+from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes
 
 NAME = "cross_entropy_loss"
 _REDUCTIONS = ("none", "mean", "sum")
@@ -28,7 +28,8 @@ _LOGITS = (torch.bfloat16, torch.float16, torch.float32)
 class Loss:
     """A cross entropy.
 
-    logits, target: the nodes that have them. viewed: the view of logits as rows, None where they are rows.
+    logits, target: the nodes that have them.
+    viewed: the view of logits as rows, None where they are rows.
     """
 
     node: Node
@@ -91,11 +92,11 @@ def replace(module: GraphModule, declines: bool) -> list[tuple[Node, str]]:
     return verdicts
 
 
-def _taken(one: Loss) -> Taken:
+def _taken(one: Loss) -> TakenNodes:
     own = {one.node, *(node for node in (one.viewed,) if node is not None)}
     own |= set(surroundings.between((one.node,), (one.logits, one.target)))
     is_training = bool(value(one.node).requires_grad)
-    return Taken((one.node,), (one.logits, one.target), (one.logits,), frozenset(own), is_training)
+    return TakenNodes((one.node,), (one.logits, one.target), (one.logits,), frozenset(own), is_training)
 
 
 def _replace(graph: Graph, one: Loss) -> None:

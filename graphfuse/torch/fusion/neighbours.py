@@ -59,10 +59,10 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What an operator takes of a graph. made: nodes that have its results, the largest first. needed: those that have
-    what it is given, and read: those of them that have a value for each of the largest's. own: nodes that it takes the
-    place of. total: of `made`, a residual sum. is_training: whether its results have gradients."""
+class TakenNodes:
+    """The part of a graph that an operator takes. made: nodes that have its results, the largest first. needed: those
+    that have what it is given, and read: those of them that have a value for each of the largest's. own: nodes that it
+    takes the place of. total: of `made`, a residual sum. is_training: whether its results have gradients."""
 
     made: tuple[Node, ...]
     needed: tuple[Node, ...]
@@ -72,10 +72,10 @@ class Taken:
     total: Node | None = None
 
     @staticmethod
-    def by(site: NormSite) -> Taken:
+    def by(site: NormSite) -> TakenNodes:
         made = tuple(node for node in (site.out, site.total) if node is not None)
         read = tuple(t for n, t in site.tensors.items() if n in _ROWS and is_as_large(t, site.out))
-        return Taken(made, tuple(site.tensors.values()), read, own(site), site.is_training, site.total)
+        return TakenNodes(made, tuple(site.tensors.values()), read, own(site), site.is_training, site.total)
 
 
 class Neighbours:
@@ -85,13 +85,13 @@ class Neighbours:
         self._order = {node: place for place, node in enumerate(graph.nodes)}
         self._nodes = tuple(graph.nodes)
 
-    def of(self, taken: Taken) -> tuple[Crossing, ...]:
+    def of(self, taken: TakenNodes) -> tuple[Crossing, ...]:
         """The tensors that are moved once more than inductor alone would."""
         return tuple(_Around(taken, self._order, self._nodes).crossings())
 
 
 class _Around:
-    def __init__(self, taken: Taken, order: Mapping[Node, int], nodes: tuple[Node, ...]) -> None:
+    def __init__(self, taken: TakenNodes, order: Mapping[Node, int], nodes: tuple[Node, ...]) -> None:
         self._taken, self._order, self._own = taken, order, taken.own
         self._made, self._read = taken.made, taken.read
         last = max((order[user] for t in (*self._made, *self._read) for user, _ in self._readers(t)), default=0)

@@ -107,9 +107,10 @@ def draw(d: DrawnGraph, of: Drawable, forward: Callable[[DrawnGraph], None]) -> 
     store(d, drawn)
 
 
-def store(d: DrawnGraph, gradients: dict[str, Tensor]) -> None:
-    """Write gradients to arguments. What is read, or is the gradient of several, is not rounded for the others."""
+def store(d: DrawnGraph, gradients: dict[str, Tensor], of_rows: Collection[str] = ()) -> None:
+    """Write gradients to arguments. What is read, or is the gradient of several, is not rounded for the others.
+    of_rows: arguments that have a value a row and no last dimension."""
     read = [t for node in d.graph.nodes for t in node.inputs.values()] + [*gradients.values()]
     for name, grad in gradients.items():
         several = sum(t is grad for t in read) > 1 or not grad.get_is_virtual()
-        d.store_read(name, grad) if several else d.store(name, grad)
+        d.store(name, d.graph.identity(grad) if several else grad, of_rows=name in of_rows)

@@ -60,7 +60,7 @@ def defined(
     return made
 
 
-def made_once(name: str, gradients: GraphOperator) -> Callable[..., object]:
+def made_once(name: str, gradients: Callable[..., object]) -> Callable[..., object]:
     class Once(torch.autograd.Function):
         """The gradients where these are recorded themselves (``create_graph=True``): differentiating them raises."""
 

@@ -10,7 +10,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from graphfuse.torch.fusion.meaning import called, told, writes
+from graphfuse.torch.fusion.meaning import called, same, told, writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,16 @@ class _Calls(TorchDispatchMode):
         return made
 
 
+def _are_alike(made: object, recorded: object) -> bool:
+    """True if a call made what it did when the graph was recorded. Under autocast it may not have."""
+    if not isinstance(made, torch.Tensor):
+        several = isinstance(made, list | tuple) and isinstance(recorded, list | tuple) and len(made) == len(recorded)
+        return several and all(map(_are_alike, made, recorded))
+    if not isinstance(recorded, torch.Tensor) or made.dim() != recorded.dim():
+        return False
+    return (made.dtype, made.device) == (recorded.dtype, recorded.device) and all(map(same, made.shape, recorded.shape))
+
+
 def _has_tensors(node: Node) -> bool:
     """True if a node has a tensor or several, and nothing else."""
     made = told(node)
@@ -68,4 +78,4 @@ def calls_of(node: Node) -> tuple[Sequence[Call], object] | None:
                 made = node.target(*args, **kwargs)
     except Exception:  # what torch does not run on such tensors is no operation to translate
         return None
-    return calls.found, made
+    return (calls.found, made) if _are_alike(made, told(node)) else None

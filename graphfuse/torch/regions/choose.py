@@ -20,8 +20,8 @@ from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
 from graphfuse.torch.fusion.meaning import is_changed, same, told
-from graphfuse.torch.regions.program import Given, Program, Result, Step
-from graphfuse.torch.regions.translate import OwnedStep, Translation, Value
+from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
+from graphfuse.torch.regions.translate import OwnedStep, TranslatedGraph, Value
 
 _TYPES = {
     torch.float32: data_type.FLOAT,
@@ -33,7 +33,7 @@ _TYPES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class TorchRegion:
     """A part of a graph that one operator computes.
 
     nodes: those that it takes the place of, in order. inputs: the nodes that have what it reads, outputs: those that
@@ -46,13 +46,14 @@ class Region:
     outputs: tuple[Node, ...]
 
 
-def find(graph: Graph, parts: Mapping[Node, int]) -> list[Region]:
+def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
     """Regions of a graph, in order. parts: by node that a region may have, the number of the part of the graph that it
     is in, beyond which no region goes."""
-    translation, levels = Translation(), dict[Node, int]()
+    translation, levels = TranslatedGraph(), dict[Node, int]()
     for node in graph.nodes:
         before = len(translation.steps)
         usable = node in parts and not any(map(is_changed, (node, *node.all_input_nodes))) and translation.add(node)
+        usable = usable and not _is_elsewhere(node, translation, parts)
         below = max((levels[t] for t in node.all_input_nodes if t in levels), default=0)
         levels[node] = below if usable or node.op in ("placeholder", "get_attr") else below + 1
         if not usable:
@@ -61,8 +62,15 @@ def find(graph: Graph, parts: Mapping[Node, int]) -> list[Region]:
     return [region for part in _components(graph, translation, levels, parts) for region in _Component(part).regions()]
 
 
+def _is_elsewhere(node: Node, translation: TranslatedGraph, parts: Mapping[Node, int]) -> bool:
+    """True for a view of what another part of the graph makes: without gradients its own readers have none."""
+    values = translation.values[node]
+    steps = (v.step for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value))
+    return any(step is not None and parts[step.owner] != parts[node] for step in steps)
+
+
 def _components(
-    graph: Graph, translation: Translation, levels: Mapping[Node, int], parts: Mapping[Node, int]
+    graph: Graph, translation: TranslatedGraph, levels: Mapping[Node, int], parts: Mapping[Node, int]
 ) -> Iterator[_Part]:
     """Steps in groups that hang together, or read the same tensor, and that nothing else stands between."""
     group: dict[OwnedStep, list[OwnedStep]] = {}
@@ -85,7 +93,7 @@ def _components(
 @dataclass(frozen=True, eq=False)
 class _Part:
     graph: Graph
-    translation: Translation
+    translation: TranslatedGraph
     steps: tuple[OwnedStep, ...]
 
 
@@ -101,7 +109,7 @@ class _Component:
                 if isinstance(one, Value) and one.step is not None and isinstance(told(node), torch.Tensor):
                     self._visible.setdefault(one.step, node)
 
-    def regions(self) -> Iterator[Region]:
+    def regions(self) -> Iterator[TorchRegion]:
         if not any(step.op in _ANCHORS for step in self._part.steps):
             return
         assembled = self._assembled(self._part.steps)
@@ -177,11 +185,11 @@ class _Assembled:
     steps: tuple[OwnedStep, ...]
     dims: Mapping[str, tuple[int, ...]]
     device: torch.device
-    region: Region | None
+    region: TorchRegion | None
 
     @staticmethod
     def of(
-        steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node], translation: Translation
+        steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node], translation: TranslatedGraph
     ) -> _Assembled | None:
         numbers = {step: n for n, step in enumerate(steps)}
         nodes = _closed({step.owner for step in steps}, translation)
@@ -192,6 +200,8 @@ class _Assembled:
                 node = translation.node_of.get(id(value.tensor)) if value.step is None else visible.get(value.step)
                 if node is None:
                     return None
+                if value.step is not None:  # of which this may be a view
+                    value = translation.values[node]
                 key = node, value.aligned()
                 read.setdefault(key, value)
                 placed[step, port] = key
@@ -215,9 +225,11 @@ class _Assembled:
             return f"@{numbers[value.step]}" if isinstance(value, Value) else value
 
         program = Program(
-            tuple(Given(names[key], patterns[key], _TYPES[read[key].tensor.dtype].name) for key in order),
+            tuple(RegionInput(names[key], patterns[key], _TYPES[read[key].tensor.dtype].name) for key in order),
             tuple(
-                Step(s.op, {port: source(s, port, v) for port, v in s.inputs.items()}, dict(s.attributes), s.dtype)
+                ProgramStep(
+                    s.op, {port: source(s, port, v) for port, v in s.inputs.items()}, dict(s.attributes), s.dtype
+                )
                 for s in steps
             ),
             tuple(
@@ -231,9 +243,10 @@ class _Assembled:
         )
         dims = {names[key]: extents.padded(key[1], value.tensor.shape) for key, value in read.items()}
         region = None
-        if extents.is_one and set(patterns[order[0]]) == {"n"}:
+        is_split = any(one.extents.is_split for one in (*program.inputs, *program.outputs))
+        if extents.is_one and not is_split and program.inputs[0].extents.whole:
             inputs = tuple(node for node, _ in order)
-            region = Region(program, tuple(sorted(nodes)), inputs, tuple(made.values()))
+            region = TorchRegion(program, tuple(sorted({*nodes, *made.values()})), inputs, tuple(made.values()))
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, device, region)
 
@@ -269,7 +282,7 @@ def hint(n: object) -> int:
     return n if isinstance(n, int) else int(n.node.hint)
 
 
-def _closed(nodes: set[Node], translation: Translation) -> set[Node]:
+def _closed(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:
     """Nodes, and views of what they make that nobody else reads."""
     found, waiting = set(nodes), [*nodes]
     while waiting:
@@ -287,7 +300,7 @@ def _is_used(node: Node, nodes: set[Node]) -> bool:
     return any(user not in nodes for user in node.users)
 
 
-def _is_alias(node: Node, translation: Translation) -> bool:
+def _is_alias(node: Node, translation: TranslatedGraph) -> bool:
     value = translation.values.get(node)
     return isinstance(value, Value) and value.step is not None and value.step.owner is not node
 

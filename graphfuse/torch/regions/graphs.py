@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -10,7 +10,7 @@ import torch
 
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.errors import GraphNotSupportedError
+from graphfuse.base.errors import GraphNotSupportedError, SerializedError, VariantPackError
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import entry
@@ -24,7 +24,7 @@ from graphfuse.op_graph.ir import Subgraph, packed_stride
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.by_rule import store
 from graphfuse.torch.operators.computation import STATISTICS, gradient_of
-from graphfuse.torch.regions.program import Extents, Given, Program, Result
+from graphfuse.torch.regions.program import Program, RegionInput, Result, RowExtents
 
 _COLUMNS = 8  # of the graph that is differentiated to see what its gradients read
 
@@ -51,7 +51,10 @@ class RegionGraphs:
     @staticmethod
     @lru_cache(maxsize=4096)
     def of(text: str) -> RegionGraphs:
-        return RegionGraphs(Program.read(text))
+        program = Program.read(text)
+        if not program.inputs[0].extents.whole:
+            raise SerializedError(f"a region reads {program.inputs[0]} first; accepted: what has all rows and columns")
+        return RegionGraphs(program)
 
     @cached_property
     def inference(self) -> GraphFunction:
@@ -68,25 +71,28 @@ class RegionGraphs:
         return _function("region_backward", arguments, self._backward, tuple(a.asked for a in made))
 
     @cached_property
-    def differentiable(self) -> tuple[Given, ...]:
-        """Inputs that have a gradient."""
-        return tuple(one for one in self.program.inputs if data_type[one.dtype] in FLOATS.values())
+    def differentiable(self) -> tuple[RegionInput, ...]:
+        """Inputs that have a gradient: outputs change with them, and not by jumps alone."""
+        return tuple(one for one in self.program.inputs if self._reached((one,)))
 
     @cached_property
     def graded(self) -> tuple[Result, ...]:
         """Outputs that have a gradient."""
-        return tuple(one for one in self.program.outputs if data_type[one.dtype] in FLOATS.values())
+        return self._reached(self.program.inputs)
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
         """Names of what backward reads: inputs, outputs, and tensors of steps with one value a row."""
-        rank = len(self.program.inputs[0].axes)
-        graph, given, made = self._drawn((*range(2, rank + 1), _COLUMNS), ())
+        graph, given, made = self._small
         outputs = [made[one.step].set_name(one.name) for one in self.graded]
         found = differentiate(graph, outputs, [given[one.name] for one in self.differentiable]).kept
         # What joined rows do not tell the shape of is read in any case.
         odd = (one.name for one in self.program.inputs if one.extents.is_odd)
-        return tuple(dict.fromkeys((*map(_identifier, found), *odd)))
+        kept = dict.fromkeys((*map(_identifier, found), *odd))
+        has_whole = any(one.extents.whole and one.name in kept for one in (*self.program.inputs, *self.program.outputs))
+        if not has_whole and not any(one.extents.whole for one in self.graded):
+            kept[self.program.inputs[0].name] = None  # by which all shapes are told
+        return tuple(kept)
 
     @cached_property
     def first(self) -> str:
@@ -95,9 +101,34 @@ class RegionGraphs:
         kept = [one.name for one in whole if one.name in self.kept]
         return kept[0] if kept else next(f"d{one.name}" for one in self.graded if one.extents.whole)
 
+    def has_gradient(self, asked: tuple[bool, ...]) -> tuple[bool, ...]:
+        """True for each output that depends on an input whose gradient is asked for, by whether it is."""
+        if asked not in self._known:
+            reached = self._reached([one for one, ask in zip(self.program.inputs, asked, strict=True) if ask])
+            self._known[asked] = tuple(one in reached for one in self.program.outputs)
+        return self._known[asked]
+
+    @cached_property
+    def _known(self) -> dict[tuple[bool, ...], tuple[bool, ...]]:
+        return {}
+
+    def _reached(self, inputs: Iterable[RegionInput]) -> tuple[Result, ...]:
+        """Outputs that have a gradient with respect to one of these inputs."""
+        graph, given, made = self._small
+        wanted = {given[one.name] for one in inputs if _is_float(one)}
+        active = Walk(graph, graph, lambda t: None).active(wanted)
+        return tuple(one for one in self.program.outputs if _is_float(one) and made[one.step] in active)
+
+    @cached_property
+    def _small(self) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
+        rank = len(self.program.inputs[0].axes)
+        return self._drawn((*range(2, rank + 1), _COLUMNS), ())
+
     def why_untrainable(self, rows: Shape, asked: Sequence[bool], device: str) -> str:
         """Why no kernels make the gradients of these inputs, of `differentiable`, where rows have this shape; "" where
-        they do."""
+        they do, or none are asked for."""
+        if not any(asked) or not self.graded:
+            return ""
         try:
             f = self.gradients.declaration
         except GraphNotSupportedError as error:
@@ -129,7 +160,7 @@ class RegionGraphs:
 
     @cached_property
     def _statistics(self) -> tuple[TensorParameter, ...]:
-        of = self._rule_of(Extents("n" * (len(self.program.inputs[0].axes) - 1) + "1"))
+        of = self._rule_of(RowExtents("n" * (len(self.program.inputs[0].axes) - 1) + "1"))
         return tuple(TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name in self.statistics)
 
     @cached_property
@@ -141,8 +172,8 @@ class RegionGraphs:
     @property
     def _read_backward(self) -> Sequence[TensorParameter]:
         named = {one.name: one for one in (*self.program.inputs, *self.program.outputs)}
-        rows = Extents("n" * (len(self.program.inputs[0].axes) - 1) + "1")
-        read: dict[str, tuple[Mapping, Extents, bool]] = {
+        rows = RowExtents("n" * (len(self.program.inputs[0].axes) - 1) + "1")
+        read: dict[str, tuple[Mapping, RowExtents, bool]] = {
             name: (_type(named[name]), named[name].extents, False) if name in named else (STATISTICS, rows, False)
             for name in self.kept
         }
@@ -153,13 +184,13 @@ class RegionGraphs:
             for name, (kind, extents, optional) in ((name, read[name]) for name in order)
         ]
 
-    def _rule(self, one: Given | Result):
+    def _rule(self, one: RegionInput | Result):
         return self._rule_of(one.extents)
 
-    def _rule_of(self, extents: Extents):
+    def _rule_of(self, extents: RowExtents):
         return _rule(extents, self.program.inputs[0].name)
 
-    def _like(self, one: Given) -> dict[str, object]:
+    def _like(self, one: RegionInput) -> dict[str, object]:
         of_columns = not one.extents.whole and "n" not in one.axes[:-1]
         return {
             "types": _type(one),
@@ -194,13 +225,12 @@ class RegionGraphs:
         def kept(t: Tensor) -> Tensor | None:
             return d.like(names[t], t) if names.get(t) in self.kept else None
 
-        walk = Walk(forward, d.graph, kept)
+        walk = Walk(forward, d.graph, kept, rounds=True)
         grads = {made[one.step]: d.like(f"d{one.name}", made[one.step]) for one in self.graded if f"d{one.name}" in d}
         wanted = {given[one.name]: f"d{one.name}" for one in self.differentiable if f"d{one.name}" in d}
         found = walk.gradients(grads, [*wanted])
-        store(
-            d, {name: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, name in wanted.items()}
-        )
+        grads = {n: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, n in wanted.items()}
+        store(d, grads, {f"d{one.name}" for one in self.differentiable if one.extents.without_columns})
 
     def _drawn(self, rows: Shape, statistics: Sequence[str]) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         """The training graph for rows of a shape, of which leading axes may be joined, validated."""
@@ -224,6 +254,10 @@ class RegionGraphs:
         return graph, given, made
 
 
+def _is_float(one: RegionInput | Result) -> bool:
+    return data_type[one.dtype] in FLOATS.values()
+
+
 def _named(graph: pygraph, name: str) -> Tensor:
     return next(t for t in graph.tensors if _identifier(t.get_name()) == name)
 
@@ -233,20 +267,26 @@ def _identifier(name: str) -> str:
     return name.replace("::", "_")
 
 
-def _read(d: DrawnGraph, one: Given) -> Tensor:
+def _read(d: DrawnGraph, one: RegionInput) -> Tensor:
     return d.of_rows(one.name) if one.extents.without_columns else d[one.name]
 
 
-def _type(one: Given | Result) -> Mapping[torch.dtype, data_type]:
+def _type(one: RegionInput | Result) -> Mapping[torch.dtype, data_type]:
     return types(data_type[one.dtype])
 
 
-def _torch(one: Given | Result) -> torch.dtype:
+def _torch(one: RegionInput | Result) -> torch.dtype:
     return next(iter(_type(one)))
 
 
-def _rule(extents: Extents, first: str):
-    return lambda shapes: (extents.of(shapes[first]),)
+def _rule(extents: RowExtents, first: str):
+    def rule(shapes: Mapping[str, Shape]) -> tuple[Shape]:
+        rows = shapes[first]
+        if len(rows) > len(extents.axes):
+            raise VariantPackError(f"{first} has shape {tuple(rows)}; accepted: {len(extents.axes)} dimensions")
+        return (extents.of(rows),)
+
+    return rule
 
 
 def _function(

@@ -12,12 +12,12 @@ from graphfuse.base.device import Device
 from graphfuse.torch.fusion import cost, generated, surroundings
 from graphfuse.torch.fusion.cost import Judged
 from graphfuse.torch.fusion.meaning import told, value
-from graphfuse.torch.fusion.neighbours import Neighbours, Taken, is_as_large
-from graphfuse.torch.regions.choose import Region, device_of, find, hint
+from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes, is_as_large
+from graphfuse.torch.regions.choose import TorchRegion, device_of, find, hint
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import replace
 
-Verdicts = list[tuple[Region, str]]
+Verdicts = list[tuple[TorchRegion, str]]
 """Regions, and why they are left; "" for those that are replaced."""
 
 
@@ -47,7 +47,7 @@ def _is_usable(node: Node, around: surroundings.Regions) -> bool:
     return not any(hasattr(type(t), "__tensor_flatten__") for t in tensors)
 
 
-def _declined(module: GraphModule, found: Sequence[Region]) -> dict[Node, str]:
+def _declined(module: GraphModule, found: Sequence[TorchRegion]) -> dict[Node, str]:
     neighbours, judged = Neighbours(module.graph), list[Judged]()
     for region in found:
         taken = _taken(region)
@@ -57,7 +57,7 @@ def _declined(module: GraphModule, found: Sequence[Region]) -> dict[Node, str]:
     return cost.declined(judged)
 
 
-def _untrainable(region: Region) -> str:
+def _untrainable(region: TorchRegion) -> str:
     """Why a region is left whose results have gradients; "" where kernels make these, or it has none."""
     if not _is_training(region):
         return ""
@@ -72,20 +72,20 @@ def _why_untrainable(graphs: RegionGraphs, rows: tuple[int, ...], asked: tuple[b
     return graphs.why_untrainable(rows, asked, str(device))
 
 
-def _is_training(region: Region) -> bool:
+def _is_training(region: TorchRegion) -> bool:
     return any(isinstance(t := told(node), torch.Tensor) and t.requires_grad for node in region.outputs)
 
 
-def _taken(region: Region) -> Taken:
+def _taken(region: TorchRegion) -> TakenNodes:
     made = tuple(sorted(region.outputs, key=lambda node: -_elements(node)))
     whole = tuple(node for node in region.inputs if is_as_large(node, region.inputs[0]))
-    return Taken(made, region.inputs, whole, frozenset(region.nodes), _is_training(region))
+    return TakenNodes(made, region.inputs, whole, frozenset(region.nodes), _is_training(region))
 
 
 def _elements(node: Node) -> int:
     return hint(value(node).numel())
 
 
-def title(region: Region) -> str:
-    """What a region computes, as reports say it."""
+def title(region: TorchRegion) -> str:
+    """Names of the operations of a region, as reports say them."""
     return ", ".join(dict.fromkeys(generated.title(node) for node in region.nodes if not generated.is_free(node)))

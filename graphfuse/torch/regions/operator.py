@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
+from graphfuse.base.errors import VariantPackError
 from graphfuse.functional.operator import LIBRARY, fake_tensors
 from graphfuse.runtime import torch_private
-from graphfuse.torch.operators.step import refuse_tangents, refuse_transforms
+from graphfuse.torch.operators.step import made_once, refuse_tangents, refuse_transforms
 from graphfuse.torch.regions.graphs import GraphFunction, RegionGraphs
 
 Tensors = Sequence[torch.Tensor | None]
 
 
 def _list(made: object) -> list[torch.Tensor]:
-    return list(made) if isinstance(made, tuple) else [made]
+    """Tensors that a function returns, without those that were not asked for."""
+    return [t for t in (made if isinstance(made, tuple) else (made,)) if t is not None]
 
 
 def _fake(function: GraphFunction, values: Sequence[object]) -> list[torch.Tensor]:
@@ -24,12 +26,19 @@ def _fake(function: GraphFunction, values: Sequence[object]) -> list[torch.Tenso
     return _list(made)
 
 
+def _of(inputs: Tensors, graph: str) -> RegionGraphs:
+    of = RegionGraphs.of(graph)
+    if len(inputs) != len(of.program.inputs):
+        raise VariantPackError(f"a region is given {len(inputs)} tensors; accepted: {len(of.program.inputs)}")
+    return of
+
+
 def _inference(inputs: Tensors, graph: str) -> list[torch.Tensor]:
-    return _list(RegionGraphs.of(graph).inference.call(*inputs))
+    return _list(_of(inputs, graph).inference.call(*inputs))
 
 
 def _training(inputs: Tensors, graph: str) -> list[torch.Tensor]:
-    return _list(RegionGraphs.of(graph).training.call(*inputs))
+    return _list(_of(inputs, graph).training.call(*inputs))
 
 
 def _gradients(read: Tensors, graph: str, asked: Sequence[bool]) -> list[torch.Tensor]:
@@ -37,9 +46,12 @@ def _gradients(read: Tensors, graph: str, asked: Sequence[bool]) -> list[torch.T
 
 
 _OPERATORS = {
-    "region(Tensor[] inputs, str graph) -> Tensor[]": (_inference, lambda g: g.inference),
-    "region_training(Tensor[] inputs, str graph) -> Tensor[]": (_training, lambda g: g.training),
-    "region_backward(Tensor?[] read, str graph, bool[] asked) -> Tensor[]": (_gradients, lambda g: g.gradients),
+    "region(Tensor[] inputs, str graph) -> Tensor[]": (_inference, lambda t, g: _of(t, g).inference),
+    "region_training(Tensor[] inputs, str graph) -> Tensor[]": (_training, lambda t, g: _of(t, g).training),
+    "region_backward(Tensor?[] read, str graph, bool[] asked) -> Tensor[]": (
+        _gradients,
+        lambda t, g: RegionGraphs.of(g).gradients,
+    ),
 }
 
 for _schema, (_run, _function) in _OPERATORS.items():
@@ -48,7 +60,7 @@ for _schema, (_run, _function) in _OPERATORS.items():
     LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
 
     def _of_fake(tensors, graph, asked=(), function=_function):
-        return _fake(function(RegionGraphs.of(graph)), (*tensors, *asked))
+        return _fake(function(tensors, graph), (*tensors, *asked))
 
     torch.library.register_fake(f"graphfuse::{_name}", _of_fake, lib=LIBRARY)
     if _name != "region":
@@ -57,10 +69,17 @@ for _schema, (_run, _function) in _OPERATORS.items():
 region = torch.ops.graphfuse.region.default
 
 
+def _backward(graph: str, asked: Sequence[bool], *read: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.ops.graphfuse.region_backward.default(read, graph, asked))
+
+
+_once = made_once("region", _backward)
+
+
 class _Region(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph: str, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        of = RegionGraphs.of(graph)
+        of = _of(inputs, graph)
         made = torch.ops.graphfuse.region_training.default(inputs, graph)
         outputs = made[: len(of.program.outputs)]
         known = dict(zip((*(one.name for one in of.program.inputs),), inputs, strict=True))
@@ -68,13 +87,12 @@ class _Region(torch.autograd.Function):
         ctx.save_for_backward(*(known[name] for name in of.kept))
         ctx.graph = graph
         ctx.set_materialize_grads(False)
-        pairs = zip(of.program.outputs, outputs, strict=True)
-        ctx.mark_non_differentiable(*(t for one, t in pairs if one not in of.graded))
+        pairs = zip(of.has_gradient(tuple(ctx.needs_input_grad[1:])), outputs, strict=True)
+        ctx.mark_non_differentiable(*(t for has_gradient, t in pairs if not has_gradient))
         ctx.shapes = [(t.shape, t.dtype, t.device) for t in outputs]
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *grads: torch.Tensor | None):
         of = RegionGraphs.of(ctx.graph)
         known = dict(zip(of.kept, ctx.saved_tensors, strict=True))
@@ -89,14 +107,15 @@ class _Region(torch.autograd.Function):
         needed = dict(zip((one.name for one in of.program.inputs), ctx.needs_input_grad[1:], strict=True))
         asked = [needed[one.name] for one in of.differentiable]
         read = [known[a.name] for a in of.gradients.declaration.arguments if not a.written]
-        made = iter(torch.ops.graphfuse.region_backward.default(read, ctx.graph, asked))
+        run = _once if torch.is_grad_enabled() else _backward
+        made = iter(run(ctx.graph, asked, *read))
         found = {one.name: next(made) for one, ask in zip(of.differentiable, asked, strict=True) if ask}
         return None, *(found.get(one.name) for one in of.program.inputs)
 
 
 def _below_autograd(keyset, inputs: Sequence[torch.Tensor], graph: str) -> list[torch.Tensor]:
     refuse_tangents("region", inputs)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs) and _of(inputs, graph).graded:
         refuse_transforms("region")
         return list(_Region.apply(graph, *inputs))
     return torch_private.below_autograd(region, keyset, inputs, graph)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import norm_forward_phase, reduction_mode
+from graphfuse.base.errors import SerializedError
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.op_graph.freeze import infer
 from graphfuse.op_graph.tensor import Tensor
@@ -22,7 +23,7 @@ _ENUMS = {"mode": reduction_mode, "norm_forward_phase": norm_forward_phase}
 
 
 @dataclass(frozen=True)
-class Extents:
+class RowExtents:
     """The shape of a tensor, by that of the rows: for each axis "n" for their extent, "1" for 1, "-" where the tensor
     has no such axis."""
 
@@ -48,13 +49,18 @@ class Extents:
         return len(set(self.axes[:-1])) > 1
 
     @property
+    def is_split(self) -> bool:
+        """True if an axis is missing between others, or more than the last behind them."""
+        return "-" in self.axes.removesuffix("-").lstrip("-")
+
+    @property
     def without_columns(self) -> bool:
         """True if the last axis is missing, and not one before it."""
         return self.axes.endswith("-") and self.axes.strip("-") != ""
 
 
 @dataclass(frozen=True)
-class Given:
+class RegionInput:
     """An input. dtype: name of its data type."""
 
     name: str
@@ -62,12 +68,12 @@ class Given:
     dtype: str
 
     @property
-    def extents(self) -> Extents:
-        return Extents(self.axes)
+    def extents(self) -> RowExtents:
+        return RowExtents(self.axes)
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """A node: an op of the table, what it reads by port, its attributes, and the type that its first output is rounded
     to, "" for none."""
 
@@ -90,16 +96,16 @@ class Result:
         return f"out{self.step}"
 
     @property
-    def extents(self) -> Extents:
-        return Extents(self.axes)
+    def extents(self) -> RowExtents:
+        return RowExtents(self.axes)
 
 
 @dataclass(frozen=True)
 class Program:
     """Steps in order. The last axis has the columns, the others rows."""
 
-    inputs: tuple[Given, ...]
-    steps: tuple[Step, ...]
+    inputs: tuple[RegionInput, ...]
+    steps: tuple[ProgramStep, ...]
     outputs: tuple[Result, ...]
 
     @cached_property
@@ -109,10 +115,37 @@ class Program:
 
     @staticmethod
     def read(text: str) -> Program:
-        made = json.loads(text)
-        inputs = tuple(Given(**one) for one in made["inputs"])
-        steps = tuple(Step(**one) for one in made["steps"])
-        return Program(inputs, steps, tuple(Result(**one) for one in made["outputs"]))
+        """The program of a text. SerializedError, which names what is wrong, for one that is none."""
+        try:
+            made = json.loads(text)
+            inputs = tuple(RegionInput(**one) for one in made["inputs"])
+            steps = tuple(ProgramStep(**one) for one in made["steps"])
+            program = Program(inputs, steps, tuple(Result(**one) for one in made["outputs"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise SerializedError(f"the graph of a region is damaged: {type(error).__name__}: {error}") from None
+        if (why := program._fault()) is not None:
+            raise SerializedError(f"the graph of a region is damaged: {why}")
+        return program
+
+    def _fault(self) -> str | None:
+        """The first thing that is wrong; None for a program that can be drawn."""
+        if not self.inputs:
+            return "it has no inputs"
+        rank = len(self.inputs[0].axes)
+        for one in (*self.inputs, *self.outputs):
+            if len(one.axes) != rank or not set(one.axes) <= set("n1-"):
+                return f"{one.name} has axes {one.axes!r}; accepted: {rank} of n, 1 and -"
+            if one.dtype not in data_type.__members__:
+                return f"{one.name} has data type {one.dtype!r}, which is none"
+        known: set[Source] = {one.name for one in self.inputs}
+        for number, step in enumerate(self.steps):
+            if (why := _fault_of(step, known)) is not None:
+                return f"step {number}: {why}"
+            known.add(f"@{number}")
+        made = [one.step for one in self.outputs]
+        if not made or any(f"@{n}" not in known for n in made) or len({*made}) != len(made):
+            return f"its outputs are of steps {made}; accepted: different ones of {len(self.steps)}"
+        return None
 
     def draw(self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False) -> list[Tensor]:
         """The tensors that steps make, drawn into a graph. given: its tensors for the inputs, all of one rank.
@@ -138,3 +171,25 @@ class Program:
         if isinstance(source, str):
             return made[int(source[1:])] if source.startswith("@") else given[source]
         return source
+
+
+def _fault_of(step: ProgramStep, known: Collection[Source]) -> str | None:
+    """Fault of a step, of which these sources are known; None for one without."""
+    op = OPS.get(step.op)
+    if op is None:
+        return f"op {step.op!r}, which the op table lacks"
+    ports, attributes = {port.name for port in op.inputs}, {a.name for a in op.attributes}
+    if others := [*(step.inputs.keys() - ports), *(step.attributes.keys() - attributes)]:
+        return f"{step.op} is given {', '.join(others)}; accepted: {', '.join((*sorted(ports), *sorted(attributes)))}"
+    if lacking := [port.name for port in op.inputs if not port.optional and port.name not in step.inputs]:
+        return f"{step.op} lacks {', '.join(lacking)}"
+    for port, source in step.inputs.items():
+        is_number = isinstance(source, int | float) and not isinstance(source, bool)
+        if not is_number and source not in known:
+            return f"{step.op} reads {source!r} as {port}, which nothing before it makes"
+    for name, value in step.attributes.items():
+        if name in _ENUMS and value not in _ENUMS[name].__members__:
+            return f"{step.op} has {name} {value!r}; accepted: {', '.join(_ENUMS[name].__members__)}"
+    if step.dtype and step.dtype not in data_type.__members__:
+        return f"{step.op} makes {step.dtype!r}, which is no data type"
+    return None

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 from torch.fx import Graph, GraphModule, Node
 
-from graphfuse.torch.fusion.meaning import KEYS, changes, same, told
-from graphfuse.torch.regions.choose import Region
+from graphfuse.torch.fusion.meaning import KEYS, changes, may_write, same, told, writes
+from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.operator import region as operator_of
 
 
-def replace(module: GraphModule, regions: Sequence[Region]) -> tuple[list[tuple[Region, str]], dict[Node, Node]]:
+def replace(
+    module: GraphModule, regions: Sequence[TorchRegion]
+) -> tuple[list[tuple[TorchRegion, str]], dict[Node, Node]]:
     """Regions, and why they are left, "" for those that are replaced; and the nodes that have the results now, by those
     that had them."""
-    graph, new, verdicts = module.graph, dict[Node, Node](), list[tuple[Region, str]]()
+    graph, new, verdicts = module.graph, dict[Node, Node](), list[tuple[TorchRegion, str]]()
     for region in regions:
         verdicts.append((region, _replace(graph, region, new)))
     graph.lint()
@@ -23,7 +25,7 @@ def replace(module: GraphModule, regions: Sequence[Region]) -> tuple[list[tuple[
     return verdicts, new
 
 
-def _replace(graph: Graph, region: Region, new: dict[Node, Node]) -> str:
+def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     inputs = [new.get(node, node) for node in region.inputs]
     if any(not _is_packed(node) for node in region.outputs):
         return "its results are not contiguous"
@@ -46,7 +48,7 @@ def _replace(graph: Graph, region: Region, new: dict[Node, Node]) -> str:
     return ""
 
 
-def _place(graph: Graph, region: Region, inputs: Sequence[Node]) -> Node | None:
+def _place(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> Node | None:
     """Node before which the operator fits: behind all that it reads, before all who read what it makes, and where modes
     are as they are for its nodes."""
     nodes = list(graph.nodes)
@@ -54,7 +56,8 @@ def _place(graph: Graph, region: Region, inputs: Sequence[Node]) -> Node | None:
     users = [order[user] for node in region.outputs for user in node.users if user not in region.nodes]
     behind = max((order[node] for node in inputs), default=-1) + 1
     place = min(*users, order[region.nodes[-1]] + 1)
-    if behind > place or any(changes(node) for node in nodes[order[region.nodes[0]] : place]):
+    between = nodes[order[region.nodes[0]] : place]
+    if behind > place or any(changes(node) or may_write(node) and not writes(node) for node in between):
         return None
     return nodes[place]
 
