@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.fx.node import map_arg
 
+from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import called, same, told, writes
 
 
@@ -28,21 +29,30 @@ class Call:
         return f"{name.removesuffix('_') if self.overload._schema.is_mutable else name}.{self.overload._overloadname}"
 
 
-class _Calls(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Call] = []
+@functools.cache
+def _mode() -> type | None:
+    """A mode that keeps the calls that it sees, in `found`. Made when it is asked for, as its base is torch's own."""
+    base = torch_private.dispatch_mode()
+    if base is None:
+        return None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        arguments = {}
-        for place, a in enumerate(func._schema.arguments):
-            named = (kwargs or {}).get(a.name, a.default_value)
-            arguments[a.name] = args[place] if place < len(args) else named
-        results = tuple(made) if isinstance(made, list | tuple) else (made,)
-        if any(isinstance(t, torch.Tensor) for t in results):
-            self.found.append(Call(func, arguments, results))
-        return made
+    class Calls(base):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.found: list[Call] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            arguments = {}
+            for place, a in enumerate(func._schema.arguments):
+                named = (kwargs or {}).get(a.name, a.default_value)
+                arguments[a.name] = args[place] if place < len(args) else named
+            results = tuple(made) if isinstance(made, list | tuple) else (made,)
+            if any(isinstance(t, torch.Tensor) for t in results):
+                self.found.append(Call(func, arguments, results))
+            return made
+
+    return Calls
 
 
 def _are_alike(made: object, recorded: object) -> bool:
@@ -69,9 +79,12 @@ def calls_of(node: Node) -> tuple[Sequence[Call], object] | None:
         return None
     if not any(map(_has_tensors, node.all_input_nodes)) or any(told(a) is None for a in node.all_input_nodes):
         return None
-    args, kwargs = tree_map(lambda a: told(a) if isinstance(a, Node) else a, (node.args, dict(node.kwargs)))
+    args, kwargs = map_arg(node.args, told), map_arg(dict(node.kwargs), told)
+    mode = _mode()
+    if mode is None:
+        return None
     try:
-        with torch.no_grad(), _Calls() as calls:
+        with torch.no_grad(), mode() as calls:
             if node.op == "call_method":
                 made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:

@@ -13,8 +13,7 @@ extern "C" GF_KERNEL(THREADS)
     const gf::i64 i = first + step * THREADS;
     if (i < n) {
       const float sum = gf::rounded<Total>(gf::scalar(x + i) + gf::scalar(bias + i % columns));
-      // erfc keeps the digits of the negative tail, which 1 + erf cancels away.
-      const float result = 0.5f * sum * erfcf(-0.70710678118654752f * sum);
+      const float result = gf::gelu(sum);
       gf::store<sizeof(Output), sizeof(Output)>(output + i, gf::Bytes<sizeof(Output)>{{gf::encode<Output>(result)}});
     }
   }
