@@ -5,6 +5,7 @@ only of values that are exact: a mask that differs in one element says nothing a
 """
 
 import random
+import re
 from dataclasses import dataclass, field
 
 import torch
@@ -153,6 +154,8 @@ class _Value:
     name: str
     is_exact: bool
     made: torch.Tensor
+    text: str = ""
+    """What it is made of."""
 
 
 @dataclass
@@ -169,6 +172,11 @@ class RandomFunction:
     kinds: dict[str, str] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
     trained: tuple[str, ...] = ()
+
+    @property
+    def is_of_rows(self):
+        """True if it is made for tensors of any leading extents: what is joined or split is not."""
+        return not any(f"{a}, {b}" in self.source for a, b in [self.extents])
 
     def function(self, types=TYPES):
         names = {"torch": torch, "F": F, **types}
@@ -253,7 +261,7 @@ def _write(found: RandomFunction, rng: random.Random, steps: int, writes: bool) 
     values = [_Value(name, True, t) for name, t in found.inputs().items()]
     space |= {v.name: v.made for v in values}
     lines, count, wanted = [], 0, rng.randint(3, steps)
-    weights = {"unary": 4, "function": 3, "binary": 6, "mask": 1, "cast": 3, "rows": 4, "norm": 3, "view": 3}
+    weights = {"unary": 4, "function": 3, "binary": 6, "mask": 1, "cast": 3, "rows": 5, "norm": 4, "view": 2}
     if writes:
         weights |= {"write": 1}
     tries = 0
@@ -261,7 +269,9 @@ def _write(found: RandomFunction, rng: random.Random, steps: int, writes: bool) 
         tries += 1
         kind = rng.choices([*weights], [*weights.values()])[0]
         floats = [v for v in values if v.made.is_floating_point()]
-        recent = floats[-4:] if rng.random() < 0.6 else floats
+        recent = floats[-4:] if rng.random() < 0.5 else floats
+        if rng.random() < 0.6:  # rows, of which most is made
+            recent = [v for v in recent if v.made.shape == values[0].made.shape] or recent
         a = rng.choice(recent if kind != "mask" else [v for v in floats if v.is_exact])
         b = rng.choice([v for v in floats if v.is_exact] if kind == "mask" else floats)
         masks = [v for v in values if v.made.dtype is torch.bool and v.is_exact]
@@ -282,7 +292,7 @@ def _write(found: RandomFunction, rng: random.Random, steps: int, writes: bool) 
         if "{v}" in text and not vectors:
             continue
         read = {"a": a, "b": b, "m": m, "k": k, "v": rng.choice(vectors) if vectors else a}
-        used = [v for key, v in read.items() if f"{{{key}}}" in text]
+        used = [v for key, v in read.items() if f"{{{key}}}" in text or kind == "write" and key == "a"]
         names = {key: v.name for key, v in read.items()} | {"keep": rng.choice(("", ", keepdim=True"))}
         name = f"v{count}"
         line = f"{name} = {text.format(**names)}"
@@ -308,14 +318,16 @@ def _write(found: RandomFunction, rng: random.Random, steps: int, writes: bool) 
         if any(v.made._version != before[v.name] for v in values):
             continue
         space[name] = made
-        values.append(_Value(name, exact, made))
+        values.append(_Value(name, exact, made, line.partition(" = ")[2]))
         if kind == "write":
             space[f"u{count}"] = trial[f"u{count}"]
             values.append(_Value(f"u{count}", a.is_exact, trial[f"u{count}"]))
         lines.append(line)
         count += 1
     made = [v for v in values if v.name not in found.names]
-    outputs = [made[-1], *rng.sample(made[:-1], min(len(made) - 1, rng.randint(0, 2)))]
+    ends = [v for v in made[:-1] if not any(f"{v.name}" in re.findall(r"\w+", other.text) for other in made)]
+    ends = rng.sample(ends, min(len(ends), 3))  # few values that nobody reads
+    outputs = [made[-1], *ends, *rng.sample([v for v in made[:-1] if v not in ends], min(len(made) - 1 - len(ends), 1))]
     given = ", ".join(found.names)
     body = "\n".join(f"    {line}" for line in lines)
     found.source = f"def function({given}):\n{body}\n    return {', '.join(v.name for v in outputs)},\n"

@@ -8,7 +8,19 @@ import torch
 from torch.fx import Node
 
 from graphfuse.torch.fusion.form import Form
-from graphfuse.torch.fusion.meaning import Meaning, dtype, exact, is_op, number, operands, same, unviewed, value, wide
+from graphfuse.torch.fusion.meaning import (
+    Meaning,
+    dtype,
+    exact,
+    is_op,
+    number,
+    operands,
+    same,
+    told,
+    unviewed,
+    value,
+    wide,
+)
 from graphfuse.torch.fusion.site import NormSite, Number
 
 
@@ -244,7 +256,8 @@ def _called(node: Node, found: Meaning) -> NormSite | None:
             return None
         eps = number(found.get(3, "eps", 1e-12))
         return None if eps is None else _site(Form("l2"), node, x, eps)
-    if len(found.get(1, "normalized_shape")) != 1:
+    shape = found.get(1, "normalized_shape")
+    if len(told(shape) if isinstance(shape, Node) else shape) != 1:  # where extents vary, a node has it
         return None
     out = node
     if isinstance(node.meta.get("val", node.meta.get("example_value")), list | tuple):  # with statistics

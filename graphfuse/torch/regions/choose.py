@@ -59,7 +59,18 @@ def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
         if not usable:
             translation.values.pop(node, None)
             del translation.steps[before:]
+    _drop_unread(graph, translation)
     return [region for part in _components(graph, translation, levels, parts) for region in _Component(part).regions()]
+
+
+def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
+    """Forgets steps of nodes that nobody reads: what they read would count as read."""
+    unread = translation.unread
+    for node in reversed(graph.nodes):
+        if node in translation.values and unread.issuperset(node.users):
+            unread.add(node)
+            del translation.values[node]
+    translation.steps = [step for step in translation.steps if step.owner not in unread]
 
 
 def _is_elsewhere(node: Node, translation: TranslatedGraph, parts: Mapping[Node, int]) -> bool:
@@ -101,18 +112,28 @@ class _Component:
     """Steps that hang together, as an op graph."""
 
     def __init__(self, part: _Part):
-        self._part, self._translation = part, part.translation
-        self._nodes = {step.owner for step in part.steps}
+        self._translation = part.translation
         self._visible: dict[OwnedStep, Node] = {}
         for node, value in self._translation.values.items():
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, Value) and one.step is not None and isinstance(told(node), torch.Tensor):
                     self._visible.setdefault(one.step, node)
+        self._steps = self._read(part.steps)
+
+    def _read(self, steps: Sequence[OwnedStep]) -> tuple[OwnedStep, ...]:
+        """Steps of which somebody reads the result, as nobody may read the mean beside a variance."""
+        found: list[OwnedStep] = []
+        read: set[OwnedStep | None] = {*self._visible}
+        for step in reversed(steps):
+            if step in read:
+                found.append(step)
+                read.update(v.step for v in step.inputs.values() if isinstance(v, Value))
+        return tuple(reversed(found))
 
     def regions(self) -> Iterator[TorchRegion]:
-        if not any(step.op in _ANCHORS for step in self._part.steps):
+        if not any(step.op in _ANCHORS for step in self._steps):
             return
-        assembled = self._assembled(self._part.steps)
+        assembled = self._assembled(self._steps)
         if assembled is None:
             return
         for steps in self._chosen(assembled):
@@ -205,7 +226,9 @@ class _Assembled:
                 key = node, value.aligned()
                 read.setdefault(key, value)
                 placed[step, port] = key
-        made = {step: visible[step] for step in steps if step in visible and _is_used(visible[step], nodes)}
+        made = {
+            step: visible[step] for step in steps if step in visible and _is_used(visible[step], nodes, translation)
+        }
         if not made or not read:
             return None
         rank = max(
@@ -290,14 +313,14 @@ def _closed(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:
             if user not in found and _is_alias(user, translation):
                 found.add(user)
                 waiting.append(user)
-    while left := {n for n in found - nodes if any(user not in found for user in n.users)}:
+    while left := {n for n in found - nodes if _is_used(n, found, translation)}:
         found -= left
     return found
 
 
-def _is_used(node: Node, nodes: set[Node]) -> bool:
+def _is_used(node: Node, nodes: set[Node], translation: TranslatedGraph) -> bool:
     """True if something outside of a region reads a node."""
-    return any(user not in nodes for user in node.users)
+    return any(user not in nodes and user not in translation.unread for user in node.users)
 
 
 def _is_alias(node: Node, translation: TranslatedGraph) -> bool:

@@ -73,12 +73,12 @@ class RegionGraphs:
     @cached_property
     def differentiable(self) -> tuple[RegionInput, ...]:
         """Inputs that have a gradient: outputs change with them, and not by jumps alone."""
-        return tuple(one for one in self.program.inputs if self._reached((one,)))
+        return tuple(one for one in self.program.inputs if self.reached[one])
 
     @cached_property
     def graded(self) -> tuple[Result, ...]:
         """Outputs that have a gradient."""
-        return self._reached(self.program.inputs)
+        return self._outputs_of(self.program.inputs)
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
@@ -101,23 +101,24 @@ class RegionGraphs:
         kept = [one.name for one in whole if one.name in self.kept]
         return kept[0] if kept else next(f"d{one.name}" for one in self.graded if one.extents.whole)
 
-    def has_gradient(self, asked: tuple[bool, ...]) -> tuple[bool, ...]:
+    def has_gradient(self, asked: Sequence[bool]) -> list[bool]:
         """True for each output that depends on an input whose gradient is asked for, by whether it is."""
-        if asked not in self._known:
-            reached = self._reached([one for one, ask in zip(self.program.inputs, asked, strict=True) if ask])
-            self._known[asked] = tuple(one in reached for one in self.program.outputs)
-        return self._known[asked]
+        found = self._outputs_of(one for one, ask in zip(self.program.inputs, asked, strict=True) if ask)
+        return [one in found for one in self.program.outputs]
 
     @cached_property
-    def _known(self) -> dict[tuple[bool, ...], tuple[bool, ...]]:
-        return {}
-
-    def _reached(self, inputs: Iterable[RegionInput]) -> tuple[Result, ...]:
-        """Outputs that have a gradient with respect to one of these inputs."""
+    def reached(self) -> dict[RegionInput, tuple[Result, ...]]:
+        """Outputs that have a gradient with respect to an input."""
         graph, given, made = self._small
-        wanted = {given[one.name] for one in inputs if _is_float(one)}
-        active = Walk(graph, graph, lambda t: None).active(wanted)
-        return tuple(one for one in self.program.outputs if _is_float(one) and made[one.step] in active)
+        found = {}
+        for one in self.program.inputs:
+            active = Walk(graph, graph, lambda t: None).active({given[one.name]} if _is_float(one) else ())
+            found[one] = tuple(out for out in self.program.outputs if _is_float(out) and made[out.step] in active)
+        return found
+
+    def _outputs_of(self, inputs: Iterable[RegionInput]) -> tuple[Result, ...]:
+        found = {out for one in inputs for out in self.reached[one]}
+        return tuple(out for out in self.program.outputs if out in found)
 
     @cached_property
     def _small(self) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:

@@ -87,7 +87,7 @@ class _Region(torch.autograd.Function):
         ctx.save_for_backward(*(known[name] for name in of.kept))
         ctx.graph = graph
         ctx.set_materialize_grads(False)
-        pairs = zip(of.has_gradient(tuple(ctx.needs_input_grad[1:])), outputs, strict=True)
+        pairs = zip(of.has_gradient(ctx.needs_input_grad[1:]), outputs, strict=True)
         ctx.mark_non_differentiable(*(t for has_gradient, t in pairs if not has_gradient))
         ctx.shapes = [(t.shape, t.dtype, t.device) for t in outputs]
         return tuple(outputs)
@@ -96,6 +96,7 @@ class _Region(torch.autograd.Function):
     def backward(ctx, *grads: torch.Tensor | None):
         of = RegionGraphs.of(ctx.graph)
         known = dict(zip(of.kept, ctx.saved_tensors, strict=True))
+        used = {one for one, grad in zip(of.program.outputs, grads, strict=True) if grad is not None}
         for one, grad, (shape, dtype, device) in zip(of.program.outputs, grads, ctx.shapes, strict=True):
             if one not in of.graded:
                 continue
@@ -105,7 +106,9 @@ class _Region(torch.autograd.Function):
                 grad = grad.contiguous()
             known[f"d{one.name}"] = grad
         needed = dict(zip((one.name for one in of.program.inputs), ctx.needs_input_grad[1:], strict=True))
-        asked = [needed[one.name] for one in of.differentiable]
+        asked = [needed[one.name] and not used.isdisjoint(of.reached[one]) for one in of.differentiable]
+        if not any(asked):
+            return (None,) * len(ctx.needs_input_grad)
         read = [known[a.name] for a in of.gradients.declaration.arguments if not a.written]
         run = _once if torch.is_grad_enabled() else _backward
         made = iter(run(ctx.graph, asked, *read))

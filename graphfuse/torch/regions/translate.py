@@ -67,13 +67,15 @@ class OwnedStep:
 
 class TranslatedGraph:
     """All of a graph that translates. values: by node, its tensor or tensors. steps: in order. why: for nodes that do
-    not translate. node_of: the node that has a tensor, by the tensor's number."""
+    not translate. node_of: the node that has a tensor, by the tensor's number. unread: nodes that nobody reads, and
+    which are left as they are."""
 
     def __init__(self) -> None:
         self.values: dict[Node, object] = {}
         self.steps: list[OwnedStep] = []
         self.why: dict[Node, str] = {}
         self.node_of: dict[int, Node] = {}
+        self.unread: set[Node] = set()
         self.held: list[object] = []  # tensors that numbers are of
 
     def add(self, node: Node) -> bool:
