@@ -1,7 +1,7 @@
 """Layer norm with a scale and a shift per sample, alone and after a gated residual sum, as in diffusion
 transformers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,13 +19,14 @@ def modulated(d: DrawnGraph, normal: Tensor) -> Tensor:
     return d.graph.add(d.graph.mul(normal, d.graph.add(d["scale"], 1.0)), d["shift"])
 
 
-def added(x: str, total: str, y: str) -> Callable[[DrawnGraph], None]:
-    """Draws the gated residual sum and its norm. x, total, y: what the arguments are called."""
+def added(x: str, total: str, y: str, statistics: Sequence[str] = ()) -> Callable[[DrawnGraph], None]:
+    """Draws the gated residual sum and its norm. x, total, y: what the arguments are called. statistics: as of
+    ``DrawnGraph.norm``."""
 
     def draw(d: DrawnGraph) -> None:
         summand = d.graph.mul(d[x], d["gate"]) if "gate" in d else d[x]
         summed = d.store_read(total, d.graph.add(summand, d["residual"]))
-        d.store(y, modulated(d, d.norm(summed, None, centred=True)))
+        d.store(y, modulated(d, d.norm(summed, None, centred=True, statistics=statistics)))
 
     return draw
 

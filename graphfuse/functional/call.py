@@ -105,7 +105,7 @@ class AcceptedCall:
     def fast(self) -> Callable[..., object] | None:
         """The fast path for calls like this one; None where it could not tell them, or they are too rare for one."""
         given = [name for name in self.tensors if self.given.get(name) is not None]
-        new = [name for name in self.tensors if name not in given]
+        new = {a.name: a for a in self.split.arguments if a.name not in given}
         ignored = [a.name for a in self.variant.arguments if self.given.get(a.name) is not None and a.name not in given]
         told = all(fastcall.comparable(self.tensors[n]) for n in given)
         if ignored or not told or 0 in next(iter(self.layouts.values())).shape:
@@ -127,8 +127,8 @@ class AcceptedCall:
             tuple(same.items()),
             tuple(self._given(name) for name in given),
             tuple(
-                New(n, split.kinds[n] is CountKind.COUNTED, split.tail(n), split.kinds[n] is CountKind.SIZED)
-                for n in new
+                New(n, split.kinds[n] is CountKind.COUNTED, split.tail(n), split.kinds[n] is CountKind.SIZED, a.strides)
+                for n, a in new.items()
             ),
             split.leading,
             len(split.tail(given[0])),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 
-_MADE = ("dx", "dresidual", "dweight", "dbias", "dgate", "dscale", "dshift")
+_MADE = ("dx", "dresidual", "dweight", "dnext_weight", "dbias", "dgate", "dscale", "dshift")
 _SWITCHES = ("is_sf_swizzled_layout", *(f"needs_{name}" for name in _MADE))
 
 VALUES: Mapping[str, tuple[object, ...]] = {

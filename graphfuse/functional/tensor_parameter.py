@@ -44,6 +44,8 @@ class TensorParameter:
     table: whether its extents have nothing to do with the first tensor's.
     written: whether the function writes it.
     new: the type it is allocated with where the caller gives none, or what finds that in the arguments before it.
+    strides: the argument before it, of its shape, whose strides it is allocated with, as far as these leave no gaps.
+        None for a tensor whose rows lie one after the other.
     optional: whether it may be left out altogether.
     only: (name, type) of another argument without which this one is ignored.
     asked: the option without which it is not made.
@@ -59,6 +61,7 @@ class TensorParameter:
     table: bool = False
     written: bool = False
     new: torch.dtype | NewType | None = None
+    strides: str | None = None
     optional: bool = False
     only: tuple[str, torch.dtype] | None = None
     asked: str | None = None
@@ -185,7 +188,10 @@ def complete(arguments: Iterable[TensorParameter], given: Mapping[str, object]) 
         value = given.get(a.name)
         if value is None:
             dtype = a.new if isinstance(a.new, torch.dtype) else a.new(tensors)
-            value = torch.empty(stored(a.shape(shapes)[0], a.types[dtype]), dtype=dtype, device=device)
+            if a.strides:
+                value = torch.empty_like(tensors[a.strides], dtype=dtype)
+            else:
+                value = torch.empty(stored(a.shape(shapes)[0], a.types[dtype]), dtype=dtype, device=device)
         if device is None:
             device = value.device
         if a.shape is None and not value.shape:  # the rules of those to come ask for a last dimension

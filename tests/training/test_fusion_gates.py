@@ -203,14 +203,21 @@ def test_weights_along_another_dimension_are_left():
     assert site.form.weight == ""
 
 
-def test_operators_without_gradients_are_for_inference():
-    x, r, w = (t.requires_grad_() for t in given("xrw", HALF))
-    assert [s.serving.name for s in find(recorded(between(gemma), (x, r, w), "dynamo")[0])] == [
-        "gemma_rms_norm",
-        "gemma_add_rms_norm",
-    ]
-    channels = video(FULL, torch.contiguous_format).requires_grad_()
-    assert find(recorded(lambda x, w: wan(x, w), (channels, scales(FULL, 1, 1, 1)), "dynamo")[0]) == []
+@pytest.mark.parametrize("how", ["aten", "dynamo"])
+def test_gradients_of_a_graph_that_was_rewritten(how):
+    channels = video(FULL, torch.contiguous_format), scales(FULL, 1, 1, 1)
+    for function, tensors, name in (
+        (between(gemma), given("xrw", FULL), "gemma_rms_norm_add_norm"),
+        (lambda x, w: F.silu(wan(x, w, w * 2)), channels, "unit_norm_silu"),
+    ):
+        tensors = [t.requires_grad_() for t in tensors]
+        graph, arguments = recorded(function, tensors, how)
+        rewrite(graph, sites := find(graph))
+        assert [s.serving.name for s in sites] == [name]
+        made, want = as_tuple(graph(*arguments)), as_tuple(function(*tensors))
+        outer = [full.detach() * 2 for full in want]
+        for a, b in zip(*(torch.autograd.grad(ys, tensors, outer) for ys in (made, want)), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_what_the_second_weight_needs_is_made_first():

@@ -55,12 +55,14 @@ class Given:
 
 @dataclass(frozen=True)
 class New:
-    """A tensor that the call allocates, contiguous. counted, tail, sized: as in ``Given``."""
+    """A tensor that the call allocates, contiguous, or with the strides of another. counted, tail, sized: as in
+    ``Given``."""
 
     name: str
     counted: bool
     tail: tuple[int, ...]
     sized: bool = False
+    strides: str | None = None
 
 
 @dataclass(frozen=True)
@@ -163,16 +165,18 @@ class CallForm:
         return " * ".join(f"d{axis}" for axis in range(self.leading)) or "1"
 
     def _new(self, extents: Sequence[str], new: New) -> str:
-        if new.sized:
-            made = f"*{new.name}_extents(count)"
+        if new.strides:
+            made = f"empty_like({new.strides}, dtype={new.name}_type)"
+        elif new.sized:
+            made = f"empty(*{new.name}_extents(count), {new.name}_type)"
         else:
             tail_strides = [math.prod(new.tail[i + 1 :]) for i in range(len(new.tail))]
             row, strides = math.prod(new.tail), []
             for axis in range(len(extents)) if new.counted else ():
                 strides.append(" * ".join([*extents[axis + 1 :], str(row)]))
             shape = (*extents, *new.tail) if new.counted else new.tail
-            made = f"{_tuple(*shape)}, {_tuple(*strides, *tail_strides)}"
-        return f"{new.name} = empty({made}, {new.name}_type); {new.name}_at = {new.name}.data_ptr()"
+            made = f"empty({_tuple(*shape)}, {_tuple(*strides, *tail_strides)}, {new.name}_type)"
+        return f"{new.name} = {made}; {new.name}_at = {new.name}.data_ptr()"
 
 
 def _tuple(*items: object) -> str:
@@ -197,7 +201,12 @@ def function(form: CallForm, names: Mapping[str, object]) -> Callable[..., objec
     overlap where they may not, given count and distance.
     """
     torch = sys.modules["torch"]
-    own = {"declined": DECLINED, "uint8": torch.uint8, "bump": torch_private.increment_version()}
+    own = {
+        "declined": DECLINED,
+        "uint8": torch.uint8,
+        "empty_like": torch.empty_like,
+        "bump": torch_private.increment_version(),
+    }
     return written(f"fast path of {form.name}", "call", _text(form), own | dict(names))
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.torch.operators import declared as operators
-from graphfuse.torch.operators import norm_add_norm, unit_norm
+from graphfuse.torch.operators import unit_norm
 from graphfuse.torch.operators.formula import Operator
-from graphfuse.torch.operators.forward_only import ForwardOnly
+from graphfuse.torch.operators.norm_add_norm import NormAddNorm
 
 ADAPTED = "(1 + scale) + shift"
 
@@ -62,12 +62,8 @@ class Serving:
     ``operator.tensors`` names, None for a weight that a form has not, and then `numbers`."""
 
     name: str
-    operator: Operator | ForwardOnly
+    operator: Operator
     numbers: tuple[str, ...] = ("eps",)
-
-    @property
-    def has_gradients(self) -> bool:
-        return isinstance(self.operator, Operator)
 
 
 def _table() -> Iterator[tuple[Form, Serving]]:
@@ -119,7 +115,7 @@ def _gated() -> Iterator[tuple[Form, Serving]]:
 def _norms_around_sums() -> Iterator[tuple[Form, Serving]]:
     for prefix, kind in (*_KINDS, ("", {})):
         name = f"{prefix}rms_norm_add_norm"
-        served = Serving(name, operators.OF_MODELS[name], norm_add_norm.NUMBERS)
+        served = Serving(name, operators.OF_MODELS[name], NormAddNorm.numbers)
         yield Form("rms", **kind, residual=True, inner=True), served
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from types import FunctionType, MethodType
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.form import OPERATORS, Serving
@@ -21,7 +20,7 @@ _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 _RUN_ON = frozenset({"cuda", "cpu"})
 _MARK = "_graphfuse_fused"
 
-_called_plainly, _differentiates_forward = torch_private.called_plainly(), torch_private.differentiates_forward()
+_called_plainly = torch_private.called_plainly()
 
 
 def set_on(module: torch.nn.Module, function: FunctionType, norm: NormModule | None = None) -> None:
@@ -81,8 +80,8 @@ def arguments_of(norm: NormModule) -> Callable[..., tuple | None]:
     parameters, named, constant, ranks = dict(norm.parameters), norm.epsilon, norm.eps, norm.ranks
     scales = tuple(parameters.get(n) for n in norm.serving.operator.tensors if n not in ("x", "gate"))
     is_unit, is_gated, same_type, autocasts = norm.form.kind == "unit", bool(norm.gate), norm.same_type, norm.autocasts
-    needs_contiguous, has_gradients = norm.is_contiguous, norm.serving.has_gradients
     more, is_flat = (norm.factor, dim) if is_unit else (), groups == 1 and len(extents) == 1
+    needs_contiguous = norm.is_contiguous
 
     def arguments(module, x, gate=None):
         if not isinstance(x, torch.Tensor) or is_unit and type(x) is not torch.Tensor or x.ndim not in ranks:
@@ -115,8 +114,6 @@ def arguments_of(norm: NormModule) -> Callable[..., tuple | None]:
                 if t.dtype is not of_scales or t.dtype not in _TYPES or needs_contiguous and not t.is_contiguous():
                     return None
             found.append(t)
-        if not has_gradients and _needs_gradient(*found):
-            return None
         if not is_flat:
             full = 1 + is_gated
             found[full:] = [
@@ -127,13 +124,6 @@ def arguments_of(norm: NormModule) -> Callable[..., tuple | None]:
         return (*found, eps, *more)
 
     return arguments
-
-
-def _needs_gradient(*tensors: torch.Tensor | None) -> bool:
-    """True if autograd, a forward derivative or torch.func would go through an operator of these."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return True
-    return not is_dynamo_compiling() and (_differentiates_forward() or torch_private.is_differentiated_by_func())
 
 
 def add_norm_of(norm: NormModule) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
@@ -160,7 +150,7 @@ def _are_like(residual: object, x: object) -> bool:
 
 def norm_add_norm_of(first: NormModule, second: NormModule) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Function that computes (the second norm module of a sum, the sum) of a residual and the first norm module of x:
-    by one operator in inference, where that is the same."""
+    by one operator where that is the same."""
     run, same = of_norm_add_norm(first, second).operator.run, (repr(first), repr(second))
     inner, outer, add_norm = arguments_of(first), arguments_of(second), add_norm_of(second)
 
@@ -175,8 +165,7 @@ def norm_add_norm_of(first: NormModule, second: NormModule) -> Callable[..., tup
             found, others = inner(module, x), outer(following, x)
             if found is not None and others is not None:
                 (_, weight, eps), (_, next_weight, next_eps) = found, others
-                if not _needs_gradient(x, residual, weight, next_weight):
-                    return run(x, residual, weight, next_weight, eps, next_eps)
+                return run(x, residual, weight, next_weight, eps, next_eps)
         return add_norm(following, residual, module(x))
 
     return norm_add_norm

@@ -213,8 +213,7 @@ def _make_one(graph: Graph, total: Node, norm: Node, norms: Mapping[str, NormMod
     else:
         residual = total.args[0] if total.args[1] is inner else total.args[1]
         function, given = forward.norm_add_norm_of(first, following), (residual, *inner.args)
-        gone, note = (norm, total, inner), f"with {' and '.join(names)} in inference, else {{}}"
-        unit = Unit(together.name, note.format(forward.of_sum(following).name))
+        gone, unit = (norm, total, inner), Unit(together.name, f"with {' and '.join(names)}")
     with graph.inserting_before(total):
         modules = (graph.create_node("get_attr", name) for name in names)
         made = graph.call_function(function, (*modules, *given))

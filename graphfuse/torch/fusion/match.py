@@ -127,8 +127,6 @@ def _is_served(site: NormSite) -> bool:
         return False
     if site.groups > 1 and sum(not isinstance(n, int) for n in value(site.out).shape) > 1:
         return False  # a view has one extent that is not known
-    if not site.serving.has_gradients and site.is_training:
-        return False
     return not any(is_changed(t) for t in site.tensors.values())
 
 
@@ -361,9 +359,9 @@ def _with_sum(site: NormSite) -> NormSite:
 
 def _with_unrounded_sum(site: NormSite) -> NormSite | None:
     """Site with the residual sum that x is, and the gate of each sample that a term of it is multiplied by, where one
-    operator without gradients computes all."""
+    operator computes all."""
     total, form = site.tensors["x"], replace(site.form, residual=True, unrounded=True)
-    if form not in OPERATORS or site.is_training:
+    if form not in OPERATORS:
         return None
     found = is_op(_before_rounding(total), "add")
     terms = list(operands(found)) if found else []
@@ -410,7 +408,7 @@ def _with_inner(sites: list[NormSite]) -> list[NormSite]:
             inner = plain.get(term)
             if inner is None or form not in OPERATORS or replace(form, inner=False, residual=False) != inner.form:
                 continue
-            if set(term.users) != {site.total} or site.is_training or id(inner) not in found:
+            if set(term.users) != {site.total} or id(inner) not in found:
                 continue
             tensors = {"x": inner.tensors["x"], "residual": other}
             weights = {"weight": inner, "next_weight": site}

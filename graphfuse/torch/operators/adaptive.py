@@ -1,10 +1,8 @@
-"""The computation of adaptive layer norm, and that of a residual sum, gated for each sample, with the norm of it, which
-is forward alone."""
+"""The computation of adaptive layer norm, and of a residual sum, gated for each sample, with the norm of it."""
 
 from dataclasses import dataclass
 
 from graphfuse.functional import adaptive
-from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter, like, samples
 from graphfuse.torch.operators.computation import (
@@ -39,7 +37,24 @@ class AdaLayerNorm(Computation):
         d.store("y", adaptive.modulated(d, y))
 
 
-def added() -> Variant:
+@dataclass(frozen=True)
+class AddAdaLayerNorm(Computation):
     """total = x * gate + residual, and y = layer norm of total * (scale + 1) + shift, as
-    ``graphfuse.functional.add_adalayernorm``: the sum is normalized before it is rounded. gate: None for 1."""
-    return Variant((X, RESIDUAL, SCALE, SHIFT, GATE, Y, TOTAL), adaptive.added("x", "total", "y"))
+    ``graphfuse.functional.add_adalayernorm``: the sum is normalized before it is rounded, so that backward makes it
+    again. gate: None for 1."""
+
+    tensors = (X, RESIDUAL, SCALE, SHIFT, GATE)
+    results = (Y, TOTAL)
+    statistics = (MEAN, INVERSE_STD)
+    kept = ("x", "residual", "scale", "gate", "mean", "inverse_std")
+    gradients = (
+        DX,
+        gradient_of("residual"),
+        gradient_of("scale", over_rows="sum"),
+        sum_of("shift", like("scale")),
+        gradient_of("gate", over_rows="sum"),
+    )
+    summands = ("x", "residual", "gate")
+
+    def _forward(self, d: DrawnGraph) -> None:
+        adaptive.added("x", "total", "y", ("mean", "inverse_std"))(d)

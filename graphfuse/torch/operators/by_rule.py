@@ -29,6 +29,7 @@ class Drawable(Protocol):
     numbers: Sequence[str]
     kept: Sequence[str]
     normalized: TensorParameter
+    gradients: Sequence[TensorParameter | None]
 
 
 class Pulled:
@@ -85,7 +86,8 @@ class Pulled:
         base = known[self.name(of.kept[0])]
         for a in (*of.tensors, *of.results, *of.statistics):
             found = known.get(self.name(a.name), known["dy"] if a is of.results[0] else None)
-            if found is None and (a.optional or a in of.statistics):
+            needless = a.optional and f"d{a.name}" not in known
+            if found is None and (needless or a in of.statistics):
                 continue
             shape = found.shape if found else base.shape if a.shape is None else a.shape(shapes)[0]
             keeps = found and not a.written
@@ -98,7 +100,11 @@ def draw(d: DrawnGraph, of: Drawable, forward: Callable[[DrawnGraph], None]) -> 
     """Draws the gradients that are asked for. forward: draws the operator's forward graph."""
     pulled = Pulled(d, of, forward)
     wanted = {t: f"d{name}" for t, name in pulled.given.items() if f"d{name}" in d}
-    store(d, {wanted[t]: grad for t, grad in pulled.gradients([*wanted]).items()})
+    drawn = {wanted[t]: grad for t, grad in pulled.gradients([*wanted]).items()}
+    lacking = [a.name for a in of.gradients if a is not None and a.name in d and a.name not in drawn]
+    if lacking:
+        raise MalformedError(f"{d.graph.name}: no rule draws {', '.join(lacking)}")
+    store(d, drawn)
 
 
 def store(d: DrawnGraph, gradients: dict[str, Tensor]) -> None:

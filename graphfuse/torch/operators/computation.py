@@ -1,6 +1,7 @@
 """What a differentiable operator computes, as data: its tensors, and its graphs for inference, training, gradients."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -58,6 +59,8 @@ BIAS = TensorParameter("bias", TYPES, like_or_columns("weight", "x"))
 GATE = TensorParameter("gate", TYPES, like("x"))
 Y = TensorParameter("y", TYPES, like("x"), written=True, new=type_of("x"))
 TOTAL = TensorParameter("total", TYPES, like("x"), written=True, new=type_of("residual"))
+SUM = ("x", "residual")
+"""Of a sum of these and nothing else, both have one gradient."""
 INVERSE_RMS, MEAN, INVERSE_STD = (of_rows(name, written=True) for name in ("inverse_rms", "mean", "inverse_std"))
 
 # Of the backward graph, where x is the tensor that was normalized: the residual sum, if there is one.
@@ -90,8 +93,8 @@ class Computation:
     """The first of `kept`, as backward reads it."""
     gradients: Sequence[TensorParameter | None]
     """Those of `tensors`, in their order; None for one that has none."""
-    residual: bool = False
-    """True if the sum of x and residual is returned as total; backward then also reads dtotal."""
+    summands: Sequence[str] = ()
+    """The names of what the sum depends on that is returned as total; backward then also reads dtotal."""
 
     @cached_property
     def inference(self) -> Graphs:
@@ -103,13 +106,13 @@ class Computation:
 
     @cached_property
     def backward(self) -> Graphs:
-        read = (*self.read_backward, *(DTOTAL,) * self.residual)
+        read = (*self.read_backward, *(DTOTAL,) * bool(self.summands))
         return Variant((*read, *(a for a in self.gradients if a is not None)), self._backward)
 
     @property
     def read_backward(self) -> tuple[TensorParameter, ...]:
         """dy, and what is kept, as arguments of the backward graph."""
-        given = {a.name: a for a in self.tensors} | {a.name: of_rows(a.name) for a in self.statistics}
+        given = {a.name: replace(a, written=False, new=None) for a in (*self.tensors, *self.results, *self.statistics)}
         return (DY, self.normalized, *(given[name] for name in self.kept[1:]))
 
     @property

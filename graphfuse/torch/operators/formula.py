@@ -17,7 +17,7 @@ from graphfuse.base.errors import VariantPackTypeError
 from graphfuse.functional.declaration import Columns
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, text, when, written
-from graphfuse.torch.operators.computation import Computation
+from graphfuse.torch.operators.computation import SUM, Computation
 from graphfuse.torch.operators.step import GraphOperator, defined, entered, made_once
 
 _observed = torch_private.observed()
@@ -77,8 +77,9 @@ def _formula(
     recent = _Recent()
 
     def train(ctx, *values):
-        if of.numbers and ctx.needs_input_grad[len(of.tensors)]:
-            raise VariantPackTypeError("eps is a tensor that requires a gradient; accepted: a number")
+        for number, needed in zip(of.numbers, ctx.needs_input_grad[len(of.tensors) :], strict=False):
+            if needed:
+                raise VariantPackTypeError(f"{number} is a tensor that requires a gradient; accepted: a number")
         made = training(*values)
         if not _observed():
             recent.forward = training.function.last() or recent.forward
@@ -98,6 +99,7 @@ def _formula(
         "train": train,
         "differentiate": differentiate,
         "grad_enabled": torch.is_grad_enabled,
+        "zeros_like": torch.zeros_like,
         "once": lambda *values: once(*_in_rows(of, values)),
     }
     texts = {"forward": _forward(of, alone), "backward": _backward(of)}
@@ -109,15 +111,17 @@ def _formula(
 def _forward(of: Computation, alone: bool) -> str:
     arguments = ", ".join((*(a.name for a in of.tensors), *of.numbers, *of.options))
     given = *of.numbers_kept, *of.options
-    unasked = when(["not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])"], "ctx.mark_non_differentiable(total)")
+    needed = " or ".join(f"ctx.needs_input_grad[{n}]" for n, a in enumerate(of.tensors) if a.name in of.summands)
     return text(
         "forward",
         ("ctx", arguments),
         f"made = recent.forward({arguments})" if alone else "made = declined",
         when(["made is declined"], f"made = train(ctx, {arguments})"),
         f"{', '.join(a.name for a in (*of.results, *of.statistics))} = made",
-        # The gradient of a weight is not a residual sum's matter.
-        ["ctx.set_materialize_grads(False)", *unasked] if of.residual else [],
+        # The gradient of a norm's weight is not the matter of the sum before it.
+        ["ctx.set_materialize_grads(False)", *when([f"not ({needed})"], "ctx.mark_non_differentiable(total)")]
+        if of.summands
+        else [],
         [f"ctx.given = {', '.join(given)},"] if given else [],
         f"ctx.save_for_backward({', '.join(of.kept)})",
         f"return {', '.join(a.name for a in of.results)}",
@@ -130,7 +134,7 @@ def _backward(of: Computation) -> str:
     others = ["None"] * (len(of.numbers) + len(of.options))
     asked = [n for n in needs if n != "_"]
     unused, shared, given_back = [], [], []
-    if of.residual:  # both terms have the same gradient, which is written once for each data type
+    if of.summands == SUM:  # both terms have the same gradient, which is written once for each data type
         asked[:2] = "asks_dx", "asks_dresidual"
         alone = ["dtotal if needs_dx else None", "dtotal if needs_dresidual else None", *("None",) * len(found[2:])]
         unused = when(["dy is None"], f"return {', '.join(alone + others)}")  # nobody used the norm
@@ -140,11 +144,13 @@ def _backward(of: Computation) -> str:
             "asks_dresidual = needs_dresidual and not is_shared",
         ]
         given_back = when(["is_shared"], "dx, dresidual = dx if needs_dx else None, dx if needs_dresidual else None")
+    elif of.summands:
+        unused = when(["dy is None"], "dy = zeros_like(x)")
     given = *of.numbers_kept, *of.options
     read = ", ".join((*of.read, *given, *asked))
     return text(
         "backward",
-        ("ctx", "dy", *("dtotal",) * of.residual),
+        ("ctx", "dy", *("dtotal",) * bool(of.summands)),
         f"{', '.join(of.kept)}, = ctx.saved_tensors",
         f"{', '.join(needs + ['_'] * len(others))}, = ctx.needs_input_grad",
         [f"{', '.join(given)}, = ctx.given"] if given else [],
@@ -163,10 +169,18 @@ def _backward(of: Computation) -> str:
 
 def _in_rows(of: Computation, values: Sequence[object]) -> list[object]:
     """Tensors that the backward graph reads, with dy and dtotal contiguous along rows, as kernels want them. The
-    gradient of ``sum()`` is not: it is one element, expanded."""
-    found = list(values)
-    for place, name in enumerate(of.read):
-        grad = found[place]
-        if name in ("dy", "dtotal") and grad is not None and grad.dim() and grad.stride(-1) != 1:
-            found[place] = grad.contiguous()
-    return found
+    gradient of ``sum()`` is not: it is one element, expanded. Where y lies as x does, dy does, too; and both along rows
+    if there are sums over rows, which no kernel makes of others."""
+    found = dict(zip(of.read, values, strict=False))
+    others = values[len(found) :]
+    x = found.get(of.results[0].strides)
+    if x is not None:
+        asked = [a for a in of.gradients if a is not None and a.asked]
+        sums = any(needed and a.over_rows for a, needed in zip(asked, others[-len(asked) :], strict=True))
+        x = found["x"] = x.contiguous() if sums and x.stride(-1) != 1 else x
+    for name in ("dy", "dtotal"):
+        grad = found.get(name)
+        if grad is None or not grad.dim() or grad.stride(-1) == (1 if x is None else x.stride(-1)):
+            continue
+        found[name] = grad.contiguous() if x is None else torch.empty_like(x, dtype=grad.dtype).copy_(grad)
+    return [*found.values(), *others]

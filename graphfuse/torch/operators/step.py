@@ -78,15 +78,6 @@ def made_once(name: str, gradients: GraphOperator) -> Callable[..., object]:
     return Once.apply
 
 
-def called(operator: Callable[..., object], function: Callable[..., object]) -> Callable[..., object]:
-    """A function without gradients as users call it: its operator where somebody wants to see what is called."""
-
-    def call(*values):
-        return operator(*values) if is_dynamo_compiling() or _observed() else function(*values)
-
-    return call
-
-
 def entered(
     name: str,
     inference: GraphOperator,
