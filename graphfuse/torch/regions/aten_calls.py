@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +40,7 @@ class _Calls(TorchDispatchMode):
         for place, a in enumerate(func._schema.arguments):
             named = (kwargs or {}).get(a.name, a.default_value)
             arguments[a.name] = args[place] if place < len(args) else named
-        results = tuple(made) if isinstance(made, list | tuple) else (made,)
+        results = tuple(_several(made))
         if any(isinstance(t, torch.Tensor) for t in results):
             self.found.append(Call(func, arguments, results))
         return made
@@ -57,9 +58,12 @@ def _are_alike(made: object, recorded: object) -> bool:
 
 def _has_tensors(node: Node) -> bool:
     """True if a node has a tensor or several, and nothing else."""
-    made = told(node)
-    several = made if isinstance(made, list | tuple) else (made,)
+    several = _several(told(node))
     return bool(several) and all(isinstance(t, torch.Tensor) for t in several)
+
+
+def _several(made: object) -> Sequence[object]:
+    return made if isinstance(made, list | tuple) else (made,)
 
 
 def calls_of(node: Node) -> tuple[Sequence[Call], object] | None:
@@ -70,8 +74,10 @@ def calls_of(node: Node) -> tuple[Sequence[Call], object] | None:
     if not any(map(_has_tensors, node.all_input_nodes)) or any(told(a) is None for a in node.all_input_nodes):
         return None
     args, kwargs = tree_map(lambda a: told(a) if isinstance(a, Node) else a, (node.args, dict(node.kwargs)))
+    modes = (getattr(t, "fake_mode", None) for a in node.all_input_nodes for t in _several(told(a)))
+    mode = next((mode for mode in modes if mode is not None), nullcontext())  # in which numbers become tensors
     try:
-        with torch.no_grad(), _Calls() as calls:
+        with torch.no_grad(), mode, _Calls() as calls:
             if node.op == "call_method":
                 made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
