@@ -45,7 +45,7 @@ class _Made:
         generator, pairs = torch.Generator().manual_seed(0), []
         for out in outputs if trained else ():
             grad = torch.randn(out.shape, generator=generator)
-            pairs += [(out, grad.to(out.dtype))] if out.requires_grad else []
+            pairs += [(out, grad.to(out.dtype))] if out.grad_fn is not None else []
         if pairs:
             torch.autograd.backward(*(list(t) for t in zip(*pairs, strict=True)))
         found = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}

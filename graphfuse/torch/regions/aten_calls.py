@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +48,7 @@ def _mode() -> type | None:
             for place, a in enumerate(func._schema.arguments):
                 named = (kwargs or {}).get(a.name, a.default_value)
                 arguments[a.name] = args[place] if place < len(args) else named
-            results = tuple(made) if isinstance(made, list | tuple) else (made,)
+            results = tuple(_several(made))
             if any(isinstance(t, torch.Tensor) for t in results):
                 self.found.append(Call(func, arguments, results))
             return made
@@ -67,9 +68,12 @@ def _are_alike(made: object, recorded: object) -> bool:
 
 def _has_tensors(node: Node) -> bool:
     """True if a node has a tensor or several, and nothing else."""
-    made = told(node)
-    several = made if isinstance(made, list | tuple) else (made,)
+    several = _several(told(node))
     return bool(several) and all(isinstance(t, torch.Tensor) for t in several)
+
+
+def _several(made: object) -> Sequence[object]:
+    return made if isinstance(made, list | tuple) else (made,)
 
 
 def calls_of(node: Node) -> tuple[Sequence[Call], object] | None:
@@ -80,11 +84,13 @@ def calls_of(node: Node) -> tuple[Sequence[Call], object] | None:
     if not any(map(_has_tensors, node.all_input_nodes)) or any(told(a) is None for a in node.all_input_nodes):
         return None
     args, kwargs = map_arg(node.args, told), map_arg(dict(node.kwargs), told)
+    modes = (getattr(t, "fake_mode", None) for a in node.all_input_nodes for t in _several(told(a)))
+    fake = next((mode for mode in modes if mode is not None), nullcontext())  # in which numbers become tensors
     mode = _mode()
     if mode is None:
         return None
     try:
-        with torch.no_grad(), mode() as calls:
+        with torch.no_grad(), fake, mode() as calls:
             if node.op == "call_method":
                 made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:

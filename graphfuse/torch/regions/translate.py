@@ -26,8 +26,8 @@ FP8 = {torch.float8_e4m3fn: 464.0}
 _TO_BOOL = frozenset({"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"})
 _OF_BOOL = frozenset({"identity", "binary_select", "max", "min", "mul"})
 """Ops whose results are 0 or 1, those of the second line if all that they read is."""
-_WITH_NUMBERS = frozenset({"add", "sub", "mul", "div"})
-"""Ops that torch's CPU kernels compute with a tensor without dimensions as with a number, which nothing rounds."""
+_WITH_NUMBERS = frozenset({("mul", "b"), ("div", "b")})
+"""Ports of ops at which torch's CPU kernels take a tensor without dimensions as a number, which nothing rounds."""
 
 
 class Untranslated(Exception):
@@ -145,7 +145,7 @@ class _CallDrawing:
         self.translation, self.node, self.call, self.known = translation, node, call, known
 
     def __getitem__(self, name: str) -> object:
-        """An argument of the call: a value, or what was given."""
+        """An argument of the call: a value, a number that was made a tensor, or what was given."""
         given = self.call.arguments[name]
         return self.known.setdefault(id(given), Value(given)) if isinstance(given, torch.Tensor) else given
 
@@ -231,14 +231,14 @@ class _CallDrawing:
             tensors = [v.tensor for v in inputs.values() if isinstance(v, Value)]
             dtype = functools.reduce(torch.promote_types, (torch.result_type(t, tensors[-1]) for t in tensors))
         return {
-            port: self._narrowed(op, v, dtype) if isinstance(v, Value) else _rounded(v, dtype) if compared else v
+            port: self._narrowed(op, port, v, dtype) if isinstance(v, Value) else _rounded(v, dtype) if compared else v
             for port, v in inputs.items()
         }
 
-    def _narrowed(self, op: str, value: Value, dtype: torch.dtype) -> Value:
+    def _narrowed(self, op: str, port: str, value: Value, dtype: torch.dtype) -> Value:
         if value.tensor.dim() or dtype not in ROUNDED or value.tensor.dtype in (dtype, torch.bool):
             return value
-        if value.tensor.device.type == "cpu" and op in _WITH_NUMBERS:
+        if value.tensor.device.type == "cpu" and (op, port) in _WITH_NUMBERS:
             return value
         one = OwnedStep(self.node, "identity", {"input": _placed(value, ())}, {}, ROUNDED[dtype].name)
         self.translation.steps.append(one)
@@ -490,6 +490,7 @@ _COMPOSITES: dict[str, Callable[[_CallDrawing], object]] = {
         _same,
     ),
     **dict.fromkeys(("_to_copy.default", "convert_element_type.default"), _cast),
+    "scalar_tensor.default": lambda d: d["s"],
     "pow.Tensor_Scalar": _power,
     "clamp.default": _clamp,
     "clamp_min.default": lambda d: _limited(d, d["min"], None, "cmp_lt", ""),

@@ -1,0 +1,481 @@
+"""Regions piece by piece: what of aten translates, programs as text, the operator and its gradients, and what is left
+to torch because a region would do otherwise."""
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from graphfuse.base.errors import GraphfuseError, GraphNotSupportedError, SerializedError, VariantPackError
+from graphfuse.functional import problem
+from graphfuse.ops import OPS
+from graphfuse.torch.fusion import generated
+from graphfuse.torch.regions import judged
+from graphfuse.torch.regions.graphs import RegionGraphs
+from graphfuse.torch.regions.operator import region
+from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
+from graphfuse.torch.regions.translate import TranslatedGraph
+from support.traces import as_tuple, recorded
+
+pytestmark = pytest.mark.torch
+HALF, FULL, BINARY16 = torch.bfloat16, torch.float32, torch.float16
+T, C = 4, 32
+
+PROGRAM = Program(
+    (RegionInput("in0", "nn", "FLOAT"), RegionInput("in1", "-n", "BFLOAT16")),
+    (
+        ProgramStep("reduction", {"input": "in0"}, {"mode": "ADD"}),
+        ProgramStep("mul", {"a": "in0", "b": "@0"}),
+        ProgramStep("mul", {"a": "@1", "b": "in1"}, {}, "BFLOAT16"),
+    ),
+    (Result(2, "nn", "BFLOAT16"), Result(0, "n-", "FLOAT")),
+)
+
+
+def rows(dtype=HALF, seed=0, shape=(T, C)):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def found(function, *tensors, how="dynamo"):
+    """The graph with regions in it, what it is called with, and the regions' verdicts."""
+    module, given = recorded(function, tensors, how)
+    verdicts, _ = judged.replace_in(module, False, ())
+    return module, given, verdicts
+
+
+# The table
+
+
+CALLS = [(op.name, text) for op in OPS.values() for text in op.aten]
+
+
+@pytest.mark.parametrize(("op", "text"), CALLS)
+def test_what_ops_are_called_in_aten(op, text):
+    name, *given = text.split()
+    packet, _, overload = name.partition(".")
+    schema = getattr(getattr(torch.ops.aten, packet), overload)._schema
+    parameters = {a.name for a in schema.arguments}
+    targets = {port.name for port in OPS[op].inputs} | {a.name for a in OPS[op].attributes}
+    assert given
+    for one in given:
+        parameter, _, target = one.replace("=", ":").partition(":")
+        assert parameter in parameters
+        assert "=" in one or target in targets
+
+
+# Operations, each behind a sum that makes it part of a region
+
+
+def summed(x):
+    return x + x.float().sum(-1, keepdim=True).to(x.dtype)
+
+
+OPERATIONS = {
+    "add": lambda x, r: x + r,
+    "add alpha one": lambda x, r: torch.add(x, r, alpha=1),
+    "sub": lambda x, r: x - 2 * r,
+    "rsub": lambda x, r: 1 - x,
+    "mul": lambda x, r: torch.mul(input=x, other=r),
+    "div": lambda x, r: x / (r.abs() + 1),
+    "maximum": lambda x, r: torch.maximum(x, r),
+    "minimum": lambda x, r: torch.min(x, r),
+    "limits": lambda x, r: x.clamp(-0.3, 0.4),
+    "one limit": lambda x, r: x.clamp(min=0.1),
+    "limits out of order": lambda x, r: x.clamp(1, -1),
+    "hardtanh": lambda x, r: F.hardtanh(x, -0.5, 0.5),
+    "relu6": lambda x, r: F.relu6(x),
+    "abs, neg": lambda x, r: -x.abs(),
+    "reciprocal": lambda x, r: (x.abs() + 1).reciprocal(),
+    "sqrt": lambda x, r: x.abs().sqrt(),
+    "rsqrt": lambda x, r: torch.rsqrt(x.abs() + 1),
+    "exp": lambda x, r: (x * 0.1).exp(),
+    "log": lambda x, r: (x.abs() + 1).log(),
+    "relu": lambda x, r: F.relu(x),
+    "leaky_relu": lambda x, r: F.leaky_relu(x, 0.2),
+    "sigmoid": lambda x, r: x.sigmoid(),
+    "tanh": lambda x, r: x.tanh(),
+    "silu": lambda x, r: F.silu(x),
+    "gelu": lambda x, r: F.gelu(x),
+    "gelu by tanh": lambda x, r: F.gelu(x, approximate="tanh"),
+    "powers": lambda x, r: x**2 + x**3 + (x.abs() + 1) ** -0.5 + x.abs() ** 0.5 + (x.abs() + 1) ** -1,
+    "where": lambda x, r: torch.where(r > 0.1, x, r),
+    "where with numbers": lambda x, r: torch.where(r != 0, x, -1.0) + torch.where(x <= r, 0.5, x),
+    "masked_fill": lambda x, r: x.masked_fill(r > 0, -2.0),
+    "truth values": lambda x, r: (x > 0).to(x.dtype) * x + torch.where((x > 0) * (r < 0), x, r),
+    "to truth values": lambda x, r: F.relu(x).to(torch.bool).to(x.dtype) + x,
+    "half": lambda x, r: x.to(BINARY16),
+    "no dropout": lambda x, r: F.dropout(x, 0.0, True) * 2,
+    "views": lambda x, r: x[None].squeeze(0).view(1, T, C).reshape(T, C) * 2,
+    "sum": lambda x, r: x.sum(-1),
+    "mean": lambda x, r: x.mean(-1, keepdim=True),
+    "sum in float32": lambda x, r: x.sum(-1, dtype=FULL),
+    "amax": lambda x, r: x.amax(-1),
+    "amin": lambda x, r: x.amin(-1, keepdim=True),
+    "norms": lambda x, r: (
+        x.norm(dim=-1) + torch.linalg.vector_norm(x, 1, -1) + torch.linalg.vector_norm(x, math.inf, -1)
+    ),
+    "variance": lambda x, r: x.float().var(-1) + x.float().var(-1, correction=0),
+    "variance and mean": lambda x, r: torch.var_mean(x.float(), -1),
+    "softmax": lambda x, r: torch.softmax(x * 0.1, -1),
+    "softmax to float32": lambda x, r: torch.softmax(x * 0.1, -1, dtype=FULL),
+    "log_softmax": lambda x, r: F.log_softmax(x.float(), -1),
+    "logsumexp": lambda x, r: torch.logsumexp(x.float(), -1),
+    "layer norm": lambda x, r: F.layer_norm(x, (C,), r[0], r[1], 1e-3),
+    "RMS norm": lambda x, r: F.rms_norm(x, (C,), r[0]),
+    "normalize": lambda x, r: F.normalize(x, dim=-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [HALF, FULL], ids=str)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name, dtype):
+    function = OPERATIONS[name]
+    whole = lambda x, r: function(summed(x), r)  # noqa: E731
+    module, given, verdicts = found(whole, rows(dtype), rows(dtype, 1))
+    assert verdicts and not any(why for _, why in verdicts)
+    calls = [n for n in module.graph.nodes if n.op.startswith("call") and not generated.is_free(n)]
+    assert {n.target for n in calls} == {region}
+    close(module(*given), whole(rows(dtype), rows(dtype, 1)))
+
+
+def close(got, want):
+    for one, other in zip(as_tuple(got), as_tuple(want), strict=True):
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        exact = 2e-2 if other.dtype.itemsize < 4 else 1e-5
+        torch.testing.assert_close(one, other, rtol=exact, atol=exact, equal_nan=True)
+
+
+REFUSED = {
+    "float64": (lambda x: x.double().sum(-1), "makes torch.float64"),
+    "integers": (lambda x: x.int() + 1, "makes torch.int32"),
+    "a step of a sum": (lambda x: torch.add(x, x, alpha=2), "no op of the table is add.Tensor"),
+    "rounded down": (lambda x: torch.div(x, 3, rounding_mode="floor"), "no op of the table is div.Tensor_mode"),
+    "detached": (lambda x: x.detach(), "no op of the table is detach.default"),
+    "truth values added": (lambda x: (x > 0) + (x < 1), "add.Tensor of truth values"),
+    "other powers": (lambda x: x**1.5, "a power of 1.5; accepted: 2, 3, 0.5, -0.5, -1"),
+    "another dimension": (lambda x: x.sum(0), "sum.dim_IntList reduces dimensions (0,); accepted: the last"),
+    "all dimensions": (lambda x: x.mean((0, 1)), "mean.dim reduces dimensions (0, 1); accepted: the last"),
+    "elements rounded first": (lambda x: (x * 2).float().sum(-1, dtype=HALF), "sum.dim_IntList of torch.float32 to"),
+    "transposed": (lambda x: (x * 2).t(), "no op of the table is t.default"),
+    "what is repeated": (
+        lambda x: x.float().mean(-1, keepdim=True).expand(T, C).sum(-1),
+        "sum.dim_IntList reduces what is repeated",
+    ),
+    "NaN as a limit": (lambda x: x.clamp(min=math.nan), "clamp.default between nan and None; accepted: numbers"),
+    "elements that move": (lambda x: (x * 2).view(-1, 2), "a view that moves elements"),
+    "joined dimensions": (lambda x: (x[None] * 2).softmax(1), "_softmax.default reduces dimensions (1,); accepted:"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_translate(what):
+    function, why = REFUSED[what]
+    module, _ = recorded(function, (rows(),), "dynamo")
+    translation = TranslatedGraph()
+    for node in module.graph.nodes:
+        translation.add(node)
+    assert any(said.startswith(why) or why in said for said in translation.why.values()), translation.why
+
+
+# Numbers and types as torch has them
+
+
+def compared(function, *tensors, exact=True):
+    module, given, verdicts = found(function, *tensors)
+    assert verdicts and not any(why for _, why in verdicts)
+    for one, other in zip(as_tuple(module(*given)), as_tuple(function(*tensors)), strict=True):
+        assert one.dtype is other.dtype
+        if exact:
+            assert torch.equal(torch.nan_to_num(one.float(), 7.0), torch.nan_to_num(other.float(), 7.0))
+        else:
+            torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def test_numbers_are_rounded_where_they_are_compared():
+    tenth = torch.full((T, C), 0.1).to(HALF)
+    compared(lambda x: ((x == 0.1).float(), (x > 0.1).float(), x.sum(-1)), tenth)
+
+
+def test_tensors_without_dimensions_are_of_the_others_type():
+    number = torch.tensor(0.1)
+    tenth = torch.full((T, C), 0.1).to(HALF)
+    compared(lambda x, s: ((x >= s).float(), torch.maximum(x, s), torch.where(x > 1, x, s), x.amax(-1)), tenth, number)
+    compared(lambda x, s: (x + s, s - x, x * s, s * x, x / s, x.amax(-1)), rows(), torch.tensor(0.3))
+
+
+def test_a_cube_rounds_the_square():
+    compared(lambda x: (x**3, x.amax(-1)), rows())
+
+
+def test_truth_values_are_zero_or_one():
+    x = F.relu(rows(FULL))
+    compared(lambda x: ((x > 0.1) * (x < 0.5), x.to(torch.bool), x.to(torch.bool).float() * 2, x.amax(-1)), x)
+
+
+@pytest.mark.parametrize("function", ["amax", "softmax", "logsumexp", "relu", "gelu", "silu", "clamp", "norm"])
+def test_values_that_are_no_numbers(function):
+    x = rows(FULL)
+    x[0, 0], x[1, 1], x[2] = math.nan, math.inf, -math.inf
+    functions = {
+        "amax": lambda x: (x * 2).amax(-1),
+        "softmax": lambda x: torch.softmax(x * 2, -1),
+        "logsumexp": lambda x: torch.logsumexp(x * 2, -1),
+        "relu": lambda x: (F.relu(x), x.amax(-1)),
+        "gelu": lambda x: (F.gelu(x[:2]), x[:2].amax(-1)),
+        "silu": lambda x: (F.silu(x), x.amax(-1)),
+        "clamp": lambda x: (x.clamp(-1, 1), F.relu6(x), x.amax(-1)),
+        "norm": lambda x: F.normalize(x, dim=-1),
+    }
+    compared(functions[function], x, exact=False)
+
+
+def test_masked_rows():
+    compared(lambda x, m: torch.softmax(x.masked_fill(m, -math.inf), -1), rows(FULL), torch.ones(T, C) > 0, exact=False)
+
+
+def test_fp8_is_what_torch_casts_to():
+    x = rows() * 300
+    x[0, :3] = torch.tensor([math.nan, math.inf, 464.0])
+    compared(lambda x: (x.to(torch.float8_e4m3fn), x.float().amax(-1)), x)
+
+
+def test_the_gradient_of_fp8_is_left_to_torch():
+    function = lambda x: x.abs().amax(-1, keepdim=True).to(torch.float8_e4m3fn)  # noqa: E731
+    *_, verdicts = found(function, rows().requires_grad_())
+    assert all("float8" not in judged.title(region) for region, _ in verdicts)
+
+
+# Gradients
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.normalize(x, dim=-1),
+        lambda x: (x - x.amax(-1, keepdim=True)).exp(),
+        lambda x: summed(x).clamp(min=0),
+        lambda x: summed(x).clamp(max=0),
+        lambda x: F.relu6(summed(x)),
+        lambda x: torch.maximum(summed(x), torch.zeros_like(x)),
+        lambda x: F.leaky_relu(summed(x), 0.1),
+        lambda x: torch.linalg.vector_norm(x * 2, math.inf, dim=-1),
+        lambda x: (x * 2).abs().sum(-1),
+        lambda x: x.norm(dim=-1, keepdim=True) * x,
+    ],
+)
+def test_gradients_where_values_are_equal(function):
+    """Of rows of zeros, and ties."""
+    x = rows(FULL).round()
+    x[0] = 0
+    taken = []
+
+    def backend(module, inputs):
+        verdicts, _ = judged.replace_in(module, False, ())
+        taken.extend(why for _, why in verdicts)
+        return module.forward
+
+    torch.compiler.reset()
+    made = []
+    for f in (function, torch.compile(function, backend=backend)):
+        leaf = x.clone().requires_grad_()
+        out = f(leaf)
+        (grad,) = torch.autograd.grad(out, leaf, torch.linspace(-1, 1, out.numel()).view(out.shape))
+        made.append(grad)
+    torch.testing.assert_close(*made, equal_nan=True)
+
+
+def test_a_maximum_of_rounded_values():
+    """Backward computes them again, rounded as they were: else the maximum would be none of them."""
+    function = lambda x: F.rms_norm(x, (C,)).amax(-1)  # noqa: E731
+    module, given, _ = found(function, rows().requires_grad_())
+    (made,) = as_tuple(module(*given))
+    (grad,) = torch.autograd.grad(made.sum(), given[0])
+    (want,) = torch.autograd.grad(function(given[0]).sum(), given[0])
+    torch.testing.assert_close(grad, want, rtol=0.05, atol=0.05)
+
+
+def test_only_what_has_gradients_requires_them():
+    x, w = rows(FULL).requires_grad_(), rows(FULL, 1)
+    text = Program(
+        (RegionInput("in0", "nn", "FLOAT"), RegionInput("in1", "nn", "FLOAT")),
+        (
+            ProgramStep("reduction", {"input": "in0"}, {"mode": "ADD"}),
+            ProgramStep("reduction", {"input": "in1"}, {"mode": "ADD"}),
+            ProgramStep("cmp_gt", {"input": "in0", "comparison": "@1"}),
+        ),
+        (Result(0, "n-", "FLOAT"), Result(1, "n-", "FLOAT"), Result(2, "nn", "FLOAT")),
+    ).text
+    assert [t.requires_grad for t in region([x, w], text)] == [True, False, False]
+    assert [t.requires_grad for t in region([w, x], text)] == [False, True, False]
+    first, second, mask = region([x, w.clone().requires_grad_()], text)
+    assert torch.autograd.grad(first.sum(), x)[0].eq(1).all()
+    given = [x, w.clone().requires_grad_()]
+    region(given, text)[1].sum().backward()
+    assert given[0].grad is None and given[1].grad.eq(1).all()
+
+
+def test_gradients_are_differentiated_once():
+    x = rows(FULL).requires_grad_()
+    w = rows(HALF, 1, (C,))
+    (grad,) = torch.autograd.grad(region([x, w], PROGRAM.text)[0].float().sum(), x, create_graph=True)
+    with pytest.raises(GraphNotSupportedError, match="its gradient has no derivative"):
+        grad.sum().backward()
+
+
+# The operator
+
+
+def own(x, w):
+    return (x * x.sum(-1, keepdim=True) * w).to(HALF), x.sum(-1)
+
+
+def test_the_operator():
+    x, w = rows(FULL), rows(HALF, 1, (C,))
+    for one, other in zip(region([x, w], PROGRAM.text), own(x, w), strict=True):
+        torch.testing.assert_close(one, other)
+    x.requires_grad_()
+    w.requires_grad_()
+    grads = [rows(HALF, 2), rows(FULL, 3, (T,))]
+    got = torch.autograd.grad(region([x, w], PROGRAM.text), [x, w], grads)
+    torch.testing.assert_close(got, torch.autograd.grad(own(x, w), [x, w], grads), rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_opcheck(gradients):
+    tensors = [rows(FULL).requires_grad_(gradients), rows(HALF, 1, (C,)).requires_grad_(gradients)]
+    torch.library.opcheck(region, (tensors, PROGRAM.text), rtol=0.02, atol=0.05)
+
+
+def test_fake_tensors_of_any_number_of_rows():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    x = mode.from_tensor(rows(FULL), symbolic_context=context)
+    w = mode.from_tensor(rows(HALF, 1, (C,)), static_shapes=True)
+    y, total = region([x, w], PROGRAM.text)
+    assert y.shape == x.shape and total.shape == x.shape[:1] and y.dtype is HALF
+    assert not mode.shape_env.guards
+    y, total = region([rows(FULL).to("meta"), rows(HALF, 1, (C,)).to("meta")], PROGRAM.text)
+    assert y.is_meta and tuple(total.shape) == (T,)
+
+
+@pytest.mark.emulate
+def test_one_plan_for_a_class_of_row_counts(plan_on):
+    plan_on("emulator")
+    w, before = rows(HALF, 1, (C,)), problem.plan.cache_info().misses
+    for count in (600, 640, 601):
+        x = rows(FULL, count, (count, C))
+        for one, other in zip(region([x, w], PROGRAM.text), own(x, w), strict=True):
+            torch.testing.assert_close(one, other, rtol=0.02, atol=0.05)
+    assert problem.plan.cache_info().misses - before == 1
+
+
+# Programs as text
+
+
+def test_a_program_is_its_text():
+    assert Program.read(PROGRAM.text) == PROGRAM and Program.read(PROGRAM.text).text == PROGRAM.text
+    infinite = Program(
+        PROGRAM.inputs, (*PROGRAM.steps, ProgramStep("max", {"input0": "@1", "input1": -math.inf})), PROGRAM.outputs
+    )
+    assert Program.read(infinite.text) == infinite
+
+
+DAMAGED = [
+    ("", "JSONDecodeError"),
+    ("[]", "TypeError"),
+    ("{}", "KeyError: 'inputs'"),
+    ('{"inputs":3,"steps":[],"outputs":[]}', "TypeError"),
+    ('{"inputs":[],"steps":[],"outputs":[]}', "it has no inputs"),
+    (PROGRAM.text[:-3], "JSONDecodeError"),
+    (PROGRAM.text.replace('"op":"mul"', '"op":"mull"'), "step 1: op 'mull', which the op table lacks"),
+    (PROGRAM.text.replace('"@0"', '"@7"'), "step 1: mul reads '@7' as b, which nothing before it makes"),
+    (PROGRAM.text.replace('"@1"', "true"), "step 2: mul reads True as a"),
+    (PROGRAM.text.replace('"ADD"', '"ADDS"'), "step 0: reduction has mode 'ADDS'; accepted: ADD, "),
+    (PROGRAM.text.replace('"nn"', '"nx"'), "in0 has axes 'nx'; accepted: 2 of n, 1 and -"),
+    (PROGRAM.text.replace('"axes":"nn"', '"axes":"-n"'), "accepted: what has all rows and columns"),
+    (PROGRAM.text.replace('"step":2', '"step":9'), "its outputs are of steps [9, 0]; accepted: different ones of 3"),
+    (PROGRAM.text.replace('"FLOAT"', '"FLOTE"'), "has data type 'FLOTE'"),
+    (PROGRAM.text.replace('"dtype":"BFLOAT16","inputs"', '"dtype":"B16","inputs"'), "mul makes 'B16'"),
+    (PROGRAM.text.replace('"input":', '"inputt":'), "step 0: reduction is given inputt; accepted: input, mode"),
+    (PROGRAM.text.replace('"b":"@0"', '"a":"@0"'), "step 1: mul lacks b"),
+    (PROGRAM.text.replace('"op"', '"oq"'), "TypeError"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), DAMAGED, ids=[why for _, why in DAMAGED])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_damaged_texts(text, why, device):
+    with pytest.raises(SerializedError) as error:
+        region([rows(FULL).to(device), rows(HALF, 1, (C,)).to(device)], text)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tensors_that_do_not_fit(device):
+    x, w = rows(FULL).to(device), rows(HALF, 1, (C,)).to(device)
+    for given in ([], [x], [x, w, w], [x, w[:3]], [x.view(2, 2, C), w]):
+        with pytest.raises(VariantPackError):
+            region(given, PROGRAM.text)
+    with pytest.raises(GraphfuseError, match="in0 is of torch.int32"):
+        region([x.int(), w], PROGRAM.text)
+
+
+def test_graphs_of_a_text_are_made_once():
+    assert RegionGraphs.of(PROGRAM.text) is RegionGraphs.of(PROGRAM.text)
+
+
+# Other processes
+
+
+class OfRegion(torch.nn.Module):
+    def forward(self, x, w):
+        return region([x, w], PROGRAM.text)
+
+
+def test_an_exported_program_in_another_process(tmp_path):
+    x, w = rows(FULL, shape=(6, C)), rows(HALF, 1, (C,))
+    varies = {0: torch.export.Dim("rows", min=2)}
+    program = torch.export.export(OfRegion(), (x, w), dynamic_shapes=(varies, None))
+    path, given, results = (tmp_path / name for name in ("program.pt2", "given.pt", "results.pt"))
+    torch.export.save(program, path)
+    x = rows(FULL, 2, (9, C))
+    torch.save((x, w), given)
+    text = f"""
+import torch
+import graphfuse.torch
+program = torch.export.load({str(path)!r})
+torch.save(program.module()(*torch.load({str(given)!r})), {str(results)!r})
+"""
+    subprocess.run([sys.executable, "-c", text], check=True)
+    for one, other in zip(torch.load(results), own(x, w), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.further
+def test_a_second_process_with_what_inductor_kept(tmp_path):
+    text = f"""
+import torch
+import graphfuse.torch
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+function = lambda x, w: F.gelu(F.rms_norm(x, ({C},), w, 1e-6))
+x, w = torch.linspace(-1, 1, 4 * {C}).view(4, {C}), torch.ones({C})
+compiled = torch.compile(function, backend="graphfuse", options={{"decline": False}})
+torch.testing.assert_close(compiled(x, w), function(x, w))
+assert "region" in str(graphfuse.torch.compile_report()) or graphfuse.torch.compile_report().replaced
+print(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
+"""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    hits = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        hits.append(done.stdout.split())
+    assert hits[0] == ["0", "0"] and "1" in hits[1]
