@@ -303,7 +303,7 @@ class _Extents:
 
 
 def hint(n: object) -> int:
-    """An extent; of one that varies what it was when the graph was recorded, and a usual one where that is not known."""
+    """An extent; of one that varies what it was when the graph was recorded, a usual one where that is not known."""
     return n if isinstance(n, int) else int(n.node.hint) if n.node.has_hint() else _USUAL
 
 
