@@ -479,3 +479,48 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autog
         assert done.returncode == 0, done.stderr[-2000:]
         hits.append(done.stdout.split())
     assert hits[0] == ["0", "0"] and "1" in hits[1]
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_extents_that_nothing_is_known_of():
+    function = lambda x: torch.softmax(x[torch.nonzero(x[:, 0] > 0)[:, 0]] * 2, -1)  # noqa: E731
+    taken = []
+
+    def backend(module, inputs):
+        taken.extend(why for _, why in judged.replace_in(module, False, ())[0])
+        return module.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    for seed in (1, 2):
+        x = rows(FULL, seed, (9, C))
+        torch.testing.assert_close(compiled(x), function(x))
+    assert taken == [""]
+
+
+@pytest.mark.parametrize("columns", [16, 32])
+def test_numbers_of_extents_that_vary(columns):
+    def function(x, n):
+        return torch.softmax(x * x.shape[-1] ** -0.5, -1) * n + x.sum(-1, keepdim=True) * x.shape[0] ** -0.5
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="graphfuse", options={"then": "eager"}, dynamic=True)
+    for count, n in ((3, 0.5), (5, 2), (7, 0.25)):
+        x = rows(FULL, 0, (count, columns))
+        torch.testing.assert_close(compiled(x, n), function(x, n))
+
+
+def test_a_view_without_gradients():
+    """Its readers have none, whoever made what it is a view of."""
+
+    def function(x):
+        y = x * x
+        with torch.no_grad():
+            view = y.view(y.shape)
+        return view.norm(dim=-1, keepdim=True) + y.sum(-1, keepdim=True)
+
+    grads = []
+    for f in (function, torch.compile(function, backend="graphfuse", options={"then": "eager"})):
+        x = rows(FULL).requires_grad_()
+        grads += torch.autograd.grad(f(x).sum(), x)
+    torch.testing.assert_close(*grads)

@@ -23,6 +23,8 @@ from graphfuse.torch.fusion.meaning import is_changed, same, told
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from graphfuse.torch.regions.translate import OwnedStep, TranslatedGraph, Value
 
+_USUAL = 64
+
 _TYPES = {
     torch.float32: data_type.FLOAT,
     torch.bfloat16: data_type.BFLOAT16,
@@ -301,8 +303,8 @@ class _Extents:
 
 
 def hint(n: object) -> int:
-    """An extent, of one that varies what it was when the graph was recorded."""
-    return n if isinstance(n, int) else int(n.node.hint)
+    """An extent; of one that varies what it was when the graph was recorded, a usual one where that is not known."""
+    return n if isinstance(n, int) else int(n.node.hint) if n.node.has_hint() else _USUAL
 
 
 def _closed(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:
