@@ -99,6 +99,7 @@ def made(kind):
     return nn.Sequential(kind(), kind())
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "varying"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", [Llama, Bert, Vit])
@@ -119,6 +120,7 @@ def test_two_layers(kind, dtype, dynamic):
     assert sum(e.became == "region" for e in compile_report().replaced) >= 4
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", [Llama, Bert, Vit])
 def test_checkpointed(kind):
     """Regions in the graphs that are called."""
@@ -133,6 +135,7 @@ def test_checkpointed(kind):
     assert any(e.became == "region" for e in compile_report().replaced)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", [Llama, Bert])
 def test_under_autocast(kind):
     """What autocast computes otherwise is left, or as it computes it."""
