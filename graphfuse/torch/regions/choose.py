@@ -20,8 +20,9 @@ from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
 from graphfuse.torch.fusion.meaning import is_changed, same, told
+from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
-from graphfuse.torch.regions.translate import OwnedStep, TranslatedGraph, Value
+from graphfuse.torch.regions.translate import TranslatedGraph
 
 _USUAL = 64
 

@@ -1,0 +1,254 @@
+"""Steps of op graphs for one call of aten, by what ops of the table are called there (``Op.aten``).
+
+Each result that torch rounds to 16 bits is a step's declared type, so that a program rounds where eager mode does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from graphfuse.base.dtypes import data_type
+from graphfuse.ops import OPS
+from graphfuse.torch.fusion.meaning import same
+from graphfuse.torch.regions.aten_calls import Call
+
+ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
+COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
+"""Types of tensors that steps read. Others are left to torch."""
+FP8 = {torch.float8_e4m3fn: 464.0}
+"""Types that steps may make, beside those, and the largest magnitude that is rounded to a number."""
+_TO_BOOL = frozenset({"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"})
+_OF_BOOL = frozenset({"identity", "binary_select", "max", "min", "mul"})
+"""Ops whose results are 0 or 1, those of the second line if all that they read is."""
+_WITH_NUMBERS = frozenset({("mul", "b"), ("div", "b")})
+"""Ports of ops at which torch's CPU kernels take a tensor without dimensions as a number, which nothing rounds."""
+
+
+class Untranslated(Exception):
+    """Why an operation is none of a program."""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor of torch. step: the one that makes it, None for a tensor that a program reads. axes: the graph's axis of
+    each dimension, counted from the last; None where whoever reads it decides. once: the shape that the step makes,
+    where the tensor repeats that."""
+
+    tensor: torch.Tensor
+    step: OwnedStep | None = None
+    axes: tuple[int, ...] | None = None
+    once: torch.Size | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape in the graph."""
+        return self.tensor.shape if self.once is None else self.once
+
+    def aligned(self) -> tuple[int, ...]:
+        return tuple(range(-self.tensor.dim(), 0)) if self.axes is None else self.axes
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedStep:
+    """A step before it has a number. owner: the node that it is of. inputs: values, other steps and numbers."""
+
+    owner: Node
+    op: str
+    inputs: Mapping[str, object]
+    attributes: Mapping[str, object]
+    dtype: str
+
+
+class CallDrawing:
+    """Steps of one call."""
+
+    def __init__(self, steps: list[OwnedStep], node: Node, call: Call, known: dict[int, Value]):
+        self.steps, self.node, self.call, self.known = steps, node, call, known
+
+    def __getitem__(self, name: str) -> object:
+        """An argument of the call: a value, a number that was made a tensor, or what was given."""
+        given = self.call.arguments[name]
+        return self.known.setdefault(id(given), Value(given)) if isinstance(given, torch.Tensor) else given
+
+    @property
+    def out(self) -> torch.Tensor:
+        return self.call.results[0]
+
+    def by_table(self) -> Value:
+        for op, parameters in _BY_ATEN.get(self.call.name, ()):
+            if (given := self._fitting(parameters)) is not None:
+                ports = [p.name for p in OPS[op].inputs]
+                inputs = {name: value for name, value in given.items() if name in ports}
+                return self.step(op, inputs, {n: v for n, v in given.items() if n not in ports})
+        raise Untranslated(f"no op of the table is {self.call.name}")
+
+    def _fitting(self, parameters: Mapping[str, tuple[str, str]]) -> dict[str, object] | None:
+        """Arguments by port or attribute; None where one has a value that the op does not have."""
+        given: dict[str, object] = {}
+        for a in self.call.overload._schema.arguments:
+            value = self.call.arguments[a.name]
+            kind, name = parameters.get(a.name, ("=", None))
+            if kind == ":":
+                given[name] = self[a.name]
+            elif str(value) != (str(a.default_value) if name is None else name):
+                return None
+        return given
+
+    def step(
+        self, op: str, inputs: Mapping[str, object], attributes: Mapping[str, object] | None = None, **made: object
+    ) -> Value:
+        """A step. made: shape, dtype of its result where these are not those of the call's."""
+        shape, dtype = made.get("shape", self.out.shape), made.get("dtype", self.out.dtype)
+        inputs = {port: self._known(v) for port, v in inputs.items()}
+        values = [v for v in inputs.values() if isinstance(v, Value)]
+        self._check(op, inputs, attributes or {}, dtype)
+        if OPS[op].pointwise:
+            if not _fits(values, shape):
+                raise Untranslated(f"{self.call.name} repeats what it reads")
+            axes = _axes(values, shape)
+            inputs = self._converted(op, inputs, dtype)
+            read = {port: _placed(v, axes) if isinstance(v, Value) else v for port, v in inputs.items()}
+        else:
+            if any(v.once is not None for v in values):
+                raise Untranslated(f"{self.call.name} reduces what is repeated")
+            whole = inputs["input"].aligned()
+            axes = made.get("axes", whole)
+            read = {port: _placed(v, whole) if isinstance(v, Value) else v for port, v in inputs.items()}
+        one = OwnedStep(self.node, op, read, attributes or {}, ROUNDED[dtype].name if dtype in ROUNDED else "")
+        self.steps.append(one)
+        return Value(self.out if shape is self.out.shape else self.out.new_empty(shape, dtype=dtype), one, axes)
+
+    def _check(
+        self, op: str, inputs: Mapping[str, object], attributes: Mapping[str, object], dtype: torch.dtype
+    ) -> None:
+        """Untranslated where an op does not compute with such tensors and numbers as the call does."""
+        values = [v for v in inputs.values() if isinstance(v, Value)]
+        if dtype not in COMPUTED and dtype not in FP8:
+            raise Untranslated(f"{self.call.name} makes {dtype}")
+        for value in values:
+            if value.tensor.dtype not in COMPUTED:
+                raise Untranslated(f"{self.call.name} reads {value.tensor.dtype}")
+            if value.tensor.device != self.out.device:
+                raise Untranslated(f"{self.call.name} reads a tensor of {value.tensor.device}")
+        for given in (*(v for v in inputs.values() if not isinstance(v, Value)), *attributes.values()):
+            if isinstance(given, bool) or not isinstance(given, int | float | str):
+                raise Untranslated(f"{self.call.name} is given a {type(given).__name__}")
+        reads_bools = all(isinstance(v, Value) and v.tensor.dtype is torch.bool for v in inputs.values())
+        if dtype is torch.bool and not (op in _TO_BOOL or op in _OF_BOOL and reads_bools):
+            raise Untranslated(f"{self.call.name} of truth values")
+
+    def _known(self, value: object) -> object:
+        """A number that Dynamo has made an input, where it is an epsilon, becomes its value, which Dynamo guards.
+        Others vary from call to call."""
+        is_of_rows = same(self.out.shape[-1], 1) if self.out.dim() else True
+        is_epsilon = isinstance(value, torch.SymFloat) and value.node.has_hint() and is_of_rows
+        return float(value) if is_epsilon and value.node.expr.is_Symbol else value
+
+    def _converted(self, op: str, inputs: Mapping[str, object], dtype: torch.dtype) -> dict[str, object]:
+        """Inputs as a pointwise op reads them: torch converts tensors without dimensions to the type that the others
+        have together, and what they are compared with."""
+        compared = op in _TO_BOOL
+        if compared:
+            tensors = [v.tensor for v in inputs.values() if isinstance(v, Value)]
+            dtype = functools.reduce(torch.promote_types, (torch.result_type(t, tensors[-1]) for t in tensors))
+        return {
+            port: self._narrowed(op, port, v, dtype) if isinstance(v, Value) else _rounded(v, dtype) if compared else v
+            for port, v in inputs.items()
+        }
+
+    def _narrowed(self, op: str, port: str, value: Value, dtype: torch.dtype) -> Value:
+        if value.tensor.dim() or dtype not in ROUNDED or value.tensor.dtype in (dtype, torch.bool):
+            return value
+        if value.tensor.device.type == "cpu" and (op, port) in _WITH_NUMBERS:
+            return value
+        one = OwnedStep(self.node, "identity", {"input": _placed(value, ())}, {}, ROUNDED[dtype].name)
+        self.steps.append(one)
+        return Value(value.tensor.to(dtype), one, ())
+
+    def between(self, op: str, **inputs: object) -> Value:
+        """A step whose result nothing rounds, of the shape that its inputs have together."""
+        shape = torch.broadcast_shapes(*(v.shape for v in inputs.values() if isinstance(v, Value)))
+        return self.step(op, inputs, shape=shape, dtype=torch.bool if op in _TO_BOOL else torch.float32)
+
+    def reduced(self, mode: str, value: Value, dims: object, keepdim: bool, dtype: torch.dtype) -> Value:
+        """The reduction of rows. Untranslated where other dimensions are reduced, or more."""
+        dim = self.last(value, dims)
+        kept = [*value.tensor.shape]
+        kept[dim:] = [1] * keepdim
+        left = value.aligned() if keepdim else value.aligned()[:dim]
+        return self.step("reduction", {"input": value}, {"mode": mode}, shape=torch.Size(kept), dtype=dtype, axes=left)
+
+    def last(self, value: Value, dims: object) -> int:
+        """Number of the dimension that is reduced. Untranslated where it is not that of the columns, or not the only
+        one."""
+        rank = value.tensor.dim()
+        found = [dims] if isinstance(dims, int) else [*dims] if dims else [*range(rank)]
+        if len(found) != 1 or not rank or value.aligned()[found[0]] != -1:
+            raise Untranslated(f"{self.call.name} reduces dimensions {tuple(found)}; accepted: the last")
+        return rank - 1
+
+
+def _fits(values: Sequence[Value], shape: Sequence[object]) -> bool:
+    """True if broadcasting gives values this shape in the graph, as in torch."""
+
+    def is_made(place: int) -> bool:
+        wide = [v.shape[-place] for v in values if len(v.shape) >= place and not same(v.shape[-place], 1)]
+        return all(same(n, shape[-place]) for n in wide) if wide else same(shape[-place], 1)
+
+    return all(map(is_made, range(1, len(shape) + 1)))
+
+
+def _rounded(number: int | float, dtype: torch.dtype) -> int | float:
+    """The number that torch compares tensors of a type with, given this one."""
+    return torch.tensor(number, dtype=dtype).item() if dtype in ROUNDED else number
+
+
+def _placed(value: Value, axes: Sequence[int]) -> Value:
+    """A value that is read, of which whoever reads it decides the axes."""
+    if value.axes is not None or value.step is not None:
+        return value
+    rank = value.tensor.dim()
+    return Value(value.tensor, None, tuple(axes[len(axes) - rank :]) if rank else ())
+
+
+def _axes(values: Sequence[Value], shape: Sequence[object]) -> tuple[int, ...]:
+    """The axes of what is made of values by broadcasting."""
+    rank = len(shape)
+    known = [v for v in values if v.axes is not None] or [v for v in values if v.tensor.dim() == rank]
+    found: list[int] = []
+    for place in range(1, rank + 1):
+        there = [v for v in known if v.tensor.dim() >= place]
+        told = {v.aligned()[-place] for v in there if not same(v.shape[-place], 1)}
+        told = told or {v.aligned()[-place] for v in there} or {found[-1] - 1 if found else -1}
+        if len(told) != 1:
+            raise Untranslated("it reads rows along one axis and along another")
+        found += told
+    found.reverse()
+    if any(a >= b for a, b in zip(found, found[1:], strict=False)):
+        raise Untranslated("its dimensions are not in the order of the rows'")
+    return tuple(found)
+
+
+@functools.cache
+def _by_aten() -> dict[str, list[tuple[str, dict[str, tuple[str, str]]]]]:
+    """Ops by what they are called in aten, each with what it takes by parameter: ":" and a port or attribute, or "="
+    and a value."""
+    found: dict[str, list[tuple[str, dict[str, tuple[str, str]]]]] = {}
+    for op in OPS.values():
+        for text in op.aten:
+            name, *given = text.split()
+            parameters = {}
+            for one in given:
+                kind = ":" if ":" in one else "="
+                parameter, _, value = one.partition(kind)
+                parameters[parameter] = (kind, value)
+            found.setdefault(name, []).append((op.name, parameters))
+    return found
+
+
+_BY_ATEN = _by_aten()

@@ -1,0 +1,193 @@
+"""Calls of aten that no single op of the table computes, or not by its arguments alone, as several steps."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from graphfuse.torch.fusion.meaning import same, told
+from graphfuse.torch.regions.call_drawing import FP8, CallDrawing, Untranslated, Value
+
+
+def _same(d: CallDrawing) -> Value:
+    """Views that add or drop dimensions of extent 1, or repeat."""
+    value, new = d["self"], d.out
+    if value.step is None:  # a tensor that is read as the view has it
+        return Value(new)
+    old = value.tensor
+    if new.dtype is not old.dtype:
+        raise Untranslated("a view of another type")
+    axes, left = [], [(n, a) for n, a in zip(value.shape, value.aligned(), strict=True) if not same(n, 1)]
+    once, spare = [], len(left) < len(value.shape)
+    for n in new.shape:
+        if left and same(n, left[0][0]):
+            axes.append(left.pop(0)[1])
+            once.append(n)
+        elif same(n, 1) or spare:
+            axes.append(None)
+            once.append(1)
+        else:
+            raise Untranslated("a view that moves elements")
+    if left:
+        raise Untranslated("a view that moves elements")
+    for place in range(len(axes) - 1, -1, -1):
+        if axes[place] is None:
+            behind = axes[place + 1] if place + 1 < len(axes) else 0
+            axes[place] = behind - 1
+    if any(a >= b for a, b in zip(axes, axes[1:], strict=False)):
+        raise Untranslated("a view that adds a dimension where the rows have none")
+    repeats = not all(map(same, once, new.shape))
+    return Value(new, value.step, tuple(axes), torch.Size(once) if repeats else None)
+
+
+def _cast(d: CallDrawing) -> Value:
+    x = d["self"]
+    if d.out.dtype is torch.bool:
+        return d.step("cmp_neq", {"input": x, "comparison": 0})
+    if d.out.dtype in FP8:
+        recorded = told(d.node)
+        if isinstance(recorded, torch.Tensor) and recorded.requires_grad:
+            raise Untranslated(f"a cast to {d.out.dtype}, of which the gradient is of that type")
+        if not _saturates(d.out.dtype):
+            beyond = d.between("cmp_gt", input=d.between("abs", input=x), comparison=FP8[d.out.dtype])
+            x = d.between("binary_select", input0=math.nan, input1=x, mask=beyond)
+    return d.step("identity", {"input": x})
+
+
+@functools.cache
+def _saturates(dtype: torch.dtype) -> bool:
+    """True if torch casts what is beyond a type to its largest number, as kernels do; before 2.13 it became NaN."""
+    return not torch.full((1,), 1e4).to(dtype).isnan().item()
+
+
+def _power(d: CallDrawing) -> Value:
+    x, exponent = d["self"], d["exponent"]
+    if exponent == 2:
+        return d.step("mul", {"a": x, "b": x})
+    if exponent == 3:
+        return d.step("mul", {"a": d.step("mul", {"a": x, "b": x}), "b": x})  # torch rounds the square, too
+    if exponent in (0.5, -0.5):
+        return d.step("sqrt" if exponent > 0 else "rsqrt", {"input": x})
+    if exponent == -1:
+        return d.step("reciprocal", {"input": x})
+    raise Untranslated(f"a power of {exponent}; accepted: 2, 3, 0.5, -0.5, -1")
+
+
+def _clamp(d: CallDrawing) -> Value:
+    return _limited(d, d["min"], d["max"], "cmp_lt", "cmp_gt")
+
+
+def _hard_tanh(d: CallDrawing) -> Value:
+    return _limited(d, d["min_val"], d["max_val"], "cmp_le", "cmp_ge")
+
+
+def _limited(d: CallDrawing, low: object, high: object, below: str, above: str) -> Value:
+    """The values with limits in place of what is beyond. Comparisons say whose gradients are 0: that of `max` is shared
+    where both are equal, which torch does for maximum alone."""
+    x = d["self"]
+    limits = [limit for limit in (low, high) if limit is not None]
+    if any(limit != limit for limit in limits):
+        raise Untranslated(f"{d.call.name} between {low} and {high}; accepted: numbers")
+    for limit, beyond in ((low, below), (high, above)):
+        if limit is not None:
+            x = d.step(
+                "binary_select", {"input0": limit, "input1": x, "mask": d.between(beyond, input=x, comparison=limit)}
+            )
+    return x
+
+
+def _reduced(mode: str) -> Callable[[CallDrawing], Value]:
+    def draw(d: CallDrawing) -> Value:
+        x, arguments = d["self"], d.call.arguments
+        if d.out.dtype not in (x.tensor.dtype, torch.float32):  # torch rounds the elements first
+            raise Untranslated(f"{d.call.name} of {x.tensor.dtype} to {d.out.dtype}")
+        return d.reduced(mode, x, arguments["dim"], bool(arguments.get("keepdim")), d.out.dtype)
+
+    return draw
+
+
+def _length(d: CallDrawing) -> Value:
+    modes = {2: "NORM2", 1: "NORM1", math.inf: "AMAX"}
+    if d["ord"] not in modes or d.out.dtype not in (d["self"].tensor.dtype, torch.float32):
+        raise Untranslated(f"a norm of order {d['ord']}; accepted: 1, 2, inf")
+    return d.reduced(modes[d["ord"]], d["self"], d["dim"], d["keepdim"], d.out.dtype)
+
+
+def _variance(d: CallDrawing) -> Value:
+    x, out = d["self"], d.out
+    columns = x.tensor.shape[d.last(x, d["dim"])]
+    correction = 1 if d["correction"] is None else d["correction"]
+    if not isinstance(columns, int) or not isinstance(correction, int | float) or columns <= correction:
+        raise Untranslated("the variance of rows of an extent that varies")
+    mean = d.reduced("AVG", x, d["dim"], True, torch.float32)
+    centred = d.between("sub", a=x, b=mean)
+    squares = d.reduced("ADD", d.between("mul", a=centred, b=centred), d["dim"], d["keepdim"], torch.float32)
+    return d.step("mul", {"a": squares, "b": 1 / (columns - correction)}, shape=out.shape)
+
+
+def _variance_and_mean(d: CallDrawing) -> tuple[Value, Value]:
+    return _variance(d), d.reduced("AVG", d["self"], d["dim"], d["keepdim"], d.out.dtype)
+
+
+def _of_rows(op: str) -> Callable[[CallDrawing], Value]:
+    def draw(d: CallDrawing) -> Value:
+        d.last(d["self"], d["dim"])
+        return d.step(op, {"input": d["self"]}, {"axis": -1})
+
+    return draw
+
+
+def _logsumexp(d: CallDrawing) -> Value:
+    x = d["self"]
+    axes, dim = x.aligned(), d.last(x, d["dim"])
+    return d.step("logsumexp", {"input": x}, {"axis": -1}, axes=axes if d["keepdim"] else axes[:dim])
+
+
+def _layer_norm(d: CallDrawing) -> Value:
+    return _norm(d, "layernorm", d["normalized_shape"], {"scale": d["weight"], "bias": d["bias"]}, d["eps"])
+
+
+def _rms_norm(d: CallDrawing) -> Value:
+    eps = torch.finfo(torch.float32).eps if d["eps"] is None else d["eps"]
+    return _norm(d, "rmsnorm", d["normalized_shape"], {"scale": d["weight"]}, eps)
+
+
+def _norm(d: CallDrawing, op: str, shape: Sequence[object], vectors: Mapping[str, object], eps: float) -> Value:
+    x = d["input"]
+    if len(shape) != 1 or x.once is not None or x.aligned()[-1] != -1:
+        raise Untranslated(f"{d.call.name} of rows of shape {tuple(shape)}; accepted: one dimension")
+    given = {name: v for name, v in vectors.items() if v is not None}
+    eps = float(eps) if isinstance(eps, torch.SymFloat) and eps.node.has_hint() else eps
+    return d.step(op, {"input": x, **given, "epsilon": eps}, {"norm_forward_phase": "INFERENCE"})
+
+
+COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
+    **dict.fromkeys(
+        "view.default reshape.default _unsafe_view.default unsqueeze.default squeeze.default squeeze.dim squeeze.dims "
+        "expand.default alias.default".split(),
+        _same,
+    ),
+    **dict.fromkeys(("_to_copy.default", "convert_element_type.default"), _cast),
+    "scalar_tensor.default": lambda d: d["s"],
+    "pow.Tensor_Scalar": _power,
+    "clamp.default": _clamp,
+    "clamp_min.default": lambda d: _limited(d, d["min"], None, "cmp_lt", ""),
+    "clamp_max.default": lambda d: _limited(d, None, d["max"], "", "cmp_gt"),
+    "hardtanh.default": _hard_tanh,
+    "mean.dim": _reduced("AVG"),
+    "sum.dim_IntList": _reduced("ADD"),
+    "amax.default": _reduced("MAX"),
+    "amin.default": _reduced("MIN"),
+    "linalg_vector_norm.default": _length,
+    "var.correction": _variance,
+    "var_mean.correction": _variance_and_mean,
+    "_softmax.default": _of_rows("softmax"),
+    "_log_softmax.default": _of_rows("log_softmax"),
+    "logsumexp.default": _logsumexp,
+    "native_layer_norm.default": _layer_norm,
+    "_fused_rms_norm.default": _rms_norm,
+    "rms_norm.default": _rms_norm,
+}
