@@ -37,7 +37,8 @@ constexpr int ROWS_PER_CTA = CTAS_PER_ROW == 1 ? THREADS / THREADS_PER_ROW : 1; 
 
 constexpr int ALIKE = SPLIT ? 2 : 1;
 using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, 1, ALIKE, gf::at_least_one(MOST_SUMS)>;
-using DelayedSums = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS, ALIKE, gf::at_least_one(MOST_SUMS)>;
+template <int PHASE>
+using DelayedSums = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS, ALIKE, gf::at_least_one(SUMS_OF_ROW[PHASE])>;
 constexpr int AHEAD_OF_ROW = DELAYED ? STAGES - 2 : STAGES - 1;  // rows of which copies are under way
 
 /// Pieces past the row's end, and those of a row that does not exist, are zero.
@@ -373,42 +374,44 @@ GF_DEVICE void take_in_turn(const Arrived& arrived, i64 rows, i64 first, i64 tog
 }
 
 /// The reduction of one row overlaps with the first of two phases of the next. LAST: the second phase, as a parameter,
-/// since a program of one phase has none and must compile all the same.
+/// since programs of other numbers of phases must compile all the same.
 template <int LAST, class Arrived>
 GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 together, Taken& taken,
                             RowSum::Shared* places) {
-  const float none[1] = {};
-  u32 turn = 0;  // the row's number among those of this CTA
-  Row before;
-  PerRow per_before;
-  Held held[STEPS];  // empty
-  for (i64 next = first; first < rows; next += together) {
-    const DelayedSums reduction = {places};
-    Row row;
-    PerRow per_row;
-    Parts<0> parts;
-    if (next < rows) {
-      row = arrived(next);
-      run<0>(row, per_row, held, taken, next == first, none, none, parts);
+  if constexpr (LAST == 1) {
+    const float none[1] = {};
+    u32 turn = 0;  // the row's number among those of this CTA
+    Row before;
+    PerRow per_before;
+    Held held[STEPS];  // empty
+    for (i64 next = first; first < rows; next += together) {
+      const DelayedSums<LAST - 1> reduction = {places};
+      Row row;
+      PerRow per_row;
+      Parts<LAST - 1> parts;
+      if (next < rows) {
+        row = arrived(next);
+        run<LAST - 1>(row, per_row, held, taken, next == first, none, none, parts);
+      }
+      Joined<LAST - 1> joined;
+      if (next != first) {
+        reduction.wait(turn - 1);
+        reduction.totals(joined.sums, turn - 1);
+      }
+      if (next < rows) {
+        reduction.give(parts.sums, turn);
+      }
+      if (next != first) {
+        Parts<LAST> nothing;
+        run<LAST>(before, per_before, held, taken, false, joined.sums, none, nothing);
+      }
+      if (next >= rows) {
+        break;
+      }
+      before = row;
+      per_before = per_row;
+      ++turn;
     }
-    Joined<0> joined;
-    if (next != first) {
-      reduction.wait(turn - 1);
-      reduction.totals(joined.sums, turn - 1);
-    }
-    if (next < rows) {
-      reduction.give(parts.sums, turn);
-    }
-    if (next != first) {
-      Parts<LAST> nothing;
-      run<LAST>(before, per_before, held, taken, false, joined.sums, none, nothing);
-    }
-    if (next >= rows) {
-      break;
-    }
-    before = row;
-    per_before = per_row;
-    ++turn;
   }
 }
 
