@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -76,21 +76,44 @@ def _several(made: object) -> Sequence[object]:
     return made if isinstance(made, list | tuple) else (made,)
 
 
-def calls_of(node: Node) -> tuple[Sequence[Call], object] | None:
-    """The calls of a node that computes tensors from tensors, and what it returns, on the tensors that were recorded
-    with the graph; None for any other node, and one that changes what it is given."""
+@contextmanager
+def _as_recorded(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Context of tensors without memory: operations make such tensors of numbers, too, and what they ask of
+    extents that vary guards nothing."""
+    modes = (getattr(t, "fake_mode", None) for t in tensors)
+    mode = next((mode for mode in modes if mode is not None), None)
+    extents = getattr(mode, "shape_env", None)
+    with nullcontext() if mode is None else mode, nullcontext() if extents is None else extents.suppress_guards():
+        yield
+
+
+def calls_of(node: Node, aliases: dict[int, torch.Tensor]) -> tuple[Sequence[Call], object] | None:
+    """The calls of a node that computes tensors from tensors, and what it returns; None for any other node, and one
+    that changes what it is given.
+
+    aliases: gets the tensors that calls are given, by the numbers of those that were recorded with the graph. Some
+    operations change shapes in place, and back.
+    """
     if node.op not in ("call_function", "call_method") or not called(node) or writes(node) or not _has_tensors(node):
         return None
     if not any(map(_has_tensors, node.all_input_nodes)) or any(told(a) is None for a in node.all_input_nodes):
         return None
-    args, kwargs = map_arg(node.args, told), map_arg(dict(node.kwargs), told)
-    modes = (getattr(t, "fake_mode", None) for a in node.all_input_nodes for t in _several(told(a)))
-    fake = next((mode for mode in modes if mode is not None), nullcontext())  # in which numbers become tensors
     mode = _mode()
     if mode is None:
         return None
+    tensors = [t for a in node.all_input_nodes for t in _several(told(a)) if isinstance(t, torch.Tensor)]
+    with torch.no_grad():
+        aliases |= {id(t): t.detach() for t in tensors}
+
+    def given(a: Node) -> object:
+        made = told(a)
+        if isinstance(made, list | tuple):
+            return tuple(aliases.get(id(t), t) for t in made)
+        return aliases.get(id(made), made)
+
+    args, kwargs = map_arg(node.args, given), map_arg(dict(node.kwargs), given)
     try:
-        with torch.no_grad(), fake, mode() as calls:
+        with torch.no_grad(), _as_recorded(tensors), mode() as calls:
             if node.op == "call_method":
                 made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:

@@ -28,12 +28,14 @@ class TranslatedGraph:
 
     def add(self, node: Node) -> bool:
         """True if a node translates; what it is made of has been added before."""
-        found = calls_of(node)
+        aliases: dict[int, torch.Tensor] = {}
+        found = calls_of(node, aliases)
         if found is None:
             self.why[node] = "it is no operation on tensors that programs have"
             return False
         calls, made = found
-        known = {id(t): v for a in node.all_input_nodes for t, v in self._tensors(a)}
+        known = {id(aliases[id(t)]): v for a in node.all_input_nodes for t, v in self._tensors(a)}
+        self.held += aliases.values()
         before = len(self.steps)
         try:
             for call in calls:
@@ -80,6 +82,8 @@ def _like(made: object, known: Mapping[int, Value]) -> object:
     if isinstance(made, torch.Tensor):
         if id(made) not in known:
             raise Untranslated("it makes a tensor of none")
+        if known[id(made)].tensor.dim() != made.dim():  # torch 2.10 has another for lengths of one element
+            raise Untranslated(f"it has shape {tuple(made.shape)} where the graph was recorded")
         return known[id(made)]
     if isinstance(made, list | tuple):
         return tuple(_like(one, known) for one in made)
