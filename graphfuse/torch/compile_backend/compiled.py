@@ -100,8 +100,7 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
     attended = sinks.replace(module, _place)
     regions = surroundings.regions(module.graph)
     attended += [Entry(*_place(o.node), o.became, o.why) for o in attention.rewrite(module, regions)]
-    places = {node: _place(node) for node in module.graph.nodes}
-    attended += [Entry(*places[n], "" if why else losses.NAME, why) for n, why in losses.replace(module, declines)]
+    attended += [Entry(*_place(n), "" if why else losses.NAME, why) for n, why in losses.replace(module, declines)]
     sites = find(module, once=True)
     rotated, beside = rotation.pairs(module, sites)
     rotated = [pair for pair in rotated if not surroundings.forbids(pair, regions)]
@@ -133,10 +132,8 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
 
 
 def _of_region(region: TorchRegion, why: str) -> Entry:
-    place = _place(region.outputs[0])
-    return Entry(
-        *place, "" if why else "region", f"{regions_of.title(region)}: {why}" if why else regions_of.title(region)
-    )
+    said = regions_of.title(region)
+    return Entry(*_place(region.outputs[0]), "" if why else "region", f"{said}: {why}" if why else said)
 
 
 def _entries(

@@ -58,7 +58,7 @@ def find(graph: Graph) -> Iterator[Loss]:
         found = is_op(x, "view")
         source = exact(found.args[0]) if found else exact(x)
         viewed = x if found and source is not found.args[0] else None
-        logits = source if viewed is not None or not found else x
+        logits = x if found and viewed is None else source
         if not any(map(is_changed, (x, logits, target))) and value(logits).dtype in _LOGITS:
             ignored = given.get("ignore_index", -100)
             yield Loss(node, logits, viewed, target, ignored, reduction, float(smoothing))

@@ -80,7 +80,7 @@ class CallDrawing:
         return self.call.results[0]
 
     def by_table(self) -> Value:
-        for op, parameters in _BY_ATEN.get(self.call.name, ()):
+        for op, parameters in _by_aten().get(self.call.name, ()):
             if (given := self._fitting(parameters)) is not None:
                 ports = [p.name for p in OPS[op].inputs]
                 inputs = {name: value for name, value in given.items() if name in ports}
@@ -249,6 +249,3 @@ def _by_aten() -> dict[str, list[tuple[str, dict[str, tuple[str, str]]]]]:
                 parameters[parameter] = (kind, value)
             found.setdefault(name, []).append((op.name, parameters))
     return found
-
-
-_BY_ATEN = _by_aten()

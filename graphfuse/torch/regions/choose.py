@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from graphfuse.api import pygraph
 from graphfuse.base.device import EMULATOR, Device
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import from_foreign
 from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph.freeze import freeze
-from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
@@ -25,14 +23,6 @@ from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, R
 from graphfuse.torch.regions.translate import TranslatedGraph
 
 _USUAL = 64
-
-_TYPES = {
-    torch.float32: data_type.FLOAT,
-    torch.bfloat16: data_type.BFLOAT16,
-    torch.float16: data_type.HALF,
-    torch.bool: data_type.BOOLEAN,
-    torch.float8_e4m3fn: data_type.FP8_E4M3,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +53,9 @@ def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
             translation.values.pop(node, None)
             del translation.steps[before:]
     _drop_unread(graph, translation)
-    return [region for part in _components(graph, translation, levels, parts) for region in _Component(part).regions()]
+    visible = _visible(translation)
+    components = (_Component(translation, visible, steps) for steps in _components(translation, levels, parts))
+    return [region for component in components for region in component.regions()]
 
 
 def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
@@ -84,8 +76,8 @@ def _is_elsewhere(node: Node, translation: TranslatedGraph, parts: Mapping[Node,
 
 
 def _components(
-    graph: Graph, translation: TranslatedGraph, levels: Mapping[Node, int], parts: Mapping[Node, int]
-) -> Iterator[_Part]:
+    translation: TranslatedGraph, levels: Mapping[Node, int], parts: Mapping[Node, int]
+) -> Iterator[Sequence[OwnedStep]]:
     """Steps in groups that hang together, or read the same tensor, and that nothing else stands between."""
     group: dict[OwnedStep, list[OwnedStep]] = {}
     first: dict[object, OwnedStep] = {}
@@ -101,27 +93,25 @@ def _components(
                 group |= dict.fromkeys(joined, joined)
     order = {step: n for n, step in enumerate(translation.steps)}
     for steps in {id(steps): steps for steps in group.values()}.values():
-        yield _Part(graph, translation, tuple(sorted(steps, key=order.__getitem__)))
+        yield sorted(steps, key=order.__getitem__)
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    graph: Graph
-    translation: TranslatedGraph
-    steps: tuple[OwnedStep, ...]
+def _visible(translation: TranslatedGraph) -> dict[OwnedStep, Node]:
+    """The first node that has the result of a step, by step."""
+    found: dict[OwnedStep, Node] = {}
+    for node, value in translation.values.items():
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, Value) and one.step is not None and isinstance(told(node), torch.Tensor):
+                found.setdefault(one.step, node)
+    return found
 
 
 class _Component:
     """Steps that hang together, as an op graph."""
 
-    def __init__(self, part: _Part):
-        self._translation = part.translation
-        self._visible: dict[OwnedStep, Node] = {}
-        for node, value in self._translation.values.items():
-            for one in value if isinstance(value, tuple) else (value,):
-                if isinstance(one, Value) and one.step is not None and isinstance(told(node), torch.Tensor):
-                    self._visible.setdefault(one.step, node)
-        self._steps = self._read(part.steps)
+    def __init__(self, translation: TranslatedGraph, visible: Mapping[OwnedStep, Node], steps: Sequence[OwnedStep]):
+        self._translation, self._visible = translation, visible
+        self._steps = self._read(steps)
 
     def _read(self, steps: Sequence[OwnedStep]) -> tuple[OwnedStep, ...]:
         """Steps of which somebody reads the result, as nobody may read the mean beside a variance."""
@@ -163,7 +153,7 @@ def _kernels(
     """Numbers of a program's steps in groups that are a kernel each. dims: of its inputs. owned: by step, the number of
     the node that it is of, all of whose steps are in one kernel."""
     try:
-        frozen = lower(freeze(_graph(Program.read(text), dims)))
+        frozen = lower(freeze(Program.read(text).graph(dims)[0]))
     except GraphValidationError:
         return ()
     known = registry.registry((), ())
@@ -178,23 +168,6 @@ def _kernels(
         return any(engine.why_not(facts, device) is None for engine in serving)
 
     return tuple(numbers[n] for n in cover.choose(frozen, [r.subgraph for r in regions], taken).chosen)
-
-
-def _graph(program: Program, dims: Sequence[tuple[int, ...]]) -> pygraph:
-    graph = pygraph(
-        "region",
-        intermediate_data_type=data_type.FLOAT,
-        compute_data_type=data_type.FLOAT,
-        intermediate_rounding="declared",
-    )
-    given = {
-        one.name: graph.tensor(dim, packed_stride(dim), data_type[one.dtype], name=one.name)
-        for one, dim in zip(program.inputs, dims, strict=True)
-    }
-    made = program.draw(graph, given)
-    for one in program.outputs:
-        made[one.step].set_output().set_data_type(data_type[one.dtype])
-    return graph
 
 
 _ANCHORS = frozenset({"reduction", "softmax", "log_softmax", "logsumexp", "rmsnorm", "layernorm"})
@@ -251,7 +224,7 @@ class _Assembled:
             return f"@{numbers[value.step]}" if isinstance(value, Value) else value
 
         program = Program(
-            tuple(RegionInput(names[key], patterns[key], _TYPES[read[key].tensor.dtype].name) for key in order),
+            tuple(RegionInput(names[key], patterns[key], from_foreign(read[key].tensor.dtype).name) for key in order),
             tuple(
                 ProgramStep(
                     s.op, {port: source(s, port, v) for port, v in s.inputs.items()}, dict(s.attributes), s.dtype
@@ -262,7 +235,7 @@ class _Assembled:
                 Result(
                     numbers[step],
                     extents.pattern(translation.values[node].axes, told(node).shape),
-                    _TYPES[told(node).dtype].name,
+                    from_foreign(told(node).dtype).name,
                 )
                 for step, node in made.items()
             ),

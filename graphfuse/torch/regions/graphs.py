@@ -123,7 +123,7 @@ class RegionGraphs:
     @cached_property
     def _small(self) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         rank = len(self.program.inputs[0].axes)
-        return self._drawn((*range(2, rank + 1), _COLUMNS), ())
+        return self._drawn((*range(2, rank + 1), _COLUMNS))
 
     def why_untrainable(self, rows: Shape, asked: Sequence[bool], device: str) -> str:
         """Why no kernels make the gradients of these inputs, of `differentiable`, where rows have this shape; "" where
@@ -204,7 +204,7 @@ class RegionGraphs:
 
     def _forward(self, d: DrawnGraph) -> None:
         given = {one.name: _read(d, one) for one in self.program.inputs}
-        kept = [name for name in self.statistics if name in d] if any(n in d for n in self._own_statistics(d)) else []
+        kept = self._own_statistics(d)
         made = self.program.draw(d.graph, given, training=bool(kept))
         for name in kept:
             d.store_read(name, _named(d.graph, name))
@@ -218,7 +218,7 @@ class RegionGraphs:
 
     def _backward(self, d: DrawnGraph) -> None:
         shape = d.layouts[self.first].shape
-        forward, given, made = self._drawn(shape, self.statistics)
+        forward, given, made = self._drawn(shape)
         names = {t: one.name for one in self.program.inputs for t in (given[one.name],)}
         names |= {made[one.step]: one.name for one in self.program.outputs}
         names |= {_named(forward, name): name for name in self.statistics}
@@ -233,26 +233,13 @@ class RegionGraphs:
         grads = {n: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, n in wanted.items()}
         store(d, grads, {f"d{one.name}" for one in self.differentiable if one.extents.without_columns})
 
-    def _drawn(self, rows: Shape, statistics: Sequence[str]) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
+    def _drawn(self, rows: Shape) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         """The training graph for rows of a shape, of which leading axes may be joined, validated."""
-        graph = pygraph(
-            "region",
-            intermediate_data_type=data_type.FLOAT,
-            compute_data_type=data_type.FLOAT,
-            intermediate_rounding="declared",
-        )
-        given = {}
-        for one in self.program.inputs:
-            axes = one.extents.joined(len(rows))
-            dim = tuple(n if kind == "n" else 1 for kind, n in zip(axes, rows, strict=True))
-            given[one.name] = graph.tensor(dim, packed_stride(dim), data_type[one.dtype], name=one.name)
-        made = self.program.draw(graph, given, training=True)
-        for one in self.program.outputs:
-            made[one.step].set_output().set_data_type(data_type[one.dtype])
-        for name in statistics:
-            _named(graph, name)
-        freeze(graph)
-        return graph, given, made
+        axes = (one.extents.joined(len(rows)) for one in self.program.inputs)
+        dims = [tuple(n if kind == "n" else 1 for kind, n in zip(kinds, rows, strict=True)) for kinds in axes]
+        drawn = self.program.graph(dims, training=True)
+        freeze(drawn[0])
+        return drawn
 
 
 def _is_float(one: RegionInput | Result) -> bool:

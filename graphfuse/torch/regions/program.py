@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from graphfuse.base.enums import norm_forward_phase, reduction_mode
 from graphfuse.base.errors import SerializedError
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.op_graph.freeze import infer
+from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import OPS
 
@@ -146,6 +147,23 @@ class Program:
         if not made or any(f"@{n}" not in known for n in made) or len({*made}) != len(made):
             return f"its outputs are of steps {made}; accepted: different ones of {len(self.steps)}"
         return None
+
+    def graph(self, dims: Sequence[Shape], training: bool = False) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
+        """A graph of its own, its inputs by name, and what its steps make. dims: of inputs, all of one rank."""
+        graph = pygraph(
+            "region",
+            intermediate_data_type=data_type.FLOAT,
+            compute_data_type=data_type.FLOAT,
+            intermediate_rounding="declared",
+        )
+        given = {
+            one.name: graph.tensor(dim, packed_stride(dim), data_type[one.dtype], name=one.name)
+            for one, dim in zip(self.inputs, dims, strict=True)
+        }
+        made = self.draw(graph, given, training)
+        for one in self.outputs:
+            made[one.step].set_output().set_data_type(data_type[one.dtype])
+        return graph, given, made
 
     def draw(self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False) -> list[Tensor]:
         """The tensors that steps make, drawn into a graph. given: its tensors for the inputs, all of one rank.
