@@ -60,7 +60,7 @@ def _cast(d: CallDrawing) -> Value:
 @functools.cache
 def _saturates(dtype: torch.dtype) -> bool:
     """True if torch casts what is beyond a type to its largest number, as kernels do; before 2.13 it became NaN."""
-    return not torch.full((1,), 1e4).to(dtype).isnan().item()
+    return not torch.full((1,), 1e4, device="cpu").to(dtype).isnan().item()
 
 
 def _power(d: CallDrawing) -> Value:
@@ -76,18 +76,23 @@ def _power(d: CallDrawing) -> Value:
     raise Untranslated(f"a power of {exponent}; accepted: 2, 3, 0.5, -0.5, -1")
 
 
-def _clamp(d: CallDrawing) -> Value:
-    return _limited(d, d["min"], d["max"], "cmp_lt", "cmp_gt")
+def _clamp(d: CallDrawing, low: object, high: object) -> Value:
+    return _limited(d, low, high, at_limits=_clamp_has_gradients_at_limits())
 
 
-def _hard_tanh(d: CallDrawing) -> Value:
-    return _limited(d, d["min_val"], d["max_val"], "cmp_le", "cmp_ge")
+@functools.cache
+def _clamp_has_gradients_at_limits() -> bool:
+    """True if the gradient of a clamped value that equals its limit is 1; from torch 2.15 it is 0."""
+    with torch.enable_grad():
+        x = torch.zeros(1, device="cpu", requires_grad=True)
+        return bool(torch.autograd.grad(x.clamp(min=0), x)[0])
 
 
-def _limited(d: CallDrawing, low: object, high: object, below: str, above: str) -> Value:
-    """The values with limits in place of what is beyond. Comparisons say whose gradients are 0: that of `max` is shared
-    where both are equal, which torch does for maximum alone."""
+def _limited(d: CallDrawing, low: object, high: object, at_limits: bool = False) -> Value:
+    """The values with limits in place of what is beyond, which has no gradient; `at_limits`: what equals them has one.
+    Comparisons say so, not `max` and `min`: these share the gradient of equals, as torch does for maximum alone."""
     x = d["self"]
+    below, above = ("cmp_lt", "cmp_gt") if at_limits else ("cmp_le", "cmp_ge")
     limits = [limit for limit in (low, high) if limit is not None]
     if any(limit != limit for limit in limits):
         raise Untranslated(f"{d.call.name} between {low} and {high}; accepted: numbers")
@@ -173,10 +178,10 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     **dict.fromkeys(("_to_copy.default", "convert_element_type.default"), _cast),
     "scalar_tensor.default": lambda d: d["s"],
     "pow.Tensor_Scalar": _power,
-    "clamp.default": _clamp,
-    "clamp_min.default": lambda d: _limited(d, d["min"], None, "cmp_lt", ""),
-    "clamp_max.default": lambda d: _limited(d, None, d["max"], "", "cmp_gt"),
-    "hardtanh.default": _hard_tanh,
+    "clamp.default": lambda d: _clamp(d, d["min"], d["max"]),
+    "clamp_min.default": lambda d: _clamp(d, d["min"], None),
+    "clamp_max.default": lambda d: _clamp(d, None, d["max"]),
+    "hardtanh.default": lambda d: _limited(d, d["min_val"], d["max_val"]),
     "mean.dim": _reduced("AVG"),
     "sum.dim_IntList": _reduced("ADD"),
     "amax.default": _reduced("MAX"),
