@@ -88,6 +88,7 @@ def rank(number, folder):
         assert found < 1e-5, f"{name} differs by {found}"
         if number == 0:
             print(f"{name}: {RANKS} ranks and one process agree to {found:.1e}")
+    distributed.barrier()  # nobody leaves while others still talk to it
     distributed.destroy_process_group()
 
 

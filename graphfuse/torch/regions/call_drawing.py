@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import data_type, from_foreign
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.meaning import same
 from graphfuse.torch.regions.aten_calls import Call
@@ -119,7 +119,8 @@ class CallDrawing:
             whole = inputs["input"].aligned()
             axes = made.get("axes", whole)
             read = {port: _placed(v, whole) if isinstance(v, Value) else v for port, v in inputs.items()}
-        one = OwnedStep(self.node, op, read, attributes or {}, ROUNDED[dtype].name if dtype in ROUNDED else "")
+        rounded = from_foreign(dtype).name if dtype in ROUNDED or dtype in FP8 else ""
+        one = OwnedStep(self.node, op, read, attributes or {}, rounded)
         self.steps.append(one)
         return Value(self.out if shape is self.out.shape else self.out.new_empty(shape, dtype=dtype), one, axes)
 

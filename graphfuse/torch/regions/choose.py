@@ -20,6 +20,7 @@ from graphfuse.runtime import device as devices
 from graphfuse.torch.fusion.meaning import is_changed, same, told
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
+from graphfuse.torch.regions.spelled_norms import with_norms
 from graphfuse.torch.regions.translate import TranslatedGraph
 
 _USUAL = 64
@@ -42,13 +43,16 @@ class TorchRegion:
 def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
     """Regions of a graph, in order. parts: by node that a region may have, the number of the part of the graph that it
     is in, beyond which no region goes."""
-    translation, levels = TranslatedGraph(), dict[Node, int]()
+    translation, levels, made_of_steps = TranslatedGraph(), dict[Node, int](), set[Node]()
     for node in graph.nodes:
         before = len(translation.steps)
         usable = node in parts and not any(map(is_changed, (node, *node.all_input_nodes))) and translation.add(node)
         usable = usable and not _is_elsewhere(node, translation, parts)
         below = max((levels[t] for t in node.all_input_nodes if t in levels), default=0)
-        levels[node] = below if usable or node.op in ("placeholder", "get_attr") else below + 1
+        stands_behind = not made_of_steps.isdisjoint(node.all_input_nodes)
+        levels[node] = below + 1 if stands_behind and not usable else below
+        if stands_behind or len(translation.steps) > before:
+            made_of_steps.add(node)
         if not usable:
             translation.values.pop(node, None)
             del translation.steps[before:]
@@ -245,7 +249,9 @@ class _Assembled:
         is_split = any(one.extents.is_split for one in (*program.inputs, *program.outputs))
         if extents.is_one and not is_split and program.inputs[0].extents.whole:
             inputs = tuple(node for node, _ in order)
-            region = TorchRegion(program, tuple(sorted({*nodes, *made.values()})), inputs, tuple(made.values()))
+            columns = read[order[0]].tensor.shape[-1]
+            spelled = with_norms(program, columns if isinstance(columns, int) else None)
+            region = TorchRegion(spelled, tuple(sorted({*nodes, *made.values()})), inputs, tuple(made.values()))
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, device, region)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+import sys
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 from torch.fx import Node
@@ -40,7 +42,7 @@ class TranslatedGraph:
         try:
             for call in calls:
                 self._call(node, call, known)
-            value = _like(made, known)
+            value = _like(made, known, _read(node))
             self._check_leaves(self.steps[before:])
             if isinstance(value, Value) and value.step is None:  # a view of what is read
                 self.node_of[id(value.tensor)] = node
@@ -77,8 +79,15 @@ class TranslatedGraph:
             self.held.append(t)
 
 
-def _like(made: object, known: Mapping[int, Value]) -> object:
-    """Values of what a node returns."""
+def _read(node: Node) -> Container[int]:
+    """The numbers of a node's results that somebody reads."""
+    users = [user for user in node.users if user.target is not operator.getitem or user.users]
+    parts = [user.args[1] if user.target is operator.getitem else None for user in users]
+    return range(sys.maxsize) if None in parts else parts
+
+
+def _like(made: object, known: Mapping[int, Value], read: Container[int]) -> object:
+    """Values of what a node returns; None for one of several that nobody reads."""
     if isinstance(made, torch.Tensor):
         if id(made) not in known:
             raise Untranslated("it makes a tensor of none")
@@ -86,5 +95,5 @@ def _like(made: object, known: Mapping[int, Value]) -> object:
             raise Untranslated(f"it has shape {tuple(made.shape)} where the graph was recorded")
         return known[id(made)]
     if isinstance(made, list | tuple):
-        return tuple(_like(one, known) for one in made)
+        return tuple(_like(one, known, ()) if i in read else None for i, one in enumerate(made))
     raise Untranslated(f"it makes a {type(made).__name__}")

@@ -1,0 +1,190 @@
+"""Norms that a program spells in steps, as the ops that they are.
+
+The kernel of the forward is the same. Its gradient becomes that of the op, which is a closed formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from graphfuse.torch.regions.program import Program, ProgramStep, Source
+
+_OUTSIDE = -1
+_INFERENCE = {"norm_forward_phase": "INFERENCE"}
+
+
+def with_norms(program: Program, columns: int | None) -> Program:
+    """A program that computes the same. columns: of its rows; None where their extent varies."""
+    steps = _distinct(program)
+    for number in range(len(steps.program.steps)):
+        found = steps.norm(number, columns) or steps.scaled(number)
+        if found is not None:
+            steps = _Steps(steps.with_step(number, found))
+    return _without_unread(steps.program)
+
+
+def _distinct(program: Program) -> _Steps:
+    """A program in which readers of equal steps read the first of them."""
+    first: dict[str, Source] = {}
+    new: dict[Source, Source] = {}
+    steps = []
+    for number, step in enumerate(program.steps):
+        inputs = {port: new.get(source, source) for port, source in step.inputs.items()}
+        steps.append(replace(step, inputs=inputs))
+        same = first.setdefault(repr(steps[-1]), f"@{number}")
+        if same != f"@{number}":
+            new[f"@{number}"] = same
+    return _Steps(_without_unread(replace(program, steps=tuple(steps))))
+
+
+class _Steps:
+    def __init__(self, program: Program):
+        self.program = program
+        self._readers: dict[Source, set[int]] = {}
+        for number, step in enumerate(program.steps):
+            for source in step.inputs.values() if not _is_exact(step) else ():
+                self._readers.setdefault(self._exact(source), set()).add(number)
+        for one in program.outputs:
+            self._readers.setdefault(self._exact(f"@{one.step}"), set()).add(_OUTSIDE)
+        self._vectors = {one.name for one in program.inputs if set(one.axes[:-1]) <= {"-", "1"} and one.axes[-1] == "n"}
+
+    def with_step(self, number: int, step: ProgramStep) -> Program:
+        steps = self.program.steps
+        return replace(self.program, steps=(*steps[:number], step, *steps[number + 1 :]))
+
+    def norm(self, number: int, columns: int | None) -> ProgramStep | None:
+        """The norm that a step ends, before any weight."""
+        step = self.program.steps[number]
+        for x, variance in self._normalized(step):
+            for mean, epsilon in self._operands(variance, "add"):
+                square = self._mean(mean, columns) if isinstance(epsilon, int | float) else None
+                squared = None if square is None else self._square(square)
+                if squared is None or squared != self._exact(x):
+                    continue
+                centred = self._centred(squared, columns)
+                op, of = ("rmsnorm", squared) if centred is None else ("layernorm", centred)
+                if self._is_own(number, of):
+                    return ProgramStep(op, {"input": of, "epsilon": epsilon}, _INFERENCE, step.dtype)
+        return None
+
+    def scaled(self, number: int) -> ProgramStep | None:
+        """A norm with the weight or the bias of its columns, which a step applies before anything is rounded."""
+        step = self.program.steps[number]
+        port = {"mul": "scale", "add": "bias"}.get(step.op)
+        for norm, vector in self._pairs(step) if port else ():
+            of = self._step(norm, "rmsnorm", "layernorm")
+            if of is None or not self._is_vector(vector) or self._readers[self._exact(norm)] != {number}:
+                continue
+            if port not in of.inputs and (port == "bias" or "bias" not in of.inputs):
+                return replace(of, inputs={**of.inputs, port: self._exact(vector)}, dtype=step.dtype)
+        return None
+
+    def _normalized(self, step: ProgramStep) -> Iterator[tuple[Source, Source]]:
+        """x and v of a step that is x / sqrt(v)."""
+        if step.op == "div":
+            root = self._step(step.inputs["b"], "sqrt")
+            if root is not None:
+                yield step.inputs["a"], root.inputs["input"]
+        for x, other in self._pairs(step) if step.op == "mul" else ():
+            inverse = self._step(other, "rsqrt", "reciprocal", "div")
+            if inverse is None or inverse.op == "div" and inverse.inputs["a"] != 1:
+                continue
+            if inverse.op == "rsqrt":
+                yield x, inverse.inputs["input"]
+                continue
+            root = self._step(inverse.inputs["b" if inverse.op == "div" else "input"], "sqrt")
+            if root is not None:
+                yield x, root.inputs["input"]
+
+    def _mean(self, source: Source, columns: int | None) -> Source | None:
+        """What a source is the mean of over columns."""
+        mean = self._step(source, "reduction", "mul", "div")
+        if mean is None:
+            return None
+        if mean.op == "reduction":
+            return mean.inputs["input"] if mean.attributes["mode"] == "AVG" else None
+        for total, number in self._pairs(mean):
+            summed = self._step(total, "reduction")
+            count = None if columns is None else columns if mean.op == "div" else 1 / columns
+            if summed is not None and summed.attributes["mode"] == "ADD" and number == count:
+                return summed.inputs["input"]
+            if mean.op == "div":
+                break
+        return None
+
+    def _square(self, source: Source) -> Source | None:
+        """What a source is the square of."""
+        for a, b in self._operands(source, "mul"):
+            return self._exact(a) if self._exact(a) == self._exact(b) and isinstance(a, str) else None
+        return None
+
+    def _centred(self, source: Source, columns: int | None) -> Source | None:
+        """The x of a source that is x less its mean."""
+        apart = self._step(source, "sub")
+        of = None if apart is None else self._mean(apart.inputs["b"], columns)
+        return self._exact(of) if of is not None and self._exact(of) == self._exact(apart.inputs["a"]) else None
+
+    def _is_own(self, number: int, x: Source) -> bool:
+        """True if nobody else reads what a step is made of on its way from x."""
+        between, waiting = {number}, [*self.program.steps[number].inputs.values()]
+        while waiting:
+            source = self._exact(waiting.pop())
+            if source != x and isinstance(source, str) and source.startswith("@") and int(source[1:]) not in between:
+                between.add(int(source[1:]))
+                waiting += self.program.steps[int(source[1:])].inputs.values()
+        return all(self._readers[f"@{n}"] <= between for n in between - {number})
+
+    def _is_vector(self, source: Source) -> bool:
+        """True if a source has a value for each column, the same in all rows."""
+        if not isinstance(source, str) or not source.startswith("@"):
+            return source in self._vectors
+        read = [s for s in self.program.steps[int(source[1:])].inputs.values() if isinstance(s, str)]
+        return bool(read) and all(map(self._is_vector, read))
+
+    def _exact(self, source: Source) -> Source:
+        """The source that has a value as it was before steps that round nothing."""
+        while isinstance(source, str) and source.startswith("@"):
+            step = self.program.steps[int(source[1:])]
+            if not _is_exact(step):
+                break
+            source = step.inputs["input"]
+        return source
+
+    def _step(self, source: Source, *ops: str) -> ProgramStep | None:
+        """The step that a source is made by, if it is one of these ops and rounds nothing."""
+        source = self._exact(source)
+        if not isinstance(source, str) or not source.startswith("@"):
+            return None
+        step = self.program.steps[int(source[1:])]
+        return step if step.op in ops and not step.dtype else None
+
+    def _operands(self, source: Source, op: str) -> Iterator[tuple[Source, Source]]:
+        step = self._step(source, op)
+        return iter(()) if step is None else self._pairs(step)
+
+    @staticmethod
+    def _pairs(step: ProgramStep) -> Iterator[tuple[Source, Source]]:
+        """Operands of a step of two, in both orders."""
+        a, b = step.inputs.values()
+        return iter(((a, b), (b, a)))
+
+
+def _is_exact(step: ProgramStep) -> bool:
+    """True if a step passes on what it is given."""
+    return step.op == "identity" and not step.dtype
+
+
+def _without_unread(program: Program) -> Program:
+    read = {one.step for one in program.outputs}
+    for number in reversed(range(len(program.steps))):
+        if number in read:
+            read |= {int(s[1:]) for s in program.steps[number].inputs.values() if isinstance(s, str) and s[0] == "@"}
+    numbers = {f"@{old}": f"@{new}" for new, old in enumerate(sorted(read))}
+
+    def renamed(step: ProgramStep) -> ProgramStep:
+        return replace(step, inputs={port: numbers.get(s, s) for port, s in step.inputs.items()})
+
+    steps = tuple(renamed(program.steps[number]) for number in sorted(read))
+    outputs = tuple(replace(one, step=int(numbers[f"@{one.step}"][1:])) for one in program.outputs)
+    return replace(program, steps=steps, outputs=outputs)
