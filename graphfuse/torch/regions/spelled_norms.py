@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from graphfuse.base.dtypes import data_type
+from graphfuse.ops import OPS
 from graphfuse.torch.regions.program import Program, ProgramStep, Source
 
 _OUTSIDE = -1
@@ -21,7 +23,7 @@ def with_norms(program: Program, columns: int | None) -> Program:
         found = steps.norm(number, columns) or steps.scaled(number)
         if found is not None:
             steps = _Steps(steps.with_step(number, found))
-    return _without_unread(steps.program)
+    return _without_identities(steps)
 
 
 def _distinct(program: Program) -> _Steps:
@@ -47,6 +49,7 @@ class _Steps:
                 self._readers.setdefault(self._exact(source), set()).add(number)
         for one in program.outputs:
             self._readers.setdefault(self._exact(f"@{one.step}"), set()).add(_OUTSIDE)
+        self._truths = {one.name for one in program.inputs if one.dtype == data_type.BOOLEAN.name}
         self._vectors = {one.name for one in program.inputs if set(one.axes[:-1]) <= {"-", "1"} and one.axes[-1] == "n"}
 
     def with_step(self, number: int, step: ProgramStep) -> Program:
@@ -135,6 +138,18 @@ class _Steps:
                 waiting += self.program.steps[int(source[1:])].inputs.values()
         return all(self._readers[f"@{n}"] <= between for n in between - {number})
 
+    def rounds(self, number: int) -> bool:
+        """True if a step alone reads what another makes, which is not rounded before."""
+        source = self._exact(self.program.steps[number].inputs["input"])
+        made = self._step(source, *OPS)
+        return made is not None and self.is_number(source) and self._readers[source] == {number}
+
+    def is_number(self, source: Source) -> bool:
+        """True if a source is no truth value."""
+        if isinstance(source, str) and source.startswith("@"):
+            return not OPS[self.program.steps[int(source[1:])].op].name.startswith(("cmp", "logical"))
+        return source not in self._truths
+
     def _is_vector(self, source: Source) -> bool:
         """True if a source has a value for each column, the same in all rows."""
         if not isinstance(source, str) or not source.startswith("@"):
@@ -168,6 +183,22 @@ class _Steps:
         """Operands of a step of two, in both orders."""
         a, b = step.inputs.values()
         return iter(((a, b), (b, a)))
+
+
+def _without_identities(steps: _Steps) -> Program:
+    """A program in which what a step alone reads, and only rounds, is made rounded, and values are read where they are
+    made."""
+    made, new = [*steps.program.steps], dict[Source, Source]()
+    for number, step in enumerate(made):
+        inputs = {port: new.get(source, source) for port, source in step.inputs.items()}
+        source = inputs.get("input")
+        if step.op == "identity" and step.dtype and steps.rounds(number) and isinstance(source, str):
+            step = made[int(source[1:])]
+            inputs, step = dict(step.inputs), replace(step, dtype=made[number].dtype)
+        elif _is_exact(step) and steps.is_number(source):
+            new[f"@{number}"] = source
+        made[number] = replace(step, inputs=inputs)
+    return _without_unread(replace(steps.program, steps=tuple(made)))
 
 
 def _is_exact(step: ProgramStep) -> bool:

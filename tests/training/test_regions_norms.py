@@ -1,0 +1,130 @@
+"""Norms in every spelling, as regions: the ops that they become, and kernels like those of the operators for them."""
+
+import re
+from collections import Counter
+
+import pytest
+import torch
+
+from graphfuse.functional.layout import ALIGNMENT, Layout
+from graphfuse.functional.operator import FUNCTIONS
+from graphfuse.functional.problem import planned
+from graphfuse.functional.tensor_parameter import used
+from graphfuse.op_graph.ir import packed_stride
+from graphfuse.torch import RMSNorm  # noqa: F401  (its operators)
+from graphfuse.torch.fusion import find as find_sites
+from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.regions import choose
+from graphfuse.torch.regions.graphs import RegionGraphs
+from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
+from graphfuse.torch.regions.spelled_norms import with_norms
+from support.traces import FULL, given, recorded
+from training import test_fusion_match as spelled
+
+pytestmark = pytest.mark.torch
+
+HALF = torch.bfloat16
+
+
+def regions(function, names, dtype):
+    graph, _ = recorded(function, given(names, dtype), "aten")
+    nodes = {node: 0 for node in graph.graph.nodes if node.op not in ("placeholder", "output")}
+    return graph, choose.find(graph.graph, nodes)
+
+
+def lines(function, tensors):
+    """Lines of the kernels of a function, factors of products in one order."""
+    variant, layouts, shapes, made = function.variant(function.defaults | tensors), {}, {}, {}
+    for a in used(variant.arguments, function.defaults | tensors):
+        t = tensors.get(a.name)
+        if t is None:
+            dtype = a.new if isinstance(a.new, torch.dtype) else a.new(made)
+            t = torch.empty(a.shape(shapes)[0], dtype=dtype, device="meta")
+        shape = shapes[a.name] = tuple(t.shape)
+        layouts[a.name] = Layout(t.dtype, a.types[t.dtype], shape, packed_stride(shape), torch.device("cpu"), ALIGNMENT)
+        made[a.name] = t
+    _, planner = planned(function.name, variant, layouts, "emulator")
+    text = "\n".join(planner.at(0).sources)
+    in_order = lambda m: " * ".join(sorted(m.groups()))  # noqa: E731
+    return Counter(re.sub(r"([\w\[\]]+) \* ([\w\[\]]+)(?=\))", in_order, line) for line in text.splitlines())
+
+
+ALIKE = [
+    (spelled.llama, "xw", HALF),
+    (spelled.llama, "xw", FULL),
+    (spelled.once, "xw", HALF),
+    (spelled.once, "xW", HALF),
+    (spelled.gemma, "xw", HALF),
+    (spelled.by_power, "xw", HALF),
+    (spelled.by_root, "xw", HALF),
+    (spelled.by_reciprocal, "xw", HALF),
+    (spelled.centred, "xwb", HALF),
+    (spelled.by_variance, "xwb", FULL),
+    (spelled.by_both, "xwb", HALF),
+    (spelled.by_both, "xwb", FULL),
+    (lambda x, w, b: spelled.once(x, w) + b, "xwb", FULL),
+    (lambda x, w, b: torch.nn.functional.layer_norm(x, (64,), w, b), "xwb", HALF),
+    (spelled.summed(spelled.llama), "xrw", HALF),
+    (spelled.summed(spelled.once), "xrw", HALF),
+    (spelled.summed(spelled.gemma), "xrw", HALF),
+    (spelled.summed(lambda t, w: torch.nn.functional.layer_norm(t, (64,), w)), "xrw", HALF),
+    (lambda x, w: torch.nn.functional.silu(spelled.once(x, w)), "xw", FULL),
+]
+
+
+@pytest.mark.parametrize(("function", "names", "dtype"), ALIKE)
+def test_the_kernel_is_that_of_the_operator(function, names, dtype):
+    graph, (region,) = regions(function, names, dtype)
+    site = find_sites(graph)[-1]
+    operator = FUNCTIONS[f"graphfuse::{site.serving.name}"]
+    graphs = RegionGraphs.of(region.program.text)
+    inputs = {one.name: value(node) for one, node in zip(region.program.inputs, region.inputs, strict=True)}
+    of_operator = lines(operator, {name: value(node) for name, node in site.tensors.items()})
+    assert lines(graphs.inference.declaration, inputs) == of_operator
+    norms = [step for step in region.program.steps if step.op in ("rmsnorm", "layernorm")]
+    assert len(graphs.statistics) == sum(1 + (step.op == "layernorm") for step in norms)
+
+
+NOT_NORMS = [
+    # Another number.
+    (lambda x: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) / 63 + 1e-5), "x"),
+    (lambda x, r: r * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5), "xr"),
+    (lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)), "x"),
+    (lambda x: x / torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5), "x"),
+    (lambda x: torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) / x, "x"),
+    (lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(), "x"),
+    # Numbers of its steps that somebody else reads, who would have them computed once more.
+    (lambda x: (x * (r := torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)), r), "x"),
+]
+
+
+@pytest.mark.parametrize(("function", "names"), NOT_NORMS)
+def test_what_is_none_keeps_its_steps(function, names):
+    _, found = regions(function, names, FULL)
+    assert not any(step.op in ("rmsnorm", "layernorm") for region in found for step in region.program.steps)
+
+
+def test_a_sum_that_is_read_centred_is_an_rms_norm():
+    """Of x less the mean of something else."""
+    _, (region,) = regions(lambda x, r: spelled.once((x - r.mean(-1, keepdim=True)), torch.ones(())), "xr", FULL)
+    assert [step.op for step in region.program.steps][-2:] == ["rmsnorm", "mul"]
+
+
+def test_truth_values_are_not_read_as_numbers():
+    """And what rounds nothing is left out."""
+    inputs = RegionInput("in0", "nn", "FLOAT"), RegionInput("in1", "nn", "BOOLEAN")
+    steps = (
+        ProgramStep("identity", {"input": "in1"}),
+        ProgramStep("identity", {"input": "in0"}),
+        ProgramStep("mul", {"a": "@1", "b": "@0"}),
+        ProgramStep("reduction", {"input": "@2"}, {"mode": "MAX"}),
+    )
+    made = with_norms(Program(inputs, steps, (Result(3, "n1", "FLOAT"),)), 64)
+    assert [step.op for step in made.steps] == ["identity", "mul", "reduction"]
+    assert made.steps[1].inputs == {"a": "in0", "b": "@0"}
+
+
+def test_a_weight_from_a_view_is_read_there():
+    """What no step makes stands between no steps."""
+    _, (region,) = regions(lambda x, w: spelled.llama(x.view(2, 3, 4, 16), w[:16]), "xw", HALF)
+    assert [step.op for step in region.program.steps] == ["rmsnorm", "mul"]
