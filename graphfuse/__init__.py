@@ -58,6 +58,8 @@ if TYPE_CHECKING:  # what `_LAZY` loads when it is first used
     from graphfuse.functional import fused_rmsnorm_silu
     from graphfuse.gradients.differentiate import Differentiated, differentiate
     from graphfuse.op_graph.tensor import Tensor
+    from graphfuse.planning.kernel_cache import create_kernel_cache
+    from graphfuse.runtime.device_properties import create_device_properties
     from graphfuse.runtime.handle import Handle, create_handle, destroy_handle, get_stream, set_stream
 
 __version__ = "0.1.0"
@@ -89,7 +91,9 @@ _LAZY = {
     "Handle": "graphfuse.runtime.handle",
     "Differentiated": "graphfuse.gradients.differentiate",
     "differentiate": "graphfuse.gradients.differentiate",
+    "create_device_properties": "graphfuse.runtime.device_properties",
     "create_handle": "graphfuse.runtime.handle",
+    "create_kernel_cache": "graphfuse.planning.kernel_cache",
     "destroy_handle": "graphfuse.runtime.handle",
     "set_stream": "graphfuse.runtime.handle",
     "get_stream": "graphfuse.runtime.handle",
@@ -133,7 +137,9 @@ __all__ = [
     "behavior_note",
     "build_plan_policy",
     "convolution_mode",
+    "create_device_properties",
     "create_handle",
+    "create_kernel_cache",
     "cudnnGraphNotSupportedError",
     "data_type",
     "destroy_handle",

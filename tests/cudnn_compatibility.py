@@ -34,16 +34,14 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
     "pygraph": {
         "build": "modes may be followed by a `build_plan_policy`; names and objects of patterns and engines",
         "build_operation_graph": "validates a graph that was not; may be given patterns and engines",
-        "build_plan_at_index": "returns None, and selects the plan",
         "build_plans": "takes the `build_plan_policy`",
-        "create_execution_plan": "an engine's name and a dict of its knobs; returns the plan's index",
+        "create_execution_plan": "knobs go by name, and engines may; returns the plan's index",
         "deserialize": "data, or a handle and data; the graph must be empty and has its tensors afterwards",
         "deselect_engines": "engines are named, and names must be whole",
         "execute": "entries that are no tensors of the graph, and other shapes than those of the graph or the "
         "overrides, are refused; overrides change extents of leading axes, and strides may be left out",
         "get_engine_and_knobs_at_index": "an engine's name and a dict of its knobs",
-        "get_engine_count": "counts engines that may be asked, whether or not they can run the graph",
-        "get_knobs_for_engine": "by the engine's name; names of knobs without ranges",
+        "get_knobs_for_engine": "the type of a knob is its name",
         "key": "a text, which node order and names do not change; after `validate`",
         "nodes": "a list of records",
         "populate_cuda_graph": "of a plan of kernels; the graph has no nodes before",

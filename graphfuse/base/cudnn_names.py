@@ -10,8 +10,6 @@ from typing import NoReturn
 
 from graphfuse.base.errors import NotOfferedError
 
-_CACHED = "kernels are cached in memory and on disk by their text, which holds no row count: leave it out"
-_DEVICELESS = "give the device as a handle: pygraph(handle=create_handle(DEVICE))"
 _CAPTURE = "capture execute in a CUDA graph, with torch.cuda.graph or the driver: it allocates nothing"
 _KNOBS = "knobs are a dict by name, see get_engine_and_knobs_at_index"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
@@ -38,8 +36,6 @@ MODULE: Mapping[str, str] = {
     "Node": _INSPECT,
     "NodeType": _INSPECT,
     "attention_implementation": _ENUM,
-    "create_device_properties": _DEVICELESS,
-    "create_kernel_cache": _CACHED,
     "cuda_graph_retention": _CAPTURE,
     "datatypes": "data types may be given as torch's or numpy's",
     "experimental": "graphfuse.functional and graphfuse.torch have functions ready to call",
@@ -140,9 +136,6 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
 
 KEYWORDS: Mapping[str, tuple[object, str]] = {
     "sm_count": (None, "kernels are planned for the whole device: leave it out"),
-    "sm_version": (None, _DEVICELESS),
-    "kernel_cache": (None, _CACHED),
-    "device_property": (None, _DEVICELESS),
     "cuda_graph_retention": (None, _CAPTURE),
     "ctx": (None, "give the handle, whose device and stream count, to the graph's constructor or to execute"),
     "ragged_offset": (None, _RAGGED),

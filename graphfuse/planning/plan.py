@@ -4,7 +4,7 @@
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import chain, islice
@@ -177,7 +177,7 @@ def propose(
     """
 
     def ask(region: Region, engines: Sequence[Engine]) -> list[Part]:
-        return [part for e in engines for part in _ask(region, e, device, mode, tunings, origins, verdicts)]
+        return [part for e in engines for part in answered(region, e, device, mode, tunings, origins, verdicts)]
 
     def ranked(region: Region, options: list[Part]) -> list[Part]:
         places = rank(region, device, ranking).places([part.engine.name for part in options])
@@ -242,7 +242,7 @@ def facts_for(engine: Engine, region: Region) -> object | None:
     return region.subgraph if engine.facts is Subgraph else None
 
 
-def _ask(
+def answered(
     region: Region,
     engine: Engine,
     device: Device,
@@ -337,9 +337,14 @@ def assemble(
 
 
 def named(
-    graph: FrozenGraph, regions: Sequence[Region], engines: Sequence[Engine], device: Device, knobs: Sequence[object]
+    graph: FrozenGraph,
+    regions: Sequence[Region],
+    engines: Sequence[Engine],
+    device: Device,
+    knobs: Sequence[Callable[[Region], object]],
 ) -> Plan:
-    """The plan that uses exactly `engines` with `knobs`, one pair per part in running order.
+    """The plan that uses exactly `engines` with `knobs`, one pair per part in running order. knobs: those for a region,
+    which it is asked for once the region is known; they may raise GraphNotSupportedError.
 
     Where these engines run several partitions of the graph, it is the one that saves most bytes: first of regions that
     engines of their facts run, as ``propose`` has them; then of all regions, as engines of any subgraph run them too.
@@ -357,8 +362,8 @@ def named(
     for partition in islice(chain(_partitions(graph, served), _partitions(graph, regions)), MOST_PARTITIONS):
         if len(partition) != len(engines) or any(map(declined, engines, partition)):
             continue
-        chosen = [Part(region, e, k) for region, e, k in zip(partition, engines, knobs, strict=True)]
         try:
+            chosen = [Part(region, e, k(region)) for region, e, k in zip(partition, engines, knobs, strict=True)]
             for part in chosen:
                 _check_knobs(part, device)
         except GraphNotSupportedError as error:

@@ -95,16 +95,6 @@ def test_wrong_notes():
         Norm().graph().select_numeric_notes([])
 
 
-def test_engines_and_their_knobs():
-    g = planned()
-    assert g.get_engine_count() == 2
-    engine, knobs = g.get_engine_and_knobs_at_index(0)
-    assert tuple(knobs) in g.get_knobs_for_engine(engine)
-    assert g.get_knobs_for_engine("reference") == ((),)
-    with pytest.raises(GraphValidationError, match="no engine is named 'eng0'; there are: rows, reference"):
-        g.get_knobs_for_engine("eng0")
-
-
 def test_tensors_by_uid():
     g = graphs.new()
     x = g.tensor([4], uid=7)
