@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from graphfuse.base import cudnn_names
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import (
+    attention_implementation,
     behavior_note,
     build_plan_policy,
     convolution_mode,
@@ -132,6 +133,7 @@ __all__ = [
     "VariantPackError",
     "VariantPackTypeError",
     "WorkspaceError",
+    "attention_implementation",
     "backend_version",
     "backend_version_string",
     "behavior_note",

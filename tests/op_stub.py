@@ -25,7 +25,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode, reshape_mode
+from graphfuse.base.enums import (
+    attention_implementation,
+    convolution_mode,
+    diagonal_alignment,
+    norm_forward_phase,
+    reduction_mode,
+    reshape_mode,
+)
 from graphfuse.op_graph.tensor import Tensor
 
 class OpMethods:

@@ -35,7 +35,6 @@ MODULE: Mapping[str, str] = {
     "GraphContext": "pygraph's constructor takes the data types",
     "Node": _INSPECT,
     "NodeType": _INSPECT,
-    "attention_implementation": _ENUM,
     "cuda_graph_retention": _CAPTURE,
     "datatypes": "data types may be given as torch's or numpy's",
     "experimental": "graphfuse.functional and graphfuse.torch have functions ready to call",

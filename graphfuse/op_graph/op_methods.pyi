@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode, reshape_mode
+from graphfuse.base.enums import (
+    attention_implementation,
+    convolution_mode,
+    diagonal_alignment,
+    norm_forward_phase,
+    reduction_mode,
+    reshape_mode,
+)
 from graphfuse.op_graph.tensor import Tensor
 
 class OpMethods:
@@ -558,6 +565,7 @@ class OpMethods:
         diagonal_alignment: diagonal_alignment | None = ...,
         diagonal_band_left_bound: int | None = None,
         diagonal_band_right_bound: int | None = None,
+        implementation: attention_implementation | None = ...,
         compute_data_type: data_type | Any = ...,
         name: str = "",
         *,
@@ -580,7 +588,6 @@ class OpMethods:
         score_sum_exp: None = ...,
         sink_token: None = ...,
         kv_mask: None = ...,
-        implementation: None = ...,
         unfuse_fma: bool = ...,
         stats_use_log2: bool = ...,
         softmax_precision: None = ...,
@@ -597,7 +604,9 @@ class OpMethods:
         Returns [O, Stats]; Stats, FLOAT unless set, is the log-sum-exp of each row's scores, made with
         generate_stats=True, or is_inference=False, else None. Scores, their exponentials and sums are in the
         compute data type, FLOAT unless set, and are not rounded on the way: cuDNN's kernels round the exponentials
-        to q's type. O is rounded once, to its own type. Both are row-major unless set."""
+        to q's type. O is rounded once, to its own type. Both are row-major unless set. implementation: what cuDNN's
+        engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN refuses that. Other engines
+        have one implementation, whichever is asked for."""
 
     def instancenorm(
         self,
