@@ -38,8 +38,8 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
         "create_execution_plan": "knobs go by name, and engines may; returns the plan's index",
         "deserialize": "data, or a handle and data; the graph must be empty and has its tensors afterwards",
         "deselect_engines": "engines are named, and names must be whole",
-        "execute": "entries that are no tensors of the graph, and other shapes than those of the graph or the "
-        "overrides, are refused; overrides change extents of leading axes, and strides may be left out",
+        "execute": "refuses entries that tell of a mistake, see below, and other shapes than those of the graph or the "
+        "overrides; overrides change extents of leading axes, and strides may be left out",
         "get_engine_and_knobs_at_index": "an engine's name and a dict of its knobs",
         "get_knobs_for_engine": "the type of a knob is its name",
         "key": "a text, which node order and names do not change; after `validate`",
