@@ -10,7 +10,7 @@ from graphfuse.api.checks import check_flag, check_unasked, several
 from graphfuse.api.executed import Executed
 from graphfuse.base import cudnn_names
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.errors import GraphStateError, GraphTypeError
+from graphfuse.base.errors import GraphStateError, GraphTypeError, SerializedError
 from graphfuse.files import json_values
 from graphfuse.op_graph import graph_json
 from graphfuse.op_graph.printing import to_python
@@ -167,11 +167,13 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         patterns: Sequence[object] = (),
         engines: Sequence[object] = (),
         key: bytes | None = None,
+        enforce_precompiled: bool = False,
     ) -> pygraph:
         """Make this graph, which has to be empty, the one that was serialized; its plans are then built.
 
         Called as ``deserialize(data)`` or ``deserialize(handle, data)``; data: what ``serialize`` returned. patterns,
-        engines: as of ``build_operation_graph``. key: the one that it was serialized with.
+        engines: as of ``build_operation_graph``. key: the one that it was serialized with. enforce_precompiled: refuse
+        data without the kernels, which would have to be compiled.
 
         The digest is checked first, then the device and every field. Machine code is loaded last. Without a key, do not
         load what somebody else may have made: machine code of theirs would run on the GPU.
@@ -185,7 +187,12 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
             raise GraphTypeError(f"deserialize: give data, or a handle and data; got {len(data)} arguments")
         if self.tensors:
             raise GraphStateError(f"graph {self.name!r} has tensors: deserialize into a new pygraph()")
+        check_flag("deserialize: enforce_precompiled", enforce_precompiled)
         content = Serialized.from_bytes(_blob(data[-1]), _checked_key("deserialize", key))
+        if enforce_precompiled and content.codes is None:
+            raise SerializedError(
+                "the serialized graph has no kernels; accepted with enforce_precompiled: one with them"
+            )
         handle: Any = data[0] if len(data) == 2 else self.handle
         before = {name: getattr(self, name) for name in (*graph_json.SETTINGS, "handle")}
         try:

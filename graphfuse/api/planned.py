@@ -139,6 +139,11 @@ class PlannedGraph(Drawn):
         self._need(self._planner, "create_execution_plans").build_at(index)
         return self
 
+    def select_plan(self: GraphT, index: int) -> GraphT:
+        """Have ``build_plans`` build this plan, and raise where it cannot: no other takes its place."""
+        self._need(self._planner, "create_execution_plans").pin(index)
+        return self
+
     def deselect_engines(self: GraphT, engine_names: Sequence[str]) -> GraphT:
         """Bar plans that use an engine with one of these names; those built already count as not built."""
         names = several("deselect_engines", engine_names)

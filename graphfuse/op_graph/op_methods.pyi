@@ -303,8 +303,8 @@ class OpMethods:
         negative_slope: float | None = 0.0,
         lower_clip: float | None = 0.0,
         upper_clip: float | None = ...,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """min(input, upper_clip) above lower_clip, else lower_clip + negative_slope * (input - lower_clip)."""
 
@@ -318,8 +318,8 @@ class OpMethods:
         self,
         input: Tensor | float,
         swish_beta: float | None = 1.0,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """input * sigmoid(swish_beta * input); SiLU when swish_beta is 1."""
 
@@ -341,8 +341,8 @@ class OpMethods:
         negative_slope: float | None = 0.0,
         lower_clip: float | None = 0.0,
         upper_clip: float | None = ...,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """Gradient of relu, from that of its result: loss where input is above lower_clip and at most
         upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is."""
@@ -370,8 +370,8 @@ class OpMethods:
         loss: Tensor | float,
         input: Tensor | float,
         swish_beta: float | None = 1.0,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """loss * s * (1 + swish_beta * input * (1 - s)) with s = sigmoid(swish_beta * input)."""
 
@@ -397,8 +397,8 @@ class OpMethods:
         self,
         input: Tensor | float,
         axis: int = ...,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """The number of each element of input along axis, from 0, as a number of the compute data type: FLOAT has all
         up to 2^24. Of input only the shape counts. A negative axis counts from the last."""
@@ -518,9 +518,8 @@ class OpMethods:
         A: Tensor | float,
         B: Tensor | float,
         compute_data_type: data_type | Any = ...,
+        padding: float = 0.0,
         name: str = "",
-        *,
-        padding: float = ...,
     ) -> Tensor:
         """The matrix product C = A B of [batch axes..., M, K] and [batch axes..., K, N], of which one may have extent
         1 along a batch axis where the other has more. Strides say how A and B lie: either may be transposed.
@@ -800,8 +799,8 @@ class OpMethods:
         self,
         input: Tensor | float,
         negative_slope: float,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """input above 0, else negative_slope * input: a node of relu."""
 
@@ -810,7 +809,7 @@ class OpMethods:
         loss: Tensor | float,
         input: Tensor | float,
         negative_slope: float,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """Gradient of leaky_relu, from that of its result: a node of relu_backward."""

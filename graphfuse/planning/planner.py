@@ -107,6 +107,7 @@ class Planner:
         """The selected plan if it is built, else a stand-in that runs nothing. Execute tries its fast path first."""
         self.chosen: int | None = None
         """Index of the plan that execute runs."""
+        self._pinned: int | None = None
         self._executables: dict[int, Executable | NotBuilt] = {}
         self._codes: dict[int, tuple[Code, ...]] = {}  # of what was built
         self._numbered: tuple[NumberedEngine, ...] | None = None
@@ -271,7 +272,10 @@ class Planner:
 
     def build(self, policy: build_plan_policy) -> None:
         """Build the first plan that can be prepared, or all that can, and select the first. Where none can, raises the
-        error of the only plan, or GraphNotSupportedError with each plan's reason."""
+        error of the only plan, or GraphNotSupportedError with each plan's reason. A plan that is pinned is the only
+        one."""
+        if self._pinned is not None:
+            return self.build_at(self._pinned)
         usable = [i for i, p in enumerate(self.plans) if not self._deselected.against(p)]
         if not usable:
             self.check_support()
@@ -317,6 +321,12 @@ class Planner:
         self._refuse_deselected(index, self.at(index))
         self._build(index)
         self._choose(index)
+
+    def pin(self, index: int) -> None:
+        """Have `build` build this plan alone."""
+        self._refuse_deselected(index, self.at(index))
+        self._pinned = index
+        self._choose(index if index in self._executables else None)
 
     def _refuse_deselected(self, index: int, p: Plan) -> None:
         reason = self._deselected.against(p)

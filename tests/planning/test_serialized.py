@@ -423,6 +423,19 @@ def test_no_code_is_loaded_that_should_not_be(ahead, monkeypatch):
 
 
 @pytest.mark.compile
+def test_kernels_that_have_to_be_there():
+    """As cuDNN's enforce_precompiled asks for."""
+    g = Norm(rows=5).graph("emulator")
+    g.build([heur_mode.OPENSOURCE])
+    handle = create_handle("emulator")
+    assert plan_names(pygraph().deserialize(handle, g.serialize(), enforce_precompiled=True)) == plan_names(g)[:1]
+    with pytest.raises(SerializedError, match="has no kernels; accepted with enforce_precompiled"):
+        pygraph().deserialize(handle, g.serialize(include_kernels=False), enforce_precompiled=True)
+    with pytest.raises(GraphTypeError, match="enforce_precompiled: give True or False, got 1"):
+        pygraph().deserialize(handle, g.serialize(), enforce_precompiled=1)
+
+
+@pytest.mark.compile
 @settings(max_examples=100)
 @given(st.data())
 def test_edited_plans_of_kernels_are_refused_or_the_kernel_itself(data):
