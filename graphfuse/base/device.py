@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from graphfuse.base.errors import SettingError
+from graphfuse.base.errors import DeviceError, SettingError
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,14 @@ class Device:
     def described(self) -> str:
         """Text for errors that tell one device from another."""
         return f"{self} ({self.name})" if self.here else f"{self.arch} ({self.name}), which is not here"
+
+    def check_here(self, graph: str) -> None:
+        """DeviceError unless a graph of this name, which is planned for it, can run."""
+        if not self.here:
+            raise DeviceError(
+                f"graph {graph!r} is planned for {self.described}; serialize() keeps its plans, and "
+                "deserialize(handle, data) runs them where there is one"
+            )
 
     def __str__(self) -> str:
         return f"cuda:{self.ordinal}" if self.kind == "cuda" else self.kind

@@ -453,11 +453,8 @@ class Planner:
         """A built plan's, the selected one's if index is None; GraphStateError if it is not built, DeviceError if it is
         for a device that is not here."""
         found = self._executables.get(self.chosen if index is None else index) or self._not_built(index)
-        if isinstance(found, NotBuilt):
-            raise DeviceError(
-                f"graph {self.graph.name!r} is planned for {self.device.described}; "
-                "serialize() keeps its plans, and deserialize(handle, data) runs them where there is one"
-            )
+        self.device.check_here(self.graph.name)
+        assert isinstance(found, Executable)
         return found
 
     def _not_built(self, index: int | None) -> NoReturn:

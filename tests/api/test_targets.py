@@ -193,6 +193,19 @@ def test_data_that_is_read_for_a_chip_that_is_not_here(current):
         graphfuse.pygraph(sm_version=90).deserialize(g.serialize())
 
 
+def test_the_wrapper_allocates_nothing_on_a_chip_that_is_not_here(current, monkeypatch):
+    current(CPU)
+    monkeypatch.setattr(torch, "empty_strided", lambda *_, **__: pytest.fail("it was allocated"))
+    x = torch.randn(4, 64)
+    types = {"io_data_type": graphs.FLOAT, "sm_version": 100}
+    with graphfuse.Graph(heuristics=[heur_mode.FALLBACK], inputs=[x], outputs=["y"], **types) as graph:
+        graph.softmax(x).set_output().set_name("y")
+    for arguments in ((x,), ({"y": x},)):
+        with pytest.raises(DeviceError, match=r"planned for sm_100a \(B200\), which is not here; serialize"):
+            graph(*arguments)
+    assert graph.serialize()
+
+
 def test_the_reference_engine_is_planned_as_well(current):
     """It compiles nothing; its plan is kept all the same."""
     current(CPU)
