@@ -48,7 +48,7 @@ def _of_op(op: Op, call: Callable[..., object], trailing: Mapping[str, object]) 
 
 
 def _placed(method: str, known: Mapping[str, object], trailing: Mapping[str, object]) -> list[str]:
-    """What stands behind a method's ports and attributes by position, of the names that are known."""
+    """Names of what stands behind a method's ports and attributes by position, of those that are known."""
     return [name for name in TRAILING.get(method, trailing) if name in known]
 
 
