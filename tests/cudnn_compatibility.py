@@ -60,6 +60,13 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
         "__init__": "without a handle it runs on the current stream, as with `auto`; arrays of any library",
         "set_io_tuples": "each tensor once",
     },
+    "kernel_cache": {
+        "deserialize": "a text of graphfuse's own; cuDNN's is not read",
+        "revision": "0 until a graph uses the cache, where cuDNN's raises",
+        "size": "as `revision`",
+    },
+    "device_properties": {"serialize": "a text of graphfuse's own, with other fields than cuDNN's"},
+    "knob": {"type": "a text, the name of the knob"},
 }
 """What a signature does not show, by section and name."""
 
@@ -91,6 +98,13 @@ SECTIONS: Mapping[str, tuple[str, Callable[[], object], Mapping[str, str]]] = {
     "pygraph": ("`pygraph`", graphfuse.pygraph, cudnn_names.PYGRAPH),
     "Tensor": ("`Tensor`", lambda: graphfuse.pygraph().tensor([1]), cudnn_names.TENSOR),
     "Graph": ("`Graph`, the wrapper", lambda: graphfuse.Graph, {}),
+    "kernel_cache": ("What `create_kernel_cache` returns", graphfuse.create_kernel_cache, {}),
+    "device_properties": (
+        "What `create_device_properties` returns",
+        lambda: graphfuse.create_device_properties("sm_90a"),
+        {},
+    ),
+    "knob": ("`knob`", lambda: graphfuse.knob("threads", 32, 64, 32), {}),
 }
 """By section: its title, what has the names, and what takes the place of those that are not there."""
 
