@@ -206,6 +206,18 @@ def test_the_wrapper_allocates_nothing_on_a_chip_that_is_not_here(current, monke
     assert graph.serialize()
 
 
+def test_what_is_said_of_a_chip_that_is_not_here(current):
+    current(CPU)
+    g = planned(sm_version=100)
+    assert "on sm_100a (B200), " in g.explain()
+    g.create_execution_plans([heur_mode.A])
+    g.deselect_engines(["rows", "reference"])
+    with pytest.raises(
+        GraphNotSupportedError, match=r"on sm_100a \(B200\), which is not here: every plan is deselected"
+    ):
+        g.check_support()
+
+
 def test_the_reference_engine_is_planned_as_well(current):
     """It compiles nothing; its plan is kept all the same."""
     current(CPU)
