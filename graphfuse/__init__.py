@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from graphfuse.base import cudnn_names
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import (
+    attention_implementation,
     behavior_note,
     build_plan_policy,
     convolution_mode,
@@ -58,6 +59,9 @@ if TYPE_CHECKING:  # what `_LAZY` loads when it is first used
     from graphfuse.functional import fused_rmsnorm_silu
     from graphfuse.gradients.differentiate import Differentiated, differentiate
     from graphfuse.op_graph.tensor import Tensor
+    from graphfuse.planning.kernel_cache import create_kernel_cache
+    from graphfuse.planning.numbered import knob
+    from graphfuse.runtime.device_properties import create_device_properties
     from graphfuse.runtime.handle import Handle, create_handle, destroy_handle, get_stream, set_stream
 
 __version__ = "0.1.0"
@@ -89,7 +93,9 @@ _LAZY = {
     "Handle": "graphfuse.runtime.handle",
     "Differentiated": "graphfuse.gradients.differentiate",
     "differentiate": "graphfuse.gradients.differentiate",
+    "create_device_properties": "graphfuse.runtime.device_properties",
     "create_handle": "graphfuse.runtime.handle",
+    "create_kernel_cache": "graphfuse.planning.kernel_cache",
     "destroy_handle": "graphfuse.runtime.handle",
     "set_stream": "graphfuse.runtime.handle",
     "get_stream": "graphfuse.runtime.handle",
@@ -97,6 +103,7 @@ _LAZY = {
     "explain": "graphfuse.explain",
     "fused_rmsnorm_silu": "graphfuse.functional",
     "functional": "graphfuse.functional",
+    "knob": "graphfuse.planning.numbered",
     "torch": "graphfuse.torch",  # not in __all__: a star import would take torch's own name
 }
 
@@ -128,12 +135,15 @@ __all__ = [
     "VariantPackError",
     "VariantPackTypeError",
     "WorkspaceError",
+    "attention_implementation",
     "backend_version",
     "backend_version_string",
     "behavior_note",
     "build_plan_policy",
     "convolution_mode",
+    "create_device_properties",
     "create_handle",
+    "create_kernel_cache",
     "cudnnGraphNotSupportedError",
     "data_type",
     "destroy_handle",
@@ -147,6 +157,7 @@ __all__ = [
     "graph_cache",
     "heur_mode",
     "jit",
+    "knob",
     "norm_forward_phase",
     "numerical_note",
     "pygraph",

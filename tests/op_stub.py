@@ -9,6 +9,7 @@ import enum
 import textwrap
 from pathlib import Path
 
+from graphfuse.op_graph.positions import TRAILING
 from graphfuse.ops import OPS, SPELLINGS, Attribute, Op, Port, Spelling
 
 FILE = Path(__file__).resolve().parent.parent / "graphfuse" / "op_graph" / "op_methods.pyi"
@@ -25,7 +26,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode, reshape_mode
+from graphfuse.base.enums import (
+    attention_implementation,
+    convolution_mode,
+    diagonal_alignment,
+    norm_forward_phase,
+    reduction_mode,
+    reshape_mode,
+)
 from graphfuse.op_graph.tensor import Tensor
 
 class OpMethods:
@@ -45,12 +53,11 @@ def _method(op: Op) -> str:
     parameters += [f"{p.name}: Tensor | float" for p in op.inputs[:optional]]
     parameters += [_late(p) for p in op.inputs[optional:]]
     parameters += [_attribute(a) for a in sorted(op.attributes, key=lambda a: not a.required)]
-    parameters += _TRAILING
-    if op.not_offered:
-        parameters += [
-            "*",
-            *(f"{name}: {_NAMES.get(type(only), type(only).__name__)} = ..." for name, only in op.not_offered),
-        ]
+    refused = {name: (f"{name}: {_NAMES.get(type(only), type(only).__name__)}", only) for name, only in op.not_offered}
+    places = TRAILING.get(op.name, tuple(_TRAILING))
+    parameters += [_TRAILING.get(n) or "{} = {!r}".format(*refused[n]) for n in places]
+    keywords = [f"{text} = ..." for name, (text, _) in refused.items() if name not in places]
+    parameters += ["*", *keywords] if keywords else []
     return _written(op.name, op.doc, parameters, _returned(op))
 
 
@@ -58,11 +65,15 @@ def _spelling(spelling: Spelling) -> str:
     """Its parameters are ports and attributes of its op, all of which must be given."""
     op = OPS[spelling.op]
     kinds = {p.name: "Tensor | float" for p in op.inputs} | {a.name: _kinds(a) for a in op.attributes}
-    parameters = ["self", *(f"{name}: {kinds[of]}" for name, of in spelling.parameters), *_TRAILING]
+    parameters = [
+        "self",
+        *(f"{name}: {kinds[of]}" for name, of in spelling.parameters),
+        *(_TRAILING[name] for name in TRAILING.get(spelling.name, tuple(_TRAILING))),
+    ]
     return _written(spelling.name, spelling.doc, parameters, _returned(op))
 
 
-_TRAILING = ["compute_data_type: data_type | Any = ...", 'name: str = ""']
+_TRAILING = {"compute_data_type": "compute_data_type: data_type | Any = ...", "name": 'name: str = ""'}
 
 
 def _written(name: str, doc: str, parameters: list[str], returned: str) -> str:

@@ -162,8 +162,10 @@ def _listed(graph) -> Iterator[tuple[Proposed, int]]:
 
 
 def _behavior(graph, index: int) -> frozenset[behavior_note]:
+    """Notes of cuDNN's own. That a CUDA graph takes its plan says nothing here, where the plan is a call."""
     found: frozenset[behavior_note] = frozenset()
     with contextlib.suppress(RuntimeError):  # of a plan of which cuDNN does not say
         theirs = [note.name for note in graph.get_behavior_notes_for_plan_at_index(index)]
         found = frozenset(note for note in behavior_note if note.name in theirs)
+        found -= {behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API}
     return found

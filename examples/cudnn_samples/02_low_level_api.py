@@ -79,11 +79,19 @@ for index in range(3):
     print(index, engine, knobs)
 
 # %% [markdown]
+# Engines have numbers. Knobs that are not named are the engine's own choice.
+
+# %%
+for number in range(graph.get_engine_count()):
+    ranges = {k.type: (k.min_value, k.max_value) for k in graph.get_knobs_for_engine(number)}
+    index = graph.create_execution_plan(number, {})
+    print(number, ranges, graph.get_plan_name_at_index(index))
+
+# %% [markdown]
 # A plan that was found elsewhere is named by its engine and knobs. It is appended to the list.
 
 # %%
 engine, knobs = graph.get_engine_and_knobs_at_index(0)
-print(graph.get_engine_count(), "engines; knobs of", engine, graph.get_knobs_for_engine(engine)[0])
 index = graph.create_execution_plan(engine, knobs)
 graph.build_plan_at_index(index)
 graph.execute(pack, None, handle=handle)

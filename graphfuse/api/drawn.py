@@ -13,7 +13,6 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import (
     GraphfuseError,
-    GraphNotSupportedError,
     GraphStateError,
     GraphTypeError,
     GraphValidationError,
@@ -145,8 +144,7 @@ class Drawn(Recorded, OpMethods):
         in_place_index: which input lies where the output has it; only None is offered.
         """
         where = f"concatenate {name!r}" if name else "concatenate"
-        if in_place_index is not None:
-            raise GraphNotSupportedError(f"{where}: in_place_index is not offered; leave it out")
+        check_unasked(where, {"in_place_index": in_place_index})
         if not isinstance(inputs, Sequence) or len(inputs) < 2:
             raise GraphTypeError(f"{where}: inputs must be a list of two tensors or more, got {inputs!r}")
         for n, t in enumerate(inputs):  # before anything is drawn
@@ -234,6 +232,35 @@ class Drawn(Recorded, OpMethods):
                 f"graph {self.name!r} has no tensor with uid {uid!r}; it has {self._uids.sorted()}"
             )
         return found
+
+    def find_tensor(self, name_or_uid: str | int) -> Tensor | None:
+        """The tensor with this name or uid, None if there is none; GraphValidationError for a name of several."""
+        if isinstance(name_or_uid, int) and not isinstance(name_or_uid, bool):
+            return self._uids.find(name_or_uid)
+        if not isinstance(name_or_uid, str):
+            raise GraphTypeError(f"find_tensor: give a name or a uid, got {name_or_uid!r}")
+        found = [t for t in self.tensors if t.get_name() == name_or_uid]
+        if len(found) > 1:
+            uids = ", ".join(str(t.get_uid()) for t in found)
+            raise GraphValidationError(f"{name_or_uid!r} names {len(found)} tensors; accepted: their uids {uids}")
+        return found[0] if found else None
+
+    def get_node(self, name: str) -> NodeRecord | None:
+        """The node with this name, None if there is none."""
+        return next((node for node in self.nodes if node.name == name), None)
+
+    def get_inputs(self) -> list[Tensor]:
+        """Tensors with a value of their own that no node makes: those that execute is given, and constants."""
+        made = self._made()
+        return [t for t in self.tensors if not t.get_is_virtual() and t not in made]
+
+    def get_outputs(self) -> list[Tensor]:
+        """Tensors that nodes make and execute writes."""
+        made = self._made()
+        return [t for t in self.tensors if not t.get_is_virtual() and t in made]
+
+    def _made(self) -> set[Tensor]:
+        return {t for node in self.nodes for t in node.outputs.values()}
 
     def _need(self, value: StepT | None, step: str) -> StepT:
         if value is None:

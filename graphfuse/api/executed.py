@@ -72,7 +72,8 @@ class Executed(PlannedGraph):
         """Run the selected plan, asynchronously on the handle's stream (or torch's current one).
 
         variant_pack: {tensor, uid or name: torch tensor, array or address} for every
-        non-virtual tensor; what stands under None is skipped. workspace: a buffer of ``get_workspace_size()`` bytes.
+        non-virtual tensor; what stands under None, or under a tensor that no node uses, is skipped.
+        workspace: a buffer of ``get_workspace_size()`` bytes.
         A dict of torch tensors, addresses and numbers like one executed before, the memory of
         its tensors aside, costs a few comparisons; any other pack is looked at in full. tensor_uids: of a
         variant_pack that is a list of buffers, the uid of each. tensor_dict: cuDNN's name of variant_pack.

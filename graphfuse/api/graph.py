@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from graphfuse.api import targets
 from graphfuse.api.checks import check_flag, check_unasked, several
 from graphfuse.api.executed import Executed
 from graphfuse.base import cudnn_names
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.errors import GraphStateError, GraphTypeError
+from graphfuse.base.errors import GraphStateError, GraphTypeError, SerializedError
 from graphfuse.files import json_values
 from graphfuse.op_graph import graph_json
 from graphfuse.op_graph.printing import to_python
@@ -17,6 +18,8 @@ from graphfuse.op_graph.tensor import checked_name, checked_type
 
 if TYPE_CHECKING:
     from graphfuse.explain import Explanation
+    from graphfuse.planning.kernel_cache import KernelCache
+    from graphfuse.runtime.device_properties import DeviceProperties
     from graphfuse.runtime.handle import Handle
 
 _ROUNDINGS = ("float32", "declared")
@@ -35,9 +38,17 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
     rounded to the declared type, as if each node were a kernel of its own. Outputs that other
     nodes read are read as stored, either way.
 
-    The arguments between are cuDNN's, in its order. is_override_shape_enabled, or is_dynamic_shape_enabled: execute
-    may be given other extents of leading axes. is_cuda_graph_replay_expected holds of any graph and changes nothing:
-    execute can be captured. The others ask for what is not here: GraphNotSupportedError says what to use instead.
+    The arguments between are cuDNN's, in its order.
+
+    sm_version: compute capability of the chip to plan for, as 90 for SM90. device_property: the figures of it, which
+    ``create_device_properties`` makes. The handle, or the current device, has to be such a chip, else DeviceError.
+    Without a handle the chip need not be here: kernels are compiled for it, ``serialize`` keeps them, and execute
+    raises DeviceError. kernel_cache: where kernels are looked for before they are compiled, and put
+    (``create_kernel_cache``); a graph with one takes overrides, as cuDNN's do.
+
+    is_override_shape_enabled, or is_dynamic_shape_enabled: execute may be given other extents of leading axes.
+    is_cuda_graph_replay_expected holds of any graph and changes nothing: execute can be captured. sm_count and
+    cuda_graph_retention ask for what is not here: GraphNotSupportedError says what to use instead.
     """
 
     def __init__(
@@ -48,9 +59,9 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         compute_data_type: data_type | Any = data_type.FLOAT,
         handle: Handle | None = None,
         sm_count: None = None,
-        sm_version: None = None,
-        kernel_cache: None = None,
-        device_property: None = None,
+        sm_version: int | None = None,
+        kernel_cache: KernelCache | None = None,
+        device_property: DeviceProperties | None = None,
         is_dynamic_shape_enabled: bool = False,
         is_override_shape_enabled: bool = False,
         cuda_graph_retention: None = None,
@@ -67,14 +78,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
             from graphfuse.runtime.handle import alive
 
             alive(handle)
-        unasked = {
-            "sm_count": sm_count,
-            "sm_version": sm_version,
-            "kernel_cache": kernel_cache,
-            "device_property": device_property,
-            "cuda_graph_retention": cuda_graph_retention,
-        }
-        check_unasked(f"graph {name!r}", unasked)
+        check_unasked(f"graph {name!r}", {"sm_count": sm_count, "cuda_graph_retention": cuda_graph_retention})
         check_flag(f"graph {name!r}: is_dynamic_shape_enabled", is_dynamic_shape_enabled)
         check_flag(f"graph {name!r}: is_override_shape_enabled", is_override_shape_enabled)
         check_flag(f"graph {name!r}: is_cuda_graph_replay_expected", is_cuda_graph_replay_expected)
@@ -86,7 +90,9 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
             intermediate_rounding,
         )
         self.handle = handle
-        self.takes_overrides = is_dynamic_shape_enabled or is_override_shape_enabled
+        self._target = targets.target(f"graph {name!r}", sm_version, device_property)
+        self.kernel_cache = targets.checked_cache(f"graph {name!r}", kernel_cache)
+        self.takes_overrides = is_dynamic_shape_enabled or is_override_shape_enabled or kernel_cache is not None
         self._empty()
 
     def explain(self, format: str = "text") -> str:  # noqa: A002 - what it is called elsewhere
@@ -161,11 +167,13 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         patterns: Sequence[object] = (),
         engines: Sequence[object] = (),
         key: bytes | None = None,
+        enforce_precompiled: bool = False,
     ) -> pygraph:
         """Make this graph, which has to be empty, the one that was serialized; its plans are then built.
 
         Called as ``deserialize(data)`` or ``deserialize(handle, data)``; data: what ``serialize`` returned. patterns,
-        engines: as of ``build_operation_graph``. key: the one that it was serialized with.
+        engines: as of ``build_operation_graph``. key: the one that it was serialized with. enforce_precompiled: refuse
+        data without the kernels, which would have to be compiled.
 
         The digest is checked first, then the device and every field. Machine code is loaded last. Without a key, do not
         load what somebody else may have made: machine code of theirs would run on the GPU.
@@ -179,14 +187,26 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
             raise GraphTypeError(f"deserialize: give data, or a handle and data; got {len(data)} arguments")
         if self.tensors:
             raise GraphStateError(f"graph {self.name!r} has tensors: deserialize into a new pygraph()")
+        check_flag("deserialize: enforce_precompiled", enforce_precompiled)
         content = Serialized.from_bytes(_blob(data[-1]), _checked_key("deserialize", key))
+        if enforce_precompiled and content.codes is None:
+            raise SerializedError(
+                "the serialized graph has no kernels; accepted with enforce_precompiled: one with them"
+            )
         handle: Any = data[0] if len(data) == 2 else self.handle
         before = {name: getattr(self, name) for name in (*graph_json.SETTINGS, "handle")}
         try:
             self.handle = handle
             self._read(content.graph)
             content.check_key(self.key())
-            planner = Planner(self.frozen, handle, several("patterns", patterns), several("engines", engines))
+            planner = Planner(
+                self.frozen,
+                handle,
+                several("patterns", patterns),
+                several("engines", engines),
+                self._target,
+                self.kernel_cache,
+            )
             content.check_device(planner.device)
             planner.restore(content.plans, content.selected, content.kernels)
         except BaseException:

@@ -13,8 +13,11 @@ from graphfuse.base.errors import GraphTypeError
 
 if TYPE_CHECKING:
     from graphfuse.base.device import Device
+    from graphfuse.planning.kernel_cache import KernelCache
+    from graphfuse.planning.numbered import knob
     from graphfuse.planning.plan import Plan
     from graphfuse.planning.planner import Planner
+    from graphfuse.runtime.device import Target
     from graphfuse.runtime.handle import Handle
 
 GraphT = TypeVar("GraphT", bound="PlannedGraph")
@@ -25,6 +28,8 @@ class PlannedGraph(Drawn):
     """A graph with a planner once ``build_operation_graph`` made one."""
 
     handle: Handle | None
+    kernel_cache: KernelCache | None
+    _target: Target | None
     _planner: Planner | None
 
     def build_operation_graph(self, *, patterns: Sequence[object] = (), engines: Sequence[object] = ()) -> None:
@@ -38,7 +43,7 @@ class PlannedGraph(Drawn):
         patterns, engines = several("patterns", patterns), several("engines", engines)
         if self._ir is None:
             self.validate()
-        self._planner = Planner(self.frozen, self.handle, patterns, engines)
+        self._planner = Planner(self.frozen, self.handle, patterns, engines, self._target, self.kernel_cache)
 
     def create_execution_plans(self, heuristics: Sequence[heur_mode] = (heur_mode.A,)) -> None:
         """Rank plans for each heuristic mode in turn; GraphNotSupportedError lists every engine's reason if none."""
@@ -89,13 +94,14 @@ class PlannedGraph(Drawn):
         return self._plan(index).engine_and_knobs
 
     def get_engine_count(self) -> int:
-        """Number of engines that planning may ask."""
-        return len(self._need(self._planner, "build_operation_graph").registry.engines)
+        """Number of engines that take some of the graph. One with several kinds of knobs counts once for each."""
+        return len(self._need(self._planner, "build_operation_graph").numbered)
 
-    def get_knobs_for_engine(self, engine: str) -> tuple[tuple[str, ...], ...]:
-        """The names of an engine's knobs; of one with several kinds of knobs, those of each. Values are those of
-        ``get_engine_and_knobs_at_index``."""
-        return self._need(self._planner, "build_operation_graph").knob_names(engine)
+    @also(engine_id="engine")
+    def get_knobs_for_engine(self, engine: int | str) -> list[knob]:
+        """Knobs of an engine, with the ranges of what it proposes for the graph. engine: a number below
+        ``get_engine_count()``, or the name of an engine that has one kind of knobs here."""
+        return self._need(self._planner, "build_operation_graph").knobs_of(engine)
 
     def get_behavior_notes(self) -> list[behavior_note]:
         """Behaviour notes of the selected plan."""
@@ -121,12 +127,22 @@ class PlannedGraph(Drawn):
 
     @also(engine_id="engine")
     def create_execution_plan(self, engine: object, knobs: object = None) -> int:
-        """Append the plan that `engine` (a name) and `knobs` (a dict) name; its index is returned."""
+        """Append the plan that an engine and its knobs name; its index is returned.
+
+        engine: a name, or a number below ``get_engine_count()``. knobs: a dict of values by name; what is left out is
+        the engine's own choice. Tuples of both for several regions. GraphNotSupportedError says why they cannot run it.
+        """
         return self._need(self._planner, "build_operation_graph").append(engine, knobs)
 
-    def build_plan_at_index(self, index: int) -> None:
+    def build_plan_at_index(self: GraphT, index: int) -> GraphT:
         """Compile one plan and select it."""
         self._need(self._planner, "create_execution_plans").build_at(index)
+        return self
+
+    def select_plan(self: GraphT, index: int) -> GraphT:
+        """Have ``build_plans`` build this plan, and raise where it cannot: no other takes its place."""
+        self._need(self._planner, "create_execution_plans").pin(index)
+        return self
 
     def deselect_engines(self: GraphT, engine_names: Sequence[str]) -> GraphT:
         """Bar plans that use an engine with one of these names; those built already count as not built."""

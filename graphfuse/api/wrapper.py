@@ -91,7 +91,7 @@ class Graph:
         self._graph.build(self._heuristics)
         self._state = "built"
         size = self._graph.get_workspace_size()
-        if self._allocates and size:
+        if self._allocates and size and self._graph.device.here:
             import torch
 
             self._workspace = torch.empty(size, dtype=torch.uint8, device=self._graph.device.memory)
@@ -169,6 +169,7 @@ class Graph:
         it under their names, and it is returned. Else with the inputs in order: the outputs are allocated and returned,
         a single one as it is, several as a list."""
         self._need("built", "a call")
+        self._graph.device.check_here(self._graph.name)  # before outputs are allocated
         if len(args) == 1 and isinstance(args[0], dict):
             return self._call_by_name(args[0], workspace, handle)
         if self._inputs is None:

@@ -10,10 +10,8 @@ from typing import NoReturn
 
 from graphfuse.base.errors import NotOfferedError
 
-_CACHED = "kernels are cached in memory and on disk by their text, which holds no row count: leave it out"
-_DEVICELESS = "give the device as a handle: pygraph(handle=create_handle(DEVICE))"
 _CAPTURE = "capture execute in a CUDA graph, with torch.cuda.graph or the driver: it allocates nothing"
-_KNOBS = "knobs are a dict by name, see get_engine_and_knobs_at_index"
+_KNOBS = "the type of a knob is its name, a text"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
 _RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
 _VALUES = "no kernel here needs a promise about a tensor's values: leave it out; set_byte_alignment is of addresses"
@@ -37,9 +35,6 @@ MODULE: Mapping[str, str] = {
     "GraphContext": "pygraph's constructor takes the data types",
     "Node": _INSPECT,
     "NodeType": _INSPECT,
-    "attention_implementation": _ENUM,
-    "create_device_properties": _DEVICELESS,
-    "create_kernel_cache": _CACHED,
     "cuda_graph_retention": _CAPTURE,
     "datatypes": "data types may be given as torch's or numpy's",
     "experimental": "graphfuse.functional and graphfuse.torch have functions ready to call",
@@ -49,7 +44,6 @@ MODULE: Mapping[str, str] = {
     "handle": "its type is graphfuse.Handle",
     "is_frontend_knob_type": _KNOBS,
     "jax": "arrays of JAX can be given to execute by DLPack",
-    "knob": _KNOBS,
     "knob_type": _KNOBS,
     "moe_grouped_matmul_mode": _ENUM,
     "nodes": _INSPECT,
@@ -97,22 +91,14 @@ PYGRAPH: Mapping[str, str] = {
     "block_scale_dequantize": "mul by the scales, in torch",
     "backend_plan_entries": "get_execution_plan_count and get_plan_name_at_index: all plans are in one list",
     "plans": "get_execution_plan_count and get_plan_name_at_index",
-    "select_plan": "build_plan_at_index builds a plan and selects it",
     "selected_engine": "explanation().regions tells the engine of each region",
     "context": "the constructor takes the data types",
-    "find_tensor": "query_tensor_attributes_of_uid; execute takes names, too",
-    "get_node": _INSPECT,
-    "get_inputs": _INSPECT,
-    "get_outputs": _INSPECT,
     "inspect": _INSPECT,
     "get_cuda_graph_retention": _CAPTURE,
 }
 
 TENSOR: Mapping[str, str] = {
-    "get_alignment": "get_byte_alignment",
-    "set_alignment": "set_byte_alignment",
     "set_alignment_value": _VALUES,
-    "get_has_compile_time_constant": "tensor.value is None for what is no constant",
     "get_ragged_offset_multiplier": _RAGGED,
     "set_ragged_offset": _RAGGED,
     "set_ragged_offset_multiplier": _RAGGED,
@@ -140,11 +126,9 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
 
 KEYWORDS: Mapping[str, tuple[object, str]] = {
     "sm_count": (None, "kernels are planned for the whole device: leave it out"),
-    "sm_version": (None, _DEVICELESS),
-    "kernel_cache": (None, _CACHED),
-    "device_property": (None, _DEVICELESS),
     "cuda_graph_retention": (None, _CAPTURE),
     "ctx": (None, "give the handle, whose device and stream count, to the graph's constructor or to execute"),
+    "in_place_index": (None, "leave it out: no input lies where the output has it"),
     "ragged_offset": (None, _RAGGED),
     "ragged_offset_multiplier": (1, _RAGGED),
     "alignment_value": (1, _VALUES),

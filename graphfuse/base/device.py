@@ -1,14 +1,15 @@
 """The device that an engine plans for: a frozen record, without CUDA calls.
 
-``graphfuse.runtime.device`` fills one in from the driver. ``for_arch`` has the published figures of an architecture, so
-that plans and kernels can be made without the chip.
+``graphfuse.runtime.device`` fills one in from the driver. ``for_arch`` and ``for_sm`` have the published figures of an
+architecture, so that plans and kernels can be made without the chip.
 """
 
 import dataclasses
 import os
 from dataclasses import dataclass
+from typing import Any
 
-from graphfuse.base.errors import SettingError
+from graphfuse.base.errors import DeviceError, SettingError
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Device:
     ordinal: CUDA device number (0 for others).
     compute_capability: (major, minor); (0, 0) for the CPU. Sizes are in bytes: l2_bytes, shared_memory_per_block
         (opt-in limit), shared_memory_per_sm, memory_bytes (0 where it is not known).
+    here: False for a chip that is described alone. Kernels are compiled for it, and none is loaded.
     """
 
     kind: str
@@ -32,6 +34,7 @@ class Device:
     shared_memory_per_sm: int = 0
     l2_bytes: int = 0
     memory_bytes: int = 0
+    here: bool = True
 
     @property
     def sm(self) -> int:
@@ -54,6 +57,19 @@ class Device:
         """Name of its memory, as torch has it: "cpu" or "cuda:N"."""
         return str(self) if self.kind == "cuda" else "cpu"
 
+    @property
+    def described(self) -> str:
+        """Text for errors that tell one device from another."""
+        return f"{self} ({self.name})" if self.here else f"{self.arch} ({self.name}), which is not here"
+
+    def check_here(self, graph: str) -> None:
+        """DeviceError unless a graph of this name, which is planned for it, can run."""
+        if not self.here:
+            raise DeviceError(
+                f"graph {graph!r} is planned for {self.described}; serialize() keeps its plans, and "
+                "deserialize(handle, data) runs them where there is one"
+            )
+
     def __str__(self) -> str:
         return f"cuda:{self.ordinal}" if self.kind == "cuda" else self.kind
 
@@ -70,21 +86,26 @@ CPU = Device("cpu", name="CPU", memory_bytes=_host_memory())
 # Chips whose arch-specific ("a") instructions the kernels use; others compile plain.
 ARCH_SUFFIX = {90: "a", 100: "a", 103: "a", 120: "a"}
 
+
+def _chip(name: str, *figures: Any) -> Device:
+    return dataclasses.replace(Device("cuda", 0, name, *figures), here=False)
+
+
 # Published figures (CUDA C++ programming guide, table of compute capabilities; SMs, L2
 # and memory of the largest data-centre or workstation part).
 _ARCHES = {
-    "sm_80": Device("cuda", 0, "A100", (8, 0), 108, 2048, 65536, 163 << 10, 164 << 10, 40 << 20, 80 << 30),
-    "sm_86": Device("cuda", 0, "A40", (8, 6), 84, 1536, 65536, 99 << 10, 100 << 10, 6 << 20, 48 << 30),
-    "sm_89": Device("cuda", 0, "L40S", (8, 9), 142, 1536, 65536, 99 << 10, 100 << 10, 96 << 20, 48 << 30),
-    "sm_90a": Device("cuda", 0, "H200", (9, 0), 132, 2048, 65536, 227 << 10, 228 << 10, 60 << 20, 141 << 30),
-    "sm_100a": Device("cuda", 0, "B200", (10, 0), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20, 192 << 30),
-    "sm_103a": Device("cuda", 0, "B300", (10, 3), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20, 288 << 30),
-    "sm_120": Device("cuda", 0, "RTX PRO 6000", (12, 0), 188, 1536, 65536, 99 << 10, 100 << 10, 128 << 20, 96 << 30),
+    "sm_80": _chip("A100", (8, 0), 108, 2048, 65536, 163 << 10, 164 << 10, 40 << 20, 80 << 30),
+    "sm_86": _chip("A40", (8, 6), 84, 1536, 65536, 99 << 10, 100 << 10, 6 << 20, 48 << 30),
+    "sm_89": _chip("L40S", (8, 9), 142, 1536, 65536, 99 << 10, 100 << 10, 96 << 20, 48 << 30),
+    "sm_90a": _chip("H200", (9, 0), 132, 2048, 65536, 227 << 10, 228 << 10, 60 << 20, 141 << 30),
+    "sm_100a": _chip("B200", (10, 0), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20, 192 << 30),
+    "sm_103a": _chip("B300", (10, 3), 148, 2048, 65536, 227 << 10, 228 << 10, 126 << 20, 288 << 30),
+    "sm_120": _chip("RTX PRO 6000", (12, 0), 188, 1536, 65536, 99 << 10, 100 << 10, 128 << 20, 96 << 30),
 }
 ARCHES = tuple(_ARCHES)
 
 EMULATOR = dataclasses.replace(
-    _ARCHES["sm_90a"], kind="emulator", name="H200 emulated on the CPU", memory_bytes=CPU.memory_bytes
+    _ARCHES["sm_90a"], kind="emulator", name="H200 emulated on the CPU", memory_bytes=CPU.memory_bytes, here=True
 )
 """Plans as an H200 would get them, run by ``graphfuse.emulator``."""
 
@@ -95,3 +116,11 @@ def for_arch(arch: str) -> Device:
         return _ARCHES[arch]
     except KeyError:
         raise SettingError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}") from None
+
+
+def for_sm(sm: int) -> Device:
+    """The record of a chip by its compute capability as one number (``Device.sm``), likewise."""
+    found = next((chip for chip in _ARCHES.values() if chip.sm == sm), None)
+    if found is None:
+        raise SettingError(f"unknown chip SM{sm}; known: {', '.join(str(chip.sm) for chip in _ARCHES.values())}")
+    return found

@@ -99,3 +99,11 @@ class diagonal_alignment(_Named):  # noqa: N801
 
     TOP_LEFT = "top_left"
     BOTTOM_RIGHT = "bottom_right"
+
+
+class attention_implementation(_Named):  # noqa: N801
+    """Implementation of ``sdpa`` that cuDNN's engine asks cuDNN for."""
+
+    AUTO = "auto"  # cuDNN's own choice
+    COMPOSITE = "composite"  # products and softmax, as nodes of their own
+    UNIFIED = "unified"  # one node

@@ -272,7 +272,8 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
     knobs: its frozen dataclass of knobs, or several, each with different fields.
     modes: the heuristic modes that ask it.
     emulated: whether its work on the device "emulator" is kernels, run as C++.
-    behavior_notes, numerical_notes: notes by which users select plans.
+    behavior_notes, numerical_notes: notes by which users select plans. A plan has those of any of its parts;
+        SUPPORTS_CUDA_GRAPH_NATIVE_API and STRICT_NAN_PROP it has if all of its parts have them.
     serves: what it accepts beyond the plain case: row-major tensors in memory, computing in FLOAT, and no rounding
         between nodes. It is not asked about anything else.
     """
@@ -341,7 +342,7 @@ class KernelEngine(Engine[FactsT, KnobsT]):
     """An engine whose work is one generated CUDA C++ kernel."""
 
     emulated: ClassVar[bool] = True
-    behavior_notes = frozenset({behavior_note.RUNTIME_COMPILATION})
+    behavior_notes = frozenset({behavior_note.RUNTIME_COMPILATION, behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API})
     entry: ClassVar[str]
     """Name of the extern "C" kernel in the source."""
 

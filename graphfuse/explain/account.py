@@ -101,7 +101,7 @@ class PlanEntry:
 class Account:
     """Account of what planning made of a graph.
 
-    device: as ``Device`` prints.
+    device: as ``Device`` prints, or the architecture of one that is not here.
     matches, misfits: of patterns whose facts describe what they match, and of others.
     unmatched: nodes that no pattern matches.
     shown: index of the plan that `regions` and `notes` are of: the selected one, else the first that may be used; None

@@ -26,7 +26,7 @@ def explained(planner: Planner) -> Explanation:
         shown = next((i for i, p in enumerate(planner.plans) if not planner.barred(p)), None)
     account = Account(
         graph=graph.name,
-        device=str(planner.device),
+        device=str(planner.device) if planner.device.here else planner.device.arch,
         device_name=planner.device.name,
         tensors=tuple(_tensor(graph, t) for t in graph.tensors if t.id in graph.producer or t.id in graph.consumers),
         nodes=tuple(_node(graph, node) for node in graph.nodes),

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.enums import convolution_mode, diagonal_alignment, norm_forward_phase, reduction_mode, reshape_mode
+from graphfuse.base.enums import (
+    attention_implementation,
+    convolution_mode,
+    diagonal_alignment,
+    norm_forward_phase,
+    reduction_mode,
+    reshape_mode,
+)
 from graphfuse.op_graph.tensor import Tensor
 
 class OpMethods:
@@ -296,8 +303,8 @@ class OpMethods:
         negative_slope: float | None = 0.0,
         lower_clip: float | None = 0.0,
         upper_clip: float | None = ...,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """min(input, upper_clip) above lower_clip, else lower_clip + negative_slope * (input - lower_clip)."""
 
@@ -311,8 +318,8 @@ class OpMethods:
         self,
         input: Tensor | float,
         swish_beta: float | None = 1.0,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """input * sigmoid(swish_beta * input); SiLU when swish_beta is 1."""
 
@@ -334,8 +341,8 @@ class OpMethods:
         negative_slope: float | None = 0.0,
         lower_clip: float | None = 0.0,
         upper_clip: float | None = ...,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """Gradient of relu, from that of its result: loss where input is above lower_clip and at most
         upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is."""
@@ -363,8 +370,8 @@ class OpMethods:
         loss: Tensor | float,
         input: Tensor | float,
         swish_beta: float | None = 1.0,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """loss * s * (1 + swish_beta * input * (1 - s)) with s = sigmoid(swish_beta * input)."""
 
@@ -390,8 +397,8 @@ class OpMethods:
         self,
         input: Tensor | float,
         axis: int = ...,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """The number of each element of input along axis, from 0, as a number of the compute data type: FLOAT has all
         up to 2^24. Of input only the shape counts. A negative axis counts from the last."""
@@ -511,9 +518,8 @@ class OpMethods:
         A: Tensor | float,
         B: Tensor | float,
         compute_data_type: data_type | Any = ...,
+        padding: float = 0.0,
         name: str = "",
-        *,
-        padding: float = ...,
     ) -> Tensor:
         """The matrix product C = A B of [batch axes..., M, K] and [batch axes..., K, N], of which one may have extent
         1 along a batch axis where the other has more. Strides say how A and B lie: either may be transposed.
@@ -558,6 +564,7 @@ class OpMethods:
         diagonal_alignment: diagonal_alignment | None = ...,
         diagonal_band_left_bound: int | None = None,
         diagonal_band_right_bound: int | None = None,
+        implementation: attention_implementation | None = ...,
         compute_data_type: data_type | Any = ...,
         name: str = "",
         *,
@@ -580,7 +587,6 @@ class OpMethods:
         score_sum_exp: None = ...,
         sink_token: None = ...,
         kv_mask: None = ...,
-        implementation: None = ...,
         unfuse_fma: bool = ...,
         stats_use_log2: bool = ...,
         softmax_precision: None = ...,
@@ -597,7 +603,9 @@ class OpMethods:
         Returns [O, Stats]; Stats, FLOAT unless set, is the log-sum-exp of each row's scores, made with
         generate_stats=True, or is_inference=False, else None. Scores, their exponentials and sums are in the
         compute data type, FLOAT unless set, and are not rounded on the way: cuDNN's kernels round the exponentials
-        to q's type. O is rounded once, to its own type. Both are row-major unless set."""
+        to q's type. O is rounded once, to its own type. Both are row-major unless set. implementation: what cuDNN's
+        engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN refuses that. Other engines
+        have one implementation, whichever is asked for."""
 
     def instancenorm(
         self,
@@ -791,8 +799,8 @@ class OpMethods:
         self,
         input: Tensor | float,
         negative_slope: float,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """input above 0, else negative_slope * input: a node of relu."""
 
@@ -801,7 +809,7 @@ class OpMethods:
         loss: Tensor | float,
         input: Tensor | float,
         negative_slope: float,
-        compute_data_type: data_type | Any = ...,
         name: str = "",
+        compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """Gradient of leaky_relu, from that of its result: a node of relu_backward."""

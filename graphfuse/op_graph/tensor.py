@@ -153,6 +153,12 @@ class Tensor:
     def get_byte_alignment(self) -> int:
         return self._alignment
 
+    set_alignment, get_alignment = set_byte_alignment, get_byte_alignment  # cuDNN's names
+
+    def get_has_compile_time_constant(self) -> bool:
+        """True if its number is fixed in the graph (``tensor_scalar``)."""
+        return self.value is not None
+
     def get_reordering_type(self) -> tensor_reordering:
         return self._reordering
 

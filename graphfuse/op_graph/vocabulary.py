@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 from graphfuse.base.errors import GraphTypeError
+from graphfuse.op_graph.positions import TRAILING
 from graphfuse.ops import OPS, SPELLINGS, Op, Spelling
 
 _POSITIONAL, _KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -31,12 +32,14 @@ def _of_op(op: Op, call: Callable[..., object], trailing: Mapping[str, object]) 
     optional = next((i for i, p in enumerate(op.inputs) if p.optional), len(op.inputs))
     required = [a for a in op.attributes if a.required]
     rest = [a for a in op.attributes if not a.required]
+    defaults = {**trailing, **dict(op.not_offered)}
+    placed = _placed(op.name, defaults, trailing)
     parameters = [
         *(inspect.Parameter(p.name, _POSITIONAL) for p in op.inputs[:optional]),
         *(inspect.Parameter(p.name, _POSITIONAL, default=None) for p in op.inputs[optional:]),
         *(inspect.Parameter(a.name, _POSITIONAL, default=a.default) for a in (*required, *rest)),
-        *(inspect.Parameter(name, _POSITIONAL, default=default) for name, default in trailing.items()),
-        *(inspect.Parameter(name, _KEYWORD, default=only) for name, only in op.not_offered),
+        *(inspect.Parameter(name, _POSITIONAL, default=defaults[name]) for name in placed),
+        *(inspect.Parameter(name, _KEYWORD, default=only) for name, only in op.not_offered if name not in placed),
     ]
     needed = [p.name for p in op.inputs if not p.optional]
     return _method(
@@ -44,11 +47,16 @@ def _of_op(op: Op, call: Callable[..., object], trailing: Mapping[str, object]) 
     )
 
 
+def _placed(method: str, known: Mapping[str, object], trailing: Mapping[str, object]) -> list[str]:
+    """Names of what stands behind a method's ports and attributes by position, of those that are known."""
+    return [name for name in TRAILING.get(method, trailing) if name in known]
+
+
 def _of_spelling(spelling: Spelling, call: Callable[..., object], trailing: Mapping[str, object]):
     op, names = OPS[spelling.op], dict(spelling.parameters)
     parameters = [
         *(inspect.Parameter(name, _POSITIONAL) for name in names),
-        *(inspect.Parameter(name, _POSITIONAL, default=default) for name, default in trailing.items()),
+        *(inspect.Parameter(n, _POSITIONAL, default=trailing[n]) for n in _placed(spelling.name, trailing, trailing)),
     ]
 
     def add(self, given: Mapping[str, object], extra: Mapping[str, object]):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.enums import diagonal_alignment
+from graphfuse.base.enums import attention_implementation, diagonal_alignment
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import layouts
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
@@ -82,8 +82,10 @@ def _absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
 
 
 def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with one spelling of the mask."""
-    return {**_band(attributes), "generate_stats": _makes_stats(attributes)}
+    """Attributes with one spelling of the mask, and of the implementation where one is asked for."""
+    asked = {"implementation": attributes["implementation"]}
+    automatic = attributes["implementation"] is attention_implementation.AUTO
+    return {**_band(attributes), "generate_stats": _makes_stats(attributes), **({} if automatic else asked)}
 
 
 def _sdpa(t, x, a) -> dict[str, object]:
@@ -137,7 +139,6 @@ _NOT_OFFERED = (
     ("score_sum_exp", None),
     ("sink_token", None),
     ("kv_mask", None),
-    ("implementation", None),
     ("unfuse_fma", False),
     ("stats_use_log2", False),
     ("softmax_precision", None),
@@ -158,7 +159,9 @@ TABLE = (
         "Returns [O, Stats]; Stats, FLOAT unless set, is the log-sum-exp of each row's scores, made with\n"
         "generate_stats=True, or is_inference=False, else None. Scores, their exponentials and sums are in the\n"
         "compute data type, FLOAT unless set, and are not rounded on the way: cuDNN's kernels round the exponentials\n"
-        "to q's type. O is rounded once, to its own type. Both are row-major unless set.",
+        "to q's type. O is rounded once, to its own type. Both are row-major unless set. implementation: what cuDNN's\n"
+        "engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN refuses that. Other engines\n"
+        "have one implementation, whichever is asked for.",
         inputs=(Port("q"), Port("k"), Port("v"), Port("attn_scale", optional=True), Port("bias", optional=True)),
         outputs=(Port("O"), Port("Stats", optional=True, dtype=data_type.FLOAT)),
         infer=_shapes,
@@ -175,6 +178,7 @@ TABLE = (
             Attribute("diagonal_alignment", (diagonal_alignment,), diagonal_alignment.TOP_LEFT),
             Attribute("diagonal_band_left_bound", **_LENGTH),
             Attribute("diagonal_band_right_bound", **_LENGTH),
+            Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
         ),
         order="by position: q, k, v, attn_scale, bias, is_inference (cuDNN's order differs: give keywords)",
         not_offered=_NOT_OFFERED,

@@ -4,11 +4,12 @@
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import chain, islice
 from types import MappingProxyType
+from typing import TypeVar
 
 from graphfuse.base.device import EMULATOR, Device
 from graphfuse.base.enums import behavior_note, heur_mode, numerical_note
@@ -26,6 +27,11 @@ ALIGNMENT = workspace.ALIGNMENT
 
 MOST_PARTITIONS = 500
 """So many partitions are looked at for the one that a user's engines run, those that save most bytes first."""
+
+_OF_ALL = frozenset({behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API, numerical_note.STRICT_NAN_PROP})
+"""Notes that praise: a plan has them if all of its parts have, and others if one of them has."""
+
+NoteT = TypeVar("NoteT", behavior_note, numerical_note)
 
 _CIRCLE = No("it and another region would wait for each other")
 
@@ -89,15 +95,14 @@ class Plan:
 
     @property
     def behavior_notes(self) -> frozenset[behavior_note]:
-        """Notes of any part."""
-        notes = (p.engine.behavior_notes_of(p.facts, p.knobs, self.device) for p in self.parts)
-        return frozenset().union(*notes)
+        """Notes of the whole plan. A CUDA graph takes it on a CUDA device alone."""
+        found = _together([p.engine.behavior_notes_of(p.facts, p.knobs, self.device) for p in self.parts])
+        return found if self.device.kind == "cuda" else found - {behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API}
 
     @property
     def numerical_notes(self) -> frozenset[numerical_note]:
-        """Notes of any part."""
-        notes = (p.engine.numerical_notes_of(p.facts, p.knobs, self.device) for p in self.parts)
-        return frozenset().union(*notes)
+        """Notes of the whole plan."""
+        return _together([p.engine.numerical_notes_of(p.facts, p.knobs, self.device) for p in self.parts])
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -125,6 +130,12 @@ class Plan:
             if pair[0] not in part.region.subgraph.graph.producer
             if not any(pair[0] in other.region.subgraph.inputs for other in self.parts if other is not part)
         )
+
+
+def _together(notes: Sequence[frozenset[NoteT]]) -> frozenset[NoteT]:
+    """Notes of parts as those of their plan."""
+    missing = {note for note in _OF_ALL if not all(note in of for of in notes)}
+    return frozenset(note for of in notes for note in of if note not in missing)
 
 
 @dataclass(frozen=True)
@@ -177,7 +188,7 @@ def propose(
     """
 
     def ask(region: Region, engines: Sequence[Engine]) -> list[Part]:
-        return [part for e in engines for part in _ask(region, e, device, mode, tunings, origins, verdicts)]
+        return [part for e in engines for part in answered(region, e, device, mode, tunings, origins, verdicts)]
 
     def ranked(region: Region, options: list[Part]) -> list[Part]:
         places = rank(region, device, ranking).places([part.engine.name for part in options])
@@ -242,7 +253,7 @@ def facts_for(engine: Engine, region: Region) -> object | None:
     return region.subgraph if engine.facts is Subgraph else None
 
 
-def _ask(
+def answered(
     region: Region,
     engine: Engine,
     device: Device,
@@ -337,9 +348,14 @@ def assemble(
 
 
 def named(
-    graph: FrozenGraph, regions: Sequence[Region], engines: Sequence[Engine], device: Device, knobs: Sequence[object]
+    graph: FrozenGraph,
+    regions: Sequence[Region],
+    engines: Sequence[Engine],
+    device: Device,
+    knobs: Sequence[Callable[[Region], object]],
 ) -> Plan:
-    """The plan that uses exactly `engines` with `knobs`, one pair per part in running order.
+    """The plan that uses exactly `engines` with `knobs`, one pair per part in running order. knobs: those for a region,
+    which it is asked for once the region is known; they may raise GraphNotSupportedError.
 
     Where these engines run several partitions of the graph, it is the one that saves most bytes: first of regions that
     engines of their facts run, as ``propose`` has them; then of all regions, as engines of any subgraph run them too.
@@ -357,8 +373,8 @@ def named(
     for partition in islice(chain(_partitions(graph, served), _partitions(graph, regions)), MOST_PARTITIONS):
         if len(partition) != len(engines) or any(map(declined, engines, partition)):
             continue
-        chosen = [Part(region, e, k) for region, e, k in zip(partition, engines, knobs, strict=True)]
         try:
+            chosen = [Part(region, e, k(region)) for region, e, k in zip(partition, engines, knobs, strict=True)]
             for part in chosen:
                 _check_knobs(part, device)
         except GraphNotSupportedError as error:

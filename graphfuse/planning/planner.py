@@ -21,14 +21,19 @@ from graphfuse.base.errors import (
     KernelCompileError,
     PluginError,
 )
-from graphfuse.contract.engine import Engine, Kernel, Launch, Prepared, knobs_from_dict
+from graphfuse.contract.engine import Engine, Kernel, Launch, Prepared
+from graphfuse.contract.match import Region
 from graphfuse.op_graph.ir import FrozenGraph
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import guard, plan, recipe
 from graphfuse.planning import registry as plugins
+from graphfuse.planning.kernel_cache import CodeOf, KernelCache
+from graphfuse.planning.numbered import NumberedEngine, Wish, checked, knob, numbered, widest
 from graphfuse.planning.plan import Part, Plan, Proposal
 from graphfuse.planning.recipe import Code, Codes, Recipe
+from graphfuse.runtime import device as devices
 from graphfuse.runtime import fastcall
+from graphfuse.runtime import handle as handles
 from graphfuse.runtime.bound import Bound
 from graphfuse.runtime.executable import Executable, NotBuilt
 from graphfuse.runtime.handle import stream_getter, stream_on
@@ -39,9 +44,6 @@ UNPREPARED = (GraphNotSupportedError, KernelCompileError)
 """Errors of ``Engine.prepare`` that say that a plan cannot be had here."""
 
 _DEPENDENT_LAUNCH_SM = 90
-
-CodeOf = Callable[[str, str, str, Device], Code]
-"""Where kernels' machine code comes from: of a source, its entry, its file's name and the device."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +75,22 @@ class Deselected:
 
 
 class Planner:
-    """Plans of one lowered graph on one device. handle: as users give it, for where work goes."""
+    """Plans of one lowered graph on one device. handle: as users give it, for where work goes. target: what device to
+    plan for, None for the handle's. cache: of kernels, the user's; None for none."""
 
-    def __init__(self, graph: FrozenGraph, handle, patterns: Sequence[object], engines: Sequence[object]):
+    def __init__(
+        self,
+        graph: FrozenGraph,
+        handle,
+        patterns: Sequence[object],
+        engines: Sequence[object],
+        target: devices.Target | None = None,
+        cache: KernelCache | None = None,
+    ):
         self.handle = handle
         # To users the emulator is an engine by name; to planning it is a device, for which all engines are asked.
-        self.device = _device(handle, str(EMULATOR) in engines)
+        self.device = devices.chosen(target, _given(handle, str(EMULATOR) in engines))
+        self._code_of: CodeOf = compiled if cache is None else cache.finding(compiled)
         self.registry = plugins.registry(patterns, [e for e in engines if e != str(EMULATOR)])
         self.stream: Callable[[], int] = stream_getter(self.device, handle)
         """The stream that work goes to where execute is given no handle."""
@@ -95,8 +107,10 @@ class Planner:
         """The selected plan if it is built, else a stand-in that runs nothing. Execute tries its fast path first."""
         self.chosen: int | None = None
         """Index of the plan that execute runs."""
-        self._executables: dict[int, Executable] = {}
+        self._pinned: int | None = None
+        self._executables: dict[int, Executable | NotBuilt] = {}
         self._codes: dict[int, tuple[Code, ...]] = {}  # of what was built
+        self._numbered: tuple[NumberedEngine, ...] | None = None
         self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
         self._lock = threading.Lock()
 
@@ -118,9 +132,7 @@ class Planner:
 
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Plans of every mode, in the order of the modes and without repeats."""
-        engines = [
-            e for e in self.registry.engines if self._has_sound_table(e) and e.name not in self._deselected.failed
-        ]
+        engines = self._sound_engines()
         tunings, origins = store.tunings(engines, self.device), self.registry.origins
         self.proposals = [
             plan.propose(self.graph, self.regions, engines, self.device, m, tunings, origins=origins) for m in modes
@@ -130,6 +142,10 @@ class Planner:
             self.plans += [p for p in proposal.plans if p.name not in known]
         if not self.plans:
             raise GraphNotSupportedError(self._no_plan("no engine can run it"))
+
+    def _sound_engines(self) -> list[Engine]:
+        """Engines that can be asked: none that has failed."""
+        return [e for e in self.registry.engines if self._has_sound_table(e) and e.name not in self._deselected.failed]
 
     def _has_sound_table(self, engine: Engine) -> bool:
         """True if an engine's table of tuned knobs can be read; where it cannot, an installed engine is left out."""
@@ -149,18 +165,64 @@ class Planner:
             )
 
     def append(self, engine: object, knobs: object) -> int:
-        names = (engine,) if isinstance(engine, str) else engine
-        values = ({} if knobs is None else knobs,) if isinstance(engine, str) else knobs
-        lists = isinstance(names, tuple | list) and isinstance(values, tuple | list) and len(names) == len(values)
-        if not lists or not all(isinstance(v, Mapping) for v in values):
+        several = isinstance(engine, tuple | list)
+        asked = tuple(engine) if several else (engine,)
+        given = ((None,) * len(asked) if several else None) if knobs is None else knobs
+        values = given if several else (given,)
+        lists = isinstance(values, tuple | list) and len(asked) == len(values)
+        if not lists or not all(v is None or isinstance(v, Mapping) for v in values):
             raise GraphTypeError(
-                "create_execution_plan: give an engine name and a dict of knobs, or tuples of both; "
+                "create_execution_plan: give an engine's name or number and a dict of knobs, or tuples of both; "
                 f"got {engine!r}, {knobs!r}"
             )
-        engines = [self._engine(name) for name in names]
-        chosen = [knobs_from_dict(e, dict(v)) for e, v in zip(engines, values, strict=True)]
-        self.plans.append(plan.named(self.graph, self.regions, engines, self.device, chosen))
+        chosen = [self._asked(one) for one in asked]
+        wishes = [checked(of, kind, dict(v or {})) for (of, kind), v in zip(chosen, values, strict=True)]
+        engines = [of for of, _ in chosen]
+
+        def settled(of: Engine, wish: Wish) -> Callable[[Region], object]:
+            return lambda region: wish.knobs(of, region, self._proposals)
+
+        settle = [settled(of, wish) for of, wish in zip(engines, wishes, strict=True)]
+        self.plans.append(plan.named(self.graph, self.regions, engines, self.device, settle))
         return len(self.plans) - 1
+
+    @property
+    def numbered(self) -> tuple[NumberedEngine, ...]:
+        """Engines that take some of the graph, by number."""
+        if self._numbered is None:
+            self._numbered = numbered(self.graph, self.regions, self._sound_engines(), self._proposals)
+        return self._numbered
+
+    def _proposals(self, engine: Engine, region: Region) -> tuple[object, ...]:
+        """Knobs that an engine proposes for a region, the tuned ones first."""
+        tunings, mode = store.tunings([engine], self.device), widest(engine)
+        parts = plan.answered(region, engine, self.device, mode, tunings, self.registry.origins, [])
+        return tuple(part.knobs for part in parts)
+
+    def knobs_of(self, engine: object) -> list[knob]:
+        """Knobs of an engine that is given by its number, or by a name that has one number alone."""
+        if not isinstance(engine, str):
+            return self._of_number(engine).knobs
+        found = {n: one for n, one in enumerate(self.numbered) if one.engine is self._engine(engine)}
+        if len(found) != 1:
+            numbers = "; ".join(f"{n}: {one}" for n, one in found.items()) or "none, as it takes nothing of the graph"
+            raise GraphValidationError(f"engine {engine!r} has the numbers {numbers}; give one of them")
+        return next(iter(found.values())).knobs
+
+    def _asked(self, engine: object) -> tuple[Engine, type | None]:
+        """An engine by its name, or by its number, which says the kind of its knobs as well."""
+        if not isinstance(engine, int) or isinstance(engine, bool):
+            return self._engine(engine), None
+        found = self._of_number(engine)
+        return found.engine, found.kind
+
+    def _of_number(self, number: object) -> NumberedEngine:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise GraphTypeError(f"an engine is given by its name or its number, got {number!r}")
+        if not 0 <= number < len(self.numbered):
+            there = "; ".join(f"{n}: {one}" for n, one in enumerate(self.numbered))
+            raise GraphValidationError(f"no engine has the number {number}; there are: {there}")
+        return self.numbered[number]
 
     def _engine(self, name: object) -> Engine:
         for engine in self.registry.engines:
@@ -168,11 +230,6 @@ class Planner:
                 return engine
         names = ", ".join(e.name for e in self.registry.engines)
         raise GraphValidationError(f"no engine is named {name!r}; there are: {names}")
-
-    def knob_names(self, engine: object) -> tuple[tuple[str, ...], ...]:
-        kinds = self._engine(engine).knobs
-        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-        return tuple(tuple(f.name for f in dataclasses.fields(kind)) for kind in kinds)
 
     def at(self, index: int) -> Plan:
         if isinstance(index, bool) or not isinstance(index, int):
@@ -215,7 +272,10 @@ class Planner:
 
     def build(self, policy: build_plan_policy) -> None:
         """Build the first plan that can be prepared, or all that can, and select the first. Where none can, raises the
-        error of the only plan, or GraphNotSupportedError with each plan's reason."""
+        error of the only plan, or GraphNotSupportedError with each plan's reason. A plan that is pinned is the only
+        one."""
+        if self._pinned is not None:
+            return self.build_at(self._pinned)
         usable = [i for i, p in enumerate(self.plans) if not self._deselected.against(p)]
         if not usable:
             self.check_support()
@@ -262,6 +322,12 @@ class Planner:
         self._build(index)
         self._choose(index)
 
+    def pin(self, index: int) -> None:
+        """Have `build` build this plan alone."""
+        self._refuse_deselected(index, self.at(index))
+        self._pinned = index
+        self._choose(index if index in self._executables else None)
+
     def _refuse_deselected(self, index: int, p: Plan) -> None:
         reason = self._deselected.against(p)
         if reason:
@@ -297,13 +363,13 @@ class Planner:
         engines = self.registry.engines
         self.plans = [recipe.rebuild(r, self.graph, self.regions, engines, self.device) for r in recipes]
         for index in range(len(self.plans)):
-            self._build(index, compiled if codes is None else codes.find)
+            self._build(index, None if codes is None else codes.find)
         self._choose(selected)
 
     def _build(self, index: int, code_of: CodeOf | None = None) -> None:
         if index in self._executables:
             return
-        p, (codes, code_of) = self.plans[index], _kept(code_of or compiled)
+        p, (codes, code_of) = self.plans[index], _kept(code_of or self._code_of)
         try:
             prepared = [self._prepared(part, code_of) for part in p.parts]
             needs = [work.workspace_bytes for work in prepared]
@@ -314,26 +380,31 @@ class Planner:
             self._failed[p.name] = f"it cannot be prepared: {str(error).partition(chr(10))[0]}"
             raise
 
-        @functools.cache
-        def parts(dependent: bool) -> list[fastcall.FrozenPart]:
-            return [fastcall.FrozenPart(w.freeze(dependent), at) for w, at in zip(prepared, p.scratch, strict=True)]
-
-        parts(False)  # what the device refuses is said now
-        made = Executable(
-            self.graph,
-            parts,
-            lambda: Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed),
-            self._undependable(p, prepared),
-        )
+        made = self._executable(p, prepared) if self.device.here else NotBuilt()
         with self._lock:
             if index not in self._executables:
                 self.plans[index], self._executables[index] = p, made
                 self._codes[index] = tuple(codes)
                 self._failed.pop(p.name, None)
 
+    def _executable(self, p: Plan, prepared: Sequence[Prepared]) -> Executable:
+        """The executable of a plan, of the work of whose parts `prepared` is."""
+
+        @functools.cache
+        def parts(dependent: bool) -> list[fastcall.FrozenPart]:
+            return [fastcall.FrozenPart(w.freeze(dependent), at) for w, at in zip(prepared, p.scratch, strict=True)]
+
+        parts(False)  # what the device refuses is said now
+        return Executable(
+            self.graph,
+            parts,
+            lambda: Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed),
+            self._undependable(p, prepared),
+        )
+
     def _prepared(self, part: Part, code_of: CodeOf) -> Prepared:
         try:
-            return prepare(part, self.device, code_of)
+            return prepare(part, self.device, code_of, loaded if self.device.here else unloaded)
         except (PluginError, KernelCompileError) as error:
             self._leave_out(part.engine, error)
             raise
@@ -379,15 +450,20 @@ class Planner:
         return Bound(executable.bind(variant_pack, workspace, dependent), variant_pack, workspace, stream)
 
     def executable(self, index: int | None = None) -> Executable:
-        """A built plan's, the selected one's if index is None; GraphStateError if it is not built."""
-        return self._executables.get(self.chosen if index is None else index) or self._not_built(index)
+        """A built plan's, the selected one's if index is None; GraphStateError if it is not built, DeviceError if it is
+        for a device that is not here."""
+        found = self._executables.get(self.chosen if index is None else index) or self._not_built(index)
+        self.device.check_here(self.graph.name)
+        assert isinstance(found, Executable)
+        return found
 
     def _not_built(self, index: int | None) -> NoReturn:
         index = self.selected() if index is None else index
         raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
 
     def _no_plan(self, what: str) -> str:
-        lines = [f"graph {self.graph.name!r} on {self.device}: {what}"]
+        place = self.device if self.device.here else self.device.described
+        lines = [f"graph {self.graph.name!r} on {place}: {what}"]
         for proposal in self.proposals:
             refusals = plan.refusals(proposal)
             lines += [f" mode {proposal.mode.name}:", *refusals] if refusals else []
@@ -403,14 +479,11 @@ class Planner:
         return "\n".join(lines)
 
 
-def _device(handle, emulated: bool) -> Device:
-    """Device to plan for: the handle's, the emulator if it is asked for, else the current device."""
-    from graphfuse.runtime import device
-    from graphfuse.runtime import handle as handles
-
+def _given(handle, emulated: bool) -> Device | None:
+    """Device that the user says by a handle, or by the emulator's name among the engines; None where there is none."""
     given = None if handle is None else handles.alive(handle).device
     if not emulated:
-        return given or device.get()
+        return given
     if given not in (None, EMULATOR):
         raise DeviceError(
             f"engine {str(EMULATOR)!r} was asked for, but the handle is for {given}; accepted: no handle, or "
@@ -447,10 +520,15 @@ def loaded(code: Code, source: str, device: Device) -> Kernel:
 
 
 class _Unloaded:
-    """Stands where a kernel would be, which is compiled for a device that need not be there."""
+    """Stands where a kernel would be, which is compiled for a device that need not be here."""
 
     def launcher(self, launch: Launch, dependent: bool = False) -> NoReturn:
         raise DeviceError("a kernel that was compiled ahead is not started where it was compiled")
+
+
+def unloaded(code: Code, source: str, device: Device) -> Kernel:
+    """Stand-in for a kernel of a device that need not be here."""
+    return _Unloaded()
 
 
 def prepare(
@@ -472,7 +550,7 @@ def codes_of(p: Plan) -> tuple[Code, ...]:
     """The kernels of a plan, compiled for its device, which need not be there. Errors as of ``prepare``."""
     codes, code_of = _kept(compiled)
     for part in p.parts:
-        prepare(part, p.device, code_of, lambda code, source, device: _Unloaded())
+        prepare(part, p.device, code_of, unloaded)
     return tuple(codes)
 
 

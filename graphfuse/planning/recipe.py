@@ -53,6 +53,10 @@ Recipe = tuple[PartRecipe, ...]
 """Of a plan: its parts in the order in which they run."""
 
 
+ELF = b"\x7fELF"
+"""Bytes that cubins begin with."""
+
+
 @dataclass(frozen=True)
 class Code:
     """A kernel that is compiled. name: of the source's file. source: SHA-256 of its text, in base 16. cubin: its

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from graphfuse.base.errors import GraphNotSupportedError, VariantPackError
 from graphfuse.contract.engine import NoKnobs
+from graphfuse.contract.match import Region
 from graphfuse.contract.row_counts import joined, row_class
 from graphfuse.op_graph import ir
 from graphfuse.op_graph.lower import lower
@@ -113,8 +114,7 @@ class Reshaped:
         or the best of all. Of a plan that was named without any mode, its knobs are kept."""
         modes = [proposal.mode for proposal in self._planner.proposals]
         if not modes:
-            engines, knobs = [part.engine for part in model.parts], [part.knobs for part in model.parts]
-            return plan.named(planner.graph, planner.regions, engines, planner.device, knobs)
+            return _named(planner, model)
         planner.create(modes)
         allowed = [p for p in planner.plans if not planner.barred(p)]
         same = [p for p in allowed if _recipe(p) == _recipe(model)]
@@ -150,9 +150,18 @@ def _recipe(p: Plan) -> list[tuple[str, tuple[int, ...]]]:
 
 def _alike(planner: Planner, model: Plan) -> Plan | None:
     """The plan with the engines and knobs of another; None where they are not accepted for this graph."""
-    engines, knobs = [part.engine for part in model.parts], [part.knobs for part in model.parts]
     try:
-        found = plan.named(planner.graph, planner.regions, engines, planner.device, knobs)
+        found = _named(planner, model)
     except GraphNotSupportedError:
         return None
     return found if _recipe(found) == _recipe(model) and not planner.barred(found) else None
+
+
+def _named(planner: Planner, model: Plan) -> Plan:
+    """Plan of the planner's graph with the engines and knobs of another."""
+    engines, knobs = [part.engine for part in model.parts], [_always(part.knobs) for part in model.parts]
+    return plan.named(planner.graph, planner.regions, engines, planner.device, knobs)
+
+
+def _always(knobs: object) -> Callable[[Region], object]:
+    return lambda region: knobs

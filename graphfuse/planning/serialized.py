@@ -13,10 +13,8 @@ from graphfuse.files import json_values, sealed
 from graphfuse.files.json_values import field, refuse
 from graphfuse.op_graph import graph_json, ir
 from graphfuse.op_graph.recorded import Recorded
-from graphfuse.planning.recipe import Code, Codes, PartRecipe, Recipe
+from graphfuse.planning.recipe import ELF, Code, Codes, PartRecipe, Recipe
 from graphfuse.runtime import record
-
-_ELF = b"\x7fELF"  # what cubins begin with
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def _plan(where: str, parts: object) -> Recipe:
 
 
 def _code(where: str, data: object, cubin: bytes, kind: str) -> Code:
-    if kind == "cuda" and not cubin.startswith(_ELF):
+    if kind == "cuda" and not cubin.startswith(ELF):
         raise SerializedError(f"{where} is no machine code of a GPU")
     return Code(*(field(where, data, name, str) for name in ("name", "entry", "source")), cubin)
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from graphfuse.base import settings
 from graphfuse.base.device import CPU, EMULATOR, Device
@@ -72,6 +73,42 @@ def get(spec: str | int | None = None) -> Device:
     if ordinal >= count():
         raise DeviceError(f"device {spec!r} is not there; accepted: cpu, cuda:0 to cuda:{count() - 1}")
     return _record(ordinal)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Device that a graph is to be planned for, wherever it is drawn.
+
+    exact: whether a device of this machine has to have all of its figures to take its place, or the same SM alone.
+    """
+
+    device: Device
+    exact: bool
+
+    def met_by(self, found: Device) -> bool:
+        """True if the graph can be planned for this device of the machine, and run on it."""
+        if not found.runs_kernels or found.sm != self.device.sm:
+            return False
+        return not self.exact or all(getattr(found, name) == getattr(self.device, name) for name in _ATTRIBUTES)
+
+
+def chosen(target: Target | None, given: Device | None) -> Device:
+    """Device to plan for. given: that of the handle, None without one.
+
+    Without a target it is the handle's, else the current one (``get``). With one it is the same if it meets the target,
+    else the target's, which is not here. DeviceError for a handle that does not meet the target.
+    """
+    if target is None:
+        return given or get()
+    if given is None:
+        found = get()
+        return found if target.met_by(found) else target.device
+    if not target.met_by(given):
+        raise DeviceError(
+            f"the graph is to be planned for {target.device.arch} ({target.device.name}), and the handle is for "
+            f"{given.described}; accepted: no handle, or that of such a device"
+        )
+    return given
 
 
 def check(error: int, doing: str) -> None:

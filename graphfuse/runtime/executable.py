@@ -123,7 +123,8 @@ class Executable:
         where kernels may not begin early and `dependent` asks for it."""
         self.bind(pack, workspace, dependent)(stream)
         binder = self.binder
-        keys = {binder.find(key, []).id: key for key in pack if key is not None}
+        used = ((binder.find(key, []), key) for key in pack if key is not None)
+        keys = {tensor.id: key for tensor, key in used if tensor is not None}
         form = fastcall.execute(
             pack,
             workspace,

@@ -77,7 +77,7 @@ def stream_on(device: Device, handle: Handle | None) -> int:
         return current_stream(device)
     place = alive(handle)._device
     if place is not device and place != device:
-        raise DeviceError(f"the graph is planned for {device}, the handle is for {place}")
+        raise DeviceError(f"the graph is planned for {device.described}; the handle is for {place.described}")
     return current_stream(device) if handle._stream is None else handle._stream
 
 

@@ -90,9 +90,9 @@ class Binder:
         """Check a variant pack and return where everything is.
 
         pack: one entry for each tensor of graph.bound. Keys: uid, name, or an object with
-        get_uid(); entries under None are skipped. Values: see ``buffers.describe``, and
-        ``buffers.number`` for tensors passed by value. workspace: a buffer of at least
-        workspace_bytes, None if those are 0.
+        get_uid(); entries under None, and of tensors that no node uses, are skipped. Values:
+        see ``buffers.describe``, and ``buffers.number`` for tensors passed by value. workspace:
+        a buffer of at least workspace_bytes, None if those are 0.
 
         An array has to agree with the tensor in data type, shape (axes of extent 1 aside),
         strides (of axes with more than one position), device and alignment; one for reordered
@@ -178,7 +178,8 @@ class Binder:
         return values
 
     def find(self, key: object, unknown: list[str]) -> FrozenTensor | None:
-        """The tensor a key means; notes the key in `unknown` if it means none."""
+        """The tensor a key means; notes the key in `unknown` if it means none. None, without a note, for a tensor of
+        the graph that no node uses: whatever is given for it changes nothing."""
         get_uid = getattr(key, "get_uid", None)
         plain = key if get_uid is None else get_uid()
         if isinstance(plain, str):
@@ -195,7 +196,9 @@ class Binder:
             )
         if found is None:
             other = self.others.get(plain)
-            unknown.append(repr(plain) if other is None else f"{plain!r} ({_why_unbound(other)})")
+            why = None if other is None else _why_unbound(other)
+            if other is None or why is not None:
+                unknown.append(repr(plain) if why is None else f"{plain!r} ({why})")
         return found
 
 
@@ -210,14 +213,15 @@ def _names(tensors: Iterable[FrozenTensor]) -> str:
     return ", ".join(f"{t.name!r} (uid {t.uid})" for t in tensors)
 
 
-def _why_unbound(tensor: FrozenTensor) -> str:
+def _why_unbound(tensor: FrozenTensor) -> str | None:
+    """Why an entry for the tensor is a mistake; None if nothing would be read from it or written to it anyway."""
     if tensor.virtual:
         return "a virtual tensor has no memory of the caller's"
     if tensor.value is not None:
         return "its value is part of the graph"
     if tensor.workspace is not None:
         return "it is in the workspace"
-    return "no node uses it"
+    return None
 
 
 def _check(

@@ -178,9 +178,9 @@ def _base(planner: Planner) -> Plan:
     if index is None:
         index = next(i for i, p in enumerate(planner.plans) if planner.barred(p) is None)
     base, device = planner.plans[index], planner.device
-    if device.kind != "cuda":
+    if device.kind != "cuda" or not device.here:
         raise GraphNotSupportedError(
-            f"graph {planner.graph.name!r} is planned for {device}, where nothing is timed; "
+            f"graph {planner.graph.name!r} is planned for {device.described}, where nothing is timed; "
             "accepted by autotune: a CUDA device"
         )
     if not any(map(tunable, base.parts)):

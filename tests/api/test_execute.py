@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import graphfuse
-from graphfuse import VariantPackError, VariantPackTypeError, WorkspaceError, heur_mode
+from graphfuse import VariantPackError, VariantPackTypeError, WorkspaceError, heur_mode, norm_forward_phase
 from support import graphs
 from support.graphs import BF16, E4M3, FP4, Norm
 
@@ -161,6 +161,7 @@ WRONG = {
     ),
     "extra uid": ({12345: bf16(1)}, VariantPackError, "12345", "not accepted", "'x'"),
     "extra name": ({"y": bf16(1)}, VariantPackError, "'y'", "not accepted", "'x'"),
+    "constant": ({"swish.0::swish_beta": 1.0}, VariantPackError, "swish.0::swish_beta", "not accepted", "'x'"),
     "virtual": ({"rmsnorm.0::Y": bf16(6, 32)}, VariantPackError, "rmsnorm.0::Y", "virtual", "'x'"),
     "key type": ({1.5: bf16(1)}, VariantPackTypeError, "1.5", "not a key", "uid, a name"),
 }
@@ -169,6 +170,28 @@ WRONG = {
 @pytest.mark.parametrize(("change", "error", "tensor", "given", "accepted"), WRONG.values(), ids=WRONG)
 def test_wrong_entries(built, change, error, tensor, given, accepted):
     refused(built, pack() | change, None, error, tensor, given, accepted)
+
+
+@pytest.mark.parametrize("key", ["unused", 99, lambda t: t], ids=["name", "uid", "tensor"])
+@pytest.mark.parametrize("value", [None, 7, "anything", torch.zeros(3)], ids=str)
+def test_a_tensor_that_no_node_uses_is_let_pass(key, value):
+    """As cuDNN does: an instance norm that is drawn without the scale that its script passes. Nothing reads the value,
+    so nothing is asked of it, at the first call and at calls like it."""
+    g = graphs.new(device="cpu")
+    x, unused = g.tensor([2, 3, 4, 4], name="x"), g.tensor([1, 3, 1, 1], name="unused", uid=99)
+    scale, bias = (g.tensor([1, 3, 1, 1], name=name) for name in ("scale", "bias"))
+    y, *_ = g.instancenorm(x, scale, bias, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)
+    y.set_output().set_name("y")
+    g.build([heur_mode.FALLBACK])
+    pack = {"x": torch.randn(2, 3, 4, 4), "scale": torch.rand(1, 3, 1, 1), "bias": torch.rand(1, 3, 1, 1)}
+    exact = torch.nn.functional.instance_norm(pack["x"], weight=pack["scale"].flatten(), bias=pack["bias"].flatten())
+    extra = {key(unused) if callable(key) else key: value}
+    outs = [torch.empty(2, 3, 4, 4) for _ in range(3)]
+    g.execute(pack | {"y": outs[0]} | extra)
+    g.execute(pack | {"y": outs[1]} | extra)
+    g.bind(pack | {"y": outs[2]} | extra)()
+    for out in outs:
+        torch.testing.assert_close(out, exact)
 
 
 @pytest.mark.parametrize("name", ["x", "weight", "bias", "epsilon", "out", "inverse_rms"])

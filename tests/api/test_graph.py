@@ -15,6 +15,7 @@ from graphfuse import (
     heur_mode,
     norm_forward_phase,
 )
+from graphfuse.op_graph.positions import TRAILING
 from graphfuse.ops import OPS, SPELLINGS
 from support import graphs, oracle
 from support.graphs import Norm
@@ -163,10 +164,18 @@ def test_methods_have_the_tables_signature():
     for op in OPS.values():
         found = inspect.signature(getattr(graphfuse.pygraph, op.name)).parameters
         parameters = [name for name, p in found.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-        assert parameters[0] == "self" and parameters[-2:] == ["compute_data_type", "name"]
-        assert set(parameters[1:-2]) == {p.name for p in op.inputs} | {a.name for a in op.attributes}
-        assert [(n, p.default) for n, p in found.items() if n not in parameters] == list(op.not_offered)
+        trailing = TRAILING.get(op.name, ("compute_data_type", "name"))
+        assert parameters[0] == "self" and parameters[-len(trailing) :] == list(trailing)
+        assert set(parameters[1 : -len(trailing)]) == {p.name for p in op.inputs} | {a.name for a in op.attributes}
+        others = [(n, p.default) for n, p in found.items() if n not in parameters]
+        assert others == [(n, only) for n, only in op.not_offered if n not in trailing]
+        assert all(found[n].default == only for n, only in op.not_offered)
         assert getattr(graphfuse.pygraph, op.name).__doc__ == op.doc
+
+
+def test_places_by_position_are_of_methods_that_are_there():
+    assert set(TRAILING) <= {*OPS, *SPELLINGS}
+    assert all({"compute_data_type", "name"} <= set(names) for names in TRAILING.values())
 
 
 def test_other_spellings_are_nodes_of_their_op():
@@ -179,7 +188,8 @@ def test_other_spellings_are_nodes_of_their_op():
     assert list(g.nodes[0].inputs) == ["a", "b"] and g.nodes[0].inputs["a"] is x
     for name, spelling in SPELLINGS.items():
         parameters = list(inspect.signature(getattr(graphfuse.pygraph, name)).parameters)
-        assert parameters == ["self", *dict(spelling.parameters), "compute_data_type", "name"]
+        trailing = TRAILING.get(name, ("compute_data_type", "name"))
+        assert parameters == ["self", *dict(spelling.parameters), *trailing]
         assert name not in OPS and getattr(graphfuse.pygraph, name).__doc__ == spelling.doc
     with pytest.raises(GraphTypeError, match="leaky_relu: missing.*negative_slope.*accepted: input, negative_slope"):
         g.leaky_relu(x)

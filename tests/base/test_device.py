@@ -30,7 +30,8 @@ def test_where_kernels_run_and_memory_is():
     assert (chip.runs_kernels, chip.memory) == (True, "cuda:0")
     assert (CPU.runs_kernels, CPU.memory) == (False, "cpu")
     assert (EMULATOR.runs_kernels, EMULATOR.memory, str(EMULATOR)) == (True, "cpu", "emulator")
-    assert dataclasses.replace(EMULATOR, kind="cuda", name=chip.name, memory_bytes=chip.memory_bytes) == chip
+    described = {"kind": "cuda", "name": chip.name, "memory_bytes": chip.memory_bytes, "here": False}
+    assert dataclasses.replace(EMULATOR, **described) == chip
 
 
 def test_the_cpu_and_unknown_ones():

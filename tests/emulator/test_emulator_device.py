@@ -293,7 +293,7 @@ def test_handles_and_streams():
     g = case.graph(device="emulator")
     g.build(OPEN)
     g.execute(case.inputs() | case.outputs(), None, handle)
-    with pytest.raises(DeviceError, match="planned for emulator, the handle is for cpu"):
+    with pytest.raises(DeviceError, match=r"planned for emulator \(H200 emulated on the CPU\); the handle is for cpu"):
         g.execute(case.inputs() | case.outputs(), None, graphfuse.create_handle("cpu"))
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphfuse import convolution_mode, data_type, norm_forward_phase, reduction_mode
+from graphfuse import attention_implementation, convolution_mode, data_type, norm_forward_phase, reduction_mode
 from graphfuse.base.device import EMULATOR, for_arch
 from graphfuse.contract.engine import No
 from graphfuse.engines import cudnn as ours
@@ -383,6 +383,15 @@ def test_numbers(cudnn):
     assert translation.constants == {by_name["sum::b"].uid: 2.5}
     assert translation.by_value == {by_name["factor"].id: by_name["factor"].uid}
     assert not {by_name["factor"].id, by_name["sum::b"].id} & translation.bound.keys()
+
+
+@pytest.mark.parametrize("asked", attention_implementation)
+def test_the_implementation_of_attention_is_asked_for(cudnn, asked):
+    """AUTO, which is cuDNN's default, goes unsaid."""
+    g = graphs.new()
+    g.sdpa(*(g.tensor([1, 1, 4, 8]) for _ in "qkv"), implementation=asked)[0].set_output()
+    said = ours.translate(cudnn, part(g)).graph.nodes[0].params.get("implementation")
+    assert said is (None if asked.name == "AUTO" else cudnn.attention_implementation[asked.name])
 
 
 def test_part_of_a_graph(cudnn):

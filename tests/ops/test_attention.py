@@ -8,7 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphfuse import GraphNotSupportedError, GraphTypeError, GraphValidationError, data_type, diagonal_alignment
+import graphfuse
+from graphfuse import (
+    GraphNotSupportedError,
+    GraphTypeError,
+    GraphValidationError,
+    attention_implementation,
+    data_type,
+    diagonal_alignment,
+    heur_mode,
+)
 from graphfuse.ops import OPS
 from support import dense, graphs, oracle
 from support.graphs import BF16, E4M3, FLOAT, HALF, TORCH
@@ -254,6 +263,33 @@ def test_options_that_are_not_offered(name, only):
         with pytest.raises(GraphNotSupportedError, match=rf"node 'a' \(sdpa\): {name} is not offered; leave it out"):
             g.sdpa(q, k, v, **{name: value}, name="a")
     g.sdpa(q, k, v, name="a")[0].set_output()  # what was refused has left nothing behind
+
+
+@pytest.mark.parametrize("asked", attention_implementation)
+def test_the_implementation_does_not_change_the_result(asked):
+    """It is part of the graph, and kept with it, unless it is cuDNN's choice."""
+
+    def drawn(**options):
+        g = graphs.new()
+        tensors = [g.tensor(dim, name=name) for name, dim in (("q", Q), ("k", K), ("v", K))]
+        g.sdpa(*tensors, attn_scale=0.5, **options)[0].set_output().set_name("o")
+        g.build([heur_mode.FALLBACK])
+        return g
+
+    asking, plain = drawn(implementation=asked), drawn(implementation=None)
+    assert (asking.key() == plain.key()) == (asked is attention_implementation.AUTO)
+    assert graphfuse.pygraph.from_json(asking.to_json()).key() == asking.key()
+    pack = {name: torch.randn(dim) for name, dim in (("q", Q), ("k", K), ("v", K))}
+    outs = [torch.empty(*Q[:3], K[3]) for _ in range(2)]
+    for g, out in zip((asking, plain), outs, strict=True):
+        g.execute(pack | {"o": out})
+    assert torch.equal(*outs)
+
+
+def test_no_implementation():
+    g = graphs.new()
+    with pytest.raises(GraphTypeError, match="implementation must be attention_implementation, got 'unified'"):
+        g.sdpa(g.tensor(Q), g.tensor(K), g.tensor(K), implementation="unified")
 
 
 def test_an_argument_in_cudnns_place():

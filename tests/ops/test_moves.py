@@ -132,7 +132,7 @@ def test_concatenate(data):
         (
             lambda g, x: g.concatenate(0, 1, inputs=[x, x], name="all"),
             GraphNotSupportedError,
-            "concatenate 'all': in_place_index is not offered; leave it out",
+            "concatenate 'all': in_place_index is .; instead: leave it out",
         ),
         (
             lambda g, x: g.concatenate(0, inputs=[x, x, graphs.new().tensor([3, 4], name="theirs")]),

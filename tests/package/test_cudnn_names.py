@@ -7,6 +7,7 @@ import cudnn_compatibility as compatibility
 import graphfuse
 from graphfuse import GraphfuseError, GraphNotSupportedError, GraphTypeError, NotOfferedError, create_handle
 from graphfuse.base import cudnn_names
+from graphfuse.op_graph.positions import TRAILING
 from graphfuse.ops import OPS, SPELLINGS
 from support import graphs
 
@@ -112,9 +113,10 @@ def test_compared():
 
     assert compatibility.compared(["a", "b"], ours) == compatibility.compared(["a", "b", "c"], ours) == ""
     assert compatibility.compared(["a", "*", "d", "c"], ours) == ""
-    assert compatibility.compared(["b", "a"], ours) == "takes (a, b, c, d)"
-    assert compatibility.compared(["a", "c"], ours) == "takes (a, b, c, d)"
-    assert compatibility.compared(["a", "e"], ours) == "without `e`; takes (a, b, c, d)"
+    assert compatibility.compared(["b", "a"], ours) == "by position the 1st is `a`: give names"
+    assert compatibility.compared(["a", "c"], ours) == "by position the 2nd is `b`: give names"
+    assert compatibility.compared(["a", "b", "c", "d"], ours) == "by position the 4th is none: give names"
+    assert compatibility.compared(["a", "e"], ours) == "without `e`"
     assert compatibility.compared(["a", "e"], every) == ""
 
 
@@ -137,7 +139,7 @@ def test_arguments_of_the_constructor():
     given = ("g", kind.HALF, kind.FLOAT, kind.FLOAT, handle, None, None, None, None, True, True, None)
     g = graphfuse.pygraph(*given, is_cuda_graph_replay_expected=True)
     assert (g.name, g.io_data_type, g.handle) == ("g", kind.HALF, handle)
-    for argument in ("sm_count", "sm_version", "kernel_cache", "device_property", "cuda_graph_retention"):
+    for argument in ("sm_count", "cuda_graph_retention"):
         hint = cudnn_names.KEYWORDS[argument][1]
         with pytest.raises(GraphNotSupportedError) as error:
             graphfuse.pygraph(**{argument: True})
@@ -155,6 +157,19 @@ def test_arguments_of_tensor():
         with pytest.raises(GraphNotSupportedError, match=f"tensor 'y': {argument} is .*; instead: \\w"):
             g.tensor([4], name="y", **{argument: value})
     assert len(g.tensors) == 2
+
+
+@pytest.mark.parametrize("name", sorted(TRAILING))
+def test_the_name_of_a_node_in_cudnns_place(name):
+    """By position, where cuDNN has it in another place than most of its methods have."""
+    g = graphfuse.pygraph(io_data_type=graphfuse.data_type.FLOAT)
+    theirs = compatibility.NAMES["pygraph"][name]
+    given = {"axis": 0, "negative_slope": 0.5, "padding": 0.0, "compute_data_type": graphfuse.data_type.DOUBLE}
+    given |= {"name": "mine"} | dict.fromkeys(("A", "B", "a", "b", "input", "loss"), g.tensor([4, 4]))
+    getattr(g, name)(*(given.get(argument) for argument in theirs))
+    node = g.get_node("mine")
+    assert node is g.nodes[-1] and node.compute is graphfuse.data_type.DOUBLE
+    assert g.get_node("other") is None
 
 
 @pytest.mark.parametrize(
@@ -224,10 +239,46 @@ def test_packs_that_are_refused(given, error, says):
     assert out.isnan().all()
 
 
+def test_tensors_of_a_graph():
+    g, (x, y), _ = _halved()
+    (factor,) = (t for t in g.tensors if t.value is not None)
+    assert g.get_inputs() == [x, factor] and g.get_outputs() == [y]
+    assert g.find_tensor("x") is g.find_tensor(7) is x and g.find_tensor(y.get_name()) is y
+    assert g.find_tensor("z") is g.find_tensor(8) is None
+    assert factor.get_has_compile_time_constant() and not x.get_has_compile_time_constant()
+    assert x.set_alignment(32) is x and x.get_alignment() == x.get_byte_alignment() == 32
+    x.set_name("twin"), y.set_name("twin")
+    with pytest.raises(graphfuse.GraphValidationError, match="'twin' names 2 tensors; accepted: their uids 7, 11"):
+        g.find_tensor("twin")
+    for wrong in (x, True, 1.0):
+        with pytest.raises(GraphTypeError, match="find_tensor: give a name or a uid, got"):
+            g.find_tensor(wrong)
+
+
+def test_a_plan_that_is_selected_is_the_one_that_is_built():
+    g = graphs.Norm(rows=3).graph("emulator")
+    g.build_operation_graph()
+    g.create_execution_plans([graphfuse.heur_mode.A])
+    last = g.get_execution_plan_count() - 1
+    assert g.select_plan(last) is g
+    g.build_plans()
+    assert g._planner.selected() == last
+    g.select_plan(0)
+    with pytest.raises(graphfuse.GraphStateError, match="no plan is built and allowed"):
+        g.get_workspace_size()
+    assert g.select_plan(last)._planner.selected() == last  # it is built
+    g.select_plan(0).deselect_engines(["rows"])
+    with pytest.raises(GraphNotSupportedError, match="plan 0 .*engine 'rows' is deselected"):
+        g.build_plans()  # and no other takes its place
+    with pytest.raises(graphfuse.GraphValidationError, match="plan index 99 is out of range"):
+        g.select_plan(99)
+
+
 def test_an_engine_under_cudnns_keyword():
     g, _, _ = _halved()
     engine, knobs = g.get_engine_and_knobs_at_index(0)
     assert g.create_execution_plan(engine_id=engine, knobs=knobs) == 1
+    assert g.get_knobs_for_engine(engine_id=0) == []
     with pytest.raises(GraphTypeError, match="engine_id is cuDNN's name of engine"):
         g.create_execution_plan(engine, engine_id=engine)
 

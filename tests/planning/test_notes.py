@@ -2,6 +2,7 @@
 
 import pytest
 
+import graphfuse
 from graphfuse import (
     GraphNotSupportedError,
     GraphStateError,
@@ -9,6 +10,7 @@ from graphfuse import (
     GraphValidationError,
     behavior_note,
     heur_mode,
+    norm_forward_phase,
     numerical_note,
 )
 from support import graphs, toys
@@ -36,6 +38,30 @@ def test_behavior_notes_of_each_plan():
         g.get_behavior_notes()
     g.build_plan_at_index(len(found) - 1)
     assert g.get_behavior_notes() == []
+
+
+def test_plans_that_a_cuda_graph_takes():
+    """Those of kernels alone, on a CUDA device: what populate_cuda_graph accepts."""
+    native = behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API
+    g = Norm().graph("cuda", device_property=graphfuse.create_device_properties("sm_100a"))
+    g.build_operation_graph()
+    g.create_execution_plans([heur_mode.A])
+    last = g.get_execution_plan_count() - 1
+    assert g.get_behavior_notes_for_plan_at_index(0) == [COMPILED, native]
+    assert g.get_behavior_notes_for_plan_at_index(last) == []
+    g.select_behavior_notes([native])
+    assert [p.parts[0].engine.name for p in g._planner.plans if not g._planner.barred(p)] == ["rows"] * last
+
+
+def test_a_plan_of_a_kernel_and_a_call():
+    """It is compiled, and no CUDA graph takes it."""
+    g = graphfuse.pygraph(device_property=graphfuse.create_device_properties("sm_90a"), io_data_type=graphs.FLOAT)
+    y, _ = g.rmsnorm(g.tensor([8, 64]), epsilon=1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)
+    g.matmul(y, g.tensor([64, 16])).set_output()
+    g.build_operation_graph()
+    g.create_execution_plans([heur_mode.A])
+    assert g.get_engine_and_knobs_at_index(0)[0] == ("rows", "reference")
+    assert g.get_behavior_notes_for_plan_at_index(0) == [COMPILED]
 
 
 def test_plans_without_a_compiler():
@@ -93,16 +119,6 @@ def test_wrong_notes():
         g.select_behavior_notes(COMPILED)
     with pytest.raises(GraphStateError, match=r"call build_operation_graph\(\) first"):
         Norm().graph().select_numeric_notes([])
-
-
-def test_engines_and_their_knobs():
-    g = planned()
-    assert g.get_engine_count() == 2
-    engine, knobs = g.get_engine_and_knobs_at_index(0)
-    assert tuple(knobs) in g.get_knobs_for_engine(engine)
-    assert g.get_knobs_for_engine("reference") == ((),)
-    with pytest.raises(GraphValidationError, match="no engine is named 'eng0'; there are: rows, reference"):
-        g.get_knobs_for_engine("eng0")
 
 
 def test_tensors_by_uid():

@@ -77,7 +77,8 @@ WRONG = [
     (("reference", {"threads": 64}), GraphValidationError, "'reference' has no knob threads; it has: none"),
     (("toy", {"size": 101}), GraphNotSupportedError, "'toy' cannot use.*size is 101; accepted: 1 to 100"),
     ((("toy",), {}), GraphTypeError, "create_execution_plan"),
-    ((7,), GraphTypeError, "create_execution_plan"),
+    ((7,), GraphValidationError, "no engine has the number 7; there are: 0: toy .size.; 1: reference"),
+    ((True,), GraphValidationError, "no engine is named True"),
     (("toy", 5), GraphTypeError, "create_execution_plan: .*5"),
     ((("toy",), (5,)), GraphTypeError, "create_execution_plan"),
 ]

@@ -351,6 +351,7 @@ def test_a_chip_of_the_same_architecture_with_fewer_processors():
 
 LOADED = """
 import sys
+from dataclasses import replace
 import graphfuse
 from graphfuse.base.device import for_arch
 from graphfuse.runtime import cache, launch
@@ -363,14 +364,14 @@ class Kernel:
 launch.load = lambda cubin, entry, device: LOADED.append((cubin, entry)) or Kernel(cubin)
 LOADED = []
 blob = open(sys.argv[1], "rb").read()
-g = graphfuse.pygraph().deserialize(Handle(for_arch("sm_90a")), blob)
+g = graphfuse.pygraph().deserialize(Handle(replace(for_arch("sm_90a"), here=True)), blob)
 assert g.serialize() == blob
 (found,) = {cubin for cubin, _ in LOADED}
 assert found[:4] == b"\\x7fELF" and found in blob
 print(vars(cache.statistics()), cache._kernels, g.get_plan_name_at_index(0))
 print([m for m in ("torch", "cuda.bindings.nvrtc", "cuda.core") if m in sys.modules])
 """
-"""Of a device that is not there no kernel can be loaded; what would be is looked at instead."""
+"""Of a device that is said to be here no kernel can be loaded; what would be is looked at instead."""
 
 
 @pytest.fixture
@@ -405,7 +406,7 @@ def test_no_code_is_loaded_that_should_not_be(ahead, monkeypatch):
 
     monkeypatch.setattr(launch, "load", lambda *_: pytest.fail("it was loaded"))
     blob = ahead.read_bytes()
-    (_, (cubin,)), here = head_of(blob), Handle(for_arch("sm_90a"))
+    (_, (cubin,)), here = head_of(blob), Handle(replace(for_arch("sm_90a"), here=True))
     at = blob.index(cubin) + len(cubin) // 2
     wrong = [
         (blob[:at] + bytes([blob[at] ^ 1]) + blob[at + 1 :], here, "digest does not agree"),
@@ -419,6 +420,19 @@ def test_no_code_is_loaded_that_should_not_be(ahead, monkeypatch):
     for data, handle, message in wrong:
         with pytest.raises(SerializedError, match=message):
             pygraph().deserialize(handle, data)
+
+
+@pytest.mark.compile
+def test_kernels_that_have_to_be_there():
+    """As cuDNN's enforce_precompiled asks for."""
+    g = Norm(rows=5).graph("emulator")
+    g.build([heur_mode.OPENSOURCE])
+    handle = create_handle("emulator")
+    assert plan_names(pygraph().deserialize(handle, g.serialize(), enforce_precompiled=True)) == plan_names(g)[:1]
+    with pytest.raises(SerializedError, match="has no kernels; accepted with enforce_precompiled"):
+        pygraph().deserialize(handle, g.serialize(include_kernels=False), enforce_precompiled=True)
+    with pytest.raises(GraphTypeError, match="enforce_precompiled: give True or False, got 1"):
+        pygraph().deserialize(handle, g.serialize(), enforce_precompiled=1)
 
 
 @pytest.mark.compile

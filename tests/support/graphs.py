@@ -82,9 +82,10 @@ class Norm:
 
     EPS, FACTOR = 1e-5, 0.75  # what execute is given for epsilon and factor
 
-    def graph(self, device: str = "cpu") -> graphfuse.pygraph:
-        """The graph, its tensors named x, weight, bias, epsilon, factor, out, inverse_rms, block_scale."""
-        g = new(device=device)
+    def graph(self, device: str = "cpu", **settings) -> graphfuse.pygraph:
+        """The graph, its tensors named x, weight, bias, epsilon, factor, out, inverse_rms, block_scale. settings: of
+        ``pygraph``."""
+        g = new(device=device, **settings)
         row = dict(byte_alignment=self.alignment)
         x = g.tensor([self.rows, self.columns], [self.input_stride or self.columns, 1], self.input, name="x", **row)
         weight = g.tensor([1, self.columns], data_type=self.weight, name="weight", **row)
