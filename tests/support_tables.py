@@ -99,6 +99,9 @@ SAMPLES: dict[str, Draw] = {
     ),
     "reduction": lambda g: g.reduction(tensor(g), mode=reduction_mode.ADD).set_dim([ROWS, 1]),
     "block_scale_quantize": lambda g: _quantized(g, 16, FP4, data_type.FP8_E4M3),
+    "block_scale_dequantize": lambda g: g.block_scale_dequantize(
+        tensor(g, dtype=data_type.FP8_E4M3), tensor(g, (ROWS, COLUMNS // 32), data_type.FP8_E8M0), [1, 32]
+    ),
     "cross_entropy": lambda g: g.cross_entropy(tensor(g), tensor(g, (ROWS, 1), INT64)),
     "cross_entropy_backward": lambda g: g.cross_entropy_backward(
         statistic(g), tensor(g), tensor(g, (ROWS, 1), INT64), statistic(g)

@@ -94,7 +94,6 @@ PYGRAPH: Mapping[str, str] = {
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
     "rope": "rotate_pairs, which takes cosines and sines; graphfuse.functional.qk_norm_rope norms, too",
     "rope_backward": "rotate_pairs(inverse=True)",
-    "block_scale_dequantize": "mul by the scales, in torch",
     "backend_plan_entries": "get_execution_plan_count and get_plan_name_at_index: all plans are in one list",
     "plans": "get_execution_plan_count and get_plan_name_at_index",
     "select_plan": "build_plan_at_index builds a plan and selects it",

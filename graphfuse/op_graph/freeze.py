@@ -4,7 +4,7 @@ It also decides the dtype of virtual tensors: their node's compute type or, with
 type that they declare. Of a node that moves integers or float64 to one that sees more of them, it is theirs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from graphfuse.base.dtypes import FACTS, data_type, holding
 from graphfuse.base.enums import tensor_reordering
@@ -38,8 +38,11 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
     kept = [t for t in graph.tensors if id(t) not in absent]
     ids = {id(t): i for i, t in enumerate(kept)}
     carried = _carried(graph)
-    tensors = tuple(_freeze_tensor(i, t, carried.get(id(t), t.get_data_type())) for i, t in enumerate(kept))
     nodes = tuple(_freeze_node(node, ids) for node in graph.nodes)
+    blocks = _blocks(nodes)
+    tensors = tuple(
+        _freeze_tensor(i, t, carried.get(id(t), t.get_data_type()), blocks.get(i, -1)) for i, t in enumerate(kept)
+    )
     frozen = ir.FrozenGraph(graph.name, tensors, nodes)
     verify.check_ir(frozen)
     _check_live(frozen)
@@ -152,7 +155,13 @@ def _carried(graph: Recorded) -> dict[int, data_type]:
     return carried
 
 
-def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.FrozenTensor:
+def _blocks(nodes: Sequence[ir.Node]) -> dict[int, int]:
+    """Axis of blocks of tensors of scales, by number."""
+    along = ((t, node.attribute("axis")) for node in nodes for _, t in node.scales)
+    return {t: axis for t, axis in along if isinstance(axis, int)}
+
+
+def _freeze_tensor(number: int, t: Tensor, dtype: data_type, blocks: int) -> ir.FrozenTensor:
     if t.value is not None:
         checked_number(f"tensor {t.get_name()!r}", t.value, t.get_data_type())
     reordered = t.get_reordering_type() is not tensor_reordering.NONE
@@ -168,6 +177,7 @@ def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.FrozenTensor:
         value=t.value,
         alignment=t.get_byte_alignment(),
         reordering=t.get_reordering_type(),
+        blocks=blocks if reordered and blocks != len(t.get_dim()) - 1 else -1,
     )
 
 

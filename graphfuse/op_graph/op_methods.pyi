@@ -466,6 +466,24 @@ class OpMethods:
     ) -> Tensor:
         """input0 where mask is not 0, else input1."""
 
+    def block_scale_dequantize(
+        self,
+        input: Tensor | float,
+        descale: Tensor | float,
+        block_size: Sequence[int] = ...,
+        is_negative_scale: bool | None = False,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Dequantization in blocks: input * the element of descale for its block. block_size has a block's extent
+        along each axis, or along the last ones: [1, 32] for rows of blocks, [32, 1] for columns of them, [128, 128]
+        for tiles. One number is of the axis along which descale has an element a block. descale has input's extents
+        divided by those of a block, rounded up; reordered as F8_128x4, for blocks along one axis, it may also have
+        those of whole tiles: multiples of 4 along that axis and of 128 along the last other one. Any element goes
+        with any scale: MXFP8 and MXFP4 have FP8_E8M0, NVFP4 has FP8_E4M3. The product is in the compute data type,
+        FLOAT unless set, which holds that of an FP8 or FP4 element and a scale of one byte exactly, but for
+        magnitudes below 2^-126 or above 2^127. A matmul of two such outputs is the block-scaled product."""
+
     def cross_entropy(
         self,
         input: Tensor | float,

@@ -38,6 +38,7 @@ class Port:
     kept: bool = False  # an output of which some is written; the rest stays, and references get it by the port's name
     moved: bool = False  # an input whose values the output, of which there is one, has
     numbers: bool = False  # an input of row numbers
+    scales: bool = False  # an element for each block along the axis that the frozen attribute "axis" names
 
 
 @dataclass(frozen=True)
