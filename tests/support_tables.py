@@ -118,6 +118,9 @@ SAMPLES: dict[str, Draw] = {
     )[0],
     "matmul": lambda g: g.matmul(tensor(g, (1, ROWS, COLUMNS)), tensor(g, (1, COLUMNS, ROWS))),
     "conv_fprop": lambda g: g.conv_fprop(tensor(g, IMAGE), tensor(g, (8, 8, 3, 3)), padding=[1, 1]),
+    "conv_dgrad": lambda g: g.conv_dgrad(tensor(g, IMAGE), tensor(g, (8, 8, 3, 3)), padding=[1, 1]).set_dim(IMAGE),
+    "conv_wgrad": lambda g: g.conv_wgrad(tensor(g, IMAGE), tensor(g, IMAGE), padding=[1, 1]).set_dim([8, 8, 3, 3]),
+    "genstats": lambda g: g.genstats(tensor(g, IMAGE)),
     "sdpa": lambda g: g.sdpa(*(tensor(g, IMAGE) for _ in range(3)), is_inference=True)[0],
     "instancenorm": lambda g: g.instancenorm(
         tensor(g, IMAGE), channel(g), channel(g), 1e-6, norm_forward_phase=INFERENCE

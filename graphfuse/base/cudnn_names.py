@@ -26,9 +26,7 @@ _RECURRENCES = tuple(
     for name in ("gdn", "gdn2", "gdp", "kda", "mamba2")
     for step in ("", "_bwd", "_summary", "_summary_bwd")
 )
-_NORM = "write it with reduction, sub, mul and rsqrt: reductions along one set of axes become one kernel"
 _MATMUL = "torch.matmul, and the operations around it as a graph of their own"
-_CONVOLUTION = "torch.nn.functional.conv2d or conv3d, and the operations around it as a graph of their own"
 _ENUM = "no operation here takes it"
 
 MODULE: Mapping[str, str] = {
@@ -84,9 +82,7 @@ PYGRAPH: Mapping[str, str] = {
     "softplus_backward": "mul(loss, sigmoid(x))",
     "erf": "gelu, if it is for that; else torch, before or after the graph",
     **dict.fromkeys(("ceil", "cos", "floor", "mod", "sin", "tan"), _TORCH),
-    "genstats": _NORM,
     **dict.fromkeys(("moe_grouped_matmul", "moe_grouped_matmul_bwd"), _MATMUL),
-    **dict.fromkeys(("conv_dgrad", "conv_wgrad"), _CONVOLUTION),
     **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
     **dict.fromkeys(("sdpa_backward", "sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
     "scaled_dot_product_flash_attention": "sdpa, with the same keywords",

@@ -561,6 +561,44 @@ class OpMethods:
         set, in an order that is not specified, and Y is rounded once, to its own type. Y has
         [N, K, (extent + padding - dilation (taps - 1) - 1) / stride + 1, ...], channels-last unless set."""
 
+    def conv_dgrad(
+        self,
+        loss: Tensor | float,
+        filter: Tensor | float,
+        padding: Sequence[int] | None = None,
+        pre_padding: Sequence[int] | None = None,
+        post_padding: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        convolution_mode: convolution_mode | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of conv_fprop with respect to image, from loss, that of its result. Window and channels are
+        conv_fprop's, with the same defaults. Products and sums
+        are in the compute data type, FLOAT unless set, in an order that is not specified, and DX is
+        rounded once, to its own type. Images of several shapes may have a result of loss's: set_dim of DX says
+        which it is. DX is channels-last unless set."""
+
+    def conv_wgrad(
+        self,
+        image: Tensor | float,
+        loss: Tensor | float,
+        padding: Sequence[int] | None = None,
+        pre_padding: Sequence[int] | None = None,
+        post_padding: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        convolution_mode: convolution_mode | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of conv_fprop with respect to weight, from loss, that of its result. Window and channels are
+        conv_fprop's, with the same defaults. Products and sums
+        are in the compute data type, FLOAT unless set, in an order that is not specified, and DW is
+        rounded once, to its own type. set_dim of DW says how many taps the weight has along each spatial axis, and
+        how many channels. DW is channels-last unless set."""
+
     def sdpa(
         self,
         q: Tensor | float,
@@ -698,6 +736,16 @@ class OpMethods:
         """Gradients of batchnorm, from grad, that of Y, and what forward made: as layernorm_backward
         makes them, DScale and DBias, sums over samples and spatial axes, in the shape of scale. Returns
         [DX, DScale, DBias]."""
+
+    def genstats(
+        self,
+        input: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor]:
+        """Statistics of each channel of [N, C, spatial axes...], sums over samples and spatial axes: of the elements,
+        and of their squares. Returns [SUM, SQ_SUM], both [1, C, 1, ...]. Sums are in the compute data type, FLOAT
+        unless set, in an order that is not specified."""
 
     def transpose(
         self,

@@ -1,11 +1,12 @@
-"""Norms with a scale and a bias of each channel: instance and batch normalization of [N, C, spatial axes...]."""
+"""Norms with a scale and a bias of each channel, instance and batch normalization of [N, C, spatial axes...], and sums
+over all but the channels."""
 
 from collections.abc import Mapping
 
 from graphfuse.base.enums import norm_forward_phase
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import norms
-from graphfuse.ops.expansion import Columns, Expansion, RowArithmetic, Values
+from graphfuse.ops.expansion import Columns, Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
 from graphfuse.ops.shapes import LAYERNORM_ORDER, layernorm_absent
@@ -145,6 +146,24 @@ _GRADIENT = (
     "[DX, DScale, DBias]."
 )
 
+
+def _genstats_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    _, channels = _checked(shapes, _batch_axes, 2, ())
+    return {"SUM": channels, "SQ_SUM": channels}
+
+
+def _genstats(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    squares = e.op("mul", a=x["input"], b=x["input"])
+    return {"SUM": e.reduce(Join.SUM, x["input"]), "SQ_SUM": e.reduce(Join.SUM, squares)}
+
+
+def _of_sums(p: Pullback) -> object:
+    if "SQ_SUM" not in p.grads:
+        return p.grads["SUM"]
+    squares = p.graph.mul(p.graph.mul(p["input"], 2.0), p.grads["SQ_SUM"])
+    return p.graph.add(squares, p.grads["SUM"]) if "SUM" in p.grads else squares
+
+
 TABLE = (
     Op(
         "instancenorm",
@@ -223,5 +242,16 @@ TABLE = (
         expansion=Expansion(norms.layernorm_backward, _along(_batch_axes), in_rows=False),
         not_offered=(("peer_stats", []),),
         vjp=NO_SECOND,
+    ),
+    Op(
+        "genstats",
+        "Statistics of each channel of [N, C, spatial axes...], sums over samples and spatial axes: of the elements,\n"
+        "and of their squares. Returns [SUM, SQ_SUM], both [1, C, 1, ...]. Sums are in the compute data type, FLOAT\n"
+        "unless set, in an order that is not specified.",
+        inputs=(Port("input"),),
+        outputs=(Port("SUM"), Port("SQ_SUM")),
+        infer=_genstats_shapes,
+        expansion=Expansion(_genstats, _along(_batch_axes), in_rows=False),
+        vjp={"input": _of_sums},
     ),
 )

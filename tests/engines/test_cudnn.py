@@ -322,6 +322,10 @@ def _dense(g):
     image = g.tensor([1, 4, 2, 6, 6], [288, 1, 144, 24, 4], BF16)
     y = g.conv_fprop(image, g.tensor([8, 2, 1, 3, 3], data_type=BF16), pre_padding=[0, 1, 2], post_padding=[0, 1, 0])
     g.bias(y, g.tensor([1, 8, 1, 1, 1])).set_output().set_data_type(BF16)
+    window = {"padding": [1, 0, 1], "stride": [1, 2, 2]}
+    loss = g.tensor([1, 8, 2, 3, 4], data_type=BF16)
+    g.conv_dgrad(loss, g.tensor([8, 2, 3, 2, 1], data_type=BF16), **window).set_dim([1, 4, 2, 6, 6]).set_output()
+    g.conv_wgrad(image, loss, **window).set_dim([8, 2, 3, 2, 1]).set_output()
 
 
 def _attention(g):

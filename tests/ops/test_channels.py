@@ -1,4 +1,4 @@
-"""Instance and batch normalization against float64, gradients against those of torch.autograd."""
+"""Instance and batch normalization and sums of channels against float64, gradients against torch.autograd's."""
 
 import pytest
 import torch
@@ -101,6 +101,19 @@ def test_gradients(shape, last, batch):
     close(run(g, pack, dict(zip(names, made, strict=True))), dict(zip(names, want, strict=True)))
 
 
+@given(
+    shape=st.lists(st.integers(0, 5), min_size=2, max_size=5), dtype=st.sampled_from([BF16, FLOAT]), last=st.booleans()
+)
+def test_genstats(shape, dtype, last):
+    shape = [max(extent, 1) if axis != 1 else extent for axis, extent in enumerate(shape)]
+    pack, g = problem(shape, dtype, last), graphs.new()
+    made = run(g, pack, dict(zip(("sum", "squares"), g.genstats(g.tensor_like(pack["x"], name="x")), strict=True)))
+    x, axes = pack["x"].double(), (0, *range(2, len(shape)))
+    want = {"sum": x.sum(axes, keepdim=True), "squares": x.square().sum(axes, keepdim=True)}
+    assert all(made[name].shape == t.shape for name, t in want.items())
+    close(made, want)
+
+
 C = [1, 3, 1, 1]
 WRONG = {
     "rank": (
@@ -122,6 +135,10 @@ WRONG = {
     "grad": (
         lambda g, t: g.batchnorm_backward(t([2, 3, 4, 1]), t([2, 3, 4, 4]), t(C), t(C), t(C)),
         r"grad must have shape \[2, 3, 4, 4\].*got \[2, 3, 4, 1\]",
+    ),
+    "genstats": (
+        lambda g, t: g.genstats(t([3])),
+        r"input must be \[N, C, spatial axes...\] with 2 or more axes, got \[3\]",
     ),
     "nothing": (
         lambda g, t: g.batchnorm(t([0, 3, 4, 4]), t(C), t(C), epsilon=1e-5),
