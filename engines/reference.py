@@ -66,10 +66,12 @@ def _moved(facts: Subgraph, node: Node) -> data_type:
 
 
 def _rounded(torch, values, dtype: data_type, compute):
-    """Values of a type, in `compute`, or in that type where float32 would not hold them."""
+    """Values of a type, in `compute`, or in that type where float32 would not hold them; floats that are made of
+    integers in float64."""
     if dtype.is_wide:
         return rounding.encode(torch, values, dtype)
-    return rounding.round_to(torch, values, dtype).to(compute)
+    rounded = rounding.round_to(torch, values, dtype)
+    return rounded.to(compute) if compute.is_floating_point or not dtype.is_float else rounded
 
 
 def _on(torch, device: Device, stream: int):

@@ -56,7 +56,9 @@ class Served:
                 yield "by_value", f"{tensors[t]} is passed by value; accepted: tensors in memory"
 
 
-EVERYTHING = Served(frozenset({data_type.FLOAT, data_type.DOUBLE}), rounding=True, layouts=True, by_value=True)
+EVERYTHING = Served(
+    frozenset({data_type.FLOAT, data_type.DOUBLE, data_type.INT32}), rounding=True, layouts=True, by_value=True
+)
 
 
 def _row_major(tensor: FrozenTensor) -> bool:

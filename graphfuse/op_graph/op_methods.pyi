@@ -535,9 +535,10 @@ class OpMethods:
     ) -> Tensor:
         """The matrix product C = A B of [batch axes..., M, K] and [batch axes..., K, N], of which one may have extent
         1 along a batch axis where the other has more. Strides say how A and B lie: either may be transposed.
-        Inputs of any float type; products and sums are in the compute data type, FLOAT unless set, in an order
-        that is not specified, and C is rounded once, to its own type. The reference engine's are torch.matmul's: on
-        a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says. C is row-major unless set.
+        A virtual input is read as the type that it declares. Products and sums are in the compute data type, FLOAT
+        unless set, in an order that is not specified, and C is rounded once, to its own type. The reference
+        engine's are torch.matmul's: on a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says.
+        In INT32 they are exact, modulo 2^32. C is row-major unless set.
         padding, which in cuDNN fills what ragged extents leave, must be 0."""
 
     def conv_fprop(
@@ -557,8 +558,9 @@ class OpMethods:
         axis]: the number of groups is the quotient of their channels. Strides say how they lie: channels-last is
         C with stride 1. padding, zeros on both sides of each spatial axis, or pre_padding and post_padding; stride
         and dilation; without them 0, 1 and 1. convolution_mode: CROSS_CORRELATION, as in neural networks, or
-        CONVOLUTION, which turns the weight around. Products and sums are in the compute data type, FLOAT unless
-        set, in an order that is not specified, and Y is rounded once, to its own type. Y has
+        CONVOLUTION, which turns the weight around. A virtual input is read as the type that it declares. Products
+        and sums are in the compute data type, FLOAT unless set, in an order that is not specified, and Y is rounded
+        once, to its own type. In INT32 they are exact, modulo 2^32. Y has
         [N, K, (extent + padding - dilation (taps - 1) - 1) / stride + 1, ...], channels-last unless set."""
 
     def conv_dgrad(

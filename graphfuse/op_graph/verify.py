@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, Subgraph
@@ -34,6 +35,8 @@ def check_ir(graph: FrozenGraph) -> None:
         if t.reordering is not tensor_reordering.NONE:
             _check_reordered(graph, t)
     for node in graph.nodes:
+        if node.compute is data_type.INT32:
+            _check_integers(graph, node)
         if node.op_name == "block_scale_dequantize":
             _check_whole_tiles(graph, node)
         for port, t in node.inputs:
@@ -99,6 +102,23 @@ def _check_whole_tiles(graph: FrozenGraph, node: Node) -> None:
             f"{node}: descale ({scale}) has the extents of whole tiles; accepted: {list(exact)}, or these reordered as "
             f"F8_128x4"
         )
+
+
+_INTEGERS = (data_type.INT8, data_type.UINT8, data_type.INT32, data_type.BOOLEAN)
+"""Types whose values INT32 holds."""
+
+
+def _check_integers(graph: FrozenGraph, node: Node) -> None:
+    for port, number in node.inputs:
+        t = graph.tensors[number]
+        is_whole = t.value is not None and t.value.is_integer() and -(2**31) <= t.value < 2**31
+        if t.dtype not in _INTEGERS and not is_whole:
+            accepted = ", ".join(dtype.name for dtype in _INTEGERS)
+            raise GraphValidationError(
+                f"{node} computes in INT32 and {port} ({t}) is {t.dtype.name if t.value is None else t.value}; "
+                f"accepted: {accepted}, and numbers that INT32 holds. A virtual tensor has the type that its node "
+                f"computes in"
+            )
 
 
 def _overlaps_itself(t: FrozenTensor) -> bool:

@@ -12,6 +12,7 @@ from graphfuse.base.enums import convolution_mode
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import layouts
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.products import multiplied
 from graphfuse.ops.pullback import Pullback
 
 _RANKS = {4: "[N, C, H, W]", 5: "[N, C, D, H, W]"}
@@ -157,7 +158,7 @@ def _fprop(t, x, a) -> dict[str, object]:
     weight, count = _grouped(_turned(weight, a), groups), math.prod(out)
     total = image.new_zeros(batch, groups, made // groups, count)
     for tap, seen in _seen(taps, out, a):
-        total += t.matmul(weight[tap], padded[seen].reshape(batch, groups, per_group, count))
+        total += multiplied(t, weight[tap], padded[seen].reshape(batch, groups, per_group, count))
     return {"Y": total.reshape(batch, made, *out)}
 
 
@@ -235,10 +236,11 @@ TABLE = (
         "axis]: the number of groups is the quotient of their channels. Strides say how they lie: channels-last is\n"
         "C with stride 1. padding, zeros on both sides of each spatial axis, or pre_padding and post_padding; stride\n"
         "and dilation; without them 0, 1 and 1. convolution_mode: CROSS_CORRELATION, as in neural networks, or\n"
-        "CONVOLUTION, which turns the weight around. Products and sums are in the compute data type, FLOAT unless\n"
-        "set, in an order that is not specified, and Y is rounded once, to its own type. Y has\n"
+        "CONVOLUTION, which turns the weight around. A virtual input is read as the type that it declares. Products\n"
+        "and sums are in the compute data type, FLOAT unless set, in an order that is not specified, and Y is rounded\n"
+        "once, to its own type. In INT32 they are exact, modulo 2^32. Y has\n"
         "[N, K, (extent + padding - dilation (taps - 1) - 1) / stride + 1, ...], channels-last unless set.",
-        inputs=(Port("image"), Port("weight")),
+        inputs=(Port("image", declared=True), Port("weight", declared=True)),
         outputs=(Port("Y"),),
         infer=_fprop_shapes,
         strides=layouts.channels_last,
@@ -246,6 +248,7 @@ TABLE = (
         reference=_fprop,
         attributes=_WINDOW,
         vjp=_OF_FPROP,
+        integers=True,
         recomputed=False,
     ),
     Op(
@@ -253,7 +256,7 @@ TABLE = (
         "Gradient of conv_fprop with respect to image, " + _GRADIENT + "DX is\n"
         "rounded once, to its own type. Images of several shapes may have a result of loss's: set_dim of DX says\n"
         "which it is. DX is channels-last unless set.",
-        inputs=(Port("loss"), Port("filter")),
+        inputs=(Port("loss", declared=True), Port("filter", declared=True)),
         outputs=(Port("DX"),),
         infer=_dgrad_shapes,
         strides=layouts.channels_last,
@@ -268,7 +271,7 @@ TABLE = (
         "Gradient of conv_fprop with respect to weight, " + _GRADIENT + "DW is\n"
         "rounded once, to its own type. set_dim of DW says how many taps the weight has along each spatial axis, and\n"
         "how many channels. DW is channels-last unless set.",
-        inputs=(Port("image"), Port("loss")),
+        inputs=(Port("image", declared=True), Port("loss", declared=True)),
         outputs=(Port("DW"),),
         infer=_wgrad_shapes,
         strides=layouts.channels_last,

@@ -28,8 +28,30 @@ def _matmul_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> di
     return {"C": (*batch, a[-2], b[-1])}
 
 
+_LONGEST = 2**20
+"""Terms of a sum that float64 holds exactly, of products of a number of 16 bits and one of 17."""
+
+
+def multiplied(t, a, b):
+    """The matrix product, of integers modulo 2^32: torch has none of integers on a GPU."""
+    if a.is_floating_point():
+        return t.matmul(a, b)
+    total = 0
+    for rows, columns in zip(a.split(_LONGEST, -1), b.split(_LONGEST, -2), strict=True):
+        (low, high), (other_low, other_high) = _halves(rows), _halves(columns)
+        crossed = t.matmul(high, other_low) + t.matmul(low, other_high)
+        # Of both high halves the product is a multiple of 2^32.
+        total = total + t.matmul(low, other_low).long() + (crossed.long() << 16)
+    return total.to(a.dtype)
+
+
+def _halves(values):
+    """The low and the high 16 bits of INT32, in float64: low + 2^16 high."""
+    return (values & 0xFFFF).double(), (values >> 16).double()
+
+
 def _matmul(t, x, a) -> dict[str, object]:
-    return {"C": t.matmul(x["A"], x["B"])}
+    return {"C": multiplied(t, x["A"], x["B"])}
 
 
 def _transposed(p: Pullback, port: str) -> object:
@@ -47,17 +69,19 @@ TABLE = (
         "matmul",
         "The matrix product C = A B of [batch axes..., M, K] and [batch axes..., K, N], of which one may have extent\n"
         "1 along a batch axis where the other has more. Strides say how A and B lie: either may be transposed.\n"
-        "Inputs of any float type; products and sums are in the compute data type, FLOAT unless set, in an order\n"
-        "that is not specified, and C is rounded once, to its own type. The reference engine's are torch.matmul's: on\n"
-        "a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says. C is row-major unless set.\n"
+        "A virtual input is read as the type that it declares. Products and sums are in the compute data type, FLOAT\n"
+        "unless set, in an order that is not specified, and C is rounded once, to its own type. The reference\n"
+        "engine's are torch.matmul's: on a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says.\n"
+        "In INT32 they are exact, modulo 2^32. C is row-major unless set.\n"
         "padding, which in cuDNN fills what ragged extents leave, must be 0.",
-        inputs=(Port("A"), Port("B")),
+        inputs=(Port("A", declared=True), Port("B", declared=True)),
         outputs=(Port("C"),),
         infer=_matmul_shapes,
         strides=layouts.row_major,
         reference=_matmul,
         not_offered=(("padding", 0.0),),
         vjp=_OF_MATMUL,
+        integers=True,
         recomputed=False,
     ),
 )

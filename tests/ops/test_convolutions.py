@@ -10,11 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphfuse import GraphTypeError, GraphValidationError, convolution_mode
+from graphfuse import GraphTypeError, GraphValidationError, convolution_mode, data_type
 from graphfuse.ops.layouts import packed_stride
 from support import dense, graphs
 from support.graphs import BF16, FLOAT, TORCH
 from support.operands import TYPES, hold, tensor, values
+
+INT8, UINT8, INT32 = data_type.INT8, data_type.UINT8, data_type.INT32
 
 
 def convolved(image, weight, types=(FLOAT, FLOAT, FLOAT), **options):
@@ -67,6 +69,33 @@ def test_conv(window, batch, groups, per_group, made, types, turned, data):
     exact = dense.convolution(image.double(), weight.double(), before, after, stride, dilation, turned)
     assert got.shape == exact.shape
     hold(got, exact, per_group * math.prod(taps))
+
+
+@given(
+    window=windows(),
+    groups=st.integers(1, 3),
+    types=st.tuples(*[st.sampled_from([INT8, UINT8])] * 2),
+    made=st.sampled_from([INT32, FLOAT]),
+)
+def test_conv_of_integers(window, groups, types, made):
+    """As cuDNN's users draw it: all in INT32, an identity behind it."""
+    extents, taps, before, after, stride, dilation = window
+    shapes = (2, groups * 2, *extents), (groups, 2, *taps)
+    image, weight = (
+        torch.randint(*(end for end in dtype.facts.integers), shape, generator=graphs.generator("cpu", seed)).to(
+            getattr(torch, dtype.facts.torch)
+        )
+        for seed, (shape, dtype) in enumerate(zip(shapes, types, strict=True))
+    )
+    g = graphs.new(io_data_type=INT8, intermediate_data_type=INT32, compute_data_type=INT32)
+    options = {"pre_padding": before, "post_padding": after, "stride": stride, "dilation": dilation}
+    y = g.conv_fprop(tensor(g, image, types[0], "image"), tensor(g, weight, types[1], "weight"), **options)
+    y = g.identity(y).set_output().set_name("y").set_data_type(made)
+    g.validate()
+    out = torch.empty(y.get_dim(), dtype=getattr(torch, made.facts.torch)).as_strided(y.get_dim(), y.get_stride())
+    graphs.run(g, {"image": image, "weight": weight, "y": out})
+    exact = dense.convolution(image.double(), weight.double(), before, after, stride, dilation)
+    np.testing.assert_array_equal(out.numpy(), exact)
 
 
 def test_a_large_convolution_takes_seconds():
