@@ -16,6 +16,10 @@ def _instance_axes(rank: int) -> tuple[int, ...]:
     return tuple(range(2, rank))
 
 
+# A kernel of rows has their length in its text, and no rows in it. Over samples there would be one for each number of
+# them, with rows as few as channels: sums over samples are the reference's.
+
+
 def _batch_axes(rank: int) -> tuple[int, ...]:
     return (0, *range(2, rank))
 
@@ -137,6 +141,8 @@ _OF_GIVEN_STATISTICS = {
     "bias": lambda p: p.whole("Y"),
 }
 
+_EPSILON, _WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
+
 _NORM = (
     "Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) + epsilon),\n"
 )
@@ -174,7 +180,7 @@ TABLE = (
         inputs=(Port("input"), Port("scale"), Port("bias"), Port("epsilon")),
         outputs=norms.FORWARD,
         infer=_instance_shapes,
-        expansion=Expansion(norms.layernorm, _along(_instance_axes), in_rows=False),
+        expansion=Expansion(norms.layernorm, _along(_instance_axes), _EPSILON, of_rows=_WEIGHTS),
         attributes=(norms.PHASE,),
         absent=layernorm_absent,
         order=LAYERNORM_ORDER,

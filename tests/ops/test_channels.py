@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphfuse import GraphNotSupportedError, GraphValidationError, norm_forward_phase
+from graphfuse import GraphNotSupportedError, GraphValidationError, heur_mode, norm_forward_phase
 from support import graphs
 from support.graphs import BF16, FLOAT, HALF, TORCH
 
@@ -61,6 +61,34 @@ def test_instancenorm(shape, dtype, last, training):
     want = dict(zip(names, exact(pack["x"].double(), pack["scale"], pack["bias"], axes)[:3], strict=True))
     assert all(want[name].shape == t.shape for name, t in found.items())
     close(found, {name: want[name] for name in found})
+
+
+ROWS = [(2, 3, 7), (1, 5, 4, 4), (3, 1, 6, 5), (1, 1, 3, 3), (2, 8, 3, 4, 5), (2, 3, 1, 1)]
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 7), (1, 5, 4, 4), (3, 1, 6, 5), (1, 1, 3, 3), (2, 8, 3, 4, 5), (2, 3, 1, 1)], ids=str
+)
+def test_instancenorm_and_what_follows_are_one_kernel(shape, last):
+    """One scale and bias a row, the same for all samples; also where channels, samples or columns are one."""
+    pack, g = problem(shape, BF16, last), graphs.new(device="emulator")
+    x, scale, bias = (
+        g.tensor(list(t.shape), list(t.stride()), BF16 if name == "x" else FLOAT, name=name)
+        for name, t in list(pack.items())[:3]
+    )
+    y, mean, inverse = g.instancenorm(x, scale, bias, EPSILON, norm_forward_phase=TRAINING)
+    outputs = {"y": g.swish(y), "m": mean, "i": inverse}
+    for name, t in outputs.items():
+        t.set_output().set_name(name).set_data_type(FLOAT)
+    g.build([heur_mode.OPENSOURCE])
+    (region,) = g.explanation().regions
+    assert region.engine == "rows"
+    found = {t.name: torch.empty_strided(t.dim, t.stride).fill_(7.0) for t in g._ir.outputs}
+    g.execute({name: pack[name] for name in ("x", "scale", "bias")} | found, graphs.workspace(g.get_workspace_size()))
+    y, mean, inverse, _ = exact(pack["x"].double(), pack["scale"], pack["bias"], tuple(range(2, len(shape))))
+    close(found, {"y": torch.nn.functional.silu(y), "m": mean, "i": inverse})
 
 
 @given(shape=st.lists(st.integers(2, 5), min_size=2, max_size=5), last=st.booleans(), running=st.booleans())

@@ -176,6 +176,9 @@ ROW_OPS = {
     "adalayernorm_backward": RowOp(
         {**_READ, "scale": "sc", **_STATISTICS}, _gradients(functional.layer_norm, True), given=_moments, middle=2.0
     ),
+    "instancenorm": RowOp(
+        {"input": "src", "scale": "r", "bias": "r", "epsilon": ""}, _layernorm, _TRAINING, middle=2.0
+    ),
     # Far from zero: e^x would overflow, or be zero.
     "softmax": RowOp({"input": "src"}, _softmax, middle=90.0, spread=4.0),
     "log_softmax": RowOp({"input": "src"}, _log_softmax, middle=-90.0, spread=4.0),
