@@ -103,8 +103,9 @@ def _batchnorm(e: RowArithmetic, x: Values, a: Attributes) -> Values:
     return made
 
 
-def _inference(t, x, a) -> dict[str, object]:
-    return {"Y": (x["input"] - x["mean"]) * x["inv_variance"] * x["scale"] + x["bias"]}
+def _inference(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    normal = e.op("mul", a=e.op("sub", a=x["input"], b=x["mean"]), b=x["inv_variance"])
+    return {"Y": e.op("add", a=e.op("mul", a=normal, b=x["scale"]), b=x["bias"])}
 
 
 def _along(axes_of) -> Columns:
@@ -142,6 +143,7 @@ _OF_GIVEN_STATISTICS = {
 }
 
 _EPSILON, _WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
+_STATISTICS = frozenset({"mean", "inv_variance"})
 
 _NORM = (
     "Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) + epsilon),\n"
@@ -236,7 +238,7 @@ TABLE = (
         inputs=(Port("input"), Port("mean"), Port("inv_variance"), Port("scale"), Port("bias")),
         outputs=(Port("Y"),),
         infer=_inference_shapes,
-        reference=_inference,
+        expansion=Expansion(_inference, _along(_instance_axes), of_rows=_WEIGHTS | _STATISTICS),
         vjp=_OF_GIVEN_STATISTICS,
     ),
     Op(

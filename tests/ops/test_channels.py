@@ -91,6 +91,24 @@ def test_instancenorm_and_what_follows_are_one_kernel(shape, last):
     close(found, {"y": torch.nn.functional.silu(y), "m": mean, "i": inverse})
 
 
+@pytest.mark.emulate
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("shape", [*ROWS, (16, 24), (1, 3), (5, 1), (1, 1)], ids=str)
+def test_batchnorm_inference_and_what_follows_are_one_kernel(shape, last):
+    pack, g = problem(shape, BF16, last), graphs.new(device="emulator")
+    x, scale, bias, mean, inverse = (
+        g.tensor(list(t.shape), list(t.stride()), BF16 if name == "x" else FLOAT, name=name) for name, t in pack.items()
+    )
+    y = g.relu(g.batchnorm_inference(x, mean, inverse, scale, bias)).set_output().set_name("y").set_data_type(FLOAT)
+    g.build([heur_mode.OPENSOURCE])
+    (region,) = g.explanation().regions
+    assert region.engine == "rows"
+    found = torch.empty_strided(y.get_dim(), y.get_stride()).fill_(7.0)
+    g.execute(pack | {"y": found}, graphs.workspace(g.get_workspace_size()))
+    want = (pack["x"].double() - pack["mean"]) * pack["variance"] * pack["scale"] + pack["bias"]
+    close({"y": found}, {"y": want.relu()})
+
+
 @given(shape=st.lists(st.integers(2, 5), min_size=2, max_size=5), last=st.booleans(), running=st.booleans())
 def test_batchnorm(shape, last, running):
     pack, g = problem(shape, FLOAT, last), graphs.new()
