@@ -66,10 +66,12 @@ def _moved(facts: Subgraph, node: Node) -> data_type:
 
 
 def _rounded(torch, values, dtype: data_type, compute):
-    """Values of a type, in `compute`, or in that type where float32 would not hold them."""
+    """Values of a type, in `compute`, or in that type where float32 would not hold them; floats that are made of
+    integers in float64."""
     if dtype.is_wide:
         return rounding.encode(torch, values, dtype)
-    return rounding.round_to(torch, values, dtype).to(compute)
+    rounded = rounding.round_to(torch, values, dtype)
+    return rounded.to(compute) if compute.is_floating_point or not dtype.is_float else rounded
 
 
 def _on(torch, device: Device, stream: int):
@@ -93,7 +95,7 @@ def _load(torch, t: FrozenTensor, device: Device, buffers: Buffers, compute):
     if t.by_value:
         return torch.full(t.dim, buffers.scalar(t.id), dtype=compute, device=device.memory)
     if t.reordering is not tensor_reordering.NONE:
-        stored = _memory(torch, t, device, buffers)[reordering.offsets(torch, t.dim, device.memory)]
+        stored = _memory(torch, t, device, buffers)[reordering.offsets(torch, t.dim, device.memory, t.blocks)]
         return rounding.decode(torch, stored.view(getattr(torch, t.dtype.facts.torch)), t.dtype, compute)
     stored = _view(torch, t, device, buffers)
     values = rounding.decode(torch, stored, t.dtype, compute)
@@ -111,7 +113,7 @@ def _store(torch, t: FrozenTensor, device: Device, buffers: Buffers, values) -> 
     if t.reordering is tensor_reordering.NONE:
         _view(torch, t, device, buffers).copy_(stored)
     else:
-        places = reordering.offsets(torch, t.dim, device.memory)
+        places = reordering.offsets(torch, t.dim, device.memory, t.blocks)
         _memory(torch, t, device, buffers)[places] = stored.view(torch.uint8)
 
 

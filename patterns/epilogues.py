@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from graphfuse.contract.match import Match, Pattern, convex, single
 from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 
-PRODUCTS = ("matmul", "conv_fprop")
+PRODUCTS = ("matmul", "conv_fprop", "conv_dgrad", "conv_wgrad")
 """Ops after which pointwise nodes are taken."""
 
 ALONE = (

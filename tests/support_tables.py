@@ -99,6 +99,9 @@ SAMPLES: dict[str, Draw] = {
     ),
     "reduction": lambda g: g.reduction(tensor(g), mode=reduction_mode.ADD).set_dim([ROWS, 1]),
     "block_scale_quantize": lambda g: _quantized(g, 16, FP4, data_type.FP8_E4M3),
+    "block_scale_dequantize": lambda g: g.block_scale_dequantize(
+        tensor(g, dtype=data_type.FP8_E4M3), tensor(g, (ROWS, COLUMNS // 32), data_type.FP8_E8M0), [1, 32]
+    ),
     "cross_entropy": lambda g: g.cross_entropy(tensor(g), tensor(g, (ROWS, 1), INT64)),
     "cross_entropy_backward": lambda g: g.cross_entropy_backward(
         statistic(g), tensor(g), tensor(g, (ROWS, 1), INT64), statistic(g)
@@ -115,6 +118,9 @@ SAMPLES: dict[str, Draw] = {
     )[0],
     "matmul": lambda g: g.matmul(tensor(g, (1, ROWS, COLUMNS)), tensor(g, (1, COLUMNS, ROWS))),
     "conv_fprop": lambda g: g.conv_fprop(tensor(g, IMAGE), tensor(g, (8, 8, 3, 3)), padding=[1, 1]),
+    "conv_dgrad": lambda g: g.conv_dgrad(tensor(g, IMAGE), tensor(g, (8, 8, 3, 3)), padding=[1, 1]).set_dim(IMAGE),
+    "conv_wgrad": lambda g: g.conv_wgrad(tensor(g, IMAGE), tensor(g, IMAGE), padding=[1, 1]).set_dim([8, 8, 3, 3]),
+    "genstats": lambda g: g.genstats(tensor(g, IMAGE)),
     "sdpa": lambda g: g.sdpa(*(tensor(g, IMAGE) for _ in range(3)), is_inference=True)[0],
     "instancenorm": lambda g: g.instancenorm(
         tensor(g, IMAGE), channel(g), channel(g), 1e-6, norm_forward_phase=INFERENCE

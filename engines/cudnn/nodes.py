@@ -43,8 +43,8 @@ def _theirs(cudnn, value: object) -> object:
 
 
 def _window(cudnn, node: Node) -> Arguments:
-    # The default mode goes unsaid: the package does not export the enumeration.
-    return {name: list(value) for name, value in node.attributes if name != "convolution_mode"}
+    # The default mode goes unsaid: the package does not export the enumeration. What is made has its shape itself.
+    return {name: list(value) for name, value in node.attributes if name not in ("convolution_mode", "dim")}
 
 
 def _turned(graph: FrozenGraph, node: Node) -> str | None:
@@ -131,7 +131,7 @@ _UNSAID = {"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "binary_
 SAYINGS: Mapping[str, Saying] = {
     **{name: Saying(_finite) for name, op in OPS.items() if op.pointwise and name not in _UNSAID},
     "matmul": Saying(why_not=_wide),
-    "conv_fprop": Saying(_window, _turned, axes=True),
+    **dict.fromkeys(("conv_fprop", "conv_dgrad", "conv_wgrad"), Saying(_window, _turned, axes=True)),
     "sdpa": Saying(_band, numbers=frozenset({"attn_scale"}), axes=True),
     "reduction": Saying(_mode),
     "rmsnorm": Saying(_enums, _norm("scale")),

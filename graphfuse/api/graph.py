@@ -30,13 +30,13 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
 
     io_data_type: of tensors that are given or output and set none of their own.
     intermediate_data_type: likewise of virtual tensors. compute_data_type: what nodes
-    compute in (FLOAT or DOUBLE). handle: device and stream to plan and run on; without
+    compute in (FLOAT, DOUBLE, or of integers INT32). handle: device and stream to plan and run on; without
     one, the device current when ``build_operation_graph`` is called.
 
     intermediate_rounding: what nodes read of a virtual tensor. "float32": what its node
     computed, in the node's compute type, whatever type the tensor declares. "declared": that
-    rounded to the declared type, as if each node were a kernel of its own. Outputs that other
-    nodes read are read as stored, either way.
+    rounded to the declared type, as if each node were a kernel of its own. Operands of products
+    are of the type they declare, and outputs that other nodes read are read as stored, either way.
 
     The arguments between are cuDNN's, in its order.
 

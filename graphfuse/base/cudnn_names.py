@@ -24,9 +24,7 @@ _RECURRENCES = tuple(
     for name in ("gdn", "gdn2", "gdp", "kda", "mamba2")
     for step in ("", "_bwd", "_summary", "_summary_bwd")
 )
-_NORM = "write it with reduction, sub, mul and rsqrt: reductions along one set of axes become one kernel"
 _MATMUL = "torch.matmul, and the operations around it as a graph of their own"
-_CONVOLUTION = "torch.nn.functional.conv2d or conv3d, and the operations around it as a graph of their own"
 _ENUM = "no operation here takes it"
 
 MODULE: Mapping[str, str] = {
@@ -78,9 +76,7 @@ PYGRAPH: Mapping[str, str] = {
     "softplus_backward": "mul(loss, sigmoid(x))",
     "erf": "gelu, if it is for that; else torch, before or after the graph",
     **dict.fromkeys(("ceil", "cos", "floor", "mod", "sin", "tan"), _TORCH),
-    "genstats": _NORM,
     **dict.fromkeys(("moe_grouped_matmul", "moe_grouped_matmul_bwd"), _MATMUL),
-    **dict.fromkeys(("conv_dgrad", "conv_wgrad"), _CONVOLUTION),
     **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
     **dict.fromkeys(("sdpa_backward", "sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
     "scaled_dot_product_flash_attention": "sdpa, with the same keywords",
@@ -88,7 +84,6 @@ PYGRAPH: Mapping[str, str] = {
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
     "rope": "rotate_pairs, which takes cosines and sines; graphfuse.functional.qk_norm_rope norms, too",
     "rope_backward": "rotate_pairs(inverse=True)",
-    "block_scale_dequantize": "mul by the scales, in torch",
     "backend_plan_entries": "get_execution_plan_count and get_plan_name_at_index: all plans are in one list",
     "plans": "get_execution_plan_count and get_plan_name_at_index",
     "selected_engine": "explanation().regions tells the engine of each region",

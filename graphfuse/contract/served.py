@@ -17,7 +17,7 @@ class Served:
 
     compute: the types that its nodes may compute in.
     rounding: whether a value that one of its nodes reads of another may be rounded to a narrower type first. That
-    happens to outputs, and with intermediate_rounding "declared".
+    happens to outputs, to operands of products, and with intermediate_rounding "declared".
     layouts: whether tensors in memory may have any strides or order. Otherwise they are row-major without gaps.
     by_value: whether its inputs may be numbers: constants of the graph, or given to execute.
     """
@@ -56,7 +56,9 @@ class Served:
                 yield "by_value", f"{tensors[t]} is passed by value; accepted: tensors in memory"
 
 
-EVERYTHING = Served(frozenset({data_type.FLOAT, data_type.DOUBLE}), rounding=True, layouts=True, by_value=True)
+EVERYTHING = Served(
+    frozenset({data_type.FLOAT, data_type.DOUBLE, data_type.INT32}), rounding=True, layouts=True, by_value=True
+)
 
 
 def _row_major(tensor: FrozenTensor) -> bool:

@@ -22,6 +22,7 @@ from graphfuse.ops import aligned
 from graphfuse.ops.pullback import NoRule, Pullback
 
 _NARROW = (data_type.BFLOAT16, data_type.HALF)
+_OF_INTEGERS = NoRule("what is computed in INT32 has no gradient")
 
 Value = Tensor | float
 """A tensor of the backward graph, or the number of a constant."""
@@ -110,7 +111,7 @@ class Walk:
         pullback = self._pullback(node, grads, asked)
         (made, *_) = (tuple(node.outputs[port].get_dim()) for port in grads)
         for port, t in node.inputs.items():
-            rule = node.op.rule(port)
+            rule = node.op.rule(port) if node.compute is not data_type.INT32 else _OF_INTEGERS
             if port not in asked or _is_constant(rule):
                 continue
             with self._computing_in(node.compute):

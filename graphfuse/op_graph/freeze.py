@@ -1,10 +1,11 @@
 """From the user's graph to the frozen IR: infers shapes, strides and data types, and checks everything.
 
 It also decides the dtype of virtual tensors: their node's compute type or, with intermediate_rounding "declared", the
-type that they declare. Of a node that moves integers or float64 to one that sees more of them, it is theirs.
+type that they declare. Of a node that moves integers or float64 to one that sees more of them, it is theirs. What a
+product reads has the type that it declares: it is the type that is multiplied, as in tensor cores.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from graphfuse.base.dtypes import FACTS, data_type, holding
 from graphfuse.base.enums import tensor_reordering
@@ -14,7 +15,7 @@ from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.recorded import NodeRecord, Recorded
 from graphfuse.op_graph.tensor import Tensor, checked_number
 
-COMPUTE_TYPES = (data_type.FLOAT, data_type.DOUBLE)
+COMPUTE_TYPES = (data_type.FLOAT, data_type.DOUBLE, data_type.INT32)
 # E8M0 holds powers of two alone: a scale's type, which ordinary results do not round to.
 OUTPUT_TYPES = tuple(dtype for dtype in FACTS if dtype is not data_type.FP8_E8M0)
 
@@ -38,8 +39,11 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
     kept = [t for t in graph.tensors if id(t) not in absent]
     ids = {id(t): i for i, t in enumerate(kept)}
     carried = _carried(graph)
-    tensors = tuple(_freeze_tensor(i, t, carried.get(id(t), t.get_data_type())) for i, t in enumerate(kept))
     nodes = tuple(_freeze_node(node, ids) for node in graph.nodes)
+    blocks = _blocks(nodes)
+    tensors = tuple(
+        _freeze_tensor(i, t, carried.get(id(t), t.get_data_type()), blocks.get(i, -1)) for i, t in enumerate(kept)
+    )
     frozen = ir.FrozenGraph(graph.name, tensors, nodes)
     verify.check_ir(frozen)
     _check_live(frozen)
@@ -49,9 +53,10 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
 def infer(graph: Recorded, node: NodeRecord) -> None:
     """Writes shapes, strides and data types of a node's outputs that are not set. Those of its inputs are known."""
     where = f"node {node.name!r} ({node.op.name})"
-    if node.compute not in COMPUTE_TYPES:
+    computes = [dtype for dtype in COMPUTE_TYPES if dtype.is_float or node.op.integers]
+    if node.compute not in computes:
         raise GraphValidationError(
-            f"{where}: compute data type is {node.compute.name}; accepted: {', '.join(c.name for c in COMPUTE_TYPES)}"
+            f"{where}: compute data type is {node.compute.name}; accepted: {', '.join(c.name for c in computes)}"
         )
     given = [t for t in node.inputs.values() if t.value is None] or node.inputs.values()
     rank = max(len(t.get_dim()) for t in given) or 1
@@ -138,6 +143,12 @@ def _carried(graph: Recorded) -> dict[int, data_type]:
     if graph.intermediate_rounding == "declared":
         return {}
     carried: dict[int, data_type] = {}
+    multiplied = {
+        id(node.inputs[port.name])
+        for node in graph.nodes
+        for port in node.op.inputs
+        if port.declared and port.name in node.inputs
+    }
     readers: dict[int, set[data_type | None]] = {}
     for node in graph.nodes:
         for port, t in node.inputs.items():
@@ -149,10 +160,18 @@ def _carried(graph: Recorded) -> dict[int, data_type]:
             # Where all readers round it to the compute type anyway, it has that: engines read no other.
             is_kept = held.is_wide and readers.get(id(t)) != {node.compute}
             carried[id(t)] = held if is_kept else node.compute
+            if id(t) in multiplied:
+                carried[id(t)] = t.get_data_type()
     return carried
 
 
-def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.FrozenTensor:
+def _blocks(nodes: Sequence[ir.Node]) -> dict[int, int]:
+    """Axis of blocks of tensors of scales, by number."""
+    along = ((t, node.attribute("axis")) for node in nodes for _, t in node.scales)
+    return {t: axis for t, axis in along if isinstance(axis, int)}
+
+
+def _freeze_tensor(number: int, t: Tensor, dtype: data_type, blocks: int) -> ir.FrozenTensor:
     if t.value is not None:
         checked_number(f"tensor {t.get_name()!r}", t.value, t.get_data_type())
     reordered = t.get_reordering_type() is not tensor_reordering.NONE
@@ -168,6 +187,7 @@ def _freeze_tensor(number: int, t: Tensor, dtype: data_type) -> ir.FrozenTensor:
         value=t.value,
         alignment=t.get_byte_alignment(),
         reordering=t.get_reordering_type(),
+        blocks=blocks if reordered and blocks != len(t.get_dim()) - 1 else -1,
     )
 
 

@@ -27,6 +27,7 @@ class FrozenTensor:
     alignment: its address is a multiple of this many bytes.
     workspace: a fixed byte offset in the workspace, for results that callers read there.
     reordering: the order of elements in memory; if there is one, the stride has no meaning.
+    blocks: the axis of blocks of a reordered tensor.
     """
 
     id: TensorId
@@ -41,6 +42,7 @@ class FrozenTensor:
     alignment: int = 16
     workspace: int | None = None
     reordering: tensor_reordering = tensor_reordering.NONE
+    blocks: int = -1
 
     @property
     def elements(self) -> int:
@@ -53,7 +55,7 @@ class FrozenTensor:
     def span(self) -> int:
         """Elements from the first to one past the last (0 for an empty tensor); of a reordered one, with padding."""
         if self.reordering is tensor_reordering.F8_128x4:
-            return reordering.padded(self.dim)
+            return reordering.padded(self.dim, self.blocks)
         if 0 in self.dim:
             return 0
         return 1 + sum((e - 1) * s for e, s in zip(self.dim, self.stride, strict=True))
@@ -98,6 +100,12 @@ class Node:
 
     def attribute(self, name: str) -> object:
         return dict(self.attributes)[name]
+
+    @property
+    def scales(self) -> tuple[tuple[str, TensorId], ...]:
+        """The ports with scales of blocks, and their tensors."""
+        ports = {port.name for port in (*self.op.inputs, *self.op.outputs) if port.scales}
+        return tuple((port, t) for port, t in (*self.inputs, *self.outputs) if port in ports)
 
     def __str__(self) -> str:
         return f"node {self.name!r} ({self.op_name})"
@@ -276,7 +284,7 @@ def _own(t: FrozenTensor) -> tuple:
         t.value,
         t.alignment,
         t.workspace,
-        t.reordering.name,
+        t.reordering.name if t.blocks == -1 else f"{t.reordering.name} along {t.blocks}",
     )
 
 

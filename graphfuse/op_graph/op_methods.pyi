@@ -473,6 +473,24 @@ class OpMethods:
     ) -> Tensor:
         """input0 where mask is not 0, else input1."""
 
+    def block_scale_dequantize(
+        self,
+        input: Tensor | float,
+        descale: Tensor | float,
+        block_size: Sequence[int] = ...,
+        is_negative_scale: bool | None = False,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Dequantization in blocks: input * the element of descale for its block. block_size has a block's extent
+        along each axis, or along the last ones: [1, 32] for rows of blocks, [32, 1] for columns of them, [128, 128]
+        for tiles. One number is of the axis along which descale has an element a block. descale has input's extents
+        divided by those of a block, rounded up; reordered as F8_128x4, for blocks along one axis, it may also have
+        those of whole tiles: multiples of 4 along that axis and of 128 along the last other one. Any element goes
+        with any scale: MXFP8 and MXFP4 have FP8_E8M0, NVFP4 has FP8_E4M3. The product is in the compute data type,
+        FLOAT unless set, which holds that of an FP8 or FP4 element and a scale of one byte exactly, but for
+        magnitudes below 2^-126 or above 2^127. A matmul of two such outputs is the block-scaled product."""
+
     def cross_entropy(
         self,
         input: Tensor | float,
@@ -523,9 +541,10 @@ class OpMethods:
     ) -> Tensor:
         """The matrix product C = A B of [batch axes..., M, K] and [batch axes..., K, N], of which one may have extent
         1 along a batch axis where the other has more. Strides say how A and B lie: either may be transposed.
-        Inputs of any float type; products and sums are in the compute data type, FLOAT unless set, in an order
-        that is not specified, and C is rounded once, to its own type. The reference engine's are torch.matmul's: on
-        a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says. C is row-major unless set.
+        A virtual input is read as the type that it declares. Products and sums are in the compute data type, FLOAT
+        unless set, in an order that is not specified, and C is rounded once, to its own type. The reference
+        engine's are torch.matmul's: on a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says.
+        In INT32 they are exact, modulo 2^32. C is row-major unless set.
         padding, which in cuDNN fills what ragged extents leave, must be 0."""
 
     def conv_fprop(
@@ -545,9 +564,48 @@ class OpMethods:
         axis]: the number of groups is the quotient of their channels. Strides say how they lie: channels-last is
         C with stride 1. padding, zeros on both sides of each spatial axis, or pre_padding and post_padding; stride
         and dilation; without them 0, 1 and 1. convolution_mode: CROSS_CORRELATION, as in neural networks, or
-        CONVOLUTION, which turns the weight around. Products and sums are in the compute data type, FLOAT unless
-        set, in an order that is not specified, and Y is rounded once, to its own type. Y has
+        CONVOLUTION, which turns the weight around. A virtual input is read as the type that it declares. Products
+        and sums are in the compute data type, FLOAT unless set, in an order that is not specified, and Y is rounded
+        once, to its own type. In INT32 they are exact, modulo 2^32. Y has
         [N, K, (extent + padding - dilation (taps - 1) - 1) / stride + 1, ...], channels-last unless set."""
+
+    def conv_dgrad(
+        self,
+        loss: Tensor | float,
+        filter: Tensor | float,
+        padding: Sequence[int] | None = None,
+        pre_padding: Sequence[int] | None = None,
+        post_padding: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        convolution_mode: convolution_mode | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of conv_fprop with respect to image, from loss, that of its result. Window and channels are
+        conv_fprop's, with the same defaults. Products and sums
+        are in the compute data type, FLOAT unless set, in an order that is not specified, and DX is
+        rounded once, to its own type. Images of several shapes may have a result of loss's: set_dim of DX says
+        which it is. DX is channels-last unless set."""
+
+    def conv_wgrad(
+        self,
+        image: Tensor | float,
+        loss: Tensor | float,
+        padding: Sequence[int] | None = None,
+        pre_padding: Sequence[int] | None = None,
+        post_padding: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        convolution_mode: convolution_mode | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of conv_fprop with respect to weight, from loss, that of its result. Window and channels are
+        conv_fprop's, with the same defaults. Products and sums
+        are in the compute data type, FLOAT unless set, in an order that is not specified, and DW is
+        rounded once, to its own type. set_dim of DW says how many taps the weight has along each spatial axis, and
+        how many channels. DW is channels-last unless set."""
 
     def sdpa(
         self,
@@ -688,6 +746,16 @@ class OpMethods:
         """Gradients of batchnorm, from grad, that of Y, and what forward made: as layernorm_backward
         makes them, DScale and DBias, sums over samples and spatial axes, in the shape of scale. Returns
         [DX, DScale, DBias]."""
+
+    def genstats(
+        self,
+        input: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor]:
+        """Statistics of each channel of [N, C, spatial axes...], sums over samples and spatial axes: of the elements,
+        and of their squares. Returns [SUM, SQ_SUM], both [1, C, 1, ...]. Sums are in the compute data type, FLOAT
+        unless set, in an order that is not specified."""
 
     def transpose(
         self,

@@ -30,7 +30,7 @@ class Recorded:
     """A graph as recorded.
 
     io_data_type, intermediate_data_type, compute_data_type: for tensors and nodes that have no type of their own.
-    intermediate_rounding: "float32", or "declared" if virtual tensors are rounded to the type they declare.
+    intermediate_rounding: "float32", or "declared" if all virtual tensors are rounded to the type they declare.
     nodes: each after those it reads from.
     takes_overrides: whether calls may give other leading extents.
     """

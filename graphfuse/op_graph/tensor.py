@@ -103,11 +103,11 @@ class Tensor:
         return self._done()
 
     def set_reordering_type(self, reordering_type: tensor_reordering) -> Tensor:
-        """The order of the elements in memory. F8_128x4 is for the scales of ``block_scale_quantize``, whose blocks
-        must run along the last axis.
+        """The order of the elements in memory. F8_128x4 is for scales: those that ``block_scale_quantize``
+        makes, whose blocks must run along the last axis, and those that ``block_scale_dequantize`` reads.
 
-        dim stays [rows..., blocks], strides say nothing. The memory is that of ceil(rows / 128) * 128
-        rows of ceil(blocks / 4) * 4 elements; what is beyond the tensor's own is not written.
+        dim stays that of rows and blocks, strides say nothing. The memory is that of ceil(rows / 128) * 128 rows of
+        ceil(blocks / 4) * 4 elements; what is beyond the tensor's own is neither written nor used.
         """
         if not isinstance(reordering_type, tensor_reordering):
             raise GraphTypeError(

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
-from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Subgraph
+from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, Subgraph
+from graphfuse.ops.dequantization import scales
 
 MAX_RANK = 8
 _MOST_BYTES = 2**63 - 1  # offsets are signed 64-bit numbers
@@ -33,6 +35,10 @@ def check_ir(graph: FrozenGraph) -> None:
         if t.reordering is not tensor_reordering.NONE:
             _check_reordered(graph, t)
     for node in graph.nodes:
+        if node.compute is data_type.INT32:
+            _check_integers(graph, node)
+        if node.op_name == "block_scale_dequantize":
+            _check_whole_tiles(graph, node)
         for port, t in node.inputs:
             if t not in seen:
                 raise GraphValidationError(f"{node}: input {port!r} ({graph.tensors[t]}) is read before it is written")
@@ -64,18 +70,55 @@ def _check_tensor(t: FrozenTensor) -> None:
 
 
 def _check_reordered(graph: FrozenGraph, t: FrozenTensor) -> None:
-    node = graph.nodes[graph.producer[t.id]] if t.id in graph.producer else None
-    if node is None or node.op_name != "block_scale_quantize" or node.output("scale") != t.id:
-        raise GraphValidationError(f"{t} is reordered; accepted: scales that block_scale_quantize makes")
+    of_blocks = [node for node in graph.nodes if any(found == t.id for _, found in node.scales)]
+    if not of_blocks or (t.id in graph.producer and graph.nodes[graph.producer[t.id]] not in of_blocks):
+        raise GraphValidationError(
+            f"{t} is reordered; accepted: scales that block_scale_quantize makes or block_scale_dequantize reads"
+        )
     if t.virtual:
         raise GraphValidationError(f"{t} is reordered and virtual: only what is in memory has an order there")
     if t.dtype.bits != 8:
         raise GraphValidationError(f"{t} is reordered as F8_128x4; accepted: scales of 8 bits")
-    if node.attribute("axis") != len(t.dim) - 1:
+    made = t.id in graph.producer
+    axis = len(t.dim) - 1 if made else t.blocks % len(t.dim)
+    for node in of_blocks:
+        along = node.attribute("axis")
+        if along is None:
+            sizes = list(node.attribute("block_size"))
+            raise GraphValidationError(f"{t} is reordered and {node} has blocks of {sizes}; accepted: along one axis")
+        if along != axis:
+            raise GraphValidationError(
+                f"{t} is reordered and {node} has blocks along axis {along}; accepted: blocks along "
+                f"{'the last axis' if made else 'the axis of its other readers'}, {axis}"
+            )
+
+
+def _check_whole_tiles(graph: FrozenGraph, node: Node) -> None:
+    """Scales have an element more than there are blocks where tiles are filled with them, and nowhere else."""
+    x, scale = (graph.tensors[node.input(port)] for port in ("input", "descale"))
+    exact = scales(x.dim, node.attribute("block_size"))
+    if scale.dim != exact and scale.reordering is tensor_reordering.NONE:
         raise GraphValidationError(
-            f"{t} is reordered and {node} quantizes along axis {node.attribute('axis')}; "
-            f"accepted: blocks along the last axis, {len(t.dim) - 1}"
+            f"{node}: descale ({scale}) has the extents of whole tiles; accepted: {list(exact)}, or these reordered as "
+            f"F8_128x4"
         )
+
+
+_INTEGERS = (data_type.INT8, data_type.UINT8, data_type.INT32, data_type.BOOLEAN)
+"""Types whose values INT32 holds."""
+
+
+def _check_integers(graph: FrozenGraph, node: Node) -> None:
+    for port, number in node.inputs:
+        t = graph.tensors[number]
+        is_whole = t.value is not None and t.value.is_integer() and -(2**31) <= t.value < 2**31
+        if t.dtype not in _INTEGERS and not is_whole:
+            accepted = ", ".join(dtype.name for dtype in _INTEGERS)
+            raise GraphValidationError(
+                f"{node} computes in INT32 and {port} ({t}) is {t.dtype.name if t.value is None else t.value}; "
+                f"accepted: {accepted}, and numbers that INT32 holds. A virtual tensor has the type that its node "
+                f"computes in"
+            )
 
 
 def _overlaps_itself(t: FrozenTensor) -> bool:

@@ -1,11 +1,12 @@
-"""Norms with a scale and a bias of each channel: instance and batch normalization of [N, C, spatial axes...]."""
+"""Norms with a scale and a bias of each channel, instance and batch normalization of [N, C, spatial axes...], and sums
+over all but the channels."""
 
 from collections.abc import Mapping
 
 from graphfuse.base.enums import norm_forward_phase
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import norms
-from graphfuse.ops.expansion import Columns, Expansion, RowArithmetic, Values
+from graphfuse.ops.expansion import Columns, Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
 from graphfuse.ops.shapes import LAYERNORM_ORDER, layernorm_absent
@@ -13,6 +14,10 @@ from graphfuse.ops.shapes import LAYERNORM_ORDER, layernorm_absent
 
 def _instance_axes(rank: int) -> tuple[int, ...]:
     return tuple(range(2, rank))
+
+
+# A kernel of rows has their length in its text, and no rows in it. Over samples there would be one for each number of
+# them, with rows as few as channels: sums over samples are the reference's.
 
 
 def _batch_axes(rank: int) -> tuple[int, ...]:
@@ -98,8 +103,9 @@ def _batchnorm(e: RowArithmetic, x: Values, a: Attributes) -> Values:
     return made
 
 
-def _inference(t, x, a) -> dict[str, object]:
-    return {"Y": (x["input"] - x["mean"]) * x["inv_variance"] * x["scale"] + x["bias"]}
+def _inference(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    normal = e.op("mul", a=e.op("sub", a=x["input"], b=x["mean"]), b=x["inv_variance"])
+    return {"Y": e.op("add", a=e.op("mul", a=normal, b=x["scale"]), b=x["bias"])}
 
 
 def _along(axes_of) -> Columns:
@@ -136,6 +142,9 @@ _OF_GIVEN_STATISTICS = {
     "bias": lambda p: p.whole("Y"),
 }
 
+_EPSILON, _WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
+_STATISTICS = frozenset({"mean", "inv_variance"})
+
 _NORM = (
     "Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) + epsilon),\n"
 )
@@ -144,6 +153,24 @@ _GRADIENT = (
     "makes them, DScale and DBias, sums over samples and spatial axes, in the shape of scale. Returns\n"
     "[DX, DScale, DBias]."
 )
+
+
+def _genstats_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    _, channels = _checked(shapes, _batch_axes, 2, ())
+    return {"SUM": channels, "SQ_SUM": channels}
+
+
+def _genstats(e: RowArithmetic, x: Values, a: Attributes) -> Values:
+    squares = e.op("mul", a=x["input"], b=x["input"])
+    return {"SUM": e.reduce(Join.SUM, x["input"]), "SQ_SUM": e.reduce(Join.SUM, squares)}
+
+
+def _of_sums(p: Pullback) -> object:
+    if "SQ_SUM" not in p.grads:
+        return p.grads["SUM"]
+    squares = p.graph.mul(p.graph.mul(p["input"], 2.0), p.grads["SQ_SUM"])
+    return p.graph.add(squares, p.grads["SUM"]) if "SUM" in p.grads else squares
+
 
 TABLE = (
     Op(
@@ -155,7 +182,7 @@ TABLE = (
         inputs=(Port("input"), Port("scale"), Port("bias"), Port("epsilon")),
         outputs=norms.FORWARD,
         infer=_instance_shapes,
-        expansion=Expansion(norms.layernorm, _along(_instance_axes), in_rows=False),
+        expansion=Expansion(norms.layernorm, _along(_instance_axes), _EPSILON, of_rows=_WEIGHTS),
         attributes=(norms.PHASE,),
         absent=layernorm_absent,
         order=LAYERNORM_ORDER,
@@ -211,7 +238,7 @@ TABLE = (
         inputs=(Port("input"), Port("mean"), Port("inv_variance"), Port("scale"), Port("bias")),
         outputs=(Port("Y"),),
         infer=_inference_shapes,
-        reference=_inference,
+        expansion=Expansion(_inference, _along(_instance_axes), of_rows=_WEIGHTS | _STATISTICS),
         vjp=_OF_GIVEN_STATISTICS,
     ),
     Op(
@@ -223,5 +250,16 @@ TABLE = (
         expansion=Expansion(norms.layernorm_backward, _along(_batch_axes), in_rows=False),
         not_offered=(("peer_stats", []),),
         vjp=NO_SECOND,
+    ),
+    Op(
+        "genstats",
+        "Statistics of each channel of [N, C, spatial axes...], sums over samples and spatial axes: of the elements,\n"
+        "and of their squares. Returns [SUM, SQ_SUM], both [1, C, 1, ...]. Sums are in the compute data type, FLOAT\n"
+        "unless set, in an order that is not specified.",
+        inputs=(Port("input"),),
+        outputs=(Port("SUM"), Port("SQ_SUM")),
+        infer=_genstats_shapes,
+        expansion=Expansion(_genstats, _along(_batch_axes), in_rows=False),
+        vjp={"input": _of_sums},
     ),
 )

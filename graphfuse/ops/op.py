@@ -38,6 +38,8 @@ class Port:
     kept: bool = False  # an output of which some is written; the rest stays, and references get it by the port's name
     moved: bool = False  # an input whose values the output, of which there is one, has
     numbers: bool = False  # an input of row numbers
+    declared: bool = False  # an input that is read as the type that its tensor declares, whatever the graph rounds
+    scales: bool = False  # an element for each block along the axis that the frozen attribute "axis" names
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Op:
     again: Mapping[str, Rule] = field(default_factory=dict)
     # Attributes that a node whose gradient is wanted has in place of the user's.
     training: Attributes = field(default_factory=dict)
+    integers: bool = False  # whether nodes may compute in INT32, modulo 2^32
     recomputed: bool = True  # whether backward may compute the node again
     # What it is called in aten, operators that compute the same. Each is written as the operator's name and overload, a
     # space, then its parameters: "other:b" for one that is the port or attribute b, "alpha=1" for one that must have

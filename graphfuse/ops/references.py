@@ -38,6 +38,11 @@ def larger(t, a, b):
     return t.where((a == 0) & (b == 0), a + b, t.maximum(a, b))
 
 
+def smaller(t, a, b):
+    # Of two zeros the negative one, if there is one.
+    return t.where((a == 0) & (b == 0), -(-a - b), t.minimum(a, b))
+
+
 GELU_TANH = 0.7978845608028654  # sqrt(2 / pi)
 _NORMAL_DENSITY = 0.3989422804014327  # 1 / sqrt(2 pi)
 

@@ -15,7 +15,7 @@ def stored(torch, t: FrozenTensor, values: object | None) -> bytes:
     if values is not None and t.elements:
         if t.reordering is not tensor_reordering.NONE:
             coded = rounding.encode(torch, values, t.dtype)
-            memory[reordering.offsets(torch, t.dim, "cpu")] = coded.view(torch.uint8)
+            memory[reordering.offsets(torch, t.dim, "cpu", t.blocks)] = coded.view(torch.uint8)
         else:
             axis = _axis(t)
             _view(torch, t, memory).copy_(rounding.encode(torch, values.movedim(axis, -1), t.dtype).movedim(-1, axis))
@@ -28,7 +28,7 @@ def loaded(torch, t: FrozenTensor, content: bytes) -> object:
         return torch.empty(t.dim, dtype=torch.float64)
     memory = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     if t.reordering is not tensor_reordering.NONE:
-        coded = memory[reordering.offsets(torch, t.dim, "cpu")].view(getattr(torch, t.dtype.facts.torch))
+        coded = memory[reordering.offsets(torch, t.dim, "cpu", t.blocks)].view(getattr(torch, t.dtype.facts.torch))
         return rounding.decode(torch, coded, t.dtype, torch.float64)
     axis = _axis(t)
     coded = _view(torch, t, memory).movedim(axis, -1)

@@ -45,7 +45,7 @@ def difference(torch, tensor: FrozenTensor, got, want, rounded: int = 0) -> str 
 
     def elements(memory):
         if tensor.reordering is not tensor_reordering.NONE:  # what lies between is not written
-            return memory[reordering.offsets(torch, tensor.dim, memory.device)].reshape(-1)
+            return memory[reordering.offsets(torch, tensor.dim, memory.device, tensor.blocks)].reshape(-1)
         return memory.view(kinds[stored.itemsize]).as_strided(stored.dim, stored.stride).reshape(-1)
 
     got, want = elements(got), elements(want)

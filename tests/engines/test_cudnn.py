@@ -20,7 +20,7 @@ from graphfuse.engines.cudnn import package, ranks, support
 from graphfuse.op_graph.ir import Subgraph
 from graphfuse.ops import OPS
 from support import graphs, whole
-from support.graphs import BF16, E4M3, FLOAT, FP4, HALF, Norm
+from support.graphs import BF16, E4M3, FP4, HALF, Norm
 
 INFERENCE, TRAINING = norm_forward_phase.INFERENCE, norm_forward_phase.TRAINING
 H200 = for_arch("sm_90a")
@@ -322,6 +322,10 @@ def _dense(g):
     image = g.tensor([1, 4, 2, 6, 6], [288, 1, 144, 24, 4], BF16)
     y = g.conv_fprop(image, g.tensor([8, 2, 1, 3, 3], data_type=BF16), pre_padding=[0, 1, 2], post_padding=[0, 1, 0])
     g.bias(y, g.tensor([1, 8, 1, 1, 1])).set_output().set_data_type(BF16)
+    window = {"padding": [1, 0, 1], "stride": [1, 2, 2]}
+    loss = g.tensor([1, 8, 2, 3, 4], data_type=BF16)
+    g.conv_dgrad(loss, g.tensor([8, 2, 3, 2, 1], data_type=BF16), **window).set_dim([1, 4, 2, 6, 6]).set_output()
+    g.conv_wgrad(image, loss, **window).set_dim([8, 2, 3, 2, 1]).set_output()
 
 
 def _attention(g):
@@ -395,7 +399,8 @@ def test_the_implementation_of_attention_is_asked_for(cudnn, asked):
 
 
 def test_part_of_a_graph(cudnn):
-    """What comes from outside is given, what goes outside is an output, of the type that it is carried in."""
+    """What comes from outside is given, what goes outside is an output, of the type that it is carried in: an operand's
+    is the one that it declares."""
     g = graphs.new(io_data_type=E4M3, intermediate_data_type=BF16)
     x = g.relu(g.tensor([2, 4, 8], name="a"), name="first").set_name("x")
     y = g.matmul(x, g.tensor([2, 8, 4], name="b"), name="second").set_name("y")
@@ -407,6 +412,6 @@ def test_part_of_a_graph(cudnn):
     virtual = {name: t.is_virtual for name, t in told.items()}
     assert virtual == {"x": False, "b": False, "y": False, "third::OUT_0": False}
     types_ = {name: t.get_data_type().name for name, t in told.items()}
-    assert types_ == {"x": "FLOAT", "b": "FP8_E4M3", "y": "FLOAT", "third::OUT_0": "FLOAT"}
+    assert types_ == {"x": "BFLOAT16", "b": "FP8_E4M3", "y": "FLOAT", "third::OUT_0": "FLOAT"}
     assert {facts.graph.tensors[t].name for t in translation.bound} == set(told)
-    assert FLOAT is facts.graph.tensors[facts.inputs[0]].dtype
+    assert BF16 is facts.graph.tensors[facts.inputs[0]].dtype

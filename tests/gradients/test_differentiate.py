@@ -276,11 +276,6 @@ def _statistic(g, x):
     return inverse
 
 
-def _convolution(g, x):
-    how = dict.fromkeys(("stride", "dilation"), [1, 1]) | {"padding": [0, 0]}
-    return g.conv_fprop(g.tensor([1, 2, 4, 4], name="image"), x, **how)
-
-
 def _attention(g, x):
     q, v = (g.tensor([1, 2, 4, 8], name=name) for name in "qv")
     return g.sdpa(q, x, v, attn_scale=0.5, generate_stats=False)[0]
@@ -310,7 +305,6 @@ REFUSED = {
     "log_softmax_backward": ([4, 8], read_by("log_softmax_backward", "output", "grad"), SECOND),
     "swish_backward": ([4, 8], read_by("swish_backward", "loss", "input"), SECOND),
     "cos": ([4, 4], _rotated, "cosines and sines of a rotation have no gradient here"),
-    "conv_fprop": ([3, 2, 3, 3], _convolution, "conv_dgrad and conv_wgrad, which .*, are not offered"),
     "sdpa": ([1, 2, 4, 8], _attention, "sdpa_backward, which .*, is not offered"),
     "block_scale_quantize": ([4, 32], _quantized, "quantization in blocks has no gradient"),
     "MUL": ([4, 8], lambda g, x: g.reduction(x, mode=reduction_mode.MUL).set_dim([4, 1]), ".*; MUL_NO_ZEROS has one"),

@@ -9,7 +9,7 @@ from math import prod
 import pytest
 import torch
 
-from graphfuse import data_type, differentiate, norm_forward_phase, reduction_mode
+from graphfuse import convolution_mode, data_type, differentiate, norm_forward_phase, reduction_mode
 from graphfuse.ops import OPS
 from graphfuse.ops.pullback import UNKNOWN, NoRule
 from support import differentiated
@@ -151,6 +151,8 @@ def norms() -> Iterator[Case]:
     yield Case(
         "batchnorm", {"input": x, **weights}, {**EPS, **running, "momentum": 0.1}, of=("Y", "mean", "inv_variance")
     )
+    for of in ((), ("SUM",), ("SQ_SUM",)):
+        yield Case("genstats", {"input": x}, of=of)
     yield Case("batchnorm_inference", {"input": x, **dict.fromkeys(("mean", "inv_variance", "scale", "bias"), weight)})
 
 
@@ -236,6 +238,14 @@ def products() -> Iterator[Case]:
         ((2, 1, 2, 3), (1, 3, 3, 2)),
     ):
         yield Case("matmul", {"A": a, "B": b})
+    image, weight, loss = (2, 4, 5, 4), (4, 2, 2, 3), (2, 4, 3, 4)
+    window = {"pre_padding": (1, 0), "post_padding": (0, 2), "stride": (2, 1)}
+    turned = {**window, "convolution_mode": convolution_mode.CONVOLUTION}
+    for told in (window, turned):
+        yield Case("conv_fprop", {"image": image, "weight": weight}, attributes=told)
+        yield Case("conv_dgrad", {"loss": loss, "filter": weight}, attributes=told, dim=image)
+        yield Case("conv_wgrad", {"image": image, "loss": loss}, attributes=told, dim=weight)
+    yield Case("conv_fprop", {"image": (1, 2, 2, 3, 3), "weight": (3, 2, 1, 2, 2)}, attributes={"dilation": (1, 2, 1)})
 
 
 CASES = [*pointwise(), *reductions(), *norms(), *rows(), *moves(), *products()]

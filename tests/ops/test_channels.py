@@ -1,11 +1,11 @@
-"""Instance and batch normalization against float64, gradients against those of torch.autograd."""
+"""Instance and batch normalization and sums of channels against float64, gradients against torch.autograd's."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphfuse import GraphNotSupportedError, GraphValidationError, norm_forward_phase
+from graphfuse import GraphNotSupportedError, GraphValidationError, heur_mode, norm_forward_phase
 from support import graphs
 from support.graphs import BF16, FLOAT, HALF, TORCH
 
@@ -63,6 +63,52 @@ def test_instancenorm(shape, dtype, last, training):
     close(found, {name: want[name] for name in found})
 
 
+ROWS = [(2, 3, 7), (1, 5, 4, 4), (3, 1, 6, 5), (1, 1, 3, 3), (2, 8, 3, 4, 5), (2, 3, 1, 1)]
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 7), (1, 5, 4, 4), (3, 1, 6, 5), (1, 1, 3, 3), (2, 8, 3, 4, 5), (2, 3, 1, 1)], ids=str
+)
+def test_instancenorm_and_what_follows_are_one_kernel(shape, last):
+    """One scale and bias a row, the same for all samples; also where channels, samples or columns are one."""
+    pack, g = problem(shape, BF16, last), graphs.new(device="emulator")
+    x, scale, bias = (
+        g.tensor(list(t.shape), list(t.stride()), BF16 if name == "x" else FLOAT, name=name)
+        for name, t in list(pack.items())[:3]
+    )
+    y, mean, inverse = g.instancenorm(x, scale, bias, EPSILON, norm_forward_phase=TRAINING)
+    outputs = {"y": g.swish(y), "m": mean, "i": inverse}
+    for name, t in outputs.items():
+        t.set_output().set_name(name).set_data_type(FLOAT)
+    g.build([heur_mode.OPENSOURCE])
+    (region,) = g.explanation().regions
+    assert region.engine == "rows"
+    found = {t.name: torch.empty_strided(t.dim, t.stride).fill_(7.0) for t in g._ir.outputs}
+    g.execute({name: pack[name] for name in ("x", "scale", "bias")} | found, graphs.workspace(g.get_workspace_size()))
+    y, mean, inverse, _ = exact(pack["x"].double(), pack["scale"], pack["bias"], tuple(range(2, len(shape))))
+    close(found, {"y": torch.nn.functional.silu(y), "m": mean, "i": inverse})
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("shape", [*ROWS, (16, 24), (1, 3), (5, 1), (1, 1)], ids=str)
+def test_batchnorm_inference_and_what_follows_are_one_kernel(shape, last):
+    pack, g = problem(shape, BF16, last), graphs.new(device="emulator")
+    x, scale, bias, mean, inverse = (
+        g.tensor(list(t.shape), list(t.stride()), BF16 if name == "x" else FLOAT, name=name) for name, t in pack.items()
+    )
+    y = g.relu(g.batchnorm_inference(x, mean, inverse, scale, bias)).set_output().set_name("y").set_data_type(FLOAT)
+    g.build([heur_mode.OPENSOURCE])
+    (region,) = g.explanation().regions
+    assert region.engine == "rows"
+    found = torch.empty_strided(y.get_dim(), y.get_stride()).fill_(7.0)
+    g.execute(pack | {"y": found}, graphs.workspace(g.get_workspace_size()))
+    want = (pack["x"].double() - pack["mean"]) * pack["variance"] * pack["scale"] + pack["bias"]
+    close({"y": found}, {"y": want.relu()})
+
+
 @given(shape=st.lists(st.integers(2, 5), min_size=2, max_size=5), last=st.booleans(), running=st.booleans())
 def test_batchnorm(shape, last, running):
     pack, g = problem(shape, FLOAT, last), graphs.new()
@@ -101,6 +147,19 @@ def test_gradients(shape, last, batch):
     close(run(g, pack, dict(zip(names, made, strict=True))), dict(zip(names, want, strict=True)))
 
 
+@given(
+    shape=st.lists(st.integers(0, 5), min_size=2, max_size=5), dtype=st.sampled_from([BF16, FLOAT]), last=st.booleans()
+)
+def test_genstats(shape, dtype, last):
+    shape = [max(extent, 1) if axis != 1 else extent for axis, extent in enumerate(shape)]
+    pack, g = problem(shape, dtype, last), graphs.new()
+    made = run(g, pack, dict(zip(("sum", "squares"), g.genstats(g.tensor_like(pack["x"], name="x")), strict=True)))
+    x, axes = pack["x"].double(), (0, *range(2, len(shape)))
+    want = {"sum": x.sum(axes, keepdim=True), "squares": x.square().sum(axes, keepdim=True)}
+    assert all(made[name].shape == t.shape for name, t in want.items())
+    close(made, want)
+
+
 C = [1, 3, 1, 1]
 WRONG = {
     "rank": (
@@ -122,6 +181,10 @@ WRONG = {
     "grad": (
         lambda g, t: g.batchnorm_backward(t([2, 3, 4, 1]), t([2, 3, 4, 4]), t(C), t(C), t(C)),
         r"grad must have shape \[2, 3, 4, 4\].*got \[2, 3, 4, 1\]",
+    ),
+    "genstats": (
+        lambda g, t: g.genstats(t([3])),
+        r"input must be \[N, C, spatial axes...\] with 2 or more axes, got \[3\]",
     ),
     "nothing": (
         lambda g, t: g.batchnorm(t([0, 3, 4, 4]), t(C), t(C), epsilon=1e-5),

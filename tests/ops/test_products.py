@@ -1,8 +1,6 @@
-"""matmul and conv_fprop against float64 element by element, their shapes, strides and errors."""
+"""matmul against float64 element by element, its shapes, strides and errors."""
 
 import itertools
-import math
-import time
 
 import numpy as np
 import pytest
@@ -11,33 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphfuse
-from graphfuse import GraphNotSupportedError, GraphTypeError, GraphValidationError, convolution_mode, data_type
+from graphfuse import GraphNotSupportedError, GraphValidationError, data_type, differentiate
+from graphfuse.ops import OPS, products
 from graphfuse.ops.layouts import packed_stride
-from support import dense, graphs, oracle
-from support.graphs import BF16, E4M3, E5M2, FLOAT, HALF, TORCH
-
-TYPES = [BF16, HALF, FLOAT, E4M3, E5M2]
-
-
-def values(shape, dtype, seed, order=None):
-    """Random values of a type; order: of the axes in memory, outermost first."""
-    order = range(len(shape)) if order is None else order
-    lying = torch.randn([shape[a] for a in order], generator=graphs.generator("cpu", seed)).to(TORCH[dtype])
-    return lying.permute(*np.argsort(order).tolist())
-
-
-def tensor(g, data, dtype, name):
-    return g.tensor(data.shape, data.stride(), dtype, name=name)
-
-
-def hold(got, exact, terms):
-    """got is exact rounded to its type once, give or take float32's error in a sum of so many terms."""
-    exact = torch.from_numpy(exact)
-    error = (got.double() - exact).abs()
-    close = error <= 2e-7 * terms**0.5 * 8 + 1e-6 * exact.abs()
-    if got.dtype is not torch.float32:
-        close |= oracle.ulps(got, oracle.rounded(exact, got.dtype)) <= 1
-    assert close.all(), f"{int((~close).sum())} elements are off, by up to {error.max()}"
+from support import dense, graphs
+from support.graphs import BF16, FLOAT, HALF, TORCH
+from support.operands import TYPES, hold, tensor, values
 
 
 def multiplied(a, b, types=(FLOAT, FLOAT, FLOAT), **options):
@@ -120,131 +97,203 @@ def test_padding_of_matmul():
         g.matmul(a, b, padding=1.0, name="m")
 
 
-# Convolutions
+CASTS = (data_type.INT8, BF16, HALF)
 
 
-def convolved(image, weight, types=(FLOAT, FLOAT, FLOAT), **options):
-    g = graphs.new()
-    y = g.conv_fprop(tensor(g, image, types[0], "image"), tensor(g, weight, types[1], "weight"), **options)
-    y.set_output().set_name("y").set_data_type(types[2])
-    g.validate()
-    dim = y.get_dim()
-    assert y.get_stride() == list(packed_stride(dim, [0, *range(2, len(dim)), 1])), "channels last, whatever the inputs"
-    out = torch.full(dim, 7.0).to(TORCH[types[2]]).as_strided(dim, y.get_stride())
-    graphs.run(g, {"image": image, "weight": weight, "y": out})
-    return out
+@pytest.mark.parametrize("multiplied_as", [BF16, HALF, FLOAT])
+@pytest.mark.parametrize("types", list(itertools.product(CASTS, CASTS)), ids=lambda t: f"{t[0].name}-{t[1].name}")
+def test_operands_that_are_cast_on_the_way(types, multiplied_as):
+    """As cuDNN's users mix precisions: a cast is the type that an identity's result declares. The same bits as of
+    operands that are stored in it, and what the casts cost is seen."""
+    source = graphs.generator("cpu", 1)
+    a, b = (
+        (torch.randn(2, 32, 32, generator=source) * 3 - 1).clamp(-2, 2).to(getattr(torch, t.facts.torch)) for t in types
+    )
+    made = []
+    for stored in (False, True):
+        g = graphfuse.pygraph(handle=graphfuse.create_handle("cpu"))
+        cast = [
+            g.identity(tensor(g, x, t, name), compute_data_type=FLOAT).set_data_type(multiplied_as).set_output(stored)
+            for x, t, name in ((a, types[0], "a"), (b, types[1], "b"))
+        ]
+        g.matmul(*cast, compute_data_type=FLOAT).set_output().set_data_type(multiplied_as).set_name("c")
+        out = torch.empty(2, 32, 32).to(TORCH[multiplied_as])
+        pack = {"a": a, "b": b, "c": out} | {t: torch.empty_like(out) for t in cast if stored}
+        graphs.run(g, pack)
+        made.append(out)
+    assert torch.equal(*made)
+    exact = dense.matmul(*(x.to(TORCH[multiplied_as]).double() for x in (a, b)))
+    hold(made[0], exact, 32)
+    if multiplied_as is BF16 and HALF in types:  # which it has fewer bits than
+        unrounded = torch.from_numpy(dense.matmul(a.double(), b.double())).to(torch.bfloat16)
+        assert (made[0] != unrounded).float().mean() > 0.05
 
 
-@st.composite
-def windows(draw):
-    """Extents, taps, padding, stride and dilation of each spatial axis, the weight within what is padded."""
-    found = []
-    for _ in range(draw(st.sampled_from([2, 3]))):
-        taps, dilation = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-        before, after = draw(st.integers(0, 2)), draw(st.integers(0, 2))
-        least = max(dilation * (taps - 1) + 1 - before - after, 0)
-        found.append((draw(st.integers(least, least + 3)), taps, before, after, draw(st.integers(1, 3)), dilation))
-    return tuple(zip(*found, strict=True))
+def test_what_others_read_of_an_operand_is_rounded_too():
+    g = graphs.new(io_data_type=BF16, intermediate_data_type=BF16)
+    x = g.tensor([8, 8], data_type=FLOAT, name="x")
+    y = g.add(x, 1.0)
+    g.sub(y, 1.0).set_output().set_name("read").set_data_type(FLOAT)
+    g.matmul(y, g.tensor([8, 8], name="w")).set_output().set_name("c")
+    x, read = torch.full((8, 8), 2.0**-10), torch.empty(8, 8)
+    pack = {"x": x, "w": torch.eye(8).bfloat16(), "c": torch.empty(8, 8, dtype=torch.bfloat16), "read": read}
+    graphs.run(g, pack)
+    assert (read == 0).all(), "1 + 2^-10 is 1 in bfloat16"
+
+
+# Integers
+
+INT8, UINT8, INT32, BOOLEAN = data_type.INT8, data_type.UINT8, data_type.INT32, data_type.BOOLEAN
+
+
+def integers(shape, dtype, seed):
+    low, high = dtype.facts.integers
+    drawn = torch.randint(low, high + 1, shape, generator=graphs.generator("cpu", seed), dtype=torch.int64)
+    return drawn.to(getattr(torch, dtype.facts.torch))
+
+
+def wrapped(values: np.ndarray) -> np.ndarray:
+    """int64, of which the multiples of 2^64 are lost, modulo 2^32."""
+    return values.astype(np.int64).astype(np.int32)
+
+
+def as_stored(values: np.ndarray, dtype) -> torch.Tensor:
+    """INT32 as a type: integers saturate, floats are rounded to nearest."""
+    values = torch.from_numpy(values)
+    if dtype.facts.integers is None:
+        return values.float().to(getattr(torch, dtype.facts.torch))
+    low, high = dtype.facts.integers
+    return values.clamp(low, high).to(getattr(torch, dtype.facts.torch))
+
+
+def integer_graph(**types):
+    return graphs.new(io_data_type=INT32, intermediate_data_type=INT32, compute_data_type=INT32, **types)
 
 
 @given(
-    window=windows(),
-    batch=st.integers(0, 2),
-    groups=st.integers(1, 3),
-    per_group=st.integers(1, 3),
-    made=st.integers(0, 2),
-    types=st.tuples(*[st.sampled_from(TYPES)] * 3),
-    turned=st.booleans(),
-    data=st.data(),
+    batch=st.integers(1, 3),
+    extents=st.tuples(st.integers(0, 6), st.integers(0, 40), st.integers(0, 6)),
+    types=st.tuples(*[st.sampled_from([INT8, UINT8, INT32, BOOLEAN])] * 2),
+    made=st.sampled_from([INT32, INT8, UINT8, FLOAT, BF16, HALF]),
+    longest=st.sampled_from([products._LONGEST, 7]),
 )
-def test_conv(window, batch, groups, per_group, made, types, turned, data):
-    extents, taps, before, after, stride, dilation = window
-    shapes = (batch, groups * per_group, *extents), (groups * made, per_group, *taps)
-    image, weight = (
-        values(shape, dtype, seed, data.draw(st.permutations(range(len(shape)))))
-        for seed, (shape, dtype) in enumerate(zip(shapes, types, strict=False))
-    )
-    options = {"pre_padding": list(before), "post_padding": after, "stride": np.array(stride), "dilation": dilation}
-    if before == after and data.draw(st.booleans()):
-        options = {"padding": before, "stride": stride, "dilation": dilation}
-    if turned:
-        options["convolution_mode"] = convolution_mode.CONVOLUTION
-    got = convolved(image, weight, types, **options)
-    exact = dense.convolution(image.double(), weight.double(), before, after, stride, dilation, turned)
-    assert got.shape == exact.shape
-    hold(got, exact, per_group * math.prod(taps))
+def test_integers_are_exact_modulo_two_to_the_32(batch, extents, types, made, longest):
+    m, k, n = extents
+    a, b = integers((batch, m, k), types[0], 0), integers((1, k, n), types[1], 1)
+    g = integer_graph()
+    g.matmul(tensor(g, a, types[0], "a"), tensor(g, b, types[1], "b")).set_output().set_name("c").set_data_type(made)
+    out = torch.ones(batch, m, n).to(getattr(torch, made.facts.torch))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "_LONGEST", longest)
+        graphs.run(g, {"a": a, "b": b, "c": out})
+    a, b = (x.numpy().astype(np.int64) for x in (a, b.expand(batch, k, n)))
+    want = np.einsum("bmk,bkn->bmn", a, b)
+    assert torch.equal(out, as_stored(wrapped(want), made))
 
 
-def test_a_large_convolution_takes_seconds():
-    """A layer of a video autoencoder, three taps along each axis, channels last."""
-    image = values((1, 96, 4, 60, 104), BF16, 0, (0, 2, 3, 4, 1))
-    weight = values((96, 96, 3, 3, 3), BF16, 1)
-    start = time.process_time()
-    got = convolved(image, weight, (BF16, BF16, FLOAT), padding=[1, 1, 1])
-    assert time.process_time() - start < 60
-    corners = itertools.product((0, 3), (0, 59), (0, 103))
-    for d, h, w in (*corners, (1, 30, 50)):
-        lows = [max(at - 1, 0) for at in (d, h, w)]
-        seen = image[:, :, lows[0] : d + 2, lows[1] : h + 2, lows[2] : w + 2].double().numpy()
-        taps = [
-            slice(low - at + 1, low - at + 1 + n) for low, at, n in zip(lows, (d, h, w), seen.shape[2:], strict=True)
-        ]
-        exact = np.einsum("ncdhw,kcdhw->nk", seen, weight[(slice(None), slice(None), *taps)].double().numpy())
-        np.testing.assert_allclose(got[:, :, d, h, w].double(), exact, rtol=1e-4, atol=1e-3)
+INTEGER_OPS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "scale": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "abs": np.abs,
+    "neg": np.negative,
+    "identity": np.positive,
+    "cmp_eq": np.equal,
+    "cmp_neq": np.not_equal,
+    "cmp_gt": np.greater,
+    "cmp_ge": np.greater_equal,
+    "cmp_lt": np.less,
+    "cmp_le": np.less_equal,
+    "binary_select": lambda a, b, mask: np.where(mask != 0, a, b),
+}
 
 
-@pytest.mark.parametrize(
-    ("image", "weight", "options", "message"),
-    [
-        ([1, 2, 8], [4, 2, 3], {}, r"image must be \[N, C, H, W\] or \[N, C, D, H, W\] and weight .*got \[1, 2, 8\]"),
-        ([1, 2, 8, 8], [4, 2, 3], {}, r"image must be .* and \[4, 2, 3\]"),
-        ([1, 3, 8, 8], [4, 2, 3, 3], {}, "image has 3 channels, which must be a multiple of weight's 2"),
-        ([1, 4, 8, 8], [3, 2, 3, 3], {}, "weight makes 3 channels, which must be a multiple of the 2 groups"),
-        ([1, 0, 8, 8], [3, 2, 3, 3], {}, "weight makes 3 channels, which must be a multiple of the 0 groups"),
-        ([1, 2, 8, 2], [4, 2, 3, 3], {}, "weight spans 3 elements along axis 3; accepted: 1 to the 2"),
-        ([1, 2, 8, 8], [4, 2, 0, 3], {}, "weight spans 0 elements along axis 2; accepted: 1 to the 8"),
-        ([1, 2, 8, 8], [4, 2, 3, 3], {"dilation": [4, 1]}, "weight spans 9 elements along axis 2"),
-        ([1, 2, 8, 8], [4, 2, 3, 3], {"padding": [1]}, r"padding must be 2 integers >= 0.*got \[1\]"),
-        ([1, 2, 8, 8], [4, 2, 3, 3], {"stride": [1, 0]}, r"stride must be 2 integers >= 1.*got \[1, 0\]"),
-        ([1, 2, 8, 8], [4, 2, 3, 3], {"padding": [0, -1]}, r"padding must be 2 integers >= 0"),
-        ([1, 2, 8, 8], [4, 2, 3, 3], {"pre_padding": [0, 0]}, "pre_padding is given without post_padding"),
-        ([1, 2, 8, 8], [4, 2, 3, 3], {"post_padding": [0, 0]}, "post_padding is given without pre_padding"),
-        ([1, 2, 8, 8], [4, 2, 3, 3], {"padding": [0, 0], "pre_padding": [0, 0]}, "padding is given with pre_padding"),
-    ],
-)
-def test_what_cannot_be_convolved(image, weight, options, message):
-    g = graphs.new()
-    g.conv_fprop(g.tensor(image), g.tensor(weight), **options, name="c").set_output()
-    with pytest.raises(GraphValidationError, match=rf"node 'c' \(conv_fprop\): {message}"):
+def test_every_op_of_integers_is_here():
+    assert {op.name for op in OPS.values() if op.integers} == {"matmul", "conv_fprop", *INTEGER_OPS}
+
+
+@pytest.mark.parametrize("name", INTEGER_OPS)
+def test_pointwise_ops_of_integers(name):
+    """Modulo 2^32, at the ends too; between nodes all 32 bits are kept."""
+    edge = torch.tensor([-(2**31), 2**31 - 1, -1, 0, 1, 2**24 + 1], dtype=torch.int32)
+    a, b = edge.repeat_interleave(6), edge.repeat(6)
+    operands = (a, b, (b > 0).to(torch.int32))[: len(OPS[name].inputs)]
+    g = integer_graph()
+    read = [g.identity(g.tensor([36], name=f"i{i}")) for i in range(len(operands))]
+    g.identity(getattr(g, name)(*read)).set_output().set_name("out")
+    out = torch.empty(36, dtype=torch.int32)
+    graphs.run(g, {"out": out} | {f"i{i}": x for i, x in enumerate(operands)})
+    with np.errstate(over="ignore"):
+        want = INTEGER_OPS[name](*(x.numpy() for x in operands))
+    np.testing.assert_array_equal(out.numpy(), want.astype(np.int32))
+
+
+def test_an_epilogue_in_float_and_numbers():
+    """Scales of a quantized product, a number in both kinds of nodes, a norm behind it by a kernel."""
+    a, b, scale = integers((1, 6, 64), INT8, 0), integers((1, 64, 32), INT8, 1), torch.rand(1, 1, 32)
+    want = (np.matmul(a.numpy().astype(np.int64), b.numpy()) + 3) * 0.5
+    for device, mode in (("cpu", graphfuse.heur_mode.FALLBACK), ("emulator", graphfuse.heur_mode.A)):
+        g = graphs.new(device=device, io_data_type=INT8)
+        c = g.matmul(tensor(g, a, INT8, "a"), tensor(g, b, INT8, "b"), compute_data_type=INT32)
+        y = g.mul(g.mul(g.add(c, 3, compute_data_type=INT32), 0.5), g.tensor([1, 1, 32], data_type=FLOAT, name="s"))
+        y = g.softmax(g.mul(y, 1e-4)).set_output().set_name("y").set_data_type(FLOAT)
+        out = torch.empty(1, 6, 32)
+        graphs.run(g, {"a": a, "b": b, "s": scale, "y": out}, [mode])
+        exact = torch.from_numpy(want) * scale.double() * 1e-4
+        torch.testing.assert_close(out.double(), exact.softmax(-1), rtol=2e-5, atol=1e-7)
+
+
+def test_a_value_that_is_cast_to_integers_is_multiplied_as_that():
+    """Rounded to nearest and saturated, by a node in FLOAT."""
+    x = torch.tensor([[0.4, 1.5, 2.5, -300.0]])
+    g = graphs.new(io_data_type=FLOAT)
+    y = g.mul(g.tensor([1, 4], name="x"), 1.0).set_data_type(INT8)
+    c = g.matmul(y, g.tensor([4, 4], data_type=INT8, name="w"), compute_data_type=INT32)
+    c.set_output().set_name("c").set_data_type(INT32)
+    out = torch.empty(1, 4, dtype=torch.int32)
+    graphs.run(g, {"x": x, "w": torch.eye(4).to(torch.int8), "c": out})
+    assert out.tolist() == [[0, 2, 2, -128]]
+
+
+def _read(dtype, **how):
+    return lambda g: g.add(g.tensor([4], data_type=dtype, name="x", **how), 1)
+
+
+WRONG_INTEGERS = {
+    "float": (
+        _read(HALF),
+        r"computes in INT32 and a \(tensor 'x'.* is HALF; accepted: INT8, UINT8, INT32, BOOLEAN, and",
+    ),
+    "int64": (_read(data_type.INT64), "is INT64; accepted: INT8"),
+    "number": (lambda g: g.add(g.tensor([4]), 1.5), r"and b \(.*\) is 1.5; accepted: .* numbers that INT32 holds"),
+    "large number": (lambda g: g.add(g.tensor([4]), 2**31), r"and b \(.*\) is 2147483648.0; accepted"),
+    "between": (
+        lambda g: g.add(g.exp(g.tensor([4], data_type=FLOAT), compute_data_type=FLOAT), 1),
+        "is FLOAT; accepted: .*A virtual tensor has the type that its node computes in",
+    ),
+    "op": (lambda g: g.exp(g.tensor([4])), "compute data type is INT32; accepted: FLOAT, DOUBLE$"),
+    "type": (lambda g: g.add(g.tensor([4]), 1, compute_data_type=HALF), "is HALF; accepted: FLOAT, DOUBLE, INT32$"),
+}
+
+
+@pytest.mark.parametrize(("draw", "message"), WRONG_INTEGERS.values(), ids=WRONG_INTEGERS)
+def test_what_is_not_computed_in_integers(draw, message):
+    g = integer_graph()
+    draw(g).set_output()
+    with pytest.raises(GraphValidationError, match=message):
         g.validate()
 
 
-@pytest.mark.parametrize("wrong", [1, [1.5, 1], ["1", "1"], [True, True], object()])
-def test_padding_is_a_sequence_of_integers(wrong):
+def test_integers_have_no_gradient():
     g = graphs.new()
-    with pytest.raises(GraphTypeError, match=r"'conv_fprop.0'.*: padding must be a sequence of int, got"):
-        g.conv_fprop(g.tensor([1, 2, 8, 8]), g.tensor([4, 2, 3, 3]), padding=wrong)
-
-
-def test_what_a_caller_does_to_a_list_later_does_not_count():
-    g, padding = graphs.new(), [1, 1]
-    y = g.conv_fprop(g.tensor([1, 2, 8, 8]), g.tensor([4, 2, 3, 3]), padding=padding).set_output()
-    padding.append(5)
-    g.validate()
-    assert y.get_dim() == [1, 4, 8, 8]
-
-
-def test_one_key_for_each_spelling_of_a_window():
-    def key(**options):
-        g = graphs.new()
-        g.conv_fprop(g.tensor([1, 2, 8, 8]), g.tensor([4, 2, 3, 3]), **options).set_output()
-        g.validate()
-        return g.key()
-
-    same = {key(padding=[1, 1]), key(pre_padding=[1, 1], post_padding=(1, 1), stride=[1, 1], dilation=[1, 1])}
-    assert len(same) == 1
-    others = {key(pre_padding=[2, 1], post_padding=[0, 1]), key(padding=[1, 1], dilation=[1, 2]), key()}
-    assert len(same | others) == 4
+    y = g.identity(g.tensor([4, 4], name="x")).set_data_type(INT8)
+    c = g.matmul(y, g.tensor([4, 4], data_type=INT8), compute_data_type=INT32)
+    g.mul(c, 1.0).set_output().set_name("out")
+    with pytest.raises(GraphNotSupportedError, match=r"\(matmul\): no gradient of A .*: what is computed in INT32 has"):
+        differentiate(g, ["out"], ["x"])
 
 
 def test_a_gated_pair_of_products_without_a_type_for_intermediates():

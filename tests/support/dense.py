@@ -36,6 +36,25 @@ def convolution(image, weight, before, after, stride, dilation, turned=False):
     return out
 
 
+def convolution_gradients(image, weight, loss, before, after, stride, dilation, turned=False):
+    """(of image, of weight): each product of `convolution` on its own."""
+    image, weight, loss = (np.asarray(x, np.float64) for x in (image, weight, loss))
+    axes = range(image.ndim - 2)
+    per_group = weight.shape[1]
+    made_per_group = weight.shape[0] // (image.shape[1] // per_group)
+    of_image, of_weight = np.zeros_like(image), np.zeros_like(weight)
+    for n, k, *place in np.ndindex(*loss.shape):
+        first = k // made_per_group * per_group
+        for tap in itertools.product(*(range(weight.shape[a + 2]) for a in axes)):
+            at = [place[a] * stride[a] + tap[a] * dilation[a] - before[a] for a in axes]
+            if all(0 <= at[a] < image.shape[a + 2] for a in axes):
+                used = tuple(weight.shape[a + 2] - 1 - tap[a] for a in axes) if turned else tap
+                seen, taken = (n, slice(first, first + per_group), *at), (k, slice(None), *used)
+                of_image[seen] += loss[(n, k, *place)] * weight[taken]
+                of_weight[taken] += loss[(n, k, *place)] * image[seen]
+    return of_image, of_weight
+
+
 def softmax(x):
     """Along the last axis."""
     x = np.asarray(x, np.float64)

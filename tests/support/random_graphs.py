@@ -263,6 +263,11 @@ def _of_given_statistics(d: _Drawer) -> bool:
     return d.node("batchnorm_inference", {"input": x, **weights})
 
 
+def _of_channels(d: _Drawer) -> bool:
+    x, both = d.any((2, 3, 4)), d.random.random() < 0.5
+    return x is not None and d.node("genstats", {"input": x}, pooled=("SUM", "SQ_SUM") if both else ())
+
+
 def _loss(d: _Drawer) -> bool:
     x = d.any((2, 3))
     if x is None:
@@ -282,6 +287,25 @@ def _product(d: _Drawer) -> bool:
     if d.random.random() < 0.5:
         return d.node("matmul", {"A": x, "B": d.leaf((*batch, x.dim[-1], extent))})
     return d.node("matmul", {"A": d.leaf((*batch, extent, x.dim[-2])), "B": x})
+
+
+def _convolution(d: _Drawer) -> bool:
+    x = d.any((4,))
+    if x is None or x.dim[2] < 2:
+        return False
+    channels = x.dim[1]
+    told = {"padding": (0, 1), "stride": (1, d.random.randint(1, 2))}
+    kept = d.random.randint(1, 2)  # taps along the height
+    out = (x.dim[2] - kept + 1, (x.dim[3] + 1) // told["stride"][1] + (x.dim[3] + 1) % told["stride"][1])
+    made = d.random.randint(1, 2)
+    op = d.random.choice(("conv_fprop", "conv_dgrad", "conv_wgrad"))
+    if op == "conv_fprop":
+        return d.node(op, {"image": x, "weight": d.leaf((made, channels, kept, 2))}, told)
+    if op == "conv_wgrad":
+        loss = d.leaf((x.dim[0], made, *out))
+        return d.node(op, {"image": x, "loss": loss}, told, dim=(made, channels, kept, 2))
+    dim = (x.dim[0], made, x.dim[2] + kept - 1, (x.dim[3] - 1) * told["stride"][1])
+    return dim[3] > 0 and d.node(op, {"loss": x, "filter": d.leaf((channels, made, kept, 2))}, told, dim=dim)
 
 
 def _move(d: _Drawer) -> bool:
@@ -346,8 +370,10 @@ FAMILIES: Mapping[Callable[[_Drawer], bool], int] = {
     _softmax_backward: 1,
     _norm: 3,
     _of_given_statistics: 1,
+    _of_channels: 1,
     _loss: 1,
     _product: 2,
+    _convolution: 2,
     _move: 3,
     _by_number: 1,
     _rotation: 1,

@@ -62,6 +62,12 @@ def _layernorm(x: Values, _) -> Exact:
     return {"Y": (y, size), "mean": (mean, magnitude), "inv_variance": (inverse, inverse * (1 + magnitude * inverse))}
 
 
+def _of_given_statistics(x: Values, _) -> Exact:
+    factor = x["inv_variance"] * x["scale"]
+    size = (x["input"].abs() + x["mean"].abs()) * factor.abs() + x["bias"].abs()
+    return {"Y": (factor * x["input"] + (x["bias"] - factor * x["mean"]), size)}
+
+
 def _gradients(norm: Callable[..., torch.Tensor], centred: bool) -> Callable[[Values, object], Exact]:
     """Of a norm over the last axis, by torch.autograd."""
 
@@ -175,6 +181,12 @@ ROW_OPS = {
     "adalayernorm": RowOp({"input": "src", **_OF_SAMPLES}, _layernorm, _TRAINING, middle=2.0),
     "adalayernorm_backward": RowOp(
         {**_READ, "scale": "sc", **_STATISTICS}, _gradients(functional.layer_norm, True), given=_moments, middle=2.0
+    ),
+    "instancenorm": RowOp(
+        {"input": "src", "scale": "r", "bias": "r", "epsilon": ""}, _layernorm, _TRAINING, middle=2.0
+    ),
+    "batchnorm_inference": RowOp(
+        {"input": "src", **dict.fromkeys(("mean", "inv_variance", "scale", "bias"), "r")}, _of_given_statistics
     ),
     # Far from zero: e^x would overflow, or be zero.
     "softmax": RowOp({"input": "src"}, _softmax, middle=90.0, spread=4.0),
