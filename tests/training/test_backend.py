@@ -215,7 +215,11 @@ def test_inner_values_with_hooks_or_changed_are_left():
     with torch.no_grad():
         torch.testing.assert_close(compile_with(changed)(x), changed(x))
     # What is before it is a region.
-    assert [(e.became, e.why) for e in compile_report().replaced] == [("region", "pow, mean, add")]
+    (entry,) = compile_report().replaced
+    assert (entry.became, entry.why) == ("region", "pow, mean, add")
+    # 4 bytes are read, and a number is written for each of 32; the square is written and read again.
+    assert entry.moved == "4.12 bytes an element, 12.5 by its operations one by one"
+    assert f"region (pow, mean, add; {entry.moved})" in str(compile_report())
     assert "inverse of it is changed, or has a hook" in [e.why for e in compile_report().left]
 
 

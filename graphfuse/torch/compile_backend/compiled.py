@@ -132,8 +132,8 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
 
 
 def _of_region(region: TorchRegion, why: str) -> Entry:
-    said = regions_of.title(region)
-    return Entry(*_place(region.outputs[0]), "" if why else "region", f"{said}: {why}" if why else said)
+    said, place = regions_of.title(region), _place(region.outputs[0])
+    return Entry(*place, why=f"{said}: {why}") if why else Entry(*place, "region", said, region.moved)
 
 
 def _entries(

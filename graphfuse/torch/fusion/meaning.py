@@ -62,6 +62,7 @@ PARTS = frozenset(
 _IN_PLACE = "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
 KEYS = ("val", "example_value")
 """Where whoever recorded a graph says of a node's result."""
+_USUAL_EXTENT = 64
 _WRITING = frozenset((*_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)))
 _UNDERSCORED = frozenset({operator.and_, operator.or_, operator.not_, operator.is_})
 """Names that end as those of operations in place do, of what changes nothing."""
@@ -314,3 +315,8 @@ def _is_the_same_tensor(node: Node) -> bool:
     """True if a node may return its argument: a cast to the type that it has."""
     found = is_op(node, "cast", "same")
     return found is not None and dtype(found.args[0]) is dtype(node) and called(node) != "clone"
+
+
+def hint(n: object) -> int:
+    """An extent; of one that varies what it was when the graph was recorded, a usual one where that is not known."""
+    return n if isinstance(n, int) else int(n.node.hint) if n.node.has_hint() else _USUAL_EXTENT

@@ -12,13 +12,15 @@ class Entry:
     """A place in a model.
 
     name: of the module in it. kind: the name of its class. became: the operator that it calls, with what it computes;
-    "" where it is as it was. why: the reason then, or what stands beside the operator's work.
+    "" where it is as it was. why: the reason then, or what stands beside the operator's work. moved: bytes that the
+    operator moves, and that what it took the place of would, in words; "" where nobody counted them.
     """
 
     name: str
     kind: str
     became: str = ""
     why: str = ""
+    moved: str = ""
 
     @property
     def is_replaced(self) -> bool:
@@ -65,10 +67,12 @@ class FuseReport:
         return f"{self.model}: {len(self.replaced)} of {len(self.entries)} sites replaced"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
-        alike: dict[tuple[str, str, str, str], list[Entry]] = {}
+        alike: dict[tuple[str, ...], list[Entry]] = {}
         for e in self.entries:
-            alike.setdefault((re.sub(r"(^|(?<=\.))\d+(?=\.|$)", "*", e.name), e.kind, e.became, e.why), []).append(e)
-        for (name, kind, became, why), entries in alike.items():
+            name = re.sub(r"(^|(?<=\.))\d+(?=\.|$)", "*", e.name)
+            alike.setdefault((name, e.kind, e.became, e.why, e.moved), []).append(e)
+        for (name, kind, became, why, moved), entries in alike.items():
             shown = name if len(entries) > 1 else entries[0].name
-            said = f"{became} ({why})" if became and why else became or f"left: {why}"
+            noted = "; ".join(note for note in (why, moved) if note)
+            said = f"{became} ({noted})" if became and noted else became or f"left: {why}"
             yield shown or "(the model)", f"x{len(entries)}", kind, said

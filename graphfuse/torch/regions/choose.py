@@ -17,13 +17,12 @@ from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
-from graphfuse.torch.fusion.meaning import is_changed, same, told
+from graphfuse.torch.fusion.meaning import hint, is_changed, same, told
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from graphfuse.torch.regions.spelled_norms import with_norms
+from graphfuse.torch.regions.traffic import traffic
 from graphfuse.torch.regions.translate import TranslatedGraph
-
-_USUAL = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +30,14 @@ class TorchRegion:
     """A part of a graph that one operator computes.
 
     nodes: those that it takes the place of, in order. inputs: the nodes that have what it reads, outputs: those that
-    have what it makes, in the program's order.
+    have what it makes, in the program's order. moved: bytes, in words.
     """
 
     program: Program
     nodes: tuple[Node, ...]
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
+    moved: str
 
 
 def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
@@ -251,7 +251,8 @@ class _Assembled:
             inputs = tuple(node for node, _ in order)
             columns = read[order[0]].tensor.shape[-1]
             spelled = with_norms(program, columns if isinstance(columns, int) else None)
-            region = TorchRegion(spelled, tuple(sorted({*nodes, *made.values()})), inputs, tuple(made.values()))
+            own, outputs = tuple(sorted({*nodes, *made.values()})), tuple(made.values())
+            region = TorchRegion(spelled, own, inputs, outputs, traffic(own, inputs, outputs))
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, device, region)
 
@@ -280,11 +281,6 @@ class _Extents:
     def padded(self, axes: Sequence[int], shape: Sequence[object]) -> tuple[int, ...]:
         found = dict(zip(axes, map(hint, shape), strict=True))
         return tuple(found.get(axis, 1) for axis in range(-self._rank, 0))
-
-
-def hint(n: object) -> int:
-    """An extent; of one that varies what it was when the graph was recorded, a usual one where that is not known."""
-    return n if isinstance(n, int) else int(n.node.hint) if n.node.has_hint() else _USUAL
 
 
 def _closed(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:

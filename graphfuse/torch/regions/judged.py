@@ -11,9 +11,9 @@ from torch.fx import GraphModule, Node
 from graphfuse.base.device import Device
 from graphfuse.torch.fusion import cost, generated, surroundings
 from graphfuse.torch.fusion.cost import Judged
-from graphfuse.torch.fusion.meaning import told, value
+from graphfuse.torch.fusion.meaning import hint, told, value
 from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes, is_as_large
-from graphfuse.torch.regions.choose import TorchRegion, device_of, find, hint
+from graphfuse.torch.regions.choose import TorchRegion, device_of, find
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import replace
 

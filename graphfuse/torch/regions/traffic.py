@@ -1,0 +1,29 @@
+"""Bytes that regions move."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch.fx import Node
+
+from graphfuse.torch.fusion import generated
+from graphfuse.torch.fusion.meaning import hint, told
+
+
+def traffic(nodes: Collection[Node], inputs: Collection[Node], outputs: Collection[Node]) -> str:
+    """Bytes that nodes move as one kernel, and as one each: in words, for an element of the largest tensor that they
+    read."""
+    together = sum(map(_bytes, (*inputs, *outputs)))
+    apart = sum(_bytes(n) + sum(map(_bytes, n.all_input_nodes)) for n in nodes if not generated.is_free(n))
+    elements = max(sum(hint(t.numel()) for t in _tensors(node)) for node in inputs)
+    return f"{together / elements:.3g} bytes an element, {apart / elements:.3g} by its operations one by one"
+
+
+def _bytes(node: Node) -> int:
+    return sum(hint(t.numel()) * t.dtype.itemsize for t in _tensors(node))
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
+    made = told(node)
+    return [t for t in (made if isinstance(made, list | tuple) else (made,)) if isinstance(t, torch.Tensor)]
