@@ -3,6 +3,7 @@ refuses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -24,11 +25,34 @@ class GraphOperator:
     """One graph of an operator: as a function of its own, and as an operator of torch."""
 
     declaration: Function
-    function: Callable[..., object]
-    operator: torch._ops.OpOverload
+    function: Callable[..., Any]
+    operator: Callable[..., Any]
 
     def __call__(self, *values):
         return self.operator(*values) if _observed() else self.function(*values)
+
+
+def declared(
+    name: str,
+    variants: Variant | Mapping[tuple[object, ...], Variant],
+    others: Sequence[str],
+    chosen_by: tuple[str, ...] = (),
+    columns: Columns | None = None,
+) -> Function:
+    """Function of the arguments that a variant reads and `others`, which returns what it writes. variants: one, or by
+    the values of those of `others` that `chosen_by` names. columns: how it runs where these are split over ranks."""
+    variants = {(): variants} if isinstance(variants, Variant) else variants
+    variant = next(iter(variants.values()))
+    read = [a for a in variant.arguments if not a.written]
+    return Function(
+        name,
+        parameters=(*(a.name for a in read), *others),
+        defaults={a.name: None for a in read if a.optional},
+        chosen_by=chosen_by,
+        variants=variants,
+        results=tuple(a.name for a in variant.arguments if a.written),
+        columns=columns,
+    )
 
 
 def defined(
@@ -39,21 +63,9 @@ def defined(
     columns: Columns | None = None,
     seen: bool = False,
 ) -> GraphOperator:
-    """Defines ``graphfuse::NAME`` of the arguments that a variant reads and `others`, which returns what it writes.
-    variants: one, or by the values of those of `others` that `chosen_by` names. columns: how it runs where these are
-    split over ranks. seen: whether autograd has a formula for it, or else takes no notice of it."""
-    variants = {(): variants} if isinstance(variants, Variant) else variants
-    variant = next(iter(variants.values()))
-    read = [a for a in variant.arguments if not a.written]
-    function = Function(
-        name,
-        parameters=(*(a.name for a in read), *others),
-        defaults={a.name: None for a in read if a.optional},
-        chosen_by=chosen_by,
-        variants=variants,
-        results=tuple(a.name for a in variant.arguments if a.written),
-        columns=columns,
-    )
+    """Defines ``graphfuse::NAME`` of a function that is declared so. seen: whether autograd has a formula for it, or
+    else takes no notice of it."""
+    function = declared(name, variants, others, chosen_by, columns)
     made = GraphOperator(function, define(function), getattr(torch.ops.graphfuse, name).default)
     if not seen:
         pass_by_autograd(function, made.operator)
@@ -87,11 +99,7 @@ def entered(
 ) -> Callable[..., object]:
     """Function that users call, ``graphfuse::NAME``: the inference graph; with gradients, the formula, which autograd
     sees. alone: the formula for calls that nobody else wants to see. of: how many of the arguments, the first ones,
-    have gradients; None for all.
-
-    Torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
-    listens there.
-    """
+    have gradients; None for all."""
     apply = formula.apply
 
     def below_autograd(keyset, *values):
@@ -103,13 +111,26 @@ def entered(
         return torch_private.below_autograd(inference.operator, keyset, *values)
 
     LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
+    return called(name, inference, alone, inference.declaration.parameters[:of])
+
+
+def called(
+    name: str, inference: GraphOperator, alone: type[torch.autograd.Function], watched: Sequence[str]
+) -> Callable[..., object]:
+    """Function that runs the inference graph, or a formula, as ``entered`` has it. watched: those of its parameters
+    that have gradients.
+
+    Torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
+    listens there.
+    """
     parameters = inference.declaration.parameters
-    given, watched = ", ".join(parameters), ", ".join(parameters[:of])
+    given = ", ".join(parameters)
+    wanted = [f"grad_enabled() and requires_grad({', '.join(watched)})"] if watched else []
     made = text(
         "call",
         parameters,
         when(["compiling()", "observed()"], f"return operator({given})"),
-        when([f"grad_enabled() and requires_grad({watched})"], f"return apply({given})"),
+        when(wanted, f"return apply({given})"),
         f"return function({given})",
     )
     names = {

@@ -132,6 +132,9 @@ class Program:
         """The first thing that is wrong; None for a program that can be drawn."""
         if not self.inputs:
             return "it has no inputs"
+        names = [f"in{n}" for n in range(len(self.inputs))]  # parts of generated code
+        if [one.name for one in self.inputs] != names:
+            return f"its inputs are {[one.name for one in self.inputs]}; accepted: {', '.join(names)}"
         rank = len(self.inputs[0].axes)
         for one in (*self.inputs, *self.outputs):
             if len(one.axes) != rank or not set(one.axes) <= set("n1-"):
