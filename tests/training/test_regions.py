@@ -16,7 +16,7 @@ from graphfuse.ops import OPS
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.regions import judged
 from graphfuse.torch.regions.graphs import RegionGraphs
-from graphfuse.torch.regions.operator import region
+from graphfuse.torch.regions.operator import RegionOperator, region
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from graphfuse.torch.regions.translate import TranslatedGraph
 from support.traces import as_tuple, recorded
@@ -344,6 +344,88 @@ def test_the_operator():
     torch.testing.assert_close(got, torch.autograd.grad(own(x, w), [x, w], grads), rtol=0.02, atol=0.05)
 
 
+@pytest.mark.parametrize("way", [region, lambda given, text: [RegionOperator.of(text).run(*given)]])
+def test_a_program_without_gradients(way):
+    steps = (
+        ProgramStep("reduction", {"input": "in0"}, {"mode": "AVG"}),
+        ProgramStep("cmp_gt", {"input": "in0", "comparison": "@0"}),
+    )
+    text = Program((RegionInput("in0", "nn", "FLOAT"),), steps, (Result(1, "nn", "FLOAT"),)).text
+    for x in (rows(FULL), rows(FULL).requires_grad_()):
+        (mask,) = way([x], text)
+        assert torch.equal(mask, (x > x.mean(-1, keepdim=True)).float()) and not mask.requires_grad
+
+
+def test_a_function_of_a_program():
+    """It returns what the operator does, also where a mode sees the operator in its place, and for other tensors."""
+    run = RegionOperator.of(PROGRAM.text).run
+    grads = [rows(HALF, 2), rows(FULL, 3, (T,))]
+    for _ in range(3):
+        x, w = rows(FULL).requires_grad_(), rows(HALF, 1, (C,)).requires_grad_()
+        found = []
+        for made in (run(x, w), region([x, w], PROGRAM.text), observed(lambda: run(x, w))):
+            found.append([*made, *torch.autograd.grad(made, [x, w], grads)])
+        for one in found[1:]:
+            assert all(map(torch.equal, found[0], one))
+        assert run(x, w)[0].grad_fn.name() == "regionBackward"
+        with torch.no_grad():
+            for made in (run(x, w), region([x, w], PROGRAM.text), observed(lambda: run(x, w))):
+                assert all(map(torch.equal, made, found[0]))
+    with pytest.raises(VariantPackError, match=r"in1 has shape \(3,\); accepted: \(32,\)"):
+        run(x, w[:3])
+    y, total = run(x.detach().to("meta"), w.detach().to("meta"))
+    assert y.is_meta and total.shape == (T,)
+
+
+def observed(function):
+    """What a function returns while a mode hears of what it calls: one operator of ours."""
+
+    class Heard(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            heard.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    heard = []
+    with Heard():
+        made = function()
+    assert len([name for name in heard if name.startswith("graphfuse.region")]) == 1
+    return made
+
+
+def test_results_that_nobody_uses():
+    """Gradients by way of each of three results alone: what it does not depend on has none."""
+    steps = (
+        ProgramStep("reduction", {"input": "in1"}, {"mode": "ADD"}),
+        ProgramStep("mul", {"a": "in0", "b": "in0"}),
+        ProgramStep("mul", {"a": "@1", "b": "@0"}),
+    )
+    inputs = RegionInput("in0", "nn", "FLOAT"), RegionInput("in1", "nn", "FLOAT")
+    text = Program(inputs, steps, (Result(0, "n-", "FLOAT"), Result(1, "nn", "FLOAT"), Result(2, "nn", "FLOAT"))).text
+
+    def of_torch(x, y):
+        return y.sum(-1), x * x, x * x * y.sum(-1, keepdim=True)
+
+    for used in range(3):
+        found = []
+        for function in (RegionOperator.of(text).run, of_torch):
+            x, y = rows(FULL).requires_grad_(), rows(FULL, 1).requires_grad_()
+            found.append(torch.autograd.grad(function(x, y)[used].sum(), [x, y], allow_unused=True))
+        for got, want in zip(*found, strict=True):
+            assert (got is None) == (want is None)
+            if want is not None:
+                torch.testing.assert_close(got, want)
+
+
+def test_other_ways_of_differentiating_are_refused():
+    x, w = rows(FULL), rows(HALF, 1, (C,))
+    run = lambda x: RegionOperator.of(PROGRAM.text).run(x, w)[0].float()  # noqa: E731
+    for call in (run, lambda x: region([x, w], PROGRAM.text)[0].float()):
+        with pytest.raises(GraphNotSupportedError, match="graphfuse::region is differentiated by torch.func"):
+            torch.func.grad(lambda x: call(x).sum())(x)
+        with pytest.raises(GraphNotSupportedError, match="graphfuse::region has no forward-mode derivative"):
+            torch.func.jvp(call, (x,), (x,))
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_opcheck(gradients):
     tensors = [rows(FULL).requires_grad_(gradients), rows(HALF, 1, (C,)).requires_grad_(gradients)]
@@ -394,6 +476,7 @@ DAMAGED = [
     ('{"inputs":3,"steps":[],"outputs":[]}', "TypeError"),
     ('{"inputs":[],"steps":[],"outputs":[]}', "it has no inputs"),
     (PROGRAM.text[:-3], "JSONDecodeError"),
+    (PROGRAM.text.replace('"in1"', '"x"'), "its inputs are ['in0', 'x']; accepted: in0, in1"),
     (PROGRAM.text.replace('"op":"mul"', '"op":"mull"'), "step 1: op 'mull', which the op table lacks"),
     (PROGRAM.text.replace('"@0"', '"@7"'), "step 1: mul reads '@7' as b, which nothing before it makes"),
     (PROGRAM.text.replace('"@1"', "true"), "step 2: mul reads True as a"),

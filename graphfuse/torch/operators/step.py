@@ -15,7 +15,7 @@ from graphfuse.functional.declaration import Columns, Function, Variant
 from graphfuse.functional.function import define
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.fastcall import text, when, written
+from graphfuse.runtime.fastcall import DECLINED, text, when, written
 
 _observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
 
@@ -30,6 +30,15 @@ class GraphOperator:
 
     def __call__(self, *values):
         return self.operator(*values) if _observed() else self.function(*values)
+
+    def unseen(self, values: Sequence[object]) -> object:
+        """Result of a call within the dispatcher, from which nobody below wants to hear of it; DECLINED where a tensor
+        is none that kernels can read."""
+        last = self.function.last()
+        made = DECLINED if last is None else last(*values)
+        if made is DECLINED and all(map(torch_private.is_plain, values)):
+            return self.function(*values)
+        return made
 
 
 def declared(
@@ -100,25 +109,48 @@ def entered(
     """Function that users call, ``graphfuse::NAME``: the inference graph; with gradients, the formula, which autograd
     sees. alone: the formula for calls that nobody else wants to see. of: how many of the arguments, the first ones,
     have gradients; None for all."""
-    apply = formula.apply
+    watched = inference.declaration.parameters[:of]
+    apply, apply_alone = formula.apply, torch_private.single_level_apply(alone)
+    run = within_dispatcher(name, inference, apply, apply_alone, watched)
 
     def below_autograd(keyset, *values):
-        sharding.prepare()
-        refuse_tangents(name, values)
-        if torch.is_grad_enabled() and _any_requires_grad(*values[:of]):
-            refuse_transforms(name)
-            return apply(*values)
-        return torch_private.below_autograd(inference.operator, keyset, *values)
+        return run(values, lambda: torch_private.below_autograd(inference.operator, keyset, *values))
 
     LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
-    return called(name, inference, alone, inference.declaration.parameters[:of])
+    return called(name, inference, apply_alone, watched)
+
+
+def within_dispatcher(
+    name: str,
+    inference: GraphOperator,
+    apply: Callable[..., object],
+    apply_alone: Callable[..., object],
+    watched: Sequence[str],
+) -> Callable[[Sequence[object], Callable[[], object]], object]:
+    """Function that runs a call which torch's dispatcher has taken as far as autograd, given its arguments and what
+    takes it on from there. apply: the formula for calls that somebody wants to see. Others as of ``called``."""
+    places = [inference.declaration.parameters.index(name) for name in watched]
+
+    def run(values: Sequence[object], dispatch: Callable[[], object]) -> object:
+        sharding.prepare()
+        seen = _observed()
+        if seen:
+            refuse_tangents(name, values)
+        if torch.is_grad_enabled() and _any_requires_grad(*values) and _any_requires_grad(*(values[n] for n in places)):
+            if seen:
+                refuse_transforms(name)
+            return apply(*values) if seen else apply_alone(*values)
+        made = DECLINED if seen else inference.unseen(values)
+        return dispatch() if made is DECLINED else made
+
+    return run
 
 
 def called(
-    name: str, inference: GraphOperator, alone: type[torch.autograd.Function], watched: Sequence[str]
+    name: str, inference: GraphOperator, apply_alone: Callable[..., object], watched: Sequence[str]
 ) -> Callable[..., object]:
-    """Function that runs the inference graph, or a formula, as ``entered`` has it. watched: those of its parameters
-    that have gradients.
+    """Function that runs the inference graph, or a formula, as ``entered`` has it. apply_alone: the formula for calls
+    that nobody else wants to see. watched: those of the parameters that have gradients.
 
     Torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
     listens there.
@@ -139,7 +171,7 @@ def called(
         "operator": inference.operator,
         "grad_enabled": torch.is_grad_enabled,
         "requires_grad": _any_requires_grad,
-        "apply": torch_private.single_level_apply(alone),
+        "apply": apply_alone,
         "function": inference.function,
     }
     return written(f"call of {name}", "call", made, names)

@@ -9,18 +9,15 @@ from functools import cached_property, lru_cache
 import torch
 
 from graphfuse.base.errors import VariantPackError
-from graphfuse.functional import sharding
 from graphfuse.functional.declaration import Function
 from graphfuse.functional.function import entry
 from graphfuse.functional.operator import LIBRARY, fake_tensors
 from graphfuse.runtime import torch_private
 from graphfuse.torch.operators.formula import formula
-from graphfuse.torch.operators.step import GraphOperator, called, declared, refuse_tangents, refuse_transforms
+from graphfuse.torch.operators.step import GraphOperator, called, declared, within_dispatcher
 from graphfuse.torch.regions.graphs import RegionGraphs
 
 Tensors = Sequence[torch.Tensor | None]
-
-_any_requires_grad = torch_private.any_requires_grad()
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +34,14 @@ class RegionOperator:
     @cached_property
     def run(self) -> Callable[..., object]:
         """Function of the inputs, which returns the output, or a tuple of several, with gradients."""
-        watched = [a.name for a in self.graphs.differentiated]
-        return called("region", self.inference, self._formula(alone=True), watched)
+        return called("region", self.inference, lambda *inputs: self._alone(*inputs), self._watched)
 
     @cached_property
-    def apply(self) -> Callable[..., object]:
-        """``run`` where gradients are wanted, and somebody else wants to see what is called."""
-        return self._formula(alone=False).apply
+    def within_dispatcher(self) -> Callable[[Tensors, Callable[[], object]], object]:
+        """``run`` of calls that torch's dispatcher has taken as far as autograd."""
+        # Whoever asks for no gradient may have a program whose gradients no rule draws.
+        applied = (lambda *inputs: self._seen(*inputs)), (lambda *inputs: self._alone(*inputs))
+        return within_dispatcher("region", self.inference, *applied, self._watched)
 
     @cached_property
     def inference(self) -> GraphOperator:
@@ -58,13 +56,18 @@ class RegionOperator:
         asked = [a.asked for a in self.graphs.gradients if a is not None]
         return self._operator(declared("region_backward", self.graphs.backward, asked), region_backward)
 
-    @cached_property
-    def watched(self) -> tuple[int, ...]:
-        """Positions of inputs that have a gradient."""
-        return tuple(n for n, a in enumerate(self.graphs.gradients) if a is not None)
+    @property
+    def _watched(self) -> list[str]:
+        return [a.name for a in self.graphs.differentiated]
 
-    def _formula(self, alone: bool) -> type[torch.autograd.Function]:
-        return formula("region", self.graphs, self.training, self.gradients, alone)
+    @cached_property
+    def _seen(self) -> Callable[..., object]:
+        return formula("region", self.graphs, self.training, self.gradients, alone=False).apply
+
+    @cached_property
+    def _alone(self) -> Callable[..., object]:
+        made = formula("region", self.graphs, self.training, self.gradients, alone=True)
+        return torch_private.single_level_apply(made)
 
     def _operator(self, f: Function, operator: Callable[..., list[torch.Tensor]]) -> GraphOperator:
         text, count = self.graphs.program.text, len(f.parameters) - len(f.options)
@@ -129,14 +132,11 @@ region, region_training, region_backward = (_define(schema, step) for schema, st
 
 
 def _below_autograd(keyset, inputs: Sequence[torch.Tensor], graph: str) -> list[torch.Tensor]:
-    sharding.prepare()
-    refuse_tangents("region", inputs)
-    if torch.is_grad_enabled() and _any_requires_grad(*inputs):
-        of = _of(inputs, graph)
-        if any(inputs[n].requires_grad for n in of.watched):
-            refuse_transforms("region")
-            return _list(of.apply(*inputs))
-    return torch_private.below_autograd(region, keyset, inputs, graph)
+    def dispatch():
+        return torch_private.below_autograd(region, keyset, inputs, graph)
+
+    made = _of(inputs, graph).within_dispatcher(inputs, dispatch)
+    return made if isinstance(made, list) else _list(made)
 
 
 LIBRARY.impl("region", _below_autograd, "Autograd", with_keyset=True)
