@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 import torch
 
 from graphfuse.base.errors import VariantPackError
+from graphfuse.functional import sharding
 from graphfuse.functional.declaration import Function
 from graphfuse.functional.function import entry
 from graphfuse.functional.operator import LIBRARY, fake_tensors
@@ -120,9 +121,17 @@ def _define(schema: str, step: Callable[[Tensors, str], GraphOperator]) -> torch
         given = f.defaults | dict(zip(f.parameters, (*tensors, *asked), strict=True))
         return _list(f.returned(fake_tensors(f, given)))
 
+    def on_ranks(_, operator, types, args, kwargs=None):
+        tensors, graph, *asked = args
+        one = step(tensors, graph)
+        names = one.declaration.parameters
+        given = dict(zip(names, (*tensors, *(flag for flags in asked for flag in flags)), strict=True))
+        return _list(sharding.on_ranks(one.declaration, given, lambda local: one.operator(*map(local.get, names))))
+
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"graphfuse::{name}", fake, lib=LIBRARY)
+    sharding.OTHERS[f"graphfuse::{name}"] = on_ranks
     if name != "region":
         LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     return getattr(torch.ops.graphfuse, name).default
