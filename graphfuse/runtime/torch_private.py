@@ -157,6 +157,27 @@ def is_plain(value: object) -> bool:
     return not value.is_meta and (batched is None or not batched(value))
 
 
+def batches_of_gradients() -> tuple[Callable[[object], object], Callable[[object], object]] | None:
+    """Returns what has the samples of a tensor as its first dimension, where autograd's vmap for ``is_grads_batched``
+    maps over it, else the tensor itself; and the way back. None where torch lacks a name: its own error follows, that
+    an operator has no rule."""
+    mapped = _find("_C._functorch.is_legacy_batchedtensor")
+    split, join = _find("_remove_batch_dim"), _find("_add_batch_dim")
+    enter, leave = _find("_C._vmapmode_increment_nesting"), _find("_C._vmapmode_decrement_nesting")
+    if None in (mapped, split, join, enter, leave):
+        return None
+
+    def level() -> int:
+        found = enter() - 1
+        leave()
+        return found
+
+    tensor = sys.modules["torch"].Tensor
+    return lambda t: split(t, level(), 1, 0) if isinstance(t, tensor) and mapped(t) else t, lambda t: join(
+        t, 0, level()
+    )
+
+
 def replicates_implicitly() -> bool:
     """True if ``torch.distributed.tensor.experimental.implicit_replication`` is at work, under which plain tensors
     count as DTensors that are replicated. False where torch cannot tell."""

@@ -237,6 +237,29 @@ def test_plain_values():
 # What is done
 
 
+def test_batches_of_gradients(way, request):
+    way("_remove_batch_dim")
+    found = torch_private.batches_of_gradients()
+    assert (found is None) == ("without" in request.node.callspec.id.split("-"))
+    if found is not None:
+        split, join = found
+        seen, outer = [], torch.arange(6.0).view(3, 2)
+
+        class Twice(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                seen.append(split(grad))
+                return join(seen[-1] * 2)
+
+        x = torch.ones(2, requires_grad=True)
+        (got,) = torch.autograd.grad(Twice.apply(x), x, outer, is_grads_batched=True)
+        assert torch.equal(got, outer * 2) and torch.equal(seen[0], outer) and split(x) is x and split(None) is None
+
+
 def test_below_autograd(way):
     """The same values; nothing is recorded, and what comes of it autograd may take."""
     way("_C._AutoDispatchBelowAutograd", "_C._after_autograd_keyset")

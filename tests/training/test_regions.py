@@ -426,6 +426,32 @@ def test_other_ways_of_differentiating_are_refused():
             torch.func.jvp(call, (x,), (x,))
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_batches_of_gradients(create_graph):
+    """As torch.autograd.functional.jacobian(vectorize=True) makes them, by a vmap that is not torch.func's."""
+    for asked in ((True, True), (True, False), (False, True)):
+        given = [rows(FULL).requires_grad_(asked[0]), rows(HALF, 1, (C,)).requires_grad_(asked[1])]
+        made = [t for t in RegionOperator.of(PROGRAM.text).run(*given) if t.requires_grad]
+        inputs, outer = [t for t in given if t.requires_grad], [rows(t.dtype, 2, (3, *t.shape)) for t in made]
+        want = [torch.autograd.grad(made, inputs, one, retain_graph=True) for one in zip(*outer, strict=True)]
+        got = torch.autograd.grad(made, inputs, outer, is_grads_batched=True, create_graph=create_graph)
+        assert all(torch.equal(g, torch.stack(each)) for g, each in zip(got, zip(*want, strict=True), strict=True))
+
+
+def test_vmap():
+    x, w = rows(FULL, shape=(3, T, C)).requires_grad_(), rows(HALF, 1, (3, C))
+    run = RegionOperator.of(PROGRAM.text).run
+    for call in (run, lambda x, w: region([x, w], PROGRAM.text)):
+        for given, dims in (((x, w), 0), ((x.movedim(0, 1), w[0]), (1, None)), ((x, w[0]), (0, None))):
+            got = torch.func.vmap(lambda x, w: call(x, w)[0], dims)(*given)
+            want = torch.stack([own(x[n], w[n] if given[1] is w else w[0])[0] for n in range(3)])
+            torch.testing.assert_close(got, want)
+            for a, b in zip(*(torch.autograd.grad(y.float().sin().sum(), x) for y in (got, want)), strict=True):
+                torch.testing.assert_close(a, b, rtol=0.02, atol=0.1)
+    with pytest.raises(VariantPackError, match="mapped over 0 samples"):
+        torch.func.vmap(lambda x: run(x, w[0])[1])(x[:0])
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_opcheck(gradients):
     tensors = [rows(FULL).requires_grad_(gradients), rows(HALF, 1, (C,)).requires_grad_(gradients)]

@@ -16,6 +16,7 @@ from graphfuse.functional.operator import LIBRARY, fake_tensors
 from graphfuse.runtime import torch_private
 from graphfuse.torch.operators.formula import formula
 from graphfuse.torch.operators.step import GraphOperator, called, declared, within_dispatcher
+from graphfuse.torch.regions import mapped
 from graphfuse.torch.regions.graphs import RegionGraphs
 
 Tensors = Sequence[torch.Tensor | None]
@@ -134,7 +135,9 @@ def _define(schema: str, step: Callable[[Tensors, str], GraphOperator]) -> torch
     sharding.OTHERS[f"graphfuse::{name}"] = on_ranks
     if name != "region":
         LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    return getattr(torch.ops.graphfuse, name).default
+    overload = getattr(torch.ops.graphfuse, name).default
+    mapped.register(overload)
+    return overload
 
 
 region, region_training, region_backward = (_define(schema, step) for schema, step in _STEPS.items())
