@@ -14,7 +14,7 @@ from graphfuse.base.errors import GraphfuseError, GraphNotSupportedError, Serial
 from graphfuse.functional import problem
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import judged, operator
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.operator import RegionOperator, region
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
@@ -414,6 +414,81 @@ def test_results_that_nobody_uses():
             assert (got is None) == (want is None)
             if want is not None:
                 torch.testing.assert_close(got, want)
+
+
+SUM = Program(
+    (RegionInput("in0", "nn", "BFLOAT16"), RegionInput("in1", "nn", "BFLOAT16"), RegionInput("in2", "nn", "FLOAT")),
+    (
+        ProgramStep("add", {"a": "in0", "b": "in1"}, {}, "BFLOAT16"),
+        ProgramStep("add", {"a": "@0", "b": "in2"}),
+        ProgramStep("mul", {"a": "@1", "b": "@1"}),
+        ProgramStep("reduction", {"input": "@2"}, {"mode": "AVG"}),
+    ),
+    (Result(0, "nn", "BFLOAT16"), Result(1, "nn", "FLOAT"), Result(3, "n-", "FLOAT")),
+)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (0, 1, 2)])
+def test_terms_of_a_sum_have_one_gradient(used, monkeypatch):
+    """It is written once for each type; where it is that of a result, it is not written at all."""
+    asked, entry = [], operator.entry
+    monkeypatch.setattr(operator, "entry", lambda f, dispatched: counted(f, entry(f, dispatched), asked))
+    run = RegionOperator(RegionGraphs(SUM)).run
+
+    def of_torch(x, y, z):
+        total = x + y
+        return total, total + z, (total + z).square().mean(-1)
+
+    for needed in ((0, 1, 2), (1,), (2,), (0, 2)):
+        found = []
+        for function in (run, of_torch):
+            given = [rows(HALF), rows(HALF, 1), rows(FULL, 2)]
+            wanted = [given[n].requires_grad_() for n in needed]
+            results = function(*given)
+            made = [results[n] for n in used if results[n].requires_grad]
+            if made:
+                outer = [rows(t.dtype, 3, t.shape) for t in made]
+                found.append(torch.autograd.grad(made, wanted, outer, materialize_grads=True))
+        for got, want in zip(*found, strict=True):
+            assert got.dtype is want.dtype
+            torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+    assert all(sum(flags) <= 2 for flags in asked) and bool(asked) == (used not in ((0,), (1,)))
+
+
+def counted(f, function, asked):
+    """A function that logs which gradients are asked for; its fast paths do not."""
+
+    def call(*values):
+        if f.options:
+            asked.append(values[-len(f.options) :])
+        return function(*values)
+
+    call.last = lambda: None
+    return call
+
+
+def test_results_of_other_extents_than_what_they_are_made_of():
+    """Gradients that are one number after the other, and not of one shape."""
+    inputs = RegionInput("in0", "nn", "FLOAT"), RegionInput("in1", "n1", "FLOAT"), RegionInput("in2", "n-", "FLOAT")
+    steps = (
+        ProgramStep("add", {"a": "in1", "b": "in2"}),
+        ProgramStep("add", {"a": "in0", "b": "@0"}),
+    )
+    text = Program(inputs, steps, (Result(0, "n-", "FLOAT"), Result(1, "nn", "FLOAT"))).text
+    for used in ((0,), (1,), (0, 1)):
+        found = []
+        for function in (RegionOperator.of(text).run, lambda x, a, b: (a[:, 0] + b, x + a + b[:, None])):
+            given = [
+                rows(FULL).requires_grad_(),
+                rows(FULL, 1, (T, 1)).requires_grad_(),
+                rows(FULL, 2, (T,)).requires_grad_(),
+            ]
+            results = function(*given)
+            made = [results[n] for n in used]
+            outer = [rows(FULL, 3, t.shape) for t in made]
+            found.append(torch.autograd.grad(made, given, outer, materialize_grads=True))
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want)
 
 
 def test_other_ways_of_differentiating_are_refused():

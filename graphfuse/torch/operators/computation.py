@@ -132,9 +132,15 @@ class Computation:
         return {a.name: self.summands if a is TOTAL else every for a in self.results}
 
     @property
-    def is_sum(self) -> bool:
-        """True if the second result is the sum of the first two tensors and nothing else: both have one gradient."""
-        return self.summands == SUM
+    def shared(self) -> Mapping[tuple[str, ...], str]:
+        """Names of tensors that have one gradient, as terms of a sum do, if they have one type: by these names the
+        condition, in Python of what backward reads."""
+        return {SUM: "dy.dtype == total.dtype"} if self.summands == SUM else {}
+
+    @property
+    def passed(self) -> Mapping[str, Collection[str]]:
+        """By name of a result, the names of all that it depends on, if its gradient is theirs as it is."""
+        return {"total": SUM} if self.summands == SUM else {}
 
     @property
     def read(self) -> tuple[str, ...]:

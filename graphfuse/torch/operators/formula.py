@@ -141,31 +141,24 @@ def _without_gradients(of: Computation) -> Lines:
 
 def _needed(of: Computation) -> list[str]:
     """The result whose gradient backward cannot do without, if others may be all that are used."""
-    if of.is_sum or sum(grad is not None for grad in of.incoming) < 2:
-        return []
-    needed = {a.name for a in of.read_backward if not a.optional}
-    return [a.name for a, grad in zip(of.results, of.incoming, strict=True) if grad in needed]
+    needed = {a.name for a in of.read_backward if not a.optional} - {_certain(of)}
+    several = sum(grad is not None for grad in of.incoming) > 1
+    return [a.name for a, grad in zip(of.results, of.incoming, strict=True) if several and grad in needed]
+
+
+def _certain(of: Computation) -> str | None:
+    """The gradient of a result that was used in any case, where that of the only other one was not all there is."""
+    others = [grad for a, grad in zip(of.results, of.incoming, strict=True) if grad and a.name not in of.passed]
+    return others[0] if of.passed and len(others) == 1 else None
 
 
 def _backward(of: Computation) -> str:
     found = ["None" if a is None else a.name for a in of.gradients]
     needs = [a.asked if a is not None and a.asked else "_" for a in of.gradients]
     others = ["None"] * (len(of.numbers) + len(of.options))
-    asked = [n for n in needs if n != "_"]
     given = *of.numbers_kept, *of.options
-    before, after = [], []
-    if of.is_sum:  # both terms have the same gradient, which is written once for each data type
-        asked[:2] = "asks_dx", "asks_dresidual"
-        alone = ["dtotal if needs_dx else None", "dtotal if needs_dresidual else None", *("None",) * len(found[2:])]
-        before = [
-            *when(["dy is None"], f"return {', '.join(alone + others)}"),  # nobody used the norm
-            "is_shared = dy.dtype == total.dtype",
-            "asks_dx = needs_dx or is_shared and needs_dresidual",
-            "asks_dresidual = needs_dresidual and not is_shared",
-        ]
-        after = when(["is_shared"], "dx, dresidual = dx if needs_dx else None, dx if needs_dresidual else None")
-    elif len(of.results) > 1:
-        before = _used(of, f"return {', '.join(['None'] * len(found) + others)}")
+    shared = {f"d{name}" for names in of.shared for name in names}
+    asked = (f"asks_{a.name}" if a.name in shared else a.asked for a in of.gradients if a is not None and a.asked)
     read = ", ".join((*of.read, *given, *asked))
     return text(
         "backward",
@@ -173,35 +166,60 @@ def _backward(of: Computation) -> str:
         [f"{', '.join(of.kept)}, = ctx.saved_tensors"] if of.kept else [],
         f"{', '.join(needs + ['_'] * len(others))}, = ctx.needs_input_grad",
         [f"{', '.join(given)}, = ctx.given"] if given else [],
-        before,
+        _used(of, others) if len(of.results) > 1 else [],
+        *(_asked_once(n, names, condition) for n, (names, condition) in enumerate(of.shared.items())),
         "if grad_enabled():",
         [[f"made = once({read})"]],
         "else:",
         [[f"made = declined if observed() else recent.backward({read})"]],
         when(["made is declined"], f"made = differentiate({read})"),
         f"{', '.join(name for name in found if name != 'None')} = made",
-        after,
+        *(_given_to_each(n, names) for n, names in enumerate(of.shared)),
         f"return {', '.join(found + others)}",
     )
 
 
-def _used(of: Computation, nothing: str) -> Lines:
-    """Lines that look at which results were used: others have no gradient, and no part in one. nothing: what returns
-    where no gradient is left."""
+def _used(of: Computation, others: Sequence[str]) -> Lines:
+    """Lines that look at which results were used: the rest has no gradient, and no part in one. others: what returns
+    behind gradients."""
     grads = {a.name: grad for a, grad in zip(of.results, of.incoming, strict=True) if grad}
-    lines = when([" and ".join(f"{grad} is None" for grad in grads.values())], nothing)
-    some = {a.name: [grad for result, grad in grads.items() if a.name in of.sources[result]] for a in of.differentiated}
-    asked = {a.name: f"needs_d{a.name}" for a in of.differentiated}
-    narrowed = {name: used for name, used in some.items() if len(used) < len(grads)}
-    for name, used in narrowed.items():
-        lines += [f"{asked[name]} = {asked[name]} and ({' or '.join(f'{grad} is not None' for grad in used)})"]
-    lines += when([f"not ({' or '.join(asked.values())})"], nothing) if narrowed else []
+    nothing = f"return {', '.join(['None'] * len(of.gradients) + [*others])}"
+    lines = [] if of.passed else when([" and ".join(f"{grad} is None" for grad in grads.values())], nothing)
+    for result, names in of.passed.items():
+        alone = " and ".join(f"{grad} is None" for other, grad in grads.items() if other != result) or "True"
+        each = [f"{grads[result]} if needs_d{a.name} else None" if a.name in names else "None" for a in of.tensors]
+        lines += when([alone], f"return {', '.join(each + [*others])}")
+    narrowed = []
+    for name in (a.name for a in of.differentiated):
+        used = [grad for result, grad in grads.items() if name in of.sources[result]]
+        if len(used) < len(grads) and _certain(of) not in used:
+            condition = " or ".join(f"{grad} is not None" for grad in used)
+            narrowed.append(f"needs_d{name} = needs_d{name} and ({condition})")
+    if narrowed:
+        lines += [*narrowed, *when([f"not ({' or '.join(f'needs_d{a.name}' for a in of.differentiated)})"], nothing)]
     for result in _needed(of):
         *more, last = (grad for name, grad in grads.items() if name != result)
         other = "".join(f"{grad} if {grad} is not None else " for grad in more) + last
         zeros = f"{grads[result]} = ({other}).new_zeros(shape, dtype=dtype)"
         lines += when([f"{grads[result]} is None"], "shape, dtype = ctx.zeros", zeros)
     return lines
+
+
+def _asked_once(n: int, names: Sequence[str], condition: str) -> Lines:
+    """Lines that ask for a gradient that several tensors have, which is written once for each data type."""
+    first, *others = names
+    wanted = " or ".join(f"needs_d{name}" for name in others)
+    return [
+        f"is_shared{n} = {condition}",
+        f"asks_d{first} = needs_d{first} or is_shared{n} and ({wanted})",
+        *(f"asks_d{name} = needs_d{name} and not is_shared{n}" for name in others),
+    ]
+
+
+def _given_to_each(n: int, names: Sequence[str]) -> Lines:
+    """Lines that return that gradient for all who need it."""
+    each = ", ".join(f"d{names[0]} if needs_d{name} else None" for name in names)
+    return when([f"is_shared{n}"], f"{', '.join(f'd{name}' for name in names)} = {each}")
 
 
 def _in_rows(of: Computation, values: Sequence[object]) -> list[object]:

@@ -152,6 +152,22 @@ class RegionGraphs(Computation):
         }
 
     @cached_property
+    def shared(self) -> Mapping[tuple[str, ...], str]:
+        found: dict[tuple[Tensor, str, str], list[str]] = {}
+        for one, grad in self._drawn_gradients(self.graded).items():
+            found.setdefault((grad, one.axes, one.dtype), []).append(one.name)
+        return {tuple(names): "True" for names in found.values() if len(names) > 1}
+
+    @cached_property
+    def passed(self) -> Mapping[str, Sequence[str]]:
+        return {out.name: self.sources[out.name] for out in self.graded if self._is_passed(out)}
+
+    def _is_passed(self, out: Result) -> bool:
+        grads = self._drawn_gradients((out,))
+        same = [one.name for one, t in grads.items() if t.get_name() == f"d{out.name}" and one.axes == out.axes]
+        return (*same,) == self.sources[out.name]
+
+    @cached_property
     def read_backward(self) -> tuple[TensorParameter, ...]:
         named = {one.name: (_type(one), one.extents) for one in (*self.program.inputs, *self.program.outputs)}
         read: dict[str, tuple[Mapping, RowExtents, bool]] = {
@@ -212,6 +228,17 @@ class RegionGraphs(Computation):
         found = walk.gradients(grads, [*wanted])
         grads = {n: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, n in wanted.items()}
         store(d, grads, {f"d{one.name}" for one in self.differentiable if one.extents.without_columns})
+
+    def _drawn_gradients(self, outputs: Sequence[Result]) -> dict[RegionInput, Tensor]:
+        """Gradients of inputs where these outputs alone are used, in a graph of their own: one tensor where they are
+        one, and that of an output where it is theirs as it is."""
+        forward, given, made = self._small
+        graph = Program.empty()
+        inputs = {t: graph.tensor_like(t, name) for name, t in given.items()}
+        outgoing = {made[one.step]: graph.tensor_like(made[one.step], f"d{one.name}") for one in outputs}
+        wanted = [one for one in self.differentiable if not {*outputs}.isdisjoint(self.reached[one])]
+        found = Walk(forward, graph, inputs.get).gradients(outgoing, [given[one.name] for one in wanted])
+        return {one: found[given[one.name]] for one in wanted if given[one.name] in found}
 
     def _drawn(self, rows: Shape) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         """The training graph for rows of a shape, of which leading axes may be joined, validated."""

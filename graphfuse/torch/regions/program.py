@@ -151,14 +151,19 @@ class Program:
             return f"its outputs are of steps {made}; accepted: different ones of {len(self.steps)}"
         return None
 
-    def graph(self, dims: Sequence[Shape], training: bool = False) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
-        """A graph of its own, its inputs by name, and what its steps make. dims: of inputs, all of one rank."""
-        graph = pygraph(
+    @staticmethod
+    def empty() -> pygraph:
+        """A graph to draw steps into."""
+        return pygraph(
             "region",
             intermediate_data_type=data_type.FLOAT,
             compute_data_type=data_type.FLOAT,
             intermediate_rounding="declared",
         )
+
+    def graph(self, dims: Sequence[Shape], training: bool = False) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
+        """A graph of its own, its inputs by name, and what its steps make. dims: of inputs, all of one rank."""
+        graph = self.empty()
         given = {
             one.name: graph.tensor(dim, packed_stride(dim), data_type[one.dtype], name=one.name)
             for one, dim in zip(self.inputs, dims, strict=True)
