@@ -356,6 +356,19 @@ def test_a_program_without_gradients(way):
         assert torch.equal(mask, (x > x.mean(-1, keepdim=True)).float()) and not mask.requires_grad
 
 
+def test_gradients_without_a_rule_are_refused_where_they_are_asked_for():
+    inputs = RegionInput("in0", "nn", "FLOAT"), RegionInput("in1", "nn", "FLOAT")
+    steps = (
+        ProgramStep("gelu_backward", {"loss": "in0", "input": "in1"}),
+        ProgramStep("reduction", {"input": "@0"}, {"mode": "ADD"}),
+    )
+    text = Program(inputs, steps, (Result(1, "n-", "FLOAT"),)).text
+    for call in (RegionOperator.of(text).run, lambda *given: region(given, text)[0]):
+        assert call(rows(FULL), rows(FULL, 1)).shape == (T,)
+        with pytest.raises(GraphNotSupportedError, match="the gradient of a gradient is not offered"):
+            call(rows(FULL), rows(FULL, 1).requires_grad_())
+
+
 def test_a_function_of_a_program():
     """It returns what the operator does, also where a mode sees the operator in its place, and for other tensors."""
     run = RegionOperator.of(PROGRAM.text).run
@@ -640,6 +653,26 @@ torch.save(program.module()(*torch.load({str(given)!r})), {str(results)!r})
     subprocess.run([sys.executable, "-c", text], check=True)
     for one, other in zip(torch.load(results), own(x, w), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_differentiated(strict):
+    run = RegionOperator.of(PROGRAM.text).run
+
+    class OfFunction(torch.nn.Module):
+        def forward(self, x, w):
+            return run(x, w)
+
+    x, w = rows(FULL), rows(HALF, 1, (C,))
+    call = torch.export.export(OfFunction(), (x, w), strict=strict).module()
+    grads = [
+        torch.autograd.grad(f(leaf, w)[0].sum(), leaf)[0] for f in (call, own) for leaf in [rows(FULL).requires_grad_()]
+    ]
+    torch.testing.assert_close(*grads, rtol=0.02, atol=0.05)
+    with pytest.raises(GraphNotSupportedError, match="is differentiated by torch.func"):
+        torch.func.grad(lambda x: call(x, w)[1].sum())(x)
+    with pytest.raises(GraphNotSupportedError, match="has no forward-mode derivative"):
+        torch.func.jvp(lambda x: call(x, w)[1], (x,), (x,))
 
 
 @pytest.mark.further

@@ -117,29 +117,29 @@ class Computation:
 
     @property
     def differentiated(self) -> tuple[TensorParameter, ...]:
-        """Those of `tensors` that have a gradient."""
+        """Tensors that have a gradient."""
         return tuple(a for a, grad in zip(self.tensors, self.gradients, strict=True) if grad is not None)
 
     @property
     def incoming(self) -> tuple[str | None, ...]:
-        """The names of what backward reads for gradients of `results`, None for one that has none."""
+        """Names of the gradients of `results` that backward reads, None for one that has none."""
         return ("dy", "dtotal")[: len(self.results)]
 
     @property
     def sources(self) -> Mapping[str, Collection[str]]:
-        """By name of a result, the names of those of `differentiated` that it depends on."""
+        """Names of those of `differentiated` that a result depends on, by its name."""
         every = tuple(a.name for a in self.differentiated)
         return {a.name: self.summands if a is TOTAL else every for a in self.results}
 
     @property
     def shared(self) -> Mapping[tuple[str, ...], str]:
-        """Names of tensors that have one gradient, as terms of a sum do, if they have one type: by these names the
-        condition, in Python of what backward reads."""
+        """Names of tensors that have one gradient, as terms of a sum do, and the condition that their types are one, in
+        Python of what backward reads."""
         return {SUM: "dy.dtype == total.dtype"} if self.summands == SUM else {}
 
     @property
     def passed(self) -> Mapping[str, Collection[str]]:
-        """By name of a result, the names of all that it depends on, if its gradient is theirs as it is."""
+        """Names of all that a result depends on, by its name, where its gradient is theirs as it is."""
         return {"total": SUM} if self.summands == SUM else {}
 
     @property

@@ -40,7 +40,7 @@ def register(operator: torch._ops.OpOverload) -> None:
 def _each(
     call: Callable[[Tensors], Sequence[torch.Tensor]], tensors: Tensors, dims: Sequence[int | None], count: int
 ) -> list[torch.Tensor]:
-    """What a call returns for each sample, put together. dims: in which of a tensor's dimensions samples are."""
+    """Tensors that a call returns for each sample, put together. dims: in which dimensions samples are."""
     if not count:
         raise VariantPackError("an operator is mapped over 0 samples; accepted: 1 or more")
     pairs = [*zip(tensors, dims, strict=True)]

@@ -228,3 +228,22 @@ def regions_compiled(mesh):
         found.append([t.full_tensor() for t in (y, *(t.grad for t in placed))])
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+def regions_exported(mesh):
+    """A program that was exported for whole tensors."""
+    from torch.distributed.tensor import Shard
+
+    case = CASES["norm, GELU"]
+
+    class OfRegion(torch.nn.Module):
+        def forward(self, *given):
+            return region(given, case.text)[0]
+
+    whole = [t.detach() for t in case.tensors(mesh)]
+    call = torch.export.export(OfRegion(), (*whole,)).module()
+    y = call(*_placed(mesh, case, whole, 0))
+    assert y.placements == (Shard(0),)
+    same(y, region(whole, case.text)[0])
+    x, *others = whole
+    refuses(graphfuse.VariantPackTypeError, "in1 is a Tensor.*accepted: a DTensor", call, dtensor(mesh, x), *others)
