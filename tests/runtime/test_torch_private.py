@@ -226,7 +226,9 @@ def test_plain_values():
     plain, found = torch.ones(2), []
     for value in (plain, torch.nn.Parameter(plain), plain.as_subclass(Subclass), None, 0.5, [1]):
         assert torch_private.is_plain(value)
-    assert not torch_private.is_plain(FakeTensorMode().from_tensor(plain))
+    marked = torch._neg_view(plain), torch.complex(plain, plain).conj(), torch._efficientzerotensor(2)
+    for value in (FakeTensorMode().from_tensor(plain), plain.to("meta"), torch._to_functional_tensor(plain), *marked):
+        assert not torch_private.is_plain(value)
     leaf = torch.ones(2, requires_grad=True)
     y = leaf * 2
     y.register_hook(lambda grad: found.append(torch_private.is_plain(grad)))
