@@ -55,15 +55,15 @@ def function(
 def define(f: Function) -> Callable[..., object]:
     """The function that `f` declares, without defaults for its parameters, and its operators of torch. What autograd
     does with the operators is left to the caller."""
-    call = entry(f)
+    call = entry(f, functools.partial(_dispatched, f))
     operator.define(f, call)
     call.__globals__["run"] = getattr(torch.ops.graphfuse, f.name).default
     return call
 
 
-def entry(f: Function) -> Callable[..., object]:
+def entry(f: Function, dispatched: Callable[..., object]) -> Callable[..., object]:
     """The function as users call it, without operators of torch. It looks up the fast path and runs it. Generated, as
-    this is part of every call.
+    this is part of every call. dispatched: runs a call by way of torch's dispatcher.
 
     problems: fast paths by key, and the last one that was taken under "last", which is asked first. last: tells that
     one, None before there is any.
@@ -72,8 +72,9 @@ def entry(f: Function) -> Callable[..., object]:
     names = {
         "compiling": is_dynamo_compiling,
         "declined": DECLINED,
-        "first": functools.partial(_first, f, problems, {}),
-        "dispatched": functools.partial(_dispatched, f),
+        "first": functools.partial(_first, f, dispatched, problems, {}),
+        "dispatched": dispatched,
+        "run": dispatched,
         "problems": problems,
         "spread": _spread,
     }
@@ -154,6 +155,7 @@ FastPath = Callable[..., object]
 
 def _first(
     f: Function,
+    dispatched: Callable[..., object],
     problems: dict[tuple, FastPath],
     forms: dict[tuple, tuple[FastPath, ...]],
     key: tuple | None,
@@ -172,7 +174,7 @@ def _first(
             return made
     if _tracing() or not all(map(torch_private.is_plain, values)):
         sharding.prepare()
-        return _dispatched(f, *values)
+        return dispatched(*values)
     given = dict(zip(f.parameters, values, strict=True))
     option.check({name: given[name] for name in f.options})
     call = AcceptedCall.of(f, given)

@@ -62,12 +62,15 @@ def _define(f: Function, call, name: str, positional: list[str], keywords: list[
         result = call(**dict(zip(positional, values, strict=False)), **named)
         return None if writes_only else result
 
+    # Torch leaves out defaults at the end.
+    as_it_is = positional == [*f.parameters] and positional[-1] not in f.defaults and not writes_only
+
     def fake(*values, **named):
         tensors = fake_tensors(f, f.defaults | dict(zip(positional, values, strict=False)) | named)
         return None if writes_only else f.returned(tensors)
 
     LIBRARY.define(f"{name}({_parameters(f, positional, keywords)}) -> {returned}", tags=_TAGS)
-    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, call if as_it_is else run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"graphfuse::{name}", fake, lib=LIBRARY)
 
 

@@ -14,7 +14,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,10 @@ from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.kept import make_room
 
+OTHERS: dict[str, Callable[..., object]] = {}
+"""Operators that have another function for each program, by their qualified name: what torch calls with a DTensor among
+the arguments, ``run(mode, operator, types, args, kwargs)``."""
+
 _known: set[str] = set()
 """Operators whose rules torch was told."""
 _registering = threading.Lock()
@@ -39,18 +43,19 @@ _registering = threading.Lock()
 def register() -> None:
     """Tell torch how all operators run on DTensors, which imports these."""
     with _registering:
-        for name, f in [*FUNCTIONS.items()]:
+        runs = {name: functools.partial(_dispatch, f) for name, f in FUNCTIONS.items()} | OTHERS
+        for name, run in runs.items():
             if name in _known:
                 continue
-            for operator in (name, f"{name}.out") if ports(f)[0] else (name,):
-                run = functools.partial(_dispatch, f)
+            writes = name in FUNCTIONS and ports(FUNCTIONS[name])[0]
+            for operator in (name, f"{name}.out") if writes else (name,):
                 torch.library.register_torch_dispatch(operator, _torch().DTensor, run, lib=LIBRARY)
             _known.add(name)
 
 
 def prepare() -> None:
     """``register``, if there can be DTensors by now."""
-    if len(_known) != len(FUNCTIONS) and hasattr(sys.modules.get("torch.distributed.tensor"), "DTensor"):
+    if len(_known) != len(FUNCTIONS) + len(OTHERS) and hasattr(sys.modules.get("torch.distributed.tensor"), "DTensor"):
         register()
 
 
@@ -77,6 +82,17 @@ def _dispatch(f: Function, _, operator: torch._ops.OpOverload, types, args, kwar
     """An operator with a DTensor among its arguments."""
     arguments = operator._schema.arguments
     given = dict(f.defaults) | {a.name: value for a, value in zip(arguments, args, strict=False)} | (kwargs or {})
+
+    def call(local: Mapping[str, object]) -> object:
+        positional = (local[a.name] for a in arguments if not a.kwarg_only)
+        return operator(*positional, **{a.name: local[a.name] for a in arguments if a.kwarg_only})
+
+    return on_ranks(f, given, call)
+
+
+def on_ranks(f: Function, given: Mapping[str, object], call: Callable[[Mapping[str, object]], object]) -> object:
+    """Results of a function with a DTensor among what it is given, by parameter. call: the function, given what a rank
+    has in place of that."""
     with torch.no_grad():  # autograd is above, or is not asked for
         plan = _plan(f, given)
         # Not kept in the plan: groups of processes end, and a mesh like it has others.
@@ -86,8 +102,7 @@ def _dispatch(f: Function, _, operator: torch._ops.OpOverload, types, args, kwar
             made = f.columns(f.name, local, plan.part(local, mesh))
             found = tuple(made.get(result.name) for result in plan.results)
         else:
-            positional = (local[a.name] for a in arguments if not a.kwarg_only)
-            found = operator(*positional, **{a.name: local[a.name] for a in arguments if a.kwarg_only})
+            found = call(local)
             if found is None:
                 return None
             found = found if isinstance(found, tuple) else (found,)
@@ -161,7 +176,7 @@ _plans: dict[tuple, _Plan] = {}
 def _plan(f: Function, given: Mapping[str, object]) -> _Plan:
     """The plan of a call, as of the last one like it. VariantPackError, and VariantPackTypeError for wrong types, where
     global tensors do not fit each other."""
-    key = f.name, *(_looks(value) for name, value in given.items() if name not in NUMBERS)
+    key = f, *(_looks(value) for name, value in given.items() if name not in NUMBERS)
     try:
         found = _plans.get(key)
     except TypeError:  # extents that a compiler has as symbols

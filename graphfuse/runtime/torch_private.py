@@ -144,17 +144,40 @@ def any_requires_grad() -> Callable[..., bool]:
 
 
 def is_plain(value: object) -> bool:
-    """True if a value can be used without the dispatcher. Three kinds of tensors cannot: those of a class with a
-    ``__torch_dispatch__``, as fake tensors are, those on the meta device, and those of the vmap that autograd has for
-    ``is_grads_batched``, which is no transform of torch.func."""
+    """True if a value can be used without the dispatcher. These tensors cannot: those of a class with a
+    ``__torch_dispatch__``, as fake tensors are, those on the meta device, those of the vmap that autograd has for
+    ``is_grads_batched``, which is no transform of torch.func, and those whose values are not what lies in memory: the
+    imaginary part of a conjugate, zeros without memory, and wrappers that make a program functional."""
     tensor = sys.modules["torch"].Tensor
     disabled = tensor.__torch_dispatch__
     if getattr(type(value), "__torch_dispatch__", disabled) is not disabled:
         return False
     if not isinstance(value, tensor):
         return True
-    batched = _find("_C._functorch.is_legacy_batchedtensor")
-    return not value.is_meta and (batched is None or not batched(value))
+    wrapped = _find("_C._functorch.is_legacy_batchedtensor"), _find("_is_functional_tensor")
+    elsewhere = value.is_meta or value.is_neg() or value.is_conj() or value._is_zerotensor()
+    return not elsewhere and not any(of is not None and of(value) for of in wrapped)
+
+
+def batches_of_gradients() -> tuple[Callable[[object], object], Callable[[object], object]] | None:
+    """Returns what has the samples of a tensor as its first dimension, where autograd's vmap for ``is_grads_batched``
+    maps over it, else the tensor itself; and the way back. None where torch lacks a name: its own error follows, that
+    an operator has no rule."""
+    mapped = _find("_C._functorch.is_legacy_batchedtensor")
+    split, join = _find("_remove_batch_dim"), _find("_add_batch_dim")
+    enter, leave = _find("_C._vmapmode_increment_nesting"), _find("_C._vmapmode_decrement_nesting")
+    if None in (mapped, split, join, enter, leave):
+        return None
+
+    def level() -> int:
+        found = enter() - 1
+        leave()
+        return found
+
+    tensor = sys.modules["torch"].Tensor
+    return lambda t: split(t, level(), 1, 0) if isinstance(t, tensor) and mapped(t) else t, lambda t: join(
+        t, 0, level()
+    )
 
 
 def replicates_implicitly() -> bool:

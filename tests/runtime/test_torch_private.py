@@ -226,7 +226,9 @@ def test_plain_values():
     plain, found = torch.ones(2), []
     for value in (plain, torch.nn.Parameter(plain), plain.as_subclass(Subclass), None, 0.5, [1]):
         assert torch_private.is_plain(value)
-    assert not torch_private.is_plain(FakeTensorMode().from_tensor(plain))
+    marked = torch._neg_view(plain), torch.complex(plain, plain).conj(), torch._efficientzerotensor(2)
+    for value in (FakeTensorMode().from_tensor(plain), plain.to("meta"), torch._to_functional_tensor(plain), *marked):
+        assert not torch_private.is_plain(value)
     leaf = torch.ones(2, requires_grad=True)
     y = leaf * 2
     y.register_hook(lambda grad: found.append(torch_private.is_plain(grad)))
@@ -235,6 +237,29 @@ def test_plain_values():
 
 
 # What is done
+
+
+def test_batches_of_gradients(way, request):
+    way("_remove_batch_dim")
+    found = torch_private.batches_of_gradients()
+    assert (found is None) == ("without" in request.node.callspec.id.split("-"))
+    if found is not None:
+        split, join = found
+        seen, outer = [], torch.arange(6.0).view(3, 2)
+
+        class Twice(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                seen.append(split(grad))
+                return join(seen[-1] * 2)
+
+        x = torch.ones(2, requires_grad=True)
+        (got,) = torch.autograd.grad(Twice.apply(x), x, outer, is_grads_batched=True)
+        assert torch.equal(got, outer * 2) and torch.equal(seen[0], outer) and split(x) is x and split(None) is None
 
 
 def test_below_autograd(way):

@@ -76,7 +76,7 @@ def check(name: str, given: list[torch.Tensor], outer=like, of=slice(None)) -> N
     assert [y.requires_grad for y in made] == [y.requires_grad for y in exact]
     used, want = ([y for y in ys[of] if y.requires_grad] for ys in (made, exact))
     outer = outer(used)
-    got = torch.autograd.grad(used, asked, outer)
+    got = torch.autograd.grad(used, asked, outer, materialize_grads=True)
     gradients = torch.autograd.grad(want, wide_asked, [g.double() for g in outer], materialize_grads=True)
     for a, b, of in zip((*made, *got), (*exact, *gradients), (*given[: len(made)], *asked), strict=True):
         assert a.dtype is of.dtype and a.shape == of.shape

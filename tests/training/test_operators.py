@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import graphfuse
+from graphfuse import functional
 from graphfuse import torch as training
 from support.training_calls import EPS, OPERATORS, WITHOUT_WEIGHT, operator_checks, results, tensors
 
@@ -200,6 +201,19 @@ def test_modes_see_the_operators():
     assert steps == [f"graphfuse.rms_norm{s}.default" for s in ("_training", "_backward", "")]
     with FlopCounterMode(display=False):
         OPERATORS["rms_norm"].run(given)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_values_that_are_not_what_lies_in_memory(grad):
+    """Torch keeps the sign of an imaginary part, and zeros, as a mark of the tensor."""
+    run = torch.ops.graphfuse.rms_norm.default
+    x, weight = torch.randn(2, 4, 64), torch.ones(64).requires_grad_(grad)
+    weights = weight.detach()
+    for of in (torch.complex(*x).conj().imag, torch._neg_view(x), torch._efficientzerotensor((4, 64))):
+        want = torch.nn.functional.rms_norm(of, (64,), eps=EPS)
+        for call in (training.rms_norm, run, lambda x, w, eps: functional.rmsnorm(x, weights, eps)):
+            call(torch.empty_strided(of.shape, of.stride()).fill_(1), weight, EPS)  # alike but for that
+            torch.testing.assert_close(call(of, weight, EPS).detach(), want)
 
 
 REFUSED = {

@@ -16,13 +16,14 @@ from graphfuse.runtime.fastcall.functions import DECLINED, CallForm, Given, New,
 from graphfuse.runtime.fastcall.guards import comparable
 from graphfuse.runtime.fastcall.packs import Execute, Space, execute
 from graphfuse.runtime.fastcall.starts import FrozenPart, Start, start
-from graphfuse.runtime.fastcall.writing import text, trying, when, written
+from graphfuse.runtime.fastcall.writing import Lines, text, trying, when, written
 
 __all__ = [
     "DECLINED",
     "Execute",
     "CallForm",
     "Given",
+    "Lines",
     "New",
     "FrozenPart",
     "Space",

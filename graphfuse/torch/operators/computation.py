@@ -1,6 +1,6 @@
 """What a differentiable operator computes, as data: its tensors, and its graphs for inference, training, gradients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -116,8 +116,35 @@ class Computation:
         return (DY, self.normalized, *(given[name] for name in self.kept[1:]))
 
     @property
+    def differentiated(self) -> tuple[TensorParameter, ...]:
+        """Tensors that have a gradient."""
+        return tuple(a for a, grad in zip(self.tensors, self.gradients, strict=True) if grad is not None)
+
+    @property
+    def incoming(self) -> tuple[str | None, ...]:
+        """Names of the gradients of `results` that backward reads, None for one that has none."""
+        return ("dy", "dtotal")[: len(self.results)]
+
+    @property
+    def sources(self) -> Mapping[str, Collection[str]]:
+        """Names of those of `differentiated` that a result depends on, by its name."""
+        every = tuple(a.name for a in self.differentiated)
+        return {a.name: self.summands if a is TOTAL else every for a in self.results}
+
+    @property
+    def shared(self) -> Mapping[tuple[str, ...], str]:
+        """Names of tensors that have one gradient, as terms of a sum do, and the condition that their types are one, in
+        Python of what backward reads."""
+        return {SUM: "dy.dtype == total.dtype"} if self.summands == SUM else {}
+
+    @property
+    def passed(self) -> Mapping[str, Collection[str]]:
+        """Names of all that a result depends on, by its name, where its gradient is theirs as it is."""
+        return {"total": SUM} if self.summands == SUM else {}
+
+    @property
     def read(self) -> tuple[str, ...]:
-        """The names of what backward reads, in its order, dy and dtotal among them, as ``kept`` has them."""
+        """The names of what backward reads, in its order, gradients of results among them, as ``kept`` has them."""
         variant = self.backward if isinstance(self.backward, Variant) else next(iter(self.backward.values()))
         names = (a.name for a in variant.arguments if not a.written)
         return tuple(self.kept[0] if name == self.normalized.name else name for name in names)

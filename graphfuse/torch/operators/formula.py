@@ -16,8 +16,8 @@ import torch
 from graphfuse.base.errors import VariantPackTypeError
 from graphfuse.functional.declaration import Columns
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.fastcall import DECLINED, text, when, written
-from graphfuse.torch.operators.computation import SUM, Computation
+from graphfuse.runtime.fastcall import DECLINED, Lines, text, when, written
+from graphfuse.torch.operators.computation import Computation
 from graphfuse.torch.operators.step import GraphOperator, defined, entered, made_once
 
 _observed = torch_private.observed()
@@ -54,7 +54,7 @@ def differentiable(name: str, of: Computation, by_columns: ByColumns | None = No
     inference = defined(name, of.inference, given, of.options, forward, seen=True)
     training = defined(f"{name}_training", of.training, given, of.options, forward)
     gradients = defined(f"{name}_backward", of.backward, (*of.numbers_kept, *of.options, *asked), of.options, backward)
-    run = entered(name, inference, *(_formula(name, of, training, gradients, alone) for alone in (False, True)))
+    run = entered(name, inference, *(formula(name, of, training, gradients, alone) for alone in (False, True)))
     names = tuple(a.name for a in of.tensors)
     return Operator(names, run, inference.function, training.function, gradients.function)
 
@@ -67,7 +67,7 @@ class _Recent:
     backward: Callable[..., object] = lambda *values: DECLINED
 
 
-def _formula(
+def formula(
     name: str, of: Computation, training: GraphOperator, gradients: GraphOperator, alone: bool
 ) -> type[torch.autograd.Function]:
     """Autograd function: what is kept of a forward call, and the gradients that are made from it, in one graph.
@@ -99,7 +99,6 @@ def _formula(
         "train": train,
         "differentiate": differentiate,
         "grad_enabled": torch.is_grad_enabled,
-        "zeros_like": torch.zeros_like,
         "once": lambda *values: once(*_in_rows(of, values)),
     }
     texts = {"forward": _forward(of, alone), "backward": _backward(of)}
@@ -111,64 +110,120 @@ def _formula(
 def _forward(of: Computation, alone: bool) -> str:
     arguments = ", ".join((*(a.name for a in of.tensors), *of.numbers, *of.options))
     given = *of.numbers_kept, *of.options
-    needed = " or ".join(f"ctx.needs_input_grad[{n}]" for n, a in enumerate(of.tensors) if a.name in of.summands)
     return text(
         "forward",
         ("ctx", arguments),
         f"made = recent.forward({arguments})" if alone else "made = declined",
         when(["made is declined"], f"made = train(ctx, {arguments})"),
         f"{', '.join(a.name for a in (*of.results, *of.statistics))} = made",
-        # The gradient of a norm's weight is not the matter of the sum before it.
-        ["ctx.set_materialize_grads(False)", *when([f"not ({needed})"], "ctx.mark_non_differentiable(total)")]
-        if of.summands
-        else [],
+        ["ctx.set_materialize_grads(False)"] if len(of.results) > 1 else [],
+        _without_gradients(of),
+        [f"ctx.zeros = {result}.shape, {result}.dtype" for result in _needed(of)],
         [f"ctx.given = {', '.join(given)},"] if given else [],
         f"ctx.save_for_backward({', '.join(of.kept)})",
         f"return {', '.join(a.name for a in of.results)}",
     )
 
 
+def _without_gradients(of: Computation) -> Lines:
+    """Lines that tell torch of results without a gradient: of those that never have one, and of those that depend on
+    nothing whose gradient is needed. The gradient of a norm's weight is not the matter of the sum before it."""
+    never = [f"{a.name}," for a in of.results if not of.sources[a.name]]
+    lines = [f"others = {' '.join(never) or '()'}"]
+    for result in (a.name for a in of.results):
+        if 0 < len(of.sources[result]) < len(of.differentiated):
+            needed = " or ".join(
+                f"ctx.needs_input_grad[{n}]" for n, a in enumerate(of.tensors) if a.name in of.sources[result]
+            )
+            lines += when([f"not ({needed})"], f"others += {result},")
+    return [*lines, *when(["others"], "ctx.mark_non_differentiable(*others)")] if never or len(lines) > 1 else []
+
+
+def _needed(of: Computation) -> list[str]:
+    """The result whose gradient backward cannot do without, if others may be all that are used."""
+    needed = {a.name for a in of.read_backward if not a.optional} - {_certain(of)}
+    several = sum(grad is not None for grad in of.incoming) > 1
+    return [a.name for a, grad in zip(of.results, of.incoming, strict=True) if several and grad in needed]
+
+
+def _certain(of: Computation) -> str | None:
+    """The gradient of a result that was used in any case, where that of the only other one was not all there is."""
+    others = [grad for a, grad in zip(of.results, of.incoming, strict=True) if grad and a.name not in of.passed]
+    return others[0] if of.passed and len(others) == 1 else None
+
+
 def _backward(of: Computation) -> str:
     found = ["None" if a is None else a.name for a in of.gradients]
     needs = [a.asked if a is not None and a.asked else "_" for a in of.gradients]
     others = ["None"] * (len(of.numbers) + len(of.options))
-    asked = [n for n in needs if n != "_"]
-    unused, shared, given_back = [], [], []
-    if of.summands == SUM:  # both terms have the same gradient, which is written once for each data type
-        asked[:2] = "asks_dx", "asks_dresidual"
-        alone = ["dtotal if needs_dx else None", "dtotal if needs_dresidual else None", *("None",) * len(found[2:])]
-        unused = when(["dy is None"], f"return {', '.join(alone + others)}")  # nobody used the norm
-        shared = [
-            "is_shared = dy.dtype == total.dtype",
-            "asks_dx = needs_dx or is_shared and needs_dresidual",
-            "asks_dresidual = needs_dresidual and not is_shared",
-        ]
-        given_back = when(["is_shared"], "dx, dresidual = dx if needs_dx else None, dx if needs_dresidual else None")
-    elif of.summands:
-        unused = when(["dy is None"], "dy = zeros_like(x)")
     given = *of.numbers_kept, *of.options
+    shared = {f"d{name}" for names in of.shared for name in names}
+    asked = (f"asks_{a.name}" if a.name in shared else a.asked for a in of.gradients if a is not None and a.asked)
     read = ", ".join((*of.read, *given, *asked))
     return text(
         "backward",
-        ("ctx", "dy", *("dtotal",) * bool(of.summands)),
-        f"{', '.join(of.kept)}, = ctx.saved_tensors",
+        ("ctx", *(grad or f"_{n}" for n, grad in enumerate(of.incoming))),
+        [f"{', '.join(of.kept)}, = ctx.saved_tensors"] if of.kept else [],
         f"{', '.join(needs + ['_'] * len(others))}, = ctx.needs_input_grad",
         [f"{', '.join(given)}, = ctx.given"] if given else [],
-        unused,
-        shared,
+        _used(of, others) if len(of.results) > 1 else [],
+        *(_asked_once(n, names, condition) for n, (names, condition) in enumerate(of.shared.items())),
         "if grad_enabled():",
         [[f"made = once({read})"]],
         "else:",
         [[f"made = declined if observed() else recent.backward({read})"]],
         when(["made is declined"], f"made = differentiate({read})"),
         f"{', '.join(name for name in found if name != 'None')} = made",
-        given_back,
+        *(_given_to_each(n, names) for n, names in enumerate(of.shared)),
         f"return {', '.join(found + others)}",
     )
 
 
+def _used(of: Computation, others: Sequence[str]) -> Lines:
+    """Lines that look at which results were used: the rest has no gradient, and no part in one. others: what returns
+    behind gradients."""
+    grads = {a.name: grad for a, grad in zip(of.results, of.incoming, strict=True) if grad}
+    nothing = f"return {', '.join(['None'] * len(of.gradients) + [*others])}"
+    lines = [] if of.passed else when([" and ".join(f"{grad} is None" for grad in grads.values())], nothing)
+    for result, names in of.passed.items():
+        alone = " and ".join(f"{grad} is None" for other, grad in grads.items() if other != result) or "True"
+        each = [f"{grads[result]} if needs_d{a.name} else None" if a.name in names else "None" for a in of.tensors]
+        lines += when([alone], f"return {', '.join(each + [*others])}")
+    narrowed = []
+    for name in (a.name for a in of.differentiated):
+        used = [grad for result, grad in grads.items() if name in of.sources[result]]
+        if len(used) < len(grads) and _certain(of) not in used:
+            condition = " or ".join(f"{grad} is not None" for grad in used)
+            narrowed.append(f"needs_d{name} = needs_d{name} and ({condition})")
+    if narrowed:
+        lines += [*narrowed, *when([f"not ({' or '.join(f'needs_d{a.name}' for a in of.differentiated)})"], nothing)]
+    for result in _needed(of):
+        *more, last = (grad for name, grad in grads.items() if name != result)
+        other = "".join(f"{grad} if {grad} is not None else " for grad in more) + last
+        zeros = f"{grads[result]} = ({other}).new_zeros(shape, dtype=dtype)"
+        lines += when([f"{grads[result]} is None"], "shape, dtype = ctx.zeros", zeros)
+    return lines
+
+
+def _asked_once(n: int, names: Sequence[str], condition: str) -> Lines:
+    """Lines that ask for a gradient that several tensors have, which is written once for each data type."""
+    first, *others = names
+    wanted = " or ".join(f"needs_d{name}" for name in others)
+    return [
+        f"is_shared{n} = {condition}",
+        f"asks_d{first} = needs_d{first} or is_shared{n} and ({wanted})",
+        *(f"asks_d{name} = needs_d{name} and not is_shared{n}" for name in others),
+    ]
+
+
+def _given_to_each(n: int, names: Sequence[str]) -> Lines:
+    """Lines that return that gradient for all who need it."""
+    each = ", ".join(f"d{names[0]} if needs_d{name} else None" for name in names)
+    return when([f"is_shared{n}"], f"{', '.join(f'd{name}' for name in names)} = {each}")
+
+
 def _in_rows(of: Computation, values: Sequence[object]) -> list[object]:
-    """Tensors that the backward graph reads, with dy and dtotal contiguous along rows, as kernels want them. The
+    """Tensors that the backward graph reads, with gradients of results contiguous along rows, as kernels want them. The
     gradient of ``sum()`` is not: it is one element, expanded. Where y lies as x does, dy does, too; and both along rows
     if there are sums over rows, which no kernel makes of others."""
     found = dict(zip(of.read, values, strict=False))
@@ -178,7 +233,7 @@ def _in_rows(of: Computation, values: Sequence[object]) -> list[object]:
         asked = [a for a in of.gradients if a is not None and a.asked]
         sums = any(needed and a.over_rows for a, needed in zip(asked, others[-len(asked) :], strict=True))
         x = found["x"] = x.contiguous() if sums and x.stride(-1) != 1 else x
-    for name in ("dy", "dtotal"):
+    for name in of.incoming:
         grad = found.get(name)
         if grad is None or not grad.dim() or grad.stride(-1) == (1 if x is None else x.stride(-1)):
             continue

@@ -3,6 +3,7 @@ refuses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -14,7 +15,7 @@ from graphfuse.functional.declaration import Columns, Function, Variant
 from graphfuse.functional.function import define
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.fastcall import text, when, written
+from graphfuse.runtime.fastcall import DECLINED, text, when, written
 
 _observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
 
@@ -24,11 +25,43 @@ class GraphOperator:
     """One graph of an operator: as a function of its own, and as an operator of torch."""
 
     declaration: Function
-    function: Callable[..., object]
-    operator: torch._ops.OpOverload
+    function: Callable[..., Any]
+    operator: Callable[..., Any]
 
     def __call__(self, *values):
         return self.operator(*values) if _observed() else self.function(*values)
+
+    def unseen(self, values: Sequence[object]) -> object:
+        """Result of a call within the dispatcher, from which nobody below wants to hear of it; DECLINED where a tensor
+        is none that kernels can read."""
+        last = self.function.last()
+        made = DECLINED if last is None else last(*values)
+        if made is DECLINED and all(map(torch_private.is_plain, values)):
+            return self.function(*values)
+        return made
+
+
+def declared(
+    name: str,
+    variants: Variant | Mapping[tuple[object, ...], Variant],
+    others: Sequence[str],
+    chosen_by: tuple[str, ...] = (),
+    columns: Columns | None = None,
+) -> Function:
+    """Function of the arguments that a variant reads and `others`, which returns what it writes. variants: one, or by
+    the values of those of `others` that `chosen_by` names. columns: how it runs where these are split over ranks."""
+    variants = {(): variants} if isinstance(variants, Variant) else variants
+    variant = next(iter(variants.values()))
+    read = [a for a in variant.arguments if not a.written]
+    return Function(
+        name,
+        parameters=(*(a.name for a in read), *others),
+        defaults={a.name: None for a in read if a.optional},
+        chosen_by=chosen_by,
+        variants=variants,
+        results=tuple(a.name for a in variant.arguments if a.written),
+        columns=columns,
+    )
 
 
 def defined(
@@ -39,21 +72,9 @@ def defined(
     columns: Columns | None = None,
     seen: bool = False,
 ) -> GraphOperator:
-    """Defines ``graphfuse::NAME`` of the arguments that a variant reads and `others`, which returns what it writes.
-    variants: one, or by the values of those of `others` that `chosen_by` names. columns: how it runs where these are
-    split over ranks. seen: whether autograd has a formula for it, or else takes no notice of it."""
-    variants = {(): variants} if isinstance(variants, Variant) else variants
-    variant = next(iter(variants.values()))
-    read = [a for a in variant.arguments if not a.written]
-    function = Function(
-        name,
-        parameters=(*(a.name for a in read), *others),
-        defaults={a.name: None for a in read if a.optional},
-        chosen_by=chosen_by,
-        variants=variants,
-        results=tuple(a.name for a in variant.arguments if a.written),
-        columns=columns,
-    )
+    """Defines ``graphfuse::NAME`` of a function that is declared so. seen: whether autograd has a formula for it, or
+    else takes no notice of it."""
+    function = declared(name, variants, others, chosen_by, columns)
     made = GraphOperator(function, define(function), getattr(torch.ops.graphfuse, name).default)
     if not seen:
         pass_by_autograd(function, made.operator)
@@ -87,29 +108,61 @@ def entered(
 ) -> Callable[..., object]:
     """Function that users call, ``graphfuse::NAME``: the inference graph; with gradients, the formula, which autograd
     sees. alone: the formula for calls that nobody else wants to see. of: how many of the arguments, the first ones,
-    have gradients; None for all.
+    have gradients; None for all."""
+    watched = inference.declaration.parameters[:of]
+    apply, apply_alone = formula.apply, torch_private.single_level_apply(alone)
+    run = within_dispatcher(name, inference, apply, apply_alone, watched)
+
+    def below_autograd(keyset, *values):
+        return run(values, lambda: torch_private.below_autograd(inference.operator, keyset, *values))
+
+    LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
+    return called(name, inference, apply_alone, watched)
+
+
+def within_dispatcher(
+    name: str,
+    inference: GraphOperator,
+    apply: Callable[..., object],
+    apply_alone: Callable[..., object],
+    watched: Sequence[str],
+) -> Callable[[Sequence[object], Callable[[], object]], object]:
+    """Function that runs a call which torch's dispatcher has taken as far as autograd, given its arguments and what
+    takes it on from there. apply: the formula for calls that somebody wants to see. Others as of ``called``."""
+    places = [inference.declaration.parameters.index(name) for name in watched]
+
+    def run(values: Sequence[object], dispatch: Callable[[], object]) -> object:
+        sharding.prepare()
+        seen = _observed()
+        if seen:
+            refuse_tangents(name, values)
+        if torch.is_grad_enabled() and _any_requires_grad(*values) and _any_requires_grad(*(values[n] for n in places)):
+            if seen:
+                refuse_transforms(name)
+            return apply(*values) if seen else apply_alone(*values)
+        made = DECLINED if seen else inference.unseen(values)
+        return dispatch() if made is DECLINED else made
+
+    return run
+
+
+def called(
+    name: str, inference: GraphOperator, apply_alone: Callable[..., object], watched: Sequence[str]
+) -> Callable[..., object]:
+    """Function that runs the inference graph, or a formula, as ``entered`` has it. apply_alone: the formula for calls
+    that nobody else wants to see. watched: those of the parameters that have gradients.
 
     Torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
     listens there.
     """
-    apply = formula.apply
-
-    def below_autograd(keyset, *values):
-        sharding.prepare()
-        refuse_tangents(name, values)
-        if torch.is_grad_enabled() and _any_requires_grad(*values[:of]):
-            refuse_transforms(name)
-            return apply(*values)
-        return torch_private.below_autograd(inference.operator, keyset, *values)
-
-    LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
     parameters = inference.declaration.parameters
-    given, watched = ", ".join(parameters), ", ".join(parameters[:of])
+    given = ", ".join(parameters)
+    wanted = [f"grad_enabled() and requires_grad({', '.join(watched)})"] if watched else []
     made = text(
         "call",
         parameters,
         when(["compiling()", "observed()"], f"return operator({given})"),
-        when([f"grad_enabled() and requires_grad({watched})"], f"return apply({given})"),
+        when(wanted, f"return apply({given})"),
         f"return function({given})",
     )
     names = {
@@ -118,7 +171,7 @@ def entered(
         "operator": inference.operator,
         "grad_enabled": torch.is_grad_enabled,
         "requires_grad": _any_requires_grad,
-        "apply": torch_private.single_level_apply(alone),
+        "apply": apply_alone,
         "function": inference.function,
     }
     return written(f"call of {name}", "call", made, names)

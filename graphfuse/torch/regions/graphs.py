@@ -1,8 +1,8 @@
-"""The graphs of a region's program: inference, training, gradients. Each is a function for any number of rows."""
+"""The graphs of a region's program: inference, training, gradients. Each is for any number of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -11,9 +11,7 @@ import torch
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphNotSupportedError, SerializedError, VariantPackError
-from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.drawing import DrawnGraph
-from graphfuse.functional.function import entry
 from graphfuse.functional.layout import ALIGNMENT, Layout
 from graphfuse.functional.problem import planned
 from graphfuse.functional.tensor_parameter import FLOATS, Shape, TensorParameter, types
@@ -23,27 +21,18 @@ from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.ir import Subgraph, packed_stride
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.by_rule import store
-from graphfuse.torch.operators.computation import STATISTICS, gradient_of
+from graphfuse.torch.operators.computation import STATISTICS, Computation, gradient_of
 from graphfuse.torch.regions.program import Program, RegionInput, Result, RowExtents
 
 _COLUMNS = 8  # of the graph that is differentiated to see what its gradients read
 
 
-@dataclass(frozen=True)
-class GraphFunction:
-    """A graph as a function: its declaration, and what calls it."""
-
-    declaration: Function
-    call: Callable[..., object]
-
-
 @dataclass(frozen=True, eq=False)
-class RegionGraphs:
-    """Functions of a program.
+class RegionGraphs(Computation):
+    """Computation of a program, of which each output may have a gradient or none.
 
-    inference: of its inputs, returns its outputs. training: returns what backward keeps of the steps behind those.
-    gradients: of the gradients of outputs, None for those without one, of what is kept, and of a flag for each input
-    that has a gradient, whether it is asked for.
+    inference: of its inputs, its outputs. training: what backward keeps of the steps behind those. backward: of the
+    gradients of outputs, None for those that were not used, and of what is kept, the gradients that are asked for.
     """
 
     program: Program
@@ -57,20 +46,6 @@ class RegionGraphs:
         return RegionGraphs(program)
 
     @cached_property
-    def inference(self) -> GraphFunction:
-        return _function("region", (*self._inputs, *self._outputs), self._forward)
-
-    @cached_property
-    def training(self) -> GraphFunction:
-        return _function("region_training", (*self._inputs, *self._outputs, *self._statistics), self._forward)
-
-    @cached_property
-    def gradients(self) -> GraphFunction:
-        made = [gradient_of(one.name, **self._like(one)) for one in self.differentiable]
-        arguments = (*self._read_backward, *made)
-        return _function("region_backward", arguments, self._backward, tuple(a.asked for a in made))
-
-    @cached_property
     def differentiable(self) -> tuple[RegionInput, ...]:
         """Inputs that have a gradient: outputs change with them, and not by jumps alone."""
         return tuple(one for one in self.program.inputs if self.reached[one])
@@ -78,7 +53,8 @@ class RegionGraphs:
     @cached_property
     def graded(self) -> tuple[Result, ...]:
         """Outputs that have a gradient."""
-        return self._outputs_of(self.program.inputs)
+        found = {out for outputs in self.reached.values() for out in outputs}
+        return tuple(out for out in self.program.outputs if out in found)
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
@@ -101,11 +77,6 @@ class RegionGraphs:
         kept = [one.name for one in whole if one.name in self.kept]
         return kept[0] if kept else next(f"d{one.name}" for one in self.graded if one.extents.whole)
 
-    def has_gradient(self, asked: Sequence[bool]) -> list[bool]:
-        """True for each output that depends on an input whose gradient is asked for, by whether it is."""
-        found = self._outputs_of(one for one, ask in zip(self.program.inputs, asked, strict=True) if ask)
-        return [one in found for one in self.program.outputs]
-
     @cached_property
     def reached(self) -> dict[RegionInput, tuple[Result, ...]]:
         """Outputs that have a gradient with respect to an input."""
@@ -115,10 +86,6 @@ class RegionGraphs:
             active = Walk(graph, graph, lambda t: None).active({given[one.name]} if _is_float(one) else ())
             found[one] = tuple(out for out in self.program.outputs if _is_float(out) and made[out.step] in active)
         return found
-
-    def _outputs_of(self, inputs: Iterable[RegionInput]) -> tuple[Result, ...]:
-        found = {out for one in inputs for out in self.reached[one]}
-        return tuple(out for out in self.program.outputs if out in found)
 
     @cached_property
     def _small(self) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
@@ -131,74 +98,103 @@ class RegionGraphs:
         if not any(asked) or not self.graded:
             return ""
         try:
-            f = self.gradients.declaration
+            backward = self.backward
         except GraphNotSupportedError as error:
             return str(error)
-        made = {a.name for a, ask in zip((a for a in f.arguments if a.written), asked, strict=True) if ask}
+        made = {a.name for a, ask in zip((a for a in backward.arguments if a.written), asked, strict=True) if ask}
         layouts = {}
-        for a in f.arguments:
+        for a in backward.arguments:
             if not a.written or a.name in made:
                 ((dtype, stored),) = list(a.types.items())[:1]
                 (shape,) = a.shape({self.first: rows}) if a.shape else (rows,)
                 layouts[a.name] = Layout(dtype, stored, shape, packed_stride(shape), torch.device("cpu"), ALIGNMENT)
-        _, planner = planned(f.name, f.variant({}), layouts, device)
+        _, planner = planned("region_backward", backward, layouts, device)
         return "no kernels make its gradients" if any(p.engine.facts is Subgraph for p in planner.at(0).parts) else ""
 
     # Arguments.
 
+    numbers = ()
+
     @cached_property
-    def _inputs(self) -> tuple[TensorParameter, ...]:
+    def tensors(self) -> tuple[TensorParameter, ...]:
         first, *others = self.program.inputs
         made = (TensorParameter(one.name, _type(one), _rule(one.extents, first.name)) for one in others)
         return TensorParameter(first.name, _type(first)), *made
 
     @cached_property
-    def _outputs(self) -> tuple[TensorParameter, ...]:
+    def results(self) -> tuple[TensorParameter, ...]:
+        first = self.program.inputs[0].name
         return tuple(
-            TensorParameter(one.name, _type(one), self._rule(one), written=True, new=_torch(one))
+            TensorParameter(one.name, _type(one), _rule(one.extents, first), written=True, new=_torch(one))
             for one in self.program.outputs
         )
 
     @cached_property
-    def _statistics(self) -> tuple[TensorParameter, ...]:
-        of = self._rule_of(RowExtents("n" * (len(self.program.inputs[0].axes) - 1) + "1"))
-        return tuple(TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name in self.statistics)
+    def statistics(self) -> tuple[TensorParameter, ...]:
+        others = {a.name for a in (*self.tensors, *self.results)}
+        of = _rule(self._a_row, self.program.inputs[0].name)
+        names = (name for name in self.kept if name not in others)
+        return tuple(TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name in names)
 
     @cached_property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of what backward keeps of the steps, beside inputs and outputs."""
-        others = {one.name for one in (*self.program.inputs, *self.program.outputs)}
-        return tuple(name for name in self.kept if name not in others)
+    def gradients(self) -> tuple[TensorParameter | None, ...]:
+        return tuple(self._gradient(one) if self.reached[one] else None for one in self.program.inputs)
 
-    @property
-    def _read_backward(self) -> Sequence[TensorParameter]:
-        named = {one.name: one for one in (*self.program.inputs, *self.program.outputs)}
-        rows = RowExtents("n" * (len(self.program.inputs[0].axes) - 1) + "1")
+    @cached_property
+    def incoming(self) -> tuple[str | None, ...]:
+        return tuple(f"d{one.name}" if one in self.graded else None for one in self.program.outputs)
+
+    @cached_property
+    def sources(self) -> Mapping[str, Sequence[str]]:
+        return {
+            out.name: tuple(one.name for one in self.differentiable if out in self.reached[one])
+            for out in self.program.outputs
+        }
+
+    @cached_property
+    def shared(self) -> Mapping[tuple[str, ...], str]:
+        found: dict[tuple[Tensor, str, str], list[str]] = {}
+        for one, grad in self._drawn_gradients(self.graded).items():
+            found.setdefault((grad, one.axes, one.dtype), []).append(one.name)
+        return {tuple(names): "True" for names in found.values() if len(names) > 1}
+
+    @cached_property
+    def passed(self) -> Mapping[str, Sequence[str]]:
+        return {out.name: self.sources[out.name] for out in self.graded if self._is_passed(out)}
+
+    def _is_passed(self, out: Result) -> bool:
+        grads = self._drawn_gradients((out,))
+        same = [one.name for one, t in grads.items() if t.get_name() == f"d{out.name}" and one.axes == out.axes]
+        return (*same,) == self.sources[out.name]
+
+    @cached_property
+    def read_backward(self) -> tuple[TensorParameter, ...]:
+        named = {one.name: (_type(one), one.extents) for one in (*self.program.inputs, *self.program.outputs)}
         read: dict[str, tuple[Mapping, RowExtents, bool]] = {
-            name: (_type(named[name]), named[name].extents, False) if name in named else (STATISTICS, rows, False)
-            for name in self.kept
+            name: (*named.get(name, (STATISTICS, self._a_row)), False) for name in self.kept
         }
         read |= {f"d{one.name}": (_type(one), one.extents, f"d{one.name}" != self.first) for one in self.graded}
         order = sorted(read, key=lambda name: name != self.first)
-        return [
+        return tuple(
             TensorParameter(name, kind, None if name == self.first else _rule(extents, self.first), optional=optional)
             for name, (kind, extents, optional) in ((name, read[name]) for name in order)
-        ]
+        )
 
-    def _rule(self, one: RegionInput | Result):
-        return self._rule_of(one.extents)
+    def _gradient(self, one: RegionInput) -> TensorParameter:
+        # Of what is one value for several rows, each rank that has some of these makes a part.
+        of_all_rows = set(one.axes[:-1]) <= {"n"}
+        return gradient_of(
+            one.name,
+            types=_type(one),
+            new=_torch(one),
+            shape=_rule(one.extents, self.first),
+            over_rows=None if of_all_rows else "sum",
+        )
 
-    def _rule_of(self, extents: RowExtents):
-        return _rule(extents, self.program.inputs[0].name)
-
-    def _like(self, one: RegionInput) -> dict[str, object]:
-        of_columns = not one.extents.whole and "n" not in one.axes[:-1]
-        return {
-            "types": _type(one),
-            "new": _torch(one),
-            "shape": _rule(one.extents, self.first),
-            "over_rows": "sum" if of_columns else None,
-        }
+    @property
+    def _a_row(self) -> RowExtents:
+        """Extents of one value a row."""
+        return RowExtents("n" * (len(self.program.inputs[0].axes) - 1) + "1")
 
     # Graphs.
 
@@ -213,7 +209,7 @@ class RegionGraphs:
 
     def _own_statistics(self, d: DrawnGraph) -> Sequence[str]:
         """Names of statistics among the arguments of a drawing; gradients are not asked about where there is none."""
-        others = {a.name for a in (*self._inputs, *self._outputs)}
+        others = {a.name for a in (*self.tensors, *self.results)}
         return [name for name in d.layouts if name not in others]
 
     def _backward(self, d: DrawnGraph) -> None:
@@ -221,7 +217,7 @@ class RegionGraphs:
         forward, given, made = self._drawn(shape)
         names = {t: one.name for one in self.program.inputs for t in (given[one.name],)}
         names |= {made[one.step]: one.name for one in self.program.outputs}
-        names |= {_named(forward, name): name for name in self.statistics}
+        names |= {_named(forward, a.name): a.name for a in self.statistics}
 
         def kept(t: Tensor) -> Tensor | None:
             return d.like(names[t], t) if names.get(t) in self.kept else None
@@ -232,6 +228,17 @@ class RegionGraphs:
         found = walk.gradients(grads, [*wanted])
         grads = {n: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, n in wanted.items()}
         store(d, grads, {f"d{one.name}" for one in self.differentiable if one.extents.without_columns})
+
+    def _drawn_gradients(self, outputs: Sequence[Result]) -> dict[RegionInput, Tensor]:
+        """Gradients of inputs where these outputs alone are used, in a graph of their own: one tensor where they are
+        one, and that of an output where it is theirs as it is."""
+        forward, given, made = self._small
+        graph = Program.empty()
+        inputs = {t: graph.tensor_like(t, name) for name, t in given.items()}
+        outgoing = {made[one.step]: graph.tensor_like(made[one.step], f"d{one.name}") for one in outputs}
+        wanted = [one for one in self.differentiable if not {*outputs}.isdisjoint(self.reached[one])]
+        found = Walk(forward, graph, inputs.get).gradients(outgoing, [given[one.name] for one in wanted])
+        return {one: found[given[one.name]] for one in wanted if given[one.name] in found}
 
     def _drawn(self, rows: Shape) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         """The training graph for rows of a shape, of which leading axes may be joined, validated."""
@@ -275,18 +282,3 @@ def _rule(extents: RowExtents, first: str):
         return (extents.of(rows),)
 
     return rule
-
-
-def _function(
-    name: str, arguments: Sequence[TensorParameter], draw: Callable[[DrawnGraph], None], flags: Sequence[str] = ()
-) -> GraphFunction:
-    read = [a for a in arguments if not a.written]
-    declaration = Function(
-        name,
-        parameters=(*(a.name for a in read), *flags),
-        defaults={a.name: None for a in read if a.optional},
-        chosen_by=(),
-        variants={(): Variant(tuple(arguments), draw)},
-        results=tuple(a.name for a in arguments if a.written),
-    )
-    return GraphFunction(declaration, entry(declaration))

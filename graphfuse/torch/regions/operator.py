@@ -2,17 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 
 from graphfuse.base.errors import VariantPackError
+from graphfuse.functional import sharding
+from graphfuse.functional.declaration import Function
+from graphfuse.functional.function import entry
 from graphfuse.functional.operator import LIBRARY, fake_tensors
 from graphfuse.runtime import torch_private
-from graphfuse.torch.operators.step import made_once, refuse_tangents, refuse_transforms
-from graphfuse.torch.regions.graphs import GraphFunction, RegionGraphs
+from graphfuse.torch.operators.formula import formula
+from graphfuse.torch.operators.step import GraphOperator, called, declared, within_dispatcher
+from graphfuse.torch.regions import mapped
+from graphfuse.torch.regions.graphs import RegionGraphs
 
 Tensors = Sequence[torch.Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class RegionOperator:
+    """The operator for one program: its graphs as functions, and what joins them for autograd."""
+
+    graphs: RegionGraphs
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def of(text: str) -> RegionOperator:
+        return RegionOperator(RegionGraphs.of(text))
+
+    @cached_property
+    def run(self) -> Callable[..., object]:
+        """Function of the inputs, which returns the output, or a tuple of several, with gradients."""
+        return called("region", self.inference, lambda *inputs: self._alone(*inputs), self._watched)
+
+    @cached_property
+    def within_dispatcher(self) -> Callable[[Tensors, Callable[[], object]], object]:
+        """``run`` of calls that torch's dispatcher has taken as far as autograd."""
+        # Whoever asks for no gradient may have a program whose gradients no rule draws.
+        applied = (lambda *inputs: self._seen(*inputs)), (lambda *inputs: self._alone(*inputs))
+        return within_dispatcher("region", self.inference, *applied, self._watched)
+
+    @cached_property
+    def inference(self) -> GraphOperator:
+        return self._operator(declared("region", self.graphs.inference, ()), region)
+
+    @cached_property
+    def training(self) -> GraphOperator:
+        return self._operator(declared("region_training", self.graphs.training, ()), region_training)
+
+    @cached_property
+    def gradients(self) -> GraphOperator:
+        asked = [a.asked for a in self.graphs.gradients if a is not None]
+        return self._operator(declared("region_backward", self.graphs.backward, asked), region_backward)
+
+    @property
+    def _watched(self) -> list[str]:
+        return [one.name for one in self.graphs.differentiable]
+
+    @cached_property
+    def _seen(self) -> Callable[..., object]:
+        return formula("region", self.graphs, self.training, self.gradients, alone=False).apply
+
+    @cached_property
+    def _alone(self) -> Callable[..., object]:
+        made = formula("region", self.graphs, self.training, self.gradients, alone=True)
+        return torch_private.single_level_apply(made)
+
+    def _operator(self, f: Function, operator: Callable[..., list[torch.Tensor]]) -> GraphOperator:
+        text, count = self.graphs.program.text, len(f.parameters) - len(f.options)
+
+        def dispatched(*values):
+            asked = values[count:]
+            made = operator(values[:count], text, asked) if asked else operator(values, text)
+            return _returned(made, asked)
+
+        return GraphOperator(f, entry(f, dispatched), dispatched)
+
+
+def _returned(made: Sequence[torch.Tensor], asked: Sequence[bool]) -> object:
+    """Tensors as a function returns them, None for one that was not asked for. asked: for each, or nothing for all."""
+    if asked:
+        found = iter(made)
+        made = [next(found) if ask else None for ask in asked]
+    return tuple(made) if len(made) > 1 else made[0]
 
 
 def _list(made: object) -> list[torch.Tensor]:
@@ -20,108 +95,60 @@ def _list(made: object) -> list[torch.Tensor]:
     return [t for t in (made if isinstance(made, tuple) else (made,)) if t is not None]
 
 
-def _fake(function: GraphFunction, values: Sequence[object]) -> list[torch.Tensor]:
-    f = function.declaration
-    made = f.returned(fake_tensors(f, f.defaults | dict(zip(f.parameters, values, strict=True))))
-    return _list(made)
-
-
-def _of(inputs: Tensors, graph: str) -> RegionGraphs:
-    of = RegionGraphs.of(graph)
-    if len(inputs) != len(of.program.inputs):
-        raise VariantPackError(f"a region is given {len(inputs)} tensors; accepted: {len(of.program.inputs)}")
+def _of(inputs: Tensors, graph: str) -> RegionOperator:
+    of = RegionOperator.of(graph)
+    if len(inputs) != len(of.graphs.tensors):
+        raise VariantPackError(f"a region is given {len(inputs)} tensors; accepted: {len(of.graphs.tensors)}")
     return of
 
 
-def _inference(inputs: Tensors, graph: str) -> list[torch.Tensor]:
-    return _list(_of(inputs, graph).inference.call(*inputs))
-
-
-def _training(inputs: Tensors, graph: str) -> list[torch.Tensor]:
-    return _list(_of(inputs, graph).training.call(*inputs))
-
-
-def _gradients(read: Tensors, graph: str, asked: Sequence[bool]) -> list[torch.Tensor]:
-    return _list(RegionGraphs.of(graph).gradients.call(*read, *asked))
-
-
-_OPERATORS = {
-    "region(Tensor[] inputs, str graph) -> Tensor[]": (_inference, lambda t, g: _of(t, g).inference),
-    "region_training(Tensor[] inputs, str graph) -> Tensor[]": (_training, lambda t, g: _of(t, g).training),
+_STEPS = {
+    "region(Tensor[] inputs, str graph) -> Tensor[]": lambda tensors, graph: _of(tensors, graph).inference,
+    "region_training(Tensor[] inputs, str graph) -> Tensor[]": lambda tensors, graph: _of(tensors, graph).training,
     "region_backward(Tensor?[] read, str graph, bool[] asked) -> Tensor[]": (
-        _gradients,
-        lambda t, g: RegionGraphs.of(g).gradients,
+        lambda tensors, graph: RegionOperator.of(graph).gradients
     ),
 }
 
-for _schema, (_run, _function) in _OPERATORS.items():
-    _name = _schema.partition("(")[0]
-    LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
 
-    def _of_fake(tensors, graph, asked=(), function=_function):
-        return _fake(function(tensors, graph), (*tensors, *asked))
+def _define(schema: str, step: Callable[[Tensors, str], GraphOperator]) -> torch._ops.OpOverload:
+    name = schema.partition("(")[0]
 
-    torch.library.register_fake(f"graphfuse::{_name}", _of_fake, lib=LIBRARY)
-    if _name != "region":
-        LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+    def run(tensors, graph, asked=()):
+        return _list(step(tensors, graph).function(*tensors, *asked))
 
-region = torch.ops.graphfuse.region.default
+    def fake(tensors, graph, asked=()):
+        f = step(tensors, graph).declaration
+        given = f.defaults | dict(zip(f.parameters, (*tensors, *asked), strict=True))
+        return _list(f.returned(fake_tensors(f, given)))
+
+    def on_ranks(_, operator, types, args, kwargs=None):
+        tensors, graph, *asked = args
+        one = step(tensors, graph)
+        names = one.declaration.parameters
+        given = dict(zip(names, (*tensors, *(flag for flags in asked for flag in flags)), strict=True))
+        return _list(sharding.on_ranks(one.declaration, given, lambda local: one.operator(*map(local.get, names))))
+
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"graphfuse::{name}", fake, lib=LIBRARY)
+    sharding.OTHERS[f"graphfuse::{name}"] = on_ranks
+    if name != "region":
+        LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    overload = getattr(torch.ops.graphfuse, name).default
+    mapped.register(overload)
+    return overload
 
 
-def _backward(graph: str, asked: Sequence[bool], *read: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.ops.graphfuse.region_backward.default(read, graph, asked))
-
-
-_once = made_once("region", _backward)
-
-
-class _Region(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph: str, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        of = _of(inputs, graph)
-        made = torch.ops.graphfuse.region_training.default(inputs, graph)
-        outputs = made[: len(of.program.outputs)]
-        known = dict(zip((*(one.name for one in of.program.inputs),), inputs, strict=True))
-        known |= dict(zip((*(one.name for one in of.program.outputs), *of.statistics), made, strict=True))
-        ctx.save_for_backward(*(known[name] for name in of.kept))
-        ctx.graph = graph
-        ctx.set_materialize_grads(False)
-        pairs = zip(of.has_gradient(ctx.needs_input_grad[1:]), outputs, strict=True)
-        ctx.mark_non_differentiable(*(t for has_gradient, t in pairs if not has_gradient))
-        ctx.shapes = [(t.shape, t.dtype, t.device) for t in outputs]
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx, *grads: torch.Tensor | None):
-        of = RegionGraphs.of(ctx.graph)
-        known = dict(zip(of.kept, ctx.saved_tensors, strict=True))
-        used = {one for one, grad in zip(of.program.outputs, grads, strict=True) if grad is not None}
-        for one, grad, (shape, dtype, device) in zip(of.program.outputs, grads, ctx.shapes, strict=True):
-            if one not in of.graded:
-                continue
-            if grad is None and f"d{one.name}" == of.first:
-                grad = torch.zeros(shape, dtype=dtype, device=device)
-            if grad is not None and grad.dim() and grad.stride(-1) != 1:
-                grad = grad.contiguous()
-            known[f"d{one.name}"] = grad
-        needed = dict(zip((one.name for one in of.program.inputs), ctx.needs_input_grad[1:], strict=True))
-        asked = [needed[one.name] and not used.isdisjoint(of.reached[one]) for one in of.differentiable]
-        if not any(asked):
-            return (None,) * len(ctx.needs_input_grad)
-        read = [known[a.name] for a in of.gradients.declaration.arguments if not a.written]
-        run = _once if torch.is_grad_enabled() else _backward
-        made = iter(run(ctx.graph, asked, *read))
-        found = {one.name: next(made) for one, ask in zip(of.differentiable, asked, strict=True) if ask}
-        return None, *(found.get(one.name) for one in of.program.inputs)
+region, region_training, region_backward = (_define(schema, step) for schema, step in _STEPS.items())
 
 
 def _below_autograd(keyset, inputs: Sequence[torch.Tensor], graph: str) -> list[torch.Tensor]:
-    refuse_tangents("region", inputs)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs) and _of(inputs, graph).graded:
-        refuse_transforms("region")
-        return list(_Region.apply(graph, *inputs))
-    return torch_private.below_autograd(region, keyset, inputs, graph)
+    def dispatch():
+        return torch_private.below_autograd(region, keyset, inputs, graph)
+
+    made = _of(inputs, graph).within_dispatcher(inputs, dispatch)
+    return made if isinstance(made, list) else _list(made)
 
 
 LIBRARY.impl("region", _below_autograd, "Autograd", with_keyset=True)

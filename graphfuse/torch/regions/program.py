@@ -132,6 +132,9 @@ class Program:
         """The first thing that is wrong; None for a program that can be drawn."""
         if not self.inputs:
             return "it has no inputs"
+        names = [f"in{n}" for n in range(len(self.inputs))]  # parts of generated code
+        if [one.name for one in self.inputs] != names:
+            return f"its inputs are {[one.name for one in self.inputs]}; accepted: {', '.join(names)}"
         rank = len(self.inputs[0].axes)
         for one in (*self.inputs, *self.outputs):
             if len(one.axes) != rank or not set(one.axes) <= set("n1-"):
@@ -148,14 +151,19 @@ class Program:
             return f"its outputs are of steps {made}; accepted: different ones of {len(self.steps)}"
         return None
 
-    def graph(self, dims: Sequence[Shape], training: bool = False) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
-        """A graph of its own, its inputs by name, and what its steps make. dims: of inputs, all of one rank."""
-        graph = pygraph(
+    @staticmethod
+    def empty() -> pygraph:
+        """A graph to draw steps into."""
+        return pygraph(
             "region",
             intermediate_data_type=data_type.FLOAT,
             compute_data_type=data_type.FLOAT,
             intermediate_rounding="declared",
         )
+
+    def graph(self, dims: Sequence[Shape], training: bool = False) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
+        """A graph of its own, its inputs by name, and what its steps make. dims: of inputs, all of one rank."""
+        graph = self.empty()
         given = {
             one.name: graph.tensor(dim, packed_stride(dim), data_type[one.dtype], name=one.name)
             for one, dim in zip(self.inputs, dims, strict=True)

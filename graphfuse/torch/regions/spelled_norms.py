@@ -101,7 +101,7 @@ class _Steps:
                 yield x, root.inputs["input"]
 
     def _mean(self, source: Source, columns: int | None) -> Source | None:
-        """What a source is the mean of over columns."""
+        """Source of which another is the mean over columns."""
         mean = self._step(source, "reduction", "mul", "div")
         if mean is None:
             return None
@@ -117,7 +117,7 @@ class _Steps:
         return None
 
     def _square(self, source: Source) -> Source | None:
-        """What a source is the square of."""
+        """Source of which another is the square."""
         for a, b in self._operands(source, "mul"):
             return self._exact(a) if self._exact(a) == self._exact(b) and isinstance(a, str) else None
         return None

@@ -7,11 +7,11 @@ program may.
 
 import inspect
 
-from support.sharded import columns, functions, meshes, modules, rows
+from support.sharded import columns, functions, meshes, modules, regions, rows
 
 CASES = {
     name: function
-    for module in (rows, columns, functions, meshes, modules)
+    for module in (rows, columns, functions, regions, meshes, modules)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and name[0] != "_"
 }
