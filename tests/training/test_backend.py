@@ -218,7 +218,7 @@ def test_inner_values_with_hooks_or_changed_are_left():
     (entry,) = compile_report().replaced
     assert (entry.became, entry.why) == ("region", "pow, mean, add")
     # 4 bytes are read, and a number is written for each of 32; the square is written and read again.
-    assert entry.moved == "4.12 bytes an element, 12.5 by its operations one by one"
+    assert entry.moved == "4.12 bytes an element, 12.4 by its operations one by one"
     assert f"region (pow, mean, add; {entry.moved})" in str(compile_report())
     assert "inverse of it is changed, or has a hook" in [e.why for e in compile_report().left]
 
