@@ -106,6 +106,10 @@ _ROWS = (
     "torch.var_mean({a}, -1, correction=0{keep})[1]",
     "{a}.float().pow(2).mean(-1{keep})",
     "{a}.square().sum({a}.dim() - 1{keep})",
+    "{a}.sum(0{keep})",
+    "{a}.amax(0{keep})",
+    "{a}.norm(dim=0{keep})",
+    "torch.logsumexp({a}, 0{keep})",
 )
 _NORMS = (
     "torch.softmax({a}, -1)",
@@ -119,6 +123,8 @@ _NORMS = (
     "F.rms_norm({a}, ({a}.shape[-1],), {v}.to({a}.dtype), 1e-3)",
     "F.normalize({a}, dim=-1)",
     "F.normalize({a}, p=1, dim=-1, eps=1e-3)",
+    "F.normalize({a}, dim=0)",
+    "torch.softmax({a}, 0)",
     "({a}.float() * torch.rsqrt({a}.float().pow(2).mean(-1, keepdim=True) + 1e-3)).to({a}.dtype) * {v}",
     "({a} - {a}.mean(-1, keepdim=True)) / ({a}.float().var(-1, keepdim=True) + 1e-2).sqrt()",
 )

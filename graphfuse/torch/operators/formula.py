@@ -228,14 +228,20 @@ def _in_rows(of: Computation, values: Sequence[object]) -> list[object]:
     if there are sums over rows, which no kernel makes of others."""
     found = dict(zip(of.read, values, strict=False))
     others = values[len(found) :]
-    x = found.get(of.results[0].strides)
-    if x is not None:
+    following = [a for a in of.results if a.strides is not None]
+    like = next((n for a in following for n in (a.strides, a.name) if n in found), None)
+    x = None
+    if like is not None:
         asked = [a for a in of.gradients if a is not None and a.asked]
         sums = any(needed and a.over_rows for a, needed in zip(asked, others[-len(asked) :], strict=True))
-        x = found["x"] = x.contiguous() if sums and x.stride(-1) != 1 else x
+        x = found[like]
+        x = found[like] = x.contiguous() if sums and x.stride(-1) != 1 else x
     for name in of.incoming:
         grad = found.get(name)
-        if grad is None or not grad.dim() or grad.stride(-1) == (1 if x is None else x.stride(-1)):
+        if grad is None or not grad.dim():
             continue
-        found[name] = grad.contiguous() if x is None else torch.empty_like(x, dtype=grad.dtype).copy_(grad)
+        if x is None or grad.shape != x.shape:
+            found[name] = grad if grad.stride(-1) == 1 else grad.contiguous()
+        elif grad.stride(-1) != x.stride(-1):
+            found[name] = torch.empty_like(x, dtype=grad.dtype).copy_(grad)
     return [*found.values(), *others]

@@ -65,10 +65,14 @@ class OwnedStep:
 
 
 class CallDrawing:
-    """Steps of one call."""
+    """Steps of one call. axis: that which rows lie along, counted from the last. reduced: gets the axes that calls
+    reduce."""
 
-    def __init__(self, steps: list[OwnedStep], node: Node, call: Call, known: dict[int, Value]):
+    def __init__(
+        self, steps: list[OwnedStep], node: Node, call: Call, known: dict[int, Value], axis: int, reduced: set[int]
+    ):
         self.steps, self.node, self.call, self.known = steps, node, call, known
+        self._axis, self._reduced = axis, reduced
 
     def __getitem__(self, name: str) -> object:
         """An argument of the call: a value, a number that was made a tensor, or what was given."""
@@ -178,20 +182,25 @@ class CallDrawing:
 
     def reduced(self, mode: str, value: Value, dims: object, keepdim: bool, dtype: torch.dtype) -> Value:
         """The reduction of rows. Untranslated where other dimensions are reduced, or more."""
-        dim = self.last(value, dims)
-        kept = [*value.tensor.shape]
-        kept[dim:] = [1] * keepdim
-        left = value.aligned() if keepdim else value.aligned()[:dim]
-        return self.step("reduction", {"input": value}, {"mode": mode}, shape=torch.Size(kept), dtype=dtype, axes=left)
+        dim = self.columns(value, dims)
+        kept, axes = [*value.tensor.shape], [*value.aligned()]
+        kept[dim : dim + 1] = [1] * keepdim
+        axes[dim : dim + 1] = axes[dim : dim + 1] * keepdim
+        made = {"shape": torch.Size(kept), "dtype": dtype, "axes": (*axes,)}
+        return self.step("reduction", {"input": value}, {"mode": mode}, **made)
 
-    def last(self, value: Value, dims: object) -> int:
+    def columns(self, value: Value, dims: object) -> int:
         """Number of the dimension that is reduced. Untranslated where it is not that of the columns, or not the only
         one."""
         rank = value.tensor.dim()
         found = [dims] if isinstance(dims, int) else [*dims] if dims else [*range(rank)]
-        if len(found) != 1 or not rank or value.aligned()[found[0]] != -1:
-            raise Untranslated(f"{self.call.name} reduces dimensions {tuple(found)}; accepted: the last")
-        return rank - 1
+        if len(found) == 1 and rank:
+            self._reduced.add(value.aligned()[found[0]])
+        if len(found) != 1 or not rank or value.aligned()[found[0]] != self._axis:
+            raise Untranslated(
+                f"{self.call.name} reduces dimensions {tuple(found)}; accepted: one, the same everywhere"
+            )
+        return found[0] % rank
 
 
 def _fits(values: Sequence[Value], shape: Sequence[object]) -> bool:

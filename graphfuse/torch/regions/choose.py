@@ -14,6 +14,7 @@ from graphfuse.base.dtypes import from_foreign
 from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
@@ -30,20 +31,33 @@ class TorchRegion:
     """A part of a graph that one operator computes.
 
     nodes: those that it takes the place of, in order. inputs: the nodes that have what it reads, outputs: those that
-    have what it makes, in the program's order. moved: bytes, in words.
+    have what it makes, in the program's order. orders: of each input and then of each output, the dimensions in the
+    order in which the program has them. moved: bytes, in words.
     """
 
     program: Program
     nodes: tuple[Node, ...]
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
+    orders: tuple[tuple[int, ...], ...]
     moved: str
 
 
 def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
-    """Regions of a graph, in order. parts: by node that a region may have, the number of the part of the graph that it
-    is in, beyond which no region goes."""
-    translation, levels, made_of_steps = TranslatedGraph(), dict[Node, int](), set[Node]()
+    """Regions of a graph, those with rows along the last dimension first, each kind in order. parts: by node that a
+    region may have, the number of the part of the graph that it is in, beyond which no region goes."""
+    found, axes, taken = list[TorchRegion](), [-1], set[Node]()
+    for axis in axes:
+        regions, reduced = _find(graph, {n: number for n, number in parts.items() if n not in taken}, axis)
+        found += regions
+        taken |= {node for region in regions for node in region.nodes}
+        axes += sorted(reduced.difference(axes)) if axis == -1 else ()
+    return found
+
+
+def _find(graph: Graph, parts: Mapping[Node, int], axis: int) -> tuple[list[TorchRegion], set[int]]:
+    """Regions with rows along one axis, and all axes that operations reduce."""
+    translation, levels, made_of_steps = TranslatedGraph(axis), dict[Node, int](), set[Node]()
     for node in graph.nodes:
         before = len(translation.steps)
         usable = node in parts and not any(map(is_changed, (node, *node.all_input_nodes))) and translation.add(node)
@@ -59,7 +73,7 @@ def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
     _drop_unread(graph, translation)
     visible = _visible(translation)
     components = (_Component(translation, visible, steps) for steps in _components(translation, levels, parts))
-    return [region for component in components for region in component.regions()]
+    return [region for component in components for region in component.regions()], translation.reduced
 
 
 def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
@@ -142,22 +156,25 @@ class _Component:
         """Groups of steps that are a kernel each."""
         owners = [*dict.fromkeys(step.owner for step in assembled.steps)]
         owned = tuple(owners.index(step.owner) for step in assembled.steps)
-        dims = tuple(assembled.dims[one.name] for one in assembled.program.inputs)
-        for numbers in _kernels(assembled.program.text, dims, owned, device_of(assembled.device)):
+        device = device_of(assembled.device)
+        for numbers in _kernels(assembled.program.text, assembled.dims, assembled.strides, owned, device):
             yield tuple(assembled.steps[n] for n in numbers)
 
     def _assembled(self, steps: Sequence[OwnedStep]) -> _Assembled | None:
         return _Assembled.of(steps, self._visible, self._translation)
 
 
+Shapes = tuple[tuple[int, ...], ...]
+
+
 @functools.lru_cache(maxsize=1024)
 def _kernels(
-    text: str, dims: tuple[tuple[int, ...], ...], owned: tuple[int, ...], device: Device
+    text: str, dims: Shapes, strides: Shapes, owned: tuple[int, ...], device: Device
 ) -> tuple[tuple[int, ...], ...]:
-    """Numbers of a program's steps in groups that are a kernel each. dims: of its inputs. owned: by step, the number of
-    the node that it is of, all of whose steps are in one kernel."""
+    """Numbers of a program's steps in groups that are a kernel each. dims, strides: of its inputs. owned: by step, the
+    number of the node that it is of, all of whose steps are in one kernel."""
     try:
-        frozen = lower(freeze(Program.read(text).graph(dims)[0]))
+        frozen = lower(freeze(Program.read(text).graph(dims, strides)[0]))
     except GraphValidationError:
         return ()
     known = registry.registry((), ())
@@ -180,11 +197,12 @@ _ANCHORS = frozenset({"reduction", "softmax", "log_softmax", "logsumexp", "rmsno
 
 @dataclass(frozen=True, eq=False)
 class _Assembled:
-    """Steps as a program. dims: of inputs, by name."""
+    """Steps as a program. dims, strides: of its inputs."""
 
     program: Program
     steps: tuple[OwnedStep, ...]
-    dims: Mapping[str, tuple[int, ...]]
+    dims: Shapes
+    strides: Shapes
     device: torch.device
     region: TorchRegion | None
 
@@ -211,15 +229,14 @@ class _Assembled:
         }
         if not made or not read:
             return None
-        rank = max(
-            -min(axes, default=-1)
-            for axes in [*(a for _, a in read), *(translation.values[n].axes for n in made.values())]
-        )
-        extents = _Extents(rank)
-        for (_, axes), value in read.items():
-            extents.add(axes, value.tensor.shape)
-        patterns = {key: extents.pattern(key[1], value.tensor.shape) for key, value in read.items()}
-        order = sorted(read, key=lambda key: set(patterns[key]) != {"n"})
+        tensors = {key: _Seen.of(value.tensor, key[1], translation.axis) for key, value in read.items()}
+        results = [_Seen.of(told(node), translation.values[node].axes, translation.axis) for node in made.values()]
+        extents = _Extents(max(-min(seen.axes, default=-1) for seen in (*tensors.values(), *results)))
+        for seen in tensors.values():
+            extents.add(seen.axes, seen.shape)
+        whole = {key for key, seen in tensors.items() if set(extents.pattern(seen)) == {"n"}}
+        spread = [seen for seen in results if set(extents.pattern(seen)) == {"n"} and not seen.is_packed]
+        order = sorted(read, key=lambda key: (key not in whole, not all(map(tensors[key].lies_as, spread))))
         names = {key: f"in{n}" for n, key in enumerate(order)}
 
         def source(step: OwnedStep, port: str, value: object):
@@ -228,7 +245,7 @@ class _Assembled:
             return f"@{numbers[value.step]}" if isinstance(value, Value) else value
 
         program = Program(
-            tuple(RegionInput(names[key], patterns[key], from_foreign(read[key].tensor.dtype).name) for key in order),
+            tuple(RegionInput(names[key], extents.pattern(tensors[key]), tensors[key].dtype) for key in order),
             tuple(
                 ProgramStep(
                     s.op, {port: source(s, port, v) for port, v in s.inputs.items()}, dict(s.attributes), s.dtype
@@ -236,25 +253,62 @@ class _Assembled:
                 for s in steps
             ),
             tuple(
-                Result(
-                    numbers[step],
-                    extents.pattern(translation.values[node].axes, told(node).shape),
-                    from_foreign(told(node).dtype).name,
-                )
-                for step, node in made.items()
+                Result(numbers[step], extents.pattern(seen), seen.dtype)
+                for step, seen in zip(made, results, strict=True)
             ),
+            follows=bool(spread),
         )
-        dims = {names[key]: extents.padded(key[1], value.tensor.shape) for key, value in read.items()}
+        seen = [tensors[key] for key in order]
+        dims = tuple(map(extents.padded, seen))
+        strides = tuple(
+            (*map(hint, one.stride),) if key in whole else packed_stride(dim)
+            for key, one, dim in zip(order, seen, dims, strict=True)
+        )
         region = None
         is_split = any(one.extents.is_split for one in (*program.inputs, *program.outputs))
         if extents.is_one and not is_split and program.inputs[0].extents.whole:
-            inputs = tuple(node for node, _ in order)
-            columns = read[order[0]].tensor.shape[-1]
+            columns = seen[0].shape[-1]
             spelled = with_norms(program, columns if isinstance(columns, int) else None)
-            own, outputs = tuple(sorted({*nodes, *made.values()})), tuple(made.values())
-            region = TorchRegion(spelled, own, inputs, outputs, traffic(own, inputs, outputs))
+            own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
+            orders = tuple(one.order for one in (*seen, *results))
+            moved = traffic(own, inputs, outputs)
+            region = TorchRegion(spelled, tuple(own), tuple(inputs), tuple(outputs), orders, moved)
         device = next(iter(read.values())).tensor.device
-        return _Assembled(program, tuple(steps), dims, device, region)
+        return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """A tensor as a program has it: its dimensions in the order of the program's axes, columns last. order: their
+    numbers in the tensor."""
+
+    axes: tuple[int, ...]
+    shape: tuple[object, ...]
+    stride: tuple[object, ...]
+    order: tuple[int, ...]
+    dtype: str
+
+    @staticmethod
+    def of(t: torch.Tensor, axes: Sequence[int], columns: int) -> _Seen:
+        """columns: the axis that becomes the last."""
+        moved = [-1 if axis == columns else axis - (axis > columns) for axis in axes]
+        order = tuple(sorted(range(len(moved)), key=moved.__getitem__))
+        in_order = (tuple(values[d] for d in order) for values in (moved, t.shape, t.stride()))
+        return _Seen(*in_order, order, from_foreign(t.dtype).name)
+
+    @property
+    def is_packed(self) -> bool:
+        """True if rows lie one after the other."""
+        expected: object = 1
+        for extent, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if not same(extent, 1) and not same(stride, expected):
+                return False
+            expected = expected * extent
+        return True
+
+    def lies_as(self, other: _Seen) -> bool:
+        pairs = zip(self.shape, self.stride, other.stride, strict=False)
+        return len(self.shape) == len(other.shape) and all(same(n, 1) or same(a, b) for n, a, b in pairs)
 
 
 class _Extents:
@@ -268,8 +322,8 @@ class _Extents:
             if not same(n, 1):
                 self.is_one &= same(self._known.setdefault(axis, n), n)
 
-    def pattern(self, axes: Sequence[int], shape: Sequence[object]) -> str:
-        found = dict(zip(axes, shape, strict=True))
+    def pattern(self, seen: _Seen) -> str:
+        found = dict(zip(seen.axes, seen.shape, strict=True))
 
         def kind(axis: int) -> str:
             if axis not in found:
@@ -278,8 +332,8 @@ class _Extents:
 
         return "".join(kind(axis) for axis in range(-self._rank, 0))
 
-    def padded(self, axes: Sequence[int], shape: Sequence[object]) -> tuple[int, ...]:
-        found = dict(zip(axes, map(hint, shape), strict=True))
+    def padded(self, seen: _Seen) -> tuple[int, ...]:
+        found = dict(zip(seen.axes, map(hint, seen.shape), strict=True))
         return tuple(found.get(axis, 1) for axis in range(-self._rank, 0))
 
 

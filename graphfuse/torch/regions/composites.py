@@ -123,7 +123,7 @@ def _length(d: CallDrawing) -> Value:
 
 def _variance(d: CallDrawing) -> Value:
     x, out = d["self"], d.out
-    columns = x.tensor.shape[d.last(x, d["dim"])]
+    columns = x.tensor.shape[d.columns(x, d["dim"])]
     correction = 1 if d["correction"] is None else d["correction"]
     if not isinstance(columns, int) or not isinstance(correction, int | float) or columns <= correction:
         raise Untranslated("the variance of rows of an extent that varies")
@@ -139,7 +139,7 @@ def _variance_and_mean(d: CallDrawing) -> tuple[Value, Value]:
 
 def _of_rows(op: str) -> Callable[[CallDrawing], Value]:
     def draw(d: CallDrawing) -> Value:
-        d.last(d["self"], d["dim"])
+        d.columns(d["self"], d["dim"])
         return d.step(op, {"input": d["self"]}, {"axis": -1})
 
     return draw
@@ -147,8 +147,9 @@ def _of_rows(op: str) -> Callable[[CallDrawing], Value]:
 
 def _logsumexp(d: CallDrawing) -> Value:
     x = d["self"]
-    axes, dim = x.aligned(), d.last(x, d["dim"])
-    return d.step("logsumexp", {"input": x}, {"axis": -1}, axes=axes if d["keepdim"] else axes[:dim])
+    axes, dim = x.aligned(), d.columns(x, d["dim"])
+    left = axes if d["keepdim"] else (*axes[:dim], *axes[dim + 1 :])
+    return d.step("logsumexp", {"input": x}, {"axis": -1}, axes=left)
 
 
 def _layer_norm(d: CallDrawing) -> Value:
@@ -162,8 +163,9 @@ def _rms_norm(d: CallDrawing) -> Value:
 
 def _norm(d: CallDrawing, op: str, shape: Sequence[object], vectors: Mapping[str, object], eps: float) -> Value:
     x = d["input"]
-    if len(shape) != 1 or x.once is not None or x.aligned()[-1] != -1:
+    if len(shape) != 1 or x.once is not None:
         raise Untranslated(f"{d.call.name} of rows of shape {tuple(shape)}; accepted: one dimension")
+    d.columns(x, -1)
     given = {name: v for name, v in vectors.items() if v is not None}
     eps = float(eps) if isinstance(eps, torch.SymFloat) and eps.node.has_hint() else eps
     return d.step(op, {"input": x, **given, "epsilon": eps}, {"norm_forward_phase": "INFERENCE"})

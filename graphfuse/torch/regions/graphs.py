@@ -92,9 +92,9 @@ class RegionGraphs(Computation):
         rank = len(self.program.inputs[0].axes)
         return self._drawn((*range(2, rank + 1), _COLUMNS))
 
-    def why_untrainable(self, rows: Shape, asked: Sequence[bool], device: str) -> str:
-        """Why no kernels make the gradients of these inputs, of `differentiable`, where rows have this shape; "" where
-        they do, or none are asked for."""
+    def why_untrainable(self, rows: Shape, strides: Shape, asked: Sequence[bool], device: str) -> str:
+        """Why no kernels make the gradients of these inputs, of `differentiable`, where rows have this shape and lie
+        like this; "" where they do, or none are asked for."""
         if not any(asked) or not self.graded:
             return ""
         try:
@@ -107,7 +107,8 @@ class RegionGraphs(Computation):
             if not a.written or a.name in made:
                 ((dtype, stored),) = list(a.types.items())[:1]
                 (shape,) = a.shape({self.first: rows}) if a.shape else (rows,)
-                layouts[a.name] = Layout(dtype, stored, shape, packed_stride(shape), torch.device("cpu"), ALIGNMENT)
+                lies = strides if self.program.follows and shape == rows else packed_stride(shape)
+                layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
         _, planner = planned("region_backward", backward, layouts, device)
         return "no kernels make its gradients" if any(p.engine.facts is Subgraph for p in planner.at(0).parts) else ""
 
@@ -125,7 +126,14 @@ class RegionGraphs(Computation):
     def results(self) -> tuple[TensorParameter, ...]:
         first = self.program.inputs[0].name
         return tuple(
-            TensorParameter(one.name, _type(one), _rule(one.extents, first), written=True, new=_torch(one))
+            TensorParameter(
+                one.name,
+                _type(one),
+                _rule(one.extents, first),
+                written=True,
+                new=_torch(one),
+                strides=self._strides(one, first),
+            )
             for one in self.program.outputs
         )
 
@@ -189,7 +197,11 @@ class RegionGraphs(Computation):
             new=_torch(one),
             shape=_rule(one.extents, self.first),
             over_rows=None if of_all_rows else "sum",
+            strides=self._strides(one, self.first),
         )
+
+    def _strides(self, one: RegionInput | Result, first: str) -> str | None:
+        return first if self.program.follows and one.extents.whole else None
 
     @property
     def _a_row(self) -> RowExtents:

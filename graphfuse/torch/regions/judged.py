@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphfuse.base.device import Device
+from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.torch.fusion import cost, generated, surroundings
 from graphfuse.torch.fusion.cost import Judged
 from graphfuse.torch.fusion.meaning import hint, told, value
@@ -54,7 +55,15 @@ def _declined(module: GraphModule, found: Sequence[TorchRegion]) -> dict[Node, s
         odd = (node for node, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.is_odd)
         summed = cost.of_samples(odd) if taken.is_training else 0
         judged.append(Judged(region.outputs[0], taken, neighbours.of(taken), -summed, cost.SUMMED))
-    return cost.declined(judged)
+    unmeasured = {one.key: _UNMEASURED for one, region in zip(judged, found, strict=True) if _is_spread(region, one)}
+    return cost.declined([one for one in judged if one.key not in unmeasured]) | unmeasured
+
+
+_UNMEASURED = "its rows are not along the last dimension: no gradients of such rows were measured beside inductor's"
+
+
+def _is_spread(region: TorchRegion, one: Judged) -> bool:
+    return region.program.follows and one.taken.is_training
 
 
 def _untrainable(region: TorchRegion) -> str:
@@ -62,14 +71,15 @@ def _untrainable(region: TorchRegion) -> str:
     if not _is_training(region):
         return ""
     graphs, asked = RegionGraphs.of(region.program.text), dict(zip(region.program.inputs, region.inputs, strict=True))
-    rows = tuple(map(hint, value(region.inputs[0]).shape))
+    first, order = value(region.inputs[0]), region.orders[0]
+    rows, strides = (tuple(hint(of[d]) for d in order) for of in (first.shape, first.stride()))
     flags = tuple(value(asked[one]).requires_grad for one in graphs.differentiable)
-    return _why_untrainable(graphs, rows, flags, device_of(value(region.inputs[0]).device))
+    return _why_untrainable(graphs, rows, strides, flags, device_of(first.device))
 
 
 @functools.lru_cache(maxsize=1024)
-def _why_untrainable(graphs: RegionGraphs, rows: tuple[int, ...], asked: tuple[bool, ...], device: Device) -> str:
-    return graphs.why_untrainable(rows, asked, str(device))
+def _why_untrainable(graphs: RegionGraphs, rows: Shape, strides: Shape, asked: tuple[bool, ...], device: Device) -> str:
+    return graphs.why_untrainable(rows, strides, asked, str(device))
 
 
 def _is_training(region: TorchRegion) -> bool:

@@ -103,11 +103,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in order. The last axis has the columns, the others rows."""
+    """Steps in order. The last axis has the columns, the others rows. follows: whether outputs that have all of these
+    lie in memory as the first input does, not row after row."""
 
     inputs: tuple[RegionInput, ...]
     steps: tuple[ProgramStep, ...]
     outputs: tuple[Result, ...]
+    follows: bool = False
 
     @cached_property
     def text(self) -> str:
@@ -121,7 +123,8 @@ class Program:
             made = json.loads(text)
             inputs = tuple(RegionInput(**one) for one in made["inputs"])
             steps = tuple(ProgramStep(**one) for one in made["steps"])
-            program = Program(inputs, steps, tuple(Result(**one) for one in made["outputs"]))
+            outputs = tuple(Result(**one) for one in made["outputs"])
+            program = Program(inputs, steps, outputs, made.get("follows", False))
         except (ValueError, TypeError, KeyError) as error:
             raise SerializedError(f"the graph of a region is damaged: {type(error).__name__}: {error}") from None
         if (why := program._fault()) is not None:
@@ -161,16 +164,22 @@ class Program:
             intermediate_rounding="declared",
         )
 
-    def graph(self, dims: Sequence[Shape], training: bool = False) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
-        """A graph of its own, its inputs by name, and what its steps make. dims: of inputs, all of one rank."""
+    def graph(
+        self, dims: Sequence[Shape], strides: Sequence[Shape] = (), training: bool = False
+    ) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
+        """A graph of its own, its inputs by name, and what its steps make. dims, strides: of inputs, all of one rank;
+        without strides rows lie one after the other."""
         graph = self.empty()
+        strides = strides or [*map(packed_stride, dims)]
         given = {
-            one.name: graph.tensor(dim, packed_stride(dim), data_type[one.dtype], name=one.name)
-            for one, dim in zip(self.inputs, dims, strict=True)
+            one.name: graph.tensor(dim, stride, data_type[one.dtype], name=one.name)
+            for one, dim, stride in zip(self.inputs, dims, strides, strict=True)
         }
         made = self.draw(graph, given, training)
         for one in self.outputs:
             made[one.step].set_output().set_data_type(data_type[one.dtype])
+            if self.follows and one.extents.whole:
+                made[one.step].set_stride(strides[0])
         return graph, given, made
 
     def draw(self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False) -> list[Tensor]:

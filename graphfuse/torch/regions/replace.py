@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.fusion.meaning import KEYS, changes, may_write, same, told, writes
@@ -27,17 +28,25 @@ def replace(
 
 def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     inputs = [new.get(node, node) for node in region.inputs]
-    if any(not _is_packed(node) for node in region.outputs):
-        return "its results are not contiguous"
+    orders = region.orders[: len(inputs)], region.orders[len(inputs) :]
+    like = _in_order(told(region.inputs[0]), orders[0][0])
+    for one, node, order in zip(region.program.outputs, region.outputs, orders[1], strict=True):
+        if not _lies(_in_order(told(node), order), like if region.program.follows and one.extents.whole else None):
+            return "its results do not lie in memory as those of an operator"
     place = _place(graph, region, inputs)
     if place is None:
         return "what it reads is made after its results are read"
     with graph.inserting_before(place):
-        made = graph.call_function(operator_of, (inputs, region.program.text))
+        read = [_permuted(graph, node, order) for node, order in zip(inputs, orders[0], strict=True)]
+        made = graph.call_function(operator_of, (read, region.program.text))
         results = [graph.call_function(operator.getitem, (made, n)) for n in range(len(region.outputs))]
-    for key in KEYS:
-        if key in region.outputs[0].meta:
-            made.meta[key] = [node.meta[key] for node in region.outputs]
+        for node, result, order in zip(region.outputs, results, orders[1], strict=True):
+            result.meta |= {key: _in_order(node.meta[key], order) for key in KEYS if key in node.meta}
+        for key in KEYS:
+            if key in results[0].meta:
+                made.meta[key] = [result.meta[key] for result in results]
+        inverse = ([order.index(d) for d in range(len(order))] for order in orders[1])
+        results = [_permuted(graph, result, order) for result, order in zip(results, inverse, strict=True)]
     for old, result in zip(region.outputs, results, strict=True):
         result.meta.update({k: v for k, v in old.meta.items() if k in (*KEYS, "stack_trace")})
         old.replace_all_uses_with(result, lambda user: user not in region.nodes)
@@ -62,10 +71,21 @@ def _place(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> Node | 
     return nodes[place]
 
 
-def _is_packed(node: Node) -> bool:
-    made, expected = told(node), 1
-    for extent, stride in zip(reversed(made.shape), reversed(made.stride()), strict=True):
-        if not same(extent, 1) and not same(stride, expected):
-            return False
-        expected = expected * extent
-    return True
+def _permuted(graph: Graph, node: Node, order: Sequence[int]) -> Node:
+    if [*order] == sorted(order):
+        return node
+    made = graph.call_function(torch.ops.aten.permute.default, (node, [*order]))
+    made.meta |= {key: _in_order(node.meta[key], order) for key in KEYS if key in node.meta}
+    return made
+
+
+def _in_order(t: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return t.permute(*order) if [*order] != sorted(order) else t
+
+
+def _lies(made: torch.Tensor, like: torch.Tensor | None) -> bool:
+    """True if a tensor lies as a new one does of its shape, or, if it is given, like another one of its shape."""
+    new = made.new_empty(made.shape) if like is None else torch.empty_like(like)
+    pairs = zip(made.shape, made.stride(), new.stride(), strict=True)
+    return all(same(extent, 1) or same(a, b) for extent, a, b in pairs)

@@ -18,9 +18,13 @@ from graphfuse.torch.regions.composites import COMPOSITES
 class TranslatedGraph:
     """All of a graph that translates. values: by node, its tensor or tensors. steps: in order. why: for nodes that do
     not translate. node_of: the node that has a tensor, by the tensor's number. unread: nodes that nobody reads, and
-    which are left as they are."""
+    which are left as they are.
 
-    def __init__(self) -> None:
+    axis: that which rows lie along, counted from the last of the largest tensor. reduced: axes that operations reduce.
+    """
+
+    def __init__(self, axis: int = -1) -> None:
+        self.axis, self.reduced = axis, set[int]()
         self.values: dict[Node, object] = {}
         self.steps: list[OwnedStep] = []
         self.why: dict[Node, str] = {}
@@ -71,7 +75,7 @@ class TranslatedGraph:
             raise Untranslated("it reads a tensor that is no node's")
 
     def _call(self, node: Node, call: Call, known: dict[int, Value]) -> None:
-        drawing = CallDrawing(self.steps, node, call, known)
+        drawing = CallDrawing(self.steps, node, call, known, self.axis, self.reduced)
         draw = COMPOSITES.get(call.name)
         made = draw(drawing) if draw else drawing.by_table()
         for t, value in zip(call.results, made if isinstance(made, tuple) else (made,), strict=False):

@@ -1,0 +1,136 @@
+"""Regions whose rows lie along another dimension than the last: values, gradients, and where results lie."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import graphfuse.torch  # noqa: F401  registers the backend
+from graphfuse.torch.fusion import cost
+from graphfuse.torch.regions import judged
+from support.traces import as_tuple
+
+pytestmark = pytest.mark.torch
+
+FULL, HALF = torch.float32, torch.bfloat16
+
+
+def unit(x, w):
+    """As the VAE of WAN has it."""
+    return F.silu(F.normalize(x, dim=1) * 4 * w)
+
+
+def of_channels(x, w):
+    """As ConvNeXt has it."""
+    mean = x.mean(1, keepdim=True)
+    variance = (x - mean).pow(2).mean(1, keepdim=True)
+    return w * ((x - mean) / torch.sqrt(variance + 1e-6))
+
+
+def two_outputs(x, w):
+    return torch.softmax(x * w, 1), (x * w).amax(1)
+
+
+def of_the_middle(x, w):
+    return torch.logsumexp(x * w, 2), (x * w).sum(2, keepdim=True)
+
+
+def both_ways(x, w):
+    return torch.softmax(x * w, 1), torch.softmax(x * w, -1)
+
+
+FUNCTIONS = {f.__name__: f for f in (unit, of_channels, two_outputs, of_the_middle, both_ways)}
+
+
+def compiled(function, declines=False, **options):
+    found = []
+
+    def backend(module, inputs):
+        verdicts, _ = judged.replace_in(module, declines, ())
+        found.extend(verdicts)
+        return module.forward
+
+    torch.compiler.reset()
+    return torch.compile(function, backend=backend, **options), found
+
+
+def given(dtype=FULL, layout=torch.contiguous_format, rows=(2, 5, 7), gradients=False):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows[0], 16, *rows[1:], generator=generator).to(dtype).contiguous(memory_format=layout)
+    return [t.requires_grad_(gradients) for t in (x, torch.randn(16, 1, 1, generator=generator).to(dtype))]
+
+
+def lies(t):
+    return [stride for stride, extent in zip(t.stride(), t.shape, strict=True) if extent > 1]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [FULL, HALF])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_places(name, dtype, layout):
+    tensors, (function, found) = given(dtype, layout), compiled(FUNCTIONS[name])
+    rtol, atol = (1e-5, 1e-6) if dtype is FULL else (2e-2, 1e-3)
+    for got, want in zip(as_tuple(function(*tensors)), as_tuple(FUNCTIONS[name](*tensors)), strict=True):
+        torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+        assert lies(got) == lies(want)
+    assert found and (layout is torch.channels_last or not any(why for _, why in found))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_two_axes_are_two_regions(name):
+    function, found = compiled(FUNCTIONS[name])
+    function(*given())
+    assert len(found) == 1 + (name == "both_ways")
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients(name, layout):
+    made = []
+    function, found = compiled(FUNCTIONS[name])
+    for f in (function, FUNCTIONS[name]):
+        tensors = given(layout=layout, gradients=True)
+        results = as_tuple(f(*tensors))
+        outer = [torch.linspace(-1, 1, t.numel()).view(t.shape) for t in results]
+        made.append(torch.autograd.grad(results, tensors, outer))
+    for got, want in zip(*made, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert found
+
+
+def test_gradients_of_rows_that_lie_apart():
+    """Softmax has kernels for them; a sum over such rows has none."""
+    function, found = compiled(lambda x, w: torch.softmax(x * 2, 1))
+    function(*given(gradients=True))
+    assert [why for _, why in found] == [""]
+    function, found = compiled(of_channels)
+    function(*given(gradients=True))
+    assert [why for _, why in found] == ["no kernels make its gradients"]
+
+
+def test_what_nobody_measured_is_left(monkeypatch):
+    monkeypatch.setattr(cost, "DEVICE", "cpu")
+    function, found = compiled(lambda x, w: torch.softmax(x * 2, 1), declines=True)
+    function(*given(gradients=True))
+    assert found[0][1].startswith("its rows are not along the last dimension: no gradients")
+    function, found = compiled(lambda x, w: torch.softmax(x * 2, 1), declines=True)
+    function(*given())
+    assert [why for _, why in found] == [""]
+
+
+def test_extents_that_vary():
+    function, found = compiled(unit, dynamic=True)
+    for rows in ((2, 5, 7), (3, 4, 6), (5, 2, 9)):
+        tensors = given(rows=rows)
+        torch.testing.assert_close(function(*tensors), unit(*tensors))
+    assert len(found) == 1
+
+
+def test_an_exported_program():
+    """The graph as text says how results lie."""
+    function, found = compiled(unit)
+    x, w = given()
+    want = function(x, w)
+    ((region, _),) = found
+    assert '"follows":true' in region.program.text
+    (got,) = torch.ops.graphfuse.region.default([x.movedim(1, -1), w.permute(1, 2, 0)], region.program.text)
+    assert torch.equal(got.movedim(-1, 1), want) and got.stride() == x.movedim(1, -1).stride()
