@@ -157,8 +157,14 @@ REFUSED = {
     "detached": (lambda x: x.detach(), "no op of the table is detach.default"),
     "truth values added": (lambda x: (x > 0) + (x < 1), "add.Tensor of truth values"),
     "other powers": (lambda x: x**1.5, "a power of 1.5; accepted: 2, 3, 0.5, -0.5, -1"),
-    "another dimension": (lambda x: x.sum(0), "sum.dim_IntList reduces dimensions (0,); accepted: the last"),
-    "all dimensions": (lambda x: x.mean((0, 1)), "mean.dim reduces dimensions (0, 1); accepted: the last"),
+    "another dimension": (
+        lambda x: x.sum(0),
+        "sum.dim_IntList reduces dimensions (0,); accepted: one, that of other reductions",
+    ),
+    "all dimensions": (
+        lambda x: x.mean((0, 1)),
+        "mean.dim reduces dimensions (0, 1); accepted: one, that of other reductions",
+    ),
     "elements rounded first": (lambda x: (x * 2).float().sum(-1, dtype=HALF), "sum.dim_IntList of torch.float32 to"),
     "transposed": (lambda x: (x * 2).t(), "no op of the table is t.default"),
     "what is repeated": (

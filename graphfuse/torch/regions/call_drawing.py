@@ -198,7 +198,7 @@ class CallDrawing:
             self._reduced.add(value.aligned()[found[0]])
         if len(found) != 1 or not rank or value.aligned()[found[0]] != self._axis:
             raise Untranslated(
-                f"{self.call.name} reduces dimensions {tuple(found)}; accepted: one, the same everywhere"
+                f"{self.call.name} reduces dimensions {tuple(found)}; accepted: one, that of other reductions"
             )
         return found[0] % rank
 

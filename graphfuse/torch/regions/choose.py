@@ -266,7 +266,9 @@ class _Assembled:
         )
         region = None
         is_split = any(one.extents.is_split for one in (*program.inputs, *program.outputs))
-        if extents.is_one and not is_split and program.inputs[0].extents.whole:
+        # What reads other axes than the last to make a number a row alone moves what inductor's loop does.
+        is_worth = translation.axis == -1 or any(one.extents.whole for one in program.outputs)
+        if extents.is_one and not is_split and program.inputs[0].extents.whole and is_worth:
             columns = seen[0].shape[-1]
             spelled = with_norms(program, columns if isinstance(columns, int) else None)
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -45,8 +45,7 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
         for key in KEYS:
             if key in results[0].meta:
                 made.meta[key] = [result.meta[key] for result in results]
-        inverse = ([order.index(d) for d in range(len(order))] for order in orders[1])
-        results = [_permuted(graph, result, order) for result, order in zip(results, inverse, strict=True)]
+        results = [_restored(graph, result, order) for result, order in zip(results, orders[1], strict=True)]
     for old, result in zip(region.outputs, results, strict=True):
         result.meta.update({k: v for k, v in old.meta.items() if k in (*KEYS, "stack_trace")})
         old.replace_all_uses_with(result, lambda user: user not in region.nodes)
@@ -72,10 +71,22 @@ def _place(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> Node | 
 
 
 def _permuted(graph: Graph, node: Node, order: Sequence[int]) -> Node:
-    if [*order] == sorted(order):
-        return node
-    made = graph.call_function(torch.ops.aten.permute.default, (node, [*order]))
-    made.meta |= {key: _in_order(node.meta[key], order) for key in KEYS if key in node.meta}
+    return node if [*order] == sorted(order) else _viewed(graph, torch.ops.aten.permute.default, node, [*order])
+
+
+def _restored(graph: Graph, node: Node, order: Sequence[int]) -> Node:
+    """A result with its dimensions where the tensor has them."""
+    if [*order] == sorted(order) or not same(told(node).shape[-1], 1):
+        return _permuted(graph, node, [order.index(d) for d in range(len(order))])
+    # So that the dimension of extent 1 gets the stride that torch gives it.
+    without = _viewed(graph, torch.ops.aten.squeeze.dim, node, -1)
+    return _viewed(graph, torch.ops.aten.unsqueeze.default, without, order[-1])
+
+
+def _viewed(graph: Graph, view: Callable[..., torch.Tensor], node: Node, given: object) -> Node:
+    made = graph.call_function(view, (node, given))
+    with torch.no_grad():
+        made.meta |= {key: view(node.meta[key], given) for key in KEYS if key in node.meta}
     return made
 
 
