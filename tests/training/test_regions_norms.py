@@ -1,4 +1,5 @@
-"""Norms in every spelling, as regions: the ops that they become, and kernels like those of the operators for them."""
+"""Norms in every spelling, as regions: the ops that they become, and kernels like those of the operators for them, line
+by line. Gates and norms along channels, too."""
 
 import re
 from collections import Counter
@@ -10,7 +11,6 @@ from graphfuse.functional.layout import ALIGNMENT, Layout
 from graphfuse.functional.operator import FUNCTIONS
 from graphfuse.functional.problem import planned
 from graphfuse.functional.tensor_parameter import used
-from graphfuse.op_graph.ir import packed_stride
 from graphfuse.torch import RMSNorm  # noqa: F401  (its operators)
 from graphfuse.torch.fusion import find as find_sites
 from graphfuse.torch.fusion.meaning import value
@@ -19,6 +19,7 @@ from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from graphfuse.torch.regions.spelled_norms import with_norms
 from support.traces import FULL, given, recorded
+from training import test_fusion_gates as gated
 from training import test_fusion_match as spelled
 
 pytestmark = pytest.mark.torch
@@ -39,12 +40,15 @@ def lines(variant, tensors):
         t = tensors.get(a.name)
         if t is None:
             dtype = a.new if isinstance(a.new, torch.dtype) else a.new(made)
-            t = torch.empty(a.shape(shapes)[0], dtype=dtype, device="meta")
+            like = made.get(a.strides)
+            t = torch.empty(a.shape(shapes)[0], device="meta") if like is None else torch.empty_like(like)
+            t = t.to(dtype)
         shape = shapes[a.name] = tuple(t.shape)
-        layouts[a.name] = Layout(t.dtype, a.types[t.dtype], shape, packed_stride(shape), torch.device("cpu"), ALIGNMENT)
+        layouts[a.name] = Layout(t.dtype, a.types[t.dtype], shape, t.stride(), torch.device("cpu"), ALIGNMENT)
         made[a.name] = t
     _, planner = planned("a function", variant, layouts, "emulator")
     text = "\n".join(planner.at(0).sources)
+    assert text, "no kernel"
     in_order = lambda m: " * ".join(sorted(m.groups()))  # noqa: E731
     return Counter(re.sub(r"([\w\[\]]+) \* ([\w\[\]]+)(?=\))", in_order, line) for line in text.splitlines())
 
@@ -83,6 +87,32 @@ def test_the_kernel_is_that_of_the_operator(function, names, dtype):
     assert lines(graphs.inference, inputs) == of_operator
     norms = [step for step in region.program.steps if step.op in ("rmsnorm", "layernorm")]
     assert len(graphs.statistics) == sum(1 + (step.op == "layernorm") for step in norms)
+
+
+GATED = [gated.rounded_then_gate, gated.gate_at_once, gated.zero_centred_gate, gated.of_gated]
+
+
+@pytest.mark.parametrize("function", GATED)
+def test_the_kernel_of_a_gated_norm_is_that_of_the_operator(function):
+    test_the_kernel_is_that_of_the_operator(function, "xrw", HALF)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=str)
+@pytest.mark.parametrize("function", [gated.by_hand, gated.in_full])
+def test_kernels_along_channels_select_what_those_of_operators_clamp(function, layout):
+    """That is one number a row: with torch's gradient where it is the limit."""
+    graph, _ = recorded(function, (gated.video(HALF, layout), gated.scales(HALF, 1, 1, 1)), "aten")
+    nodes = {node: 0 for node in graph.graph.nodes if node.op not in ("placeholder", "output")}
+    (region,), (site,) = choose.find(graph.graph, nodes), find_sites(graph)
+    tensors = {name: value(node) for name, node in site.tensors.items()}
+    of_operator = {name: t.movedim(1, -1) if name == "x" else t.flatten() for name, t in tensors.items()}
+    program = zip(region.program.inputs, region.inputs, region.orders, strict=False)
+    inputs = {one.name: value(node).permute(order) for one, node, order in program}
+    operator = FUNCTIONS[f"graphfuse::{site.serving.name}_rows"].variant({})
+    got, want = lines(RegionGraphs.of(region.program.text).inference, inputs), lines(operator, of_operator)
+    assert got.total() - want.total() == 3
+    assert any("gf::max(v2, s.s0)" in line for line in want - got)
+    assert any("v2 < s.s0 ? 1.0f : 0.0f" in line for line in got - want)
 
 
 NOT_NORMS = [
