@@ -3,6 +3,7 @@ by line. Gates and norms along channels, too."""
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -158,3 +159,17 @@ def test_a_weight_from_a_view_is_read_there():
     """What no step makes stands between no steps."""
     _, (region,) = regions(lambda x, w: spelled.llama(x.view(2, 3, 4, 16), w[:16]), "xw", HALF)
     assert [step.op for step in region.program.steps] == ["rmsnorm", "mul"]
+
+
+def test_a_number_of_the_weight_is_no_weight():
+    """It has no columns."""
+    inputs = RegionInput("in0", "nn", "FLOAT"), RegionInput("in1", "-n", "FLOAT")
+    steps = (
+        ProgramStep("rmsnorm", {"input": "in0", "epsilon": 1e-5}, {"norm_forward_phase": "INFERENCE"}),
+        ProgramStep("reduction", {"input": "in1"}, {"mode": "AVG"}),
+        ProgramStep("mul", {"a": "@0", "b": "@1"}),
+    )
+    program = Program(inputs, steps, (Result(2, "nn", "FLOAT"),))
+    assert with_norms(program, 64).steps == steps
+    weighted = replace(program, steps=(*steps[:2], ProgramStep("mul", {"a": "@0", "b": "in1"})))
+    assert [step.op for step in with_norms(weighted, 64).steps] == ["rmsnorm"]

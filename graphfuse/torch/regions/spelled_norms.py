@@ -154,8 +154,9 @@ class _Steps:
         """True if a source has a value for each column, the same in all rows."""
         if not isinstance(source, str) or not source.startswith("@"):
             return source in self._vectors
-        read = [s for s in self.program.steps[int(source[1:])].inputs.values() if isinstance(s, str)]
-        return bool(read) and all(map(self._is_vector, read))
+        step = self.program.steps[int(source[1:])]
+        read = [s for s in step.inputs.values() if isinstance(s, str)]
+        return OPS[step.op].pointwise and bool(read) and all(map(self._is_vector, read))
 
     def _exact(self, source: Source) -> Source:
         """The source that has a value as it was before steps that round nothing."""
