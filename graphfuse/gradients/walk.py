@@ -22,6 +22,7 @@ from graphfuse.ops import aligned
 from graphfuse.ops.pullback import NoRule, Pullback
 
 _NARROW = (data_type.BFLOAT16, data_type.HALF)
+_CHOOSING = (reduction_mode.MIN, reduction_mode.MAX, reduction_mode.AMAX)
 _OF_INTEGERS = NoRule("what is computed in INT32 has no gradient")
 
 Value = Tensor | float
@@ -73,6 +74,12 @@ class Walk:
     @cached_property
     def _producers(self) -> Mapping[Tensor, NodeRecord]:
         return {t: node for node in self.forward.nodes for t in node.outputs.values()}
+
+    @cached_property
+    def _chooses(self) -> bool:
+        """True if elements are compared with what was chosen of them: backward has to make the same bits."""
+        modes = (node.attributes.get("mode") for node in self.forward.nodes if node.op.name == "reduction")
+        return any(mode in _CHOOSING for mode in modes)
 
     def dim(self, t: Tensor) -> tuple[int, ...]:
         """Shape of a tensor of `graph`, as far as it is drawn."""
@@ -159,7 +166,7 @@ class Walk:
         """Draws a node again, or what of it `t` needs."""
         with self._computing_in(node.compute):
             (port,) = (port for port, made in node.outputs.items() if made is t)
-            if port in node.op.again:
+            if port in node.op.again and not (node.op.pointwise and self._chooses):
                 self._values[t] = node.op.again[port](self._pullback(node, {}, frozenset()))
                 return
             inputs = {port: self.value(made) for port, made in node.inputs.items()}

@@ -294,6 +294,50 @@ def test_gradients_where_values_are_equal(function):
     torch.testing.assert_close(*made, equal_nan=True)
 
 
+MADE_AGAIN = {
+    "a rounded maximum": (lambda x: x.amax(-1).to(HALF), 1e-6),
+    "a maximum that is rounded and read": (lambda x: x / x.abs().amax(-1, keepdim=True).to(HALF), 2e-2),
+    "softmax that is rounded behind": (lambda x: torch.softmax(x * 3, -1).to(HALF), 1e-6),
+    "a maximum of quotients": (lambda x: (x / 3.0).amax(-1), 1e-6),
+    "a maximum of rows of length 1": (lambda x: F.normalize(x, dim=-1).amax(-1), 1e-5),
+    "a maximum along another axis": (lambda x: x * x.amax(0, keepdim=True).to(HALF), 2e-2),
+}
+
+
+@pytest.mark.parametrize("what", MADE_AGAIN)
+def test_gradients_by_what_is_made_again(what):
+    """A maximum has to be one of the values that it is of, and what is kept to be as it was before it was rounded."""
+    function, atol = MADE_AGAIN[what]
+    made = []
+    x = torch.randn(100, C, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    module, given, verdicts = found(function, x)
+    assert verdicts
+    for result in (as_tuple(module(*given))[0], function(x)):
+        outer = torch.linspace(-1, 1, result.numel()).view(result.shape).to(result.dtype)
+        made.append(torch.autograd.grad(result, x, outer)[0])
+    torch.testing.assert_close(*made, rtol=5e-3, atol=atol)
+
+
+def test_rows_that_are_none():
+    module, given, verdicts = found(lambda x: torch.softmax(x * 2, -1) + 1, torch.ones(0, C))
+    assert verdicts and as_tuple(module(*given))[0].shape == (0, C)
+
+
+def test_gradients_of_tensors_that_torch_negates_late():
+    """And of those whose zeros are nowhere."""
+    z = torch.randn(T, C, dtype=torch.complex64).requires_grad_()
+    function = lambda x: torch.softmax(x * 2, -1)  # noqa: E731
+    module, _, _ = found(function, torch.ones(T, C).requires_grad_())
+    grads = []
+    for f in (lambda x: as_tuple(module(x))[0], function):
+        made = f(z.conj().imag)
+        grads.append(torch.autograd.grad(made, z, torch.linspace(-1, 1, made.numel()).view(made.shape))[0])
+    torch.testing.assert_close(*grads)
+    x = torch.randn(T, C).requires_grad_()
+    (grad,) = torch.autograd.grad(as_tuple(module(x))[0], x, torch._efficientzerotensor((T, C)))
+    assert not grad.any()
+
+
 def test_a_maximum_of_rounded_values():
     """Backward computes them again, rounded as they were: else the maximum would be none of them."""
     function = lambda x: F.rms_norm(x, (C,)).amax(-1)  # noqa: E731

@@ -41,6 +41,11 @@ def is_generated(node: Node) -> bool:
     return bool(name) and (name in _REDUCTIONS or name in _MOVES or _is_pointwise(name) or not reads(node))
 
 
+def is_reduction(node: Node) -> bool:
+    """True if an operation makes fewer numbers than it reads, on its way or in the end."""
+    return _name(node) in _REDUCTIONS
+
+
 def is_free(node: Node) -> bool:
     """True if a node moves nothing: a view, a part, or what returns the tensor that it is given."""
     source = value(node.args[0]) if node.args else None

@@ -18,6 +18,7 @@ from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
+from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import hint, is_changed, same, told
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
@@ -46,13 +47,31 @@ class TorchRegion:
 def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
     """Regions of a graph, those with rows along the last dimension first, each kind in order. parts: by node that a
     region may have, the number of the part of the graph that it is in, beyond which no region goes."""
-    found, axes, taken = list[TorchRegion](), [-1], set[Node]()
+    found, axes, left = list[TorchRegion](), [-1], _around_reductions(graph, parts)
     for axis in axes:
-        regions, reduced = _find(graph, {n: number for n, number in parts.items() if n not in taken}, axis)
+        regions, reduced = _find(graph, {n: number for n, number in parts.items() if n in left}, axis)
         found += regions
-        taken |= {node for region in regions for node in region.nodes}
+        left -= {node for region in regions for node in region.nodes}
         axes += sorted(reduced.difference(axes)) if axis == -1 else ()
     return found
+
+
+def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:
+    """Nodes that a region may have: what hangs together with a reduction, or reads the same. To translate the others
+    would take long, as it runs them."""
+    above: dict[Node, Node] = {}
+
+    def root(node: Node) -> Node:
+        while (there := above.setdefault(node, node)) is not node:
+            above[node] = node = above[there]
+        return node
+
+    found = [n for n in graph.nodes if n in parts and (generated.is_generated(n) or generated.is_free(n))]
+    for node in found:
+        for t in node.all_input_nodes:
+            above[root(t)] = root(node)
+    reduced = {root(node) for node in found if generated.is_reduction(node)}
+    return {node for node in found if root(node) in reduced}
 
 
 def _find(graph: Graph, parts: Mapping[Node, int], axis: int) -> tuple[list[TorchRegion], set[int]]:
@@ -268,8 +287,10 @@ class _Assembled:
         is_split = any(one.extents.is_split for one in (*program.inputs, *program.outputs))
         # What reads other axes than the last to make a number a row alone moves what inductor's loop does.
         is_worth = translation.axis == -1 or any(one.extents.whole for one in program.outputs)
+        columns = seen[0].shape[-1] if seen[0].shape else 1
+        # Rows whose extent shows at run time alone may turn out to be empty.
+        is_worth &= isinstance(columns, int) or columns.node.has_hint()
         if extents.is_one and not is_split and program.inputs[0].extents.whole and is_worth:
-            columns = seen[0].shape[-1]
             spelled = with_norms(program, columns if isinstance(columns, int) else None)
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
             orders = tuple(one.order for one in (*seen, *results))

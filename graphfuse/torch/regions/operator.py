@@ -76,10 +76,20 @@ class RegionOperator:
 
         def dispatched(*values):
             asked = values[count:]
-            made = operator(values[:count], text, asked) if asked else operator(values, text)
+            # Torch does so for lists of tensors, but not where some may be None.
+            made = operator([*map(_in_memory, values[:count])], text, asked) if asked else operator(values, text)
             return _returned(made, asked)
 
         return GraphOperator(f, entry(f, dispatched), dispatched)
+
+
+def _in_memory(t: torch.Tensor | None) -> torch.Tensor | None:
+    """A tensor whose values are those that lie in memory."""
+    if t is None:
+        return None
+    if t.is_conj() or t.is_neg():
+        t = t.resolve_conj().resolve_neg()
+    return torch.zeros(t.shape, dtype=t.dtype, device=t.device) if t._is_zerotensor() else t
 
 
 def _returned(made: Sequence[torch.Tensor], asked: Sequence[bool]) -> object:

@@ -16,7 +16,7 @@ def traffic(nodes: Collection[Node], inputs: Collection[Node], outputs: Collecti
     read."""
     together = sum(map(_bytes, (*inputs, *outputs)))
     apart = sum(_bytes(n) + sum(map(_bytes, n.all_input_nodes)) for n in nodes if not generated.is_free(n))
-    elements = max(sum(hint(t.numel()) for t in _tensors(node)) for node in inputs)
+    elements = max(1, *(sum(hint(t.numel()) for t in _tensors(node)) for node in inputs))
     return f"{together / elements:.3g} bytes an element, {apart / elements:.3g} by its operations one by one"
 
 
