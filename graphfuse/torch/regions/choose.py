@@ -76,16 +76,15 @@ def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:
 
 def _find(graph: Graph, parts: Mapping[Node, int], axis: int) -> tuple[list[TorchRegion], set[int]]:
     """Regions with rows along one axis, and all axes that operations reduce."""
-    translation, levels, made_of_steps = TranslatedGraph(axis), dict[Node, int](), set[Node]()
+    translation, levels, given = TranslatedGraph(axis), dict[Node, int](), set[Node]()
     for node in graph.nodes:
         before = len(translation.steps)
         usable = node in parts and not any(map(is_changed, (node, *node.all_input_nodes))) and translation.add(node)
         usable = usable and not _is_elsewhere(node, translation, parts)
         below = max((levels[t] for t in node.all_input_nodes if t in levels), default=0)
-        stands_behind = not made_of_steps.isdisjoint(node.all_input_nodes)
-        levels[node] = below + 1 if stands_behind and not usable else below
-        if stands_behind or len(translation.steps) > before:
-            made_of_steps.add(node)
+        if node.op in ("placeholder", "get_attr") or generated.is_free(node) and given.issuperset(node.all_input_nodes):
+            given.add(node)
+        levels[node] = below if usable or node in given else below + 1
         if not usable:
             translation.values.pop(node, None)
             del translation.steps[before:]
