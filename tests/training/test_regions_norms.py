@@ -113,7 +113,7 @@ def test_kernels_along_channels_select_what_those_of_operators_clamp(function, l
     got, want = lines(RegionGraphs.of(region.program.text).inference, inputs), lines(operator, of_operator)
     assert got.total() - want.total() in (3, 4)  # the fourth rounds behind the quotient
     assert any("gf::max(v2, s.s0)" in line for line in want - got)
-    assert any("v2 < s.s0 ? 1.0f : 0.0f" in line for line in got - want)
+    assert any(re.search("v2 <=? s.s0 [?] 1.0f : 0.0f", line) for line in got - want)  # by the version of torch
 
 
 NOT_NORMS = [
