@@ -63,6 +63,7 @@ _IN_PLACE = "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilsh
 KEYS = ("val", "example_value")
 """Where whoever recorded a graph says of a node's result."""
 _USUAL_EXTENT = 64
+"""What planning takes for an extent that shows at run time alone."""
 _WRITING = frozenset((*_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)))
 _UNDERSCORED = frozenset({operator.and_, operator.or_, operator.not_, operator.is_})
 """Names that end as those of operations in place do, of what changes nothing."""

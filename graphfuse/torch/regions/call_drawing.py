@@ -22,7 +22,7 @@ COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
 """Types of tensors that steps read. Others are left to torch."""
 FP8 = {torch.float8_e4m3fn: 464.0}
 """Types that steps may make, beside those, and the largest magnitude that is rounded to a number."""
-_TO_BOOL = frozenset({"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"})
+TO_BOOL = frozenset({"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"})
 _OF_BOOL = frozenset({"identity", "binary_select", "max", "min", "mul"})
 """Ops whose results are 0 or 1, those of the second line if all that they read is."""
 _WITH_NUMBERS = frozenset({("mul", "b"), ("div", "b")})
@@ -144,7 +144,7 @@ class CallDrawing:
             if isinstance(given, bool) or not isinstance(given, int | float | str):
                 raise Untranslated(f"{self.call.name} is given a {type(given).__name__}")
         reads_bools = all(isinstance(v, Value) and v.tensor.dtype is torch.bool for v in inputs.values())
-        if dtype is torch.bool and not (op in _TO_BOOL or op in _OF_BOOL and reads_bools):
+        if dtype is torch.bool and not (op in TO_BOOL or op in _OF_BOOL and reads_bools):
             raise Untranslated(f"{self.call.name} of truth values")
 
     def _known(self, value: object) -> object:
@@ -157,7 +157,7 @@ class CallDrawing:
     def _converted(self, op: str, inputs: Mapping[str, object], dtype: torch.dtype) -> dict[str, object]:
         """Inputs as a pointwise op reads them: torch converts tensors without dimensions to the type that the others
         have together, and what they are compared with."""
-        compared = op in _TO_BOOL
+        compared = op in TO_BOOL
         if compared:
             tensors = [v.tensor for v in inputs.values() if isinstance(v, Value)]
             dtype = functools.reduce(torch.promote_types, (torch.result_type(t, tensors[-1]) for t in tensors))
@@ -178,7 +178,7 @@ class CallDrawing:
     def between(self, op: str, **inputs: object) -> Value:
         """A step whose result nothing rounds, of the shape that its inputs have together."""
         shape = torch.broadcast_shapes(*(v.shape for v in inputs.values() if isinstance(v, Value)))
-        return self.step(op, inputs, shape=shape, dtype=torch.bool if op in _TO_BOOL else torch.float32)
+        return self.step(op, inputs, shape=shape, dtype=torch.bool if op in TO_BOOL else torch.float32)
 
     def reduced(self, mode: str, value: Value, dims: object, keepdim: bool, dtype: torch.dtype) -> Value:
         """The reduction of rows. Untranslated where other dimensions are reduced, or more."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS
+from graphfuse.torch.regions.call_drawing import TO_BOOL
 from graphfuse.torch.regions.program import Program, ProgramStep, Source
 
 _OUTSIDE = -1
@@ -148,7 +149,7 @@ class _Steps:
     def is_number(self, source: Source) -> bool:
         """True if a source is no truth value."""
         if isinstance(source, str) and source.startswith("@"):
-            return not OPS[self.program.steps[int(source[1:])].op].name.startswith(("cmp", "logical"))
+            return self.program.steps[int(source[1:])].op not in TO_BOOL
         return source not in self._truths
 
     def _is_vector(self, source: Source) -> bool:
