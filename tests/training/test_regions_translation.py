@@ -1,0 +1,67 @@
+"""What of aten translates to ops, and why other nodes do not."""
+
+import math
+
+import pytest
+import torch
+
+from graphfuse.ops import OPS
+from graphfuse.torch.regions.translate import TranslatedGraph
+from support.regions import HALF, C, T, rows
+from support.traces import recorded
+
+pytestmark = pytest.mark.torch
+
+CALLS = [(op.name, text) for op in OPS.values() for text in op.aten]
+
+
+@pytest.mark.parametrize(("op", "text"), CALLS)
+def test_what_ops_are_called_in_aten(op, text):
+    name, *given = text.split()
+    packet, _, overload = name.partition(".")
+    schema = getattr(getattr(torch.ops.aten, packet), overload)._schema
+    parameters = {a.name for a in schema.arguments}
+    targets = {port.name for port in OPS[op].inputs} | {a.name for a in OPS[op].attributes}
+    assert given
+    for one in given:
+        parameter, _, target = one.replace("=", ":").partition(":")
+        assert parameter in parameters
+        assert "=" in one or target in targets
+
+
+REFUSED = {
+    "float64": (lambda x: x.double().sum(-1), "makes torch.float64"),
+    "integers": (lambda x: x.int() + 1, "makes torch.int32"),
+    "a step of a sum": (lambda x: torch.add(x, x, alpha=2), "no op of the table is add.Tensor"),
+    "rounded down": (lambda x: torch.div(x, 3, rounding_mode="floor"), "no op of the table is div.Tensor_mode"),
+    "detached": (lambda x: x.detach(), "no op of the table is detach.default"),
+    "truth values added": (lambda x: (x > 0) + (x < 1), "add.Tensor of truth values"),
+    "other powers": (lambda x: x**1.5, "a power of 1.5; accepted: 2, 3, 0.5, -0.5, -1"),
+    "another dimension": (
+        lambda x: x.sum(0),
+        "sum.dim_IntList reduces dimensions (0,); accepted: one, that of other reductions",
+    ),
+    "all dimensions": (
+        lambda x: x.mean((0, 1)),
+        "mean.dim reduces dimensions (0, 1); accepted: one, that of other reductions",
+    ),
+    "elements rounded first": (lambda x: (x * 2).float().sum(-1, dtype=HALF), "sum.dim_IntList of torch.float32 to"),
+    "transposed": (lambda x: (x * 2).t(), "no op of the table is t.default"),
+    "what is repeated": (
+        lambda x: x.float().mean(-1, keepdim=True).expand(T, C).sum(-1),
+        "sum.dim_IntList reduces what is repeated",
+    ),
+    "NaN as a limit": (lambda x: x.clamp(min=math.nan), "clamp.default between nan and None; accepted: numbers"),
+    "elements that move": (lambda x: (x * 2).view(-1, 2), "a view that moves elements"),
+    "joined dimensions": (lambda x: (x[None] * 2).softmax(1), "_softmax.default reduces dimensions (1,); accepted:"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_translate(what):
+    function, why = REFUSED[what]
+    module, _ = recorded(function, (rows(),), "dynamo")
+    translation = TranslatedGraph()
+    for node in module.graph.nodes:
+        translation.add(node)
+    assert any(said.startswith(why) or why in said for said in translation.why.values()), translation.why
