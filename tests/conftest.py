@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Else each process that first compiles with inductor compiles and loads programs with the processor's instructions, for
+# ten seconds: whether g++ knows these is no question of ours.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 # Derandomized: a run says something about the code, not about the day. Shared machines have no deadlines.
 hypothesis.settings.register_profile("graphfuse", deadline=None, derandomize=True, max_examples=30, database=None)
 hypothesis.settings.load_profile("graphfuse")
@@ -62,10 +66,17 @@ def stand_ins(items):
                 case.add_marker(pytest.mark.further)
 
 
-def pytest_collection_finish(session):
-    # Thousands of tests and all modules stay until the end: no search for garbage goes through them again.
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    # Thousands of tests and all modules stay until the end: no search for garbage goes through them, now or later.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)  # of garbage there is little: a tenth of all time went into looking for it
+        gc.enable()
 
 
 def pytest_sessionstart(session):

@@ -33,8 +33,10 @@ def planned(variant: Variant, rows: int) -> Planned:
 
 @functools.cache
 def rows_of(name: str) -> tuple[int, ...]:
-    """Of long rows two, of which each has CTAs of its own: such a row takes AddressSanitizer a second."""
-    return (2,) if VARIANTS[name].problem.columns > 1 << 14 else VARIANTS[name].row_counts(EMULATOR)
+    """Of long rows two, of which each has CTAs of its own: such a row takes AddressSanitizer a second. Of the longest,
+    which take several, one."""
+    columns = VARIANTS[name].problem.columns
+    return (1,) if columns > 1 << 16 else (2,) if columns > 1 << 14 else VARIANTS[name].row_counts(EMULATOR)
 
 
 def clean(problem: Planned, build: Build) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import struct
 import threading
 import types
@@ -141,7 +140,6 @@ def in_threads(count: int, work) -> None:
     for thread in started:
         thread.join()
     assert not faults
-    gc.collect()
 
 
 def test_each_thread_has_a_handle_and_ended_ones_leave_theirs(library):

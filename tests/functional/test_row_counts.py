@@ -249,7 +249,7 @@ def test_memory_does_not_grow_with_row_counts(monkeypatch):
     """Nothing is kept of a number of rows, or of an address."""
     monkeypatch.setattr(EmulatedLauncher, "launch", lambda *_: 0)
     functional.rmsnorm.problems.clear()
-    weight, counts = torch.randn(8), shuffled(range(1, 4097))
+    weight, counts = torch.randn(8), shuffled(range(1, 1025))
 
     def every() -> int:
         for rows in counts:

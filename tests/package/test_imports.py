@@ -74,16 +74,21 @@ NEVER = {
 
 
 @functools.cache
-def modules() -> dict[str, ast.Module]:
-    """Dotted name below graphfuse -> syntax tree, of everything that is installed."""
+def modules() -> dict[str, Path]:
+    """Dotted name below graphfuse -> file, of everything that is installed."""
     found = {}
     for folder, prefix in (("graphfuse", ""), *((f, f + ".") for f in OUTSIDE)):
         folder = ROOT / folder
         for path in folder.rglob("*.py"):
             relative = path.relative_to(folder).with_suffix("")
             name = prefix + ".".join(part for part in relative.parts if part != "__init__")
-            found[name.rstrip(".") or "__init__"] = ast.parse(path.read_text())
+            found[name.rstrip(".") or "__init__"] = path
     return found
+
+
+@functools.cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(modules()[name].read_text())
 
 
 @functools.cache
@@ -106,7 +111,7 @@ def imports(name: str) -> tuple[tuple[str, str], ...]:
                 found.extend((f"{child.module}.{alias.name}", its) for alias in child.names)
             walk(child, its)
 
-    walk(modules()[name], "now")
+    walk(tree(name), "now")
     return tuple(found)
 
 
@@ -181,7 +186,7 @@ def test_who_touches_the_outside():
             heavy = ("torch", "numpy", "cuda", *late)[package(name) in ("functional", "torch") :]
             now = [i for i, when in imports(name) if when == "now" and any(f"{i}.".startswith(f"{h}.") for h in heavy)]
             found += [f"{name} imports {i} at once" for i in now]
-        text = ast.unparse(modules()[name])
+        text = ast.unparse(tree(name))
         if name != "base.settings" and re.search(r"\bos\.environ|\bgetenv|\bimport environ", text):
             found.append(f"{name} reads the environment")
     assert not found
