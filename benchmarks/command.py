@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from graphfuse.base.errors import GraphfuseError
+from graphfuse.base.wording import counted
 from graphfuse.benchmarks import record, session, tables
 from graphfuse.benchmarks.bench import Bench, Case
 from graphfuse.benchmarks.peer import Peer
@@ -76,7 +77,7 @@ def listing(bench: Bench, choice: Choice) -> str:
 
 def benches_listed(benches: Iterable[Bench], programs: Iterable[str]) -> str:
     """Benches and programs, one a line."""
-    about = {bench.name: f"{bench.title}; {len(bench.cases)} cases" for bench in benches}
+    about = {bench.name: f"{bench.title}; {counted(len(bench.cases), 'case')}" for bench in benches}
     about |= {name: f"options of its own: graphfuse bench {name} --help" for name in programs}
     width = max(map(len, about))
     lines = [f"{name:{width}}  {what}" for name, what in about.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from graphfuse.base.wording import counted
 from graphfuse.benchmarks.tables import Table
 from graphfuse.benchmarks.target import Target
 
@@ -33,7 +34,7 @@ COMPARED = {
 
 
 def _sets(count: int) -> str:
-    return f"{count} address set{'s' if count > 1 else ''}"
+    return counted(count, "address set")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
+from graphfuse.base.wording import counted
 from graphfuse.contract.engine import No
 from graphfuse.engines.cudnn import package, ranks
 from graphfuse.engines.cudnn.nodes import SAYINGS
@@ -72,5 +73,5 @@ def _untold(t: FrozenTensor) -> str | None:
         accepted = ", ".join(dtype.name for dtype in BY_VALUE)
         return f"is passed by value as {t.dtype.name}; accepted: {accepted}"
     if not t.by_value and not t.virtual and t.alignment < ALIGNMENT:
-        return f"is aligned to {t.alignment} bytes; cuDNN is told {ALIGNMENT}"
+        return f"is aligned to {counted(t.alignment, 'byte')}; cuDNN is told {ALIGNMENT}"
     return None

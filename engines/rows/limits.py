@@ -7,6 +7,7 @@ may rely on the checks before it.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graphfuse.base.device import Device
+from graphfuse.base.wording import counted
 from graphfuse.contract.launch_limits import MAX_CTAS, MAX_THREADS, largest_cluster  # noqa: F401 - schedules' limits, too
 from graphfuse.rows.pairs import Pairs
 
@@ -75,9 +76,9 @@ def pair_faults(
         if taken * piece > MOST_PAIRED and threads_per_row < WARP:
             yield f"threads_per_row is {threads_per_row}; accepted with pairs: up to {MOST_PAIRED} columns a thread"
         if one.interleaved and (one.columns % piece or piece % 2):
-            yield f"pieces have {piece} columns; accepted: an even divisor of the {one.columns} in pairs"
+            yield f"pieces have {counted(piece, 'column')}; accepted: an even divisor of the {one.columns} in pairs"
         if not one.interleaved and one.count % piece:
-            yield f"pieces have {piece} columns; accepted: a divisor of the {one.count} pairs"
+            yield f"pieces have {counted(piece, 'column')}; accepted: a divisor of the {one.count} pairs"
         if not one.interleaved and not own and (threads_per_row > WARP or taken > 1):
             yield (
                 f"threads_per_row is {threads_per_row}, with {taken} pieces each; accepted for pairs of columns that "

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
+from graphfuse.base.wording import counted
 from graphfuse.engines.rows.limits import MOST_PAIRED, WARP
 from graphfuse.ops import BLOCKS
 from graphfuse.patterns.rows import RowFacts
@@ -171,7 +172,7 @@ def _type_reasons(what: str, tensor: View | Scalar, dtypes: Sequence[data_type])
 def _alignment_reasons(what: str, tensor: View | Scalar) -> Iterator[str]:
     needed = tensor.dtype.nbytes(1)
     if tensor.alignment % needed:
-        yield f"{what} is aligned to {tensor.alignment} bytes; accepted: a multiple of {needed}"
+        yield f"{what} is aligned to {counted(tensor.alignment, 'byte')}; accepted: a multiple of {needed}"
 
 
 def _names(dtypes: Sequence[data_type]) -> str:

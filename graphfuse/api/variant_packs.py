@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphfuse.base.errors import GraphTypeError, VariantPackError
+from graphfuse.base.wording import counted
 
 
 def pack(what: str, variant_pack: object, tensor_dict: object, tensor_uids: object) -> Mapping[Any, object]:
@@ -28,7 +29,9 @@ def _by_uid(what: str, buffers: object, uids: object) -> Mapping[Any, object]:
             )
     assert isinstance(buffers, Sequence) and isinstance(uids, Sequence)
     if len(buffers) != len(uids):
-        raise VariantPackError(f"{what}: {len(buffers)} buffers and {len(uids)} tensor_uids; accepted: a uid of each")
+        raise VariantPackError(
+            f"{what}: {counted(len(buffers), 'buffer')} and {counted(len(uids), 'tensor_uid')}; accepted: a uid of each"
+        )
     for place, uid in enumerate(uids):
         if isinstance(uid, bool) or not isinstance(uid, int):
             raise GraphTypeError(f"{what}: tensor_uids[{place}] must be an int, got {uid!r}")

@@ -24,6 +24,7 @@ from graphfuse.base.errors import (
     VariantPackError,
     WorkspaceError,
 )
+from graphfuse.base.wording import counted, with_article
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import OPS
 
@@ -176,7 +177,9 @@ class Graph:
             raise GraphStateError(f"graph {self._graph.name!r}: call set_io_tuples() first, or give one dict of arrays")
         if len(args) != len(self._inputs):
             names = ", ".join(repr(t.get_name()) for t in self._inputs)
-            raise VariantPackError(f"graph {self._graph.name!r}: got {len(args)} arguments; accepted: {names}")
+            raise VariantPackError(
+                f"graph {self._graph.name!r}: got {counted(len(args), 'argument')}; accepted: {names}"
+            )
         made = [self._empty(t) for t in self._outputs]
         pack = dict(zip((*self._inputs, *self._outputs), (*args, *made), strict=True))
         self._run(pack, workspace, handle)
@@ -247,4 +250,4 @@ def _sequence(what: str, given: object) -> tuple[Any, ...]:
 
 
 def _short(name: object) -> str:
-    return repr(name) if isinstance(name, str | int | Tensor) else f"a {type(name).__name__}"
+    return repr(name) if isinstance(name, str | int | Tensor) else with_article(type(name).__name__)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from graphfuse.base.wording import counted
 from graphfuse.cli import exits, output
 from graphfuse.cli.kept import CacheKind, kinds, summary
 from graphfuse.cli.output import Json
@@ -57,7 +58,7 @@ def row(found: dict[str, Any]) -> tuple[object, ...]:
     if "error" in found:
         return found["name"], "", "", found["error"]
     limit = f"of {count(found['limit'])}" if found["limit"] else ""
-    return found["name"], f"{found['files']} files", f"{count(found['bytes'])} {limit}", found["folder"]
+    return found["name"], counted(found["files"], "file"), f"{count(found['bytes'])} {limit}", found["folder"]
 
 
 @app.command()
@@ -73,7 +74,7 @@ def clear(
     """
     chosen = [kind for kind in _kinds(which) if which or not kind.lasting]
     found = [{"name": kind.name, **_removed(Path.unlink, (f.path for f in _files(kind)))} for kind in chosen]
-    _tell(found, [f"{one['name']}: {one['removed']} files removed" for one in found], as_json)
+    _tell(found, [f"{one['name']}: {counted(one['removed'], 'file')} removed" for one in found], as_json)
     if any(one["failed"] for one in found):
         raise typer.Exit(exits.FAULT)
 
@@ -97,7 +98,7 @@ def verify(
         found.append(
             {"name": kind.name, "files": len(files), "damaged": [{"path": str(p), "why": w} for p, w in bad], **done}
         )
-        lines.append(f"{kind.name}: {len(files)} files, {len(bad)} of no use, {done['removed']} removed")
+        lines.append(f"{kind.name}: {counted(len(files), 'file')}, {len(bad)} of no use, {done['removed']} removed")
         lines += [f"  {path}: {why}" for path, why in bad]
     left = sum(len(one["damaged"]) - one["removed"] for one in found)
     if left and not remove:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphfuse.base.wording import counted
 from graphfuse.cli import exits, output
 from graphfuse.cli.output import Json
 from graphfuse.cli.subject import Cases, Quick, Subject, graphs
@@ -109,7 +110,7 @@ def compile(
     if as_json:
         output.print_json(report)
     else:
-        made = f"{output.counted(len(found), 'graph')}, {output.counted(len(wanted), 'kernel')} ({count(size)})"
+        made = f"{counted(len(found), 'graph')}, {counted(len(wanted), 'kernel')} ({count(size)})"
         took = f"{report['compiled']} compiled in {report['seconds']:.1f} s, {report['kept_before']} were there"
         typer.echo(f"{made} for {device.arch}: {took}: {report['folder']}")
         if file is not None and written:

@@ -4,6 +4,7 @@ import dataclasses
 
 import typer
 
+from graphfuse.base.wording import counted
 from graphfuse.cli import exits, output
 from graphfuse.cli.faults import FAULT, NOTE, OK, findings
 from graphfuse.cli.output import Json
@@ -26,6 +27,6 @@ def doctor(as_json: Json = False) -> None:
             typer.echo(f"{level}  {finding.check}: {finding.what}")
             if finding.mend:
                 typer.echo(f"       to mend it: {finding.mend}")
-        typer.echo(output.counted(len(faults), "fault"))
+        typer.echo(counted(len(faults), "fault"))
     if faults:
         raise typer.Exit(exits.FAULT)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from graphfuse.base.device import Device
 from graphfuse.base.errors import CompilerNotFoundError, GraphfuseError, PluginError, SettingError, ToolkitNotFoundError
+from graphfuse.base.wording import counted
 from graphfuse.cli.kept import CacheKind, kinds
 from graphfuse.files.kept_file import foreign
 
@@ -179,7 +180,7 @@ def caches() -> Iterator[DoctorFinding]:
             faults = [(f"{path}: {why}{more}", f"graphfuse cache verify --remove {kind.name}")]
         yield from (DoctorFinding(kind.name, FAULT, *fault) for fault in faults)
         if not faults:
-            yield DoctorFinding(kind.name, OK, f"{folder}, {len(kind.files())} files")
+            yield DoctorFinding(kind.name, OK, f"{folder}, {counted(len(kind.files()), 'file')}")
 
 
 def _folder(kind: CacheKind, folder: Path, unset: str) -> Iterator[tuple[str, str]]:

@@ -23,11 +23,6 @@ def print_rows(rows: Iterable[Sequence[object]]) -> None:
         typer.echo(line.rstrip())
 
 
-def counted(count: int, noun: str) -> str:
-    """A number of things, in words."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def write(file: Path, content: bytes, option: str) -> None:
     """Writes what `option` asks for. BadParameter if it cannot be written."""
     try:

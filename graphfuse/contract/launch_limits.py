@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from graphfuse.base.device import EMULATOR, Device
+from graphfuse.base.wording import counted
 from graphfuse.contract.arguments import CTYPES
 from graphfuse.contract.engine import Address, ByRows, Constant, HostScalar, Launch, RowCount, Scratch
 from graphfuse.op_graph.ir import Subgraph
@@ -66,7 +67,7 @@ def _rows(launch: Launch, rows: ByRows, most: int) -> Iterator[str]:
     if rows.cluster % launch.cluster:
         yield f"by_rows.cluster is {rows.cluster}; accepted: a multiple of the cluster's {launch.cluster}"
     if launch.grid != rows.grid(rows.rows):
-        yield f"grid is {launch.grid}; accepted: {rows.grid(rows.rows)}, as by_rows has for {rows.rows} rows"
+        yield f"grid is {launch.grid}; accepted: {rows.grid(rows.rows)}, as by_rows has for {counted(rows.rows, 'row')}"
     yield from _number("by_rows: its largest grid", rows.clusters * rows.cluster, 0, most)
 
 

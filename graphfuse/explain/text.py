@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from graphfuse.base.wording import counted
 from graphfuse.explain.account import Account, MatchEntry, PlanEntry, RegionEntry, VerdictEntry
 from graphfuse.planning.traffic import Traffic
 
@@ -16,7 +17,7 @@ def text(account: Account) -> str:
 
 def title(account: Account) -> str:
     """The first line."""
-    return f"graph {account.graph!r} on {account.device} ({account.device_name}), {len(account.nodes)} nodes"
+    return f"graph {account.graph!r} on {account.device} ({account.device_name}), {counted(len(account.nodes), 'node')}"
 
 
 def sections(account: Account) -> Iterator[tuple[str, list[str]]]:

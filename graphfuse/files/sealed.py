@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 
 from graphfuse.base.errors import SerializedError
+from graphfuse.base.wording import counted
 
 MARK = b"graphfuse-plan\n"
 VERSION = 1
@@ -35,7 +36,7 @@ def open_sealed(blob: bytes, key: bytes | None = None) -> tuple[bytes, tuple[byt
     if not blob.startswith(MARK):
         raise SerializedError(f"this is no serialized graph: it does not begin with {MARK!r}")
     if len(blob) < _FIXED.size + _DIGEST:
-        raise SerializedError(f"the serialized graph is truncated: it has {len(blob)} bytes")
+        raise SerializedError(f"the serialized graph is truncated: it has {counted(len(blob), 'byte')}")
     _, version, kind, count = _FIXED.unpack_from(blob)
     if version != VERSION:
         raise SerializedError(f"the serialized graph is of version {version}; accepted: {VERSION}; serialize it anew")
@@ -54,7 +55,9 @@ def open_sealed(blob: bytes, key: bytes | None = None) -> tuple[bytes, tuple[byt
         raise SerializedError("the serialized graph has no room for its lengths")
     lengths = struct.unpack_from(f"<{count}Q", content, _FIXED.size)
     if start + sum(lengths) != len(content):
-        raise SerializedError(f"the serialized graph has {len(content) - start} bytes; its lengths say {sum(lengths)}")
+        raise SerializedError(
+            f"the serialized graph has {counted(len(content) - start, 'byte')}; its lengths say {sum(lengths)}"
+        )
     found = []
     for length in lengths:
         found.append(content[start : start + length])

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError
+from graphfuse.base.wording import with_article
 from graphfuse.functional import tensor_parameter
 from graphfuse.functional.axes import Axes, axes
 from graphfuse.functional.declaration import NUMBERS, Function, RankColumns
@@ -283,8 +284,8 @@ def _mesh(tensors: Mapping[str, torch.Tensor]):
     for other, t in tensors.items():
         if other not in sharded and t.numel() != 1 and not torch_private.replicates_implicitly():
             raise VariantPackTypeError(
-                f"{other} is a {type(t).__name__} of shape {tuple(t.shape)}, {name} a DTensor; accepted: a DTensor, "
-                "as distribute_tensor makes"
+                f"{other} is {with_article(type(t).__name__)} of shape {tuple(t.shape)}, {name} a DTensor; "
+                "accepted: a DTensor, as distribute_tensor makes"
             )
     return first.device_mesh
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from graphfuse.base.enums import convolution_mode
 from graphfuse.base.errors import GraphValidationError
+from graphfuse.base.wording import counted
 from graphfuse.ops import layouts
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.products import multiplied
@@ -38,7 +39,7 @@ def _window(attributes: Attributes, axes: int) -> dict[str, tuple[int, ...]]:
         if len(values) != axes or any(v < least for v in values):
             called = "padding" if padding is not None and "padding" in name else name
             raise GraphValidationError(
-                f"{called} must be {axes} integers >= {least}, one for each spatial axis, got {list(values)}"
+                f"{called} must be {counted(axes, 'integer')} >= {least}, one for each spatial axis, got {list(values)}"
             )
     return found
 
@@ -68,8 +69,8 @@ def _convolved(x: Shape, w: Shape, attributes: Attributes, image: str = "image",
         reach, padded = dilation * (taps - 1) + 1, extent + before + after
         if not 1 <= taps or padded < reach:
             raise GraphValidationError(
-                f"{weight} spans {reach if taps else 0} elements along axis {axis + 2}; accepted: 1 to the {padded} "
-                f"that {image} has with padding ({image} {list(x)}, {weight} {list(w)})"
+                f"{weight} spans {counted(reach if taps else 0, 'element')} along axis {axis + 2}; accepted: 1 to the "
+                f"{padded} that {image} has with padding ({image} {list(x)}, {weight} {list(w)})"
             )
         spatial.append((padded - reach) // stride + 1)
     return (x[0], w[0], *spatial)

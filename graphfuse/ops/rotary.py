@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from graphfuse.base.errors import GraphValidationError
+from graphfuse.base.wording import counted
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NUMBERS, NoRule, Pullback, Rule
 
@@ -106,7 +107,8 @@ def _rotated(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str
         )
     if not 1 <= cos[-1] <= x[-1] // 2:
         raise GraphValidationError(
-            f"cos has {cos[-1]} columns; accepted: one for each pair of columns, 1 to {x[-1] // 2} of input {list(x)}"
+            f"cos has {counted(cos[-1], 'column')}; accepted: one for each pair of columns, 1 to "
+            f"{x[-1] // 2} of input {list(x)}"
         )
     return {"output": x}
 

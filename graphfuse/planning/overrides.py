@@ -10,6 +10,7 @@ from typing import Any
 
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError, VariantPackError, VariantPackTypeError
+from graphfuse.base.wording import counted, with_article
 from graphfuse.op_graph import ir
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.ir import packed_stride
@@ -48,8 +49,8 @@ def given(uids: object, dims: object, strides: object) -> Overrides:
     strides = (None,) * len(uids) if strides is None else _list("override_strides", strides)
     if not len(uids) == len(dims) == len(strides):
         raise VariantPackError(
-            f"override_uids has {len(uids)} entries, override_shapes {len(dims)}, override_strides {len(strides)}; "
-            "accepted: one of each for each tensor"
+            f"override_uids has {counted(len(uids), 'entry', 'entries')}, override_shapes {len(dims)}, "
+            f"override_strides {len(strides)}; accepted: one of each for each tensor"
         )
     for uid in uids:
         if type(uid) is not int:
@@ -67,7 +68,7 @@ def given(uids: object, dims: object, strides: object) -> Overrides:
 
 def _list(what: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple):
-        raise VariantPackTypeError(f"{what} is a {type(values).__name__}; accepted: a list or tuple")
+        raise VariantPackTypeError(f"{what} is {with_article(type(values).__name__)}; accepted: a list or tuple")
     return tuple(values)
 
 
@@ -100,14 +101,14 @@ def shapes(graph: ir.FrozenGraph, overrides: Overrides) -> dict[int, Placed]:
             kinds = "inputs and outputs in memory" + (", what a reshape makes" if shaped - bound else "")
             raise VariantPackError(f"override_uids: {uid} {why}; accepted: {kinds}, {names}")
         if len(dim) != len(t.dim):
-            raise VariantPackError(f"{t}: override_shapes has {list(dim)}; accepted: {len(t.dim)} extents")
+            raise VariantPackError(f"{t}: override_shapes has {list(dim)}; accepted: {counted(len(t.dim), 'extent')}")
         if dim[-1] != t.dim[-1]:
             raise VariantPackError(
                 f"{t}: override_shapes has {list(dim)}; accepted: other extents of leading axes, that of the last "
                 f"stays {t.dim[-1]}"
             )
         if stride is not None and len(stride) != len(dim):
-            raise VariantPackError(f"{t}: override_strides has {list(stride)}; accepted: {len(dim)} strides")
+            raise VariantPackError(f"{t}: override_strides has {list(stride)}; accepted: {counted(len(dim), 'stride')}")
         found[uid] = dim, _strides(t, dim) if stride is None else stride
     return found
 

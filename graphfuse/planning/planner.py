@@ -21,6 +21,7 @@ from graphfuse.base.errors import (
     KernelCompileError,
     PluginError,
 )
+from graphfuse.base.wording import counted
 from graphfuse.contract.engine import Engine, Kernel, Launch, Prepared
 from graphfuse.contract.match import Region
 from graphfuse.op_graph.ir import FrozenGraph
@@ -237,7 +238,7 @@ class Planner:
         if not self.plans:
             raise GraphStateError(f"graph {self.graph.name!r}: call create_execution_plans() first")
         if not 0 <= index < len(self.plans):
-            raise GraphValidationError(f"plan index {index} is out of range; there are {len(self.plans)} plans")
+            raise GraphValidationError(f"plan index {index} is out of range of {counted(len(self.plans), 'plan')}")
         return self.plans[index]
 
     def bar_engines(self, names: tuple[str, ...]) -> None:

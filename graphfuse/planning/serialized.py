@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from graphfuse.base.device import Device
 from graphfuse.base.errors import SerializedError
+from graphfuse.base.wording import counted
 from graphfuse.files import json_values, sealed
 from graphfuse.files.json_values import field, refuse
 from graphfuse.op_graph import graph_json, ir
@@ -61,7 +62,7 @@ class Serialized:
             refuse(f"{where}: selected", selected, f"the place of one of its {len(plans)} plans")
         kernels = field(where, data, "codes", list, type(None))
         if len(kernels or ()) != len(cubins):
-            raise SerializedError(f"{where} describes {len(kernels or ())} kernels and has {len(cubins)}")
+            raise SerializedError(f"{where} describes {counted(len(kernels or ()), 'kernel')} and has {len(cubins)}")
         pairs = enumerate(zip(kernels or (), cubins, strict=True))
         codes = tuple(_code(f"kernel {n}", *pair, texts["kind"]) for n, pair in pairs)
         graph = field(where, data, "graph", dict)

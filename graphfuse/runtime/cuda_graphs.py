@@ -11,6 +11,7 @@ from typing import Any
 
 from graphfuse.base.device import Device
 from graphfuse.base.errors import GraphStateError
+from graphfuse.base.wording import counted
 from graphfuse.runtime import device as devices
 
 Start = Callable[[int], None]
@@ -28,7 +29,8 @@ def populate(graph: int, device: Device, start: Start) -> None:
         devices.check(error, "reading a CUDA graph")
         if count:
             raise GraphStateError(
-                f"the CUDA graph has {count} nodes; accepted: one without nodes, which can then be a child of another"
+                f"the CUDA graph has {counted(count, 'node')}; accepted: one without nodes, which can then be "
+                "a child of another"
             )
         _capture(handle, device, start)
 
@@ -46,8 +48,8 @@ def update(graph: int, device: Device, start: Start) -> None:
         given, wanted = _chain(driver.CUgraph(graph)), _chain(fresh)
         if [_kind(node) for node in given] != [_kind(node) for node in wanted]:
             raise GraphStateError(
-                f"the CUDA graph has {len(given)} nodes that are not the {len(wanted)} of this plan; accepted: a graph "
-                "that populate_cuda_graph filled from the same plan, or its copy as a child node"
+                f"the CUDA graph has {counted(len(given), 'node')}, not those of this plan ({len(wanted)}); accepted: "
+                "a graph that populate_cuda_graph filled from the same plan, or its copy as a child node"
             )
         for node, other in zip(given, wanted, strict=True):
             _, get, set_ = _ways(driver)[_type(node)]
@@ -113,8 +115,8 @@ def _chain(graph: object) -> list[object]:
         at = after.get(at)
     if len(chain) != count or edges != count - 1:
         raise GraphStateError(
-            f"the CUDA graph has {count} nodes and {edges} edges; accepted: nodes one after the other, as "
-            "populate_cuda_graph makes them"
+            f"the CUDA graph has {counted(count, 'node')} and {counted(edges, 'edge')}; accepted: nodes one after "
+            "the other, as populate_cuda_graph makes them"
         )
     return chain
 

@@ -7,6 +7,7 @@ from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError, WorkspaceError
+from graphfuse.base.wording import counted, with_article
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, TensorId
 from graphfuse.runtime import buffers
 from graphfuse.runtime.buffers import Buffer
@@ -155,7 +156,7 @@ class Binder:
     def match(self, pack: Mapping[object, object]) -> dict[TensorId, object]:
         """Values by tensor id; VariantPackError for missing, unknown and duplicate entries."""
         if not isinstance(pack, Mapping):
-            raise VariantPackTypeError(f"the variant pack is a {type(pack).__name__}; accepted: a mapping")
+            raise VariantPackTypeError(f"the variant pack is {with_article(type(pack).__name__)}; accepted: a mapping")
         values: dict[TensorId, object] = {}
         unknown: list[str] = []
         for key, value in pack.items():
@@ -290,10 +291,10 @@ def _check_address(tensor: FrozenTensor, address: int) -> None:
     if not tensor.elements:
         return
     if address == 0:
-        raise VariantPackError(f"the address given is null; accepted: memory for {tensor.elements} elements")
+        raise VariantPackError(f"the address given is null; accepted: memory for {counted(tensor.elements, 'element')}")
     if address % tensor.alignment:
         raise VariantPackError(
-            f"the address given, {address:#x}, is a multiple of {_alignment(address)} bytes; "
+            f"the address given, {address:#x}, is a multiple of {counted(_alignment(address), 'byte')}; "
             f"accepted: a multiple of {tensor.alignment}, as the tensor declares"
         )
 
@@ -328,7 +329,7 @@ def _workspace(value: object, needed: int, device: Device) -> int:
             f"the workspace has shape {list(buffer.dim)}, stride {list(buffer.stride)}; accepted: dense memory"
         )
     if buffer.nbytes is not None and buffer.nbytes < needed:
-        raise WorkspaceError(f"the workspace given has {buffer.nbytes} bytes; accepted: at least {needed}")
+        raise WorkspaceError(f"the workspace given has {counted(buffer.nbytes, 'byte')}; accepted: at least {needed}")
     if buffer.read_only:
         raise WorkspaceError("the workspace given is read-only; accepted: memory that can be written")
     return buffer.address
@@ -340,6 +341,6 @@ def _check_workspace_address(address: int, needed: int, device: Device) -> None:
     wanted = WORKSPACE_ALIGNMENT[device.kind]
     if address % wanted:
         raise WorkspaceError(
-            f"the workspace given, at {address:#x}, is a multiple of {_alignment(address)} bytes; "
+            f"the workspace given, at {address:#x}, is a multiple of {counted(_alignment(address), 'byte')}; "
             f"accepted: a multiple of {wanted}"
         )

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from graphfuse.base.device import ARCHES, CPU, EMULATOR, Device, for_arch
 from graphfuse.base.errors import KernelCompileError, PluginError, ToolkitNotFoundError
+from graphfuse.base.wording import counted
 from graphfuse.contract.engine import Engine
 from graphfuse.emulator.compiler import Build
 from graphfuse.testing import calls, gradients, kernels, timing
@@ -67,9 +68,10 @@ def check(
     by_source, rest = _by_source(light, programs, problems)
     called = [one for one in ordered if not kernels.emulated(one)][:problems]
     run.covered(subject, [one for group in by_source.values() for one in group] + called, every)
-    note = f"{rest} further kernels were left out: programs={programs}" if rest else ""
+    note = f"{counted(rest, 'further kernel')} left out: programs={programs}" if rest else ""
     if len(light) < len(on_emulator):
-        heavy = f"{len(on_emulator) - len(light)} problems of more than {kernels.MOST_THREADS} threads were left out"
+        heavy = counted(len(on_emulator) - len(light), "problem")
+        heavy += f" of more than {kernels.MOST_THREADS} threads left out"
         note = "; ".join(filter(None, (note, heavy)))
     bad = run.stage(
         "values, AddressSanitizer",
@@ -79,7 +81,8 @@ def check(
     )
     small = [min(group, key=lambda one: abs(one.elements - _SMALL // 8)) for group in by_source.values()]
     racing = [one for one in small if one.elements <= _SMALL and not bad]
-    left = "left out until values are right" if bad else f"{len(small) - len(racing)} kernels left out: too large"
+    large = counted(len(small) - len(racing), "kernel")
+    left = "left out until values are right" if bad else f"{large} left out: too large"
     run.stage(
         "races, ThreadSanitizer",
         racing,
@@ -154,7 +157,7 @@ class _Run:
                     self.findings.append(Finding(name, f"{case.name} for {device}", str(error)))
                 if wrong == _ENOUGH:
                     break
-        note = f"{len(every)} problems, of which {len({one.case for one in found})} were taken"
+        note = f"{counted(len(every), 'problem')}, of which {len({one.case for one in found})} were taken"
         self.lines.append(Line(name, len(every) - wrong, wrong, note))
         return found
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from graphfuse.base.device import Device
 from graphfuse.base.enums import heur_mode
+from graphfuse.base.wording import counted
 from graphfuse.contract.engine import Engine, ProblemClass, knobs_from_dict
 from graphfuse.tuned_tables.entry import TunedEntry
 
@@ -63,7 +64,7 @@ class Tunings:
                 yield other.knobs, said(entry)
         near = [e for e in (*own, *first_party) if 0 < _apart(e, problem) <= math.log(problem.within)]
         for entry in sorted(near, key=lambda e: _apart(e, problem))[:1]:
-            yield entry.knobs, f"{said(entry)}, for {entry.rows} rows"
+            yield entry.knobs, f"{said(entry)}, for {counted(entry.rows, 'row')}"
 
 
 def arch(device: Device) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphfuse.base.wording import counted
 from graphfuse.runtime.timing import Time
 
 NOT_TRIED, BROKEN, WRONG, TIMED, BEST = "not tried", "does not run", "wrong", "timed", "best"
@@ -48,7 +49,7 @@ class TuningReport:
     def __str__(self) -> str:
         lines = [f"tuned on {self.device} in {self.seconds:.1f} s, " + self._kept()]
         for part in self.parts:
-            lines.append(f"{part.engine}: {', '.join(part.nodes)}, {part.rows} rows")
+            lines.append(f"{part.engine}: {', '.join(part.nodes)}, {counted(part.rows, 'row')}")
             rows = [_row(trial) for trial in part.trials]
             widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
             lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in (_HEAD, *rows)]
@@ -60,7 +61,7 @@ class TuningReport:
 
         tables = []
         for part in self.parts:
-            table = Table(*_HEAD, title=f"{part.engine}: {', '.join(part.nodes)}, {part.rows} rows")
+            table = Table(*_HEAD, title=f"{part.engine}: {', '.join(part.nodes)}, {counted(part.rows, 'row')}")
             for trial in part.trials:
                 table.add_row(*_row(trial), style="bold" if trial.status == BEST else None)
             tables.append(table)

@@ -30,7 +30,7 @@ REFUSED = {
     "no uids": ((None, [[5, COLUMNS]] * 2), VariantPackError, "override_shapes is given without override_uids"),
     "no shapes": (([1, 3], None), VariantPackError, "override_uids is given without override_shapes"),
     "strides alone": ((None, None, [[1, 1]]), VariantPackError, "given without override_uids and override_shapes"),
-    "no list": ((1, [[5, COLUMNS]]), VariantPackTypeError, "override_uids is a int; accepted: a list or tuple"),
+    "no list": ((1, [[5, COLUMNS]]), VariantPackTypeError, "override_uids is an int; accepted: a list or tuple"),
     "lengths": (([1, 3], [[5, COLUMNS]]), VariantPackError, "2 entries, override_shapes 1, override_strides 2"),
     "a name": ((["x", 3], [[5, COLUMNS]] * 2), VariantPackTypeError, "override_uids has 'x'; accepted: uids"),
     "a bool": (([True, 3], [[5, COLUMNS]] * 2), VariantPackTypeError, "override_uids has True; accepted: uids"),

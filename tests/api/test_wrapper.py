@@ -156,7 +156,7 @@ def test_wrong_calls():
     with pytest.raises(VariantPackError, match="'nobody' is no tensor of it"):
         graph({"nobody": x})
     graph.set_io_tuples([x, w], ["out"])
-    with pytest.raises(VariantPackError, match="got 1 arguments; accepted: 'tensor_0', 'tensor_1'"):
+    with pytest.raises(VariantPackError, match="got 1 argument; accepted: 'tensor_0', 'tensor_1'"):
         graph(x)
     with pytest.raises(GraphStateError, match="relu is for inside of its with block; the graph is built"):
         graph.relu(x)

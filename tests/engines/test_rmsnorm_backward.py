@@ -121,7 +121,7 @@ REFUSED = {
     "output rows": (lambda f: stores(f, row_strides=(60,)), "output 'dx' has row stride 60; accepted: at least 64"),
     "sum type": (lambda f: sums(f, dtype=E4M3), "sum over rows 'dscale' is FP8_E4M3; accepted: FLOAT, HALF"),
     "sum stride": (lambda f: sums(f, column_stride=3), "sum over rows 'dscale' has stride 3 between columns"),
-    "sum alignment": (lambda f: sums(f, alignment=1), "sum over rows 'dscale' is aligned to 1 bytes; accepted: a mult"),
+    "sum alignment": (lambda f: sums(f, alignment=1), "sum over rows 'dscale' is aligned to 1 byte; accepted: a mult"),
 }
 
 

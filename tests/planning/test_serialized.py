@@ -184,7 +184,7 @@ WRONG = {
     "selected": (lambda h: h.update(selected=-1), "selected is -1; accepted"),
     "inference": (lambda h: h.update(key="0" * 64), "another one here: graphfuse .* inferred 0000"),
     "graph": (lambda h: h["graph"]["nodes"][1].update(op="abs"), "another one here"),
-    "kernels": (lambda h: h["codes"].append({}), "describes 1 kernels and has 0"),
+    "kernels": (lambda h: h["codes"].append({}), "describes 1 kernel and has 0"),
     "chip": (lambda h: h.update(kind="cuda", arch="sm_90a", device="H200"), "cuda sm_90a .H200., .* run on cpu; acc"),
     "field": (lambda h: h.pop("arch"), "has no arch"),
 }
@@ -413,7 +413,7 @@ def test_no_code_is_loaded_that_should_not_be(ahead, monkeypatch):
         (blob, Handle(for_arch("sm_100a")), r"made for cuda sm_90a .H200., and is to run on cuda sm_100a .B200."),
         (blob, cpu(), "made for cuda sm_90a .H200., and is to run on cpu"),
         (edited(blob, lambda h: None, (b"",)), here, "kernel 0 is no machine code"),
-        (edited(blob, lambda h: None, (cubin, cubin)), here, "describes 1 kernels and has 2"),
+        (edited(blob, lambda h: None, (cubin, cubin)), here, "describes 1 kernel and has 2"),
         (edited(blob, lambda h: h["codes"][0].update(source="0")), here, "no code for kernel"),
         (edited(blob, lambda h: h.update(codes=None), ()), Handle(for_arch("sm_120")), "made for cuda sm_90a"),
     ]

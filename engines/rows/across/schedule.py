@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from graphfuse.base.device import Device
 from graphfuse.base.enums import heur_mode
+from graphfuse.base.wording import counted
 from graphfuse.contract.engine import Constant, Launch, ProblemClass, RowCount
 from graphfuse.engines.rows.across.axes import side_by_side
 from graphfuse.engines.rows.across.cost import cost, usual
@@ -42,7 +43,7 @@ class Across(Schedule[AcrossKnobs]):
         yield from tensor_reasons(split.facts, columns_apart=True)
         yield from row_reasons(split)
         if not self.legal(facts, device):
-            rows = f"{facts.rows} rows of {facts.columns} columns"
+            rows = f"{counted(facts.rows, 'row')} of {counted(facts.columns, 'column')}"
             yield f"{facts.node}: no way to spread {rows} over threads of {device}"
 
     def of_any_rows(self, facts: RowFacts) -> RowFacts:

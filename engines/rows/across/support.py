@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from graphfuse.base.wording import counted
 from graphfuse.engines.rows.across.axes import accepts, side_by_side, varying
 from graphfuse.engines.rows.across.split import AcrossSplit
 from graphfuse.engines.rows.support import place_reasons
@@ -31,8 +32,8 @@ def layout_reasons(facts: RowFacts) -> Iterator[str]:
         yield _apart(facts)
     if facts.columns > max(MOST_COLUMNS, facts.rows):
         yield (
-            f"{facts.node}: {facts.rows} rows of {facts.columns} columns that lie apart, too few for CTAs that reduce "
-            f"each alone; accepted: up to {MOST_COLUMNS} columns, or as many as rows"
+            f"{facts.node}: {counted(facts.rows, 'row')} of {facts.columns} columns that lie apart, too few for "
+            f"CTAs that reduce each alone; accepted: up to {MOST_COLUMNS} columns, or as many as rows"
         )
 
 

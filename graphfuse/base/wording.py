@@ -1,0 +1,16 @@
+"""How messages say a number of things, and a thing of a kind that is known only when it is said."""
+
+import re
+
+# What begins with a vowel as it is spoken. Of names that begin with u, those of a unit or an unsigned integer do not.
+_VOWEL = re.compile(r"[aeio]|u(?!int|ni|se)|nd", re.IGNORECASE)
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A number of things: "1 node", "2 nodes". plural: of a noun that does not only get an s."""
+    return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"
+
+
+def with_article(noun: str) -> str:
+    """The noun behind its article: "a list", "an int"."""
+    return f"{'an' if _VOWEL.match(noun) else 'a'} {noun}"
