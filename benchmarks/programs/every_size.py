@@ -172,7 +172,7 @@ def measure(size: Size, search: bool) -> Measured:
     """On the current device, everything in turns."""
     import torch
 
-    from graphfuse.planning.planner import prepare
+    from graphfuse.planning.kernels import prepare
     from graphfuse.runtime import timing
     from graphfuse.tuning.autotune import bind
     from graphfuse.tuning.workbench import Workbench, reference

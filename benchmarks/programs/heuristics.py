@@ -17,8 +17,8 @@ from pathlib import Path
 from graphfuse.base.enums import heur_mode
 from graphfuse.benchmarks import record, sizes
 from graphfuse.contract.engine import knobs_to_dict
+from graphfuse.planning.kernels import prepare
 from graphfuse.planning.plan import Part
-from graphfuse.planning.planner import prepare
 from graphfuse.tuning.report import Trial, words
 from graphfuse.tuning.search import HALVING, Round, search
 

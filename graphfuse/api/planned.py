@@ -101,7 +101,7 @@ class PlannedGraph(Drawn):
     def get_knobs_for_engine(self, engine: int | str) -> list[knob]:
         """Knobs of an engine, with the ranges of what it proposes for the graph. engine: a number below
         ``get_engine_count()``, or the name of an engine that has one kind of knobs here."""
-        return self._need(self._planner, "build_operation_graph").knobs_of(engine)
+        return self._need(self._planner, "build_operation_graph").asked.knobs_of(engine)
 
     def get_behavior_notes(self) -> list[behavior_note]:
         """Behaviour notes of the selected plan."""

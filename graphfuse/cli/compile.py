@@ -146,7 +146,7 @@ def write(file: Path, graph: pygraph, plans: tuple[Plan, ...]) -> None:
     from graphfuse.op_graph.lower import lower
     from graphfuse.planning import plan, recipe, serialized
     from graphfuse.planning import registry as plugins
-    from graphfuse.planning.planner import codes_of
+    from graphfuse.planning.kernels import codes_of
 
     regions, _ = plan.matches(lower(graph.frozen), plugins.installed())
     codes = [code for p in plans for code in codes_of(p)]
@@ -155,7 +155,7 @@ def write(file: Path, graph: pygraph, plans: tuple[Plan, ...]) -> None:
 
 
 def kernels(plan: Plan) -> tuple[NamedSource, ...]:
-    """The sources of a plan's kernels. The names are those that ``planner.prepare`` compiles them under."""
+    """The sources of a plan's kernels. The names are those that ``kernels.prepare`` compiles them under."""
     return tuple(
         NamedSource(source, f"{part.engine.name}.cu")
         for part in plan.parts
@@ -170,7 +170,7 @@ def _compiled(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from graphfuse.base.errors import KernelCompileError
-    from graphfuse.planning.planner import compilers
+    from graphfuse.planning.kernels import compilers
     from graphfuse.runtime import cache
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

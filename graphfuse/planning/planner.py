@@ -3,11 +3,9 @@
 import copy
 import dataclasses
 import functools
-import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from graphfuse.base.device import EMULATOR, Device
@@ -22,14 +20,15 @@ from graphfuse.base.errors import (
     PluginError,
 )
 from graphfuse.base.wording import counted
-from graphfuse.contract.engine import Engine, Kernel, Launch, Prepared
-from graphfuse.contract.match import Region
+from graphfuse.contract.engine import Engine, Prepared
 from graphfuse.op_graph.ir import FrozenGraph
 from graphfuse.op_graph.lower import lower
-from graphfuse.planning import guard, plan, recipe
+from graphfuse.planning import guard, kernels, plan, recipe
 from graphfuse.planning import registry as plugins
+from graphfuse.planning.asked import AskedEngines
+from graphfuse.planning.deselected import Deselected
 from graphfuse.planning.kernel_cache import CodeOf, KernelCache
-from graphfuse.planning.numbered import NumberedEngine, Wish, checked, knob, numbered, widest
+from graphfuse.planning.numbered import NumberedEngine, numbered
 from graphfuse.planning.plan import Part, Plan, Proposal
 from graphfuse.planning.recipe import Code, Codes, Recipe
 from graphfuse.runtime import device as devices
@@ -45,34 +44,6 @@ UNPREPARED = (GraphNotSupportedError, KernelCompileError)
 """Errors of ``Engine.prepare`` that say that a plan cannot be had here."""
 
 _DEPENDENT_LAUNCH_SM = 90
-
-
-@dataclasses.dataclass(frozen=True)
-class Deselected:
-    """Parts that are deselected: by the user, and because a plug-in failed.
-
-    engines: names of those that the user deselected. failed: why engines are left out, by name. workspace: bytes that
-    plans may need at most. notes: each with whether plans must have it, or must not.
-    """
-
-    engines: frozenset[str] = frozenset()
-    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    workspace: int | None = None
-    notes: tuple[tuple[behavior_note | numerical_note, bool], ...] = ()
-
-    def against(self, p: Plan) -> str | None:
-        """Why a plan is not wanted, or None."""
-        for part in p.parts:
-            if part.engine.name in self.engines:
-                return f"engine {part.engine.name!r} is deselected"
-            if part.engine.name in self.failed:
-                return self.failed[part.engine.name]
-        for note, wanted in self.notes:
-            if (note in p.behavior_notes | p.numerical_notes) != wanted:
-                return f"it lacks {note}, which is selected" if wanted else f"it has {note}, which is deselected"
-        if self.workspace is not None and p.workspace_bytes > self.workspace:
-            return f"it needs {p.workspace_bytes} bytes of workspace, more than the limit of {self.workspace}"
-        return None
 
 
 class Planner:
@@ -91,7 +62,7 @@ class Planner:
         self.handle = handle
         # To users the emulator is an engine by name; to planning it is a device, for which all engines are asked.
         self.device = devices.chosen(target, _given(handle, str(EMULATOR) in engines))
-        self._code_of: CodeOf = compiled if cache is None else cache.finding(compiled)
+        self._code_of: CodeOf = kernels.compiled if cache is None else cache.finding(kernels.compiled)
         self.registry = plugins.registry(patterns, [e for e in engines if e != str(EMULATOR)])
         self.stream: Callable[[], int] = stream_getter(self.device, handle)
         """The stream that work goes to where execute is given no handle."""
@@ -165,72 +136,22 @@ class Planner:
                 self._deselected, failed={**self._deselected.failed, engine.name: why}
             )
 
-    def append(self, engine: object, knobs: object) -> int:
-        several = isinstance(engine, tuple | list)
-        asked = tuple(engine) if several else (engine,)
-        given = ((None,) * len(asked) if several else None) if knobs is None else knobs
-        values = given if several else (given,)
-        lists = isinstance(values, tuple | list) and len(asked) == len(values)
-        if not lists or not all(v is None or isinstance(v, Mapping) for v in values):
-            raise GraphTypeError(
-                "create_execution_plan: give an engine's name or number and a dict of knobs, or tuples of both; "
-                f"got {engine!r}, {knobs!r}"
-            )
-        chosen = [self._asked(one) for one in asked]
-        wishes = [checked(of, kind, dict(v or {})) for (of, kind), v in zip(chosen, values, strict=True)]
-        engines = [of for of, _ in chosen]
-
-        def settled(of: Engine, wish: Wish) -> Callable[[Region], object]:
-            return lambda region: wish.knobs(of, region, self._proposals)
-
-        settle = [settled(of, wish) for of, wish in zip(engines, wishes, strict=True)]
-        self.plans.append(plan.named(self.graph, self.regions, engines, self.device, settle))
-        return len(self.plans) - 1
+    @property
+    def asked(self) -> AskedEngines:
+        """Engines as users ask for them."""
+        return AskedEngines(self.graph, self.regions, self.device, self.registry, lambda: self.numbered)
 
     @property
     def numbered(self) -> tuple[NumberedEngine, ...]:
         """Engines that take some of the graph, by number."""
         if self._numbered is None:
-            self._numbered = numbered(self.graph, self.regions, self._sound_engines(), self._proposals)
+            self._numbered = numbered(self.graph, self.regions, self._sound_engines(), self.asked.proposals)
         return self._numbered
 
-    def _proposals(self, engine: Engine, region: Region) -> tuple[object, ...]:
-        """Knobs that an engine proposes for a region, the tuned ones first."""
-        tunings, mode = store.tunings([engine], self.device), widest(engine)
-        parts = plan.answered(region, engine, self.device, mode, tunings, self.registry.origins, [])
-        return tuple(part.knobs for part in parts)
-
-    def knobs_of(self, engine: object) -> list[knob]:
-        """Knobs of an engine that is given by its number, or by a name that has one number alone."""
-        if not isinstance(engine, str):
-            return self._of_number(engine).knobs
-        found = {n: one for n, one in enumerate(self.numbered) if one.engine is self._engine(engine)}
-        if len(found) != 1:
-            numbers = "; ".join(f"{n}: {one}" for n, one in found.items()) or "none, as it takes nothing of the graph"
-            raise GraphValidationError(f"engine {engine!r} has the numbers {numbers}; give one of them")
-        return next(iter(found.values())).knobs
-
-    def _asked(self, engine: object) -> tuple[Engine, type | None]:
-        """An engine by its name, or by its number, which says the kind of its knobs as well."""
-        if not isinstance(engine, int) or isinstance(engine, bool):
-            return self._engine(engine), None
-        found = self._of_number(engine)
-        return found.engine, found.kind
-
-    def _of_number(self, number: object) -> NumberedEngine:
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise GraphTypeError(f"an engine is given by its name or its number, got {number!r}")
-        if not 0 <= number < len(self.numbered):
-            there = "; ".join(f"{n}: {one}" for n, one in enumerate(self.numbered))
-            raise GraphValidationError(f"no engine has the number {number}; there are: {there}")
-        return self.numbered[number]
-
-    def _engine(self, name: object) -> Engine:
-        for engine in self.registry.engines:
-            if engine.name == name:
-                return engine
-        names = ", ".join(e.name for e in self.registry.engines)
-        raise GraphValidationError(f"no engine is named {name!r}; there are: {names}")
+    def append(self, engine: object, knobs: object) -> int:
+        """Add the plan that an engine and its knobs name; its index is returned."""
+        self.plans.append(self.asked.plan(engine, knobs))
+        return len(self.plans) - 1
 
     def at(self, index: int) -> Plan:
         if isinstance(index, bool) or not isinstance(index, int):
@@ -242,7 +163,7 @@ class Planner:
         return self.plans[index]
 
     def bar_engines(self, names: tuple[str, ...]) -> None:
-        self._deselect(engines=self._deselected.engines | {self._engine(name).name for name in names})
+        self._deselect(engines=self._deselected.engines | {self.asked.named(name).name for name in names})
 
     def bar_workspace(self, limit: int) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
@@ -295,7 +216,7 @@ class Planner:
                 raise found[0]
             raise GraphNotSupportedError(self._no_plan("no plan can be prepared")) from found[0]
         if policy is build_plan_policy.ALL:
-            with compilers(self.device) as pool:
+            with kernels.compilers(self.device) as pool:
                 rest = [*left]
                 errors |= zip(rest, pool.map(self._tried, rest), strict=True)
         for index, error in errors.items():
@@ -370,7 +291,7 @@ class Planner:
     def _build(self, index: int, code_of: CodeOf | None = None) -> None:
         if index in self._executables:
             return
-        p, (codes, code_of) = self.plans[index], _kept(code_of or self._code_of)
+        p, (codes, code_of) = self.plans[index], kernels.kept(code_of or self._code_of)
         try:
             prepared = [self._prepared(part, code_of) for part in p.parts]
             needs = [work.workspace_bytes for work in prepared]
@@ -405,7 +326,7 @@ class Planner:
 
     def _prepared(self, part: Part, code_of: CodeOf) -> Prepared:
         try:
-            return prepare(part, self.device, code_of, loaded if self.device.here else unloaded)
+            return kernels.prepare(part, self.device, code_of, kernels.loaded if self.device.here else kernels.unloaded)
         except (PluginError, KernelCompileError) as error:
             self._leave_out(part.engine, error)
             raise
@@ -491,76 +412,3 @@ def _given(handle, emulated: bool) -> Device | None:
             f"create_handle({str(EMULATOR)!r})"
         )
     return EMULATOR
-
-
-def compilers(device: Device) -> ThreadPoolExecutor:
-    """Threads in which kernels for a device can be compiled and loaded side by side."""
-    if device.kind == "cuda":
-        from graphfuse.runtime import cuda_core  # noqa: F401 - two first imports of it at once, in the threads, fail
-    return ThreadPoolExecutor(os.cpu_count())
-
-
-def compiled(source: str, entry: str, name: str, device: Device) -> Code:
-    """A kernel from the cache, else compiled. The emulator compiles a library when it loads one."""
-    if device.kind == EMULATOR.kind:
-        return Code.of(source, entry, name, b"")
-    from graphfuse.runtime import cache
-
-    return Code.of(source, entry, name, cache.cubin(source, device.arch, name))
-
-
-def loaded(code: Code, source: str, device: Device) -> Kernel:
-    """A kernel that can be run: on a GPU by ``runtime``, elsewhere, from its source, by ``emulator``."""
-    if device.kind == EMULATOR.kind:
-        from graphfuse.emulator import kernel as emulated
-
-        return emulated.load(source, code.entry)
-    from graphfuse.runtime import launch
-
-    return launch.load(code.cubin, code.entry, device)
-
-
-class _Unloaded:
-    """Stands where a kernel would be, which is compiled for a device that need not be here."""
-
-    def launcher(self, launch: Launch, dependent: bool = False) -> NoReturn:
-        raise DeviceError("a kernel that was compiled ahead is not started where it was compiled")
-
-
-def unloaded(code: Code, source: str, device: Device) -> Kernel:
-    """Stand-in for a kernel of a device that need not be here."""
-    return _Unloaded()
-
-
-def prepare(
-    part: Part,
-    device: Device,
-    code_of: CodeOf = compiled,
-    load: Callable[[Code, str, Device], Kernel] = loaded,
-) -> Prepared:
-    """The part's work, ready to run. PluginError where the engine is another's and fails; errors as of
-    ``Engine.prepare`` and `code_of`."""
-
-    def kernel(source: str, entry: str) -> Kernel:
-        return load(code_of(source, entry, f"{part.engine.name}.cu", device), source, device)
-
-    return guard.prepared(part, device, kernel)
-
-
-def codes_of(p: Plan) -> tuple[Code, ...]:
-    """The kernels of a plan, compiled for its device, which need not be there. Errors as of ``prepare``."""
-    codes, code_of = _kept(compiled)
-    for part in p.parts:
-        prepare(part, p.device, code_of, unloaded)
-    return tuple(codes)
-
-
-def _kept(code_of: CodeOf) -> tuple[list[Code], CodeOf]:
-    """A list, and what `code_of` does, all of whose answers are put into it."""
-    codes: list[Code] = []
-
-    def kept(source: str, entry: str, name: str, device: Device) -> Code:
-        codes.append(code_of(source, entry, name, device))
-        return codes[-1]
-
-    return codes, kept

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from graphfuse.base.errors import DeviceError
-from graphfuse.planning.planner import prepare
+from graphfuse.planning.kernels import prepare
 from graphfuse.runtime.record import gpu_needed
 from graphfuse.testing.subject import Subject
 from graphfuse.testing.taken import Taken, taken

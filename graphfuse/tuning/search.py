@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from graphfuse.base.device import Device
 from graphfuse.base.errors import DeviceError
 from graphfuse.contract.engine import knobs_to_dict
+from graphfuse.planning.kernels import compilers, prepare
 from graphfuse.planning.plan import Part
-from graphfuse.planning.planner import UNPREPARED, compilers, prepare
+from graphfuse.planning.planner import UNPREPARED
 from graphfuse.runtime import timing
 from graphfuse.tuning.report import BEST, BROKEN, TIMED, WRONG, Trial
 from graphfuse.tuning.workbench import Workbench

@@ -114,7 +114,7 @@ def test_a_page_that_cannot_be_written(run, mine, tmp_path):
 @pytest.mark.compile
 def test_kernels_compiled_ahead_are_those_that_planning_looks_for(answer, monkeypatch):
     """With memory forgotten, as in another process."""
-    from graphfuse.planning import planner
+    from graphfuse.planning import kernels
     from graphfuse.runtime import launch
 
     report = answer("compile", "rmsnorm-silu", "--case", CASE, "--arch", "sm_90a")
@@ -126,7 +126,7 @@ def test_kernels_compiled_ahead_are_those_that_planning_looks_for(answer, monkey
     (case,) = (c for c in BENCH.cases if str(c) == CASE)
     device = for_arch("sm_90a")
     (part,) = compile.plans(case.graph(), device, heur_mode.OPENSOURCE)[0].parts
-    planner.prepare(part, device)
+    kernels.prepare(part, device)
     after = cache.statistics()
     assert (after.compiled - before.compiled, after.disk_hits - before.disk_hits) == (0, 1)
     assert [len(code) for code in loaded] == [report["bytes"]]

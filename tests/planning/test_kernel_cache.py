@@ -13,7 +13,7 @@ from graphfuse import (
     SerializedError,
     heur_mode,
 )
-from graphfuse.planning import planner
+from graphfuse.planning import kernels
 from support import graphs
 from support.graphs import Norm
 
@@ -38,7 +38,7 @@ def no_compiler(monkeypatch):
     def compiled(*_):
         raise KernelCompileError("nothing is to be compiled")
 
-    monkeypatch.setattr(planner, "compiled", compiled)
+    monkeypatch.setattr(kernels, "compiled", compiled)
 
 
 @pytest.mark.compile

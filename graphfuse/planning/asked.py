@@ -1,0 +1,91 @@
+"""Engines as users ask for them: by name, or by number, each with knobs of which they say some."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from graphfuse.base.device import Device
+from graphfuse.base.errors import GraphTypeError, GraphValidationError
+from graphfuse.contract.engine import Engine
+from graphfuse.contract.match import Region
+from graphfuse.op_graph.ir import FrozenGraph
+from graphfuse.planning import plan
+from graphfuse.planning.numbered import NumberedEngine, Wish, checked, knob, widest
+from graphfuse.planning.plan import Plan
+from graphfuse.planning.registry import Registry
+from graphfuse.tuned_tables import store
+
+
+class AskedEngines:
+    """Engines of one lowered graph on one device. numbered: those that take some of the graph, by number."""
+
+    def __init__(
+        self,
+        graph: FrozenGraph,
+        regions: Sequence[Region],
+        device: Device,
+        registry: Registry,
+        numbered: Callable[[], Sequence[NumberedEngine]],
+    ):
+        self._graph, self._regions, self._device = graph, regions, device
+        self._registry, self._numbered = registry, numbered
+
+    def plan(self, engine: object, knobs: object) -> Plan:
+        """The plan that an engine and its knobs name, or tuples of both. Errors as of ``create_execution_plan``."""
+        several = isinstance(engine, tuple | list)
+        asked = tuple(engine) if several else (engine,)
+        given = ((None,) * len(asked) if several else None) if knobs is None else knobs
+        values = given if several else (given,)
+        lists = isinstance(values, tuple | list) and len(asked) == len(values)
+        if not lists or not all(v is None or isinstance(v, Mapping) for v in values):
+            raise GraphTypeError(
+                "create_execution_plan: give an engine's name or number and a dict of knobs, or tuples of both; "
+                f"got {engine!r}, {knobs!r}"
+            )
+        chosen = [self._asked(one) for one in asked]
+        wishes = [checked(of, kind, dict(v or {})) for (of, kind), v in zip(chosen, values, strict=True)]
+        engines = [of for of, _ in chosen]
+
+        def settled(of: Engine, wish: Wish) -> Callable[[Region], object]:
+            return lambda region: wish.knobs(of, region, self.proposals)
+
+        settle = [settled(of, wish) for of, wish in zip(engines, wishes, strict=True)]
+        return plan.named(self._graph, self._regions, engines, self._device, settle)
+
+    def proposals(self, engine: Engine, region: Region) -> tuple[object, ...]:
+        """Knobs that an engine proposes for a region, the tuned ones first."""
+        tunings, mode = store.tunings([engine], self._device), widest(engine)
+        parts = plan.answered(region, engine, self._device, mode, tunings, self._registry.origins, [])
+        return tuple(part.knobs for part in parts)
+
+    def knobs_of(self, engine: object) -> list[knob]:
+        """Knobs of an engine that is given by its number, or by a name that has one number alone."""
+        if not isinstance(engine, str):
+            return self._of_number(engine).knobs
+        found = {n: one for n, one in enumerate(self._numbered()) if one.engine is self.named(engine)}
+        if len(found) != 1:
+            numbers = "; ".join(f"{n}: {one}" for n, one in found.items()) or "none, as it takes nothing of the graph"
+            raise GraphValidationError(f"engine {engine!r} has the numbers {numbers}; give one of them")
+        return next(iter(found.values())).knobs
+
+    def _asked(self, engine: object) -> tuple[Engine, type | None]:
+        """An engine by its name, or by its number, which says the kind of its knobs as well."""
+        if not isinstance(engine, int) or isinstance(engine, bool):
+            return self.named(engine), None
+        found = self._of_number(engine)
+        return found.engine, found.kind
+
+    def _of_number(self, number: object) -> NumberedEngine:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise GraphTypeError(f"an engine is given by its name or its number, got {number!r}")
+        numbered = self._numbered()
+        if not 0 <= number < len(numbered):
+            there = "; ".join(f"{n}: {one}" for n, one in enumerate(numbered))
+            raise GraphValidationError(f"no engine has the number {number}; there are: {there}")
+        return numbered[number]
+
+    def named(self, name: object) -> Engine:
+        """An engine by its name, whether it takes anything or not; GraphValidationError where none has it."""
+        for engine in self._registry.engines:
+            if engine.name == name:
+                return engine
+        names = ", ".join(e.name for e in self._registry.engines)
+        raise GraphValidationError(f"no engine is named {name!r}; there are: {names}")

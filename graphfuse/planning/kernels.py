@@ -1,0 +1,87 @@
+"""Kernels of a plan's parts: where their machine code comes from, what runs it, and the work that is made of both."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
+
+from graphfuse.base.device import EMULATOR, Device
+from graphfuse.base.errors import DeviceError
+from graphfuse.contract.engine import Kernel, Launch, Prepared
+from graphfuse.planning import guard
+from graphfuse.planning.kernel_cache import CodeOf
+from graphfuse.planning.plan import Part, Plan
+from graphfuse.planning.recipe import Code
+
+
+def compilers(device: Device) -> ThreadPoolExecutor:
+    """Threads in which kernels for a device can be compiled and loaded side by side."""
+    if device.kind == "cuda":
+        from graphfuse.runtime import cuda_core  # noqa: F401 - two first imports of it at once, in the threads, fail
+    return ThreadPoolExecutor(os.cpu_count())
+
+
+def compiled(source: str, entry: str, name: str, device: Device) -> Code:
+    """A kernel from the cache, else compiled. The emulator compiles a library when it loads one."""
+    if device.kind == EMULATOR.kind:
+        return Code.of(source, entry, name, b"")
+    from graphfuse.runtime import cache
+
+    return Code.of(source, entry, name, cache.cubin(source, device.arch, name))
+
+
+def loaded(code: Code, source: str, device: Device) -> Kernel:
+    """A kernel that can be run: on a GPU by ``runtime``, elsewhere, from its source, by ``emulator``."""
+    if device.kind == EMULATOR.kind:
+        from graphfuse.emulator import kernel as emulated
+
+        return emulated.load(source, code.entry)
+    from graphfuse.runtime import launch
+
+    return launch.load(code.cubin, code.entry, device)
+
+
+class _Unloaded:
+    """Stands where a kernel would be, which is compiled for a device that need not be here."""
+
+    def launcher(self, launch: Launch, dependent: bool = False) -> NoReturn:
+        raise DeviceError("a kernel that was compiled ahead is not started where it was compiled")
+
+
+def unloaded(code: Code, source: str, device: Device) -> Kernel:
+    """Stand-in for a kernel of a device that need not be here."""
+    return _Unloaded()
+
+
+def prepare(
+    part: Part,
+    device: Device,
+    code_of: CodeOf = compiled,
+    load: Callable[[Code, str, Device], Kernel] = loaded,
+) -> Prepared:
+    """The part's work, ready to run. PluginError where the engine is another's and fails; errors as of
+    ``Engine.prepare`` and `code_of`."""
+
+    def kernel(source: str, entry: str) -> Kernel:
+        return load(code_of(source, entry, f"{part.engine.name}.cu", device), source, device)
+
+    return guard.prepared(part, device, kernel)
+
+
+def codes_of(p: Plan) -> tuple[Code, ...]:
+    """The kernels of a plan, compiled for its device, which need not be there. Errors as of ``prepare``."""
+    codes, code_of = kept(compiled)
+    for part in p.parts:
+        prepare(part, p.device, code_of, unloaded)
+    return tuple(codes)
+
+
+def kept(code_of: CodeOf) -> tuple[list[Code], CodeOf]:
+    """A list, and what `code_of` does, all of whose answers are put into it."""
+    codes: list[Code] = []
+
+    def keeping(source: str, entry: str, name: str, device: Device) -> Code:
+        codes.append(code_of(source, entry, name, device))
+        return codes[-1]
+
+    return codes, keeping
