@@ -1,0 +1,442 @@
+"""Pointwise ops: what each computes of an element, in torch and in CUDA C++, its cost, accuracy and gradient."""
+
+import operator
+from collections.abc import Mapping
+
+from graphfuse.ops import pullback, references, shapes
+from graphfuse.ops.op import Attribute, Cost, Op, Port
+from graphfuse.ops.pullback import JUMPS, NO_SECOND, NoRule, Rule, by_op, by_output, negated, passed, times
+
+
+def _pointwise(
+    name: str,
+    doc: str,
+    inputs: str,
+    cuda: str,
+    reference,
+    *attributes: Attribute,
+    cost: Cost = Cost.FUNCTION,
+    note: str = "",
+    commutative: bool = False,
+    integers: bool = False,
+    vjp: Mapping[str, Rule | NoRule] | NoRule = pullback.UNKNOWN,
+    again: Rule | None = None,
+    aten: tuple[str, ...] = (),
+) -> Op:
+    return Op(
+        name=name,
+        doc=doc,
+        inputs=tuple(Port(p) for p in inputs.split()),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=shapes.broadcast,
+        reference=lambda t, x, a: {"output": reference(t, *x.values(), *a.values())},
+        attributes=attributes,
+        cuda=cuda,
+        cost=cost,
+        note=note,
+        commutative=commutative,
+        integers=integers,
+        vjp=vjp,
+        again={} if again is None else {"output": again},
+        aten=aten,
+    )
+
+
+def _over_b(p: pullback.Pullback, dividend: object) -> object:
+    """Any dividend of a division by "b", of which the reciprocal is drawn once."""
+    return p.graph.mul(dividend, p.once(_reciprocal_of_b))
+
+
+def _reciprocal_of_b(p: pullback.Pullback) -> object:
+    return pullback.reciprocal(p, p["b"])
+
+
+_OF_DIVISION = {
+    "a": lambda p: _over_b(p, p.grad),
+    "b": lambda p: p.graph.neg(_over_b(p, p.graph.mul(p.grad, p["output"]))),
+}
+_OF_SELECTION = {
+    "input0": lambda p: p.graph.binary_select(p.grad, 0.0, p["mask"]),
+    "input1": lambda p: p.graph.binary_select(0.0, p.grad, p["mask"]),
+    "mask": JUMPS,
+}
+
+
+def _cubed(p: pullback.Pullback, port: str) -> object:
+    return p.graph.mul(p[port], p.graph.mul(p[port], p[port]))
+
+
+def _slope_of_sigmoid(p: pullback.Pullback) -> object:
+    return p.graph.mul(p.graph.sub(1.0, p["output"]), p["output"])
+
+
+def _opened(p: pullback.Pullback) -> object:
+    """The sigmoid that swish multiplies its input by."""
+    beta = _beta(p)
+    return p.graph.sigmoid(p["input"] if beta == 1.0 else p.graph.mul(p["input"], beta))
+
+
+def _swish_again(p: pullback.Pullback) -> object:
+    return p.graph.mul(p["input"], p.once(_opened))
+
+
+def _slope_of_swish(p: pullback.Pullback) -> object:
+    beta, opened = _beta(p), p.once(_opened)
+    closed = p.graph.mul(p.graph.sub(1.0, opened), p["output"])
+    return p.graph.add(closed if beta == 1.0 else p.graph.mul(closed, beta), opened)
+
+
+def _beta(p: pullback.Pullback) -> float:
+    return p.attributes.get("swish_beta", 1.0)
+
+
+def _number(name: str, default: float) -> Attribute:
+    return Attribute(name, (float, int), default)
+
+
+def _comparison(name: str, sign: str, reference, aten: str, commutative: bool = False) -> Op:
+    return _pointwise(
+        name,
+        f"1 where input {sign} comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is\n"
+        f"{'unequal to' if sign == '!=' else 'in no order with'} everything.",
+        "input comparison",
+        f"({{input}} {sign} {{comparison}} ? 1.0f : 0.0f)",
+        lambda t, a, b: reference(a, b).to(a.dtype),
+        cost=Cost.ARITHMETIC,
+        commutative=commutative,
+        integers=True,
+        vjp=JUMPS,
+        aten=tuple(f"{aten}.{kind} self:input other:comparison" for kind in ("Tensor", "Scalar")),
+    )
+
+
+_GELU_TANH_FORM = "1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})"
+_SIGMOID_NOTE = "sigmoid of x: relative error below 5e-7 + 8e-8 |x|; below x = -87 absolute, below 1.2e-38"
+
+TABLE = (
+    _pointwise(
+        "add",
+        "a + b.",
+        "a b",
+        "({a} + {b})",
+        lambda t, a, b: a + b,
+        cost=Cost.ARITHMETIC,
+        commutative=True,
+        integers=True,
+        vjp={"a": passed, "b": passed},
+        aten=("add.Tensor self:a other:b", "add.Scalar self:a other:b"),
+    ),
+    _pointwise(
+        "sub",
+        "a - b.",
+        "a b",
+        "({a} - {b})",
+        lambda t, a, b: a - b,
+        cost=Cost.ARITHMETIC,
+        integers=True,
+        vjp={"a": passed, "b": negated},
+        aten=(
+            "sub.Tensor self:a other:b",
+            "sub.Scalar self:a other:b",
+            "rsub.Tensor self:b other:a",
+            "rsub.Scalar self:b other:a",
+        ),
+    ),
+    _pointwise(
+        "mul",
+        "a * b.",
+        "a b",
+        "({a} * {b})",
+        lambda t, a, b: a * b,
+        cost=Cost.ARITHMETIC,
+        commutative=True,
+        integers=True,
+        vjp={"a": times("b"), "b": times("a")},
+        aten=("mul.Tensor self:a other:b", "mul.Scalar self:a other:b"),
+    ),
+    _pointwise(
+        "div",
+        "a / b.",
+        "a b",
+        "({a} / {b})",
+        lambda t, a, b: a / b,
+        vjp=_OF_DIVISION,
+        again=lambda p: _over_b(p, p["a"]),
+        aten=("div.Tensor self:a other:b", "div.Scalar self:a other:b"),
+    ),
+    _pointwise(
+        "scale",
+        "input * scale.",
+        "input scale",
+        "({input} * {scale})",
+        lambda t, x, s: x * s,
+        cost=Cost.ARITHMETIC,
+        integers=True,
+        vjp={"input": times("scale"), "scale": times("input")},
+    ),
+    _pointwise(
+        "max",
+        "The larger of the two (0 is larger than -0); NaN if either is.",
+        "input0 input1",
+        "gf::max({input0}, {input1})",
+        references.larger,
+        commutative=True,
+        integers=True,
+        vjp={
+            "input0": pullback.larger("input0", "input1", "cmp_lt"),
+            "input1": pullback.larger("input1", "input0", "cmp_lt"),
+        },
+        aten=("maximum.default self:input0 other:input1",),
+    ),
+    _pointwise(
+        "min",
+        "The smaller of the two (-0 is smaller than 0); NaN if either is.",
+        "input0 input1",
+        "gf::min({input0}, {input1})",
+        references.smaller,
+        commutative=True,
+        integers=True,
+        vjp={
+            "input0": pullback.larger("input0", "input1", "cmp_gt"),
+            "input1": pullback.larger("input1", "input0", "cmp_gt"),
+        },
+        aten=("minimum.default self:input0 other:input1",),
+    ),
+    _pointwise(
+        "abs",
+        "|input|.",
+        "input",
+        "gf::abs({input})",
+        lambda t, x: x.abs(),
+        integers=True,
+        vjp={"input": lambda p: p.graph.mul(p.grad, pullback.sign(p, p["input"]))},
+        aten=("abs.default self:input",),
+    ),
+    _pointwise(
+        "neg",
+        "-input.",
+        "input",
+        "(-{input})",
+        lambda t, x: -x,
+        cost=Cost.ARITHMETIC,
+        integers=True,
+        vjp={"input": negated},
+        aten=("neg.default self:input",),
+    ),
+    _pointwise(
+        "reciprocal",
+        "1 / input.",
+        "input",
+        "(1.0f / {input})",
+        lambda t, x: x.reciprocal(),
+        vjp={"input": lambda p: p.graph.neg(p.graph.mul(p.grad, p.graph.mul(p["output"], p["output"])))},
+        aten=("reciprocal.default self:input",),
+    ),
+    _pointwise(
+        "sqrt",
+        "Square root; NaN below 0.",
+        "input",
+        "sqrtf({input})",
+        lambda t, x: x.sqrt(),
+        vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.div(0.5, p["output"]))},
+        aten=("sqrt.default self:input",),
+    ),
+    _pointwise(
+        "rsqrt",
+        "1 / sqrt(input).",
+        "input",
+        "gf::rsqrt({input})",
+        lambda t, x: x.rsqrt(),
+        vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.mul(_cubed(p, "output"), -0.5))},
+        aten=("rsqrt.default self:input",),
+    ),
+    _pointwise(
+        "exp",
+        "e^input.",
+        "input",
+        "expf({input})",
+        lambda t, x: x.exp(),
+        vjp={"input": times("output")},
+        aten=("exp.default self:input",),
+    ),
+    _pointwise(
+        "log",
+        "Natural logarithm; NaN below 0.",
+        "input",
+        "logf({input})",
+        lambda t, x: x.log(),
+        vjp={"input": lambda p: p.graph.div(p.grad, p["input"])},
+        aten=("log.default self:input",),
+    ),
+    _pointwise(
+        "identity",
+        "input unchanged (a place to change the data type).",
+        "input",
+        "{input}",
+        lambda t, x: x,
+        cost=Cost.COPY,
+        integers=True,
+        vjp={"input": passed},
+        aten=("clone.default self:input",),
+    ),
+    _pointwise(
+        "relu",
+        "min(input, upper_clip) above lower_clip, else lower_clip + negative_slope * (input - lower_clip).",
+        "input",
+        "gf::relu({input}, {negative_slope}, {lower_clip}, {upper_clip})",
+        lambda t, x, slope, low, high: t.where(
+            x > low, x.clamp(max=high), low + slope * (x - low) if slope else x.clamp(min=low) + 0.0
+        ),
+        _number("negative_slope", 0.0),
+        _number("lower_clip", 0.0),
+        _number("upper_clip", float("inf")),
+        vjp={"input": by_op("relu_backward")},
+        aten=("relu.default self:input", "leaky_relu.default self:input negative_slope:negative_slope"),
+    ),
+    _pointwise(
+        "sigmoid",
+        "1 / (1 + exp(-input)).",
+        "input",
+        "gf::sigmoid({input})",
+        references.sigmoid,
+        note=_SIGMOID_NOTE,
+        vjp={"input": by_output("sigmoid_backward", _slope_of_sigmoid)},
+        aten=("sigmoid.default self:input",),
+    ),
+    _pointwise(
+        "tanh",
+        "Hyperbolic tangent.",
+        "input",
+        "tanhf({input})",
+        lambda t, x: t.tanh(x),
+        vjp={"input": by_op("tanh_backward")},
+        aten=("tanh.default self:input",),
+    ),
+    _pointwise(
+        "swish",
+        "input * sigmoid(swish_beta * input); SiLU when swish_beta is 1.",
+        "input",
+        "({input} * gf::sigmoid({swish_beta} * {input}))",
+        lambda t, x, beta: x * references.sigmoid(t, beta * x),
+        _number("swish_beta", 1.0),
+        note=_SIGMOID_NOTE,
+        vjp={"input": by_output("swish_backward", _slope_of_swish)},
+        again=_swish_again,
+        aten=("silu.default self:input",),
+    ),
+    _pointwise(
+        "gelu",
+        "input * Phi(input) with the normal distribution function (the erf form).",
+        "input",
+        "gf::gelu({input})",
+        lambda t, x: 0.5 * x * t.special.erfc(-(0.5**0.5) * x),
+        note="relative error below 1e-6 + 1e-7 x^2; below x = -13 absolute, below 1e-36",
+        vjp={"input": by_op("gelu_backward")},
+        aten=("gelu.default self:input approximate=none",),
+    ),
+    _pointwise(
+        "gelu_approx_tanh",
+        "0.5 * input * (1 + tanh(sqrt(2/pi) * (input + 0.044715 * input^3))).",
+        "input",
+        # (1 + tanh u) / 2 is sigmoid(2u), which does not cancel for negative input.
+        f"({{input}} * gf::sigmoid({_GELU_TANH_FORM}))",
+        lambda t, x: x * references.sigmoid(t, 2 * references.GELU_TANH * (x + 0.044715 * x * x * x)),
+        note=_SIGMOID_NOTE,
+        vjp={"input": by_op("gelu_approx_tanh_backward")},
+        aten=("gelu.default self:input approximate=tanh",),
+    ),
+    _pointwise(
+        "relu_backward",
+        "Gradient of relu, from that of its result: loss where input is above lower_clip and at most\n"
+        "upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is.",
+        "loss input",
+        "gf::relu_backward({loss}, {input}, {negative_slope}, {lower_clip}, {upper_clip})",
+        references.relu_backward,
+        _number("negative_slope", 0.0),
+        _number("lower_clip", 0.0),
+        _number("upper_clip", float("inf")),
+        vjp={"loss": by_op("relu_backward"), "input": JUMPS},
+    ),
+    _pointwise(
+        "sigmoid_backward",
+        "loss * sigmoid(input) * sigmoid(-input).",
+        "loss input",
+        "gf::sigmoid_backward({loss}, {input})",
+        lambda t, loss, x: loss * references.sigmoid_slope(t, x),
+        note=_SIGMOID_NOTE,
+        vjp={"loss": by_op("sigmoid_backward"), "input": NO_SECOND},
+    ),
+    _pointwise(
+        "tanh_backward",
+        "loss * (1 - tanh(input)^2).",
+        "loss input",
+        # 1 - tanh^2, which cancels, is 4 sigmoid(2x) sigmoid(-2x).
+        "(4.0f * gf::sigmoid_backward({loss}, 2.0f * {input}))",
+        lambda t, loss, x: loss * (4 * references.sigmoid_slope(t, 2 * x)),
+        note=_SIGMOID_NOTE,
+        vjp={"loss": by_op("tanh_backward"), "input": NO_SECOND},
+    ),
+    _pointwise(
+        "swish_backward",
+        "loss * s * (1 + swish_beta * input * (1 - s)) with s = sigmoid(swish_beta * input).",
+        "loss input",
+        "gf::swish_backward({loss}, {swish_beta} * {input}, gf::sigmoids({swish_beta} * {input}))",
+        lambda t, loss, x, beta: loss * references.swish_slope(t, beta * x),
+        _number("swish_beta", 1.0),
+        note=_SIGMOID_NOTE,
+        vjp={"loss": by_op("swish_backward"), "input": NO_SECOND},
+    ),
+    _pointwise(
+        "gelu_backward",
+        "loss * (Phi(input) + input * phi(input)) with the normal distribution function and its density.",
+        "loss input",
+        "gf::gelu_backward({loss}, {input})",
+        lambda t, loss, x: loss * references.gelu_slope(t, x),
+        vjp={"loss": by_op("gelu_backward"), "input": NO_SECOND},
+    ),
+    _pointwise(
+        "gelu_approx_tanh_backward",
+        "loss times the derivative of gelu_approx_tanh at input.",
+        "loss input",
+        f"gf::gelu_approx_tanh_backward({{loss}}, {{input}}, gf::sigmoids({_GELU_TANH_FORM}))",
+        lambda t, loss, x: loss * references.gelu_approx_tanh_slope(t, x),
+        note=_SIGMOID_NOTE,
+        vjp={"loss": by_op("gelu_approx_tanh_backward"), "input": NO_SECOND},
+    ),
+    Op(
+        "gen_index",
+        "The number of each element of input along axis, from 0, as a number of the compute data type: FLOAT has all\n"
+        "up to 2^24. Of input only the shape counts. A negative axis counts from the last.",
+        inputs=(Port("input"),),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=shapes.indexed,
+        frozen=shapes.axis_frozen,
+        reference=references.gen_index,
+        attributes=(Attribute("axis", (int,), required=True),),
+        vjp=JUMPS,
+    ),
+    _comparison("cmp_eq", "==", operator.eq, "eq", commutative=True),
+    _comparison("cmp_neq", "!=", operator.ne, "ne", commutative=True),
+    _comparison("cmp_gt", ">", operator.gt, "gt"),
+    _comparison("cmp_ge", ">=", operator.ge, "ge"),
+    _comparison("cmp_lt", "<", operator.lt, "lt"),
+    _comparison("cmp_le", "<=", operator.le, "le"),
+    _pointwise(
+        "binary_select",
+        "input0 where mask is not 0, else input1.",
+        "input0 input1 mask",
+        "({mask} != 0.0f ? {input0} : {input1})",
+        lambda t, a, b, mask: t.where(mask != 0, a, b),
+        cost=Cost.ARITHMETIC,
+        integers=True,
+        vjp=_OF_SELECTION,
+        aten=(
+            "where.self condition:mask self:input0 other:input1",
+            "where.ScalarOther condition:mask self:input0 other:input1",
+            "where.ScalarSelf condition:mask self:input0 other:input1",
+            "where.Scalar condition:mask self:input0 other:input1",
+            "masked_fill.Scalar self:input1 mask:mask value:input0",
+            "masked_fill.Tensor self:input1 mask:mask value:input0",
+        ),
+    ),
+)
