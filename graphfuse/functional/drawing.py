@@ -107,11 +107,6 @@ class DrawnGraph:
         along would take heads together."""
         return name in self and len(self.layouts[name].shape) > 1
 
-    def weighted(self, values: Tensor, zero_centred: bool = False) -> Tensor:
-        """Values times the argument "weight", or times it + 1; as they are where it is left out."""
-        scale = self.weight(zero_centred=zero_centred)
-        return values if scale is None else self.graph.mul(values, scale)
-
     def norm(
         self,
         x: Tensor,
@@ -157,12 +152,6 @@ class DrawnGraph:
     def by_rows(self, values: Tensor, mode: reduction_mode = reduction_mode.ADD) -> Tensor:
         """A number for each row of the first argument."""
         return self.graph.reduction(values, mode=mode).set_dim((*next(iter(self.layouts.values())).shape[:-1], 1))
-
-    def store_sum(self, name: str, values: Tensor) -> None:
-        """Write to the argument `name` the sums over all that its shape does not tell apart, as rows, or those of each
-        head; no kernel makes these with others."""
-        shape = self._padded(self.layouts[name].shape, ())[0]
-        self.store(name, self.graph.reduction(values, mode=reduction_mode.ADD).set_dim(shape))
 
     def store_read(self, name: str, tensor: Tensor) -> Tensor:
         """Write to the argument `name` a tensor that is also read, unrounded: an output that is read would be read as

@@ -180,7 +180,7 @@ def _installed(wanted: bool, requested: bool) -> Registry:
             if item is not None and any(item is known for known in found[kind]):
                 continue  # offered twice
             if item is not None and why is None:
-                why = _clash(kind, item, where, [*found[kind], *request[kind]], origins)
+                why = _clash(item, where, [*found[kind], *request[kind]], origins)
             name = item.name if item is not None and kind.fault(item) is None else entry.name
             if why is None:
                 found[kind].append(item)
@@ -237,7 +237,7 @@ def _loaded(kind: _Kind, entry: metadata.EntryPoint) -> Iterator[tuple[object, s
             yield item, kind.fault(item)
 
 
-def _clash(kind: _Kind, item: object, where: Origin, found: list, origins: Mapping[int, Origin]) -> str | None:
+def _clash(item: object, where: Origin, found: list, origins: Mapping[int, Origin]) -> str | None:
     for known in found:
         if known.name == item.name:
             return f"{origins[id(known)]} has one of that name, and names must differ; {where} comes later"
