@@ -88,8 +88,10 @@ def numbers(request):
     """A test draws the same numbers alone, in any order, and on any day."""
     seed = zlib.crc32(request.node.nodeid.encode())
     random.seed(seed)
-    if "torch" in sys.modules:  # else its generators start from a seed of their own, which is the same in each process
-        sys.modules["torch"].manual_seed(seed)
+    if torch := sys.modules.get("torch"):  # else its generators start from a seed that is the same in each process
+        # manual_seed keeps the stack for every kind of device that is not used yet: most of what a small test takes.
+        devices = request.node.get_closest_marker("gpu") or torch.cuda.is_initialized()
+        (torch if devices else torch.default_generator).manual_seed(seed)
 
 
 @pytest.fixture

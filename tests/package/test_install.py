@@ -105,6 +105,7 @@ def install(what: Path, target: Path, cwd: Path) -> None:
         "--no-deps",
         "--no-index",
         "--no-build-isolation",
+        "--no-compile",  # what is imported is compiled then
         "--target",
         target,
         what,
