@@ -20,8 +20,19 @@ WHOLE = {
 }
 
 
+# Its modules are a first case of tests/training/test_sharded.py, also on two ranks; each imports torch anew.
+FURTHER = {"sequence_parallel"}
+
+
 @pytest.mark.some(5)
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem not in WHOLE], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.further] * (path.stem in FURTHER))
+        for path in EXAMPLES
+        if path.stem not in WHOLE
+    ],
+)
 def test_example(path, tmp_path):
     command = [sys.executable, path, *ARGUMENTS.get(path.stem, ())]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
