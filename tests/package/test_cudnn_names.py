@@ -224,7 +224,7 @@ def test_packs_by_position():
         ({"tensor_dict": {7: X}, "tensor_uids": [7]}, GraphTypeError, "variant_pack must be a list or tuple, got dict"),
         ({"tensor_dict": [X], "tensor_uids": 7}, GraphTypeError, "tensor_uids must be a list or tuple, got int"),
         ({"tensor_dict": [X], "tensor_uids": ["x"]}, GraphTypeError, r"tensor_uids\[0\] must be an int, got 'x'"),
-        ({"tensor_dict": [X], "tensor_uids": [7, 11]}, graphfuse.VariantPackError, "1 buffers and 2 tensor_uids"),
+        ({"tensor_dict": [X], "tensor_uids": [7, 11]}, graphfuse.VariantPackError, "1 buffer and 2 tensor_uids"),
         ({"tensor_dict": [X, X], "tensor_uids": [7, 7]}, graphfuse.VariantPackError, "has 7 twice"),
         ({"tensor_dict": [X.float()], "tensor_uids": [7]}, graphfuse.VariantPackError, "11"),
         ({}, graphfuse.VariantPackTypeError, "NoneType"),
