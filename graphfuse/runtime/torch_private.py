@@ -120,6 +120,11 @@ def dispatch_mode() -> type | None:
     return _find("utils._python_dispatch.TorchDispatchMode")
 
 
+def without_modes() -> AbstractContextManager[object]:
+    """Context in which no mode of ``__torch_dispatch__`` sees what is called. Where torch has none, modes see it."""
+    return (_find("utils._python_dispatch._disable_current_modes") or nullcontext)()
+
+
 def differentiates_forward() -> Callable[[], bool]:
     """Function that says if a level of forward derivatives (``torch.autograd.forward_ad.dual_level``) is at work.
     Always, where torch cannot tell."""

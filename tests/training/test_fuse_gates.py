@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from graphfuse import GraphNotSupportedError
 from graphfuse.torch import fuse, kernel_mapping, unfuse
-from support.dispatched import operators
+from support.dispatched import operators, regions
 
 pytestmark = pytest.mark.torch
 
@@ -61,7 +61,7 @@ class GatedGroups(Norm):
 
 
 class RoundedGateNorm(Norm):
-    """Whose activated gate is rounded, which no operator does."""
+    """Whose activated gate is rounded."""
 
     def forward(self, x, gate):
         return super().forward(x) * F.silu(gate)
@@ -115,21 +115,21 @@ def made(module, seed=3):
 
 ROWS, VIDEO = (2, 5, HIDDEN), (2, 16, 3, 4, 5)
 GATED = [
-    (NormThenGate, "llama_rms_norm_times_silu"),
-    (SigmoidGate, "rms_norm_times_sigmoid"),
-    (GatedGroups, "llama_rms_norm_of_gated"),
-    (lambda: GatedGroups(HIDDEN), "llama_rms_norm_of_gated"),
+    (NormThenGate, "rmsnorm, mul, swish"),
+    (SigmoidGate, "rmsnorm, sigmoid, mul"),
+    (GatedGroups, "swish, mul, rmsnorm"),
+    (lambda: GatedGroups(HIDDEN), "swish, mul, rmsnorm"),
 ]
 
 
-@pytest.mark.parametrize(("module", "name"), GATED)
-def test_gates(module, name):
+@pytest.mark.parametrize(("module", "operations"), GATED)
+def test_gates(module, operations):
     norm, x, gate = made(module), drawn(*ROWS).requires_grad_(), drawn(*ROWS, seed=1)
     own = copy.deepcopy(norm)
     (entry,) = fuse(norm).entries
-    assert entry.became == name
+    assert (entry.became, entry.why) == ("region", operations)
     with torch.no_grad():
-        assert operators(lambda: norm(x, gate)) == operators(lambda: norm(x, gate=gate)) == [name]
+        assert regions(lambda: norm(x, gate)) == regions(lambda: norm(x, gate=gate)) == [operations]
         assert torch.equal(norm(x, gate), own(x, gate))
     grads = [torch.autograd.grad(m(x, gate).float().sum(), (x, m.weight)) for m in (norm, own)]
     for a, b in zip(*grads, strict=True):
@@ -144,7 +144,7 @@ def test_gates(module, name):
         lambda norm, x, gate: norm(x, None),
         lambda norm, x, gate: norm(x, gate[:, :1]),
         lambda norm, x, gate: norm(x, gate.double()),
-        lambda norm, x, gate: norm.float()(x, gate),
+        lambda norm, x, gate: norm.double()(x, gate),
     ],
 )
 def test_calls_that_an_operator_would_compute_otherwise_run_the_own_forward(call):
@@ -163,8 +163,10 @@ def test_attributes_that_forward_reads_are_compared_at_each_call():
     norm.group_size = 16
     with torch.no_grad():
         assert operators(lambda: norm(x, gate)) == []
-        norm.group_size, norm.eps = 8, 1.0
-        assert operators(lambda: norm(x, gate)) == ["llama_rms_norm_of_gated"]
+        norm.group_size = 8
+        assert operators(lambda: norm(x, gate)) == ["region"]
+        norm.eps = 1.0
+        assert operators(lambda: norm(x, gate)) == []
         got = norm(x, gate)
         unfuse(norm)
         assert torch.equal(got, norm(x, gate))
@@ -175,14 +177,16 @@ def test_the_layer_for_kernels():
     norm, x, gate = made(GatedGroups), drawn(*ROWS), drawn(*ROWS, seed=1)
     with torch.no_grad():
         want, without = norm(x, gate), norm(x)
-        assert operators(lambda: layer.forward(norm, x, gate)) == ["llama_rms_norm_of_gated"]
+        assert operators(lambda: layer.forward(norm, x, gate)) == ["region"]
         assert torch.equal(layer.forward(norm, x, gate=gate), want)
         assert torch.equal(layer.forward(norm, x), without)
 
 
-def test_a_gate_with_a_rounding_that_no_operator_has():
-    (entry,) = fuse(RoundedGateNorm()).entries
-    assert entry.why == "no operator computes RMSNorm * (1 + w), and mul behind it"
+def test_a_gate_that_is_rounded():
+    norm, x, gate = made(RoundedGateNorm), drawn(*ROWS), drawn(*ROWS, seed=1)
+    want = norm(x, gate)
+    assert [e.became for e in fuse(norm).entries] == ["region"]
+    assert torch.equal(norm(x, gate), want)
 
 
 CHANNELS = [
@@ -203,7 +207,7 @@ def test_channels(module, shape, dtype):
         with torch.no_grad():
             want = norm(layout)
             fuse(norm)
-            assert operators(lambda: norm(layout)) == ["rounded_unit_norm_rows"]  # in float32 nothing is rounded
+            assert operators(lambda: norm(layout)) == ["region"]
             got = norm(layout)
         torch.testing.assert_close(got, want, rtol=0.01 if dtype is HALF else 2e-6, atol=2e-6)
         assert got.stride() == layout.stride()
@@ -213,18 +217,18 @@ def test_channels(module, shape, dtype):
             grads.append(torch.autograd.grad(module(leaf).float().square().sum(), (leaf, *module.parameters())))
         for a, b in zip(*grads, strict=True):
             torch.testing.assert_close(a, b, rtol=0.02, atol=(1e-2 if dtype is HALF else 1e-5) * b.abs().max().item())
-    assert operators(lambda: norm(x)) == ["rounded_unit_norm_rows_training"]
+    assert operators(lambda: norm(x)) == ["region_training"]
 
 
 def test_other_ways_of_differentiating_are_refused():
     norm, x = made(ChannelNorm).float(), drawn(*VIDEO, dtype=torch.float32)
     fuse(norm.requires_grad_(False))
-    with pytest.raises(GraphNotSupportedError, match="rounded_unit_norm_rows is differentiated by torch.func"):
+    with pytest.raises(GraphNotSupportedError, match="region is differentiated by torch.func"):
         torch.func.grad(lambda x: norm(x).square().sum())(x)
-    with pytest.raises(GraphNotSupportedError, match="rounded_unit_norm_rows has no forward-mode derivative"):
+    with pytest.raises(GraphNotSupportedError, match="region has no forward-mode derivative"):
         torch.func.jvp(norm, (x,), (torch.ones_like(x),))
     with torch.no_grad():
-        assert operators(lambda: norm(x)) == ["rounded_unit_norm_rows"]
+        assert operators(lambda: norm(x)) == ["region"]
 
 
 def test_the_silu_of_a_norm_along_channels():
@@ -232,13 +236,14 @@ def test_the_silu_of_a_norm_along_channels():
     with torch.no_grad():
         want = block(x)
         assert [(e.name, e.became, e.why) for e in fuse(block).replaced[2:]] == [
-            ("", "rounded_unit_norm_silu", "with one"),
-            ("", "rounded_unit_norm_silu", "with two"),
+            ("", "region", "reduction, cmp_lt, binary_select, div, mul, add, swish; with one"),
+            ("", "region", "reduction, cmp_lt, binary_select, div, mul, add, swish; with two and activation"),
         ]
-        assert operators(lambda: block(x)) == ["rounded_unit_norm_silu_rows"] * 2
+        unit = "reduction, cmp_lt, binary_select, div, mul, add"
+        assert regions(lambda: block(x)) == [f"{unit}, swish"] * 2
         torch.testing.assert_close(block(x), want, rtol=0.01, atol=0.01)
         block.activation.register_forward_hook(lambda module, given, y: y * 2)
-        assert operators(lambda: block(x)) == ["rounded_unit_norm_silu_rows", "rounded_unit_norm_rows"]
+        assert regions(lambda: block(x)) == [f"{unit}, swish", unit]
         block.activation = torch.nn.GELU()
         got = block(x)
         unfuse(block)
@@ -251,21 +256,19 @@ def test_norms_on_both_sides_of_a_sum():
     with torch.no_grad():
         want = layer(x)
         report = fuse(layer)
-        assert [(e.became, e.why) for e in report.replaced[3:]] == [
-            ("gemma_rms_norm_add_norm", "with behind and between")
-        ]
-        assert operators(lambda: layer(x)) == ["gemma_rms_norm", "gemma_rms_norm_add_norm"]
+        assert [(e.became, e.why) for e in report.replaced[3:]] == [("region", "add, rmsnorm; with behind and between")]
+        assert regions(lambda: layer(x)) == ["add, rmsnorm"] * 2
         assert torch.equal(layer(x), want)
-    assert operators(lambda: layer(x)) == ["gemma_rms_norm_training", "gemma_rms_norm_add_norm_training"]
+    assert operators(lambda: layer(x)) == ["region_training"] * 2
     grads = [torch.autograd.grad(m(x).float().square().sum(), [*m.parameters()]) for m in (layer, own)]
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.01 * b.abs().max().item())
     # Hooks of each norm are called.
-    for norm, names in (("behind", ["gemma_rms_norm", "gemma_add_rms_norm"]), ("between", ["gemma_rms_norm"] * 2)):
+    for norm in ("behind", "between"):
         seen = []
         handle = getattr(layer, norm).register_forward_hook(lambda module, given, y, seen=seen: seen.append(y.shape))
         with torch.no_grad():
-            assert operators(lambda: layer(x)) == ["gemma_rms_norm", *names]
+            assert operators(lambda: layer(x)) == ["region"] * 3
             assert torch.equal(layer(x), want) and len(seen) == 2
         handle.remove()
 

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.torch import compile_report
-from graphfuse.torch.compile_backend import compiled
-from graphfuse.torch.fusion import cost, losses
+from graphfuse.torch.compile_backend import compiled, losses
+from graphfuse.torch.fusion import cost
 from support.traces import recorded
 
 pytestmark = pytest.mark.torch

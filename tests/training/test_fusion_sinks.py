@@ -6,6 +6,7 @@ from torch.nn.functional import dropout, softmax
 
 from graphfuse.torch import compile_report
 from graphfuse.torch.compile_backend.compiled import replace_in
+from graphfuse.torch.regions.judged import ELSEWHERE
 from support.traces import recorded
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
@@ -90,9 +91,10 @@ def given(dtype=FULL, groups=H, mask_dtype=None):
 
 
 def replaced(function, tensors):
-    """The graph with operators, what it is called with, and the entries."""
+    """The graph with operators, what it is called with, and the entries of attention."""
     graph, inputs = recorded(function, tensors, "dynamo")
-    return graph, inputs, replace_in(graph, declines=True)
+    entries = replace_in(graph, declines=True)
+    return graph, inputs, [e for e in entries if not e.why.endswith(ELSEWHERE)]
 
 
 def targets(graph):

@@ -47,7 +47,7 @@ def compiled(function, declines=False, **options):
     found = []
 
     def backend(module, inputs):
-        verdicts, _ = judged.replace_in(module, declines, ())
+        verdicts, _ = judged.replace_in(module, declines)
         found.extend(verdicts)
         return module.forward
 

@@ -38,7 +38,7 @@ def test_gradients_where_values_are_equal(function):
     taken = []
 
     def backend(module, inputs):
-        verdicts, _ = judged.replace_in(module, False, ())
+        verdicts, _ = judged.replace_in(module, False)
         taken.extend(why for _, why in verdicts)
         return module.forward
 

@@ -9,9 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from graphfuse.torch import compile_report
-from graphfuse.torch.compile_backend import compiled
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
 B, T, C, HEADS = 2, 6, 32, 4
 
 
@@ -73,15 +72,6 @@ class Vit(nn.Module):
         scale, shift = self.modulation(F.silu(x.mean(1))).unsqueeze(1).chunk(2, -1)
         x = x + self.out(attended(*self.qkv(F.layer_norm(x, (C,)) * (1 + scale) + shift).chunk(3, -1)))
         return x + self.down(F.gelu(self.up(F.layer_norm(x, (C,))), approximate="tanh"))
-
-
-@pytest.fixture(autouse=True)
-def regions_first(monkeypatch):
-    """Norms by themselves are left, so that regions take them."""
-    monkeypatch.setattr(compiled, "find", lambda *_, **__: [])
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def gradients(module, x):

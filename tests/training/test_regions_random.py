@@ -19,7 +19,7 @@ taken = []
 
 def regions_alone(module, inputs):
     """A backend that replaces regions, and nothing before them, and runs what that makes."""
-    verdicts, _ = judged.replace_in(module, False, ())
+    verdicts, _ = judged.replace_in(module, False)
     taken.extend(len(region.program.steps) for region, why in verdicts if not why)
     return module.forward
 
@@ -67,7 +67,7 @@ def test_by_bytes(seed, monkeypatch):
     function = random_function(seed)
 
     def by_bytes(module, inputs):
-        judged.replace_in(module, True, ())
+        judged.replace_in(module, True)
         return module.forward
 
     torch.compiler.reset()

@@ -20,9 +20,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import sinks_in_graphs as sinks
 from graphfuse.torch.attention.sinks import NAME, TYPES, attention_with_sinks
-from graphfuse.torch.fusion import interpreter, layer, surroundings
+from graphfuse.torch.fusion import interpreter, surroundings
 from graphfuse.torch.fusion.meaning import changes, exact, is_op
-from graphfuse.torch.fusion.module import Refused
+from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
+from graphfuse.torch.fusion.report import Refused
 
 EAGER = "eager_attention_forward"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
@@ -59,7 +60,7 @@ def recognized(module: torch.nn.Module) -> Attended | Refused | None:
     if not isinstance(found, str):
         return found
     try:
-        own = layer.own_forward(type(module))
+        own = own_forward(type(module))
     except interpreter.ForwardDeclined as why:
         return Refused(f"attention: {why}")
     if _reads_more(eager):
@@ -143,7 +144,7 @@ def _judged(graph: GraphModule, vectors: list[str], has_mask: bool) -> str | Ref
     return name
 
 
-def _forward_of(own: layer.OwnForward, name: str, constants: Mapping[str, object]) -> FunctionType:
+def _forward_of(own: OwnForward, name: str, constants: Mapping[str, object]) -> FunctionType:
     """A class's forward which calls the operator where it would call its file's function. constants: what that reads of
     the module."""
     code, theirs = own.function.__code__, own.function.__globals__

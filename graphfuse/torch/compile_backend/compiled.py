@@ -15,17 +15,17 @@ from torch.fx import GraphModule, Node
 
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.attention import sinks_in_graphs as sinks
-from graphfuse.torch.fusion import cost, losses, rotation, surroundings
-from graphfuse.torch.fusion.match import find
+from graphfuse.torch.compile_backend import losses, rotated, rotation
+from graphfuse.torch.fusion import generated, surroundings
 from graphfuse.torch.fusion.meaning import value
-from graphfuse.torch.fusion.neighbours import own
 from graphfuse.torch.fusion.report import Entry, FuseReport
-from graphfuse.torch.fusion.rewrite import rewrite
-from graphfuse.torch.fusion.site import NormSite
 from graphfuse.torch.regions import judged as regions_of
 from graphfuse.torch.regions.choose import TorchRegion
 
 _TORCH = str(Path(inspect.getfile(torch)).parent)
+
+_NOWHERE = "a graph"
+"""In place of a class or a line, where a graph says nothing of them."""
 
 KEPT = 64
 """How many graphs ``compile_report`` tells of."""
@@ -98,92 +98,38 @@ def replace_in(module: GraphModule, declines: bool) -> list[Entry]:
 
 def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
     attended = sinks.replace(module, _place)
-    regions = surroundings.regions(module.graph)
-    attended += [Entry(*_place(o.node), o.became, o.why) for o in attention.rewrite(module, regions)]
+    around = surroundings.regions(module.graph)
+    attended += [Entry(*_place(o.node), o.became, o.why) for o in attention.rewrite(module, around)]
     attended += [Entry(*_place(n), "" if why else losses.NAME, why) for n, why in losses.replace(module, declines)]
-    sites = find(module, once=True)
-    rotated, beside = rotation.pairs(module, sites)
-    rotated = [pair for pair in rotated if not surroundings.forbids(pair, regions)]
-    taken = {r.norm.out: pair for pair in rotated for r in (pair.q, pair.k)}
-    judged = _judged([site for site in sites if site.out not in taken], regions)
-    if declines:
-        judged = [(site, why or surroundings.computes_twice(site)) for site, why in judged]
-    kept = frozenset(n for pair in rotated for r in (pair.q, pair.k) for n in (*own(r.norm), r.out))
-    whole = [site for site, why in judged if not why]
-    rivals = cost.rivals(module.graph, whole) if declines else ()
-    kept |= {node for site in whole if site.out not in rivals for node in own(site)}
-    chosen, new = regions_of.replace_in(module, declines, kept)
-    inside = {node for region, why in chosen if not why for node in region.nodes}
-    judged = [(site.reading(new), why) for site, why in judged if site.out not in inside]
-    if declines:
-        costly = cost.left(module.graph, [site for site, why in judged if not why and site.out not in beside])
-        judged = [(site, why or costly.get(site.out, "")) for site, why in judged]
-    places = {part.out: _place(part.begun or part.out) for site in sites for part in site.parts}  # before they go
-    made = {site.out: site for site in rewrite(module, [site for site, why in judged if not why], rotated)}
-    entries = {site.out: list(_entries(site, why, made, beside, places)) for site, why in judged}
-    for pair in rotated:
-        for one, other in ((pair.q, pair.k), (pair.k, pair.q)):
-            note = f"rotated, with {_own(places[other.norm.out])}"
-            entries[one.norm.out] = [Entry(*places[one.norm.out], rotation.NAME, note)]
-    told = (e for site in sites for part in site.parts for e in entries.get(part.out, ()))
-    said = {node for site, _ in judged for part in site.parts for node in own(part)}
-    of_regions = (_of_region(region, why) for region, why in chosen if not why or said.isdisjoint(region.nodes))
-    return [*told, *of_regions, *attended]
+    pairs, left = rotation.pairs(module.graph, around)
+    rotated.put(module, pairs)
+    attended += [entry for pair in pairs for entry in _of_pair(pair)]
+    verdicts, unusable = regions_of.replace_in(module, declines)
+    others = (Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in unusable.items())
+    return [*(entry for found in verdicts for entry in _of_region(*found, left)), *others, *attended]
 
 
-def _of_region(region: TorchRegion, why: str) -> Entry:
-    said, place = regions_of.title(region), _place(region.outputs[0])
-    return Entry(*place, why=f"{said}: {why}") if why else Entry(*place, "region", said, region.moved)
+def _of_pair(pair: rotation.Pair) -> Iterator[Entry]:
+    for one, other in ((pair.q, pair.k), (pair.k, pair.q)):
+        yield Entry(*_place(one.norm.out), rotation.NAME, f"rotated, with {_own(_place(other.norm.out))}")
 
 
-def _entries(
-    site: NormSite,
-    why: str,
-    made: Mapping[Node, NormSite],
-    beside: Mapping[Node, str],
-    places: Mapping[Node, tuple[str, str]],
-) -> Iterator[Entry]:
-    """Entries of a judged site, which was replaced as it is in `made`. beside: why rotations of norms are left."""
+def _of_region(region: TorchRegion, why: str, left: Mapping[Node, str]) -> Iterator[Entry]:
+    """Entries of the modules of which a region has rows. left: why rotations of norms are left."""
+    said = region.program.operations
+    first, *others = dict.fromkeys(map(_place, filter(generated.is_reduction, region.nodes)))
+    others = [other for other in others if other[1] != _NOWHERE]
     if why:
-        yield from (Entry(*places[part.out], why=why) for part in site.parts)
+        yield Entry(*first, why=f"{said}: {why}")
         return
-    for part in site.parts:
-        whole = made.get(part.out, made[site.out])
-        note = "with the residual sum" if whole.total is not None else ""
-        if whole.form.unrounded and "gate" in whole.tensors:
-            note = "with the gated residual sum"
-        if whole.inner is not None:
-            first, second = _own(places[whole.inner.out]), _own(places[whole.out])
-            note = f"with {second}" if part.out is whole.inner.out else f"with the residual sum and {first}"
-        if part.out in beside:
-            note = f"the rotation of it is left: {beside[part.out]}"
-        yield Entry(*places[part.out], whole.serving.name, note)
+    notes = [f"the rotation of it is left: {left[node]}" for node in region.outputs if node in left]
+    yield Entry(*first, "region", "; ".join((said, *notes)), region.moved)
+    yield from (Entry(*other, "region", f"with {_own(first)}") for other in others)
 
 
 def _own(place: tuple[str, str]) -> str:
     """A module's own name, which is the same in all layers."""
     return place[0].rpartition(".")[2]
-
-
-Verdicts = list[tuple[NormSite, str]]
-"""Sites, and why they are left; "" for those that are replaced."""
-
-
-def _judged(sites: Sequence[NormSite], regions: surroundings.Regions) -> Verdicts:
-    """Verdicts by what surrounds the sites."""
-    found: Verdicts = []
-    for site in _allowed(sites, regions):
-        why = surroundings.forbids(site, regions)
-        if why and site.total is not None:
-            site, why = site.alone, surroundings.forbids(site.alone, regions)
-        found.append((site, why))
-    return found
-
-
-def _allowed(sites: Sequence[NormSite], regions: surroundings.Regions) -> Iterator[NormSite]:
-    """Sites, those on both sides of a sum in parts where they cannot be one."""
-    for site in sites:
-        yield from (site.parts if surroundings.forbids(site, regions) else (site,))
 
 
 def _place(node: Node) -> tuple[str, str]:
@@ -198,7 +144,7 @@ def _place(node: Node) -> tuple[str, str]:
     lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
     lines = [line for line in lines if not line[0].startswith(_TORCH)]
     if not lines:
-        return node.name, "a graph"
+        return node.name, _NOWHERE
     path, line, function = lines[-1]
     return function, f"{Path(path).name}:{line}"
 

@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch.fx import Graph, Node
+import torch
+from torch.fx import Node
 
 from graphfuse.torch.fusion.meaning import value
-from graphfuse.torch.fusion.neighbours import Crossing, Neighbours, TakenNodes
-from graphfuse.torch.fusion.site import NormSite
+from graphfuse.torch.fusion.neighbours import Crossing, TakenNodes
 
 REACH = 16
 """A measured case stands for rows and columns up to this factor away."""
@@ -30,9 +30,8 @@ LAYER_BACKWARD = "the backward of layer norm"
 
 _TENSORS = {LAYER: 2, RMS_BACKWARD: 3, LAYER_BACKWARD: 3}
 """How many tensors as large as x are moved."""
-_BACKWARDS = {"rms": RMS_BACKWARD, "layer": LAYER_BACKWARD}
-_WEIGHTS = ("weight", "bias", "next_weight")
-_SAMPLES = ("scale", "shift", "gate")
+_ALONE = {"layernorm": LAYER}
+_BACKWARDS = {"rmsnorm": RMS_BACKWARD, "layernorm": LAYER_BACKWARD}
 SUMMED = "its backward adds up gradients of samples in kernels of their own"
 
 
@@ -105,25 +104,6 @@ class Judged:
     behind: str = ""
 
 
-def rivals(graph: Graph, sites: Sequence[NormSite]) -> frozenset[Node]:
-    """Results of sites with which inductor would compute more in one kernel."""
-    neighbours = Neighbours(graph)
-    there = (site for site in sites if value(site.out).device.type == DEVICE)
-    return frozenset(site.out for site in there if neighbours.of(TakenNodes.by(site)))
-
-
-def left(graph: Graph, sites: Sequence[NormSite]) -> dict[Node, str]:
-    """Why sites of a graph are left to inductor, by their results."""
-    neighbours, judged = Neighbours(graph), list[Judged]()
-    for site in sites:
-        if value(site.out).device.type == DEVICE:
-            taken, cases = TakenNodes.by(site), [str(case) for case in _cases(site) if case.saved <= 0]
-            summed = of_samples([t for name, t in site.tensors.items() if name in _SAMPLES]) if site.is_training else 0
-            behind = SUMMED if summed else f"inductor is as good ({'; '.join(cases)})"
-            judged.append(Judged(site.out, taken, neighbours.of(taken), _saved(site) - summed, behind))
-    return declined(judged)
-
-
 def of_samples(nodes: Iterable[Node]) -> int:
     """Bytes of an element that a backward reads once more for gradients that have a row for each sample."""
     tensors = [t for t in map(value, nodes) if t is not None and t.requires_grad and t.numel() != t.shape[-1]]
@@ -165,26 +145,23 @@ def _said(one: Judged) -> str:
     return f"the operator would move {moved} bytes an element more than inductor alone{but}: {why}"
 
 
-def _saved(site: NormSite) -> float:
+def cases(op: str, is_alone: bool, has_weights: bool, shape: Sequence[int | torch.SymInt]) -> list[MeasuredCase]:
+    """The nearest measured cases of a norm of a shape. is_alone: without anything around it. has_weights: in training,
+    with gradients of its weights."""
+    *leading, columns = shape
+    rows = math.prod(leading) if all(isinstance(n, int) for n in leading) else None
+    if not isinstance(columns, int):
+        return []
+    alone = _nearest(_ALONE[op], rows, columns) if is_alone and op in _ALONE else []
+    return alone + (_nearest(_BACKWARDS[op], rows, columns) if has_weights and op in _BACKWARDS else [])
+
+
+def saved(found: Sequence[MeasuredCase]) -> float:
     """Bytes of an element that an operator is ahead of inductor by what was measured, by the case that has least."""
     least = dict[str, float]()
-    for case in _cases(site):
+    for case in found:
         least[case.what] = min(case.saved, least.get(case.what, math.inf if case.what in _BACKWARDS.values() else 0.0))
     return sum(least.values())
-
-
-def _cases(site: NormSite) -> Iterator[MeasuredCase]:
-    """The nearest measured cases of what an operator computes."""
-    x, form = value(site.tensors["x"]), site.form
-    *leading, columns = x.shape
-    if x.dtype.itemsize != BYTES or not isinstance(columns, int):
-        return
-    rows = math.prod(leading) if all(isinstance(n, int) for n in leading) else None
-    if form.kind == "layer" and not form.residual and not form.after:
-        yield from _nearest(LAYER, rows, columns)
-    weights = (value(t) for name, t in site.tensors.items() if name in _WEIGHTS)
-    if form.kind in _BACKWARDS and site.is_training and any(t.requires_grad for t in weights):
-        yield from _nearest(_BACKWARDS[form.kind], rows, columns)
 
 
 def _nearest(what: str, rows: int | None, columns: int) -> list[MeasuredCase]:

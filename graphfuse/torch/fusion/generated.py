@@ -41,6 +41,16 @@ def is_generated(node: Node) -> bool:
     return bool(name) and (name in _REDUCTIONS or name in _MOVES or _is_pointwise(name) or not reads(node))
 
 
+def is_pointwise(node: Node) -> bool:
+    """True if an operation computes each element by itself."""
+    return _is_pointwise(_name(node))
+
+
+def is_repeatable(name: str) -> bool:
+    """True if an operation of this name makes the same of the same in each call, and changes nothing."""
+    return not name.endswith("_") and (name in MEANING or name in _REDUCTIONS or _is_pointwise(name))
+
+
 def is_reduction(node: Node) -> bool:
     """True if an operation makes fewer numbers than it reads, on its way or in the end."""
     return _name(node) in _REDUCTIONS
@@ -112,4 +122,5 @@ def _is_item(node: Node) -> bool:
 def _is_pointwise(name: str) -> bool:
     packet = getattr(torch.ops.aten, name, None)
     overloads = packet.overloads() if hasattr(packet, "overloads") else ()
-    return any(torch.Tag.pointwise in getattr(packet, one).tags for one in overloads)
+    tags = {tag for one in overloads for tag in getattr(packet, one).tags}
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags

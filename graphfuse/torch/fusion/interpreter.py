@@ -108,10 +108,6 @@ class Domain:
     def record(self, root: object, path: tuple[str, ...], value: object) -> None:
         self.reads.setdefault((id(root), path), Read(root, path, value))
 
-    def number(self, name: str, value: object) -> object:
-        """Stand-in for a number that is an attribute of the module, after it was recorded."""
-        return value
-
     def settled(self, value: object) -> object:
         """A value that decides something, or that is computed with. Raises Declined where it may be another one in
         another call."""
@@ -152,14 +148,18 @@ class Domain:
 
 
 def run(
-    domain: Domain, function: FunctionType, args: Sequence[object], rest: Mapping[str, object] | None = None
+    domain: Domain,
+    function: FunctionType,
+    args: Sequence[object],
+    named: Mapping[str, object],
+    rest: Mapping[str, object] = MappingProxyType({}),
 ) -> object:
     """Result of a function of the module and these arguments. rest: what other variables are. Raises ForwardDeclined,
     and whatever operations raise."""
     cls = type(domain.module)
     if cls.__getattribute__ is not object.__getattribute__ or cls.__getattr__ is not torch.nn.Module.__getattr__:
         raise ForwardDeclined("looks its attributes up in a way of its own")
-    return _called(domain, function, [Named(domain.module, SELF), *args], {}, 0, rest or {})
+    return _called(domain, function, [Named(domain.module, SELF), *args], named, 0, rest)
 
 
 def body(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
@@ -439,7 +439,7 @@ class _Frame:
         """Value that was read: one that can be compared with what it is later, or something with a name."""
         if is_plain(value):
             self.domain.record(root, path, value)
-            return self.domain.number(path[0], value) if root is SELF and len(path) == 1 else value
+            return value
         is_named = isinstance(value, FunctionType | BuiltinFunctionType | type | ModuleType)
         if is_named or _makes_activations(value) or self.domain.computes(value):
             return Named(value, root, path)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 _MEANINGS = {
     "add": "add iadd radd",
@@ -55,6 +55,13 @@ MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in nam
 _VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
 """What may share memory with its first argument."""
 
+_NOT_IN_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+
 PARTS = frozenset(
     "select narrow detach chunk split tensor_split unbind diagonal t moveaxis movedim unfold as_strided".split()
 )
@@ -92,23 +99,19 @@ def called(node: Node) -> str:
     if isinstance(target, torch._ops.OpOverload):
         space, _, name = target._schema.name.partition("::")
         return name if space in ("aten", "prims") else ""
-    return _name(target)
+    return name_of(target)
 
 
-def _name(target: object) -> str:
+def name_of(target: object) -> str:
+    """The name of a function of torch; "" for any other."""
     name = getattr(target, "__name__", "")
     names = (name, name.removeprefix("linalg_"))  # what torch.linalg has without it
     return name if any(getattr(owner, n, None) is target for owner in _OWNERS for n in names) else ""
 
 
-def is_known(function: object) -> bool:
-    """True if a function is one of torch whose meaning is known."""
-    return _name(function) in MEANING
-
-
 def is_operation(function: object) -> bool:
     """True if a function is one of torch's, by whatever name."""
-    return bool(_name(function))
+    return bool(name_of(function))
 
 
 def writes(node: Node) -> bool:
@@ -177,6 +180,20 @@ def _keeps_order(index: object) -> bool:
 def changes(node: Node) -> bool:
     """True if a node changes in place what others may read, under whatever name."""
     return writes(node) and op(node) is None
+
+
+def without_writes(graph: Graph) -> None:
+    """Makes operations in place ordinary ones, where nobody else reads what they change."""
+    for node in graph.nodes:
+        if not writes(node) or op(node) is None:
+            continue
+        if isinstance(node.target, torch._ops.OpOverload):
+            packet = getattr(torch.ops.aten, node.target._opname.removesuffix("_"), None)
+            node.target = getattr(packet, node.target._overloadname, node.target)
+        elif node.op == "call_method":
+            node.target = node.target.removesuffix("_")
+        else:
+            node.target = _NOT_IN_PLACE.get(node.target, node.target)
 
 
 def _is_new(node: Node) -> bool:

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from graphfuse.torch.fusion import generated, surroundings
+from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import same, value
-from graphfuse.torch.fusion.site import NormSite
 
-_ROWS = ("x", "residual", "gate")
 _NAMED = 4
 """How many operations a text names of what crosses at one place."""
 _BEFORE = "before it"
@@ -28,8 +26,8 @@ _BESIDE, _BEHIND = 1, 2
 class Crossing:
     """A tensor between an operator and what inductor would compute in one kernel with it.
 
-    tensor: the node that has it. others: what reads or makes it there; nothing where an operator writes what nobody
-    reads. where: in words. moved, moved_back: bytes of an element that are moved because of that, and in the backward.
+    tensor: the node that has it. others: what reads or makes it there. where: in words. moved, moved_back: bytes of an
+    element that are moved because of that, and in the backward.
     """
 
     tensor: Node
@@ -39,8 +37,6 @@ class Crossing:
     moved_back: int
 
     def __str__(self) -> str:
-        if not self.others:
-            return f"the sum, which nobody else reads, {self.where}"
         titles = [*dict.fromkeys(map(_title, self._with_what_follows()))]
         return f"{', '.join(titles[:_NAMED])}{', ...' * (len(titles) > _NAMED)} {self.where}"
 
@@ -62,20 +58,13 @@ class Crossing:
 class TakenNodes:
     """The part of a graph that an operator takes. made: nodes that have its results, the largest first. needed: those
     that have what it is given, and read: those of them that have a value for each of the largest's. own: nodes that it
-    takes the place of. total: of `made`, a residual sum. is_training: whether its results have gradients."""
+    takes the place of. is_training: whether its results have gradients."""
 
     made: tuple[Node, ...]
     needed: tuple[Node, ...]
     read: tuple[Node, ...]
     own: frozenset[Node]
     is_training: bool
-    total: Node | None = None
-
-    @staticmethod
-    def by(site: NormSite) -> TakenNodes:
-        made = tuple(node for node in (site.out, site.total) if node is not None)
-        read = tuple(t for n, t in site.tensors.items() if n in _ROWS and is_as_large(t, site.out))
-        return TakenNodes(made, tuple(site.tensors.values()), read, own(site), site.is_training, site.total)
 
 
 class Neighbours:
@@ -100,14 +89,11 @@ class _Around:
         self._upstream = self._needed()
 
     def crossings(self) -> Iterator[Crossing]:
-        taken = self._taken
         for tensor in self._made:
             fused, recomputed, kept = self._divided(tensor)
-            is_unread = tensor is taken.total and not (fused or recomputed or kept or taken.is_training)
-            moves = bool(fused) + (not kept and bool(fused or recomputed)) + is_unread
+            moves = bool(fused) + (not kept and bool(fused or recomputed))
             if moves:
-                where = "is written" if is_unread else "behind it"
-                yield self._crossing(tensor, (*fused, *recomputed), where, moves)
+                yield self._crossing(tensor, (*fused, *recomputed), "behind it", moves)
         for tensor in self._read:
             maker = self._maker(tensor)
             fused, recomputed, kept = self._divided(tensor)
@@ -120,8 +106,6 @@ class _Around:
         taken, width = self._taken, value(tensor).dtype.itemsize
         has_backward = taken.is_training and value(tensor).requires_grad
         back = 0 if not has_backward or all(map(generated.passes_gradients, others)) else moves
-        if taken.total is not None and tensor in self._read:
-            back = min(back, 1)  # the gradient of a sum is that of its terms, and one of them is asked for anyway
         return Crossing(tensor, others, where, moves * width, back * width)
 
     def _readers(self, node: Node) -> Iterator[tuple[Node, Node]]:
@@ -177,12 +161,6 @@ class _Around:
                 seen.add(node)
                 waiting += node.all_input_nodes
         return seen
-
-
-def own(site: NormSite) -> frozenset[Node]:
-    """The nodes that an operator takes the place of."""
-    made = {node for node in (site.out, site.total) if node is not None}
-    return frozenset({*made, *surroundings.between((site.out,), tuple(site.tensors.values()))})
 
 
 def _title(node: Node) -> str:

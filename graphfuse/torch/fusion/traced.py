@@ -1,22 +1,24 @@
-"""The graph of a module's own forward, in aten's operations, and what in the world it depends on.
+"""The graph of calls of modules and of torch's operations, in aten's operations, and what in the world it depends on.
 
-Forward is run by the `interpreter`, on tensors of one type and shape on the CPU. In half types a graph shows where
-values are rounded, which float32 would hide. What forward may ask of a tensor is in `Tensors`; it declines the rest.
+A module's forward is run by the `interpreter`, on tensors of one type and shape on the CPU. What it may ask of a tensor
+is in `Tensors`; it declines the rest.
 """
 
 import inspect
 import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
 from graphfuse.runtime import torch_private
+from graphfuse.torch.fusion.generated import is_repeatable
 from graphfuse.torch.fusion.interpreter import Domain, ForwardDeclined, TensorMethod, run
-from graphfuse.torch.fusion.meaning import MEANING, is_known
+from graphfuse.torch.fusion.meaning import MEANING, called, changes, name_of, writes
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -24,18 +26,51 @@ _SAME_UNDER_AUTOCAST = frozenset("cast same view expand permute slice mul add su
 """Operations that autocast leaves in the types that they are given."""
 _DISPATCH_MODE = torch_private.dispatch_mode()
 _ANY_COLUMNS = 64
-_BESIDE = (3, 4, 5, 6)
-"""Extents behind channels, for a module whose parameters have extents of 1 there."""
-_ROWS = ((5, 7, 3, 11), (7, 3, 5, 2), (3, 11, 2, 5))
-"""Extents before columns. A forward that has one of them as a number is not traced with the others."""
+_ROWS = (7, 5, 11, 3, 2)
+"""Extents of rows. A forward that makes views with one of them as a number is declined."""
+
+
+@dataclass(frozen=True)
+class CallOperand:
+    """A value among those that calls are given, and then those that they make."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A call. function: an operation of torch, or the number of a module. args, named: places and numbers."""
+
+    function: Callable[..., object] | int
+    args: tuple[object, ...]
+    named: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CallSequence:
+    """Calls one after the other. given: how many tensors they are given. made: the places of what they return."""
+
+    given: int
+    calls: tuple[TracedCall, ...]
+    made: tuple[int, ...]
+
+    def run(self, given: Sequence[object], called: Callable[..., object]) -> list[object]:
+        """Values that they return. called: calls a module, by its number, with what is given to it."""
+        values = [*given]
+        for call in self.calls:
+            args = [values[v.number] if isinstance(v, CallOperand) else v for v in call.args]
+            named = {name: values[v.number] if isinstance(v, CallOperand) else v for name, v in call.named.items()}
+            is_module = isinstance(call.function, int)
+            values.append(called(call.function, args, named) if is_module else call.function(*args, **named))
+        return [values[number] for number in self.made]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Arguments that a module's forward is called with.
+    """Arguments that calls are traced with.
 
-    columns: the extent that would be normalized. behind: how many dimensions come after channels. is_fixed: whether a
-    parameter says how many columns there are.
+    columns: the extent that parameters have. behind: how many dimensions come after it. is_fixed: whether a parameter
+    says how many columns there are.
     """
 
     columns: int
@@ -43,32 +78,44 @@ class Probe:
     is_fixed: bool
 
     @property
-    def rank(self) -> int:
-        return 2 + self.behind if self.behind else 3
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of full tensors, the usual one first."""
+        return (2 + self.behind,) if self.behind else (3, 2, 4, 1, 5)
 
-    def shape(self, rank: int, variant: int) -> tuple[int, ...]:
-        rows = [n + self.columns if n == self.columns else n for n in _ROWS[variant % len(_ROWS)]]
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The shape of parameters."""
+        return self.columns, *(1,) * self.behind
+
+    def shape(self, rank: int) -> tuple[int, ...]:
+        rows = [n + self.columns if n == self.columns else n for n in _ROWS]
         if self.behind:
-            return (rows[0], self.columns, *(n + (n == self.columns) * 7 for n in _BESIDE[: self.behind]))
-        return (*rows[: rank - 1], self.columns)
+            return rows[0], self.columns, *rows[1 : 1 + self.behind]
+        return *rows[: rank - 1], self.columns
 
 
-def probe(module: torch.nn.Module) -> Probe | None:
-    """Probe by the parameters and buffers of a module without children: vectors, along the last dimension, or with
+def probe(modules: Sequence[torch.nn.Module]) -> Probe | None:
+    """Probe by the parameters and buffers of modules without children: vectors, along the last dimension, or with
     extents of 1 behind them, along channels. None where they are something else. Where there are none, the extent is
-    what the module says, as torch's norms do, or any."""
-    own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
-    shapes = {tuple(t.shape) for t in own if t.is_floating_point()}
+    what a module says, as torch's norms do, or any."""
+    own = itertools.chain.from_iterable(map(tensors_of, modules))
+    shapes = {tuple(t.shape) for _, t in own}
     is_fixed = bool(shapes)
     if not shapes:
-        said = getattr(module, "normalized_shape", None)
-        shapes = {said if isinstance(said, tuple) else (said if isinstance(said, int) else _ANY_COLUMNS,)}
+        said = {getattr(module, "normalized_shape", _ANY_COLUMNS) for module in modules}
+        shapes = {n if isinstance(n, tuple) else (n,) for n in said}
     if len(shapes) > 1 or shapes == {()}:
         return None
     ((columns, *behind),) = shapes
-    if not isinstance(columns, int) or any(n != 1 for n in behind) or len(behind) > len(_BESIDE):
+    if not isinstance(columns, int) or any(n != 1 for n in behind) or len(behind) >= len(_ROWS):
         return None
     return Probe(columns, len(behind), is_fixed)
+
+
+def tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Names and tensors of the floating-point parameters and buffers of a module."""
+    own = itertools.chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+    return [(name, t) for name, t in own if t.is_floating_point()]
 
 
 def required(module: torch.nn.Module) -> list[str]:
@@ -80,19 +127,16 @@ def required(module: torch.nn.Module) -> list[str]:
 
 @dataclass(frozen=True)
 class Traced:
-    """Trace of a module's forward with full tensors of one type and shape.
+    """Trace of calls with full tensors of one type and shape.
 
-    graph: with placeholders by the names of arguments and parameters.
-    reads: of everything else.
-    members: the parameters and buffers that it reads.
-    decided: what branches or numbers depend on: "dtype", "rank", "epsilon".
+    sources: by placeholder, the number of a full tensor, or that of a module and the name of its tensor.
+    reads: of everything else, for each module.
     autocasts: whether autocast may compute a step of it in another type.
     """
 
-    graph: GraphModule
-    reads: tuple[Read, ...]
-    members: frozenset[str]
-    decided: frozenset[str]
+    graph: Graph
+    sources: Mapping[Node, int | tuple[int, str]]
+    reads: tuple[tuple[Read, ...], ...]
     autocasts: bool
 
 
@@ -108,32 +152,28 @@ class Shape(tuple):
     """The extents of a tensor: numbers where they are the same in every call, else facts."""
 
 
-class Free(float):
-    """A number that may be another one in another call."""
-
-
 class Tensors(Domain):
-    """Symbols are tensors that a `Recorder` follows."""
+    """Symbols are tensors that a `Recorder` follows. values: those of the module's own, by name. full: the shape of
+    full tensors."""
 
     symbols, facts = torch.Tensor, (Fact, Shape)
 
-    def __init__(self, module: torch.nn.Module, values: Mapping[str, torch.Tensor], free: Mapping[str, float]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, values: Mapping[str, torch.Tensor], full: Sequence[int], of: Probe
+    ) -> None:
         super().__init__(module)
-        self.values, self.free = values, free
-        self.members, self.decided, self.autocasts = set[str](), set[str](), False
-        self.full: tuple[int, ...] = ()
-        self.place, self.is_fixed = -1, False
-
-    def number(self, name: str, value: object) -> object:
-        return Free(self.free[name]) if name in self.free else value
+        self.values, self.full, self.autocasts = values, tuple(full), False
+        place = 1 if of.behind else len(full) - 1
+        self.told = Shape(n if i == place and of.is_fixed else Fact(n, "extent") for i, n in enumerate(full))
+        rows = [n for i, n in enumerate(full) if i != place]
+        self.extents = {math.prod(some) for k in range(1, len(rows) + 1) for some in itertools.combinations(rows, k)}
+        self.record(SELF, ("__class__", "forward"), type(module).forward)
 
     def settled(self, value: object) -> object:
-        kind = {Free: "epsilon", Shape: "rank"}.get(type(value))
-        kind = kind or ("dtype" if isinstance(value, Fact) and value.kind == "dtype" else None)
-        if kind is None:
-            return super().settled(value)
-        self.decided.add(kind)
-        return value.value if isinstance(value, Fact) else float(value) if isinstance(value, Free) else value
+        """Types and ranks may decide something: each has a trace of its own."""
+        if isinstance(value, Fact) and value.kind == "dtype":
+            return value.value
+        return value if isinstance(value, Shape) else super().settled(value)
 
     def is_none(self, symbol: object) -> bool:
         return False
@@ -141,7 +181,6 @@ class Tensors(Domain):
     def member(self, name: str, tensor: torch.Tensor) -> object:
         if name not in self.values:
             raise ForwardDeclined(f"reads self.{name}, a tensor that is no parameter of floating-point numbers")
-        self.members.add(name)
         return self.values[name]
 
     def attribute(self, symbol: torch.Tensor, name: str) -> object:
@@ -151,8 +190,8 @@ class Tensors(Domain):
             case "shape":
                 return self.shape(symbol)
             case "ndim":
-                return len(self.settled(self.shape(symbol)))
-        if name in MEANING or name in ("size", "dim", "ndimension"):
+                return len(self.shape(symbol))
+        if is_repeatable(name) or name in ("size", "dim", "ndimension"):
             return TensorMethod(symbol, name)
         raise ForwardDeclined("asks what a norm need not know")
 
@@ -161,8 +200,7 @@ class Tensors(Domain):
             return Shape(symbol.shape)
         if tuple(symbol.shape) != self.full:
             raise ForwardDeclined("asks for the shape of what it computes")
-        place = self.place % len(self.full)
-        return Shape(n if i == place and self.is_fixed else Fact(n, "extent") for i, n in enumerate(self.full))
+        return self.told
 
     def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
         return self.made(function, getattr(function, "__name__", ""), args, named)
@@ -172,7 +210,7 @@ class Tensors(Domain):
             return self.made(getattr(method.symbol, method.name), method.name, args, named)
         shape = self.shape(method.symbol)
         if method.name != "size":
-            return len(self.settled(shape))
+            return len(shape)
         places = [*args, *named.values()]
         if not places:
             return shape
@@ -192,6 +230,8 @@ class Tensors(Domain):
         made = function(*given, **{n: self.passed(v, takes_extents) for n, v in named.items()})
         if not isinstance(made, torch.Tensor):
             raise ForwardDeclined("is not one tensor")
+        if name == "squeeze" and (len(given) < 2 or made.dim() == given[0].dim()):
+            raise ForwardDeclined("drops dimensions in some calls alone")
         return made
 
     def passed(self, value: object, takes_extents: bool) -> object:
@@ -202,46 +242,42 @@ class Tensors(Domain):
             if value.kind == "extent" and not takes_extents:
                 raise ForwardDeclined("computes with an extent")
             return value.value
-        is_number = is_plain(value) and not isinstance(value, str)
-        if is_number or isinstance(value, torch.Tensor | Free | slice | torch.memory_format):
+        if takes_extents and type(value) is int and value in self.extents:
+            raise ForwardDeclined("has a number of rows as a constant")
+        if is_plain(value) or isinstance(value, torch.Tensor | slice | torch.memory_format):
             return value
         raise ForwardDeclined("is given something that is no tensor and no number")
 
     def computes(self, function: object) -> bool:
-        return is_known(function)
+        return is_repeatable(name_of(function))
 
 
 def traced(
-    module: torch.nn.Module,
+    calls: CallSequence,
+    modules: Sequence[torch.nn.Module],
     of: Probe,
     types: tuple[torch.dtype, torch.dtype],
-    rank: int = 0,
-    variant: int = 0,
-    free: Mapping[str, float] | None = None,
+    rank: int,
 ) -> Traced:
-    """The graph of forward. types: of full tensors, and of parameters. free: numbers in place of attributes that may
-    be others later. Raises Declined, and whatever forward raises."""
+    """The graph of calls. types: of full tensors, and of parameters. Raises Declined, and whatever forwards raise."""
     if _DISPATCH_MODE is None:
         raise ForwardDeclined("this torch shows nobody what a forward calls")
-    inputs, shape, cls = required(module), of.shape(rank or of.rank, variant), type(module)
-    own = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if t.is_floating_point()]
-    recorder, behind = Recorder(), (1,) * of.behind
-    given = [recorder.symbol(n, torch.ones(shape, dtype=types[0], device="cpu")) for n in inputs]
-    values = {n: recorder.symbol(n, torch.ones((of.columns, *behind), dtype=types[1], device="cpu")) for n in own}
-    domain = Tensors(module, values, free or {})
-    domain.full, domain.place, domain.is_fixed = shape, 1 if of.behind else -1, of.is_fixed
-    domain.record(SELF, ("__class__", "forward"), cls.forward)
-    with torch.no_grad(), recorder:
-        made = run(domain, cls.forward, given)
-    if not isinstance(made, torch.Tensor):
-        raise ForwardDeclined(f"returns a {type(made).__name__}, a norm returns a tensor")
-    return Traced(
-        recorder.returning(made),
-        tuple(domain.reads.values()),
-        frozenset(domain.members),
-        frozenset(domain.decided),
-        domain.autocasts,
-    )
+    recorder, shape, domains = Recorder(), of.shape(rank), list[Tensors]()
+    given = [recorder.symbol(n, shape, types[0]) for n in range(calls.given)]
+    for i, module in enumerate(modules):
+        values = {n: recorder.symbol((i, n), of.extents, types[1]) for n, _ in tensors_of(module)}
+        domains.append(Tensors(module, values, shape, of))
+
+    def called(number: int, args: Sequence[object], named: Mapping[str, object]) -> object:
+        return run(domains[number], type(modules[number]).forward, args, named)
+
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), recorder:
+        made = calls.run(given, called)
+    for one in made:
+        if not isinstance(one, torch.Tensor):
+            raise ForwardDeclined(f"returns a {type(one).__name__}, a norm returns a tensor")
+    reads = tuple(tuple(domain.reads.values()) for domain in domains)
+    return Traced(recorder.returning(made), recorder.sources, reads, any(domain.autocasts for domain in domains))
 
 
 class Recorder(_DISPATCH_MODE or object):
@@ -251,10 +287,13 @@ class Recorder(_DISPATCH_MODE or object):
         super().__init__()
         self.graph = Graph()
         self.nodes: dict[int, Node] = {}
+        self.sources: dict[Node, int | tuple[int, str]] = {}
 
-    def symbol(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that the graph is given, under a name."""
-        self.keep(self.graph.placeholder(name), tensor)
+    def symbol(self, source: int | tuple[int, str], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that the graph is given."""
+        node, tensor = self.graph.placeholder("given"), torch.ones(shape, dtype=dtype, device="cpu")
+        self.keep(node, tensor)
+        self.sources[node] = source
         return tensor
 
     def keep(self, node: Node, made: object) -> None:
@@ -272,7 +311,17 @@ class Recorder(_DISPATCH_MODE or object):
         self.keep(self.graph.call_function(function, *given), made)
         return made
 
-    def returning(self, made: torch.Tensor) -> GraphModule:
-        self.graph.output(self.nodes[id(made)])
+    def returning(self, made: Sequence[torch.Tensor]) -> Graph:
+        """The graph. Raises Declined where something in it is changed in place that others may read."""
+        self.graph.output(tuple(self.nodes[id(t)] for t in made))
         self.graph.eliminate_dead_code()
-        return GraphModule(torch.nn.Module(), self.graph)
+        for node in self.graph.nodes:
+            if called(node) == "clone":  # nothing is changed in place, so that it is the tensor that it is of
+                node.replace_all_uses_with(node.args[0])
+            elif changes(node):
+                raise ForwardDeclined("changes a tensor in place")
+            if writes(node):  # what its argument alone was made for
+                name = node.target._schema.name.partition("::")[2].removesuffix("_")
+                node.target = getattr(getattr(torch.ops.aten, name), node.target._overloadname)
+        self.graph.eliminate_dead_code()
+        return self.graph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -87,26 +87,28 @@ def _as_recorded(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
         yield
 
 
-def calls_of(node: Node, aliases: dict[int, torch.Tensor]) -> tuple[Sequence[Call], object] | None:
+def calls_of(
+    node: Node, aliases: dict[int, torch.Tensor], recorded: Callable[[Node], object]
+) -> tuple[Sequence[Call], object] | None:
     """The calls of a node that computes tensors from tensors, and what it returns; None for any other node, and one
     that changes what it is given.
 
     aliases: gets the tensors that calls are given, by the numbers of those that were recorded with the graph. Some
-    operations change shapes in place, and back.
+    operations change shapes in place, and back. recorded: what nodes have.
     """
     if node.op not in ("call_function", "call_method") or not called(node) or writes(node) or not _has_tensors(node):
         return None
-    if not any(map(_has_tensors, node.all_input_nodes)) or any(told(a) is None for a in node.all_input_nodes):
+    if not any(map(_has_tensors, node.all_input_nodes)) or any(recorded(a) is None for a in node.all_input_nodes):
         return None
     mode = _mode()
     if mode is None:
         return None
-    tensors = [t for a in node.all_input_nodes for t in _several(told(a)) if isinstance(t, torch.Tensor)]
+    tensors = [t for a in node.all_input_nodes for t in _several(recorded(a)) if isinstance(t, torch.Tensor)]
     with torch.no_grad():
         aliases |= {id(t): t.detach() for t in tensors}
 
     def given(a: Node) -> object:
-        made = told(a)
+        made = recorded(a)
         if isinstance(made, list | tuple):
             return tuple(aliases.get(id(t), t) for t in made)
         return aliases.get(id(made), made)
@@ -120,4 +122,4 @@ def calls_of(node: Node, aliases: dict[int, torch.Tensor]) -> tuple[Sequence[Cal
                 made = node.target(*args, **kwargs)
     except Exception:  # what torch does not run on such tensors is no operation to translate
         return None
-    return (calls.found, made) if _are_alike(made, told(node)) else None
+    return (calls.found, made) if _are_alike(made, recorded(node)) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from graphfuse.runtime import device as devices
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import hint, is_changed, same, told
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
+from graphfuse.torch.regions.groups import behind_whole_rows, groups
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from graphfuse.torch.regions.spelled_norms import with_norms
 from graphfuse.torch.regions.traffic import traffic
@@ -31,28 +32,46 @@ from graphfuse.torch.regions.translate import TranslatedGraph
 class TorchRegion:
     """A part of a graph that one operator computes.
 
-    nodes: those that it takes the place of, in order. inputs: the nodes that have what it reads, outputs: those that
-    have what it makes, in the program's order. orders: of each input and then of each output, the dimensions in the
-    order in which the program has them. moved: bytes, in words.
+    program: what is computed.
+    nodes: those that it takes the place of, in order.
+    inputs: the nodes that have what it reads, in the program's order.
+    outputs: those that have what it makes.
+    tensors: of each input and then of each output, what it has; in groups where the program's rows are these.
+    orders: the dimensions of these tensors in the order in which the program has them.
+    moved: bytes, in words.
     """
 
     program: Program
     nodes: tuple[Node, ...]
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
+    tensors: tuple[torch.Tensor, ...]
     orders: tuple[tuple[int, ...], ...]
     moved: str
 
 
 def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
-    """Regions of a graph, those with rows along the last dimension first, each kind in order. parts: by node that a
-    region may have, the number of the part of the graph that it is in, beyond which no region goes."""
-    found, axes, left = list[TorchRegion](), [-1], _around_reductions(graph, parts)
-    for axis in axes:
-        regions, reduced = _find(graph, {n: number for n, number in parts.items() if n in left}, axis)
-        found += regions
-        left -= {node for region in regions for node in region.nodes}
-        axes += sorted(reduced.difference(axes)) if axis == -1 else ()
+    """Regions of a graph: those of groups of rows, with what is computed of whole rows around them, those with rows
+    along the last dimension, and along others, each kind in order. parts: by node that a region may have, the number of
+    the part of the graph that it is in, beyond which no region goes."""
+    left, found = _around_reductions(graph, parts), list[TorchRegion]()
+
+    def regions_of(translation: TranslatedGraph, without: Container[Node] = ()) -> list[TorchRegion]:
+        usable = {n: number for n, number in parts.items() if n in left and n not in without}
+        return _find(graph, usable, translation)
+
+    def take(regions: Iterable[TorchRegion]) -> None:
+        found.extend(regions)
+        left.difference_update(node for region in found for node in region.nodes)
+
+    for one in groups(graph, left):
+        inside = one.inside(graph)
+        regions = regions_of(TranslatedGraph(-1, one, inside), behind_whole_rows(graph, inside))
+        take(region for region in regions if any(one.is_split(n) or one.is_joined(n) for n in region.nodes))
+    along_last = TranslatedGraph()
+    take(regions_of(along_last))
+    for axis in sorted(along_last.reduced - {-1}):
+        take(regions_of(TranslatedGraph(axis)))
     return found
 
 
@@ -74,9 +93,9 @@ def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:
     return {node for node in found if root(node) in reduced}
 
 
-def _find(graph: Graph, parts: Mapping[Node, int], axis: int) -> tuple[list[TorchRegion], set[int]]:
-    """Regions with rows along one axis, and all axes that operations reduce."""
-    translation, levels, given = TranslatedGraph(axis), dict[Node, int](), set[Node]()
+def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph) -> list[TorchRegion]:
+    """Regions in a graph, which is added to a translation."""
+    levels, given = dict[Node, int](), set[Node]()
     for node in graph.nodes:
         before = len(translation.steps)
         usable = node in parts and not any(map(is_changed, (node, *node.all_input_nodes))) and translation.add(node)
@@ -88,10 +107,19 @@ def _find(graph: Graph, parts: Mapping[Node, int], axis: int) -> tuple[list[Torc
         if not usable:
             translation.values.pop(node, None)
             del translation.steps[before:]
+    _raise_levels(graph, translation, levels)
     _drop_unread(graph, translation)
     visible = _visible(translation)
     components = (_Component(translation, visible, steps) for steps in _components(translation, levels, parts))
-    return [region for component in components for region in component.regions()], translation.reduced
+    return [region for component in components for region in component.regions()]
+
+
+def _raise_levels(graph: Graph, translation: TranslatedGraph, levels: dict[Node, int]) -> None:
+    """Raises levels of nodes to those of their readers: what nobody reads before is computed with them."""
+    for node in reversed(graph.nodes):
+        if node in translation.values:
+            read = (u for u in node.users if u.users or not (u.op == "output" or u in translation.values))
+            levels[node] = max(levels[node], min((levels[u] - (u not in translation.values) for u in read), default=0))
 
 
 def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
@@ -166,9 +194,20 @@ class _Component:
         if assembled is None:
             return
         for steps in self._chosen(assembled):
-            found = self._assembled(steps)
+            found = self._assembled(self._without_casts(steps))
             if found is not None and found.region is not None:
                 yield found.region
+
+    def _without_casts(self, steps: tuple[OwnedStep, ...]) -> tuple[OwnedStep, ...]:
+        """Steps without casts to a wider type at the end that inductor's kernels read: these may read less."""
+        read = {v.step for step in steps for v in step.inputs.values() if isinstance(v, Value)}
+        return tuple(step for step in steps if step in read or not self._is_cast_at_end(step))
+
+    def _is_cast_at_end(self, step: OwnedStep) -> bool:
+        of = step.inputs.get("input")
+        if step.op != "identity" or step.dtype or not isinstance(of, Value) or not {step, of.step} <= {*self._visible}:
+            return False
+        return all(generated.is_generated(user) or generated.is_free(user) for user in self._visible[step].users)
 
     def _chosen(self, assembled: _Assembled) -> Iterator[tuple[OwnedStep, ...]]:
         """Groups of steps that are a kernel each."""
@@ -248,7 +287,11 @@ class _Assembled:
         if not made or not read:
             return None
         tensors = {key: _Seen.of(value.tensor, key[1], translation.axis) for key, value in read.items()}
-        results = [_Seen.of(told(node), translation.values[node].axes, translation.axis) for node in made.values()]
+        tensors_made = [translation.recorded(node) for node in made.values()]
+        results = [
+            _Seen.of(t, translation.values[node].axes, translation.axis)
+            for node, t in zip(made.values(), tensors_made, strict=True)
+        ]
         extents = _Extents(max(-min(seen.axes, default=-1) for seen in (*tensors.values(), *results)))
         for seen in tensors.values():
             extents.add(seen.axes, seen.shape)
@@ -294,7 +337,8 @@ class _Assembled:
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
             orders = tuple(one.order for one in (*seen, *results))
             moved = traffic(own, inputs, outputs)
-            region = TorchRegion(spelled, tuple(own), tuple(inputs), tuple(outputs), orders, moved)
+            held = (*(read[key].tensor for key in order), *tensors_made)
+            region = TorchRegion(spelled, tuple(own), tuple(inputs), tuple(outputs), held, orders, moved)
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
 

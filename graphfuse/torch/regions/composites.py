@@ -44,7 +44,7 @@ def _same(d: CallDrawing) -> Value:
 
 
 def _cast(d: CallDrawing) -> Value:
-    x = d["self"]
+    x = d["a" if d.call.name == "convert_element_type.default" else "self"]
     if d.out.dtype is torch.bool:
         return d.step("cmp_neq", {"input": x, "comparison": 0})
     if d.out.dtype in FP8:

@@ -3,67 +3,113 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.base.device import Device
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.torch.fusion import cost, generated, surroundings
-from graphfuse.torch.fusion.cost import Judged
-from graphfuse.torch.fusion.meaning import hint, told, value
+from graphfuse.torch.fusion.cost import Judged, MeasuredCase
+from graphfuse.torch.fusion.meaning import hint, same, told, value, without_writes
 from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes, is_as_large
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find
 from graphfuse.torch.regions.graphs import RegionGraphs
-from graphfuse.torch.regions.replace import replace
+from graphfuse.torch.regions.replace import fits, replace
 
 Verdicts = list[tuple[TorchRegion, str]]
 """Regions, and why they are left; "" for those that are replaced."""
 
 
-def replace_in(module: GraphModule, declines: bool, kept: Collection[Node]) -> tuple[Verdicts, dict[Node, Node]]:
-    """Replaces the regions of a graph. Also the nodes that have the results now, by those that had them.
+def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node, str]]:
+    """Replaces the regions of a graph. Also why reductions are in none, as far as what surrounds them goes.
 
-    declines: whether those are left that inductor is as good at, which it is wherever there is no GPU. kept: nodes that
-    are in none.
+    declines: whether those are left that inductor is as good at.
     """
-    if declines and not any(t.device.type == cost.DEVICE for t in map(value, module.graph.nodes) if t is not None):
-        return [], {}
-    around = surroundings.regions(module.graph)
-    parts = {n: number for n, number in around.number.items() if n not in kept and _is_usable(n, around)}
-    found = find(module.graph, parts)
+    graph = module.graph
+    without_writes(graph)
+    around = surroundings.regions(graph)
+    unusable = {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
+    parts = {n: number for n, number in around.number.items() if n not in unusable}
+    fitting = (part for region in find(graph, parts) for part in _fitting(graph, region))
+    found = [part for region in fitting for part in _trainable(graph, region)]
     reasons = _declined(module, found) if declines else {}
     reasons |= {r.outputs[0]: why for r in found if r.outputs[0] not in reasons and (why := _untrainable(r))}
-    replaced, new = replace(module, [region for region in found if not reasons.get(region.outputs[0])])
-    whys = dict(replaced)
-    return [(region, reasons.get(region.outputs[0]) or whys[region]) for region in found], new
+    whys = dict(replace(module, [region for region in found if not reasons.get(region.outputs[0])]))
+    verdicts = [(region, reasons.get(region.outputs[0]) or whys[region]) for region in found]
+    return verdicts, {n: why for n, why in unusable.items() if generated.is_reduction(n)}
 
 
-def _is_usable(node: Node, around: surroundings.Regions) -> bool:
-    """True if a region may have a node, as far as what surrounds it goes."""
-    if node in around.nested or any(map(surroundings.acts, node.users)):
-        return False
-    tensors = (told(t) for t in (node, *node.all_input_nodes))
-    return not any(hasattr(type(t), "__tensor_flatten__") for t in tensors)
+def _why_unusable(node: Node, around: surroundings.Regions) -> str:
+    """Why no region may have a node, by what surrounds it; "" where one may."""
+    if node in around.transformed:
+        return "it is differentiated by torch.func, which operators are not for"
+    if node in around.nested:
+        return "it is in a transform of torch.func"
+    if any(map(surroundings.acts, node.users)):
+        return "it is changed, or has a hook"
+    for t in map(told, (node, *node.all_input_nodes)):
+        if hasattr(type(t), "__tensor_flatten__") and type(t).__name__ != "DTensor":
+            return f"it computes with a {type(t).__name__}"
+    return ""
+
+
+def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
+    """The region, or those of its nodes on both sides of what is in the way of one operator."""
+    node, is_fit = fits(graph, region, region.inputs)
+    order = {node: n for n, node in enumerate(graph.nodes)}
+    sides = {n: order[n] > order[node] for n in region.nodes}
+    if is_fit or len({*sides.values()}) == 1:
+        return [region]
+    return [part for one in find(graph, sides) for part in _fitting(graph, one)]
+
+
+def _trainable(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
+    """The region; where kernels do not make its gradients, those without what it computes of vectors alone."""
+    own = [n for n in region.nodes if not all(map(_is_vector, n.all_input_nodes))]
+    if len(own) == len(region.nodes) or not _untrainable(region):
+        return [region]
+    return find(graph, dict.fromkeys(own, 0)) or [region]
+
+
+def _is_vector(node: Node) -> bool:
+    t = value(node)
+    return t is None or sum(not same(n, 1) for n in t.shape) <= 1
 
 
 def _declined(module: GraphModule, found: Sequence[TorchRegion]) -> dict[Node, str]:
-    neighbours, judged = Neighbours(module.graph), list[Judged]()
+    neighbours, judged, others = Neighbours(module.graph), list[Judged](), dict[Node, str]()
     for region in found:
-        taken = _taken(region)
+        key, is_training = region.outputs[0], _is_training(region)
+        if value(key).device.type != cost.DEVICE:
+            others[key] = ELSEWHERE
+            continue
+        if region.program.follows and is_training:
+            others[key] = _UNMEASURED
+            continue
         odd = (node for node, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.is_odd)
-        summed = cost.of_samples(odd) if taken.is_training else 0
-        judged.append(Judged(region.outputs[0], taken, neighbours.of(taken), -summed, cost.SUMMED))
-    unmeasured = {one.key: _UNMEASURED for one, region in zip(judged, found, strict=True) if _is_spread(region, one)}
-    return cost.declined([one for one in judged if one.key not in unmeasured]) | unmeasured
+        summed, cases, nodes = cost.of_samples(odd) if is_training else 0, _cases(region), taken(region)
+        worse = "; ".join(str(case) for case in cases if case.saved <= 0)
+        behind = cost.SUMMED if summed else f"inductor is as good ({worse})"
+        judged.append(Judged(key, nodes, neighbours.of(nodes), cost.saved(cases) - summed, behind))
+    return cost.declined(judged) | others
 
 
+def _cases(region: TorchRegion) -> list[MeasuredCase]:
+    """The nearest measured cases of the norm that a region has."""
+    program, first = region.program, region.tensors[0]
+    norms = [step.op for step in program.steps if step.op in ("rmsnorm", "layernorm")]
+    if not norms or first.dtype.itemsize != cost.BYTES:
+        return []
+    vectors = [t for t, one in zip(region.inputs, program.inputs, strict=True) if one.extents.is_vector]
+    has_weights = _is_training(region) and any(value(t).requires_grad for t in vectors)
+    is_alone = len(program.steps) == len(program.outputs) == 1
+    return cost.cases(norms[0], is_alone, has_weights, [first.shape[d] for d in region.orders[0]])
+
+
+ELSEWHERE = "it is on no GPU, and inductor is as fast"
 _UNMEASURED = "its rows are not along the last dimension: no gradients of such rows were measured beside inductor's"
-
-
-def _is_spread(region: TorchRegion, one: Judged) -> bool:
-    return region.program.follows and one.taken.is_training
 
 
 def _untrainable(region: TorchRegion) -> str:
@@ -71,7 +117,7 @@ def _untrainable(region: TorchRegion) -> str:
     if not _is_training(region):
         return ""
     graphs, asked = RegionGraphs.of(region.program.text), dict(zip(region.program.inputs, region.inputs, strict=True))
-    first, order = value(region.inputs[0]), region.orders[0]
+    first, order = region.tensors[0], region.orders[0]
     rows, strides = (tuple(hint(of[d]) for d in order) for of in (first.shape, first.stride()))
     flags = tuple(value(asked[one]).requires_grad for one in graphs.differentiable)
     return _why_untrainable(graphs, rows, strides, flags, device_of(first.device))
@@ -86,7 +132,8 @@ def _is_training(region: TorchRegion) -> bool:
     return any(isinstance(t := told(node), torch.Tensor) and t.requires_grad for node in region.outputs)
 
 
-def _taken(region: TorchRegion) -> TakenNodes:
+def taken(region: TorchRegion) -> TakenNodes:
+    """The part of a graph that a region takes."""
     made = tuple(sorted(region.outputs, key=lambda node: -_elements(node)))
     whole = tuple(node for node in region.inputs if is_as_large(node, region.inputs[0]))
     return TakenNodes(made, region.inputs, whole, frozenset(region.nodes), _is_training(region))
@@ -94,8 +141,3 @@ def _taken(region: TorchRegion) -> TakenNodes:
 
 def _elements(node: Node) -> int:
     return hint(value(node).numel())
-
-
-def title(region: TorchRegion) -> str:
-    """Names of the operations of a region, as reports say them."""
-    return ", ".join(dict.fromkeys(generated.title(node) for node in region.nodes if not generated.is_free(node)))

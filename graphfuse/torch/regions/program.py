@@ -50,6 +50,11 @@ class RowExtents:
         return len(set(self.axes[:-1])) > 1
 
     @property
+    def is_vector(self) -> bool:
+        """True for a value of each column, the same in all rows."""
+        return set(self.axes[:-1]) <= {"-", "1"} and self.axes[-1] == "n"
+
+    @property
     def is_split(self) -> bool:
         """True if an axis is missing between others, or more than the last behind them."""
         return "-" in self.axes.removesuffix("-").lstrip("-")
@@ -115,6 +120,12 @@ class Program:
     def text(self) -> str:
         """JSON, the same for equal programs."""
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    @property
+    def operations(self) -> str:
+        """Names of its ops, as reports say them."""
+        names = (step.op if step.op != "identity" else f"cast to {step.dtype or 'FLOAT'}" for step in self.steps)
+        return ", ".join(dict.fromkeys(names))
 
     @staticmethod
     def read(text: str) -> Program:

@@ -4,70 +4,125 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import KEYS, changes, may_write, same, told, writes
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.operator import region as operator_of
 
 
-def replace(
-    module: GraphModule, regions: Sequence[TorchRegion]
-) -> tuple[list[tuple[TorchRegion, str]], dict[Node, Node]]:
-    """Regions, and why they are left, "" for those that are replaced; and the nodes that have the results now, by those
-    that had them."""
+def replace(module: GraphModule, regions: Sequence[TorchRegion]) -> list[tuple[TorchRegion, str]]:
+    """Regions, and why they are left; "" for those that are replaced."""
     graph, new, verdicts = module.graph, dict[Node, Node](), list[tuple[TorchRegion, str]]()
     for region in regions:
         verdicts.append((region, _replace(graph, region, new)))
+    erase_unread(graph)
     graph.lint()
     module.recompile()
-    return verdicts, new
+    return verdicts
+
+
+def erase_unread(graph: Graph) -> None:
+    """Erases what was computed for nodes that are gone."""
+    for node in reversed(graph.nodes):
+        if not node.users and (generated.is_generated(node) or generated.is_free(node)) and not writes(node):
+            graph.erase_node(node)
 
 
 def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     inputs = [new.get(node, node) for node in region.inputs]
-    orders = region.orders[: len(inputs)], region.orders[len(inputs) :]
-    like = _in_order(told(region.inputs[0]), orders[0][0])
-    for one, node, order in zip(region.program.outputs, region.outputs, orders[1], strict=True):
-        if not _lies(_in_order(told(node), order), like if region.program.follows and one.extents.whole else None):
+    views = [Arrangement(*one) for one in zip(region.tensors, region.orders, strict=True)]
+    read, made = views[: len(inputs)], views[len(inputs) :]
+    for one, view in zip(region.program.outputs, made, strict=True):
+        if not _lies(view.of(view.tensor), read[0].made if region.program.follows and one.extents.whole else None):
             return "its results do not lie in memory as those of an operator"
-    place = _place(graph, region, inputs)
-    if place is None:
+    place, is_fit = fits(graph, region, inputs)
+    if not is_fit:
         return "what it reads is made after its results are read"
+    if any(view.is_unknown(told(node)) for node, view in zip((*inputs, *region.outputs), views, strict=True)):
+        return "parts of its rows are rows, and several extents vary"
     with graph.inserting_before(place):
-        read = [_permuted(graph, node, order) for node, order in zip(inputs, orders[0], strict=True)]
-        made = graph.call_function(operator_of, (read, region.program.text))
-        results = [graph.call_function(operator.getitem, (made, n)) for n in range(len(region.outputs))]
-        for node, result, order in zip(region.outputs, results, orders[1], strict=True):
-            result.meta |= {key: _in_order(node.meta[key], order) for key in KEYS if key in node.meta}
+        given = [view.put(graph, node) for node, view in zip(inputs, read, strict=True)]
+        call = graph.call_function(operator_of, (given, region.program.text))
+        results = [graph.call_function(operator.getitem, (call, n)) for n in range(len(region.outputs))]
+        for node, result, view in zip(region.outputs, results, made, strict=True):
+            result.meta |= {key: view.of(node.meta[key]) for key in KEYS if key in node.meta}
         for key in KEYS:
             if key in results[0].meta:
-                made.meta[key] = [result.meta[key] for result in results]
-        results = [_restored(graph, result, order) for result, order in zip(results, orders[1], strict=True)]
+                call.meta[key] = [result.meta[key] for result in results]
+        results = [
+            view.undone(graph, node, told(old)) for node, view, old in zip(results, made, region.outputs, strict=True)
+        ]
     for old, result in zip(region.outputs, results, strict=True):
         result.meta.update({k: v for k, v in old.meta.items() if k in (*KEYS, "stack_trace")})
         old.replace_all_uses_with(result, lambda user: user not in region.nodes)
         new[old] = result
     for node in reversed(region.nodes):
-        if not node.users:
+        if not node.users:  # also what writes to what it alone reads
             graph.erase_node(node)
     return ""
 
 
-def _place(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> Node | None:
-    """Node before which the operator fits: behind all that it reads, before all who read what it makes, and where modes
-    are as they are for its nodes."""
+@dataclass(frozen=True)
+class Arrangement:
+    """Layout that a program sees a tensor in: in groups, if `tensor` is, and with dimensions in an order."""
+
+    tensor: torch.Tensor
+    order: tuple[int, ...]
+
+    def of(self, t: torch.Tensor) -> torch.Tensor:
+        """The view of a tensor."""
+        with torch.no_grad():
+            t = t.view(self._extents) if self._is_grouped(t) else t
+            return t.permute(*self.order) if [*self.order] != sorted(self.order) else t
+
+    @property
+    def made(self) -> torch.Tensor:
+        return self.of(self.tensor)
+
+    def is_unknown(self, t: torch.Tensor) -> bool:
+        """True if a graph cannot have the view: it has one extent at most that is not known."""
+        return self._is_grouped(t) and self._extents.count(-1) > 1
+
+    def put(self, graph: Graph, node: Node) -> Node:
+        """The view of a node."""
+        if self._is_grouped(told(node)):
+            node = _viewed(graph, torch.ops.aten.view.default, node, self._extents)
+        return _permuted(graph, node, self.order)
+
+    def undone(self, graph: Graph, node: Node, like: torch.Tensor) -> Node:
+        """A node that has the view as the tensor is that it is of."""
+        node = _restored(graph, node, self.order)
+        return _viewed(graph, torch.ops.aten.view.default, node, _known(like)) if self._is_grouped(like) else node
+
+    def _is_grouped(self, t: torch.Tensor) -> bool:
+        return t.dim() != self.tensor.dim()
+
+    @property
+    def _extents(self) -> list[int]:
+        return _known(self.tensor)
+
+
+def _known(t: torch.Tensor) -> list[int]:
+    """Extents, -1 for those that vary."""
+    return [n if isinstance(n, int) else -1 for n in t.shape]
+
+
+def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Node, bool]:
+    """Node before which the operator fits, and True: behind all that it reads, before all who read what it makes, and
+    where modes are as they are for its nodes. Where none is, the node that is in the way, and False."""
     nodes = list(graph.nodes)
     order = {node: n for n, node in enumerate(nodes)}
     users = [order[user] for node in region.outputs for user in node.users if user not in region.nodes]
     behind = max((order[node] for node in inputs), default=-1) + 1
     place = min(*users, order[region.nodes[-1]] + 1)
     between = nodes[order[region.nodes[0]] : place]
-    if behind > place or any(changes(node) or may_write(node) and not writes(node) for node in between):
-        return None
-    return nodes[place]
+    in_the_way = [node for node in between if changes(node) or may_write(node) and not writes(node)]
+    return (in_the_way[0], False) if in_the_way else (nodes[place], behind <= place)
 
 
 def _permuted(graph: Graph, node: Node, order: Sequence[int]) -> Node:
@@ -88,11 +143,6 @@ def _viewed(graph: Graph, view: Callable[..., torch.Tensor], node: Node, given: 
     with torch.no_grad():
         made.meta |= {key: view(node.meta[key], given) for key in KEYS if key in node.meta}
     return made
-
-
-def _in_order(t: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    with torch.no_grad():
-        return t.permute(*order) if [*order] != sorted(order) else t
 
 
 def _lies(made: torch.Tensor, like: torch.Tensor | None) -> bool:

@@ -51,7 +51,7 @@ class _Steps:
         for one in program.outputs:
             self._readers.setdefault(self._exact(f"@{one.step}"), set()).add(_OUTSIDE)
         self._truths = {one.name for one in program.inputs if one.dtype == data_type.BOOLEAN.name}
-        self._vectors = {one.name for one in program.inputs if set(one.axes[:-1]) <= {"-", "1"} and one.axes[-1] == "n"}
+        self._vectors = {one.name for one in program.inputs if one.extents.is_vector}
 
     def with_step(self, number: int, step: ProgramStep) -> Program:
         steps = self.program.steps

@@ -5,14 +5,17 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
 
+from graphfuse.ops import OPS
 from graphfuse.torch.fusion.meaning import told
 from graphfuse.torch.regions.aten_calls import Call, calls_of
 from graphfuse.torch.regions.call_drawing import CallDrawing, OwnedStep, Untranslated, Value
 from graphfuse.torch.regions.composites import COMPOSITES
+from graphfuse.torch.regions.groups import Groups
 
 
 class TranslatedGraph:
@@ -21,10 +24,14 @@ class TranslatedGraph:
     which are left as they are.
 
     axis: that which rows lie along, counted from the last of the largest tensor. reduced: axes that operations reduce.
+    groups: parts of rows that are rows; inside: nodes that have them as a dimension. All others are translated as if
+    they had it.
     """
 
-    def __init__(self, axis: int = -1) -> None:
+    def __init__(self, axis: int = -1, groups: Groups | None = None, inside: Container[Node] = ()) -> None:
         self.axis, self.reduced = axis, set[int]()
+        self._groups, self._inside = groups, inside
+        self._of_groups: dict[Node, object] = {}
         self.values: dict[Node, object] = {}
         self.steps: list[OwnedStep] = []
         self.why: dict[Node, str] = {}
@@ -32,15 +39,37 @@ class TranslatedGraph:
         self.unread: set[Node] = set()
         self.held: list[object] = []  # tensors that numbers are of
 
+    def recorded(self, node: Node, reader: Node | None = None) -> object:
+        """Tensor or tensors that a node has; None for one that rows of groups do not have. reader: a node, which reads
+        it as it is if it has groups itself."""
+        if self._groups is None or node in self._inside or reader in self._inside:
+            return told(node)
+        if node not in self._of_groups:
+            made = told(node)
+            self._of_groups[node] = self._groups.of(made) if isinstance(made, torch.Tensor) else None
+        return self._of_groups[node]
+
+    def _regrouped(self, node: Node) -> bool:
+        """Adds a view of rows as groups, or back, which is the same here."""
+        of, made = self.values.get(node.args[0]), self.recorded(node)
+        if isinstance(of, Value) and of.step is not None:
+            self.values[node] = replace(of, tensor=made)
+        else:
+            self.values[node] = Value(made)
+            self.node_of[id(made)] = node
+        return True
+
     def add(self, node: Node) -> bool:
         """True if a node translates; what it is made of has been added before."""
+        if self._groups is not None and (self._groups.is_split(node) or self._groups.is_joined(node)):
+            return self._regrouped(node)
         aliases: dict[int, torch.Tensor] = {}
-        found = calls_of(node, aliases)
+        found = None if self._mixes(node) else calls_of(node, aliases, lambda t: self.recorded(t, node))
         if found is None:
             self.why[node] = "it is no operation on tensors that programs have"
             return False
         calls, made = found
-        known = {id(aliases[id(t)]): v for a in node.all_input_nodes for t, v in self._tensors(a)}
+        known = {id(aliases[id(t)]): v for a in node.all_input_nodes for t, v in self._tensors(a, node)}
         self.held += aliases.values()
         before = len(self.steps)
         try:
@@ -48,6 +77,8 @@ class TranslatedGraph:
                 self._call(node, call, known)
             value = _like(made, known, _read(node))
             self._check_leaves(self.steps[before:])
+            if self._groups is not None and node not in self._inside:
+                _check_pointwise(self.steps[before:])
             if isinstance(value, Value) and value.step is None:  # a view of what is read
                 self.node_of[id(value.tensor)] = node
             self.values[node] = value
@@ -57,10 +88,16 @@ class TranslatedGraph:
             return False
         return True
 
-    def _tensors(self, node: Node):
+    def _mixes(self, node: Node) -> bool:
+        """True if a node computes with groups and with what was computed of whole rows."""
+        outside = (self.values.get(t) for t in node.all_input_nodes if t not in self._inside)
+        return node in self._inside and any(isinstance(v, Value) and v.step is not None for v in outside)
+
+    def _tensors(self, node: Node, reader: Node):
         """Recorded tensors of a node, with their values."""
-        recorded = told(node)
-        value = self.values.get(node)
+        recorded, value = self.recorded(node, reader), self.values.get(node)
+        if reader in self._inside and node not in self._inside:
+            value = None
         for i, t in enumerate(recorded if isinstance(recorded, list | tuple) else (recorded,)):
             if isinstance(t, torch.Tensor):
                 one = value[i] if isinstance(value, list | tuple) else value
@@ -81,6 +118,12 @@ class TranslatedGraph:
         for t, value in zip(call.results, made if isinstance(made, tuple) else (made,), strict=False):
             known[id(t)] = value
             self.held.append(t)
+
+
+def _check_pointwise(steps: Sequence[OwnedStep]) -> None:
+    """Whole rows have other columns than their groups."""
+    if not all(OPS[step.op].pointwise for step in steps):
+        raise Untranslated("it computes with whole rows, where others compute with parts of them")
 
 
 def _read(node: Node) -> Container[int]:

@@ -1,8 +1,8 @@
 """A provider for Hugging Face's ``kernels``: layers by the names that model files declare them with.
 
 ``kernelize`` sets the forward of a layer on each module whose class declares its name. One name stands for classes that
-round differently, so the operator is chosen by what the module's own class computes (`module.recognized`), and a module
-that no operator computes runs its class's own.
+round differently, so what a kernel computes is what the module's own class does (`forward.recognized`), and a module
+that none computes runs its class's own.
 """
 
 import weakref
@@ -12,8 +12,8 @@ from types import FunctionType
 import torch
 
 from graphfuse.base.errors import ModelError
-from graphfuse.torch.fusion.forward import forward_of
-from graphfuse.torch.fusion.module import NormModule, recognized
+from graphfuse.torch.whole_models.forward import forward_of, recognized
+from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
 _DEVICES = ("cuda", "cpu")
 
@@ -68,7 +68,7 @@ def _function_of(module: torch.nn.Module) -> FunctionType:
     function = _functions.get(module)
     if function is None:
         found, cls = recognized(module), type(module)
-        function = _functions[module] = forward_of(found, cls) if isinstance(found, NormModule) else cls.forward
+        function = _functions[module] = forward_of(found, cls) if isinstance(found, FusedCalls) else cls.forward
     return function
 
 

@@ -8,12 +8,13 @@ import torch
 from graphfuse.base.errors import ModelError, ModelTypeError
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import eager as eager_attention
-from graphfuse.torch.fusion import forward, layer
 from graphfuse.torch.fusion.interpreter import ForwardDeclined
-from graphfuse.torch.fusion.module import NormModule, Refused, recognized
-from graphfuse.torch.fusion.report import Entry, FuseReport
+from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
+from graphfuse.torch.whole_models import forward, layer
+from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
 _DEVICES = ("cuda", "cpu", "meta")
+_REGION = "region"
 
 
 def fuse(model: torch.nn.Module) -> FuseReport:
@@ -34,7 +35,7 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     """
     _check(model)
     _remove(model)
-    norms: dict[str, NormModule] = {}
+    norms: dict[str, FusedCalls] = {}
     entries = []
     for name, module in model.named_modules():
         entry = _norm(name, module, norms)
@@ -84,26 +85,26 @@ def _remove(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in found)
 
 
-def _norm(name: str, module: torch.nn.Module, norms: dict[str, NormModule]) -> Entry | None:
-    found, cls = recognized(module), type(module)
+def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Entry | None:
+    found, cls = forward.recognized(module), type(module)
     if found is None:
         return None
-    if isinstance(found, NormModule) and not forward.is_free(module):
+    if isinstance(found, FusedCalls) and not forward.is_free(module):
         found = Refused("its forward is set on the module already, by something else")
     if isinstance(found, Refused):
         return Entry(name, cls.__name__, why=found.reason)
     norms[name] = found
-    forward.set_on(module, forward.forward_of(found, cls), found)
-    return Entry(name, cls.__name__, found.serving.name)
+    forward.set_on(module, forward.forward_of(found, cls))
+    return Entry(name, cls.__name__, _REGION, found.first.program.operations)
 
 
-def _sums(name: str, module: torch.nn.Module, norms: dict[str, NormModule]) -> Iterator[Entry]:
+def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Iterator[Entry]:
     kind = type(module).__name__
     if not forward.is_free(module):
         yield Entry(name, kind, why="its forward is set on the module already, by something else")
         return
     try:
-        found = layer.fused(module, norms)
+        found = layer.fused_layer(module, norms)
     except ForwardDeclined as why:
         if layer.sums_into(type(module).forward, norms):
             yield Entry(name, kind, why=f"residual sums: {why}")
@@ -111,7 +112,7 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, NormModule]) -> I
     if found.function is not None:
         forward.set_on(module, found.function)
     for unit in found.units:
-        yield Entry(name, kind, unit.operator, unit.note)
+        yield Entry(name, kind, _REGION, unit)
     for why in found.kept:
         yield Entry(name, kind, why=why)
 

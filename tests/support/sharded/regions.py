@@ -230,6 +230,35 @@ def regions_compiled(mesh):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
+def regions_found_in_graphs(mesh):
+    """A norm and an activation of rows that ranks share, compiled with the backend."""
+    from torch.distributed.tensor import Shard
+
+    from graphfuse.torch import compile_report
+
+    def function(x, w, r):
+        total = x + r
+        norm = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5) * w
+        return torch.nn.functional.gelu(norm) + total
+
+    whole = [torch.randn(4, 6, 32).to(mesh.device_type) for _ in range(2)]
+    whole.insert(1, torch.rand(32).to(mesh.device_type))
+    for placement in (Shard(0), Shard(1)):
+        compiled = torch.compile(function, fullgraph=True, backend="graphfuse", options={"then": "aot_eager"})
+        found = []
+        for made in (function, compiled):
+            x, r = (dtensor(mesh, t.clone(), placement).requires_grad_() for t in (whole[0], whole[2]))
+            w = dtensor(mesh, whole[1].clone()).requires_grad_()
+            y = made(x, w, r)
+            y.backward(dtensor(mesh, torch.ones(4, 6, 32).to(mesh.device_type), placement))
+            found.append([t.full_tensor() for t in (y, x.grad, w.grad, r.grad)])
+            assert y.placements == (placement,)
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        entries = compile_report().graphs[-1].entries
+        assert [e.became for e in entries] == ["region"], entries
+
+
 def regions_exported(mesh):
     """A program that was exported for whole tensors."""
     from torch.distributed.tensor import Shard

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
-from graphfuse.torch.fusion.form import Form
+from graphfuse.torch.fusion import generated, surroundings
 from graphfuse.torch.fusion.meaning import (
     dtype,
     end_of,
@@ -25,7 +25,9 @@ from graphfuse.torch.fusion.meaning import (
     same,
     value,
 )
-from graphfuse.torch.fusion.site import NormSite, Number
+from graphfuse.torch.fusion.neighbours import is_as_large
+from graphfuse.torch.regions import choose
+from graphfuse.torch.regions.choose import TorchRegion
 
 NAME = "qk_norm_rope"
 OPERATOR = f"differentiable_{NAME}"
@@ -33,8 +35,38 @@ OPERATOR = f"differentiable_{NAME}"
 WIDEST, MULTIPLE = 512, 16
 """Columns of a head that kernels take: at most, and a multiple of which."""
 
-_FORMS = (Form("rms", "w"), Form("rms", "w", rounded=True), Form("rms", "1 + w"))
 _ALONE = "no keys or queries are rotated with it"
+_NORMS = {
+    (("rmsnorm", frozenset({"in0", "in1"})),): False,
+    (("rmsnorm", frozenset({"in0"})), ("mul", frozenset({"@0", "in1"}))): False,
+    (("add", frozenset({"in1", 1})), ("rmsnorm", frozenset({"in0", "@0"}))): True,
+}
+"""RMSNorm of rows with a weight, as steps of a program and what they read: whether the weight is 1 + what is given."""
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """RMSNorm of heads. out: the node that has its result. from_one: whether its weight is 1 + `weight`."""
+
+    out: Node
+    x: Node
+    weight: Node
+    eps: float
+    from_one: bool
+
+    @staticmethod
+    def of(region: TorchRegion) -> "HeadNorm | None":
+        """The norm that a region is. What is rounded before the weight is rounded behind the rotation instead."""
+        steps = region.program.steps
+        read = [{source for port, source in s.inputs.items() if port != "epsilon"} for s in steps]
+        from_one = _NORMS.get(tuple((s.op, frozenset(of)) for s, of in zip(steps, read, strict=True)))
+        if from_one is None or len(region.inputs) != 2 or from_one and steps[0].dtype:
+            return None
+        (x, weight), (out, *others) = region.inputs, region.outputs
+        if others or value(weight).dim() != 1 or dtype(out) is not dtype(x):
+            return None
+        eps = next(s.inputs["epsilon"] for s in steps if s.op == "rmsnorm")
+        return HeadNorm(out, x, weight, eps, from_one)
 
 
 @dataclass(frozen=True)
@@ -45,7 +77,7 @@ class Rotation:
     heads, in `out`. cos, sin: of each token, without a dimension for heads.
     """
 
-    norm: NormSite
+    norm: HeadNorm
     out: Node
     order: tuple[int, ...]
     axis: int
@@ -61,21 +93,25 @@ class Pair:
     k: Rotation
 
 
-def pairs(graph: GraphModule, sites: Sequence[NormSite]) -> tuple[list[Pair], dict[Node, str]]:
+def pairs(graph: Graph, around: surroundings.Regions) -> tuple[list[Pair], dict[Node, str]]:
     """Pairs of queries and keys, and of other norms that are rotated, by their results, why they are not."""
-    norms = {site.out: site for site in sites}
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    ends = {node: parts for node in graph.nodes if (parts := _parts(node)) is not None}
+    norms = _norms(graph, [_permuted(y, value(y).dim())[0] for y, *_ in ends.values()], order)
     found: list[Pair] = []
     left, waiting = dict[Node, str](), dict[tuple[Node, Node, int], Rotation]()
-    for node in graph.graph.nodes:
-        rotation = _rotation(node, norms)
+    for node, parts in ends.items():
+        rotation = _rotation(node, parts, norms)
         if isinstance(rotation, tuple):
             left[rotation[0]] = rotation[1]
         if not isinstance(rotation, Rotation):
             continue
         key = rotation.cos, rotation.sin, rotation.axis
         first = waiting.pop(key, None)
-        if first is not None and _fit(first, rotation, graph):
-            found.append(Pair(first, rotation))
+        if first is not None and _fit(first, rotation, order):
+            why = surroundings.forbids((first.out, node), (*_read((first, rotation)),), around)
+            left |= {r.norm.out: why for r in (first, rotation) if why}
+            found += [] if why else [Pair(first, rotation)]
             continue
         waiting[key] = rotation
         if first is not None:
@@ -83,21 +119,45 @@ def pairs(graph: GraphModule, sites: Sequence[NormSite]) -> tuple[list[Pair], di
     return found, left | {r.norm.out: _ALONE for r in waiting.values()}
 
 
-def _rotation(node: Node, norms: Mapping[Node, NormSite]) -> Rotation | tuple[Node, str] | None:
+def _norms(graph: Graph, ends: Sequence[Node], order: Mapping[Node, int]) -> dict[Node, TorchRegion]:
+    """Norms, by their results: of those that rows end with before they are rotated, or before a view of them is."""
+    nodes = {node for end in ends for node in _made_by(end, order)}
+    regions = choose.find(graph, dict.fromkeys(nodes, 0)) if nodes else []
+    return {region.outputs[0]: region for region in regions}
+
+
+def _made_by(end: Node, order: Mapping[Node, int]) -> set[Node]:
+    """The nodes that a norm may be, back from its result to one tensor as large that it reads."""
+    taken, left, is_reduced = set[Node](), {end}, False
+    while left:
+        node = max(left, key=order.__getitem__)
+        large = [other for other in left if is_as_large(other, end)]
+        is_exact = generated.is_free(node) or exact(node) is not node
+        if is_reduced and len(large) == 1 and node is large[0] and not is_exact:
+            left.remove(node)
+            continue
+        left.remove(node)
+        if generated.is_generated(node) or generated.is_free(node):
+            taken.add(node)
+            is_reduced |= generated.is_reduction(node)
+            left |= {t for t in node.all_input_nodes if value(t) is not None}
+    return taken
+
+
+def _rotation(
+    node: Node, parts: tuple[Node, object, object, set[Node]], norms: Mapping[Node, TorchRegion]
+) -> Rotation | tuple[Node, str] | None:
     """The rotation that a node ends; or the norm, and why its rotation is none that the operator computes."""
-    parts = _parts(node)
-    if parts is None:
-        return None
     y, cos, sin, readers = parts
     rank = value(y).dim()
     source, order = _permuted(y, rank)
-    norm = norms.get(source)
-    if norm is None:
+    if source not in norms:
         inner = is_op(source, "view")
-        inside = norms.get(inner.args[0]) if inner else None
-        return None if inside is None else (inside.out, "what it normalizes is no row of those that are rotated")
-    if norm.form not in _FORMS:
-        return norm.out, f"no operator rotates {norm.form}"
+        is_inside = bool(inner) and inner.args[0] in norms
+        return (inner.args[0], "what it normalizes is no row of those that are rotated") if is_inside else None
+    norm = HeadNorm.of(norms[source])
+    if norm is None:
+        return source, f"no operator rotates {norms[source].program.operations}"
     columns = value(y).shape[-1]
     if not isinstance(columns, int) or columns % MULTIPLE or columns > WIDEST:
         return norm.out, f"heads have {columns} columns; accepted: a multiple of {MULTIPLE}, at most {WIDEST}"
@@ -243,25 +303,20 @@ def _has_pairs(node: object) -> bool:
     return len(parts) == 2 and parts[0] is parts[1] and dim in (-1, value(node).dim() - 1)
 
 
-def _fit(q: Rotation, k: Rotation, graph: GraphModule) -> bool:
+def _fit(q: Rotation, k: Rotation, order: Mapping[Node, int]) -> bool:
     """True if an operator takes both, and all that they read is there before either is."""
     a, b = value(q.out), value(k.out)
-    if (q.norm.form, a.dtype, a.dim()) != (k.norm.form, b.dtype, b.dim()) or not _equal(q.norm.eps, k.norm.eps):
+    one, two = q.norm, k.norm
+    if (one.from_one, one.eps, a.dtype, a.dim()) != (two.from_one, two.eps, b.dtype, b.dim()):
         return False
-    if dtype(q.norm.tensors["weight"]) is not dtype(k.norm.tensors["weight"]):
+    if dtype(one.weight) is not dtype(two.weight):
         return False
     if not all(same(m, n) for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != q.axis):
         return False
-    order = {node: place for place, node in enumerate(graph.graph.nodes)}
     first = min(order[q.out], order[k.out])
     return all(order[t] < first for t in _read((q, k)))
 
 
-def _equal(a: Number, b: Number) -> bool:
-    """True if two epsilons are one. Symbolic ones become their values, which Dynamo guards."""
-    return same(a, b) or (a is not None and b is not None and float(a) == float(b))
-
-
 def _read(rotations: Sequence[Rotation]) -> Iterator[Node]:
     for r in rotations:
-        yield from (*r.norm.tensors.values(), r.cos, r.sin)
+        yield from (r.norm.x, r.norm.weight, r.cos, r.sin)

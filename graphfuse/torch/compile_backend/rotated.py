@@ -8,21 +8,21 @@ import operator
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from graphfuse.torch.compile_backend.rotation import OPERATOR, Pair, Rotation
 from graphfuse.torch.fusion.meaning import KEYS, dtype, same, value
-from graphfuse.torch.fusion.rotation import OPERATOR, Pair, Rotation
-from graphfuse.torch.operators.declared import epsilon
+from graphfuse.torch.regions.replace import erase_unread
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Tables = dict[tuple[Node, Node], tuple[Node, Node]]
 
 
-def put(graph: Graph, pairs: Sequence[Pair]) -> None:
-    """Replaces pairs of this graph."""
-    tables: Tables = {}
+def put(module: GraphModule, pairs: Sequence[Pair]) -> None:
+    """Replaces pairs of this graph. What nobody reads any more goes."""
+    graph, tables = module.graph, Tables()
     for pair in pairs:
         order = {node: place for place, node in enumerate(graph.nodes)}
         key = pair.q.cos, pair.q.sin
@@ -30,16 +30,18 @@ def put(graph: Graph, pairs: Sequence[Pair]) -> None:
             tables[key] = _table(graph, *key, max(key, key=order.__getitem__))
         with graph.inserting_before(min((pair.q.out, pair.k.out), key=order.__getitem__)):
             _put(graph, pair, *tables[key])
+    if pairs:
+        erase_unread(graph)
+        module.recompile()
 
 
 def _put(graph: Graph, pair: Pair, table: Node, positions: Node) -> None:
     both = (pair.q, pair.k)
     tensors = [_heads_last(graph, r) for r in both]
     weights = [_weight(graph, r) for r in both]
-    eps = pair.q.norm.eps
-    eps = epsilon(None if eps is None else float(eps), value(pair.q.norm.tensors["x"]))
     call: Callable[..., object] = getattr(torch.ops.graphfuse, OPERATOR).default
-    made = graph.call_function(call, (*tensors, *weights, table, _for_all(graph, positions, tensors[0]), eps, True))
+    of_tokens = _for_all(graph, positions, tensors[0])
+    made = graph.call_function(call, (*tensors, *weights, table, of_tokens, pair.q.norm.eps, True))
     for i, (rotation, given) in enumerate(zip(both, tensors, strict=True)):
         result = graph.call_function(operator.getitem, (made, i))
         result.meta |= {key: given.meta[key].new_empty(given.meta[key].shape) for key in KEYS if key in given.meta}
@@ -56,12 +58,12 @@ def _places(rotation: Rotation) -> list[int]:
 
 
 def _heads_last(graph: Graph, rotation: Rotation) -> Node:
-    return _permuted(graph, rotation.norm.tensors["x"], [rotation.order[d] for d in _places(rotation)])
+    return _permuted(graph, rotation.norm.x, [rotation.order[d] for d in _places(rotation)])
 
 
 def _weight(graph: Graph, rotation: Rotation) -> Node:
-    weight = rotation.norm.tensors["weight"]
-    if rotation.norm.form.weight == "w":
+    weight = rotation.norm.weight
+    if not rotation.norm.from_one:
         return weight
     if dtype(weight) is not torch.float32:
         weight = _made(graph, aten.to.dtype, weight, torch.float32)

@@ -1,0 +1,45 @@
+"""The forward of a class as it was written, beneath its wrappers."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FunctionType
+
+import torch
+
+from graphfuse.torch.fusion.interpreter import ForwardDeclined
+
+_CHECKPOINTING = "transformers.modeling_layers"
+_DEPRECATION = "transformers.utils.deprecation"
+
+
+@dataclass(frozen=True)
+class OwnForward:
+    """A class's forward as it was written, and what its wrappers do beside calling it. checkpoints: whether one is for
+    checkpointing. renamed: arguments that others warn of, or give by another name."""
+
+    function: FunctionType
+    checkpoints: bool
+    renamed: tuple[str, ...]
+
+    def is_changed(self, module: torch.nn.Module, named: Mapping[str, object]) -> bool:
+        """True if the wrappers do not just pass on a call with these named arguments."""
+        if self.checkpoints and module.gradient_checkpointing and module.training:
+            return True
+        return any(name in named for name in self.renamed)
+
+
+def own_forward(cls: type) -> OwnForward:
+    """The class's forward without its wrappers. Raises Declined where one is not known."""
+    found, checkpoints, renamed = cls.forward, False, list[str]()
+    while hasattr(found, "__wrapped__"):
+        owner = found.__globals__.get("__name__")
+        names = inspect.getclosurevars(found).nonlocals if owner == _DEPRECATION else {}
+        if owner == _CHECKPOINTING:
+            checkpoints = True
+        elif names.get("func") is found.__wrapped__ and "old_name" in names:
+            renamed.append(names["old_name"])
+        else:
+            raise ForwardDeclined(f"its forward is wrapped by {owner}.{found.__code__.co_name}")
+        found = found.__wrapped__
+    return OwnForward(found, checkpoints, tuple(renamed))

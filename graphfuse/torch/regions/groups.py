@@ -1,0 +1,92 @@
+"""Equal parts of rows that are rows of their own, as of a norm of groups: a graph views rows as them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, Node
+
+from graphfuse.torch.fusion import generated
+from graphfuse.torch.fusion.meaning import called, is_op, same, value
+
+_OF_EXTENTS = frozenset({"view", "_unsafe_view", "reshape", "unflatten"})
+"""Names of views that are given all extents."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Parts of a row. columns: of each."""
+
+    count: int
+    columns: int
+
+    def is_split(self, node: Node) -> bool:
+        """True if a node views rows as groups."""
+        return _viewed(node) == (self, True)
+
+    def is_joined(self, node: Node) -> bool:
+        """True if a node views groups as rows."""
+        return _viewed(node) == (self, False)
+
+    def of(self, t: torch.Tensor) -> torch.Tensor | None:
+        """Rows as groups; None where they have another extent."""
+        if not t.dim():
+            return t
+        extent = t.shape[-1]
+        if not same(extent, 1) and not same(extent, self.count * self.columns):
+            return None
+        with torch.no_grad():
+            return t.unsqueeze(-1) if same(extent, 1) else t.unflatten(-1, (self.count, self.columns))
+
+    def inside(self, graph: Graph) -> set[Node]:
+        """Nodes that have groups as a dimension: from where rows are viewed as them to where they are viewed back."""
+        found = set[Node]()
+        for node in graph.nodes:
+            is_computed = generated.is_generated(node) or generated.is_free(node)
+            is_of_groups = is_computed and not found.isdisjoint(node.all_input_nodes)
+            if self.is_split(node) or is_of_groups and not self.is_joined(node):
+                found.add(node)
+        return found
+
+
+def behind_whole_rows(graph: Graph, inside: Container[Node]) -> set[Node]:
+    """Nodes that are computed with reductions of whole rows, which are no part of what is computed of groups."""
+    found = set[Node]()
+    for node in graph.nodes:
+        is_computed = generated.is_generated(node) or generated.is_free(node)
+        is_behind = generated.is_reduction(node) or not found.isdisjoint(node.all_input_nodes)
+        if is_computed and is_behind and node not in inside:
+            found.add(node)
+    return found
+
+
+def groups(graph: Graph, nodes: Container[Node]) -> list[Groups]:
+    """Groups of rows that something is computed of before they are viewed so, or behind."""
+    found = dict[Groups, None]()
+    for node in graph.nodes:
+        viewed = _viewed(node) if node in nodes else None
+        if viewed is not None:
+            beside = (node.args[0],) if viewed[1] else node.users
+            if any(other in nodes and not generated.is_free(other) for other in beside):
+                found[viewed[0]] = None
+    return [*found]
+
+
+def _viewed(node: Node) -> tuple[Groups, bool] | None:
+    """The groups that a node views rows as, and True; those that it views as rows, and False."""
+    meant = is_op(node, "view")
+    one, other = value(meant.args[0]) if meant else None, value(node)
+    if one is None or other is None or one.dtype is not other.dtype or abs(one.dim() - other.dim()) != 1:
+        return None
+    is_split = one.dim() < other.dim()
+    whole, parts = (one, other) if is_split else (other, one)
+    count, columns = parts.shape[-2:] if whole.dim() else (1, 1)
+    if not isinstance(count, int) or not isinstance(columns, int) or columns == 1:
+        return None
+    if count == 1 and called(node) not in _OF_EXTENTS:  # a dimension is added: nobody speaks of groups
+        return None
+    if not same(whole.shape[-1], count * columns) or not all(map(same, whole.shape[:-1], parts.shape[:-2])):
+        return None
+    return Groups(count, columns), is_split

@@ -1,0 +1,318 @@
+"""CallSequence of modules and of torch's operations that one kernel computes together.
+
+A trace of the calls for each type and rank of what they are given says what they compute then, roundings included. It
+is a way: the program of the region that the whole trace is, or why it is none.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.fx import Node
+
+from graphfuse.base.device import EMULATOR
+from graphfuse.op_graph.ir import packed_stride
+from graphfuse.runtime import torch_private
+from graphfuse.runtime.fastcall import text, when, written
+from graphfuse.torch.fusion import generated
+from graphfuse.torch.fusion.interpreter import ForwardDeclined
+from graphfuse.torch.fusion.meaning import is_op, told, value
+from graphfuse.torch.fusion.reads import watched
+from graphfuse.torch.fusion.report import Refused
+from graphfuse.torch.fusion.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
+from graphfuse.torch.regions import choose
+from graphfuse.torch.regions.choose import TorchRegion
+from graphfuse.torch.regions.graphs import RegionGraphs
+from graphfuse.torch.regions.operator import RegionOperator
+from graphfuse.torch.regions.program import Program
+
+Types = tuple[torch.dtype, torch.dtype]
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_RUN_ON = frozenset({"cuda", "cpu"})
+_observed = torch_private.observed()
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """The computation of calls with full tensors of one type and rank.
+
+    why: the reason why no kernel does it; "" where one does.
+    watches: tell of each module whether what its forward reads is as it was.
+    program: what the kernel computes.
+    run: its function of full tensors and parameters.
+    spread: the same where rows do not lie along memory; those of its results do not either.
+    autocasts: whether autocast would have calls compute something else.
+    columns: the extent that it is for, None for any.
+    is_contiguous: whether what it is given must be.
+    is_permuted: whether views of that are given to the kernel.
+    """
+
+    why: str
+    watches: tuple[Callable[[torch.nn.Module], bool], ...] = ()
+    program: Program | None = None
+    run: Callable[..., object] | None = None
+    spread: Callable[..., object] | None = None
+    autocasts: bool = False
+    columns: int | None = None
+    is_contiguous: bool = False
+    is_permuted: bool = False
+
+    def holds_for(self, modules: Sequence[torch.nn.Module]) -> bool:
+        """True if a trace of these modules would be the same."""
+        try:
+            return bool(self.watches) and all(map(lambda watch, module: watch(module), self.watches, modules))
+        except AttributeError:  # of another way through a forward
+            return False
+
+
+@dataclass(frozen=True, eq=False)
+class FusedCalls:
+    """CallSequence with their ways, by types and rank: the usual ones, and those that there was a call for.
+
+    types: of full tensors and of parameters, of the first way. members: numbers of modules, and names of their tensors.
+    classes: those of the modules.
+    """
+
+    calls: CallSequence
+    classes: tuple[type, ...]
+    of: Probe
+    types: Types
+    members: tuple[tuple[int, str], ...]
+    ways: dict[tuple[torch.dtype, torch.dtype, int], Way] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Way:
+        return self.ways[(*self.types, self.of.ranks[0])]
+
+    def way(self, modules: Sequence[torch.nn.Module], types: Types, rank: int) -> Way | None:
+        """A way that nobody has asked for before, of a trace of these modules; None where there is none to be made."""
+        if {*types}.difference(TYPES) or rank not in self.of.ranks or is_dynamo_compiling():
+            return None
+        with torch_private.without_modes():
+            if _observed():  # a trace would be part of what somebody else does
+                return None
+            found = self.ways[(*types, rank)] = _way(self, modules, types, rank)
+        return found
+
+    @cached_property
+    def result(self) -> Callable[..., object]:
+        """Function of modules, and then of full tensors: what the calls return, a list of several; None where no kernel
+        computes that. It is written for these calls, as loops over what it is given would take longer."""
+        modules, full = (
+            [f"{letter}{n}" for n in range(count)]
+            for letter, count in (("m", len(self.classes)), ("x", self.calls.given))
+        )
+        members = [f"w{n}" for n in range(len(self.members))]
+        given, place = ", ".join((*full, *members)), 1 if self.of.behind else -1
+        watches = [f"way.watches[{n}]({module})" for n, module in enumerate(modules)]
+        lines = [
+            *when(["not isinstance(x0, Tensor)"], "return None"),
+            "kind, device, shape, rank = x0.dtype, x0.device, x0.shape, x0.ndim",
+            *when(["device.type not in run_on"], "return None"),
+        ]
+        for t in full[1:]:
+            others = f"{t}.dtype is not kind", f"{t}.shape != shape", f"{t}.device != device"
+            lines += when([f"not isinstance({t}, Tensor)", *others], "return None")
+        for w, (number, name) in zip(members, self.members, strict=True):
+            lines.append(f"{w} = getattr({modules[number]}, {name!r}, None)")
+            other = [f"{w}.dtype is not w0.dtype"] if w != "w0" else []
+            others = f"{w}.shape != extents", f"{w}.device != device", *other
+            lines += when([f"not isinstance({w}, Tensor)", *others], "return None")
+        lines += [
+            f"types = kind, {'w0.dtype' if members else 'kind'}",
+            "way = ways.get((*types, rank))",
+            *when(["way is None"], f"way = made_way(({', '.join(modules)},), types, rank)"),
+            *when(
+                [
+                    "way is None",
+                    "way.run is None",
+                    "way.autocasts and autocasts(device.type)",
+                    f"way.columns is not None and shape[{place}] != way.columns",
+                    "way.is_permuted and type(x0) is not Tensor",
+                    *(f"not {watch}" for watch in watches),
+                    *(f"way.is_contiguous and not {t}.is_contiguous()" for t in (*full, *members)),
+                ],
+                "return None",
+            ),
+            f"return way.run({given}) if way.is_permuted or x0.stride(-1) == 1 else way.spread({given})",
+        ]
+        names = {
+            "Tensor": torch.Tensor,
+            "run_on": _RUN_ON,
+            "extents": self.of.extents,
+            "ways": self.ways,
+            "made_way": self.way,
+            "autocasts": torch.is_autocast_enabled,
+        }
+        return written("calls of modules", "result", text("result", (*modules, *full), lines), names)
+
+
+_kept: deque[FusedCalls] = deque(maxlen=64)
+"""The last calls that were looked at: a model has many that are alike."""
+
+
+def fused(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> FusedCalls | Refused:
+    """CallSequence of these modules with their usual ways, of which the first is a kernel."""
+    of, classes = probe(modules), tuple(map(type, modules))
+    if of is None:
+        return Refused("its parameters are not vectors of one length")
+    if of.columns < 2 or any(not t.is_floating_point() for m in modules for t in m.parameters()):
+        return Refused("its parameters are no floating-point vectors")
+    own = [(number, name, t.dtype) for number, module in enumerate(modules) for name, t in tensors_of(module)]
+    kind = next((dtype for _, _, dtype in own if dtype in TYPES), torch.bfloat16)
+    members = tuple((number, name) for number, name, _ in own)
+    made = FusedCalls(calls, classes, of, (kind, kind), members)
+    for other in tuple(_kept):
+        is_like = (other.calls, other.classes, other.of, other.members) == (calls, classes, of, members)
+        if is_like and other.types == made.types and other.first.holds_for(modules):
+            return Refused(other.first.why) if other.first.why else other
+    first = made.way(modules, made.types, of.ranks[0])
+    if first is None:
+        return Refused("somebody traces, or transforms, what is called")
+    if not first.why:
+        for rank in of.ranks[1:3]:
+            made.way(modules, made.types, rank)
+        for other in (other for other in TYPES if other is not kind):
+            made.way(modules, (other, other), of.ranks[0])
+    _kept.append(made)
+    return Refused(first.why) if first.why else made
+
+
+def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank: int) -> Way:
+    def trace(probe: Probe) -> Traced:
+        return traced(of.calls, modules, probe, types, rank)
+
+    try:
+        found = trace(of.of)
+    except ForwardDeclined as why:
+        return Way(f"its forward is not straight: {why}")
+    except Exception as error:  # forward is a stranger's code, which was written for other inputs
+        said = str(error).splitlines()[0][:120] if str(error) else ""
+        return Way(f"its forward cannot be traced: {type(error).__name__}: {said}")
+    watches = tuple(map(watched, found.reads))
+    region = _region(found)
+    if isinstance(region, str):
+        return Way(region, watches)
+    inputs = [node if node in found.sources else _origin(node) for node in region.inputs]
+    if not found.sources.keys() >= {*inputs}:
+        return Way("it normalizes or scales by something else than its input and its parameters", watches)
+    if not of.ways and (why := _untrainable(region)):
+        return Way(why, watches)
+    columns: int | None = of.of.columns
+    if not of.of.is_fixed:
+        try:
+            other = _region(trace(replace(of.of, columns=columns + 16)))
+            columns = columns if isinstance(other, str) or other.program != region.program else None
+        except Exception:  # as before
+            pass
+    places = [
+        s if isinstance(s := found.sources[node], int) else of.calls.given + of.members.index(s) for node in inputs
+    ]
+    made = [region.outputs.index(node) for node in _returned(found, region)]
+    arrangements = tuple(map(_arrangement, (*inputs, *region.outputs), region.tensors, region.orders))
+    arranged = of.calls.given + len(of.members), places, arrangements, made
+    return Way(
+        "",
+        watches,
+        region.program,
+        _run(region.program, *arranged),
+        _run(replace(region.program, follows=True), *arranged),
+        found.autocasts,
+        columns,
+        any(is_op(node, "view") for node in found.graph.nodes),
+        any(arrangements),
+    )
+
+
+def _region(of: Traced) -> TorchRegion | str:
+    """The region that a trace is, or why it is none."""
+    found = choose.find(of.graph, dict.fromkeys(of.graph.nodes, 0))
+    if not found:
+        return "no kernel computes its forward"
+    region, *others = found
+    computed = [n for n in of.graph.nodes if n.op == "call_function" and not generated.is_free(n)]
+    left = dict.fromkeys(generated.title(node) for node in computed if node not in region.nodes)
+    if others or left:
+        return f"no one kernel computes {region.program.operations} and {', '.join(left)}"
+    return region if all(node in region.outputs for node in _returned(of, region)) else "it returns a view"
+
+
+def _returned(of: Traced, region: TorchRegion) -> list[Node]:
+    """The nodes that have what is returned, beneath views of the same shape."""
+    found = []
+    for node in of.graph.output_node().args[0]:
+        while node not in region.outputs and generated.is_free(node) and told(node).shape == told(node.args[0]).shape:
+            node = node.args[0]
+        found.append(node)
+    return found
+
+
+def _origin(node: Node) -> Node:
+    """The node that has the rows which a node views as groups, or the node."""
+    found = is_op(node, "view")
+    source = found.args[0] if found else None
+    is_split = value(source) is not None and value(source).shape[:-1] == told(node).shape[:-2]
+    return source if isinstance(source, Node) and is_split else node
+
+
+def _untrainable(region: TorchRegion) -> str:
+    """Why kernels do not make the gradients of a region, "" where they do. Of rows that lie otherwise in memory, the
+    formula makes copies."""
+    graphs, shape = RegionGraphs.of(region.program.text), region.tensors[0].shape
+    rows = tuple(shape[d] for d in region.orders[0])
+    return graphs.why_untrainable(rows, packed_stride(rows), (True,) * len(graphs.differentiable), str(EMULATOR))
+
+
+@dataclass(frozen=True)
+class _Arrangement:
+    """Layout that a program sees a tensor in, as ``replace.Arrangement`` has it for graphs. groups: number and columns
+    of the parts that a row is viewed as, if it is. order: of its dimensions then."""
+
+    groups: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def of(self, t: torch.Tensor) -> torch.Tensor:
+        return (t.unflatten(-1, self.groups) if self.groups else t).permute(self.order)
+
+    def undone(self, t: torch.Tensor) -> torch.Tensor:
+        t = t.permute(self.back)
+        return t.flatten(-2) if self.groups else t
+
+    @cached_property
+    def back(self) -> tuple[int, ...]:
+        return tuple(map(self.order.index, range(len(self.order))))
+
+
+def _arrangement(node: Node, tensor: torch.Tensor, order: Sequence[int]) -> _Arrangement | None:
+    """The layout of a node in a region; None for one that is as it is."""
+    groups = tuple(tensor.shape[-2:]) if tensor.dim() != told(node).dim() else ()
+    return _Arrangement(groups, tuple(order)) if groups or [*order] != sorted(order) else None
+
+
+def _run(
+    program: Program,
+    given_count: int,
+    places: Sequence[int],
+    arrangements: Sequence[_Arrangement | None],
+    made: Sequence[int],
+) -> Callable[..., object]:
+    """Function of full tensors and parameters, so many together. places: of those that the program is given.
+    arrangements: of these, and of results. made: numbers of the results that are returned."""
+    run, count = RegionOperator.of(program.text).run, len(places)
+    if not any(arrangements) and len(made) == 1:
+        if [*places] == [*range(given_count)]:
+            return run
+        return lambda *given: run(*[given[place] for place in places])
+    read, returned = [*zip(places, arrangements[:count], strict=True)], [(n, arrangements[count + n]) for n in made]
+
+    def arranged(*given):
+        results = run(*[given[n] if one is None else one.of(given[n]) for n, one in read])
+        results = results if isinstance(results, tuple) else (results,)
+        found = [results[n] if one is None else one.undone(results[n]) for n, one in returned]
+        return found if len(found) > 1 else found[0]
+
+    return arranged
