@@ -33,6 +33,8 @@ Types = tuple[torch.dtype, torch.dtype]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _RUN_ON = frozenset({"cuda", "cpu"})
+_PACKED = frozenset({"softmax", "log_softmax"})
+"""Ops of which torch lays out the results row after row, wherever what they read lies."""
 _observed = torch_private.observed()
 
 
@@ -220,7 +222,7 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
         watches,
         region.program,
         _run(region.program, *arranged),
-        _run(replace(region.program, follows=True), *arranged),
+        _run(replace(region.program, follows=not any(s.op in _PACKED for s in region.program.steps)), *arranged),
         found.autocasts,
         columns,
         any(is_op(node, "view") for node in found.graph.nodes),
