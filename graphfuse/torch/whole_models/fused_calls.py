@@ -272,10 +272,11 @@ def _untrainable(region: TorchRegion) -> str:
 @dataclass(frozen=True)
 class _Arrangement:
     """Layout that a program sees a tensor in, as ``replace.Arrangement`` has it for graphs. groups: number and columns
-    of the parts that a row is viewed as, if it is. order: of its dimensions then."""
+    of the parts that a row is viewed as, if it is. order: of its dimensions then; back: of the program's."""
 
     groups: tuple[int, ...]
     order: tuple[int, ...]
+    back: tuple[int, ...]
 
     def of(self, t: torch.Tensor) -> torch.Tensor:
         return (t.unflatten(-1, self.groups) if self.groups else t).permute(self.order)
@@ -284,15 +285,13 @@ class _Arrangement:
         t = t.permute(self.back)
         return t.flatten(-2) if self.groups else t
 
-    @cached_property
-    def back(self) -> tuple[int, ...]:
-        return tuple(map(self.order.index, range(len(self.order))))
-
 
 def _arrangement(node: Node, tensor: torch.Tensor, order: Sequence[int]) -> _Arrangement | None:
     """The layout of a node in a region; None for one that is as it is."""
     groups = tuple(tensor.shape[-2:]) if tensor.dim() != told(node).dim() else ()
-    return _Arrangement(groups, tuple(order)) if groups or [*order] != sorted(order) else None
+    if not groups and [*order] == sorted(order):
+        return None
+    return _Arrangement(groups, tuple(order), tuple(map(order.index, range(len(order)))))
 
 
 def _run(
