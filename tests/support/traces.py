@@ -51,3 +51,13 @@ def recorded(function, tensors, how="aten"):
 
 def as_tuple(made):
     return made if isinstance(made, tuple | list) else (made,)
+
+
+def _below():
+    x = torch.zeros(1, requires_grad=True)
+    (gradient,) = torch.autograd.grad(x.clamp(min=0), x)
+    return "cmp_lt" if gradient else "cmp_le"
+
+
+BELOW = _below()
+"""The op by which regions clamp: a value that equals its limit has a gradient before torch 2.15."""
