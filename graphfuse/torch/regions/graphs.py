@@ -53,20 +53,42 @@ class RegionGraphs(Computation):
     @cached_property
     def graded(self) -> tuple[Result, ...]:
         """Outputs that have a gradient."""
-        found = {out for outputs in self.reached.values() for out in outputs}
+        return self._reached_by(self.differentiable)
+
+    @cached_property
+    def as_given(self) -> Mapping[str, str]:
+        found = {}
+        for one in self.differentiable:
+            out, *others = self.reached[one]
+            if not others and one.dtype == out.dtype and one.name in self._is_given(out):
+                found[one.name] = f"d{out.name}"
+        return found if len(found) < len(self.differentiable) else {}
+
+    @cached_property
+    def computed(self) -> tuple[RegionInput, ...]:
+        """Inputs whose gradients backward makes."""
+        return tuple(one for one in self.differentiable if one.name not in self.as_given)
+
+    @cached_property
+    def pulled(self) -> tuple[Result, ...]:
+        """Outputs whose gradients backward reads."""
+        return self._reached_by(self.computed)
+
+    def _reached_by(self, inputs: Sequence[RegionInput]) -> tuple[Result, ...]:
+        found = {out for one in inputs for out in self.reached[one]}
         return tuple(out for out in self.program.outputs if out in found)
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
         """Names of what backward reads: inputs, outputs, and tensors of steps with one value a row."""
         graph, given, made = self._small
-        outputs = [made[one.step].set_name(one.name) for one in self.graded]
-        found = differentiate(graph, outputs, [given[one.name] for one in self.differentiable]).kept
+        outputs = [made[one.step].set_name(one.name) for one in self.pulled]
+        found = differentiate(graph, outputs, [given[one.name] for one in self.computed]).kept
         # What joined rows do not tell the shape of is read in any case.
         odd = (one.name for one in self.program.inputs if one.extents.is_odd)
         kept = dict.fromkeys((*map(_identifier, found), *odd))
         has_whole = any(one.extents.whole and one.name in kept for one in (*self.program.inputs, *self.program.outputs))
-        if not has_whole and not any(one.extents.whole for one in self.graded):
+        if not has_whole and not any(one.extents.whole for one in self.pulled):
             kept[self.program.inputs[0].name] = None  # by which all shapes are told
         return tuple(kept)
 
@@ -75,7 +97,7 @@ class RegionGraphs(Computation):
         """Name of the tensor that backward reads first, which has all rows and columns."""
         whole = (one for one in (*self.program.inputs, *self.program.outputs) if one.extents.whole)
         kept = [one.name for one in whole if one.name in self.kept]
-        return kept[0] if kept else next(f"d{one.name}" for one in self.graded if one.extents.whole)
+        return kept[0] if kept else next(f"d{one.name}" for one in self.pulled if one.extents.whole)
 
     @cached_property
     def reached(self) -> dict[RegionInput, tuple[Result, ...]]:
@@ -95,13 +117,13 @@ class RegionGraphs(Computation):
     def why_untrainable(self, rows: Shape, strides: Shape, asked: Sequence[bool], device: str) -> str:
         """Why no kernels make the gradients of these inputs, of `differentiable`, where rows have this shape and lie
         like this; "" where they do, or none are asked for."""
-        if not any(asked) or not self.graded:
+        made = {f"d{one.name}" for one, ask in zip(self.differentiable, asked, strict=True) if ask}
+        if made.isdisjoint(f"d{one.name}" for one in self.computed):
             return ""
         try:
             backward = self.backward
         except GraphNotSupportedError as error:
             return str(error)
-        made = {a.name for a, ask in zip((a for a in backward.arguments if a.written), asked, strict=True) if ask}
         layouts = {}
         for a in backward.arguments:
             if not a.written or a.name in made:
@@ -146,7 +168,7 @@ class RegionGraphs(Computation):
 
     @cached_property
     def gradients(self) -> tuple[TensorParameter | None, ...]:
-        return tuple(self._gradient(one) if self.reached[one] else None for one in self.program.inputs)
+        return tuple(self._gradient(one) if one in self.computed else None for one in self.program.inputs)
 
     @cached_property
     def incoming(self) -> tuple[str | None, ...]:
@@ -162,18 +184,19 @@ class RegionGraphs(Computation):
     @cached_property
     def shared(self) -> Mapping[tuple[str, ...], str]:
         found: dict[tuple[Tensor, str, str], list[str]] = {}
-        for one, grad in self._drawn_gradients(self.graded).items():
+        for one, grad in self._drawn_gradients(self.pulled).items():
             found.setdefault((grad, one.axes, one.dtype), []).append(one.name)
         return {tuple(names): "True" for names in found.values() if len(names) > 1}
 
     @cached_property
     def passed(self) -> Mapping[str, Sequence[str]]:
-        return {out.name: self.sources[out.name] for out in self.graded if self._is_passed(out)}
+        sources = {out.name: self.sources[out.name] for out in self.graded}
+        return {out.name: sources[out.name] for out in self.graded if self._is_given(out) == sources[out.name]}
 
-    def _is_passed(self, out: Result) -> bool:
+    def _is_given(self, out: Result) -> tuple[str, ...]:
+        """Names of inputs whose gradient is that of an output as it is, where that alone is used."""
         grads = self._drawn_gradients((out,))
-        same = [one.name for one, t in grads.items() if t.get_name() == f"d{out.name}" and one.axes == out.axes]
-        return (*same,) == self.sources[out.name]
+        return tuple(one.name for one, t in grads.items() if t.get_name() == f"d{out.name}" and one.axes == out.axes)
 
     @cached_property
     def read_backward(self) -> tuple[TensorParameter, ...]:
@@ -181,7 +204,7 @@ class RegionGraphs(Computation):
         read: dict[str, tuple[Mapping, RowExtents, bool]] = {
             name: (*named.get(name, (STATISTICS, self._a_row)), False) for name in self.kept
         }
-        read |= {f"d{one.name}": (_type(one), one.extents, f"d{one.name}" != self.first) for one in self.graded}
+        read |= {f"d{one.name}": (_type(one), one.extents, f"d{one.name}" != self.first) for one in self.pulled}
         order = sorted(read, key=lambda name: name != self.first)
         return tuple(
             TensorParameter(name, kind, None if name == self.first else _rule(extents, self.first), optional=optional)
@@ -235,11 +258,11 @@ class RegionGraphs(Computation):
             return d.like(names[t], t) if names.get(t) in self.kept else None
 
         walk = Walk(forward, d.graph, kept, rounds=True)
-        grads = {made[one.step]: d.like(f"d{one.name}", made[one.step]) for one in self.graded if f"d{one.name}" in d}
-        wanted = {given[one.name]: f"d{one.name}" for one in self.differentiable if f"d{one.name}" in d}
+        grads = {made[one.step]: d.like(f"d{one.name}", made[one.step]) for one in self.pulled if f"d{one.name}" in d}
+        wanted = {given[one.name]: f"d{one.name}" for one in self.computed if f"d{one.name}" in d}
         found = walk.gradients(grads, [*wanted])
         grads = {n: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, n in wanted.items()}
-        store(d, grads, {f"d{one.name}" for one in self.differentiable if one.extents.without_columns})
+        store(d, grads, {f"d{one.name}" for one in self.computed if one.extents.without_columns})
 
     def _drawn_gradients(self, outputs: Sequence[Result]) -> dict[RegionInput, Tensor]:
         """Gradients of inputs where these outputs alone are used, in a graph of their own: one tensor where they are
