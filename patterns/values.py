@@ -111,5 +111,15 @@ class Values(Emitter):
         self.stores = [replace(w, value=moved[w.value]) for w in self.stores]
         self.sums = [(t, tuple(moved.get(o, o) for o in factors)) for t, factors in self.sums]
 
-    def is_zero(self, o: Operand) -> bool:
-        return o == Number(0.0) or (isinstance(o, Scalar) and self.graph.tensors[o.tensor].value == 0.0)
+    def number(self, o: Operand) -> float | None:
+        """The value of an operand that is the same in every call."""
+        if isinstance(o, Number):
+            return o.value
+        value = self.graph.tensors[o.tensor].value if isinstance(o, Scalar) else None
+        return None if value is None else float(value)
+
+    def type_or_number(self, o: Operand) -> data_type | float | None:
+        """That, or else the type of an operand that is read."""
+        if isinstance(o, Load):
+            return self.graph.tensors[[*self.loaded][o.index]].dtype
+        return self.number(o)

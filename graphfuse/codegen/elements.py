@@ -1,7 +1,7 @@
 """Prints values of one per element, as one phase computes them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from graphfuse.codegen import pieces
@@ -9,7 +9,7 @@ from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rows.pairs import Pairs
-from graphfuse.rows.program import SWAP, RowProgram
+from graphfuse.rows.program import QUOTIENT, SWAP, RowProgram
 from graphfuse.rows.steps import Chain, Column, Load, Operand, Step
 
 
@@ -114,10 +114,11 @@ class Elements:
             if self._swaps(loop):
                 yield from self._swapped(loop[0], kept)
                 continue
+            yield from self._quotients(loop[0])
             lines = []
             for o in loop:
                 step = self.program.steps[o.index]
-                text = self._expression(step, loop)
+                text = f"quotients{o.index}[i]" if step.op_name == QUOTIENT else self._expression(step, loop)
                 lines.append(f"const float v{o.index} = {text if o in self.plan.packed else rounded(step, text)};")
                 lines += [f"a{o.index}[i] = v{o.index};"] * (o in arrays)
                 lines += [f"held.v{o.index}[i] = v{o.index};"] * (o in kept and o not in self.plan.packed)
@@ -142,12 +143,13 @@ class Elements:
 
     @cached_property
     def _loops(self) -> tuple[tuple[Chain, ...], ...]:
-        """Steps that are worked out element by element together: up to one that is packed, a piece at a time."""
+        """Steps that are worked out element by element together: up to one that is packed, or divides, a piece at a
+        time."""
         loops: list[list[Chain]] = [[]]
         for o in self.plan.elements(self.phase):
             if isinstance(o, Chain) and o not in self.known:
-                swaps = self.program.steps[o.index].op_name == SWAP
-                loops += [[]] * swaps
+                swaps, divides = (self.program.steps[o.index].op_name == name for name in (SWAP, QUOTIENT))
+                loops += [[]] * (swaps or divides)
                 loops[-1] = [*loops[-1], o]
                 if swaps or o in self.plan.packed:
                     loops.append([])
@@ -171,6 +173,21 @@ class Elements:
         yield f"    gf::swap_{how}<{number}>(gf::u32(row.thread + at), {self.array(value)}, a{o.index});"
         if o in kept:
             yield from pieces.each([f"held.v{o.index}[i] = a{o.index}[i];"])
+
+    def _quotients(self, o: Chain) -> Iterator[str]:
+        """A piece of quotients, if a step makes some: made anew where they may not all be exact."""
+        step = self.program.steps[o.index]
+        if step.op_name != QUOTIENT:
+            return
+        yield f"    float quotients{o.index}[PIECE];"
+        yield "    {"
+        yield "      bool exact = true;"
+        yield from pieces.each([f"quotients{o.index}[i] = {self._expression(step, ())};"], "      ")
+        yield "      if (!exact) {"
+        plain = replace(step, op_name="div", operands=step.operands[:2])
+        yield from pieces.each([f"quotients{o.index}[i] = {self._expression(plain, ())};"], "        ")
+        yield "      }"
+        yield "    }"
 
     def _operands(self, o: Chain) -> tuple[tuple[str, Operand], ...]:
         return self.program.steps[o.index].operands

@@ -16,7 +16,7 @@ from graphfuse.rows.pairs import Pairs
 from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, Scalar, Step
 from graphfuse.rows.views import View
 
-SWAP = "swap_pairs"
+SWAP, DIVISOR, QUOTIENT = "swap_pairs", "divisor", "quotient"
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,12 @@ FUSED = {
     "fnma": StepOp("gf::fma(-{a}, {b}, {c})"),
     "exp2": StepOp("gf::exp2_approx({input})", Cost.FUNCTION),
     SWAP: StepOp(""),
+    DIVISOR: StepOp("gf::reciprocal_of_divisor({b})", Cost.FUNCTION),
+    QUOTIENT: StepOp("gf::quotient({a}, {b}, {reciprocal}, exact)", Cost.FUNCTION),
 }
-"""Beside the op table's: a * b + c and c - a * b, rounded once; 2^input; and what no element makes by itself, the other
-column of its pair (see ``Pairs``), the first column's negated, 0 where there is no pair."""
+"""Beside the op table's: a * b + c and c - a * b, rounded once; 2^input; what no element makes by itself, the other
+column of its pair (see ``Pairs``), the first column's negated, 0 where there is no pair; the reciprocal of one value,
+and a / b by that of b, for a piece of which each element is so (see ``division``)."""
 
 
 def cost_of(step: AnyStep) -> Cost:
