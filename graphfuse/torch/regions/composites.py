@@ -16,7 +16,7 @@ def _same(d: CallDrawing) -> Value:
     """Views that add or drop dimensions of extent 1, or repeat."""
     value, new = d["self"], d.out
     if value.step is None:  # a tensor that is read as the view has it
-        return Value(new)
+        return d.read(new)
     old = value.tensor
     if new.dtype is not old.dtype:
         raise Untranslated("a view of another type")
@@ -35,7 +35,7 @@ def _same(d: CallDrawing) -> Value:
         raise Untranslated("a view that moves elements")
     for place in range(len(axes) - 1, -1, -1):
         if axes[place] is None:
-            behind = axes[place + 1] if place + 1 < len(axes) else 0
+            behind = axes[place + 1] if place + 1 < len(axes) else d.end
             axes[place] = behind - 1
     if any(a >= b for a, b in zip(axes, axes[1:], strict=False)):
         raise Untranslated("a view that adds a dimension where the rows have none")
