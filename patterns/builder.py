@@ -15,7 +15,7 @@ from graphfuse.patterns.values import Values, Written
 from graphfuse.rows.clamping import clamped
 from graphfuse.rows.contraction import contracted, factors
 from graphfuse.rows.division import divided
-from graphfuse.rows.pairs import COLUMNS
+from graphfuse.rows.pairs import COLUMNS, EachPart
 from graphfuse.rows.picking import KnownOperands, picked
 from graphfuse.rows.program import ColumnSum, Extent, Extents, RowProgram, Store
 from graphfuse.rows.pruning import pruned
@@ -46,6 +46,8 @@ class Builder:
             return self.values.faults[0]
         self._shorten()
         for t in (self.graph.tensors[t] for t in self.values.loaded):
+            if self.axes.shared(t.id):
+                return No(f"{t} has one value a part of a row and is read from memory; accepted: what the match makes")
             if t.by_value:
                 return No(f"{t} is passed by value; accepted where it varies over rows or columns: a tensor in memory")
         return self._laid_out()
@@ -112,7 +114,9 @@ class Builder:
 
     def _pieces(self, t: TensorId) -> tuple[Piece, ...]:
         if t not in self.values.loaded:
-            return (self.matched.written(t, Piece(self.axes.tensor(t))),)
+            share = self.axes.shared(t)
+            piece = Piece(self.axes.tensor(t), unit=EachPart(share) if share else COLUMNS)
+            return (self.matched.written(t, piece),)
         unit = self.values.paired.get(t, COLUMNS)
         return tuple(replace(piece, unit=unit) for piece in self.matched.read(t))
 

@@ -9,8 +9,8 @@ from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rows.pairs import Pairs
-from graphfuse.rows.program import QUOTIENT, SWAP, RowProgram
-from graphfuse.rows.steps import Chain, Column, Load, Operand, Step
+from graphfuse.rows.program import OF_PARTS, QUOTIENT, SWAP, RowProgram, part_of
+from graphfuse.rows.steps import Chain, Column, Join, Load, Operand, Step
 
 
 def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
@@ -111,8 +111,8 @@ class Elements:
         arrays = [o for o in self._arrays() if o not in self.known and any(o in loop for loop in loops)]
         yield from (f"    float a{o.index}[PIECE];" for o in arrays)
         for loop in loops:
-            if self._swaps(loop):
-                yield from self._swapped(loop[0], kept)
+            if self._exchanges(loop[0]):
+                yield from (self._swapped if self._swaps(loop[0]) else self._joined)(loop[0], kept)
                 continue
             yield from self._quotients(loop[0])
             lines = []
@@ -148,15 +148,19 @@ class Elements:
         loops: list[list[Chain]] = [[]]
         for o in self.plan.elements(self.phase):
             if isinstance(o, Chain) and o not in self.known:
-                swaps, divides = (self.program.steps[o.index].op_name == name for name in (SWAP, QUOTIENT))
-                loops += [[]] * (swaps or divides)
+                exchanges = self._exchanges(o)
+                loops += [[]] * (exchanges or self.program.steps[o.index].op_name == QUOTIENT)
                 loops[-1] = [*loops[-1], o]
-                if swaps or o in self.plan.packed:
+                if exchanges or o in self.plan.packed:
                     loops.append([])
         return tuple(tuple(loop) for loop in loops if loop)
 
-    def _swaps(self, loop: Sequence[Chain]) -> bool:
-        return self.program.steps[loop[0].index].op_name == SWAP
+    def _exchanges(self, o: Chain) -> bool:
+        """True for a value that is made of a piece of another, and of other threads'."""
+        return self._swaps(o) or part_of(self.program.steps[o.index]) > 0
+
+    def _swaps(self, o: Chain) -> bool:
+        return self.program.steps[o.index].op_name == SWAP
 
     def _swapped(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
         """The other elements of pairs, which may be other lanes'."""
@@ -189,6 +193,15 @@ class Elements:
         yield "      }"
         yield "    }"
 
+    def _joined(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
+        """Values of which the elements of each part have one, made of other lanes', too."""
+        step = self.program.steps[o.index]
+        how = "Add" if step.op_name == OF_PARTS[Join.SUM] else "Max"
+        ((_, value),) = step.operands
+        yield f"    gf::join_part<gf::{how}, {part_of(step)}>({self.array(value)}, a{o.index});"
+        if o in kept:
+            yield from pieces.each([f"held.v{o.index}[i] = a{o.index}[i];"])
+
     def _operands(self, o: Chain) -> tuple[tuple[str, Operand], ...]:
         return self.program.steps[o.index].operands
 
@@ -197,7 +210,7 @@ class Elements:
         wanted = [*self.program.wanted(self.phase)]
         wanted += [o for o in self.plan.elements(self.phase) if o in self.plan.packed]
         wanted += self._outlasting()
-        wanted += [loop[0] for loop in self._loops if self._swaps(loop)]
+        wanted += [loop[0] for loop in self._loops if self._exchanges(loop[0])]
         return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
 
     def _outlasting(self) -> Iterator[Chain]:

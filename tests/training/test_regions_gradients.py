@@ -29,6 +29,10 @@ pytestmark = pytest.mark.torch
         lambda x: torch.linalg.vector_norm(x * 2, math.inf, dim=-1),
         lambda x: (x * 2).abs().sum(-1),
         lambda x: x.norm(dim=-1, keepdim=True) * x,
+        lambda x: x.std(-1, keepdim=True) * x,
+        lambda x: torch.addcmul(summed(x), x, x, value=0.5),
+        lambda x: torch.addcdiv(summed(x), x, x.abs() + 1),
+        lambda x: torch.lerp(summed(x), x, 0.7) + torch.lerp(x, summed(x), x.sigmoid()),
     ],
 )
 def test_gradients_where_values_are_equal(function):

@@ -24,7 +24,7 @@ from graphfuse.torch.operators.by_rule import store
 from graphfuse.torch.operators.computation import STATISTICS, Computation, gradient_of
 from graphfuse.torch.regions.program import Program, RegionInput, Result, RowExtents
 
-_COLUMNS = 8  # of the graph that is differentiated to see what its gradients read
+_COLUMNS = 8  # of the graph that is differentiated to see what its gradients read, or so many parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,12 @@ class RegionGraphs(Computation):
     @cached_property
     def _small(self) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         rank = len(self.program.inputs[0].axes)
-        return self._drawn((*range(2, rank + 1), _COLUMNS))
+        return self._drawn((*range(2, rank + 1), _COLUMNS * self._longest))
+
+    @property
+    def _longest(self) -> int:
+        """Columns of the longest parts; 1 without."""
+        return max(step.part or 1 for step in self.program.steps)
 
     def why_untrainable(self, rows: Shape, strides: Shape, asked: Sequence[bool], device: str) -> str:
         """Why no kernels make the gradients of these inputs, of `differentiable`, where rows have this shape and lie
@@ -162,9 +167,9 @@ class RegionGraphs(Computation):
     @cached_property
     def statistics(self) -> tuple[TensorParameter, ...]:
         others = {a.name for a in (*self.tensors, *self.results)}
-        of = _rule(self._a_row, self.program.inputs[0].name)
-        names = (name for name in self.kept if name not in others)
-        return tuple(TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name in names)
+        first, names = self.program.inputs[0].name, (name for name in self.kept if name not in others)
+        rules = ((name, _rule(self._statistic(name), first)) for name in names)
+        return tuple(TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name, of in rules)
 
     @cached_property
     def gradients(self) -> tuple[TensorParameter | None, ...]:
@@ -202,7 +207,7 @@ class RegionGraphs(Computation):
     def read_backward(self) -> tuple[TensorParameter, ...]:
         named = {one.name: (_type(one), one.extents) for one in (*self.program.inputs, *self.program.outputs)}
         read: dict[str, tuple[Mapping, RowExtents, bool]] = {
-            name: (*named.get(name, (STATISTICS, self._a_row)), False) for name in self.kept
+            name: (*(named.get(name) or (STATISTICS, self._statistic(name))), False) for name in self.kept
         }
         read |= {f"d{one.name}": (_type(one), one.extents, f"d{one.name}" != self.first) for one in self.pulled}
         order = sorted(read, key=lambda name: name != self.first)
@@ -226,10 +231,12 @@ class RegionGraphs(Computation):
     def _strides(self, one: RegionInput | Result, first: str) -> str | None:
         return first if self.program.follows and one.extents.whole else None
 
-    @property
-    def _a_row(self) -> RowExtents:
-        """Extents of one value a row."""
-        return RowExtents("n" * (len(self.program.inputs[0].axes) - 1) + "1")
+    def _statistic(self, name: str) -> RowExtents:
+        """Extents of one value a row, or a part of one."""
+        graph, rank = self._small[0], len(self.program.inputs[0].axes)
+        dim = _named(graph, name).get_dim()
+        part = _COLUMNS * self._longest // dim[-2] if len(dim) > rank else 0
+        return RowExtents("n" * (len(dim) - 1) + "1", part)
 
     # Graphs.
 
@@ -277,9 +284,7 @@ class RegionGraphs(Computation):
 
     def _drawn(self, rows: Shape) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         """The training graph for rows of a shape, of which leading axes may be joined, validated."""
-        axes = (one.extents.joined(len(rows)) for one in self.program.inputs)
-        dims = [tuple(n if kind == "n" else 1 for kind, n in zip(kinds, rows, strict=True)) for kinds in axes]
-        drawn = self.program.graph(dims, training=True)
+        drawn = self.program.graph([one.extents.padded(rows) for one in self.program.inputs], training=True)
         freeze(drawn[0])
         return drawn
 
@@ -312,7 +317,7 @@ def _torch(one: RegionInput | Result) -> torch.dtype:
 def _rule(extents: RowExtents, first: str):
     def rule(shapes: Mapping[str, Shape]) -> tuple[Shape]:
         rows = shapes[first]
-        if len(rows) > len(extents.axes):
+        if extents.rank(rows) > len(extents.axes):
             raise VariantPackError(f"{first} has shape {tuple(rows)}; accepted: {len(extents.axes)} dimensions")
         return (extents.of(rows),)
 

@@ -43,7 +43,9 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     place, is_fit = fits(graph, region, inputs)
     if not is_fit:
         return "what it reads is made after its results are read"
-    if any(view.is_unknown(told(node)) for node, view in zip((*inputs, *region.outputs), views, strict=True)):
+    put = ((node, view, view.tensor) for node, view in zip(inputs, read, strict=True))
+    undone = ((node, view, told(node)) for node, view in zip(region.outputs, made, strict=True))
+    if any(view.is_unknown(told(node), asked) for node, view, asked in (*put, *undone)):
         return "parts of its rows are rows, and several extents vary"
     with graph.inserting_before(place):
         given = [view.put(graph, node) for node, view in zip(inputs, read, strict=True)]
@@ -77,21 +79,21 @@ class Arrangement:
     def of(self, t: torch.Tensor) -> torch.Tensor:
         """The view of a tensor."""
         with torch.no_grad():
-            t = t.view(self._extents) if self._is_grouped(t) else t
+            t = t.view(self.tensor.shape) if self._is_grouped(t) else t
             return t.permute(*self.order) if [*self.order] != sorted(self.order) else t
 
     @property
     def made(self) -> torch.Tensor:
         return self.of(self.tensor)
 
-    def is_unknown(self, t: torch.Tensor) -> bool:
-        """True if a graph cannot have the view: it has one extent at most that is not known."""
-        return self._is_grouped(t) and self._extents.count(-1) > 1
+    def is_unknown(self, t: torch.Tensor, viewed: torch.Tensor) -> bool:
+        """True if no graph can have the view of a tensor, or the way back: to `viewed`, of several unknown extents."""
+        return self._is_grouped(t) and _known(viewed).count(-1) > 1
 
     def put(self, graph: Graph, node: Node) -> Node:
         """The view of a node."""
         if self._is_grouped(told(node)):
-            node = _viewed(graph, torch.ops.aten.view.default, node, self._extents)
+            node = _viewed(graph, torch.ops.aten.view.default, node, _known(self.tensor))
         return _permuted(graph, node, self.order)
 
     def undone(self, graph: Graph, node: Node, like: torch.Tensor) -> Node:
@@ -101,10 +103,6 @@ class Arrangement:
 
     def _is_grouped(self, t: torch.Tensor) -> bool:
         return t.dim() != self.tensor.dim()
-
-    @property
-    def _extents(self) -> list[int]:
-        return _known(self.tensor)
 
 
 def _known(t: torch.Tensor) -> list[int]:
