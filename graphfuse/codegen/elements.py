@@ -114,6 +114,9 @@ class Elements:
             if self._exchanges(loop[0]):
                 yield from (self._swapped if self._swaps(loop[0]) else self._joined)(loop[0], kept)
                 continue
+            if self._is_one_a_part(loop[0]):
+                yield from self._worked_out_once(loop[0], kept)
+                continue
             yield from self._quotients(loop[0])
             lines = []
             for o in loop:
@@ -148,16 +151,25 @@ class Elements:
         loops: list[list[Chain]] = [[]]
         for o in self.plan.elements(self.phase):
             if isinstance(o, Chain) and o not in self.known:
-                exchanges = self._exchanges(o)
-                loops += [[]] * (exchanges or self.program.steps[o.index].op_name == QUOTIENT)
+                alone = self._exchanges(o) or self._is_one_a_part(o)
+                loops += [[]] * (alone or self.program.steps[o.index].op_name == QUOTIENT)
                 loops[-1] = [*loops[-1], o]
-                if exchanges or o in self.plan.packed:
+                if alone or o in self.plan.packed:
                     loops.append([])
         return tuple(tuple(loop) for loop in loops if loop)
 
     def _exchanges(self, o: Chain) -> bool:
         """True for a value that is made of a piece of another, and of other threads'."""
         return self._swaps(o) or part_of(self.program.steps[o.index]) > 0
+
+    def _is_one_a_part(self, o: Chain) -> bool:
+        """True for a value that the elements of a piece have together, but for one that is packed."""
+        return o in self.program.one_a_part and o not in self.plan.packed
+
+    def _worked_out_once(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
+        step = self.program.steps[o.index]
+        yield f"    const float v{o.index} = {rounded(step, self._expression(step, (), '0'))};"
+        yield from pieces.each([f"a{o.index}[i] = v{o.index};", *[f"held.v{o.index}[i] = v{o.index};"] * (o in kept)])
 
     def _swaps(self, o: Chain) -> bool:
         return self.program.steps[o.index].op_name == SWAP
@@ -210,7 +222,7 @@ class Elements:
         wanted = [*self.program.wanted(self.phase)]
         wanted += [o for o in self.plan.elements(self.phase) if o in self.plan.packed]
         wanted += self._outlasting()
-        wanted += [loop[0] for loop in self._loops if self._exchanges(loop[0])]
+        wanted += [loop[0] for loop in self._loops if self._exchanges(loop[0]) or self._is_one_a_part(loop[0])]
         return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
 
     def _outlasting(self) -> Iterator[Chain]:
@@ -220,12 +232,12 @@ class Elements:
             yield from (o for k in loop for _, o in self._operands(k) if o in done)
             done |= set(loop)
 
-    def _expression(self, step: Step, loop: Sequence[Chain]) -> str:
+    def _expression(self, step: Step, loop: Sequence[Chain], at: str = "i") -> str:
         def operand(o: Operand) -> str:
             if isinstance(o, Column):
                 return "(column + float(i))"
             if not self.program.extent(o).columns:
                 return member(self.program, o, "p.", pieces.index(self.plan))
-            return f"v{o.index}" if o in loop else f"{self.array(o)}[i]"
+            return f"v{o.index}" if o in loop else f"{self.array(o)}[{at}]"
 
         return expression(step, operand)

@@ -1,8 +1,8 @@
-"""Divides the elements of a row by one value with a reciprocal that is made once, to the same bits."""
+"""Divides the elements of a row, or of a part of one, by one value: by its reciprocal, made once, to the same bits."""
 
 from collections.abc import Callable, Sequence
 
-from graphfuse.rows.program import DIVISOR, OF_PARTS, QUOTIENT
+from graphfuse.rows.program import DIVISOR, QUOTIENT, of_parts
 from graphfuse.rows.steps import AnyStep, Chain, Operand, Step, renamed
 
 
@@ -13,17 +13,15 @@ def divided(
     made: list[AnyStep] = []
     moved: dict[Operand, Operand] = {}
     reciprocals: dict[Operand, Operand] = {}
-    shared: set[Operand] = set()  # values that the elements of a part have together
+    shared = of_parts(steps, has_columns)
 
     def is_one(o: Operand) -> bool:
         return o in shared or not has_columns(o)
 
     for k, old in enumerate(steps):
-        operands = [o for _, o in old.operands]
-        if old.op_name in OF_PARTS.values() or all(map(is_one, operands)):
-            shared.add(Chain(k))
         step = renamed(old, moved)
-        if isinstance(step, Step) and step.op_name == "div" and not is_one(operands[0]) and is_one(operands[1]):
+        alone = [is_one(o) for _, o in old.operands]
+        if isinstance(step, Step) and step.op_name == "div" and alone == [False, True]:
             (_, divisor) = step.operands[1]
             if divisor not in reciprocals:
                 made.append(Step(DIVISOR, (("b", divisor),)))

@@ -6,7 +6,7 @@ can only be computed after it. Values may also be summed over all rows. Nothing 
 threads.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,6 +49,17 @@ def cost_of(step: AnyStep) -> Cost:
     if isinstance(step, Reduce | Pick):
         return Cost.ARITHMETIC
     return (FUSED.get(step.op_name) or OPS[step.op_name]).cost
+
+
+def of_parts(steps: Sequence[AnyStep], has_columns: Callable[[Operand], bool]) -> frozenset[Operand]:
+    """Values that vary along a row, of which the elements of a part have one."""
+    found: set[Operand] = set()
+    for k, step in enumerate(steps):
+        read = [o for _, o in step.operands]
+        one = all(o in found or not has_columns(o) for o in read) and not found.isdisjoint(read)
+        if part_of(step) or isinstance(step, Step) and one:
+            found.add(Chain(k))
+    return frozenset(found)
 
 
 def part_of(step: AnyStep) -> int:
@@ -228,6 +239,11 @@ class RowProgram:
     def block_sizes(self) -> tuple[int, ...]:
         """Elements that share a scale, by each store that has some, and those of parts."""
         return tuple(dict.fromkeys((*(store.block_size for store in self.stores if store.block_size), *self.parts)))
+
+    @cached_property
+    def one_a_part(self) -> frozenset[Operand]:
+        """Values of which the elements of a part have one."""
+        return of_parts(self.steps, lambda o: self.extent(o).columns) if self.parts else frozenset()
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
