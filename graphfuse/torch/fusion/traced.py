@@ -18,7 +18,7 @@ from torch.fx.node import map_aggregate
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.generated import is_repeatable
 from graphfuse.torch.fusion.interpreter import Domain, ForwardDeclined, TensorMethod, run
-from graphfuse.torch.fusion.meaning import MEANING, called, changes, name_of, writes
+from graphfuse.torch.fusion.meaning import MEANING, called, changes, name_of, without_writes
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -320,8 +320,6 @@ class Recorder(_DISPATCH_MODE or object):
                 node.replace_all_uses_with(node.args[0])
             elif changes(node):
                 raise ForwardDeclined("changes a tensor in place")
-            if writes(node):  # what its argument alone was made for
-                name = node.target._schema.name.partition("::")[2].removesuffix("_")
-                node.target = getattr(getattr(torch.ops.aten, name), node.target._overloadname)
+        without_writes(self.graph)
         self.graph.eliminate_dead_code()
         return self.graph
