@@ -20,10 +20,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import sinks_in_graphs as sinks
 from graphfuse.torch.attention.sinks import NAME, TYPES, attention_with_sinks
-from graphfuse.torch.fusion import interpreter, surroundings
+from graphfuse.torch.fusion import surroundings
 from graphfuse.torch.fusion.meaning import changes, exact, is_op
 from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
 from graphfuse.torch.fusion.report import Refused
+from graphfuse.torch.fusion.source import syntax_tree
+from graphfuse.torch.fusion.symbols import ForwardDeclined
 
 EAGER = "eager_attention_forward"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
@@ -61,7 +63,7 @@ def recognized(module: torch.nn.Module) -> Attended | Refused | None:
         return found
     try:
         own = own_forward(type(module))
-    except interpreter.ForwardDeclined as why:
+    except ForwardDeclined as why:
         return Refused(f"attention: {why}")
     if _reads_more(eager):
         return Refused("attention: its function reads more arguments than a scale and dropout")
@@ -84,8 +86,8 @@ def _reads_more(eager: FunctionType) -> bool:
     if {p.name for p in parameters} - rest - {*_GIVEN, "module", "scaling", "dropout"}:
         return True
     try:
-        body = interpreter.body(eager)
-    except interpreter.ForwardDeclined:  # without a source
+        body = syntax_tree(eager)
+    except ForwardDeclined:  # without a source
         return True
     return any(isinstance(node, ast.Name) and node.id in rest for node in ast.walk(body))
 
@@ -93,7 +95,7 @@ def _reads_more(eager: FunctionType) -> bool:
 def _decides(eager: FunctionType) -> bool:
     """True if a function decides by something else than whether there is a mask."""
     kinds = ast.If | ast.IfExp | ast.While
-    tests = (node.test for node in ast.walk(interpreter.body(eager)) if isinstance(node, kinds))
+    tests = (node.test for node in ast.walk(syntax_tree(eager)) if isinstance(node, kinds))
     return any(ast.unparse(test) not in _DECIDED for test in tests)
 
 

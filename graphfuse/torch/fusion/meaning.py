@@ -109,11 +109,6 @@ def name_of(target: object) -> str:
     return name if any(getattr(owner, n, None) is target for owner in _OWNERS for n in names) else ""
 
 
-def is_operation(function: object) -> bool:
-    """True if a function is one of torch's, by whatever name."""
-    return bool(name_of(function))
-
-
 def writes(node: Node) -> bool:
     """True if a node changes its first argument in place, or might; or what it is given as `out`."""
     if isinstance(node.target, torch._ops.OpOverload):

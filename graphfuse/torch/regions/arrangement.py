@@ -23,7 +23,7 @@ class Arrangement:
 
     @staticmethod
     def seen(node: Node, tensor: torch.Tensor, order: Sequence[int]) -> Arrangement:
-        """That of a node, which a region has as this tensor, its dimensions in this order."""
+        """Arrangement of a node, which a region has as this tensor, its dimensions in this order."""
         return Arrangement(tuple(tensor.shape[-2:]) if tensor.dim() != told(node).dim() else (), tuple(order))
 
     @property
