@@ -28,6 +28,7 @@ from graphfuse.torch.fusion.meaning import (
     exact,
     is_changed,
     is_op,
+    joined,
     number,
     operands,
     permutation,
@@ -147,11 +148,8 @@ def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
             return None
         source, casts = _cast_of(whole)
         inner = [*inner, *casts, *largest[1]]
-    found = is_op(source, "cat")
-    if found is None or value(source) is None or value(source).dim() != 4:
-        return None
-    parts, dim = found.get(0, "tensors"), found.get(1, "dim", found.named.get("axis", 0))
-    if dim not in (-1, 3) or len(parts) != 2 or any(value(t) is None or value(t).dim() != 4 for t in parts):
+    parts = joined(source)
+    if len(parts) != 2 or any(value(t) is None or value(t).dim() != 4 for t in parts):
         return None
     return (*parts, [*inner, source]) if same(value(parts[1]).shape[-1], 1) else None
 
