@@ -10,7 +10,6 @@ import torch
 from torch.fx import Graph, Node
 
 from graphfuse.base.device import EMULATOR, Device
-from graphfuse.base.dtypes import from_foreign
 from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph.freeze import freeze
@@ -19,10 +18,11 @@ from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import hint, is_changed, same, told
+from graphfuse.torch.fusion.meaning import hint, is_changed, told
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
+from graphfuse.torch.regions.seen import SeenTensor, SharedExtents
 from graphfuse.torch.regions.spelled_norms import with_norms
 from graphfuse.torch.regions.traffic import traffic
 from graphfuse.torch.regions.translate import TranslatedGraph
@@ -286,13 +286,13 @@ class _Assembled:
         }
         if not made or not read:
             return None
-        tensors = {key: _Seen.of(value.tensor, key[1], translation.axis) for key, value in read.items()}
+        tensors = {key: SeenTensor.of(value.tensor, key[1], translation.axis) for key, value in read.items()}
         tensors_made = [translation.recorded(node) for node in made.values()]
         results = [
-            _Seen.of(t, translation.values[node].axes, translation.axis)
+            SeenTensor.of(t, translation.values[node].axes, translation.axis)
             for node, t in zip(made.values(), tensors_made, strict=True)
         ]
-        extents = _Extents(max(-min(seen.axes, default=-1) for seen in (*tensors.values(), *results)))
+        extents = SharedExtents(max(-min(seen.axes, default=-1) for seen in (*tensors.values(), *results)))
         for seen in tensors.values():
             extents.add(seen.axes, seen.shape)
         whole = {key for key, seen in tensors.items() if set(extents.pattern(seen)) == {"n"}}
@@ -341,66 +341,6 @@ class _Assembled:
             region = TorchRegion(spelled, tuple(own), tuple(inputs), tuple(outputs), held, orders, moved)
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
-
-
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """A tensor as a program has it: its dimensions in the order of the program's axes, columns last. order: their
-    numbers in the tensor."""
-
-    axes: tuple[int, ...]
-    shape: tuple[object, ...]
-    stride: tuple[object, ...]
-    order: tuple[int, ...]
-    dtype: str
-
-    @staticmethod
-    def of(t: torch.Tensor, axes: Sequence[int], columns: int) -> _Seen:
-        """columns: the axis that becomes the last."""
-        moved = [-1 if axis == columns else axis - (axis > columns) for axis in axes]
-        order = tuple(sorted(range(len(moved)), key=moved.__getitem__))
-        in_order = (tuple(values[d] for d in order) for values in (moved, t.shape, t.stride()))
-        return _Seen(*in_order, order, from_foreign(t.dtype).name)
-
-    @property
-    def is_packed(self) -> bool:
-        """True if rows lie one after the other."""
-        expected: object = 1
-        for extent, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if not same(extent, 1) and not same(stride, expected):
-                return False
-            expected = expected * extent
-        return True
-
-    def lies_as(self, other: _Seen) -> bool:
-        pairs = zip(self.shape, self.stride, other.stride, strict=False)
-        return len(self.shape) == len(other.shape) and all(same(n, 1) or same(a, b) for n, a, b in pairs)
-
-
-class _Extents:
-    """The extents of rows, by axis counted from the last. is_one: whether all tensors have the same."""
-
-    def __init__(self, rank: int):
-        self._rank, self._known, self.is_one = rank, dict[int, object](), True
-
-    def add(self, axes: Sequence[int], shape: Sequence[object]) -> None:
-        for axis, n in zip(axes, shape, strict=True):
-            if not same(n, 1):
-                self.is_one &= same(self._known.setdefault(axis, n), n)
-
-    def pattern(self, seen: _Seen) -> str:
-        found = dict(zip(seen.axes, seen.shape, strict=True))
-
-        def kind(axis: int) -> str:
-            if axis not in found:
-                return "-"
-            return "1" if same(found[axis], 1) and not same(self._known.get(axis, 1), 1) else "n"
-
-        return "".join(kind(axis) for axis in range(-self._rank, 0))
-
-    def padded(self, seen: _Seen) -> tuple[int, ...]:
-        found = dict(zip(seen.axes, map(hint, seen.shape), strict=True))
-        return tuple(found.get(axis, 1) for axis in range(-self._rank, 0))
 
 
 def _closed(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:
