@@ -46,7 +46,7 @@ def draw_loss(d: DrawnGraph, options: Mapping[str, object]) -> None:
 
 
 def variants(draw: Callable[[DrawnGraph, Mapping[str, object]], None], *arguments: TensorParameter) -> Variants:
-    """What is drawn for the values of OPTIONS. arguments: as of ``Variant``."""
+    """Variants of what is drawn for the values of OPTIONS. arguments: as of ``Variant``."""
     return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))
 
 

@@ -194,7 +194,7 @@ def told(node: Node) -> object:
 
 
 def several(made: object) -> Sequence[object]:
-    """What a node has, one or several, as a sequence."""
+    """Sequence of what a node has, one or several."""
     return made if isinstance(made, list | tuple) else (made,)
 
 
