@@ -155,14 +155,7 @@ def _forward_of(own: OwnForward, name: str, constants: Mapping[str, object]) -> 
     names = {n: v for n, v in theirs.items() if n != "__name__"} | {EAGER: _attention(read[EAGER], name, constants)}
     function = FunctionType(code, names, code.co_name, own.function.__defaults__, own.function.__closure__)
     function.__kwdefaults__ = own.function.__kwdefaults__
-
-    def forward(self, *given, **named):
-        if own.is_changed(self, named) or not is_dynamo_compiling() and _differ(theirs, read):
-            return type(self).forward(self, *given, **named)
-        return function(self, *given, **named)
-
-    forward.__wrapped__ = own.function  # whose arguments inspect.signature tells
-    return forward
+    return own.replaced(function, lambda module: is_dynamo_compiling() or not _differ(theirs, read))
 
 
 def _differ(names: Mapping[str, object], read: Mapping[str, object]) -> bool:

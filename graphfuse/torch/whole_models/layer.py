@@ -18,7 +18,7 @@ from torch.fx import Graph, Node, Proxy, Tracer
 
 from graphfuse.torch.fusion import generated, interpreter
 from graphfuse.torch.fusion.meaning import is_op, name_of, writes
-from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
+from graphfuse.torch.fusion.own_forward import own_forward
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain, watched
 from graphfuse.torch.fusion.source import syntax_tree
 from graphfuse.torch.fusion.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod
@@ -113,7 +113,7 @@ def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Fuse
         return FusedLayer(None, (), kept)
     units = tuple(_make_one(graph, part) for part in parts)
     graph.lint()
-    return FusedLayer(_guarded(own, _written(graph), reads), units, kept)
+    return FusedLayer(own.replaced(_written(graph), watched(reads)), units, kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,18 +257,6 @@ def _written(graph: Graph) -> FunctionType:
     source, names = code.src.replace(f"{_REST} = {rest}", f"**{rest}"), dict(code.globals)
     exec(compile(source, "<graphfuse layer>", "exec"), names)
     return names["forward"]
-
-
-def _guarded(own: OwnForward, function: FunctionType, reads: tuple[Read, ...]) -> FunctionType:
-    watch = watched(reads)
-
-    def forward(self, *given, **named):
-        if own.is_changed(self, named) or not watch(self):
-            return type(self).forward(self, *given, **named)
-        return function(self, *given, **named)
-
-    forward.__wrapped__ = own.function  # whose arguments inspect.signature tells
-    return forward
 
 
 def sums_into(function: FunctionType, called: Iterable[str]) -> bool:
